@@ -1,0 +1,118 @@
+"""Rows of the element-wise ops of two or more inputs."""
+
+from __future__ import annotations
+
+from math import inf, nan
+
+from tests.cases.table import Case, boolean, case, const, f16, f32, f64, given, i8, i32, i64, u8
+
+ARITHMETIC = ("Add", "Sub", "Mul", "Div")
+COMPARISONS = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
+VARIADIC = ("Max", "Min", "Sum", "Mean")
+ODD = [-inf, -1.0, -0.0, 0.0, 2.0, inf, nan]
+SIGNED_PAIR = (given([7, -7, 7, -7, 6, -6, 0], "int32"), given([3, 3, -3, -3, 3, -3, 5], "int32"))
+FLOAT_PAIR = (given([7.5, -7.5, 7.5, -7.5, 6, -6, 0, 1e6]), given([2, 2, -2, -2, 3, -3, 5, 0.3]))
+SPECIAL_PAIR = (given([1, -1, inf, 3, nan, 3, -3]), given([inf, inf, 2, 0, 2, nan, -inf]))
+
+CASES: list[Case] = []
+for _op in ARITHMETIC:
+    CASES += [
+        case(_op, f32(2, 3, 17), f32(2, 3, 17, low=0.5, high=2)),
+        case(_op, f32(2, 3, 1, 5), f32(7, 1, low=0.5, high=2)),
+        case(_op, f32(), f32(3, 1, low=0.5, high=2)),
+        case(_op, f32(), f32(low=0.5, high=2)),
+        case(_op, f32(0, 3), f32(3, low=0.5, high=2)),
+        case(_op, f32(1, 3, 5), const(f32(3, 1, low=0.5, high=2))),
+        case(_op, f16(3, 5), f16(5, low=0.5, high=2)),
+        case(_op, f64(3, 5), f64(5, low=0.5, high=2)),
+        case(_op, i64(3, 5), i64(5, low=1)),
+        case(_op, *SIGNED_PAIR),
+        case(_op, given(ODD), given(ODD[::-1]), name="special"),
+    ]
+CASES += [
+    case("Div", u8(7, high=255), u8(7, low=1)),
+    case("Mul", i8(7, low=-120, high=120), i8(7), name="wraps"),
+]
+for _op in COMPARISONS:
+    CASES += [
+        case(_op, f32(3, 1, 5), f32(4, 1)),
+        case(_op, i64(3, 40), i64(40)),
+        case(_op, i32(40), i32(40)),
+        case(_op, given(ODD), given(ODD[::-1]), name="special"),
+        case(_op, given([1, 2, 3]), given([1, 3, 2]), name="ties"),
+        case(_op, f16(9), f16(9)),
+    ]
+CASES += [case("Equal", boolean(9), boolean(9))]
+CASES += [case(op, boolean(3, 1, 5), boolean(4, 1)) for op in ("And", "Or", "Xor")]
+CASES += [
+    case(op, x, y)
+    for op in ("BitwiseAnd", "BitwiseOr", "BitwiseXor")
+    for x, y in [(i32(3, 5), i32(5)), (u8(9, high=255), u8(9, high=255))]
+]
+CASES += [
+    case("BitShift", u8(9, high=255), u8(9, high=7), direction="LEFT"),
+    case("BitShift", u8(9, high=255), u8(1, high=7), direction="RIGHT"),
+    case(
+        "BitShift", given([-8, -8, 8, 8, 5], "int32"), given([1, 40, 40, 2, -1], "int32"), direction="RIGHT"
+    ),
+    case("BitShift", given([-8, -8, 8, 8, 5], "int32"), given([1, 40, 40, 2, -1], "int32"), direction="LEFT"),
+    case("Mod", *SIGNED_PAIR),
+    case("Mod", *SIGNED_PAIR, fmod=1),
+    case("Mod", i64(3, 5), i64(5, low=1)),
+    case("Mod", *FLOAT_PAIR),
+    case("Mod", *FLOAT_PAIR, fmod=1),
+    case("Mod", *SPECIAL_PAIR, name="special"),
+    case("Mod", *SPECIAL_PAIR, name="special", fmod=1),
+    case("Mod", f16(9, low=-9, high=9), f16(9, low=1, high=3), fmod=1),
+    case("Pow", f32(3, 7, low=0.1, high=3), f32(7, low=-3, high=3)),
+    case("Pow", f32(3, 7, low=0.1, high=3), f32(1, low=-3, high=3)),
+    case("Pow", f32(3, 7, low=-3, high=3), given(2.0)),
+    case("Pow", f32(3, 7, low=-3, high=3), i64(7, low=0, high=4)),
+    case("Pow", f32(3, 7, low=-3, high=3), i32(low=3, high=3)),
+    case("Pow", given([0.0, -0.0, -2.0, -2.0, inf, nan, 1.0]), given([0.0, 3.0, 0.5, 3.0, -1.0, 0.0, nan])),
+    case("Pow", i64(9, low=-5, high=5), i64(9, low=0, high=6)),
+    case("Pow", i32(9, low=1, high=5), f32(9, low=0, high=3)),
+    case("Pow", given([2, 4, -1, 1], "int32"), given([-1, 2, -3, -2], "int32"), name="negative"),
+    case("Pow", f16(9, low=0.1, high=3), f16(9)),
+    case("Pow", f64(9, low=0.1, high=3), f32(9)),
+    case("PRelu", f32(2, 3, 5, 7), f32(3, 1, 1)),
+    case("PRelu", f32(2, 3, 5, 7), f32(1)),
+    case("PRelu", f32(2, 3, 5, 7), const(f32(2, 3, 5, 7))),
+    case("PRelu", f32(), f32()),
+    case("PRelu", f16(2, 3, 5), f16(3, 1)),
+    case("PRelu", i64(2, 5), i64(5)),
+    case("SwiGLU", f32(3, 17, low=-5, high=5), f32(3, 17)),
+    case("SwiGLU", f32(3, 17, low=-5, high=5), f32(3, 17), alpha=1.7),
+    case("Where", boolean(3, 1, 5), f32(4, 1), f32(1, 1, 5)),
+    case("Where", boolean(), f32(4, 1), f32(5)),
+    case("Where", boolean(5), i64(4, 1), i64()),
+    case("Where", boolean(5), f16(5), f16(5)),
+    case("Where", boolean(5), boolean(5), boolean(5)),
+    case("Where", given([True, False, True], "bool"), given([nan, nan, inf]), given([1, 2, 3])),
+    case("Clip", f32(3, 7)),
+    case("Clip", f32(3, 7), given(-0.25), given(0.5)),
+    case("Clip", f32(3, 7), given(-0.25)),
+    case("Clip", f32(3, 7), None, given(0.5)),
+    case("Clip", f32(3, 7), const(-0.25), const(0.5)),
+    case("Clip", f32(3, 7), given(0.5), given(-0.25), name="crossed"),
+    case("Clip", f32(), given(-0.25), given(0.5)),
+    case("Clip", f16(3, 7), given(-0.25, "float16"), given(0.5, "float16")),
+    case("Clip", i64(9), given(-2, "int64"), given(3, "int64")),
+    case("Clip", i8(9), given(-2, "int8")),
+    case("Clip", given([-inf, inf, 0.25]), given(-1.0), given(1.0)),
+]
+for _op in VARIADIC:
+    CASES += [
+        case(_op, f32(3, 5)),
+        case(_op, f32(3, 5), f32(3, 5)),
+        case(_op, f32(3, 1), f32(5), f32(2, 1, 1), f32()),
+        case(_op, f16(3, 5), f16(5)),
+        case(_op, f64(5), f64(5), f64(5)),
+    ]
+for _op in ("Max", "Min"):
+    CASES += [
+        case(_op, i64(3, 5), i64(5)),
+        case(_op, i8(5), i8(5)),
+        case(_op, u8(5), u8(5)),
+        case(_op, given([1, nan, 3, nan, -inf]), given([2, 2, nan, nan, inf]), name="special"),
+    ]

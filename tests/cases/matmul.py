@@ -1,0 +1,42 @@
+"""Rows of the matrix products."""
+
+from __future__ import annotations
+
+from tests.cases.table import Case, case, const, f16, f32, f64, i32, i64
+
+CASES: list[Case] = [
+    case("MatMul", f32(5, 7), f32(7, 3)),
+    case("MatMul", f32(1, 1), f32(1, 1)),
+    case("MatMul", f32(65, 129), f32(129, 67)),
+    case("MatMul", f32(16, 1003), const(f32(1003, 16))),
+    case("MatMul", f32(2, 3, 5, 7), f32(2, 3, 7, 4)),
+    case("MatMul", f32(2, 1, 5, 7), f32(3, 7, 4)),
+    case("MatMul", f32(2, 3, 5, 7), f32(7, 4)),
+    case("MatMul", f32(5, 7), f32(3, 7, 4)),
+    case("MatMul", f32(7), f32(7)),
+    case("MatMul", f32(7), f32(7, 4)),
+    case("MatMul", f32(5, 7), f32(7)),
+    case("MatMul", f32(7), f32(2, 3, 7, 4)),
+    case("MatMul", f32(2, 3, 5, 7), f32(7)),
+    case("MatMul", f32(0, 7), f32(7, 4)),
+    case("MatMul", f32(5, 0), f32(0, 4)),
+    case("MatMul", f16(5, 70), f16(70, 3)),
+    case("MatMul", f64(5, 7), f64(7, 3)),
+    case("MatMul", i32(5, 7), i32(7, 3)),
+    case("MatMul", i64(2, 5, 7), i64(7, 3)),
+    case("Gemm", f32(5, 7), f32(7, 3)),
+    case("Gemm", f32(5, 7), f32(7, 3), None, alpha=0.5),
+    case("Gemm", f32(5, 7), f32(7, 3), f32(5, 3)),
+    case("Gemm", f32(5, 7), f32(7, 3), const(f32(3))),
+    case("Gemm", f32(5, 7), f32(7, 3), f32(5, 1), beta=0.5),
+    case("Gemm", f32(5, 7), f32(7, 3), f32(1, 3), alpha=2.0, beta=-1.5),
+    case("Gemm", f32(5, 7), f32(7, 3), f32(1)),
+    case("Gemm", f32(5, 7), f32(7, 3), f32()),
+    case("Gemm", f32(5, 7), f32(7, 3), f32(3), beta=0.0),
+    case("Gemm", f32(7, 5), f32(7, 3), f32(3), transA=1),
+    case("Gemm", f32(5, 7), const(f32(3, 7)), const(f32(3)), transB=1),
+    case("Gemm", f32(7, 5), f32(3, 7), f32(3), transA=1, transB=1, alpha=0.25, beta=3.0),
+    case("Gemm", f32(1, 513), const(f32(1001, 513)), const(f32(1001)), transB=1),
+    case("Gemm", f16(5, 70), f16(3, 70), f16(3), transB=1, alpha=0.5),
+    case("Gemm", f64(5, 7), f64(7, 3), f64(3), alpha=0.5, beta=2.0),
+]

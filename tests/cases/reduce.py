@@ -1,0 +1,96 @@
+"""Rows of the reductions and running sums."""
+
+from __future__ import annotations
+
+from math import inf, nan
+
+from tests.cases.table import Case, Input, boolean, case, const, f16, f32, f64, given, i8, i32, i64, u8
+
+SUMS = ("ReduceSum", "ReduceMean", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceSumSquare")
+LOGS = ("ReduceLogSum", "ReduceLogSumExp")
+EXTREMES = ("ReduceMax", "ReduceMin")
+NO_AXES = const([], "int64")
+
+
+def _positive(*shape: int) -> Input:
+    """Return numbers whose sums have logarithms and whose products stay near 1."""
+    return f32(*shape, low=0.5, high=1.5)
+
+
+CASES: list[Case] = []
+for _op in SUMS + LOGS + EXTREMES:
+    CASES += [
+        case(_op, _positive(2, 3, 5, 7), name="all"),
+        case(_op, _positive(2, 3, 5, 7), keepdims=0),
+        case(_op, _positive(2, 3, 5, 7), const([1]), name="axis1"),
+        case(_op, _positive(2, 3, 5, 7), const([-1]), name="last", keepdims=0),
+        case(_op, _positive(2, 3, 5, 7), const([2, 3]), name="spatial"),
+        case(_op, _positive(2, 3, 5, 7), const([-1, 0]), name="outer", keepdims=0),
+        case(_op, _positive(2, 3, 5, 7), const([0, 1, 2, 3]), name="every"),
+        case(_op, _positive(2, 3, 5, 7), NO_AXES, name="none"),
+        case(_op, _positive(2, 3, 5, 7), NO_AXES, name="none", noop_with_empty_axes=1),
+        case(_op, _positive(2, 3, 5, 7), noop_with_empty_axes=1),
+        case(_op, _positive(2, 3, 5, 7), const([1]), name="axis1", noop_with_empty_axes=1),
+        case(_op, _positive(), name="scalar"),
+        case(_op, _positive(), name="scalar", keepdims=0),
+        case(_op, _positive(1), const([0]), keepdims=0),
+        case(_op, _positive(1003), const([0])),
+        # ONNX leaves the mean of nothing open; onnxruntime says 0, numpy and onnx NaN.
+        case(
+            _op, _positive(3, 0, 2), const([1]), oracles=("onnx",) if _op == "ReduceMean" else ("ort", "onnx")
+        ),
+        case(_op, f16(3, 37, low=0.5, high=1.5), const([1])),
+        case(_op, f64(3, 37, low=0.5, high=1.5), const([0])),
+    ]
+for _op in SUMS + EXTREMES:
+    CASES += [
+        case(_op, f32(2, 3, 5, 7), const([1, 2])),
+        case(_op, i32(3, 4, low=1, high=4), const([1])),
+        case(_op, i64(3, 4, low=1, high=4), const([0]), keepdims=0),
+    ]
+CASES += [
+    case("ReduceMean", given([[-7, 2], [7, 2]], "int32"), const([1]), name="truncates"),
+    case("ReduceMax", i8(3, 4), const([1])),
+    case("ReduceMin", u8(3, 4), const([1])),
+    case("ReduceMax", boolean(3, 2), const([1])),
+    case("ReduceMin", boolean(3, 2), const([1])),
+    case("ReduceMax", i8(3, 0), const([1])),
+    case("ReduceMin", i32(3, 0), const([1])),
+    case("ReduceMax", given([[nan, 1], [inf, 1], [-inf, -inf]]), const([1]), name="special"),
+    case("ReduceMin", given([[nan, 1], [inf, 1], [-inf, -inf]]), const([1]), name="special"),
+    case("ReduceSum", given([[nan, 1], [inf, 1], [-inf, inf]]), const([1]), name="special"),
+    case("ReduceLogSumExp", given([[1000.0, 1000.0], [-1000.0, -1001.0]]), const([1]), name="large"),
+    case("ReduceLogSumExp", given([[-inf, 1.0], [-inf, -inf]]), const([1]), name="special"),
+    case("ReduceSum", f32(3, 100003), const([1]), name="long"),
+    case("ReduceMean", f32(1, 64, 33, 31), const([2, 3]), name="pool"),
+    case("ReduceMean", f32(100003, 3), const([0]), name="tall"),
+]
+for _op in ("ArgMax", "ArgMin"):
+    CASES += [
+        case(_op, f32(3, 5, 7)),
+        case(_op, f32(3, 5, 7), axis=1),
+        case(_op, f32(3, 5, 7), axis=-1, keepdims=0),
+        case(_op, f32(1003)),
+        case(_op, f32(1003), keepdims=0),
+        case(_op, i32(3, 20), axis=1, name="ties"),
+        case(_op, i32(3, 20), axis=1, select_last_index=1),
+        case(_op, given([[2, 1, 2, 1], [1, 1, 1, 1]]), axis=-1, select_last_index=1),
+        case(_op, given([[2, 1, 2, 1], [1, 1, 1, 1]]), axis=-1),
+        case(_op, f16(3, 5), axis=1),
+        case(_op, u8(3, 5), axis=1),
+        case(_op, f64(3, 5), axis=0),
+    ]
+for _op in ("CumSum", "CumProd"):
+    CASES += [
+        case(_op, f32(3, 5, 7), const(1)),
+        case(_op, f32(3, 5, 7), const(-1), exclusive=1),
+        case(_op, f32(3, 5, 7), const(0), reverse=1),
+        case(_op, f32(3, 5, 7), const(2), reverse=1, exclusive=1),
+        case(_op, f32(37), const(0, "int32")),
+        case(_op, f32(1), const(0), exclusive=1),
+        case(_op, f32(3, 0), const(1), exclusive=1),
+        case(_op, i64(3, 5, low=1, high=3), const(1)),
+        case(_op, i32(5, low=1, high=3), given(0, "int64")),
+        case(_op, f16(3, 37), const(1)),
+        case(_op, f64(3, 5), const(1)),
+    ]

@@ -1,0 +1,36 @@
+"""Rows of Softmax, LogSoftmax and Hardmax."""
+
+from __future__ import annotations
+
+from math import inf, nan
+
+from tests.cases.table import Case, case, f16, f32, f64, given
+
+CASES: list[Case] = []
+for _op in ("Softmax", "LogSoftmax", "Hardmax"):
+    CASES += [
+        case(_op, f32(2, 3, 1003), axis=1),
+        case(_op, f32(2, 3, 1003, low=-9, high=9)),
+        case(_op, f32(2, 3, 5, 7), axis=0),
+        case(_op, f32(2, 3, 5, 7), axis=-2),
+        case(_op, f32(2, 21, 9, 11), axis=1),
+        case(_op, f32(1)),
+        case(_op, f32(17)),
+        case(_op, f32(3, 1), axis=1),
+        case(_op, f32(3, 0), axis=1),
+        case(_op, f32(0, 3), axis=1),
+        case(_op, f16(3, 65, low=-9, high=9)),
+        case(_op, f64(3, 65)),
+        case(_op, given([[1e4, 1e4 + 1, -1e4], [-1e4, -1e4, -1e4]]), name="large"),
+        case(_op, given([[1.0, 1.0, 1.0], [0.0, 2.0, 2.0]]), name="ties"),
+        case(_op, f32(2, 3, 5, 7), axis=1, flatten=True, opset=12),
+        case(_op, f32(2, 3, 5, 7), axis=2, flatten=True, opset=12),
+        case(_op, f32(2, 3, 5, 7), axis=0, flatten=True, opset=12),
+        case(_op, f32(2, 3, 5, 7), axis=-1, flatten=True, opset=12),
+        case(_op, f32(17), axis=0, flatten=True, opset=12),
+        case(_op, f16(2, 3, 5), axis=1, flatten=True, opset=12),
+    ]
+CASES += [
+    case("Softmax", given([[-inf, 0.0, 1.0], [nan, 0.0, 1.0]]), name="special"),
+    case("LogSoftmax", given([[-inf, 0.0, 1.0], [nan, 0.0, 1.0]]), name="special"),
+]

@@ -1,0 +1,328 @@
+"""External data (contract row F1), and the published attacks on readers of it.
+
+- CVE-2022-25882: a location with `..` reads files outside of the model's folder.
+- CVE-2024-27318: the same through a path that a filter on its beginning lets pass.
+- CVE-2026-27489: a symbolic link (or a second name of a file) in the folder leads out of it.
+- CVE-2026-34445: keys and numbers of an entry are believed: attributes of objects are overwritten, and
+  offsets and lengths beyond the file make the reader allocate what they say.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx.external_data_helper import ExternalDataInfo
+
+from tests.frontends.onnx_models import make_model, node, run_graph
+from weft.errors import ModelError, UnsupportedOps
+from weft.frontends.onnx import load
+from weft.frontends.onnx.external import ExternalFiles
+
+WEIGHTS = np.arange(6, dtype=np.float32).reshape(2, 3)
+SECRET = b"s" * 64
+
+
+def external(name: str = "w", dims: tuple[int, ...] = (2, 3), **entries: Any) -> TensorProto:
+    """Return a float tensor whose data is said to be elsewhere."""
+    tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=dims)
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in entries.items():
+        tensor.external_data.add(key=key, value=str(value))
+    return tensor
+
+
+def save(folder: Path, *tensors: TensorProto) -> Path:
+    """Write a model that adds the tensors to its input, and return its path."""
+    names = ["x"] + [f"v{k}" for k in range(len(tensors) - 1)] + ["y"]
+    nodes = [node("Add", f"{names[k]} {t.name}", names[k + 1]) for k, t in enumerate(tensors)]
+    model = make_model(nodes)
+    model.graph.initializer.extend(tensors)
+    path = folder / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a model folder with weights in it and a secret file beside it."""
+    (tmp_path / "secret").write_bytes(SECRET)
+    inside = tmp_path / "model"
+    inside.mkdir()
+    (inside / "w.bin").write_bytes(b"head" * 4 + WEIGHTS.tobytes())
+    return inside
+
+
+def refused(path: Path, reason: str) -> None:
+    """Check that loading is refused for that reason, and that the message names the tensor."""
+    with pytest.raises(ModelError, match="external data of the model is refused") as caught:
+        load(path)
+    assert reason in str(caught.value)
+    assert "tensor 'w'" in str(caught.value)
+
+
+@pytest.mark.parametrize("length", [{}, {"length": 24}])
+def test_weights_are_mapped_not_read(folder: Path, length: dict[str, int]) -> None:
+    graph = load(save(folder, external(location="w.bin", offset=16, **length)))
+    weights = graph.constants["w"]
+    np.testing.assert_array_equal(weights, WEIGHTS)
+    assert isinstance(weights, np.memmap)
+    assert not weights.flags.writeable
+    (out,) = run_graph(graph, {"x": WEIGHTS})
+    np.testing.assert_array_equal(out, WEIGHTS * 2)
+
+
+def test_a_file_is_mapped_once_for_all_its_tensors(folder: Path) -> None:
+    tensors = [external(f"w{k}", location="w.bin", offset=16) for k in range(5)]
+    graph = load(save(folder, *tensors))
+    assert len({id(graph.constants[t.name].base) for t in tensors}) <= 5
+    first, second = (graph.constants[name] for name in ("w0", "w1"))
+    assert np.shares_memory(first, second)
+
+
+def test_a_mapped_file_costs_no_memory(folder: Path) -> None:
+    size = 64 << 20
+    with open(folder / "big.bin", "wb") as file:
+        file.truncate(size)
+    path = save(folder, external(dims=(size // 4,), location="big.bin"))
+    tracemalloc.start()
+    try:
+        load(path)
+        assert tracemalloc.get_traced_memory()[1] < size // 8
+    finally:
+        tracemalloc.stop()
+
+
+def test_folders_below_the_models_and_files_of_no_bytes_are_fine(folder: Path) -> None:
+    (folder / "sub").mkdir()
+    (folder / "sub" / "w..bin").write_bytes(WEIGHTS.tobytes())
+    (folder / "empty.bin").touch()
+    empty = external("e", (0, 3), location="empty.bin")
+    graph = load(save(folder, external(location="./sub/w..bin"), external("v", (), location="w.bin"), empty))
+    assert graph.constants["e"].shape == (0, 3)
+
+
+def test_the_model_itself_may_be_reached_by_a_link(folder: Path, tmp_path: Path) -> None:
+    save(folder, external(location="w.bin", offset=16))
+    (tmp_path / "link").symlink_to(folder)
+    assert load(tmp_path / "link" / "model.onnx").constants["w"].shape == (2, 3)
+
+
+def test_what_onnx_saves_is_loaded(tmp_path: Path) -> None:
+    model = make_model([node("Add", "x w")], constants={"w": WEIGHTS})
+    onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
+    np.testing.assert_array_equal(load(tmp_path / "m.onnx").constants["w"], WEIGHTS)
+
+
+def test_data_at_an_odd_place_is_moved_to_an_aligned_one(folder: Path) -> None:
+    (folder / "odd.bin").write_bytes(b"!" + WEIGHTS.tobytes())
+    weights = load(save(folder, external(location="odd.bin", offset=1))).constants["w"]
+    np.testing.assert_array_equal(weights, WEIGHTS)
+    assert weights.flags.aligned
+
+
+@pytest.mark.parametrize("location", ["../secret", "./../secret", "../model/w.bin", "..", "../"])
+def test_cve_2022_25882_a_path_that_climbs_out(folder: Path, location: str) -> None:
+    refused(save(folder, external(dims=(16,), location=location)), "it must stay in the model's folder")
+
+
+@pytest.mark.parametrize(
+    "location",
+    ["sub/../../secret", "sub/..//../secret", ".//../secret", "..\\secret", "sub\\..\\..\\secret", "w.bin/../../secret"],
+)
+def test_cve_2024_27318_a_path_that_climbs_out_in_the_middle(folder: Path, location: str) -> None:
+    (folder / "sub").mkdir()
+    refused(save(folder, external(dims=(16,), location=location)), "it must stay in the model's folder")
+
+
+@pytest.mark.parametrize("location", ["/etc/passwd", "//etc/passwd", "C:\\secret", "C:secret", "\\\\host\\share\\x"])
+def test_absolute_paths(folder: Path, location: str) -> None:
+    refused(save(folder, external(dims=(16,), location=location)), "the path is absolute")
+
+
+def test_an_absolute_path_into_the_folder(folder: Path) -> None:
+    refused(save(folder, external(location=folder / "w.bin")), "the path is absolute")
+
+
+@pytest.mark.parametrize("target", ["../secret", "w.bin", "nothing"])
+def test_cve_2026_27489_a_symbolic_link_as_the_file(folder: Path, target: str) -> None:
+    (folder / "link").symlink_to(target)
+    refused(save(folder, external(dims=(4,), location="link")), "it is a symbolic link")
+
+
+def test_cve_2026_27489_a_symbolic_link_on_the_way(folder: Path, tmp_path: Path) -> None:
+    (folder / "sub").symlink_to(tmp_path)
+    refused(save(folder, external(dims=(16,), location="sub/secret")), "the folder 'sub' is a symbolic link")
+    (folder / "deep").mkdir()
+    (folder / "deep" / "sub").symlink_to(tmp_path)
+    refused(save(folder, external(dims=(16,), location="deep/sub/secret")), "the folder 'sub' is a symbolic link")
+
+
+def test_cve_2026_27489_a_hard_link(folder: Path, tmp_path: Path) -> None:
+    os.link(tmp_path / "secret", folder / "linked")
+    refused(save(folder, external(dims=(16,), location="linked")), "2 names (hard links)")
+
+
+def test_cve_2026_27489_a_link_put_in_after_the_check(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "sub").mkdir()
+    (folder / "sub" / "secret").write_bytes(b"0" * 64)
+    path, real_stat, swapped = save(folder, external(dims=(16,), location="sub/secret")), os.stat, []
+
+    def stat_then_swap(name: Any, **options: Any) -> os.stat_result:
+        status = real_stat(name, **options)
+        if name == "secret" and not swapped:
+            swapped.append((folder / "sub").rename(folder / "old"))
+            (folder / "sub").symlink_to(tmp_path)
+        return status
+
+    monkeypatch.setattr("weft.frontends.onnx.external.os.stat", stat_then_swap)
+    assert load(path).constants["w"].tobytes() == b"0" * 64
+    assert swapped
+
+
+def test_cve_2026_34445_keys_of_an_entry_are_no_attributes() -> None:
+    hostile = dict.fromkeys(("folder", "_maps", "view", "__class__", "__dict__", "basepath"), "/etc")
+    files = ExternalFiles(None)
+    before = dict(vars(files))
+    with pytest.raises(ModelError, match="given as bytes"):
+        files.view(external(location="passwd", **hostile), 24)
+    assert vars(files) == before
+    assert type(files) is ExternalFiles
+
+
+def test_cve_2026_34445_basepath_and_unknown_keys_do_nothing(folder: Path, tmp_path: Path) -> None:
+    entries = {"basepath": str(tmp_path), "__class__": "x", "prepacked_0": "1", "checksum": "0"}
+    graph = load(save(folder, external(location="w.bin", offset=16, **entries)))
+    np.testing.assert_array_equal(graph.constants["w"], WEIGHTS)
+    refused(save(folder, external(dims=(16,), location="secret", basepath=tmp_path)), "it cannot be opened")
+
+
+@pytest.mark.parametrize("key", ["offset", "length"])
+@pytest.mark.parametrize(
+    "value", ["-1", "-0", "1e3", "0x10", "16.0", " 16", "1_6", "", "\u0661\u0666", "None", "9" * 40, "\0"]
+)
+def test_cve_2026_34445_numbers_that_are_none(folder: Path, key: str, value: str) -> None:
+    refused(save(folder, external(location="w.bin", **{key: value})), f"{key} ")
+
+
+@pytest.mark.parametrize(
+    ("entries", "dims", "reason"),
+    [
+        ({"offset": 17}, (2, 3), "bytes 17 to 41 are asked for, the file has 40"),
+        ({"offset": 41, "length": 0}, (0,), "the file has 40"),
+        ({"offset": 9 * 10**18}, (2, 3), "the file has 40"),
+        ({"length": 4 * 10**11}, (10**11,), "bytes 0 to 400000000000 are asked for, the file has 40"),
+        ({}, (10**11,), "the file has 40"),
+        ({"length": 40}, (2, 3), "the entry says 40 bytes, its shape and element type say 24"),
+    ],
+)
+def test_cve_2026_34445_nothing_is_allocated_by_a_declared_size(
+    folder: Path, entries: dict[str, int], dims: tuple[int, ...], reason: str
+) -> None:
+    path = save(folder, external(dims=dims, location="w.bin", **entries))
+    tracemalloc.start()
+    try:
+        refused(path, reason)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_entry_that_is_there_twice(folder: Path) -> None:
+    tensor = external(location="w.bin", offset=16)
+    tensor.external_data.add(key="location", value="../secret")
+    refused(save(folder, tensor), "there twice")
+
+
+@pytest.mark.parametrize("location", ["", ".", "./", "w.bin\0.txt"])
+def test_a_location_that_names_no_file(folder: Path, location: str) -> None:
+    with pytest.raises(ModelError, match="external data of the model is refused"):
+        load(save(folder, external(location=location)))
+    with pytest.raises(ModelError, match="names no file"):
+        load(save(folder, external()))
+
+
+def test_files_that_are_no_regular_files(folder: Path) -> None:
+    os.mkfifo(folder / "pipe")
+    refused(save(folder, external(location="pipe")), "it is not a regular file")
+    (folder / "sub").mkdir()
+    refused(save(folder, external(location="sub")), "it is not a regular file")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(os.path.relpath(folder / "socket"))
+        refused(save(folder, external(location="socket")), "it is not a regular file")
+
+
+def test_a_missing_file_and_a_file_on_the_way(folder: Path) -> None:
+    refused(save(folder, external(location="nothing.bin")), "No such file")
+    refused(save(folder, external(location="w.bin/x")), "Not a directory")
+
+
+def test_bytes_have_no_folder(folder: Path) -> None:
+    path = save(folder, external(location="w.bin", offset=16))
+    for model in (path.read_bytes(), onnx.load(path, load_external_data=False)):
+        with pytest.raises(ModelError, match="given as bytes or as a ModelProto") as caught:
+            load(model)
+        assert "load the model by its path" in str(caught.value)
+
+
+def test_external_data_of_a_constant_node(folder: Path) -> None:
+    path = folder / "model.onnx"
+    for location, offset in (("w.bin", 16), ("../secret", 0)):
+        tensor = external(location=location, offset=offset)
+        path.write_bytes(_with_attribute(node("Constant", "", "c", value=tensor)).SerializeToString())
+        if location == "w.bin":
+            np.testing.assert_array_equal(load(path).constants["c"], WEIGHTS)
+        else:
+            refused(path, "it must stay in the model's folder")
+
+
+def test_external_data_of_another_attribute_and_of_a_function(folder: Path) -> None:
+    hostile = external(dims=(1,), location="../secret")
+    path = folder / "model.onnx"
+    made = make_model([node("ConstantOfShape", "n", value=hostile)], {}, constants={"n": np.array([2])})
+    path.write_bytes(made.SerializeToString())
+    refused(path, "it must stay in the model's folder")
+    imports = [helper.make_opsetid("", 17)]
+    body = [node("Constant", "", "c", value=hostile), node("Add", "a c", "b")]
+    function = helper.make_function("local", "f", ["a"], ["b"], body, imports)
+    imports.append(helper.make_opsetid("local", 1))
+    model = make_model([node("f", domain="local")], functions=[function], opset_imports=imports)
+    path.write_bytes(model.SerializeToString())
+    refused(path, "it must stay in the model's folder")
+
+
+def test_external_data_in_a_subgraph_is_not_even_opened(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = helper.make_graph([node("Identity", "w", "z")], "g", [], [helper.make_empty_tensor_value_info("z")])
+    inner.initializer.append(external(location="w.bin"))
+    model = make_model([node("If", "c", then_branch=inner, else_branch=inner)], constants={"c": np.array(True)})
+    path = folder / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    monkeypatch.setattr("weft.frontends.onnx.external.open_below", lambda *_: pytest.fail("opened"))
+    with pytest.raises(UnsupportedOps, match="'If_0': If, domain 'ai.onnx', opset 17"):
+        load(path)
+
+
+def test_the_entries_are_spelt_as_onnx_spells_them() -> None:
+    info = ExternalDataInfo(external(location="w.bin", offset=16, length=24))
+    assert (info.location, info.offset, info.length) == ("w.bin", 16, 24)
+
+
+def _with_attribute(constant: object) -> ModelProto:
+    return make_model([constant, node("Add", "x c")])  # type: ignore[list-item]
+
+
+def test_all_bad_tensors_are_reported_at_once(folder: Path) -> None:
+    bad = [external("a", location="../secret"), external("b", location="/etc/passwd"), external("c", location="gone")]
+    bad.append(numpy_helper.from_array(np.array(["text"], object), "d"))
+    with pytest.raises(ModelError, match="4 of the model's constants cannot be read") as caught:
+        load(save(folder, *bad))
+    assert all(f"tensor '{name}'" in str(caught.value) for name in "abcd")

@@ -1,0 +1,213 @@
+"""ONNX files that are as they should be (contract row F1)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from tests.frontends.onnx_models import (
+    LIGHT_MODELS,
+    SHARED_MODELS,
+    make_model,
+    node,
+    run_graph,
+    run_onnxruntime,
+)
+from weft.core.dtypes import DType
+from weft.core.graph import bind, infer_shapes
+from weft.core.layout import Array
+from weft.core.op import Constants, Op, op_types, register_op
+from weft.core.tensor import TensorSpec
+from weft.errors import ModelError, UnsupportedOps
+from weft.frontends.onnx import load
+
+LIGHT = (
+    "bvlc_alexnet densenet121 inception_v1 inception_v2 resnet50 shufflenet squeezenet vgg19 zfnet512".split()
+)
+
+
+@pytest.mark.parametrize("network", LIGHT)
+def test_light_networks_load(network: str) -> None:
+    graph = load(LIGHT_MODELS / f"light_{network}.onnx")
+    shaped = infer_shapes(graph)
+    assert shaped.specs[graph.outputs[0]].dims[:2] == (1, 1000)
+    assert set(graph.specs) == set(graph.inputs) | set(graph.constants)
+
+
+@pytest.mark.parametrize("name", ["squeezenet", "squeezenet_fp16", "ultraface_rfb_320"])
+def test_real_networks_load_and_compute_what_onnxruntime_does(name: str) -> None:
+    path = _shared(f"{name}.onnx")
+    graph = load(path)
+    spec = graph.specs[graph.inputs[0]]
+    image = np.random.default_rng(0).standard_normal(spec.dims).astype(spec.dtype.numpy)
+    feeds = {graph.inputs[0]: image}
+    tolerance = 1e-4 if spec.dtype is DType.FLOAT32 else 2e-2
+    for actual, expected in zip(run_graph(graph, feeds), run_onnxruntime(onnx.load(path), feeds), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+def test_all_unsupported_nodes_are_listed_at_once() -> None:
+    with pytest.raises(UnsupportedOps) as caught:
+        load(_shared("candy.onnx"))
+    assert len(caught.value.problems) == 9
+    for op_type in ("ImageScaler", "Crop", "Affine"):
+        assert any(f": {op_type}, domain 'ai.onnx', opset 7: " in line for line in caught.value.problems)
+
+
+def test_a_path_bytes_and_a_parsed_model_are_the_same(tmp_path: Path) -> None:
+    model = make_model([node("Relu")])
+    (tmp_path / "small.onnx").write_bytes(model.SerializeToString())
+    graphs = [load(tmp_path / "small.onnx"), load(str(tmp_path / "small.onnx"))]
+    graphs += [load(model), load(model.SerializeToString())]
+    assert len({str(graph) for graph in graphs}) == 1
+    assert load(model, name="other").name == "other"
+    model.graph.name = ""
+    (tmp_path / "small.onnx").write_bytes(model.SerializeToString())
+    assert load(tmp_path / "small.onnx").name == "small"
+
+
+def test_loading_leaves_a_parsed_model_as_it_is() -> None:
+    model = make_model([node("Clip", min=0.0)], opset=7)
+    before = model.SerializeToString(deterministic=True)
+    load(model)
+    assert model.SerializeToString(deterministic=True) == before
+
+
+def test_weft_does_not_import_onnx() -> None:
+    code = "import sys, weft, weft.frontends, weft.frontends.onnx; sys.exit('onnx' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+
+
+def test_symbolic_and_missing_dimensions() -> None:
+    shape = ("batch", 3, None, "None")
+    graph = load(make_model([node("Relu")], {"x": (TensorProto.FLOAT, shape)}))
+    assert graph.specs["x"].shape == ("batch", 3, "x.2", "x.3")
+    assert bind(graph, {"x": (5, 3, 7, 9)}).specs["x"].dims == (5, 3, 7, 9)
+
+
+def test_a_fresh_symbol_is_not_one_that_the_model_uses() -> None:
+    declared = {"x": (TensorProto.FLOAT, (None, 2)), "z": (TensorProto.FLOAT, ("x.0", 2))}
+    graph = load(make_model([node("Add", "x z")], declared))
+    assert graph.specs["x"].shape == ("x.0.1", 2)
+
+
+def test_initialisers_that_are_also_inputs_are_constants() -> None:
+    declared = {"x": (TensorProto.FLOAT, (2, 3)), "w": (TensorProto.FLOAT, (3,))}
+    weights = np.ones(3, np.float32)
+    graph = load(make_model([node("Add", "x w")], declared, constants={"w": weights}, ir_version=3))
+    assert graph.inputs == ["x"]
+    assert graph.constants["w"].tolist() == [1, 1, 1]
+
+
+def test_unnamed_and_repeated_node_names_become_unique() -> None:
+    nodes = [node("Relu", "x", "a"), node("Relu", "a", "b"), node("Relu", "b", "c"), node("Relu", "c", "y")]
+    nodes[1].name = nodes[3].name = "again"
+    assert [n.name for n in load(make_model(nodes))] == ["Relu_0", "again", "Relu_2", "again.1"]
+
+
+def test_nodes_are_sorted() -> None:
+    graph = load(make_model([node("Relu", "a", "y"), node("Neg", "x", "a")]))
+    assert [n.op.type for n in graph] == ["Neg", "Relu"]
+
+
+@pytest.mark.parametrize("raw", [True, False])
+@pytest.mark.parametrize(
+    "dtype", "float32 float16 float64 int64 int32 int16 int8 uint64 uint32 uint16 uint8 bool".split()
+)
+def test_initialisers_of_every_type(dtype: str, raw: bool) -> None:
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    values = np.array([[0, 1, 100], [1, 0, 1]]).astype(dtype)
+    if not np.issubdtype(values.dtype, np.unsignedinteger) and dtype != "bool":
+        values = (-values).astype(dtype)
+    flat = values.tobytes() if raw else values.reshape(-1).tolist()
+    model = make_model([node("Identity", "w")], {})
+    model.graph.initializer.append(helper.make_tensor("w", kind, values.shape, flat, raw=raw))
+    loaded = load(model).constants["w"]
+    assert loaded.dtype == values.dtype
+    np.testing.assert_array_equal(loaded, values)
+    assert not loaded.flags.writeable
+
+
+def test_scalars_and_tensors_without_elements() -> None:
+    constants = {"a": np.float32(3), "b": np.zeros((0, 4), np.float32), "c": np.zeros(0, np.int64)}
+    graph = load(make_model([node("Identity", "a")], {}, constants={k: np.asarray(v) for k, v in constants.items()}))
+    assert {name: spec.shape for name, spec in graph.specs.items()} == {"a": (), "b": (0, 4), "c": (0,)}
+
+
+@pytest.mark.parametrize(
+    ("attribute", "expected"),
+    [
+        ({"value": numpy_helper.from_array(np.array([[1, 2]], np.int8))}, np.array([[1, 2]], np.int8)),
+        ({"value_int": -3}, np.array(-3, np.int64)),
+        ({"value_ints": [1, 2]}, np.array([1, 2], np.int64)),
+        ({"value_float": 0.5}, np.array(0.5, np.float32)),
+        ({"value_floats": [0.5, 2.0]}, np.array([0.5, 2.0], np.float32)),
+    ],
+)
+def test_constant_nodes_become_constants(attribute: dict[str, object], expected: Array) -> None:
+    graph = load(make_model([node("Constant", "", "c", **attribute), node("Identity", "c")], {}))
+    assert [n.op.type for n in graph] == ["Identity"]
+    np.testing.assert_array_equal(graph.constants["c"], expected)
+    assert graph.constants["c"].dtype == expected.dtype
+
+
+@pytest.mark.parametrize("attribute", ["value_string", "value_strings", "sparse_value"])
+def test_constants_of_other_kinds_are_refused(attribute: str) -> None:
+    values: dict[str, object] = {"value_string": "a", "value_strings": ["a"]}
+    dense = numpy_helper.from_array(np.ones(1, np.float32))
+    sparse = helper.make_sparse_tensor(dense, numpy_helper.from_array(np.zeros(1, np.int64)), [3])
+    value = values.get(attribute, sparse)
+    with pytest.raises(ModelError, match=attribute):
+        load(make_model([node("Constant", "", "y", **{attribute: value}), node("Identity", "y", "z")], {}))
+
+
+def test_optional_outputs_that_nothing_reads_are_dropped() -> None:
+    graph = load(make_model([node("Dropout", "x", "y mask")]))
+    assert graph.nodes[0].outputs == ("y",)
+    graph = load(make_model([node("Dropout", "x", "y mask")], outputs=("y", "mask")))
+    assert graph.nodes[0].outputs == ("y", "mask")
+
+
+def test_an_output_may_be_an_input_or_a_constant() -> None:
+    graph = load(make_model([node("Relu")], outputs=("y", "x", "c"), constants={"c": np.ones(2, np.float32)}))
+    assert graph.outputs == ["y", "x", "c"]
+
+
+def test_a_users_op_takes_the_nodes_of_its_domain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.core.op._OPS", op_types())
+
+    @register_op
+    @dataclass(frozen=True)
+    class Twice(Op):
+        """Twice its input, and a bit more."""
+
+        type = "com.example::Twice"
+        more: float = 0.0
+
+        def infer(self, inputs: object, constants: Constants) -> tuple[TensorSpec, ...]:
+            """Return the input's."""
+            return (inputs[0],)  # type: ignore[index]
+
+        def reference(self, *inputs: Array | None) -> Array:
+            """Return the sum."""
+            return np.asarray(inputs[0]) * np.float32(2) + np.float32(self.more)
+
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("com.example", 1)]
+    model = make_model([node("Twice", domain="com.example", more=0.5)], opset_imports=imports)
+    graph = load(model)
+    (out,) = run_graph(graph, {"x": np.ones((2, 3), np.float32)})
+    assert (out == 2.5).all()
+
+
+def _shared(name: str) -> Path:
+    path = SHARED_MODELS / name
+    if not path.is_file():
+        pytest.skip(f"looked for {path}")
+    return path

@@ -1,0 +1,68 @@
+"""Weft runs neural networks on any device with OpenCL or Vulkan, or on the CPU.
+
+    session = weft.load("model.onnx", device="vulkan")
+    y, = session.run(x)
+"""
+
+from __future__ import annotations
+
+from weft.backends.cpu.backend import CpuCreator
+from weft.backends.opencl.creator import OpenCLCreator
+from weft.backends.vulkan.creator import VulkanCreator
+from weft.core.backend import (
+    Backend,
+    BackendConfig,
+    BackendCreator,
+    BackendInfo,
+    DeviceInfo,
+    Execution,
+    ForwardType,
+    MemoryMode,
+    Power,
+    Precision,
+    StorageType,
+)
+from weft.core.dtypes import DType
+from weft.core.graph import Graph, Node
+from weft.core.layout import Layout
+from weft.core.op import Op, register_op
+from weft.core.registry import insertExtraBackendCreator, registry
+from weft.core.report import Report
+from weft.core.session import Session
+from weft.core.tensor import Tensor, TensorSpec
+from weft.errors import WeftError
+from weft.loading import devices, load
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Backend",
+    "BackendConfig",
+    "BackendCreator",
+    "BackendInfo",
+    "DType",
+    "DeviceInfo",
+    "Execution",
+    "ForwardType",
+    "Graph",
+    "Layout",
+    "MemoryMode",
+    "Node",
+    "Op",
+    "Power",
+    "Precision",
+    "Report",
+    "Session",
+    "StorageType",
+    "Tensor",
+    "TensorSpec",
+    "WeftError",
+    "devices",
+    "insertExtraBackendCreator",
+    "load",
+    "register_op",
+    "registry",
+]
+
+for _creator in (CpuCreator(), OpenCLCreator(), VulkanCreator()):
+    registry.insert(_creator.id, _creator)

@@ -1,0 +1,1 @@
+"""The CPU backend: every op's numpy reference, in planned memory."""

@@ -1,0 +1,134 @@
+"""The CPU backend: every op's numpy reference, in planned memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from weft.core.backend import (
+    Backend,
+    BackendCreator,
+    BackendInfo,
+    DeviceInfo,
+    Execution,
+    ForwardType,
+    StorageType,
+)
+from weft.core.copy import copy_host
+from weft.core.memory import BufferManager, Slot
+from weft.core.op import Op
+from weft.core.tensor import Tensor
+
+
+class ReferenceExecution(Execution):
+    """Run an op's numpy reference and put the results into the output tensors."""
+
+    def __init__(self, op: Op) -> None:
+        self.op = op
+
+    def onResize(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
+        """Prepare nothing: numpy plans within the call."""
+
+    def onExecute(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
+        """Compute the reference; all tensors of this backend lie as NCHW."""
+        with np.errstate(all="ignore"):
+            result = self.op.reference(*(t.memory if t is not None else None for t in inputs))
+        results = result if isinstance(result, tuple) else (result,)
+        for tensor, value in zip(outputs, results, strict=False):
+            np.copyto(tensor.memory, np.asarray(value).reshape(tensor.shape), casting="no")
+
+
+class CpuBackend(Backend):
+    """Numpy on the host. Tensors hold arrays, so other backends copy to and from them directly."""
+
+    host_memory = True
+
+    def __init__(self, info: BackendInfo) -> None:
+        super().__init__(info)
+        self._memory = BufferManager(lambda n: np.empty(n, np.uint8), lambda _: None)
+        self._slots: dict[Tensor, Slot] = {}
+
+    def why_not(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op) -> str | None:
+        """Return None: every op has a reference."""
+        return None
+
+    def onCreate(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op) -> Execution | None:
+        """Return the execution a creator makes, or else the op's reference."""
+        return super().onCreate(inputs, outputs, op) or ReferenceExecution(op)
+
+    def onAcquireBuffer(self, tensor: Tensor, storage_type: StorageType) -> bool:
+        """Give the tensor an array, at once or in the plan."""
+        slot = self._memory.acquire(tensor.nbytes, storage_type)
+        self._slots[tensor] = slot
+        tensor.backend = self
+        self._bind(tensor, slot)
+        return True
+
+    @staticmethod
+    def _bind(tensor: Tensor, slot: Slot) -> None:
+        if slot.buffer is not None:
+            piece = slot.buffer[slot.offset : slot.offset + tensor.nbytes]
+            tensor.memory = piece.view(tensor.dtype.numpy).reshape(tensor.storage_shape)
+
+    def onReleaseBuffer(self, tensor: Tensor, storage_type: StorageType) -> bool:
+        """Take the array back as the storage type says."""
+        slot = self._slots.get(tensor)
+        if slot is None:
+            return False
+        self._memory.release(slot)
+        if storage_type is StorageType.STATIC:
+            del self._slots[tensor]
+        return True
+
+    def onResizeBegin(self) -> None:
+        """Begin to record lifetimes."""
+        self._memory.begin()
+
+    def onAllocateBuffer(self) -> bool:
+        """Allocate the arena and give every tensor its place in it."""
+        self._memory.allocate()
+        for tensor, slot in self._slots.items():
+            self._bind(tensor, slot)
+        return True
+
+    def onClearBuffer(self) -> bool:
+        """Free everything that is not STATIC."""
+        self._memory.clear()
+        self._slots = {t: s for t, s in self._slots.items() if s.storage is StorageType.STATIC}
+        return True
+
+    def onCopyBuffer(self, src: Tensor, dst: Tensor) -> None:
+        """Copy between arrays, converting layout and element type."""
+        copy_host(src, dst)
+
+    def onExecuteBegin(self) -> None:
+        """Do nothing: each execution runs when it is called."""
+
+    def onExecuteEnd(self) -> None:
+        """Do nothing: the work is done."""
+
+    def statistics(self) -> Mapping[str, int]:
+        """Return the bytes of the arena and of its lower bound."""
+        arena = self._memory.arena
+        return {"arena_bytes": arena.size, "arena_live_peak": arena.live_peak()}
+
+    def close(self) -> None:
+        """Drop all arrays."""
+        self._memory.close()
+        self._slots.clear()
+
+
+class CpuCreator(BackendCreator):
+    """Makes CPU backends; there is always one CPU."""
+
+    id = "cpu"
+    forward_type = ForwardType.CPU
+
+    def onCreate(self, info: BackendInfo) -> Backend:
+        """Return a CPU backend."""
+        return CpuBackend(info)
+
+    def devices(self) -> list[DeviceInfo]:
+        """Return the one CPU."""
+        return [DeviceInfo("cpu", 0, "numpy", f"numpy {np.__version__}", software=True)]

@@ -1,0 +1,165 @@
+"""From what an op wants launched to kernels and planned launches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from weft.core.backend import StorageType
+from weft.core.dtypes import DType
+from weft.core.fused import RUNNING, Fused
+from weft.core.layout import Array, Layout
+from weft.core.tensor import Tensor
+from weft.errors import ExecutionError
+from weft.kernels.launch import KernelBuilder, Size3
+from weft.kernels.source import Arg, ArgKind
+from weft.kernels.template import KernelRequest, Operand, Stage, render
+from weft.ops.elementwise import Elementwise
+
+if TYPE_CHECKING:
+    from weft.backends.gpu.backend import GpuBackend, GpuExecution
+
+MAX_ELEMENTS = 1 << 31
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedLaunch:
+    """A launch whose tensors have no address yet."""
+
+    kernel: Any
+    reads: tuple[Tensor, ...]
+    writes: tuple[Tensor, ...]
+    grid: Size3
+    label: str
+
+
+@dataclass
+class _Epilogue:
+    stages: tuple[Stage, ...] = ()
+    reads: dict[str, Tensor] = field(default_factory=dict)
+    ints: dict[str, int] = field(default_factory=dict)
+    floats: dict[str, float] = field(default_factory=dict)
+
+
+class NodeBuilder(KernelBuilder):
+    """Builds the launches of one node, with its fused steps as the epilogue of the first write."""
+
+    def __init__(self, backend: GpuBackend, execution: GpuExecution, inputs: Sequence[Tensor | None]) -> None:
+        self.caps = backend.device.caps
+        self._backend, self._execution, self._inputs = backend, execution, inputs
+        self.launched: list[PlannedLaunch] = []
+        self.scratches: list[Tensor] = []
+
+    # -- the interface of ops ----------------------------------------------------------------------------
+
+    def launch(
+        self,
+        template: str,
+        *,
+        reads: Mapping[str, Tensor],
+        writes: Mapping[str, Tensor],
+        ints: Mapping[str, int] | None = None,
+        floats: Mapping[str, float] | None = None,
+        variant: Mapping[str, str | int | bool | tuple[str, ...]] | None = None,
+        grid: Size3,
+        local: Size3,
+        raw: bool = False,
+        epilogue: bool = True,
+    ) -> None:
+        """Render, compile and plan one launch."""
+        target = next(iter(writes))
+        extra = self._epilogue(writes[target]) if epilogue else _Epilogue()
+        sources = {n: self._on_device(n, t) for n, t in {**reads, **extra.reads}.items()}
+        args = [self._arg(n, t, raw, False) for n, t in sources.items()]
+        args += [self._arg(n, t, raw, True) for n, t in writes.items()]
+        all_ints = {**(ints or {}), **extra.ints, "LX": local[0], "LY": local[1], "LZ": local[2]}
+        all_floats = {**(floats or {}), **extra.floats}
+        request = KernelRequest(
+            template,
+            tuple(sorted((variant or {}).items())),
+            tuple(args),
+            tuple(n for n in all_ints if n not in ("LX", "LY", "LZ")),
+            tuple(all_floats),
+            extra.stages,
+            target if extra.stages else "",
+        )
+        source = render(request, self._backend.device.dialect)
+        for name, tensor in {**sources, **writes}.items():
+            if tensor.layout is Layout.NC4HW4:
+                all_ints |= self._backend.place_of(tensor, name)
+        values = {n: all_ints[n] if kind == "int" else all_floats[n] for n, kind in source.constants}
+        kernel = self._backend.compile(source, values)
+        label = f"{self._execution.label}/{template}"
+        self.launched.append(PlannedLaunch(kernel, tuple(sources.values()), tuple(writes.values()), grid, label))
+
+    def constant(self, key: str, make: Callable[[], Array], layout: Layout = Layout.NCHW) -> Tensor:
+        """Return the constant of that key, uploading it the first time."""
+        return self._execution.constant(key, make, layout)
+
+    def scratch(self, shape: tuple[int, ...], dtype: DType, layout: Layout = Layout.NCHW) -> Tensor:
+        """Return memory for the time of this node."""
+        name = f"{self._execution.label}.scratch{len(self.scratches)}"
+        tensor = Tensor(name, shape, dtype, layout, backend=self._backend)
+        self._backend.onAcquireBuffer(tensor, StorageType.DYNAMIC)
+        self.scratches.append(tensor)
+        return tensor
+
+    def shares_memory(self, inner: Tensor, outer: Tensor) -> bool:
+        """Tell whether both are views of one root."""
+        return self._backend.root_name(inner) == self._backend.root_name(outer)
+
+    # -- parts ---------------------------------------------------------------------------------------------
+
+    def _arg(self, name: str, tensor: Tensor, raw: bool, written: bool) -> Arg:
+        if prod(tensor.storage_shape) >= MAX_ELEMENTS:
+            raise ExecutionError(
+                f"tensor {tensor.name!r} is too large for this kernel",
+                why=f"{prod(tensor.storage_shape)} elements; indices have 32 bits",
+            )
+        kind: ArgKind = "raw" if raw else "c4" if tensor.layout is Layout.NC4HW4 else "linear"
+        return Arg(name, tensor.dtype, kind, written)
+
+    def _on_device(self, name: str, tensor: Tensor) -> Tensor:
+        """Return the tensor itself, or the uploaded form of a constant."""
+        if tensor.constant is None or tensor.memory is not None:
+            return tensor
+        value = tensor.constant
+        return self.constant(f"{tensor.name}.{tensor.layout.value}", lambda: value, tensor.layout)
+
+    def _epilogue(self, target: Tensor) -> _Epilogue:
+        out = _Epilogue()
+        op = self._execution.op
+        steps = op.steps if isinstance(op, Fused) else ()
+        stages = []
+        for s, step in enumerate(steps):
+            assert isinstance(step.op, Elementwise)
+            expr = step.op.expression(tuple(i == RUNNING or self._inputs[i] is not None for i in step.operands))
+            assert expr is not None
+            operands = tuple(self._operand(i, s, target, out) for i in step.operands)
+            stages.append(Stage(expr, operands))
+        out.stages = tuple(stages)
+        return out
+
+    def _operand(self, position: int, step: int, target: Tensor, out: _Epilogue) -> Operand:
+        tensor = None if position == RUNNING else self._inputs[position]
+        if tensor is None:
+            return Operand("value")
+        if tensor.constant is not None and tensor.constant.size == 1:
+            name = f"E{step}_k{position}"
+            out.floats[name] = float(tensor.constant.reshape(()))
+            return Operand("float", name)
+        name = f"e{position}"
+        if tensor.shape == target.shape:
+            out.reads[name] = tensor
+            return Operand("same", name)
+        assert tensor.constant is not None, "only constants are broadcast in an epilogue"
+        value = tensor.constant
+        if target.layout is Layout.NC4HW4:
+            shape = (1, value.size, *[1] * (len(target.shape) - 2))
+            out.reads[name] = self.constant(f"epilogue{position}", lambda: value.reshape(shape), Layout.NC4HW4)
+            return Operand("channel", name)
+        out.reads[name] = self.constant(f"epilogue{position}", lambda: value.reshape(-1))
+        out.ints[f"{name}_SIZE"] = value.size
+        return Operand("trailing", name)

@@ -1,0 +1,148 @@
+"""The GPU door: what an API must provide so that every kernel of Weft runs on it.
+
+Subclass `GpuDevice` and give it a `Dialect`; allocate, free, upload, download, compile, record, submit,
+wait and close are all there is. Everything else (placement, memory plan, launches, levels) is shared.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from weft.core.backend import DeviceInfo
+from weft.core.layout import Array
+from weft.kernels.dialect import Dialect
+from weft.kernels.launch import DeviceCaps, Size3
+from weft.kernels.source import KernelSource
+
+__all__ = [
+    "BarrierCommand", "Binding", "Command", "CopyCommand", "DeviceCaps", "DeviceStats", "GpuBuffer", "GpuDevice",
+    "LaunchCommand", "MemoryKind", "Size3",
+]
+
+class MemoryKind(Enum):
+    """Where a buffer lies: on the device, or in host memory that the device copies from or to."""
+
+    DEVICE = "device"
+    UPLOAD = "upload"
+    DOWNLOAD = "download"
+
+
+@dataclass(eq=False)
+class GpuBuffer:
+    """Memory of a device. Buffers of kind UPLOAD and DOWNLOAD are mapped for good: `host` is their bytes."""
+
+    nbytes: int
+    kind: MemoryKind
+    handle: Any
+    host: Array | None = None
+    """A uint8 array of `nbytes`, or None for kind DEVICE."""
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """A piece of a buffer, in bytes."""
+
+    buffer: GpuBuffer
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchCommand:
+    """Run a kernel on `grid` work-groups."""
+
+    kernel: Any
+    bindings: tuple[Binding, ...]
+    grid: Size3
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyCommand:
+    """Copy bytes from one piece to another of the same size; either may be host memory (UPLOAD, DOWNLOAD)."""
+
+    source: Binding
+    target: Binding
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierCommand:
+    """Everything before is finished and visible before anything after begins."""
+
+
+Command = LaunchCommand | CopyCommand | BarrierCommand
+
+
+@dataclass
+class DeviceStats:
+    """Counters, so that a test can assert that a run allocates and compiles nothing and that nothing leaks."""
+
+    allocations: int = 0
+    live_buffers: int = 0
+    live_bytes: int = 0
+    compiles: int = 0
+    """Kernels built for the device: pipelines in Vulkan, programs in OpenCL. Hits in memory do not count."""
+    live_recordings: int = 0
+    submits: int = 0
+
+
+@dataclass
+class GpuDevice(ABC):
+    """An open device. Its methods may be called from several threads: an implementation locks what needs it."""
+
+    info: DeviceInfo
+    caps: DeviceCaps
+    dialect: Dialect
+    stats: DeviceStats = field(default_factory=DeviceStats)
+
+    @abstractmethod
+    def allocate(self, nbytes: int, kind: MemoryKind = MemoryKind.DEVICE) -> GpuBuffer:
+        """Return a buffer of at least `nbytes`; OutOfMemory says how much was asked and what there is."""
+
+    @abstractmethod
+    def free(self, buffer: GpuBuffer) -> None:
+        """Give a buffer back; the caller knows that no submitted work uses it any more."""
+
+    @abstractmethod
+    def upload(self, buffer: GpuBuffer, offset: int, data: Array) -> None:
+        """Copy a contiguous array's bytes into a DEVICE buffer; returns when `data` may be changed."""
+
+    @abstractmethod
+    def download(self, buffer: GpuBuffer, offset: int, out: Array) -> None:
+        """Copy bytes of a DEVICE buffer into the contiguous array `out`; waits for all earlier work."""
+
+    @abstractmethod
+    def compile(self, source: KernelSource, values: Mapping[str, int | float]) -> Any:
+        """Return the kernel with these constants, from memory, from the disk cache, or freshly built.
+
+        CompileError carries the source with line numbers and the compiler's log.
+        """
+
+    @abstractmethod
+    def record(self, commands: Sequence[Command], profile: bool = False) -> Any:
+        """Return the commands in a form that can be submitted many times; everything is bound here."""
+
+    @abstractmethod
+    def submit(self, recording: Any) -> None:
+        """Start a recording; returns before it is done. It is not submitted again before `wait`."""
+
+    @abstractmethod
+    def wait(self, recording: Any) -> None:
+        """Wait until the last submit of the recording is done; DeviceLost if the device gave up."""
+
+    @abstractmethod
+    def release(self, recording: Any) -> None:
+        """Free a recording that is not running."""
+
+    def timings(self, recording: Any) -> list[float]:
+        """Return seconds per command of the last run of a recording made with `profile`; empty if unknown."""
+        return []
+
+    def close(self) -> None:
+        """Free what the device still holds: kernels, caches, the device itself."""
+        return None

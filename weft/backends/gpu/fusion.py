@@ -1,0 +1,37 @@
+"""Which element-wise steps a GPU kernel can take into its store."""
+
+from __future__ import annotations
+
+from weft.core.graph import Graph, Node
+from weft.kernels.launch import GpuOp, Placement, find_gpu_op
+from weft.ops.elementwise import Elementwise
+
+
+def can_fuse(graph: Graph, base: Node, step: Node, position: int) -> bool:
+    """Tell whether `step` may be pasted into the store of `base`, whose result is its operand `position`.
+
+    Every other operand must be a scalar constant, a value of the result's shape, or a constant along the
+    channels (of a kernel that works in NC4HW4) or along the last axis (of one that works in NCHW).
+    """
+    op, first = step.op, find_gpu_op(base.op)
+    if not isinstance(op, Elementwise) or first is None or not first.fuses_into_store:
+        return False
+    result, before = graph.specs[step.outputs[0]], graph.specs[base.outputs[0]]
+    if result != before or op.expression(tuple(bool(i) for i in step.inputs)) is None:
+        return False
+    if any(graph.specs[i].dtype is not result.dtype for i in step.inputs if i):
+        return False
+    return all(_operand_fits(graph, first, i, result.dims) for k, i in enumerate(step.inputs) if k != position and i)
+
+
+def _operand_fits(graph: Graph, base: GpuOp, name: str, shape: tuple[int, ...]) -> bool:
+    dims = graph.specs[name].dims
+    if name not in graph.constants:
+        return dims == shape
+    if graph.specs[name].size == 1:
+        return True
+    if dims == shape or len(dims) > len(shape):
+        return False
+    full = (1,) * (len(shape) - len(dims)) + dims
+    axis = {Placement.CHANNELS: 1, Placement.LINEAR: len(shape) - 1}.get(base.placement)
+    return axis is not None and all(d == (shape[a] if a == axis else 1) for a, d in enumerate(full))

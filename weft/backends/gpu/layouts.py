@@ -1,0 +1,173 @@
+"""Where each value lies: NCHW or NC4HW4. Conversions become `Relayout` nodes, as few as the ops allow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+
+from weft.core.fused import Fused
+from weft.core.graph import Graph, Node
+from weft.core.layout import Layout
+from weft.core.op import Op, find_op
+from weft.kernels.launch import Placement, find_gpu_op
+from weft.ops.relayout import Relayout
+
+C4, LINEAR = Layout.NC4HW4, Layout.NCHW
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A value that lies inside another's memory: `first` and `blocks` count channel blocks of NC4HW4.
+
+    `blocks` is 0 for an alias: the same bytes under another name.
+    """
+
+    root: str
+    first: int = 0
+    blocks: int = 0
+
+
+def base_op(op: Op) -> Op:
+    """Return the op that decides placement: the base of a fused one."""
+    return op.base if isinstance(op, Fused) else op
+
+
+class _Assigner:
+    def __init__(self, graph: Graph) -> None:
+        self.source = graph
+        self.out = graph.copy()
+        self.out.nodes = []
+        self.lies = dict.fromkeys(graph.inputs, LINEAR)
+        self.twins: dict[tuple[str, Layout], str] = {}
+        self.makers: dict[str, Node] = {}
+        self.readers = graph.readers()
+
+    def run(self) -> Graph:
+        for node in self.source.nodes:
+            layout = self._wanted(node)
+            inputs = tuple(self._get(i, layout) if self._is_activation(i) else i for i in node.inputs)
+            written = tuple(self._out(o, layout) for o in node.outputs)
+            self._emit(replace(node, inputs=inputs, outputs=written), layout)
+            for name, twin in zip(node.outputs, written, strict=True):
+                if twin != name:
+                    self.lies[name] = C4
+                    self.twins[name, LINEAR] = name
+                    self._convert(twin, name, LINEAR, self.readers[name] == 1)
+        return self.out
+
+    def _is_activation(self, name: str) -> bool:
+        return bool(name) and name not in self.source.constants
+
+    def _wanted(self, node: Node) -> Layout:
+        op = find_gpu_op(node.op)
+        assert op is not None, f"{node.op.type} was assigned to a GPU without a GPU form"
+        if op.placement is Placement.CHANNELS:
+            return C4
+        if op.placement is not Placement.EITHER:
+            return LINEAR
+        packed = any(self.lies.get(i) is C4 for i in node.inputs)
+        specs = [self.source.specs[i].dims if i else None for i in node.inputs]
+        fits = op.fits_channels(base_op(node.op), specs, self.source.specs[node.outputs[0]].dims)
+        return C4 if packed and fits else LINEAR
+
+    def _out(self, name: str, layout: Layout) -> str:
+        """Return the name under which a node writes: outputs of the part keep theirs for the NCHW form."""
+        if name in self.source.outputs and layout is C4:
+            twin = self.out.fresh_name(f"{name}.c4")
+            self.out.specs[twin] = self.source.specs[name]
+            self.twins[name, C4] = twin
+            return twin
+        return name
+
+    def _emit(self, node: Node, layout: Layout) -> None:
+        self.out.nodes.append(node)
+        for o in node.outputs:
+            if not o:
+                continue
+            self.makers[o] = node
+            self.lies[o] = layout
+            if layout is C4:
+                self.out.layouts[o] = C4
+
+    def _get(self, name: str, layout: Layout) -> str:
+        """Return the name of the value in that layout, converting it the first time."""
+        if self.lies[name] is layout:
+            return self.twins.get((name, layout), name)
+        if (name, layout) not in self.twins:
+            twin = self.out.fresh_name(f"{name}.{'c4' if layout is C4 else 'nchw'}")
+            self.out.specs[twin] = self.source.specs[name]
+            self.twins[name, layout] = twin
+            self._convert(name, twin, layout, self.readers[name] == 1)
+        return self.twins[name, layout]
+
+    def _convert(self, name: str, target: str, layout: Layout, only_reader: bool) -> None:
+        """Write the Relayout; a cast that only feeds it is taken along."""
+        maker = self.makers.get(name)
+        source = name
+        if maker is not None and maker.op.type == "Cast" and only_reader and maker in self.out.nodes:
+            source = maker.inputs[0]
+            if self.out.specs[source].dtype.is_float:
+                self.out.nodes.remove(maker)
+            else:
+                source = name
+        node = Node(
+            self.out.fresh_name(f"Relayout.{target}"), Relayout(layout, self.out.specs[target].dtype), (source,), (target,)
+        )
+        self.out.nodes.append(node)
+        self.makers[target] = node
+        self.lies[target] = layout
+        if layout is C4:
+            self.out.layouts[target] = C4
+
+
+def assign_layouts(graph: Graph) -> Graph:
+    """Return the graph with a layout for every value and the conversions this needs.
+
+    Inputs and outputs of the part lie as NCHW under their own names.
+    """
+    assert find_op("Relayout") is Relayout
+    return _Assigner(graph).run()
+
+
+def find_views(graph: Graph) -> dict[str, View]:
+    """Return the values that need no memory of their own, by name, each with its outermost root.
+
+    Channel concats become views where all inputs but the last have a multiple of four channels; reshapes
+    and conversions that move nothing become aliases.
+    """
+    views: dict[str, View] = {}
+    produced = {o: n for n in graph.nodes for o in n.outputs if o}
+    for node in reversed(graph.nodes):
+        if base_op(node.op).type == "Concat" and graph.layouts.get(node.outputs[0]) is C4:
+            _view_concat(graph, node, produced, views)
+    for node in graph.nodes:
+        if _moves_nothing(graph, node, views) and node.outputs[0] not in graph.outputs:
+            source = node.inputs[0]
+            views[node.outputs[0]] = views.get(source, View(source))
+    return views
+
+
+def _view_concat(graph: Graph, node: Node, produced: dict[str, Node], views: dict[str, View]) -> None:
+    target = node.outputs[0]
+    outer = views.get(target, View(target, 0, -(-graph.specs[target].dims[1] // 4)))
+    parts = [i for i in node.inputs if i]
+    free = all(i in produced and i not in views and i not in graph.outputs for i in parts)
+    if not free or len(set(parts)) != len(parts) or any(graph.specs[i].dims[1] % 4 for i in parts[:-1]):
+        return
+    first = outer.first
+    for i in parts:
+        views[i] = View(outer.root, first, outer.blocks)
+        first += -(-graph.specs[i].dims[1] // 4)
+
+
+def _moves_nothing(graph: Graph, node: Node, views: dict[str, View]) -> bool:
+    op, form = node.op, find_gpu_op(node.op)
+    source = node.inputs[0] if node.inputs else ""
+    if source in graph.constants or not source or views.get(source, View("")).blocks:
+        return False
+    if form is not None and form.placement is Placement.ALIAS:
+        return True
+    if op.type != "Relayout" or graph.specs[source].dtype is not graph.specs[node.outputs[0]].dtype:
+        return False
+    _, c, *rest = graph.specs[source].dims if len(graph.specs[source].dims) > 1 else (1, 1, 2)
+    return prod(rest) == 1 and c % 4 == 0

@@ -1,0 +1,79 @@
+"""What the sessions on one device share: the open device and the pool of STATIC memory."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+from weft.backends.gpu.device import GpuBuffer, GpuDevice
+
+CHUNK = 16 << 20
+
+
+@dataclass(eq=False)
+class _Chunk:
+    buffer: GpuBuffer
+    free: list[tuple[int, int]]
+    """(offset, size) of the gaps, by offset."""
+
+
+@dataclass
+class StaticPool:
+    """Sub-allocates constants from few large buffers: drivers allow few allocations. First fit."""
+
+    device: GpuDevice
+    _chunks: list[_Chunk] = field(default_factory=list)
+    _sizes: dict[tuple[int, int], int] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def take(self, nbytes: int) -> tuple[GpuBuffer, int]:
+        """Return a buffer and an aligned offset in it with room for `nbytes`."""
+        a = self.device.caps.offset_alignment
+        size = -(-nbytes // a) * a
+        with self._lock:
+            for chunk in self._chunks:
+                for k, (offset, room) in enumerate(chunk.free):
+                    if room >= size:
+                        chunk.free[k : k + 1] = [(offset + size, room - size)] if room > size else []
+                        return self._note(chunk, offset, size)
+            total = max(size, CHUNK) if size < CHUNK // 2 else size
+            chunk = _Chunk(self.device.allocate(total), [(size, total - size)] if total > size else [])
+            self._chunks.append(chunk)
+            return self._note(chunk, 0, size)
+
+    def _note(self, chunk: _Chunk, offset: int, size: int) -> tuple[GpuBuffer, int]:
+        self._sizes[id(chunk.buffer), offset] = size
+        return chunk.buffer, offset
+
+    def give(self, buffer: GpuBuffer, offset: int) -> None:
+        """Take a piece back; a chunk without pieces is freed."""
+        with self._lock:
+            chunk = next(c for c in self._chunks if c.buffer is buffer)
+            size = self._sizes.pop((id(buffer), offset))
+            gaps = sorted([*chunk.free, (offset, size)])
+            merged = [gaps[0]]
+            for start, room in gaps[1:]:
+                last, last_room = merged[-1]
+                if last + last_room == start:
+                    merged[-1] = (last, last_room + room)
+                else:
+                    merged.append((start, room))
+            chunk.free = merged
+            if merged == [(0, buffer.nbytes)]:
+                self._chunks.remove(chunk)
+                self.device.free(buffer)
+
+
+@dataclass
+class GpuRuntime:
+    """An open device with what its sessions share."""
+
+    device: GpuDevice
+    static: StaticPool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.static = StaticPool(self.device)
+
+    def close(self) -> None:
+        """Close the device."""
+        self.device.close()

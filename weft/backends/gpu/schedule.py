@@ -1,0 +1,49 @@
+"""The order of commands in a recording: dependency levels, and a barrier only between two of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from weft.backends.gpu.device import BarrierCommand, Binding, Command
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """A command with the bytes it reads and writes."""
+
+    command: Command
+    reads: tuple[Binding, ...]
+    writes: tuple[Binding, ...]
+
+
+def levels(accesses: Sequence[Access]) -> list[list[Command]]:
+    """Return the commands by dependency level: none in a level touches what another there writes.
+
+    Hazards are found by byte ranges, so memory that is reused orders commands as true dependencies do.
+    """
+    history: dict[int, list[tuple[int, int, int, bool]]] = {}
+    out: list[list[Command]] = []
+    for access in accesses:
+        level = 0
+        touched = [(b, False) for b in access.reads] + [(b, True) for b in access.writes]
+        for b, written in touched:
+            for start, end, at, wrote in history.get(id(b.buffer), ()):
+                if (written or wrote) and start < b.offset + b.nbytes and b.offset < end:
+                    level = max(level, at + 1)
+        for b, written in touched:
+            history.setdefault(id(b.buffer), []).append((b.offset, b.offset + b.nbytes, level, written))
+        while len(out) <= level:
+            out.append([])
+        out[level].append(access.command)
+    return out
+
+
+def schedule(accesses: Sequence[Access]) -> list[Command]:
+    """Return the commands level by level with a barrier between."""
+    commands: list[Command] = []
+    for level in levels(accesses):
+        if commands:
+            commands.append(BarrierCommand())
+        commands += level
+    return commands

@@ -1,0 +1,40 @@
+"""Why a GPU would not take a node: the checks that all ops share, then the op's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from weft.core.dtypes import DType
+from weft.core.op import Op
+from weft.core.tensor import Tensor
+from weft.kernels.launch import DeviceCaps, GpuOp, find_gpu_op
+
+STORED = (DType.FLOAT32, DType.FLOAT16)
+
+
+def why_not(inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op, caps: DeviceCaps) -> str | None:
+    """Return the reason as a sentence, or None if the device can run the node."""
+    form = find_gpu_op(op)
+    if form is None:
+        return f"{op.type} has no GPU kernel"
+    tensors = [t for t in (*inputs, *outputs) if t is not None]
+    for t in tensors:
+        reason = _element_reason(t, form, caps)
+        if reason:
+            return reason
+        if len(t.shape) > 6:
+            return f"{t.name!r} has rank {len(t.shape)}; GPU kernels take up to 6"
+        if t.constant is None and t.nbytes + 16 > caps.max_buffer_range:
+            return f"{t.name!r} takes {t.nbytes} bytes and a kernel argument may span {caps.max_buffer_range}"
+    return form.why_not(op, inputs, outputs, caps)
+
+
+def _element_reason(tensor: Tensor, form: GpuOp, caps: DeviceCaps) -> str | None:
+    dtype = tensor.dtype
+    if dtype is DType.FLOAT16 and not caps.fp16_storage:
+        return "the device has no 16-bit storage"
+    if dtype in STORED or form.moves_bits or (tensor.constant is not None and dtype is not DType.FLOAT64):
+        if dtype.itemsize == 1 and tensor.constant is None and not caps.int8_storage:
+            return "the device has no 8-bit storage"
+        return None
+    return f"GPU kernels of this op compute in float32; {tensor.name!r} is {dtype.value}"

@@ -1,0 +1,1 @@
+"""The OpenCL devices; nothing here imports pyopencl before a device is asked for."""

@@ -1,0 +1,329 @@
+"""The OpenCL device: memory, transfers, kernels and replays through pyopencl."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+import numpy as np
+import pyopencl as cl
+
+from weft.backends.gpu.device import Command, DeviceCaps, GpuBuffer, GpuDevice, MemoryKind
+from weft.backends.opencl import native
+from weft.backends.opencl.discovery import absent_reason, describe, enumerate_devices, raw_device
+from weft.backends.opencl.programs import OpenCLKernel, Programs
+from weft.backends.opencl.queues import QueuePool
+from weft.backends.opencl.recording import Recorder, Recording
+from weft.backends.opencl.words import failure, listed, words
+from weft.core.backend import DeviceInfo
+from weft.core.layout import Array
+from weft.errors import ClosedError, DeviceError, OutOfMemory
+from weft.kernels.dialect import Dialect
+from weft.kernels.source import KernelSource
+
+__all__ = ["OpenCLDevice", "absent_reason", "enumerate_devices", "open_device"]
+
+_GRANULE = 16
+_TOUCH_FROM = 1 << 20
+_NVIDIA_LOCAL_MEMORY = 48 * 1024 - 1
+_MAX_GRID = ((1 << 31) - 1, 65535, 65535)
+
+
+def open_device(index: int, dialect: Dialect) -> OpenCLDevice:
+    """Return the OpenCL device of this index, opened; NoDevice says which there are."""
+    device = raw_device(index)
+    info = describe(device, index)
+    try:
+        return OpenCLDevice(info, _caps(device), dialect, device)
+    except cl.Error as e:
+        raise failure(e.code, f"opencl:{index} cannot be opened", info.name) from e
+
+
+class OpenCLDevice(GpuDevice):
+    """An OpenCL device with one context and one in-order queue per thread.
+
+    What one thread submits and copies happens in that order. Between threads, wait for a recording before
+    another thread builds on its results; an upload is finished when it returns, a download waits for all.
+    """
+
+    def __init__(self, info: DeviceInfo, caps: DeviceCaps, dialect: Dialect, device: cl.Device) -> None:
+        super().__init__(info, caps, dialect)
+        self._device = device
+        self._context = cl.Context([device])
+        self._queues = QueuePool(self._context, device)
+        self._native = native.load(device)
+        self._lock = threading.Lock()
+        self._profile_lock = threading.Lock()
+        self._profile_queue: cl.CommandQueue | None = None
+        self._buffers: set[GpuBuffer] = set()
+        self._recordings: set[Recording] = set()
+        self._closed = False
+        self._device_bytes = 0
+        self._where = f"opencl:{info.index} ({info.name})"
+        self.programs = Programs(self._context, device)
+
+    # -- memory ----------------------------------------------------------------------------------------
+
+    def allocate(self, nbytes: int, kind: MemoryKind = MemoryKind.DEVICE) -> GpuBuffer:
+        """Return a buffer of `nbytes`; host kinds are pinned and stay mapped until they are freed."""
+        self._need_open()
+        size = _rounded(nbytes)
+        self._need_room(nbytes, size, kind)
+        try:
+            if kind is MemoryKind.DEVICE:
+                buffer = GpuBuffer(nbytes, kind, self._device_memory(size))
+            else:
+                handle, host = self._host_memory(size)
+                buffer = GpuBuffer(nbytes, kind, handle, host[:nbytes])
+        except cl.Error as e:
+            raise self._no_memory(nbytes, words(e.code)) from e
+        except MemoryError as e:
+            raise self._no_memory(nbytes, "the host has no memory left") from e
+        with self._lock:
+            self._buffers.add(buffer)
+            self.stats.allocations += 1
+            self.stats.live_buffers += 1
+            self.stats.live_bytes += nbytes
+            self._device_bytes += size if kind is MemoryKind.DEVICE else 0
+        return buffer
+
+    def free(self, buffer: GpuBuffer) -> None:
+        """Give a buffer back; a second time does nothing.
+
+        Only references are dropped: the driver frees the memory with the last of them, so that a numpy
+        view of pinned memory, or a recording not yet released, never points to nothing.
+        """
+        with self._lock:
+            if buffer not in self._buffers:
+                return
+            self._buffers.discard(buffer)
+            self.stats.live_buffers -= 1
+            self.stats.live_bytes -= buffer.nbytes
+            self._device_bytes -= _rounded(buffer.nbytes) if buffer.kind is MemoryKind.DEVICE else 0
+        buffer.handle = None
+        buffer.host = None
+
+    def upload(self, buffer: GpuBuffer, offset: int, data: Array) -> None:
+        """Copy an array's bytes into a DEVICE buffer, after the calling thread's earlier work."""
+        handle = self._checked(buffer, offset, data.nbytes)
+        if not data.nbytes:
+            return
+        raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        try:
+            cl.enqueue_copy(self._queues.current(), handle, raw, dst_offset=offset, is_blocking=True)
+        except cl.Error as e:
+            raise failure(
+                e.code, f"an upload of {data.nbytes} bytes failed", self._where, waiting=True
+            ) from e
+
+    def download(self, buffer: GpuBuffer, offset: int, out: Array) -> None:
+        """Copy bytes of a DEVICE buffer into the contiguous array `out`, after the work of all threads."""
+        handle = self._checked(buffer, offset, out.nbytes)
+        if not out.flags.c_contiguous:
+            raise DeviceError(
+                "a download needs a contiguous array", where=self._where, fix="copy it afterwards"
+            )
+        try:
+            self._queues.finish()
+            if out.nbytes:
+                raw = out.reshape(-1).view(np.uint8)
+                cl.enqueue_copy(self._queues.current(), raw, handle, src_offset=offset, is_blocking=True)
+        except cl.Error as e:
+            raise failure(
+                e.code, f"a download of {out.nbytes} bytes failed", self._where, waiting=True
+            ) from e
+
+    # -- kernels and recordings ------------------------------------------------------------------------
+
+    def compile(self, source: KernelSource, values: Mapping[str, int | float]) -> OpenCLKernel:
+        """Return the kernel with these constants, from memory, from the disk cache, or freshly built."""
+        self._need_open()
+        kernel = self.programs.get(source, values)
+        with self._lock:
+            self.stats.compiles = self.programs.built
+        return kernel
+
+    def record(self, commands: Sequence[Command], profile: bool = False) -> Recording:
+        """Return the commands with everything bound; with `profile`, a submit takes timestamps and waits."""
+        self._need_open()
+        recorder = Recorder(self._context, self._where, self.caps.offset_alignment)
+        try:
+            recording = recorder.record(commands, profile)
+        except cl.Error as e:
+            raise failure(e.code, "the commands cannot be recorded", self._where) from e
+        recording.prepare(self._native)
+        with self._lock:
+            self._recordings.add(recording)
+            self.stats.live_recordings += 1
+        return recording
+
+    def submit(self, recording: Recording) -> None:
+        """Enqueue a recording on the calling thread's queue and make the device start."""
+        if self._closed or recording not in self._recordings:
+            raise self._gone()
+        if recording.profile:
+            self._submit_profiled(recording)
+        else:
+            queue = recording.queue = self._queues.current()
+            recording.start(queue)
+        with self._lock:
+            self.stats.submits += 1
+
+    def wait(self, recording: Recording) -> None:
+        """Wait until the last submit of the recording is done."""
+        queue = recording.queue
+        if queue is None:
+            return
+        try:
+            queue.finish()
+        except cl.Error as e:
+            what = f"the device gave up while it ran: {listed(recording.labels)}"
+            raise failure(e.code, what, self._where, waiting=True) from e
+
+    def release(self, recording: Recording) -> None:
+        """Free a recording's kernels and pieces of buffers; a second time does nothing."""
+        with self._lock:
+            if recording not in self._recordings:
+                return
+            self._recordings.discard(recording)
+            self.stats.live_recordings -= 1
+        _empty(recording)
+
+    def timings(self, recording: Recording) -> list[float]:
+        """Return seconds per command of the last run of a recording made with `profile`; else nothing."""
+        try:
+            return recording.timings()
+        except cl.Error as e:
+            raise failure(e.code, "the driver gives no timestamps", self._where) from e
+
+    def close(self) -> None:
+        """Wait for all work and free everything; later calls raise ClosedError."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            buffers, recordings = list(self._buffers), list(self._recordings)
+        with suppress(cl.Error):  # a lost device is closed all the same
+            self._queues.finish()
+        for recording in recordings:
+            self.release(recording)
+        for buffer in buffers:
+            self.free(buffer)
+        self.programs.close()
+        self._queues.close()
+        self._profile_queue = None
+
+    # -- parts -----------------------------------------------------------------------------------------
+
+    def _submit_profiled(self, recording: Recording) -> None:
+        """Run on the queue with timestamps, between the calling thread's earlier and later work."""
+        with self._profile_lock:
+            if self._profile_queue is None:
+                flags = cl.command_queue_properties.PROFILING_ENABLE
+                self._profile_queue = cl.CommandQueue(self._context, self._device, flags)
+            queue = recording.queue = self._profile_queue
+            try:
+                self._queues.current().finish()
+            except cl.Error as e:
+                raise failure(e.code, "earlier work of this thread failed", self._where, waiting=True) from e
+            recording.start(queue)
+            self.wait(recording)
+
+    def _device_memory(self, size: int) -> cl.Buffer:
+        handle = cl.Buffer(self._context, cl.mem_flags.READ_WRITE, size)
+        if size >= _TOUCH_FROM:
+            # Drivers allocate at first use: use it now, so that a lack of memory shows here and not in a run.
+            cl.enqueue_copy(self._queues.current(), handle, np.zeros(_GRANULE, np.uint8), is_blocking=True)
+        return handle
+
+    def _host_memory(self, size: int) -> tuple[cl.Buffer, Array]:
+        handle = cl.Buffer(self._context, cl.mem_flags.READ_WRITE | cl.mem_flags.ALLOC_HOST_PTR, size)
+        host, _ = cl.enqueue_map_buffer(
+            self._queues.current(),
+            handle,
+            cl.map_flags.WRITE,
+            0,
+            (size,),
+            np.dtype(np.uint8),
+            is_blocking=True,
+        )
+        host[:] = 0
+        return handle, host
+
+    def _need_room(self, nbytes: int, size: int, kind: MemoryKind) -> None:
+        most, total = self.caps.max_allocation, self._device.global_mem_size
+        with self._lock:
+            held = self._device_bytes
+        if nbytes < 0:
+            raise DeviceError(
+                f"{nbytes} bytes cannot be allocated", where=self._where, fix="ask for 0 or more"
+            )
+        if size > most:
+            raise self._no_memory(nbytes, f"one allocation has at most {most:,} bytes")
+        if kind is MemoryKind.DEVICE and held + size > total:
+            raise self._no_memory(nbytes, "that is more than what is left")
+
+    def _no_memory(self, nbytes: int, reason: str) -> OutOfMemory:
+        with self._lock:
+            held = self._device_bytes
+        total = self._device.global_mem_size
+        return OutOfMemory(
+            f"{nbytes:,} bytes cannot be allocated",
+            where=self._where,
+            why=f"{reason}; {held:,} of the device's {total:,} bytes are in use by Weft",
+            fix="use a smaller batch, precision low or memory limit, or close other sessions",
+        )
+
+    def _checked(self, buffer: GpuBuffer, offset: int, nbytes: int) -> cl.Buffer:
+        self._need_open()
+        handle: cl.Buffer | None = buffer.handle
+        if handle is None or buffer.kind is not MemoryKind.DEVICE:
+            why = "it was freed" if handle is None else f"its kind is {buffer.kind.name}: use its host array"
+            raise DeviceError("the buffer cannot be copied to or from", where=self._where, why=why)
+        if offset < 0 or offset + nbytes > buffer.nbytes:
+            why = f"bytes {offset} to {offset + nbytes} are outside of its {buffer.nbytes}"
+            raise DeviceError("the buffer cannot be copied to or from", where=self._where, why=why)
+        return handle
+
+    def _need_open(self) -> None:
+        if self._closed:
+            raise self._gone()
+
+    def _gone(self) -> ClosedError:
+        what = "the device was closed" if self._closed else "the recording was released"
+        fix = "open the device again" if self._closed else "record again"
+        return ClosedError(what, where=self._where, fix=fix)
+
+
+def _rounded(nbytes: int) -> int:
+    """Return the size to ask the driver for; not 0, which it refuses."""
+    return max(-(-nbytes // _GRANULE), 1) * _GRANULE
+
+
+def _empty(recording: Recording) -> None:
+    def refuse(queue: cl.CommandQueue) -> None:
+        raise ClosedError("the recording was released", where=recording.where, fix="record again")
+
+    recording.start = refuse
+    recording.steps, recording.events, recording.queue = [], [], None
+
+
+def _caps(device: cl.Device) -> DeviceCaps:
+    x, y, z = (int(size) for size in device.max_work_item_sizes[:3])
+    local = int(device.local_mem_size)
+    if "NVIDIA" in device.platform.name:  # launches with 48 KiB and more fail there, whatever is reported
+        local = min(local, _NVIDIA_LOCAL_MEMORY)
+    return DeviceCaps(
+        max_local_items=int(device.max_work_group_size),
+        max_local_size=(x, y, z),
+        max_grid=_MAX_GRID,
+        local_memory=local,
+        max_buffer_range=int(device.max_mem_alloc_size),
+        max_allocation=int(device.max_mem_alloc_size),
+        offset_alignment=max(int(device.mem_base_addr_align) // 8, 1),
+        fp16_storage=True,
+        int8_storage=True,
+        subgroup_size=1,
+        compute_units=int(device.max_compute_units),
+    )

@@ -1,0 +1,91 @@
+"""Kernels in OpenCL C 1.2."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from weft.core.dtypes import DType
+from weft.kernels.dialect import Dialect, Shared
+from weft.kernels.source import Arg, ConstantKind
+
+_RAW = {1: "uchar", 2: "ushort", 4: "uint", 8: "uint2"}
+_TYPES = {
+    DType.FLOAT32: "float",
+    DType.FLOAT16: "half",
+    DType.INT32: "int",
+    DType.INT64: "long",
+    DType.UINT8: "uchar",
+    DType.INT8: "char",
+    DType.BOOL: "uchar",
+}
+_DOUBLE = re.compile(r"(?<![\w.])((?:\d+\.\d*|\.\d+)(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+)(?![\w.])")
+
+
+@dataclass(frozen=True)
+class OpenCLDialect(Dialect):
+    """OpenCL C: constants are macros, fp16 is storage only (vload_half), so cl_khr_fp16 is not needed."""
+
+    name: ClassVar[str] = "opencl"
+    prelude: ClassVar[str] = "prelude.opencl.mako"
+
+    def assemble(
+        self,
+        entry: str,
+        prelude: str,
+        args: Sequence[Arg],
+        constants: Sequence[tuple[str, ConstantKind]],
+        shared: Sequence[Shared],
+        body: str,
+    ) -> str:
+        """Return prelude, signature, work-group arrays and body; the constants' macros come from `compile`."""
+        params = ", ".join(f"__global {'' if a.written else 'const '}{self._element(a)}* {a.name}" for a in args)
+        locals_ = "\n".join(f"  __local {s.type} {s.name}[{s.size}];" for s in shared)
+        text = (
+            f"{prelude}\n__attribute__((reqd_work_group_size(LX, LY, LZ)))\n"
+            f"__kernel void {entry}({params}) {{\n{locals_}\n{body}\n}}\n"
+        )
+        return _DOUBLE.sub(r"\1f", text)
+
+    def _element(self, arg: Arg) -> str:
+        if arg.kind == "raw":
+            return _RAW[arg.dtype.itemsize]
+        if arg.kind == "c4" and arg.dtype is DType.FLOAT32:
+            return "float4"
+        return _TYPES[arg.dtype]
+
+    def load(self, arg: Arg, index: str) -> str:
+        """Return an element as f32 or i32."""
+        if arg.dtype is DType.FLOAT16:
+            return f"vload_half({index}, {arg.name})"
+        return f"{arg.name}[{index}]" if arg.dtype.is_float else f"(int){arg.name}[{index}]"
+
+    def store(self, arg: Arg, index: str, value: str) -> str:
+        """Return the statement that stores an element."""
+        if arg.dtype is DType.FLOAT16:
+            return f"vstore_half_rte({value}, {index}, {arg.name});"
+        return f"{arg.name}[{index}] = {value};"
+
+    def load4(self, arg: Arg, index: str) -> str:
+        """Return four elements as float4."""
+        if arg.dtype is DType.FLOAT16:
+            return f"vloada_half4({index}, {arg.name})"
+        return f"{arg.name}[{index}]"
+
+    def store4(self, arg: Arg, index: str, value: str) -> str:
+        """Return the statement that stores a float4."""
+        if arg.dtype is DType.FLOAT16:
+            return f"vstorea_half4_rte({value}, {index}, {arg.name});"
+        return f"{arg.name}[{index}] = {value};"
+
+    def load_lane(self, arg: Arg, index: str, lane: str) -> str:
+        """Return one lane of a float4 in memory."""
+        if arg.dtype is DType.FLOAT16:
+            return f"vload_half(({index}) * 4 + {lane}, {arg.name})"
+        return f"((__global const float*){arg.name})[({index}) * 4 + {lane}]"
+
+    def move(self, target: Arg, to: str, source: Arg, at: str) -> str:
+        """Return the statement that moves raw bits."""
+        return f"{target.name}[{to}] = {source.name}[{at}];"

@@ -1,0 +1,115 @@
+"""The four OpenCL functions of the replay, called through ctypes: no event objects, arguments made once."""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import logging
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pyopencl as cl
+
+Call = Callable[[], int]
+
+log = logging.getLogger("weft.opencl")
+
+_DEVICE_VENDOR_ID = 0x1001
+_NULL = ctypes.c_void_p(None)
+_ZERO = ctypes.c_uint(0)
+_THREE = ctypes.c_uint(3)
+_Sizes = ctypes.c_size_t * 3
+
+
+class NativeCalls:
+    """Makes calls of OpenCL without further arguments; they return the error code.
+
+    ctypes is given values of the exact C types, so that nothing is converted when a call is made. The
+    queue is one shared `c_void_p`, whose value is set before a replay.
+    """
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._launch = _function(library, "clEnqueueNDRangeKernel")
+        self._write = _function(library, "clEnqueueWriteBuffer")
+        self._read = _function(library, "clEnqueueReadBuffer")
+        self._copy = _function(library, "clEnqueueCopyBuffer")
+        self._flush = _function(library, "clFlush")
+
+    def launch(
+        self, queue: ctypes.c_void_p, kernel: int, grid: tuple[int, ...], local: tuple[int, ...]
+    ) -> Call:
+        """Return the call that runs a kernel on `grid` work-items in groups of `local`."""
+        handle = ctypes.c_void_p(kernel)
+        return partial(
+            self._launch, queue, handle, _THREE, _NULL, _Sizes(*grid), _Sizes(*local), _ZERO, _NULL, _NULL
+        )
+
+    def write(self, queue: ctypes.c_void_p, target: int, offset: int, nbytes: int, host: int) -> Call:
+        """Return the call that copies host memory to a buffer, without waiting."""
+        return partial(self._write, *self._transfer(queue, target, offset, nbytes, host))
+
+    def read(self, queue: ctypes.c_void_p, source: int, offset: int, nbytes: int, host: int) -> Call:
+        """Return the call that copies a buffer to host memory, without waiting."""
+        return partial(self._read, *self._transfer(queue, source, offset, nbytes, host))
+
+    def copy(self, queue: ctypes.c_void_p, source: int, at: int, target: int, to: int, nbytes: int) -> Call:
+        """Return the call that copies from buffer to buffer."""
+        source_handle, target_handle = ctypes.c_void_p(source), ctypes.c_void_p(target)
+        sizes = (ctypes.c_size_t(at), ctypes.c_size_t(to), ctypes.c_size_t(nbytes))
+        return partial(self._copy, queue, source_handle, target_handle, *sizes, _ZERO, _NULL, _NULL)
+
+    def flush(self, queue: ctypes.c_void_p) -> Call:
+        """Return the call that makes the device start with what is in the queue."""
+        return partial(self._flush, queue)
+
+    @staticmethod
+    def _transfer(
+        queue: ctypes.c_void_p, buffer: int, offset: int, nbytes: int, host: int
+    ) -> tuple[Any, ...]:
+        sizes = (ctypes.c_size_t(offset), ctypes.c_size_t(nbytes))
+        return (queue, ctypes.c_void_p(buffer), _ZERO, *sizes, ctypes.c_void_p(host), _ZERO, _NULL, _NULL)
+
+
+def load(device: cl.Device) -> NativeCalls | None:
+    """Return the calls of the OpenCL library that pyopencl uses, or None if it cannot be found for sure."""
+    for library in _candidates():
+        try:
+            if _answers(library, device):
+                return NativeCalls(library)
+        except (AttributeError, OSError):
+            continue
+    log.info("the OpenCL library of pyopencl was not found for direct calls: replays go through pyopencl")
+    return None
+
+
+def _candidates() -> Iterator[ctypes.CDLL]:
+    """Yield libraries: a symbol sought in pyopencl's extension is found in what it is linked to."""
+    names: list[str | None] = [
+        getattr(cl._cl, "__file__", None),
+        ctypes.util.find_library("OpenCL"),
+        "OpenCL.dll",
+    ]
+    for name in names:
+        if name is None:
+            continue
+        try:
+            yield ctypes.CDLL(name)
+        except OSError:
+            continue
+
+
+def _answers(library: ctypes.CDLL, device: cl.Device) -> bool:
+    """Tell whether the library knows the device by pyopencl's handle."""
+    ask = library.clGetDeviceInfo
+    ask.restype = ctypes.c_int
+    value = ctypes.c_uint(0)
+    handle, size = ctypes.c_void_p(device.int_ptr), ctypes.c_size_t(ctypes.sizeof(value))
+    code = ask(handle, ctypes.c_uint(_DEVICE_VENDOR_ID), size, ctypes.byref(value), _NULL)
+    return code == 0 and value.value == device.vendor_id
+
+
+def _function(library: ctypes.CDLL, name: str) -> Any:
+    function = getattr(library, name)
+    function.restype = ctypes.c_int
+    return function

@@ -1,0 +1,198 @@
+"""From a rendered kernel to a program: memory, then the disk cache, then the driver's compiler."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import pyopencl as cl
+
+from weft.backends.gpu.device import Size3
+from weft.backends.opencl.words import words
+from weft.errors import CompileError
+from weft.kernels.cache import DiskCache
+from weft.kernels.source import ConstantKind, KernelSource
+
+log = logging.getLogger("weft.opencl")
+
+BUILD_OPTIONS = ("-cl-std=CL1.2", "-cl-single-precision-constant")
+"""Nothing that loosens arithmetic: precision HIGH means fp32 with the errors the language allows by default.
+
+`-cl-mad-enable` would allow less accurate intermediate results and gains nothing where contraction to fma
+is on by default, which is what the language says.
+"""
+_CACHE_FORMAT = "1"
+_INT_MIN, _INT_MAX = -(1 << 31), (1 << 31) - 1
+
+
+@dataclass(frozen=True, eq=False)
+class OpenCLKernel:
+    """A built kernel; a recording makes a kernel object of its own from it for each launch."""
+
+    program: cl._cl._Program
+    entry: str
+    local: Size3
+    arguments: int
+
+
+class _Slot:
+    """The place of one kernel in memory; its lock makes other threads wait for the one that builds."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.kernel: OpenCLKernel | None = None
+
+
+class Programs:
+    """The kernels of one device, built at most once each; usable from several threads."""
+
+    def __init__(self, context: cl.Context, device: cl.Device) -> None:
+        self._context, self._device = context, device
+        self._disk = DiskCache("opencl")
+        self._slots: dict[tuple[str, str, str], _Slot] = {}
+        self._lock = threading.Lock()
+        self.built_from_source = 0
+        self.loaded_from_disk = 0
+
+    @property
+    def built(self) -> int:
+        """Return the number of programs made for the device, from source or from a cached binary."""
+        return self.built_from_source + self.loaded_from_disk
+
+    def get(self, source: KernelSource, values: Mapping[str, int | float]) -> OpenCLKernel:
+        """Return the kernel with these constants, building it if it is not in memory."""
+        header = defines(source, values)
+        key = (source.digest, source.entry, header)
+        with self._lock:
+            slot = self._slots.setdefault(key, _Slot())
+        with slot.lock:
+            if slot.kernel is None:
+                slot.kernel = self._make(source, header, values)
+            return slot.kernel
+
+    def disk_key(self, source: KernelSource, header: str) -> str:
+        """Return what the binary depends on, as the key of the disk cache."""
+        device, platform = self._device, self._device.platform
+        where = (platform.name, platform.version, device.name, device.driver_version)
+        return "\n".join((_CACHE_FORMAT, *where, *BUILD_OPTIONS, source.digest, source.entry, header))
+
+    def close(self) -> None:
+        """Forget all kernels."""
+        with self._lock:
+            self._slots.clear()
+
+    def _make(self, source: KernelSource, header: str, values: Mapping[str, int | float]) -> OpenCLKernel:
+        key = self.disk_key(source, header)
+        binary = self._disk.get(key)
+        program = self._load(binary, source.entry) if binary else None
+        from_disk = program is not None
+        if program is None:
+            program = self._build(source, header)
+            self._keep(key, program)
+        local = (int(values.get("LX", 1)), int(values.get("LY", 1)), int(values.get("LZ", 1)))
+        self._check_local(program, source, local)
+        with self._lock:
+            self.loaded_from_disk += from_disk
+            self.built_from_source += not from_disk
+        return OpenCLKernel(program, source.entry, local, len(source.args))
+
+    def _load(self, binary: bytes, entry: str) -> cl._cl._Program | None:
+        try:
+            program = cl._cl._Program(self._context, [self._device], [binary])
+            _build(program, self._device)
+            cl.Kernel(program, entry)
+        except cl.Error as e:
+            log.info("a cached kernel cannot be loaded and is built again: %s", words(e.code))
+            return None
+        return program
+
+    def _build(self, source: KernelSource, header: str) -> cl._cl._Program:
+        program = cl._cl._Program(self._context, f"{header}#line 1\n{source.text}")
+        try:
+            _build(program, self._device)
+            cl.Kernel(program, source.entry)
+        except cl.Error as e:
+            raise self._refused(source, header, words(e.code), _log_of(program, self._device)) from e
+        return program
+
+    def _keep(self, key: str, program: cl._cl._Program) -> None:
+        try:
+            binaries = cast("list[bytes]", program.get_info(cl.program_info.BINARIES))
+        except cl.Error as e:
+            log.info("the driver does not give out the binary of a kernel: %s", words(e.code))
+            return
+        if binaries and binaries[0]:
+            self._disk.put(key, bytes(binaries[0]))
+
+    def _check_local(self, program: cl._cl._Program, source: KernelSource, local: Size3) -> None:
+        kernel = cl.Kernel(program, source.entry)
+        most = kernel.get_work_group_info(cl.kernel_work_group_info.WORK_GROUP_SIZE, self._device)
+        if math.prod(local) <= most:
+            return
+        raise CompileError(
+            f"the kernel {source.entry!r} cannot run with work-groups of {local[0]}x{local[1]}x{local[2]}",
+            where=self._device.name.strip(),
+            why=f"it needs so many registers or so much local memory that a group has at most {most} items",
+            fix="choose a smaller LX, LY or LZ",
+        )
+
+    def _refused(self, source: KernelSource, header: str, reason: str, build_log: str) -> CompileError:
+        numbered = "\n".join(f"{i:5} | {line}" for i, line in enumerate(source.text.splitlines(), 1))
+        why = f"{reason}\n{build_log}\nconstants:\n{header}source:\n{numbered}"
+        driver = f"{self._device.platform.name.strip()} {self._device.driver_version.strip()}"
+        return CompileError(
+            f"the kernel {source.entry!r} does not compile",
+            where=f"{self._device.name.strip()}, {driver}",
+            why=why,
+            fix="correct the template that this source was rendered from",
+        )
+
+
+def defines(source: KernelSource, values: Mapping[str, int | float]) -> str:
+    """Return one `#define` line for each constant of the kernel."""
+    missing = [name for name, _ in source.constants if name not in values]
+    if missing:
+        raise CompileError(
+            f"the kernel {source.entry!r} lacks values for its constants",
+            why=f"no value was given for {', '.join(missing)}",
+            fix="give one for each of " + ", ".join(name for name, _ in source.constants),
+        )
+    return "".join(f"#define {name} {literal(values[name], kind)}\n" for name, kind in source.constants)
+
+
+def literal(value: int | float, kind: ConstantKind) -> str:
+    """Return a constant as OpenCL C, exact: ints of 32 bits, floats rounded to fp32."""
+    if kind == "int":
+        number = int(value)
+        if not _INT_MIN <= number <= _INT_MAX:
+            raise CompileError(
+                f"the constant {number} does not fit", why="constants of kernels are 32-bit ints"
+            )
+        if number == _INT_MIN:
+            return f"({_INT_MIN + 1} - 1)"  # in C, the literal 2147483648 is not an int
+        return str(number) if number >= 0 else f"({number})"
+    with np.errstate(over="ignore"):
+        single = float(np.float32(value))
+    if math.isnan(single):
+        return "NAN"
+    if math.isinf(single):
+        return "INFINITY" if single > 0 else "(-INFINITY)"
+    text = f"{single:.8e}f"  # nine digits give every fp32 back
+    return f"({text})" if text.startswith("-") else text
+
+
+def _build(program: cl._cl._Program, device: cl.Device) -> None:
+    # The public Program.build adds options of its own, a second disk cache, and warnings for harmless logs.
+    program._build(" ".join(BUILD_OPTIONS).encode(), [device])
+
+
+def _log_of(program: cl._cl._Program, device: cl.Device) -> str:
+    try:
+        return str(program.get_build_info(device, cl.program_build_info.LOG)).strip("\n\0 ")
+    except cl.Error as e:
+        return f"the driver gives no build log: {words(e.code)}"

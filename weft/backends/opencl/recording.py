@@ -1,0 +1,263 @@
+"""A list of commands with everything bound, and the two ways of replaying it."""
+
+from __future__ import annotations
+
+import ctypes
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import pyopencl as cl
+
+from weft.backends.gpu.device import Binding, Command, CopyCommand, LaunchCommand, Size3
+from weft.backends.opencl.native import Call, NativeCalls
+from weft.backends.opencl.programs import OpenCLKernel
+from weft.backends.opencl.words import failure
+from weft.core.layout import Array
+from weft.errors import DeviceError
+
+FLUSH_AFTER = 4
+"""So many commands into a replay the device is told to start, while the rest is still being enqueued."""
+
+
+@dataclass(frozen=True)
+class Step(ABC):
+    """One enqueued operation; `index` is its command's place in the recording."""
+
+    index: int
+    label: str
+
+    @abstractmethod
+    def native(self, api: NativeCalls, queue: ctypes.c_void_p) -> Call:
+        """Return the direct call that enqueues the step."""
+
+    @abstractmethod
+    def enqueue(self, queue: cl.CommandQueue) -> cl.Event:
+        """Enqueue the step through pyopencl."""
+
+
+@dataclass(frozen=True)
+class LaunchStep(Step):
+    """Run a kernel whose arguments are set."""
+
+    kernel: cl.Kernel
+    items: Size3
+    local: Size3
+
+    def native(self, api: NativeCalls, queue: ctypes.c_void_p) -> Call:
+        """Return the direct call."""
+        return api.launch(queue, self.kernel.int_ptr, self.items, self.local)
+
+    def enqueue(self, queue: cl.CommandQueue) -> cl.Event:
+        """Enqueue the launch."""
+        return cl.enqueue_nd_range_kernel(queue, self.kernel, self.items, self.local)
+
+
+@dataclass(frozen=True)
+class WriteStep(Step):
+    """Copy pinned host memory to a buffer."""
+
+    target: cl.Buffer
+    offset: int
+    host: Array
+
+    def native(self, api: NativeCalls, queue: ctypes.c_void_p) -> Call:
+        """Return the direct call."""
+        return api.write(queue, self.target.int_ptr, self.offset, self.host.nbytes, self.host.ctypes.data)
+
+    def enqueue(self, queue: cl.CommandQueue) -> cl.Event:
+        """Enqueue the copy."""
+        return cl.enqueue_copy(queue, self.target, self.host, dst_offset=self.offset, is_blocking=False)
+
+
+@dataclass(frozen=True)
+class ReadStep(Step):
+    """Copy a buffer to pinned host memory."""
+
+    source: cl.Buffer
+    offset: int
+    host: Array
+
+    def native(self, api: NativeCalls, queue: ctypes.c_void_p) -> Call:
+        """Return the direct call."""
+        return api.read(queue, self.source.int_ptr, self.offset, self.host.nbytes, self.host.ctypes.data)
+
+    def enqueue(self, queue: cl.CommandQueue) -> cl.Event:
+        """Enqueue the copy."""
+        return cl.enqueue_copy(queue, self.host, self.source, src_offset=self.offset, is_blocking=False)
+
+
+@dataclass(frozen=True)
+class CopyStep(Step):
+    """Copy from buffer to buffer."""
+
+    source: cl.Buffer
+    at: int
+    target: cl.Buffer
+    to: int
+    nbytes: int
+
+    def native(self, api: NativeCalls, queue: ctypes.c_void_p) -> Call:
+        """Return the direct call."""
+        return api.copy(queue, self.source.int_ptr, self.at, self.target.int_ptr, self.to, self.nbytes)
+
+    def enqueue(self, queue: cl.CommandQueue) -> cl.Event:
+        """Enqueue the copy."""
+        return cl.enqueue_copy(
+            queue, self.target, self.source, byte_count=self.nbytes, src_offset=self.at, dst_offset=self.to
+        )
+
+
+Start = Callable[[cl.CommandQueue], None]
+
+
+@dataclass(eq=False)
+class Recording:
+    """Commands that can be started many times; `start` enqueues them all, the way chosen when recording."""
+
+    where: str
+    commands: int
+    steps: list[Step]
+    profile: bool
+    labels: tuple[str, ...]
+    events: list[cl.Event] = field(default_factory=list)
+    queue: cl.CommandQueue | None = None
+    start: Start = field(init=False)
+
+    def prepare(self, api: NativeCalls | None) -> None:
+        """Choose how to replay: by direct calls if there are any, else (or with timestamps) by pyopencl."""
+        self.start = self._start_with_events if self.profile or api is None else self._direct(api)
+
+    def timings(self) -> list[float]:
+        """Return seconds per command of the last run; 0.0 for what enqueues nothing."""
+        if not self.profile or not self.events:
+            return []
+        seconds = [0.0] * self.commands
+        for step, event in zip(self.steps, self.events, strict=True):
+            seconds[step.index] += (event.profile.end - event.profile.start) * 1e-9
+        return seconds
+
+    def _direct(self, api: NativeCalls) -> Start:
+        queue = ctypes.c_void_p(None)
+        calls = [step.native(api, queue) for step in self.steps]
+        labels = [step.label for step in self.steps]
+        for position in sorted({min(FLUSH_AFTER, len(calls)), len(calls) + (len(calls) > FLUSH_AFTER)}):
+            calls.insert(position, api.flush(queue))
+            labels.insert(position, "flush")
+
+        def start(target: cl.CommandQueue) -> None:
+            queue.value = target.int_ptr
+            for call in calls:
+                code = call()
+                if code:
+                    raise self._refused(code, labels[calls.index(call)])
+
+        return start
+
+    def _start_with_events(self, queue: cl.CommandQueue) -> None:
+        self.events = []
+        label = ""
+        try:
+            for step in self.steps:
+                label = step.label
+                self.events.append(step.enqueue(queue))
+                if len(self.events) == FLUSH_AFTER:
+                    queue.flush()
+            queue.flush()
+        except cl.Error as e:
+            raise self._refused(e.code, label) from e
+
+    def _refused(self, code: int, label: str) -> DeviceError:
+        return failure(code, f"the device refused {label or 'a command'!r}", self.where)
+
+
+class Recorder:
+    """Turns commands into steps; checks every binding, so that a replay has nothing left to check."""
+
+    def __init__(self, context: cl.Context, where: str, alignment: int) -> None:
+        self._context, self._where, self._alignment = context, where, alignment
+        self._pieces: dict[tuple[int, int, int], cl.Buffer] = {}
+
+    def record(self, commands: Sequence[Command], profile: bool) -> Recording:
+        """Return the commands with kernels made, arguments set and pieces of buffers cut."""
+        steps: list[Step] = []
+        for index, command in enumerate(commands):
+            if isinstance(command, LaunchCommand):
+                steps += self._launch(index, command)
+            elif isinstance(command, CopyCommand):
+                steps += self._copy(index, command)
+        labels = tuple(step.label for step in steps)
+        return Recording(self._where, len(commands), steps, profile, labels)
+
+    def _launch(self, index: int, command: LaunchCommand) -> list[Step]:
+        built: OpenCLKernel = command.kernel
+        label = command.label or built.entry
+        if len(command.bindings) != built.arguments:
+            raise self._wrong(
+                label, f"it takes {built.arguments} buffers and was given {len(command.bindings)}"
+            )
+        if 0 in command.grid:
+            return []
+        kernel = cl.Kernel(built.program, built.entry)
+        for position, binding in enumerate(command.bindings):
+            kernel.set_arg(position, self._piece(binding, label))
+        x, y, z = (groups * size for groups, size in zip(command.grid, built.local, strict=True))
+        return [LaunchStep(index, label, kernel, (x, y, z), built.local)]
+
+    def _copy(self, index: int, command: CopyCommand) -> list[Step]:
+        source, target, label = command.source, command.target, command.label or "copy"
+        self._check(source, label)
+        self._check(target, label)
+        if source.nbytes != target.nbytes:
+            raise self._wrong(label, f"{source.nbytes} bytes cannot be copied to a piece of {target.nbytes}")
+        if not source.nbytes:
+            return []
+        taken, given = _host_bytes(source), _host_bytes(target)
+        if taken is not None and given is not None:
+            # A host copy cannot be put into the queue; two transfers keep the order.
+            between = cl.Buffer(self._context, cl.mem_flags.READ_WRITE, source.nbytes)
+            return [WriteStep(index, label, between, 0, taken), ReadStep(index, label, between, 0, given)]
+        if taken is not None:
+            return [WriteStep(index, label, target.buffer.handle, target.offset, taken)]
+        if given is not None:
+            return [ReadStep(index, label, source.buffer.handle, source.offset, given)]
+        pieces = (source.buffer.handle, source.offset, target.buffer.handle, target.offset)
+        return [CopyStep(index, label, *pieces, source.nbytes)]
+
+    def _piece(self, binding: Binding, label: str) -> cl.Buffer:
+        """Return the buffer itself if all of it is bound, else a sub-buffer, cut once per recording."""
+        self._check(binding, label)
+        whole: cl.Buffer = binding.buffer.handle
+        if binding.buffer.host is not None:
+            raise self._wrong(label, "a kernel cannot use memory of kind UPLOAD or DOWNLOAD")
+        if not binding.nbytes or (binding.offset, binding.nbytes) == (0, binding.buffer.nbytes):
+            return whole
+        if binding.offset % self._alignment:
+            raise self._wrong(
+                label, f"a piece starts at byte {binding.offset}, which is no multiple of {self._alignment}"
+            )
+        key = (whole.int_ptr, binding.offset, binding.nbytes)
+        if key not in self._pieces:
+            self._pieces[key] = whole.get_sub_region(key[1], key[2], cl.mem_flags.READ_WRITE)
+        return self._pieces[key]
+
+    def _check(self, binding: Binding, label: str) -> None:
+        buffer = binding.buffer
+        if buffer.handle is None:
+            raise self._wrong(label, "it uses a buffer that was freed")
+        if binding.offset < 0 or binding.nbytes < 0 or binding.offset + binding.nbytes > buffer.nbytes:
+            raise self._wrong(
+                label,
+                f"bytes {binding.offset} to {binding.offset + binding.nbytes} are outside of its buffer "
+                f"of {buffer.nbytes}",
+            )
+
+    def _wrong(self, label: str, why: str) -> DeviceError:
+        return DeviceError(
+            f"{label!r} cannot be recorded", where=self._where, why=why, fix="correct the bindings"
+        )
+
+
+def _host_bytes(binding: Binding) -> Array | None:
+    host = binding.buffer.host
+    return None if host is None else host[binding.offset : binding.offset + binding.nbytes]

@@ -1,0 +1,149 @@
+"""The logical device: its queue, the locks around it, and how work is submitted and waited for."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from weft.backends.gpu.device import DeviceStats
+from weft.backends.vulkan._vk import NULL, Arena, check, create, failure, ffi, lib, vk
+from weft.backends.vulkan.physical import Physical
+from weft.errors import NoDevice
+
+SPIN_SECONDS = 0.002
+"""How long `wait` polls before it sleeps: a sleeping wait wakes up some 30 us late."""
+_ONE_SECOND = 1_000_000_000
+_NOT_READY = 1
+_TIMEOUT = 2
+
+
+class Context:
+    """An open logical device with one queue; everything else of the backend hangs on it."""
+
+    def __init__(self, physical: Physical) -> None:
+        self.physical = physical
+        self.stats = DeviceStats()
+        self.stats_lock = threading.Lock()
+        family = physical.family
+        if family is None:
+            raise NoDevice(f"{physical.name} has no queue that computes", fix="choose another device")
+        self.family = family.index
+        self.timestamps = family.timestamp_bits > 0
+        self.device = self._open()
+        queue = ffi.new("VkQueue*")
+        lib.vkGetDeviceQueue(self.device, self.family, 0, queue)
+        self.queue = queue[0]
+        self._queue_lock = threading.Lock()
+        self._arena = Arena()
+        self._barriers()
+
+    def _open(self) -> Any:
+        arena, physical = Arena(), self.physical
+        features = arena.new("VkPhysicalDeviceFeatures2")
+        wanted = ("VK_KHR_portability_subset", "VK_KHR_8bit_storage")
+        extensions = [e for e in wanted if e in physical.extensions]
+        supported = physical.features()
+        storage = {
+            "VkPhysicalDevice16BitStorageFeatures": "storageBuffer16BitAccess",
+            "VkPhysicalDevice8BitStorageFeatures": "storageBuffer8BitAccess",
+        }
+        for name, feature in storage.items():
+            if name in supported and getattr(supported[name], feature):
+                features.pNext = arena.new(name, pNext=features.pNext, **{feature: 1})
+        queue = arena.new(
+            "VkDeviceQueueCreateInfo", queueFamilyIndex=self.family, queueCount=1, pQueuePriorities=[1.0]
+        )
+        info = arena.new(
+            "VkDeviceCreateInfo",
+            pNext=features,
+            queueCreateInfoCount=1,
+            pQueueCreateInfos=queue,
+            enabledExtensionCount=len(extensions),
+            ppEnabledExtensionNames=extensions,
+        )
+        what = f"the Vulkan device {physical.name} cannot be opened"
+        return create(lib.vkCreateDevice, physical.handle, info, "VkDevice", what)
+
+    def _barriers(self) -> None:
+        """Prepare the two barriers: between commands, and at the end of every command buffer."""
+        writes = vk.VK_ACCESS_SHADER_WRITE_BIT | vk.VK_ACCESS_TRANSFER_WRITE_BIT
+        both = writes | vk.VK_ACCESS_SHADER_READ_BIT | vk.VK_ACCESS_TRANSFER_READ_BIT
+        self._stages = vk.VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT | vk.VK_PIPELINE_STAGE_TRANSFER_BIT
+        self._between = self._arena.new("VkMemoryBarrier", srcAccessMask=writes, dstAccessMask=both)
+        self._last = self._arena.new(
+            "VkMemoryBarrier", srcAccessMask=writes, dstAccessMask=both | vk.VK_ACCESS_HOST_READ_BIT
+        )
+
+    def barrier(self, commands: Any) -> None:
+        """Record: everything before is finished and visible before anything after begins."""
+        lib.vkCmdPipelineBarrier(commands, self._stages, self._stages, 0, 1, self._between, 0, NULL, 0, NULL)
+
+    def last_barrier(self, commands: Any) -> None:
+        """Record the end of a command buffer: the host and all later submits see its results."""
+        after = self._stages | vk.VK_PIPELINE_STAGE_HOST_BIT
+        lib.vkCmdPipelineBarrier(commands, self._stages, after, 0, 1, self._last, 0, NULL, 0, NULL)
+
+    def command_pool(self, flags: int) -> Any:
+        """Return a new pool for the command buffers of one owner."""
+        info = Arena().new("VkCommandPoolCreateInfo", flags=flags, queueFamilyIndex=self.family)
+        what = "a command pool cannot be made"
+        return create(lib.vkCreateCommandPool, self.device, info, "VkCommandPool", what)
+
+    def command_buffer(self, pool: Any) -> Any:
+        """Return a new primary command buffer."""
+        info = Arena().new("VkCommandBufferAllocateInfo", commandPool=pool, commandBufferCount=1)
+        out = ffi.new("VkCommandBuffer*")
+        check(lib.vkAllocateCommandBuffers(self.device, info, out), "a command buffer cannot be made")
+        return out[0]
+
+    def fence(self) -> Any:
+        """Return a new fence."""
+        info = Arena().new("VkFenceCreateInfo")
+        return create(lib.vkCreateFence, self.device, info, "VkFence", "a fence cannot be made")
+
+    def submit(self, info: Any, fence: Any, fences: Any, *, counted: bool = False) -> None:
+        """Reset the fence and submit prebuilt work; the queue takes one thread at a time."""
+        result = lib.vkResetFences(self.device, 1, fences)
+        if result == 0:
+            with self._queue_lock:
+                result = lib.vkQueueSubmit(self.queue, 1, info, fence)
+                self.stats.submits += counted
+        if result != 0:
+            raise failure(result, "work cannot be submitted", self.physical.name)
+
+    def wait(self, fence: Any, fences: Any) -> None:
+        """Wait for a fence: poll a while on a GPU; on the CPU polling takes the device's own cores."""
+        device = self.device
+        if not self.physical.software:
+            get_status = lib.vkGetFenceStatus
+            deadline = time.perf_counter() + SPIN_SECONDS
+            result = get_status(device, fence)
+            while result == _NOT_READY and time.perf_counter() < deadline:
+                result = get_status(device, fence)
+            if result == 0:
+                return
+            if result != _NOT_READY:
+                raise failure(result, "the device failed while it ran", self.physical.name)
+        result = _TIMEOUT
+        while result == _TIMEOUT:  # a second at a time, so that Ctrl-C is heard
+            result = lib.vkWaitForFences(device, 1, fences, 1, _ONE_SECOND)
+        if result != 0:
+            raise failure(result, "the device failed while it ran", self.physical.name)
+
+    def idle(self) -> None:
+        """Wait for all work; a lost device counts as idle, since nothing of it runs any more."""
+        with self._queue_lock:
+            result = lib.vkDeviceWaitIdle(self.device)
+        if result != vk.VK_ERROR_DEVICE_LOST:
+            check(result, "the device cannot be waited for", self.physical.name)
+
+    def count(self, **changes: int) -> None:
+        """Add to the counters of `stats`."""
+        with self.stats_lock:
+            for name, change in changes.items():
+                setattr(self.stats, name, getattr(self.stats, name) + change)
+
+    def destroy(self) -> None:
+        """Destroy the logical device; everything made of it is gone before."""
+        lib.vkDestroyDevice(self.device, NULL)

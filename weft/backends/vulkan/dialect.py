@@ -1,0 +1,93 @@
+"""Kernels in Vulkan GLSL 4.50."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from weft.core.dtypes import DType
+from weft.kernels.dialect import Dialect, Shared
+from weft.kernels.source import Arg, ConstantKind
+
+_RAW = {1: "uint8_t", 2: "uint16_t", 4: "uint", 8: "uvec2"}
+_TYPES = {
+    DType.FLOAT32: "float",
+    DType.FLOAT16: "float16_t",
+    DType.INT32: "int",
+    DType.INT64: "ivec2",
+    DType.UINT8: "uint8_t",
+    DType.INT8: "int8_t",
+    DType.BOOL: "uint8_t",
+}
+_EXTENSIONS = {
+    1: "#extension GL_EXT_shader_8bit_storage : require\n",
+    2: "#extension GL_EXT_shader_16bit_storage : require\n",
+}
+
+
+@dataclass(frozen=True)
+class GlslDialect(Dialect):
+    """GLSL: constants are specialization constants, so that one SPIR-V serves every shape."""
+
+    name: ClassVar[str] = "glsl"
+    prelude: ClassVar[str] = "prelude.glsl.mako"
+
+    def assemble(
+        self,
+        entry: str,
+        prelude: str,
+        args: Sequence[Arg],
+        constants: Sequence[tuple[str, ConstantKind]],
+        shared: Sequence[Shared],
+        body: str,
+    ) -> str:
+        """Return version, extensions, constants, buffers, work-group arrays, prelude and main."""
+        sizes = sorted({a.dtype.itemsize for a in args} & _EXTENSIONS.keys())
+        lines = ["#version 450\n" + "".join(_EXTENSIONS[s] for s in sizes)]
+        lines.append("layout(local_size_x_id = 0, local_size_y_id = 1, local_size_z_id = 2) in;")
+        for i, (name, kind) in enumerate(constants):
+            lines.append(f"layout(constant_id = {i + 3}) const {kind} {name} = 1;")
+        for i, a in enumerate(args):
+            access = "" if a.written else "readonly "
+            lines.append(
+                f"layout(std430, set = 0, binding = {i}) {access}buffer B_{a.name} {{ {self._element(a)} {a.name}[]; }};"
+            )
+        lines.append(prelude)
+        lines += [f"shared {s.type} {s.name}[{s.size}];" for s in shared]
+        return "\n".join([*lines, f"void main() {{  // {entry}", body, "}", ""])
+
+    def _element(self, arg: Arg) -> str:
+        if arg.kind == "raw":
+            return _RAW[arg.dtype.itemsize]
+        if arg.kind == "c4":
+            return "f16vec4" if arg.dtype is DType.FLOAT16 else "vec4"
+        return _TYPES[arg.dtype]
+
+    def load(self, arg: Arg, index: str) -> str:
+        """Return an element as f32 or i32; of an int64 the low half, since indices fit in it."""
+        if arg.dtype.is_float:
+            return f"float({arg.name}[{index}])"
+        return f"{arg.name}[{index}].x" if arg.dtype is DType.INT64 else f"int({arg.name}[{index}])"
+
+    def store(self, arg: Arg, index: str, value: str) -> str:
+        """Return the statement that stores an element."""
+        if arg.dtype is DType.INT64:
+            return f"{arg.name}[{index}] = ivec2({value}, ({value}) < 0 ? -1 : 0);"
+        return f"{arg.name}[{index}] = {_TYPES[arg.dtype]}({value});"
+
+    def load4(self, arg: Arg, index: str) -> str:
+        """Return four elements as vec4."""
+        return f"vec4({arg.name}[{index}])"
+
+    def store4(self, arg: Arg, index: str, value: str) -> str:
+        """Return the statement that stores a vec4."""
+        return f"{arg.name}[{index}] = {self._element(arg)}({value});"
+
+    def load_lane(self, arg: Arg, index: str, lane: str) -> str:
+        """Return one lane of a vec4 in memory."""
+        return f"float({arg.name}[{index}][{lane}])"
+
+    def move(self, target: Arg, to: str, source: Arg, at: str) -> str:
+        """Return the statement that moves raw bits."""
+        return f"{target.name}[{to}] = {source.name}[{at}];"

@@ -1,0 +1,196 @@
+"""GLSL to SPIR-V: find a compiler on this machine and drive it.
+
+Three are known, in this order: the shared library that `GLSLANG_LIBRARY` names, the one that an installed
+`slangpy` brings (found without importing it), and `glslangValidator` or `glslc` on the PATH. All compile for
+SPIR-V 1.3, the version that every Vulkan 1.1 driver takes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import re
+import shutil
+import subprocess
+import tempfile
+import threading
+from abc import ABC, abstractmethod
+from functools import lru_cache
+from pathlib import Path
+
+from weft import config
+from weft.errors import CompileError, ConfigError
+
+TOOLCHAIN = "vulkan1.1-spirv1.3-1"
+"""Names what is asked of every compiler; part of the key under which their output is kept on disk."""
+
+SPIRV_MAGIC = b"\x03\x02\x23\x07"
+INSTALL_HINT = (
+    "install one of: `pip install weft[vulkan]` (slangpy brings glslang); set GLSLANG_LIBRARY to a "
+    "libslang-glslang shared library; `apt install glslang-tools` (or glslc), so that it is on the PATH"
+)
+_CONTEXT_LINES = 4
+_COMPUTE_STAGE = 6
+_Output = ctypes.CFUNCTYPE(None, ctypes.POINTER(ctypes.c_char), ctypes.c_size_t, ctypes.c_void_p)
+
+
+class Compiler(ABC):
+    """Turns the text of a compute shader into SPIR-V."""
+
+    description: str
+
+    @abstractmethod
+    def translate(self, text: str, name: str) -> tuple[bytes, str]:
+        """Return the SPIR-V (empty on failure) and the compiler's log."""
+
+    def compile(self, text: str, name: str) -> bytes:
+        """Return the SPIR-V of `text`; CompileError shows the source around the error and the log."""
+        spirv, log = self.translate(text, name)
+        if not spirv.startswith(SPIRV_MAGIC):
+            raise CompileError(
+                f"the GLSL of kernel {name} does not compile",
+                where=self.description,
+                why=f"{log.strip() or 'the compiler gave no reason'}\n{numbered(text, log)}",
+                fix="mend the kernel's template at the lines marked with >",
+            )
+        return spirv
+
+
+def numbered(text: str, log: str) -> str:
+    """Return the lines of `text` around those that the log names, numbered; all of them if it names none."""
+    lines = text.splitlines()
+    wrong = {int(n) for n in re.findall(r":(\d+):", log) if 0 < int(n) <= len(lines)}
+    shown = [
+        n for n in range(1, len(lines) + 1) if not wrong or any(abs(n - w) <= _CONTEXT_LINES for w in wrong)
+    ]
+    return "\n".join(f"{'>' if n in wrong else ' '}{n:5d} | {lines[n - 1]}" for n in shown)
+
+
+class _Request(ctypes.Structure):
+    """The request of the C entry point `glslang_compile_1_2`."""
+
+    _fields_ = [
+        ("size_in_bytes", ctypes.c_size_t),
+        ("source_path", ctypes.c_char_p),
+        ("input_begin", ctypes.c_void_p),
+        ("input_end", ctypes.c_void_p),
+        ("diagnostic", _Output),
+        ("diagnostic_user", ctypes.c_void_p),
+        ("output", _Output),
+        ("output_user", ctypes.c_void_p),
+        ("stage", ctypes.c_int),
+        ("action", ctypes.c_uint),
+        ("optimization", ctypes.c_uint),
+        ("debug_info", ctypes.c_uint),
+        ("target", ctypes.c_char_p),
+        ("spirv_version", ctypes.c_int * 3),
+        ("entry_point", ctypes.c_char_p),
+    ]
+
+
+class LibraryCompiler(Compiler):
+    """A glslang shared library in this process; a small kernel takes 1-2 ms."""
+
+    def __init__(self, path: str) -> None:
+        self.description = f"glslang library {path}"
+        self._lock = threading.Lock()
+        try:
+            self._function = ctypes.CDLL(path).glslang_compile_1_2
+        except (OSError, AttributeError) as e:
+            raise ConfigError(
+                "the glslang library cannot be used",
+                where=path,
+                why=str(e),
+                fix="point GLSLANG_LIBRARY to a libslang-glslang shared library, or unset it",
+            ) from None
+        self._function.restype = ctypes.c_int
+        self._function.argtypes = [ctypes.POINTER(_Request)]
+
+    def translate(self, text: str, name: str) -> tuple[bytes, str]:
+        """Compile in this process; one call at a time, since glslang keeps global state."""
+        spirv, log = bytearray(), bytearray()
+        on_spirv = _Output(lambda data, size, user: spirv.extend(ctypes.string_at(data, size)))
+        on_log = _Output(lambda data, size, user: log.extend(ctypes.string_at(data, size)))
+        source = ctypes.create_string_buffer(text.encode())
+        request = _Request(
+            size_in_bytes=ctypes.sizeof(_Request),
+            source_path=name.encode(),
+            input_begin=ctypes.addressof(source),
+            input_end=ctypes.addressof(source) + len(source) - 1,
+            diagnostic=on_log,
+            output=on_spirv,
+            stage=_COMPUTE_STAGE,
+            optimization=0,
+            spirv_version=(1, 3, 0),
+            entry_point=b"main",
+        )
+        with self._lock:
+            status = self._function(ctypes.byref(request))
+        return (bytes(spirv) if status == 0 else b""), log.decode(errors="replace")
+
+
+class CommandCompiler(Compiler):
+    """A program on the PATH, one process a kernel."""
+
+    def __init__(self, program: str, *options: str) -> None:
+        self.description = program
+        self._command = (program, *options)
+
+    def translate(self, text: str, name: str) -> tuple[bytes, str]:
+        """Run the program on a temporary file."""
+        with tempfile.TemporaryDirectory(prefix="weft-") as folder:
+            source = Path(folder) / "kernel.comp"
+            target = Path(folder) / "kernel.spv"
+            source.write_text(text, encoding="utf-8")
+            try:
+                done = subprocess.run(
+                    [*self._command, "-o", str(target), str(source)],
+                    capture_output=True,
+                    text=True,
+                    timeout=120,
+                    check=False,
+                )
+            except (OSError, subprocess.TimeoutExpired) as e:
+                return b"", str(e)
+            log = (done.stdout + done.stderr).replace(str(source), name)
+            return (target.read_bytes() if done.returncode == 0 and target.exists() else b""), log
+
+
+def _slangpy_library() -> str | None:
+    """Return the glslang inside an installed slangpy; importing it would cost 0.4 s and load a GPU stack."""
+    try:
+        spec = importlib.util.find_spec("slangpy")
+    except (ImportError, ValueError):
+        return None
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        for pattern in ("libslang-glslang*.so*", "slang-glslang*.dll", "libslang-glslang*.dylib"):
+            for path in sorted(Path(folder).glob(pattern)):
+                return str(path)
+    return None
+
+
+@lru_cache(maxsize=8)
+def _library(path: str) -> LibraryCompiler:
+    return LibraryCompiler(path)
+
+
+def find_compiler() -> Compiler | None:
+    """Return the best compiler on this machine, or None if there is none or `WEFT_NO_COMPILER=1`."""
+    if config.glsl_compiler_disabled():
+        return None
+    named = config.glslang_library()
+    if named:
+        return _library(named)
+    inside = _slangpy_library()
+    if inside:
+        try:
+            return _library(inside)
+        except ConfigError:
+            pass  # an older or newer slangpy without this entry point: a program may still be there
+    validator = shutil.which("glslangValidator")
+    if validator:
+        return CommandCompiler(validator, "-V", "--target-env", "vulkan1.1", "-S", "comp")
+    glslc = shutil.which("glslc")
+    if glslc:
+        return CommandCompiler(glslc, "--target-env=vulkan1.1", "-fshader-stage=compute")
+    return None

@@ -1,0 +1,216 @@
+"""Buffers: which memory each kind gets, and what is said when there is none left."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from weft.backends.gpu.device import GpuBuffer, MemoryKind
+from weft.backends.vulkan._vk import NULL, WHOLE_SIZE, Arena, check, failure, ffi, lib, vk, words
+from weft.backends.vulkan.context import Context
+from weft.errors import BackendError, OutOfMemory
+
+_LOCAL = 0x1
+_VISIBLE = 0x2
+_COHERENT = 0x4
+_CACHED = 0x8
+_SPECIAL = 0x10 | 0x20 | 0x40 | 0x80
+"""Lazily allocated, protected and AMD's uncached types: each needs a feature that is not enabled."""
+_OUT_OF_MEMORY = (-1, -2)
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Block:
+    """A VkBuffer with its own VkDeviceMemory."""
+
+    buffer: Any
+    memory: Any
+    coherent: bool
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """Memory types that will do: with all of `required`, none of `forbidden`, in a whole heap if `whole`."""
+
+    required: int
+    forbidden: int = 0
+    whole: bool = False
+
+
+_CHOICES = {
+    MemoryKind.DEVICE: (_Choice(_LOCAL, _VISIBLE), _Choice(_LOCAL)),
+    MemoryKind.UPLOAD: (
+        _Choice(_LOCAL | _VISIBLE | _COHERENT, whole=True),
+        _Choice(_VISIBLE | _COHERENT, _LOCAL),
+        _Choice(_VISIBLE | _COHERENT),
+    ),
+    MemoryKind.DOWNLOAD: (
+        _Choice(_VISIBLE | _CACHED | _COHERENT),
+        _Choice(_VISIBLE | _CACHED),
+        _Choice(_VISIBLE | _COHERENT),
+    ),
+}
+
+
+class Memory:
+    """Makes and frees the buffers of a device, one allocation each: they are few and large."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._lock = threading.Lock()
+        self._live: dict[GpuBuffer, bool] = {}
+        properties = context.physical.memory
+        self._heaps = [int(properties.memoryHeaps[i].size) for i in range(properties.memoryHeapCount)]
+        types = [properties.memoryTypes[i] for i in range(properties.memoryTypeCount)]
+        self._types = [(int(t.propertyFlags), int(t.heapIndex)) for t in types]
+        local = [self._heaps[heap] for flags, heap in self._types if flags & _LOCAL]
+        self._largest_local = max(local, default=0)
+        self.max_count = int(context.physical.limits.maxMemoryAllocationCount)
+
+    def allocate(self, nbytes: int, kind: MemoryKind, *, counted: bool = True) -> GpuBuffer:
+        """Return a buffer of at least `nbytes`; memory for staging is not counted in the device's stats."""
+        if nbytes < 0:
+            raise BackendError("a buffer cannot have a negative size", why=f"{nbytes} bytes were asked for")
+        size = max(4, -(-nbytes // 4) * 4)
+        with self._lock:
+            self._check(size, kind)
+            block = self._create(size, kind)
+            host = None
+            if kind is not MemoryKind.DEVICE:
+                try:
+                    host = self._map(block, size)[:nbytes]
+                except Exception:
+                    self._destroy(block)
+                    raise
+            buffer = GpuBuffer(nbytes, kind, block, host)
+            self._live[buffer] = counted
+        if counted:
+            self._context.count(allocations=1, live_buffers=1, live_bytes=nbytes)
+        return buffer
+
+    def free(self, buffer: GpuBuffer) -> None:
+        """Give a buffer back."""
+        with self._lock:
+            counted = self._live.pop(buffer, None)
+            if counted is None:
+                raise BackendError(
+                    "a buffer is freed that this device does not hold",
+                    where=self._context.physical.name,
+                    why="it was freed before, or belongs to another device",
+                    fix="free each buffer once, on the device that allocated it",
+                )
+            self._destroy(buffer.handle)
+            buffer.host = None
+        if counted:
+            self._context.count(live_buffers=-1, live_bytes=-buffer.nbytes)
+
+    def destroy(self) -> None:
+        """Free every buffer that is left."""
+        for buffer in list(self._live):
+            self.free(buffer)
+
+    def _check(self, size: int, kind: MemoryKind) -> None:
+        """Refuse at once what no heap holds, before the driver is asked for something out of its limits."""
+        heap = max((self._heaps[h] for f, h in self._types if self._fits(f, h, kind)), default=0)
+        if size > heap:
+            raise self._refusal(size, kind, "no heap of the device is that large")
+        if len(self._live) >= self.max_count:
+            raise OutOfMemory(
+                "the driver allows no further allocation",
+                where=self._context.physical.name,
+                why=f"{len(self._live)} buffers are live and maxMemoryAllocationCount is {self.max_count}",
+                fix="close sessions that are not used any more",
+            )
+
+    def _fits(self, flags: int, heap: int, kind: MemoryKind) -> bool:
+        return any(self._matches(flags, heap, choice) for choice in _CHOICES[kind])
+
+    def _matches(self, flags: int, heap: int, choice: _Choice) -> bool:
+        if choice.whole and self._heaps[heap] < self._largest_local:
+            return False
+        return flags & choice.required == choice.required and not flags & (choice.forbidden | _SPECIAL)
+
+    def _candidates(self, kind: MemoryKind, bits: int) -> list[int]:
+        """Return the memory types for `kind`, the best first; within a choice the driver's order counts."""
+        found: list[int] = []
+        for choice in _CHOICES[kind]:
+            for index, (flags, heap) in enumerate(self._types):
+                if bits >> index & 1 and self._matches(flags, heap, choice) and index not in found:
+                    found.append(index)
+        return found
+
+    def _create(self, size: int, kind: MemoryKind) -> Block:
+        device = self._context.device
+        usage = (
+            vk.VK_BUFFER_USAGE_STORAGE_BUFFER_BIT
+            | vk.VK_BUFFER_USAGE_TRANSFER_SRC_BIT
+            | vk.VK_BUFFER_USAGE_TRANSFER_DST_BIT
+        )
+        info = Arena().new("VkBufferCreateInfo", size=size, usage=usage)
+        out = ffi.new("VkBuffer*")
+        result = lib.vkCreateBuffer(device, info, NULL, out)
+        if result in _OUT_OF_MEMORY:
+            raise self._refusal(size, kind, words(result))
+        check(result, "a buffer cannot be made", self._context.physical.name)
+        try:
+            memory, index = self._memory(out[0], size, kind)
+        except Exception:
+            lib.vkDestroyBuffer(device, out[0], NULL)
+            raise
+        block = Block(out[0], memory, bool(self._types[index][0] & _COHERENT))
+        result = lib.vkBindBufferMemory(device, out[0], memory, 0)
+        if result != 0:
+            self._destroy(block)
+            raise failure(result, "memory cannot be bound to a buffer", self._context.physical.name)
+        return block
+
+    def _memory(self, buffer: Any, size: int, kind: MemoryKind) -> tuple[Any, int]:
+        """Return memory for a buffer and the index of its type; if a heap is full the next choice follows."""
+        needs = ffi.new("VkMemoryRequirements*")
+        lib.vkGetBufferMemoryRequirements(self._context.device, buffer, needs)
+        out = ffi.new("VkDeviceMemory*")
+        result = vk.VK_ERROR_OUT_OF_DEVICE_MEMORY
+        for index in self._candidates(kind, int(needs.memoryTypeBits)):
+            if needs.size > self._heaps[self._types[index][1]]:
+                continue
+            info = Arena().new("VkMemoryAllocateInfo", allocationSize=needs.size, memoryTypeIndex=index)
+            result = lib.vkAllocateMemory(self._context.device, info, NULL, out)
+            if result == 0:
+                return out[0], index
+        if result in _OUT_OF_MEMORY:
+            raise self._refusal(size, kind, words(result))
+        raise failure(result, "device memory cannot be allocated", self._context.physical.name)
+
+    def _map(self, block: Block, size: int) -> Any:
+        out = ffi.new("void**")
+        result = lib.vkMapMemory(self._context.device, block.memory, 0, WHOLE_SIZE, 0, out)
+        check(result, "memory cannot be mapped for the host", self._context.physical.name)
+        return np.frombuffer(ffi.buffer(out[0], size), np.uint8)
+
+    def _destroy(self, block: Block) -> None:
+        lib.vkDestroyBuffer(self._context.device, block.buffer, NULL)
+        lib.vkFreeMemory(self._context.device, block.memory, NULL)
+
+    def _refusal(self, size: int, kind: MemoryKind, reason: str) -> OutOfMemory:
+        physical = self._context.physical
+        heap = max(
+            {h for f, h in self._types if self._fits(f, h, kind)}, key=lambda h: self._heaps[h], default=0
+        )
+        free = physical.available(heap)
+        held = sum(b.nbytes for b in self._live)
+        room = f"its largest heap for it has {_size(self._heaps[heap])}"
+        room += f", {_size(free)} of it free" if free is not None else ""
+        return OutOfMemory(
+            f"{physical.name} has no room for a {kind.value} buffer of {_size(size)}",
+            where=f"Vulkan device {physical.name}",
+            why=f"{reason}; {room}; this device holds {_size(held)} in {len(self._live)} buffers",
+            fix="use a smaller batch or input, precision=low, or close other sessions and programs",
+        )
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / _MIB:.1f} MiB" if nbytes >= _MIB else f"{nbytes} bytes"

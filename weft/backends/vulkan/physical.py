@@ -1,0 +1,190 @@
+"""The devices that the drivers offer: names, limits, queues, features."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from weft.backends.gpu.device import DeviceCaps, Size3
+from weft.backends.vulkan._vk import NULL, Arena, enumerate_all, lib, string, vk
+from weft.backends.vulkan.instance import instance
+from weft.core.backend import DeviceInfo
+
+_API_1_1 = (1 << 22) | (1 << 12)
+_API_1_2 = (1 << 22) | (2 << 12)
+_KINDS = {0: "other", 1: "integrated GPU", 2: "discrete GPU", 3: "virtual GPU", 4: "CPU"}
+_RANK = {2: 0, 1: 1, 3: 2, 0: 3, 4: 5}
+_CPU = 4
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class QueueFamily:
+    """A family of queues that can compute."""
+
+    index: int
+    timestamp_bits: int
+
+
+class Physical:
+    """One device as its driver describes it, before it is opened."""
+
+    def __init__(self, handle: Any) -> None:
+        self.handle = handle
+        self._arena = arena = Arena()
+        base = arena.new("VkPhysicalDeviceProperties2")
+        lib.vkGetPhysicalDeviceProperties2(handle, base)
+        self.api = int(base.properties.apiVersion)
+        self.extensions = {
+            string(e.extensionName)
+            for e in enumerate_all(
+                lib.vkEnumerateDeviceExtensionProperties,
+                "VkExtensionProperties",
+                "the extensions of a device cannot be listed",
+                handle,
+                NULL,
+            )
+        }
+        self._extra: dict[str, Any] = {}
+        if self.api >= _API_1_1:
+            self._read_more(base)
+        self._base = base.properties
+        self.limits = self._base.limits
+        self.name = string(self._base.deviceName)
+        self.kind = int(self._base.deviceType)
+        self.software = self.kind == _CPU
+        self.cache_id = bytes(self._base.pipelineCacheUUID).hex()
+        self.timestamp_period = float(self.limits.timestampPeriod)
+
+    def _read_more(self, base: Any) -> None:
+        """Ask for the properties that lie outside the 1.0 struct, each only if the device knows it."""
+        wanted = ["VkPhysicalDeviceMaintenance3Properties", "VkPhysicalDeviceSubgroupProperties"]
+        if self.api >= _API_1_2 or "VK_KHR_driver_properties" in self.extensions:
+            wanted.append("VkPhysicalDeviceDriverProperties")
+        if "VK_NV_shader_sm_builtins" in self.extensions:
+            wanted.append("VkPhysicalDeviceShaderSMBuiltinsPropertiesNV")
+        if "VK_AMD_shader_core_properties" in self.extensions:
+            wanted.append("VkPhysicalDeviceShaderCorePropertiesAMD")
+        for name in wanted:
+            self._extra[name] = self._arena.new(name, pNext=base.pNext)
+            base.pNext = self._extra[name]
+        lib.vkGetPhysicalDeviceProperties2(self.handle, base)
+
+    @property
+    def usable(self) -> bool:
+        """Tell whether the device has Vulkan 1.1 and a queue that computes."""
+        return self.api >= _API_1_1 and self.family is not None
+
+    @cached_property
+    def driver(self) -> str:
+        """Return the driver's name and version."""
+        known = self._extra.get("VkPhysicalDeviceDriverProperties")
+        if known:
+            return f"{string(known.driverName)} {string(known.driverInfo)}".strip()
+        raw = int(self._base.driverVersion)
+        return f"{raw >> 22}.{raw >> 12 & 0x3FF}.{raw & 0xFFF}"
+
+    @cached_property
+    def family(self) -> QueueFamily | None:
+        """Return the queue family to use: one that computes and does not draw is free of a display's work."""
+        found = []
+        for index, each in enumerate(
+            enumerate_all(
+                lib.vkGetPhysicalDeviceQueueFamilyProperties, "VkQueueFamilyProperties", "", self.handle
+            )
+        ):
+            if each.queueFlags & vk.VK_QUEUE_COMPUTE_BIT:
+                draws = bool(each.queueFlags & vk.VK_QUEUE_GRAPHICS_BIT)
+                found.append((draws, QueueFamily(index, int(each.timestampValidBits))))
+        return min(found, key=lambda f: f[0])[1] if found else None
+
+    @cached_property
+    def memory(self) -> Any:
+        """Return the VkPhysicalDeviceMemoryProperties: heaps and memory types."""
+        memory = self._arena.new("VkPhysicalDeviceMemoryProperties")
+        lib.vkGetPhysicalDeviceMemoryProperties(self.handle, memory)
+        return memory
+
+    def available(self, heap: int) -> int | None:
+        """Return the bytes of a heap that this process can still get; None if the driver does not say."""
+        if "VK_EXT_memory_budget" not in self.extensions:
+            return None
+        arena = Arena()
+        budget = arena.new("VkPhysicalDeviceMemoryBudgetPropertiesEXT")
+        lib.vkGetPhysicalDeviceMemoryProperties2(
+            self.handle, arena.new("VkPhysicalDeviceMemoryProperties2", pNext=budget)
+        )
+        return max(0, int(budget.heapBudget[heap]) - int(budget.heapUsage[heap]))
+
+    def features(self) -> dict[str, Any]:
+        """Return the feature structs that the device knows, by struct name, as far as Weft uses them."""
+        names = ["VkPhysicalDevice16BitStorageFeatures"]
+        if self.api >= _API_1_2 or "VK_KHR_8bit_storage" in self.extensions:
+            names.append("VkPhysicalDevice8BitStorageFeatures")
+        base = self._arena.new("VkPhysicalDeviceFeatures2")
+        found = {}
+        for name in names:
+            found[name] = self._arena.new(name, pNext=base.pNext)
+            base.pNext = found[name]
+        lib.vkGetPhysicalDeviceFeatures2(self.handle, base)
+        return found
+
+    def compute_units(self) -> int:
+        """Return how many work-groups' worth of hardware there is; 1 if the driver does not say."""
+        if self.software:
+            return os.cpu_count() or 1
+        nv = self._extra.get("VkPhysicalDeviceShaderSMBuiltinsPropertiesNV")
+        if nv:
+            return int(nv.shaderSMCount)
+        amd = self._extra.get("VkPhysicalDeviceShaderCorePropertiesAMD")
+        if amd:
+            arrays = amd.shaderEngineCount * amd.shaderArraysPerEngineCount
+            return int(arrays * amd.computeUnitsPerShaderArray)
+        return 1
+
+    def caps(self) -> DeviceCaps:
+        """Return what the device can do."""
+        limits, features = self.limits, self.features()
+        eight = features.get("VkPhysicalDevice8BitStorageFeatures")
+        return DeviceCaps(
+            max_local_items=int(limits.maxComputeWorkGroupInvocations),
+            max_local_size=_size3(limits.maxComputeWorkGroupSize),
+            max_grid=_size3(limits.maxComputeWorkGroupCount),
+            local_memory=int(limits.maxComputeSharedMemorySize),
+            max_buffer_range=min(int(limits.maxStorageBufferRange), 2**32 - 1) // 4 * 4,
+            max_allocation=int(self._extra["VkPhysicalDeviceMaintenance3Properties"].maxMemoryAllocationSize),
+            offset_alignment=max(1, int(limits.minStorageBufferOffsetAlignment)),
+            fp16_storage=bool(features["VkPhysicalDevice16BitStorageFeatures"].storageBuffer16BitAccess),
+            int8_storage=bool(eight and eight.storageBuffer8BitAccess),
+            subgroup_size=max(1, int(self._extra["VkPhysicalDeviceSubgroupProperties"].subgroupSize)),
+            compute_units=self.compute_units(),
+            software=self.software,
+        )
+
+    def info(self, index: int) -> DeviceInfo:
+        """Return the device as a user sees it."""
+        heaps = [self.memory.memoryHeaps[i] for i in range(self.memory.memoryHeapCount)]
+        local = [h.size for h in heaps if h.flags & vk.VK_MEMORY_HEAP_DEVICE_LOCAL_BIT]
+        rest = [h.size for h in heaps if not h.flags & vk.VK_MEMORY_HEAP_DEVICE_LOCAL_BIT]
+        details: dict[str, object] = {
+            "api": f"Vulkan {self.api >> 22}.{self.api >> 12 & 0x3FF}.{self.api & 0xFFF}",
+            "type": _KINDS.get(self.kind, "other"),
+            "device_memory_mib": sum(local) // _MIB,
+            "host_memory_mib": sum(rest) // _MIB,
+        }
+        return DeviceInfo("vulkan", index, self.name, self.driver, self.software, details)
+
+
+def _size3(values: Any) -> Size3:
+    return (int(values[0]), int(values[1]), int(values[2]))
+
+
+def physical_devices() -> list[Physical]:
+    """Return the usable devices, the best kind first: discrete, integrated, virtual, then software."""
+    handles = enumerate_all(
+        lib.vkEnumeratePhysicalDevices, "VkPhysicalDevice", "the Vulkan devices cannot be listed", instance()
+    )
+    found = [device for device in map(Physical, handles) if device.usable]
+    return sorted(found, key=lambda d: _RANK.get(d.kind, len(_RANK)))

@@ -1,0 +1,289 @@
+"""Recordings: commands bound once into a command buffer that is submitted many times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from weft.backends.gpu.device import (
+    BarrierCommand,
+    Binding,
+    Command,
+    CopyCommand,
+    DeviceCaps,
+    GpuBuffer,
+    LaunchCommand,
+    MemoryKind,
+)
+from weft.backends.vulkan._vk import NULL, WHOLE_SIZE, Arena, check, create, ffi, lib, vk
+from weft.backends.vulkan.context import Context
+from weft.errors import BackendError
+
+_NO_RECORDING = "a recording cannot be made"
+
+
+class Recording:
+    """A command buffer with its descriptor sets, its fence and the prebuilt data of its submit."""
+
+    def __init__(
+        self, context: Context, caps: DeviceCaps, commands: Sequence[Command], profile: bool
+    ) -> None:
+        self._context = context
+        self._caps = caps
+        self._arena = Arena()
+        self._pool = self._descriptors = self._queries = self._fence = NULL
+        self._sets: dict[tuple[Any, ...], Any] = {}
+        self._timed = [i for i, c in enumerate(commands) if not isinstance(c, BarrierCommand)]
+        self._count = len(commands)
+        self._profiled = profile and context.timestamps and bool(self._timed)
+        self.pending = False
+        self._ran = False
+        try:
+            self._check(commands)
+            self._create_objects()
+            self._write_sets([c for c in commands if isinstance(c, LaunchCommand)])
+            self._record(commands)
+            self._prepare_submit(commands)
+        except Exception:
+            self.destroy()
+            raise
+
+    # -- making it ---------------------------------------------------------------------------------------
+
+    def _check(self, commands: Sequence[Command]) -> None:
+        for command in commands:
+            if isinstance(command, CopyCommand):
+                if command.source.nbytes != command.target.nbytes:
+                    raise BackendError(
+                        f"a copy of {command.source.nbytes} bytes goes to {command.target.nbytes} bytes",
+                        where=command.label,
+                    )
+                _check_piece(command.source, command.label)
+                _check_piece(command.target, command.label)
+            elif isinstance(command, LaunchCommand):
+                self._check_launch(command)
+
+    def _check_launch(self, command: LaunchCommand) -> None:
+        name, caps, grid = command.kernel.name, self._caps, command.grid
+        where = f"{command.label or name} (kernel {name})"
+        if len(command.bindings) != command.kernel.interface.count:
+            raise BackendError(
+                f"{len(command.bindings)} buffers are bound to a kernel that takes "
+                f"{command.kernel.interface.count}",
+                where=where,
+            )
+        if min(grid) < 0 or any(n > most for n, most in zip(grid, caps.max_grid, strict=True)):
+            raise BackendError(
+                "a launch has more work-groups than the device takes",
+                where=where,
+                why=f"the grid is {grid}, the limit {caps.max_grid}",
+                fix="let each work-group do more, or fold the axes differently",
+            )
+        for piece in command.bindings:
+            _check_piece(piece, where)
+            if piece.offset % caps.offset_alignment or piece.nbytes > caps.max_buffer_range:
+                raise BackendError(
+                    "a kernel argument is out of the device's limits",
+                    where=where,
+                    why=f"it starts at {piece.offset} and spans {piece.nbytes} bytes; it may start at "
+                    f"multiples of {caps.offset_alignment} and span {caps.max_buffer_range}",
+                    fix="use a smaller batch or input",
+                )
+
+    def _create_objects(self) -> None:
+        context = self._context
+        self._pool = context.command_pool(0)
+        self._commands = context.command_buffer(self._pool)
+        self._fence = context.fence()
+        self._fences = self._arena.array("VkFence", [self._fence])
+        if self._profiled:
+            info = self._arena.new(
+                "VkQueryPoolCreateInfo", queryType=vk.VK_QUERY_TYPE_TIMESTAMP, queryCount=2 * len(self._timed)
+            )
+            self._queries = create(lib.vkCreateQueryPool, context.device, info, "VkQueryPool", _NO_RECORDING)
+
+    def _write_sets(self, launches: Sequence[LaunchCommand]) -> None:
+        """Make one descriptor set for each distinct list of pieces, all from one pool."""
+        unique = {_set_key(c): c for c in launches if c.bindings}
+        if not unique:
+            return
+        arena, device = Arena(), self._context.device
+        total = sum(len(c.bindings) for c in unique.values())
+        size = arena.new(
+            "VkDescriptorPoolSize", type=vk.VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, descriptorCount=total
+        )
+        info = arena.new("VkDescriptorPoolCreateInfo", maxSets=len(unique), poolSizeCount=1, pPoolSizes=size)
+        make = lib.vkCreateDescriptorPool
+        self._descriptors = create(make, device, info, "VkDescriptorPool", _NO_RECORDING)
+        layouts = [c.kernel.interface.set_layout for c in unique.values()]
+        info = arena.new(
+            "VkDescriptorSetAllocateInfo",
+            descriptorPool=self._descriptors,
+            descriptorSetCount=len(unique),
+            pSetLayouts=layouts,
+        )
+        sets = self._arena.keep(ffi.new("VkDescriptorSet[]", len(unique)))
+        check(lib.vkAllocateDescriptorSets(device, info, sets), _NO_RECORDING)
+        pieces = arena.keep(ffi.new("VkDescriptorBufferInfo[]", total))
+        writes = arena.keep(ffi.new("VkWriteDescriptorSet[]", len(unique)))
+        at = 0
+        for i, (key, command) in enumerate(unique.items()):
+            self._sets[key] = sets + i
+            write = writes[i]
+            write.sType = vk.VK_STRUCTURE_TYPE_WRITE_DESCRIPTOR_SET
+            write.dstSet = sets[i]
+            write.descriptorType = vk.VK_DESCRIPTOR_TYPE_STORAGE_BUFFER
+            # one write runs on over the consecutive bindings 0, 1, ...
+            write.descriptorCount = len(command.bindings)
+            write.pBufferInfo = pieces + at
+            for piece in command.bindings:
+                pieces[at].buffer = piece.buffer.handle.buffer
+                pieces[at].offset = piece.offset
+                pieces[at].range = max(4, -(-piece.nbytes // 4) * 4)
+                at += 1
+        lib.vkUpdateDescriptorSets(device, len(unique), writes, 0, NULL)
+
+    def _record(self, commands: Sequence[Command]) -> None:
+        target = self._commands
+        check(lib.vkBeginCommandBuffer(target, Arena().new("VkCommandBufferBeginInfo")), _NO_RECORDING)
+        if self._profiled:
+            lib.vkCmdResetQueryPool(target, self._queries, 0, 2 * len(self._timed))
+        bound, query = None, 0
+        for command in commands:
+            if isinstance(command, BarrierCommand):
+                self._context.barrier(target)
+                continue
+            query = self._timestamp(query)
+            if isinstance(command, CopyCommand):
+                self._copy(command)
+            else:
+                if command.kernel is not bound:
+                    bound = command.kernel
+                    lib.vkCmdBindPipeline(target, vk.VK_PIPELINE_BIND_POINT_COMPUTE, bound.pipeline)
+                self._launch(command)
+            query = self._timestamp(query)
+        self._context.last_barrier(target)
+        check(lib.vkEndCommandBuffer(target), _NO_RECORDING)
+
+    def _timestamp(self, query: int) -> int:
+        """Write the time at which everything so far is finished; return the number of the next query."""
+        if self._profiled:
+            stage = vk.VK_PIPELINE_STAGE_BOTTOM_OF_PIPE_BIT
+            lib.vkCmdWriteTimestamp(self._commands, stage, self._queries, query)
+        return query + 1
+
+    def _copy(self, command: CopyCommand) -> None:
+        source, target = command.source, command.target
+        if source.nbytes:
+            region = ffi.new("VkBufferCopy*", (source.offset, target.offset, source.nbytes))
+            pair = source.buffer.handle.buffer, target.buffer.handle.buffer
+            lib.vkCmdCopyBuffer(self._commands, *pair, 1, region)
+
+    def _launch(self, command: LaunchCommand) -> None:
+        if command.bindings:
+            lib.vkCmdBindDescriptorSets(
+                self._commands,
+                vk.VK_PIPELINE_BIND_POINT_COMPUTE,
+                command.kernel.interface.layout,
+                0,
+                1,
+                self._sets[_set_key(command)],
+                0,
+                NULL,
+            )
+        lib.vkCmdDispatch(self._commands, *command.grid)
+
+    def _prepare_submit(self, commands: Sequence[Command]) -> None:
+        """Build what a submit passes to the driver, once; and the ranges to invalidate after it."""
+        self._submit_info = self._arena.new(
+            "VkSubmitInfo", commandBufferCount=1, pCommandBuffers=[self._commands]
+        )
+        read = _incoherent_downloads(commands)
+        self._invalid = len(read)
+        ranges = [
+            self._arena.new("VkMappedMemoryRange", memory=b.handle.memory, size=WHOLE_SIZE) for b in read
+        ]
+        self._ranges = self._arena.array("VkMappedMemoryRange", ranges) if ranges else NULL
+
+    # -- running it --------------------------------------------------------------------------------------
+
+    def submit(self) -> None:
+        """Start it."""
+        if self.pending:
+            raise BackendError(
+                "a recording is submitted that still runs",
+                fix="wait for it first, or record it a second time",
+            )
+        self._context.submit(self._submit_info, self._fence, self._fences, counted=True)
+        self.pending = self._ran = True
+
+    def wait(self) -> None:
+        """Wait until it is done; returns at once if it was not submitted."""
+        if not self.pending:
+            return
+        try:
+            self._context.wait(self._fence, self._fences)
+        except Exception:
+            # a lost device runs nothing any more; there is nothing left to wait for
+            self.pending = False
+            raise
+        self.pending = False
+        if self._invalid:
+            result = lib.vkInvalidateMappedMemoryRanges(self._context.device, self._invalid, self._ranges)
+            check(result, "results cannot be made visible to the host")
+
+    def timings(self) -> list[float]:
+        """Return seconds per command of the last run; barriers take 0.0; empty if not profiled."""
+        if not self._profiled or not self._ran or self.pending:
+            return []
+        ticks = ffi.new("uint64_t[]", 2 * len(self._timed))
+        flags = vk.VK_QUERY_RESULT_64_BIT
+        result = lib.vkGetQueryPoolResults(
+            self._context.device, self._queries, 0, len(ticks), ffi.sizeof(ticks), ticks, 8, flags
+        )
+        if result == vk.VK_NOT_READY:
+            return []
+        check(result, "the times of a run cannot be read")
+        seconds = [0.0] * self._count
+        period = self._context.physical.timestamp_period * 1e-9
+        for i, command in enumerate(self._timed):
+            seconds[command] = max(0, ticks[2 * i + 1] - ticks[2 * i]) * period
+        return seconds
+
+    def destroy(self) -> None:
+        """Destroy what it holds; nothing of it runs."""
+        device = self._context.device
+        lib.vkDestroyFence(device, self._fence, NULL)
+        lib.vkDestroyQueryPool(device, self._queries, NULL)
+        lib.vkDestroyDescriptorPool(device, self._descriptors, NULL)
+        lib.vkDestroyCommandPool(device, self._pool, NULL)
+        self._pool = self._descriptors = self._queries = self._fence = NULL
+
+
+def _set_key(command: LaunchCommand) -> tuple[Any, ...]:
+    pieces = tuple((p.buffer, p.offset, p.nbytes) for p in command.bindings)
+    return (command.kernel.interface.count, pieces)
+
+
+def _check_piece(piece: Binding, where: str) -> None:
+    if piece.buffer.handle is None or piece.offset < 0 or piece.offset + piece.nbytes > piece.buffer.nbytes:
+        raise BackendError(
+            "a piece lies outside its buffer, or the buffer was freed",
+            where=where,
+            why=f"bytes {piece.offset} to {piece.offset + piece.nbytes} of a buffer of {piece.buffer.nbytes}",
+        )
+
+
+def _incoherent_downloads(commands: Sequence[Command]) -> list[GpuBuffer]:
+    """Return the DOWNLOAD buffers whose memory the host sees only after an invalidation."""
+    found: dict[GpuBuffer, None] = {}
+    for command in commands:
+        pieces: tuple[Binding, ...] = ()
+        if isinstance(command, CopyCommand):
+            pieces = (command.target,)
+        elif isinstance(command, LaunchCommand):
+            pieces = command.bindings
+        for piece in pieces:
+            if piece.buffer.kind is MemoryKind.DOWNLOAD and not piece.buffer.handle.coherent:
+                found[piece.buffer] = None
+    return list(found)

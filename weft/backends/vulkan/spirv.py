@@ -1,0 +1,83 @@
+"""The SPIR-V of a kernel: shipped with the package, kept on disk, or compiled now."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import zipfile
+from importlib import resources
+from pathlib import Path
+
+from weft import config
+from weft.backends.vulkan import glslang
+from weft.errors import CompileError
+from weft.kernels.cache import DiskCache
+from weft.kernels.source import KernelSource
+
+log = logging.getLogger("weft.vulkan")
+
+
+class ShippedSet:
+    """The SPIR-V that the wheel brings: a zip with one entry `<digest>.spv` a kernel; it may be absent."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._archive: zipfile.ZipFile | None = None
+        self._opened = False
+
+    def get(self, digest: str) -> bytes | None:
+        """Return the SPIR-V of the kernel with this digest, or None."""
+        with self._lock:
+            if not self._opened:
+                self._opened = True
+                self._archive = self._open()
+            if self._archive is None:
+                return None
+            try:
+                return self._archive.read(f"{digest}.spv")
+            except KeyError:
+                return None
+            except (OSError, zipfile.BadZipFile) as e:
+                log.warning("the shipped SPIR-V of kernel %s is damaged: %s", digest, e)
+                return None
+
+    def _open(self) -> zipfile.ZipFile | None:
+        path = self._path or Path(str(resources.files("weft"))) / "spirv.zip"
+        try:
+            return zipfile.ZipFile(path)
+        except FileNotFoundError:
+            return None
+        except (OSError, zipfile.BadZipFile) as e:
+            log.warning("the shipped SPIR-V in %s cannot be read: %s", path, e)
+            return None
+
+
+shipped = ShippedSet()
+
+
+def spirv_for(source: KernelSource) -> bytes:
+    """Return the SPIR-V of a rendered kernel; CompileError if it is neither at hand nor to be compiled.
+
+    The shipped set comes first: it is found by the exact text, is read-only and needs no file of the user's.
+    """
+    found = shipped.get(source.digest)
+    if found:
+        return found
+    cache = DiskCache("spirv")
+    key = f"{source.digest} {glslang.TOOLCHAIN}"
+    found = cache.get(key)
+    if found:
+        return found
+    compiler = glslang.find_compiler()
+    if compiler is None:
+        raise CompileError(
+            f"kernel {source.entry} needs a GLSL compiler and there is none",
+            where=f"the SPIR-V of kernel {source.entry} ({source.digest})",
+            why="it is not among the shipped kernels, not in the disk cache, and no compiler was found"
+            + (" (WEFT_NO_COMPILER=1 forbids to look for one)" if config.glsl_compiler_disabled() else ""),
+            fix=glslang.INSTALL_HINT,
+        )
+    spirv = compiler.compile(source.text, source.entry)
+    cache.put(key, spirv)
+    return spirv

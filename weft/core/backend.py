@@ -1,0 +1,364 @@
+"""The device contract: `Backend`, `Execution` and what they are configured and registered with.
+
+A backend is one class per device type. It makes one `Execution` per node, owns the memory of its
+tensors, and is told when a pipeline is resized and run. The camelCase names are the contract's own
+(MNN's custom-backend interface); everything else is PEP 8. The order of the calls of one pipeline is
+
+    construct -> [onCreate per node] -> onResizeBegin
+      -> per node: onAcquireBuffer(outputs), Execution.onResize, onReleaseBuffer(inputs without a later reader)
+      -> onAllocateBuffer -> onResizeEnd
+    per run: onExecuteBegin -> Execution.onExecute per node -> onExecuteEnd
+
+and a changed shape repeats it from `onResizeBegin`, after `onClearBuffer`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
+
+from weft.core.graph import Graph
+from weft.core.layout import Array
+from weft.core.op import Op
+from weft.core.tensor import Tensor
+from weft.errors import BackendError
+
+
+class ForwardType(Enum):
+    """The kinds of device that can be asked for, with MNN's numbers."""
+
+    CPU = 0
+    OPENCL = 3
+    AUTO = 4
+    VULKAN = 7
+    USER_0 = 8
+    USER_1 = 9
+    USER_2 = 10
+    USER_3 = 11
+
+
+class StorageType(Enum):
+    """How long a tensor's memory lives, and whether it is reused.
+
+    STATIC: from acquire to release or the end of the backend; a clear leaves it. For constants.
+    DYNAMIC: from acquire to release, then reused; freed by a clear. For activations.
+    DYNAMIC_SEPERATE (the contract's spelling): from acquire to clear; a release does nothing. For inputs.
+    """
+
+    STATIC = "static"
+    DYNAMIC = "dynamic"
+    DYNAMIC_SEPERATE = "dynamic_seperate"
+
+
+class MemoryMode(Enum):
+    """NORMAL: no limit. LIMIT: thrifty; smaller scratch and no second copies of weights."""
+
+    NORMAL = "normal"
+    LIMIT = "limit"
+
+
+class Precision(Enum):
+    """HIGH: strict fp32. NORMAL: fp32 storage, fp32-class accuracy. LOW: fp16 storage, fp32 accumulation."""
+
+    HIGH = "high"
+    NORMAL = "normal"
+    LOW = "low"
+
+
+class Power(Enum):
+    """A wish about clocks; no backend of Weft can influence them, and the report says so."""
+
+    NORMAL = "normal"
+    HIGH = "high"
+    LOW = "low"
+
+
+@dataclass(frozen=True, slots=True)
+class BackendConfig:
+    """What a session asks of its backends."""
+
+    memory: MemoryMode = MemoryMode.NORMAL
+    precision: Precision = Precision.HIGH
+    power: Power = Power.NORMAL
+
+
+@dataclass(frozen=True, slots=True)
+class BackendInfo:
+    """What a backend is constructed with: its id, the device's index, the configuration."""
+
+    id: str
+    index: int = 0
+    config: BackendConfig = field(default_factory=BackendConfig)
+
+    @property
+    def device(self) -> str:
+        """Return the device's name as a user writes it: "vulkan:1"."""
+        return f"{self.id}:{self.index}"
+
+
+class Execution(ABC):
+    """One node on one backend."""
+
+    @abstractmethod
+    def onResize(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
+        """Prepare for these shapes: choose kernels, acquire scratch, upload constants.
+
+        The tensors' memory may be planned only: its address is final after `onResizeEnd`.
+        """
+
+    @abstractmethod
+    def onExecute(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
+        """Run, or enqueue. Nothing is compiled, allocated or decided here."""
+
+    def close(self) -> None:
+        """Free what the execution itself holds (STATIC memory it acquired); nothing by default."""
+        return None
+
+
+class Creator(Protocol):
+    """Makes the executions of one op type on one backend class."""
+
+    def onCreate(
+        self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Any, backend: Any
+    ) -> Execution | None:
+        """Return an execution, or None: this op with these shapes and types is not for this backend."""
+        ...
+
+
+@runtime_checkable
+class ExplainsRefusal(Protocol):
+    """A creator that can say, before anything is created, why it would not take a node."""
+
+    def why_not(
+        self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Any, backend: Any
+    ) -> str | None:
+        """Return the reason as a sentence, or None if the node is supported."""
+        ...
+
+
+CreatorT = TypeVar("CreatorT")
+
+
+class _FromCallable:
+    """The creator made of an Execution class or a function (the decorator form of `addCreator`)."""
+
+    def __init__(self, make: Callable[..., Execution | None]) -> None:
+        self._make = make
+        self._why_not = getattr(make, "why_not", None)
+
+    def onCreate(
+        self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Any, backend: Any
+    ) -> Execution | None:
+        return self._make(inputs, outputs, op, backend)
+
+    def why_not(
+        self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Any, backend: Any
+    ) -> str | None:
+        reason = self._why_not(inputs, outputs, op, backend) if self._why_not else None
+        return str(reason) if reason is not None else None
+
+
+class Backend(ABC):
+    """A device as one pipeline sees it; subclass it to add one.
+
+    A subclass implements the seven abstract callbacks below; those that are missing are named when it
+    is instantiated. Ops are added with `addCreator` or the decorator `creator`, beside the op's class:
+
+        @AcmeBackend.creator("Relu")
+        class Relu(Execution):
+            def __init__(self, inputs, outputs, op, backend): ...
+    """
+
+    host_memory: ClassVar[bool] = False
+    """Tensors of this backend hold numpy arrays in the storage shape, so that the host reads them directly."""
+    copies_constants: ClassVar[bool] = True
+    """Constant inputs are put into this backend's STATIC memory before `onCreate`; if False, executions
+    take what they need from `Tensor.constant`."""
+    _creators: ClassVar[dict[str, Creator]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls._creators = {}
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Backend:
+        missing = sorted(getattr(cls, "__abstractmethods__", ()))
+        if missing:
+            raise BackendError(
+                f"{cls.__name__} cannot be used as a backend",
+                where=f"{cls.__module__}.{cls.__qualname__}",
+                why=f"it does not implement {', '.join(missing)}",
+                fix="implement them; weft.Backend's docstring says what each must do",
+            )
+        return super().__new__(cls)
+
+    def __init__(self, info: BackendInfo) -> None:
+        self.info = info
+
+    # -- ops -------------------------------------------------------------------------------------------
+
+    @classmethod
+    def addCreator(cls, op_type: str, creator: Creator, *, replace: bool = False) -> None:
+        """Register what makes the executions of `op_type`; a second one is refused unless `replace`."""
+        held = cls._creators.get(op_type)
+        if held is not None and not replace:
+            raise BackendError(
+                f"{cls.__name__} already has a creator for {op_type!r}",
+                why=f"it is {held!r}",
+                fix="pass replace=True to take its place",
+            )
+        cls._creators[op_type] = creator
+
+    @classmethod
+    def creator(cls, op_type: str, *, replace: bool = False) -> Callable[[CreatorT], CreatorT]:
+        """Return the decorator form of `addCreator`, for a creator, an Execution class or a function.
+
+        A class or function is called with (inputs, outputs, op, backend); a class may have a static
+        `why_not(inputs, outputs, op, backend)` that returns the reason for a refusal.
+        """
+
+        def register(what: CreatorT) -> CreatorT:
+            made: Any = what
+            if isinstance(what, type) and not issubclass(what, Execution):
+                made = what()
+            elif callable(what) and not hasattr(what, "onCreate"):
+                made = _FromCallable(what)
+            cls.addCreator(op_type, made, replace=replace)
+            return what
+
+        return register
+
+    @classmethod
+    def find_creator(cls, op_type: str) -> Creator | None:
+        """Return the creator for an op type, the class's own or an inherited one."""
+        for base in cls.__mro__:
+            found: Creator | None = base.__dict__.get("_creators", {}).get(op_type)
+            if found is not None:
+                return found
+        return None
+
+    def why_not(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op) -> str | None:
+        """Return why this backend does not take the node, as a sentence, or None if it does."""
+        creator = self.find_creator(op.type)
+        if creator is None:
+            return f"{self.info.id} has no implementation of {op.type}"
+        if isinstance(creator, ExplainsRefusal):
+            return creator.why_not(inputs, outputs, op, self)
+        return None
+
+    def optimize(self, graph: Graph) -> Graph:
+        """Return this backend's part of the network, rewritten for it; unchanged by default.
+
+        Inputs and outputs of the part keep their names, shapes, types and the NCHW layout.
+        """
+        return graph
+
+    # -- the contract's callbacks ------------------------------------------------------------------------
+
+    def onCreate(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op) -> Execution | None:
+        """Return the execution of a node, or None if it is not for this backend after all."""
+        creator = self.find_creator(op.type)
+        return creator.onCreate(inputs, outputs, op, self) if creator else None
+
+    @abstractmethod
+    def onAcquireBuffer(self, tensor: Tensor, storage_type: StorageType) -> bool:
+        """Give the tensor memory, or note that it needs some; False if there is none."""
+
+    @abstractmethod
+    def onReleaseBuffer(self, tensor: Tensor, storage_type: StorageType) -> bool:
+        """Take the tensor's memory back, as its storage type says."""
+
+    @abstractmethod
+    def onClearBuffer(self) -> bool:
+        """Free all DYNAMIC and DYNAMIC_SEPERATE memory."""
+
+    @abstractmethod
+    def onCopyBuffer(self, src: Tensor, dst: Tensor) -> None:
+        """Copy between two tensors of this backend, or between one of them and a host tensor.
+
+        Layout and element type are converted where they differ. A copy to the host waits for the device.
+        """
+
+    @abstractmethod
+    def onExecuteBegin(self) -> None:
+        """Begin one run of the pipeline."""
+
+    @abstractmethod
+    def onExecuteEnd(self) -> None:
+        """End one run: submit; the device may still be at work on return."""
+
+    def onResizeBegin(self) -> None:
+        """Begin a resize: from now on acquires and releases may be recorded only."""
+        return None
+
+    def onResizeEnd(self) -> None:
+        """End a resize: all memory has its place; seal the plan."""
+        return None
+
+    def onAllocateBuffer(self) -> bool:
+        """Allocate what was recorded; called after the last acquire of a resize."""
+        return True
+
+    def onWaitFinish(self) -> bool:
+        """Wait until the device is done; an error of the device is raised here at the latest."""
+        return True
+
+    # -- optional, for speed -------------------------------------------------------------------------------
+
+    def onMapInput(self, tensor: Tensor) -> Array | None:
+        """Return a lasting host array whose content every run uploads into `tensor`, or None to be copied to.
+
+        Called between `onResizeBegin` and `onAllocateBuffer`, as `onMapOutput` is.
+        """
+        return None
+
+    def onMapOutput(self, tensor: Tensor) -> Array | None:
+        """Return a lasting host array that holds `tensor` after `onWaitFinish`, or None to be copied from."""
+        return None
+
+    def statistics(self) -> Mapping[str, int]:
+        """Return the backend's own counters (bytes, kernels, launches ...) for the report."""
+        return {}
+
+    def close(self) -> None:
+        """Free everything of this pipeline; the device itself stays open for others."""
+        self.onClearBuffer()
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """One device that a backend found."""
+
+    id: str
+    index: int
+    name: str
+    driver: str = ""
+    software: bool = False
+    details: Mapping[str, object] = field(default_factory=dict)
+
+
+class BackendCreator(ABC):
+    """Makes backends of one kind, and answers beforehand whether its hardware is there."""
+
+    id: str = ""
+    forward_type: ForwardType | None = None
+    auto_rank: int | None = None
+    """AUTO considers backends that have a rank, the lowest first, and takes the first with real hardware."""
+
+    @abstractmethod
+    def onCreate(self, info: BackendInfo) -> Backend:
+        """Return a backend for one pipeline on the device `info.index`."""
+
+    def absent(self) -> str | None:
+        """Return why nothing of this kind can run here, as a sentence, or None if it can."""
+        return None
+
+    def devices(self) -> list[DeviceInfo]:
+        """Return the devices of this kind, in the order of their indices."""
+        return [] if self.absent() else [DeviceInfo(self.id, 0, self.id)]
+
+    def close(self) -> None:
+        """Close the devices that are still open."""
+        return None

@@ -1,0 +1,41 @@
+"""Copies between tensors wherever they are: host, CPU backend, any device (contract M10)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from weft.core.layout import convert
+from weft.core.tensor import Tensor
+from weft.errors import InputError
+
+
+def is_host(tensor: Tensor) -> bool:
+    """Tell whether the tensor's memory is a numpy array."""
+    return tensor.backend is None or tensor.backend.host_memory
+
+
+def copy_host(src: Tensor, dst: Tensor) -> None:
+    """Copy between two tensors whose memory is numpy arrays, converting layout and element type."""
+    stored = src.memory
+    if src.layout is not dst.layout:
+        stored = convert(stored, src.shape, src.layout, dst.layout, dst.dtype.numpy)
+    with np.errstate(over="ignore"):
+        np.copyto(dst.memory, stored.reshape(dst.storage_shape), casting="unsafe")
+
+
+def copy_tensor(src: Tensor, dst: Tensor) -> None:
+    """Copy between any two tensors of one shape; between two devices the host stands in the middle."""
+    if src.shape != dst.shape:
+        raise InputError(f"cannot copy {src.name!r} {src.shape} to {dst.name!r} {dst.shape}", why="the shapes differ")
+    if is_host(src) and is_host(dst):
+        copy_host(src, dst)
+    elif src.backend is not None and (src.backend is dst.backend or is_host(dst)):
+        src.backend.onCopyBuffer(src, dst if src.backend is dst.backend else replace(dst, backend=None))
+    elif is_host(src) and dst.backend is not None:
+        dst.backend.onCopyBuffer(replace(src, backend=None), dst)
+    else:
+        middle = Tensor.empty(src.shape, src.dtype, src.layout, src.name)
+        copy_tensor(src, middle)
+        copy_tensor(middle, dst)

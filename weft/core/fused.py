@@ -1,0 +1,47 @@
+"""A node that does the work of several: a base op, then element-wise steps on its result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from weft.core.layout import Array
+from weft.core.op import Constants, Op, register_op
+from weft.core.tensor import TensorSpec
+
+RUNNING = -1
+"""The operand that stands for the value so far."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """An element-wise op on the running value; operands are positions of the node's inputs or RUNNING."""
+
+    op: Op
+    operands: tuple[int, ...]
+
+
+@register_op
+@dataclass(frozen=True)
+class Fused(Op):
+    """Compute the base op on the first `arity` inputs, then the steps, in order."""
+
+    base: Op
+    arity: int
+    steps: tuple[Step, ...]
+
+    def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return the base op's specs: a step changes neither shape nor type."""
+        return self.base.infer(inputs[: self.arity], constants[: self.arity])[:1]
+
+    def reference(self, *inputs: Array | None) -> Array:
+        """Return the result of the chain, each step rounded as if it were a node of its own."""
+        first = self.base.reference(*inputs[: self.arity])
+        value = cast(Array, first[0] if isinstance(first, tuple) else first)
+        for step in self.steps:
+            value = cast(Array, step.op.reference(*[value if i == RUNNING else inputs[i] for i in step.operands]))
+        return value
+
+    def __str__(self) -> str:
+        return " + ".join([str(self.base), *(step.op.type for step in self.steps)])

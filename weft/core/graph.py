@@ -1,0 +1,196 @@
+"""The graph: nodes in topological order, joined by value names; weights stay numpy arrays."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from weft.core.layout import Array, Layout, Shape
+from weft.core.op import Op
+from weft.core.tensor import TensorSpec
+from weft.errors import InputError, ModelError, WeftError
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One op with the names of the values it reads ("" for a missing optional one) and writes."""
+
+    name: str
+    op: Op
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{', '.join(self.outputs)} = {self.op}({', '.join(self.inputs)})  # {self.name}"
+
+
+@dataclass(eq=False)
+class Graph:
+    """A network: `specs` and `constants` are by value name; `layouts` holds those that are not NCHW.
+
+    A graph with symbolic input dimensions has specs for inputs and constants only; `bind` gives the
+    sizes, and `infer_shapes` then fills in the rest.
+    """
+
+    name: str
+    inputs: list[str]
+    outputs: list[str]
+    nodes: list[Node] = field(default_factory=list)
+    specs: dict[str, TensorSpec] = field(default_factory=dict)
+    constants: dict[str, Array] = field(default_factory=dict)
+    layouts: dict[str, Layout] = field(default_factory=dict)
+
+    def copy(self) -> Graph:
+        """Return a graph that can be changed without touching this one (weights are shared)."""
+        return Graph(
+            self.name,
+            list(self.inputs),
+            list(self.outputs),
+            list(self.nodes),
+            dict(self.specs),
+            dict(self.constants),
+            dict(self.layouts),
+        )
+
+    def producers(self) -> dict[str, Node]:
+        """Return the node that writes each value."""
+        return {out: node for node in self.nodes for out in node.outputs if out}
+
+    def readers(self) -> Counter[str]:
+        """Return how often each value is read, by nodes and as an output of the graph."""
+        return Counter([i for n in self.nodes for i in n.inputs if i] + self.outputs)
+
+    def input_specs(self, node: Node) -> list[TensorSpec | None]:
+        """Return the specs of a node's inputs, None for a missing one."""
+        return [self.specs[i] if i else None for i in node.inputs]
+
+    def output_specs(self, node: Node) -> list[TensorSpec]:
+        """Return the specs of a node's outputs; unnamed ones are left out."""
+        return [self.specs[o] for o in node.outputs if o]
+
+    def input_constants(self, node: Node) -> list[Array | None]:
+        """Return the known values of a node's inputs, None for the others."""
+        return [self.constants.get(i) if i else None for i in node.inputs]
+
+    def fresh_name(self, base: str) -> str:
+        """Return a value or node name that starts with `base` and is not taken."""
+        taken = self.specs.keys() | self.constants.keys() | {n.name for n in self.nodes}
+        name, k = base, 0
+        while name in taken:
+            k += 1
+            name = f"{base}.{k}"
+        return name
+
+    def symbols(self) -> set[str]:
+        """Return the names of the symbolic dimensions of the inputs."""
+        return {d for i in self.inputs for d in self.specs[i].shape if isinstance(d, str)}
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self.nodes)
+
+    def __str__(self) -> str:
+        head = [f"graph {self.name}"]
+        head += [f"  input  {i}: {self.specs[i]}" for i in self.inputs]
+        body = [f"  {node}  -> {', '.join(str(self.specs.get(o, '?')) for o in node.outputs)}" for node in self.nodes]
+        return "\n".join(head + body + [f"  output {o}" for o in self.outputs])
+
+
+def bind(graph: Graph, shapes: Mapping[str, Shape]) -> Graph:
+    """Return the graph with the named inputs' shapes given; equal symbols must get equal sizes.
+
+    Raise InputError for an unknown input, another rank, a fixed dimension that differs, or a symbol
+    that gets two sizes.
+    """
+    out = graph.copy()
+    sizes: dict[str, int] = {}
+    for name, shape in shapes.items():
+        if name not in graph.inputs:
+            raise InputError(f"there is no input {name!r}", why=f"the inputs are {', '.join(graph.inputs)}")
+        declared = graph.specs[name].shape
+        problem = _bind_one(declared, tuple(shape), sizes)
+        if problem:
+            raise InputError(
+                f"input {name!r} cannot have shape {tuple(shape)}",
+                why=f"{problem}; the model declares {declared}",
+            )
+    for name in graph.inputs:
+        spec = graph.specs[name]
+        out.specs[name] = replace(spec, shape=tuple(sizes.get(d, d) if isinstance(d, str) else d for d in spec.shape))
+    return out
+
+
+def _bind_one(declared: tuple[int | str, ...], shape: Shape, sizes: dict[str, int]) -> str:
+    if len(declared) != len(shape):
+        return f"rank {len(shape)} instead of {len(declared)}"
+    for axis, (want, got) in enumerate(zip(declared, shape, strict=True)):
+        if got < 0:
+            return f"dimension {axis} is negative"
+        if isinstance(want, int) and want != got:
+            return f"dimension {axis} is {got} instead of {want}"
+        if isinstance(want, str) and sizes.setdefault(want, got) != got:
+            return f"dimension {axis} ({want!r}) is {got} here and {sizes[want]} elsewhere"
+    return ""
+
+
+def infer_shapes(graph: Graph) -> Graph:
+    """Return the graph with a spec for every value; ModelError names each node whose inputs do not fit."""
+    out = graph.copy()
+    for node in graph.nodes:
+        infer_node(out, node)
+    return out
+
+
+def infer_node(graph: Graph, node: Node) -> None:
+    """Fill in the specs of one node's outputs from those of its inputs."""
+    try:
+        specs = node.op.infer(graph.input_specs(node), graph.input_constants(node))
+    except WeftError as e:
+        raise ModelError(
+            f"the inputs of node {node.name!r} ({node.op.type}) do not fit",
+            where=f"inputs {', '.join(f'{i}: {graph.specs[i]}' for i in node.inputs if i)}",
+            why=e.what + (f" ({e.why})" if e.why else ""),
+        ) from e
+    except (ValueError, IndexError, TypeError, ZeroDivisionError, OverflowError, AssertionError) as e:
+        raise ModelError(
+            f"the inputs of node {node.name!r} ({node.op.type}) do not fit",
+            where=f"inputs {', '.join(f'{i}: {graph.specs[i]}' for i in node.inputs if i)}",
+            why=f"{type(e).__name__}: {e}",
+        ) from e
+    for name, spec in zip(node.outputs, specs, strict=False):
+        if name:
+            graph.specs[name] = spec
+
+
+def sort_nodes(nodes: Sequence[Node], known: set[str]) -> list[Node]:
+    """Return the nodes in an order in which each comes after what it reads; keeps the given order if it is one.
+
+    Raise ModelError with the names of all nodes on or behind a cycle, or that read a value nobody makes.
+    """
+    made = {o for n in nodes for o in n.outputs if o}
+    missing = [(n, i) for n in nodes for i in n.inputs if i and i not in made and i not in known]
+    if missing:
+        raise ModelError(
+            "some nodes read values that nothing produces",
+            why="; ".join(f"{n.name!r} ({n.op.type}) reads {i!r}" for n, i in missing[:20]),
+            fix="the file lacks an initialiser or a node",
+        )
+    waits = [len({i for i in n.inputs if i and i not in known}) for n in nodes]
+    waiting: dict[str, list[int]] = {}
+    for k, node in enumerate(nodes):
+        for value in {i for i in node.inputs if i and i not in known}:
+            waiting.setdefault(value, []).append(k)
+    ready = [k for k, count in enumerate(waits) if not count]
+    done: list[Node] = []
+    while ready:
+        node = nodes[heapq.heappop(ready)]
+        done.append(node)
+        for k in (k for o in node.outputs if o for k in waiting.pop(o, ())):
+            waits[k] -= 1
+            if not waits[k]:
+                heapq.heappush(ready, k)
+    if len(done) < len(nodes):
+        stuck = [repr(n.name) for n, count in zip(nodes, waits, strict=True) if count]
+        raise ModelError("the graph has a cycle", why=f"these nodes wait for each other: {', '.join(stuck[:20])}")
+    return done

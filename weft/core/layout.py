@@ -1,0 +1,75 @@
+"""How the elements of a tensor lie in memory: NCHW, NHWC and NC4HW4.
+
+A tensor's *shape* is always the logical one, channels second. A layout maps it to a *storage shape*:
+`(N, C, ...)`, `(N, ..., C)` or `(N, ceil(C/4), ..., 4)`. Shapes without a channel axis (rank 0 and 1)
+lie linearly in every layout. The padding lanes of NC4HW4 are zero, always.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from math import prod
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+Shape = tuple[int, ...]
+
+PACK = 4
+
+
+class Layout(Enum):
+    """A storage order of a tensor."""
+
+    NCHW = "NCHW"
+    NHWC = "NHWC"
+    NC4HW4 = "NC4HW4"
+
+
+def storage_shape(shape: Shape, layout: Layout) -> Shape:
+    """Return the shape of the array that stores a tensor of logical `shape` in `layout`."""
+    if len(shape) < 2 or layout is Layout.NCHW:
+        return shape
+    n, c, *rest = shape
+    if layout is Layout.NHWC:
+        return (n, *rest, c)
+    return (n, -(-c // PACK), *rest, PACK)
+
+
+def storage_size(shape: Shape, layout: Layout) -> int:
+    """Return the number of stored elements, padding lanes included."""
+    return prod(storage_shape(shape, layout))
+
+
+def to_storage(array: Array, layout: Layout) -> Array:
+    """Return the contiguous stored form of a logical array; padding lanes are zero."""
+    if array.ndim < 2 or layout is Layout.NCHW:
+        return np.ascontiguousarray(array).reshape(array.shape)
+    if layout is Layout.NHWC:
+        return np.ascontiguousarray(np.moveaxis(array, 1, -1))
+    n, c, *rest = array.shape
+    blocks = -(-c // PACK)
+    if c % PACK:
+        array = np.concatenate([array, np.zeros((n, blocks * PACK - c, *rest), array.dtype)], axis=1)
+    packed = np.moveaxis(array.reshape(n, blocks, PACK, *rest), 2, -1)
+    return np.ascontiguousarray(packed)
+
+
+def from_storage(stored: Array, shape: Shape, layout: Layout) -> Array:
+    """Return the logical array of `shape` out of its stored form; padding lanes are dropped."""
+    stored = stored.reshape(storage_shape(shape, layout))
+    if len(shape) < 2 or layout is Layout.NCHW:
+        return stored
+    if layout is Layout.NHWC:
+        return np.ascontiguousarray(np.moveaxis(stored, -1, 1))
+    n, c, *rest = shape
+    unpacked = np.moveaxis(stored, -1, 2).reshape(n, -1, *rest)
+    return np.ascontiguousarray(unpacked[:, :c])
+
+
+def convert(stored: Array, shape: Shape, source: Layout, target: Layout, dtype: Any) -> Array:
+    """Return the stored form in `target` layout and `dtype` of an array stored in `source` layout."""
+    if source is not target:
+        stored = to_storage(from_storage(stored, shape, source), target)
+    return stored.reshape(storage_shape(shape, target)).astype(dtype, copy=False)

@@ -1,0 +1,77 @@
+"""What an op is: typed attributes, a rule for shapes and types, and a numpy reference.
+
+An op is a frozen dataclass; its fields are its attributes, by their ONNX names. The reference is the
+CPU backend's execution unless the CPU backend registers a better one, and the oracle in every test.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import ClassVar, Literal, TypeVar
+
+from weft.core.layout import Array
+from weft.core.tensor import TensorSpec
+from weft.errors import BackendError
+
+Constants = Sequence["Array | None"]
+OpClass = Literal["exact", "arithmetic", "transcendental", "reduction"]
+"""How rounding enters; with the element type it decides the tolerance of a comparison."""
+
+
+@dataclass(frozen=True)
+class Op(ABC):
+    """One kind of node. Subclass as a frozen dataclass and register with `@register_op`."""
+
+    type: ClassVar[str] = ""
+    op_class: ClassVar[OpClass] = "exact"
+
+    @abstractmethod
+    def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return the specs of the outputs.
+
+        `inputs` are static specs, None for an optional input that is missing; `constants` are the values
+        of those inputs that are known. Raise ModelError, saying why, where they do not fit.
+        """
+
+    @abstractmethod
+    def reference(self, *inputs: Array | None) -> Array | tuple[Array, ...]:
+        """Return the output array (or tuple of them) for logical numpy inputs."""
+
+    def attributes(self) -> dict[str, object]:
+        """Return the attributes by name, for printing."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    def __str__(self) -> str:
+        inner = ", ".join(f"{k}={v}" for k, v in self.attributes().items())
+        return f"{self.type}({inner})"
+
+
+OpT = TypeVar("OpT", bound=type[Op])
+_OPS: dict[str, type[Op]] = {}
+
+
+def register_op(cls: OpT) -> OpT:
+    """Register an op class under its `type` (default: the class name); a taken name is refused."""
+    if not cls.__dict__.get("type"):
+        cls.type = cls.__name__
+    if cls.type in _OPS:
+        raise BackendError(
+            f"op type {cls.type!r} is already registered",
+            where=f"{cls.__module__}.{cls.__qualname__}",
+            why=f"held by {_OPS[cls.type].__module__}.{_OPS[cls.type].__qualname__}",
+            fix="choose another name",
+        )
+    _OPS[cls.type] = cls
+    return cls
+
+
+def op_types() -> dict[str, type[Op]]:
+    """Return the registered op classes by type."""
+    return dict(_OPS)
+
+
+def find_op(type_: str) -> type[Op] | None:
+    """Return the op class of that type, or None."""
+    return _OPS.get(type_)

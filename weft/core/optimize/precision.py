@@ -1,0 +1,70 @@
+"""Store floats as fp32 or fp16 inside the network; its inputs and outputs keep their own types."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from weft.core.dtypes import DType
+from weft.core.graph import Graph, Node, infer_node
+from weft.core.op import find_op
+from weft.errors import WeftError
+
+
+def set_storage(graph: Graph, dtype: DType) -> Graph:
+    """Return the graph with every fp32 and fp16 value stored as `dtype`, and casts at its edges.
+
+    Explicit casts between the two become casts to `dtype`. Ops compute in fp32 either way.
+    """
+    other = DType.FLOAT32 if dtype is DType.FLOAT16 else DType.FLOAT16
+    if not any(s.dtype is other for s in graph.specs.values()):
+        return graph
+    out = graph.copy()
+    inside = {i: _name(out, i, dtype) for i in graph.inputs if graph.specs[i].dtype is other}
+    out.nodes = [_cast(out, f"{i}.{dtype.value}", i, new, dtype) for i, new in inside.items()]
+    outside = {o: _name(out, o, dtype) for o in graph.outputs if graph.specs[o].dtype is other and o not in inside}
+    renamed = inside | outside
+    for name, value in graph.constants.items():
+        if value.dtype == other.numpy:
+            with np.errstate(over="ignore"):
+                out.constants[name] = value.astype(dtype.numpy)
+            out.specs[name] = replace(out.specs[name], dtype=dtype)
+    for node in graph.nodes:
+        node = replace(
+            node,
+            op=_retarget(node, other, dtype),
+            inputs=tuple(renamed.get(i, i) for i in node.inputs),
+            outputs=tuple(renamed.get(o, o) for o in node.outputs),
+        )
+        infer_node(out, node)
+        out.nodes.append(node)
+    for name, new in outside.items():
+        if name in graph.constants:
+            out.constants[new] = out.constants.pop(name)
+            out.specs[new] = out.specs[name]
+        out.nodes.append(_cast(out, f"{name}.{other.value}", new, name, other))
+    return out
+
+
+def _name(graph: Graph, value: str, dtype: DType) -> str:
+    name = graph.fresh_name(f"{value}.{dtype.value}")
+    graph.specs[name] = replace(graph.specs[value], dtype=dtype)
+    return name
+
+
+def _cast(graph: Graph, name: str, source: str, target: str, to: DType) -> Node:
+    cast = find_op("Cast")
+    if cast is None:
+        raise WeftError("no Cast op is registered", fix="import weft.ops")
+    node = Node(graph.fresh_name(f"Cast.{name}"), cast(to=to), (source,), (target,))  # type: ignore[call-arg]
+    graph.specs[target] = replace(graph.specs[source], dtype=to)
+    return node
+
+
+def _retarget(node: Node, other: DType, dtype: DType) -> object:
+    fields = node.op.attributes()
+    for field in ("to", "dtype"):
+        if fields.get(field) is other:
+            return replace(node.op, **{field: dtype})  # type: ignore[arg-type]
+    return node.op

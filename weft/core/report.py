@@ -1,0 +1,55 @@
+"""What a session did with the network: which device runs what and why, copies, memory, precision."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from weft.core.backend import BackendConfig
+
+
+@dataclass(frozen=True, slots=True)
+class CopyRecord:
+    """A value that crosses from one device to another in every run."""
+
+    value: str
+    source: str
+    target: str
+    nbytes: int
+
+    def __str__(self) -> str:
+        return f"copy {self.source} -> {self.target}: {self.value}, {self.nbytes} bytes"
+
+
+@dataclass(frozen=True)
+class Report:
+    """Facts about a prepared session.
+
+    `nodes_by_device` counts the nodes that run on each device, after fusing; `refusals` gives, for every
+    node that is not on the first device, each preferred device's reason; `statistics` are the backends'
+    counters by device; `notes` say what was chosen or not granted.
+    """
+
+    devices: tuple[str, ...]
+    nodes_by_device: Mapping[str, int]
+    placement: Mapping[str, str]
+    refusals: Mapping[str, Mapping[str, str]]
+    copies: tuple[CopyRecord, ...]
+    statistics: Mapping[str, Mapping[str, int]]
+    config: BackendConfig
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def memory_bytes(self) -> int:
+        """Return the bytes of activation memory over all devices."""
+        return sum(s.get("arena_bytes", 0) for s in self.statistics.values())
+
+    def __str__(self) -> str:
+        nodes = ", ".join(f"{d} {n}" for d, n in self.nodes_by_device.items())
+        lines = [f"nodes: {nodes}", f"precision: {self.config.precision.name}", f"memory: {self.config.memory.name}"]
+        lines += [f"  {d}: {', '.join(f'{k} {v}' for k, v in s.items())}" for d, s in self.statistics.items() if s]
+        lines += [f"note: {n}" for n in self.notes]
+        lines += [str(c) for c in self.copies]
+        for node, reasons in self.refusals.items():
+            lines.append(f"{node}: " + "; ".join(f"not on {d}: {why}" for d, why in reasons.items()))
+        return "\n".join(lines)

@@ -1,0 +1,82 @@
+"""Every error that Weft raises, in one tree.
+
+    WeftError
+    |- ConfigError            an option, a device name or an environment variable makes no sense
+    |- ModelError             the model file or graph is wrong or not understood
+    |  |- UnsupportedOps      nodes that no front end or no backend takes, all of them at once
+    |- InputError             an array handed to a session does not fit
+    |- BackendError           a backend broke its contract, or was registered wrongly
+    |- DeviceError            the device, its driver or its memory
+    |  |- NoDevice            nothing to run on under that name
+    |  |- OutOfMemory         a request that the device cannot meet
+    |  |- CompileError        a kernel that the device's compiler refused
+    |  |- DeviceLost          the device stopped answering
+    |- ExecutionError         a node failed while it was prepared or run
+    |- ClosedError            use of a session or device after it was closed
+
+A message has up to four parts: what happened, where, why (with numbers), and what to do next.
+"""
+
+from __future__ import annotations
+
+
+class WeftError(Exception):
+    """Say what happened, where, why and what to do next; the root of all errors of Weft."""
+
+    def __init__(self, what: str, *, where: str = "", why: str = "", fix: str = "") -> None:
+        self.what, self.where, self.why, self.fix = what, where, why, fix
+        parts = [what]
+        parts += [f"  {label}: {text}" for label, text in (("where", where), ("why", why), ("next", fix)) if text]
+        super().__init__("\n".join(parts))
+
+
+class ConfigError(WeftError):
+    """An option, a device name or an environment variable makes no sense."""
+
+
+class ModelError(WeftError):
+    """The model is malformed, inconsistent, or asks for something outside its own folder."""
+
+
+class UnsupportedOps(ModelError):
+    """Some nodes cannot run; `problems` lists each node with every reason."""
+
+    def __init__(self, what: str, problems: tuple[str, ...], *, fix: str = "") -> None:
+        self.problems = problems
+        super().__init__(what, why="\n    ".join(("", *problems)), fix=fix)
+
+
+class InputError(WeftError):
+    """An array handed to a session has the wrong name, shape or type."""
+
+
+class BackendError(WeftError):
+    """A backend broke the device contract, or its registration collides with another."""
+
+
+class DeviceError(WeftError):
+    """The device, its driver or its memory refused."""
+
+
+class NoDevice(DeviceError):
+    """No device answers to the name that was asked for."""
+
+
+class OutOfMemory(DeviceError):
+    """The device cannot provide the memory that was asked for."""
+
+
+class CompileError(DeviceError):
+    """A kernel did not compile; the message carries the rendered source and the compiler's log."""
+
+
+class DeviceLost(DeviceError):
+    """The device stopped answering in the middle of the work."""
+
+
+class ExecutionError(WeftError):
+    """A node failed while it was prepared or run; the message names node, op and device."""
+
+
+class ClosedError(WeftError):
+    """The session or device was closed before this call."""

@@ -1,0 +1,45 @@
+"""The ONNX front end: `load` turns a model file into a graph of Weft's ops in their newest form.
+
+A file passes through these modules, and each trusts nothing that the ones before have not checked:
+
+    reading     bytes -> protobuf: size, header, opsets
+    functions   calls of model-local functions are expanded
+    tensors     initialisers -> arrays, inputs -> specs; `external` maps the files beside the model
+    building    nodes -> ops: `schemas` checks each against its opset, `importers` lifts it to the newest
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from weft.errors import ConfigError
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+    from weft.core.graph import Graph
+
+__all__ = ["load"]
+
+
+def load(model: str | os.PathLike[str] | bytes | ModelProto, *, name: str | None = None) -> Graph:
+    """Return the graph of an ONNX model: a path, the bytes of a file, or a parsed model.
+
+    `name` is the graph's; by default that in the file, else the file's. Sizes that the file leaves open
+    are symbols in the specs of the inputs; `weft.core.graph.bind` gives them values. Raise UnsupportedOps
+    with every node that Weft cannot take, and ModelError for whatever else is wrong with the file.
+    """
+    try:
+        from weft.frontends.onnx.building import build
+        from weft.frontends.onnx.reading import read
+    except ModuleNotFoundError as e:
+        if (e.name or "").partition(".")[0] not in ("onnx", "google"):
+            raise
+        raise ConfigError(
+            "ONNX models cannot be read",
+            why=f"the Python package {e.name!r} is not installed",
+            fix="pip install onnx",
+        ) from e
+    source = read(model)
+    return build(source, name)

@@ -1,0 +1,213 @@
+"""From an ONNX graph to a graph of Weft's ops."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto
+
+import weft.ops  # noqa: F401  (registers the ops)
+from weft.core.dtypes import DType
+from weft.core.graph import Graph, Node, sort_nodes
+from weft.core.layout import Array
+from weft.core.tensor import TensorSpec
+from weft.errors import ModelError
+from weft.frontends.onnx.attributes import read_attribute
+from weft.frontends.onnx.external import ExternalFiles
+from weft.frontends.onnx.functions import expand
+from weft.frontends.onnx.nodes import NodeReader
+from weft.frontends.onnx.reading import Source, domain_of
+from weft.frontends.onnx.schemas import ElementTypes, check_node, schema_of
+from weft.frontends.onnx.tensors import input_spec, to_array
+from weft.frontends.onnx.wording import LONGEST_LIST, listing, quote
+
+CONSTANT_FORMS = {
+    "value": None,
+    "value_int": "i8",
+    "value_ints": "i8",
+    "value_float": "f4",
+    "value_floats": "f4",
+}
+T = TypeVar("T")
+
+
+def build(source: Source, name: str | None = None) -> Graph:
+    """Return the graph of a model whose header is checked; UnsupportedOps lists all nodes that have no op."""
+    model = expand(source)
+    proto, label = model.graph, source.label
+    check_structure(proto, label)
+    files = ExternalFiles(source.folder)
+    values = Values(proto)
+    _read_constants(proto, values, files, source)
+    _read_inputs(proto, values, label)
+    nodes = [node for node in proto.node if not is_constant(node)]
+    values.types = ElementTypes(
+        {k: spec.dtype for k, spec in values.graph.specs.items()}, nodes, source.opset
+    )
+    read = {i for node in proto.node for i in node.input} | {o.name for o in proto.output}
+    opsets = {domain_of(entry.domain): entry.version for entry in model.opset_import}
+    reader = NodeReader(opsets, files, values, read)
+    graph = values.graph
+    graph.nodes = sort_nodes(_read_nodes(proto, reader, label), graph.specs.keys() | graph.constants.keys())
+    graph.outputs = _outputs(proto, graph, label)
+    graph.name = name or proto.name or Path(label).stem
+    return graph
+
+
+def is_constant(node: NodeProto) -> bool:
+    """Tell whether a node is ONNX's Constant, which is no op of a graph here."""
+    return node.op_type == "Constant" and domain_of(node.domain) == ""
+
+
+class Values:
+    """The values of the graph in the making: what importers may ask about, and add to."""
+
+    def __init__(self, proto: GraphProto) -> None:
+        names = {v.name for v in proto.input} | {t.name for t in proto.initializer}
+        names.update(value for node in proto.node for value in (*node.input, *node.output))
+        self._taken = dict.fromkeys(names, 0)
+        self.graph = Graph("", [], [])
+        self.types = ElementTypes({}, (), 0)
+
+    def set_constant(self, name: str, value: Array) -> None:
+        """Make a name a constant."""
+        self.graph.constants[name] = value
+        self.graph.specs[name] = TensorSpec(value.shape, DType.of(value.dtype))
+
+    def add_constant(self, base: str, value: Array) -> str:
+        """Return the name of a new constant."""
+        name = unique(base, self._taken)
+        self.set_constant(name, value)
+        return name
+
+    def value(self, name: str) -> Array | None:
+        """Return the value of a constant, None for everything else."""
+        return self.graph.constants.get(name)
+
+    def dtype(self, name: str) -> DType | None:
+        """Return the element type of a value, None if it is not known."""
+        return self.types.of(name)
+
+
+def unique(base: str, taken: dict[str, int]) -> str:
+    """Return a name that starts with `base`, and take it; `taken` counts how often each was asked for."""
+    name = base
+    while name in taken:
+        taken[base] += 1
+        name = f"{base}.{taken[base]}"
+    taken[name] = 0
+    return name
+
+
+def check_structure(proto: GraphProto, label: str) -> None:
+    """Raise ModelError unless the graph has nodes and outputs, and each value one origin and a name."""
+    if not proto.node:
+        raise ModelError("the graph is empty", where=label, why="it has no nodes")
+    if not proto.output:
+        raise ModelError("the graph has no outputs", where=label, fix="export the model with its outputs")
+    constants = {t.name for t in proto.initializer}
+    names = [i.name for i in proto.input if i.name not in constants]
+    names += [t.name for t in proto.initializer]
+    names += [o for node in proto.node for o in node.output if o]
+    twice = [quote(value) for value, count in Counter(names).items() if count > 1]
+    outputs = Counter(o.name for o in proto.output)
+    twice += [f"{quote(value)} (as an output)" for value, count in outputs.items() if count > 1]
+    if twice:
+        raise ModelError(
+            "some values are made more than once",
+            where=label,
+            why=listing(twice),
+            fix="each value needs a name of its own: export the model again",
+        )
+    if "" in names or "" in outputs:
+        raise ModelError("an input, output or initialiser of the graph has no name", where=label)
+
+
+def _read_constants(proto: GraphProto, values: Values, files: ExternalFiles, source: Source) -> None:
+    def initialiser(tensor: TensorProto) -> None:
+        values.set_constant(tensor.name, to_array(tensor, files))
+
+    def constant(node: NodeProto) -> None:
+        array = _constant_value(node, files, source.opset)
+        if node.output[0]:
+            values.set_constant(node.output[0], array)
+
+    nodes = [node for node in proto.node if is_constant(node)]
+    problems = _problems(initialiser, proto.initializer) + _problems(constant, nodes)
+    problems += [
+        f"{quote(s.values.name)}: a sparse initialiser is not supported" for s in proto.sparse_initializer
+    ]
+    _raise_all("constants", problems, source.label)
+
+
+def _constant_value(node: NodeProto, files: ExternalFiles, opset: int) -> Array:
+    where = f"Constant node for {quote(node.output[0]) if node.output else 'nothing'}"
+    schema = schema_of("Constant", opset)
+    problem = check_node(node, schema) if schema else None
+    if problem is None and len(node.attribute) != 1:
+        problem = f"it has {len(node.attribute)} values instead of one"
+    if problem is None and node.attribute[0].name not in CONSTANT_FORMS:
+        problem = f"a constant in the form {quote(node.attribute[0].name)} is not supported"
+    if problem:
+        raise ModelError(problem, where=where)
+    value = read_attribute(node.attribute[0], files)
+    return (
+        value if isinstance(value, np.ndarray) else np.asarray(value, CONSTANT_FORMS[node.attribute[0].name])
+    )
+
+
+def _read_inputs(proto: GraphProto, values: Values, label: str) -> None:
+    inputs = [value for value in proto.input if value.name not in values.graph.constants]
+    named = {dim.dim_param for value in inputs for dim in value.type.tensor_type.shape.dim}
+
+    def read(value: ValueInfoProto) -> None:
+        values.graph.specs[value.name] = input_spec(value, named)
+
+    _raise_all("inputs", _problems(read, inputs), label)
+    values.graph.inputs = [value.name for value in inputs]
+
+
+def _problems(step: Callable[[T], None], items: Iterable[T]) -> list[str]:
+    problems = []
+    for item in items:
+        try:
+            step(item)
+        except ModelError as e:
+            problems.append(str(e).replace("\n ", ";"))
+    return problems
+
+
+def _raise_all(what: str, problems: list[str], label: str) -> None:
+    if problems:
+        more = len(problems) - LONGEST_LIST
+        shown = problems[:LONGEST_LIST] + ([f"and {more} more"] if more > 0 else [])
+        what = f"{len(problems)} of the model's {what}"
+        raise ModelError(f"{what} cannot be read", where=label, why="\n    ".join(("", *shown)))
+
+
+def _read_nodes(proto: GraphProto, reader: NodeReader, label: str) -> list[Node]:
+    nodes: list[Node] = []
+    names: dict[str, int] = {}
+    for index, node in enumerate(proto.node):
+        if not is_constant(node):
+            made = reader.add(node, unique(node.name or f"{node.op_type}_{index}", names))
+            nodes += [made] if made else []
+    reader.raise_problems(label, len(proto.node))
+    return nodes
+
+
+def _outputs(proto: GraphProto, graph: Graph, label: str) -> list[str]:
+    made = {o for node in graph.nodes for o in node.outputs} | graph.specs.keys()
+    unknown = [quote(o.name) for o in proto.output if o.name not in made]
+    if unknown:
+        raise ModelError(
+            "some outputs of the graph are made by nothing",
+            where=label,
+            why=listing(unknown),
+            fix="the file lacks nodes: export the model again",
+        )
+    return [o.name for o in proto.output]

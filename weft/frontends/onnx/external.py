@@ -1,0 +1,149 @@
+"""External data: tensors that lie in files beside the model, mapped into memory, never read at once.
+
+A model says by name which file it wants, so a model from a stranger may ask for any file of the user's.
+Only regular files below the model's own folder are opened, reached without a link of any kind, and each
+step of the way is taken from the folder that the step before opened, so that nothing can be exchanged
+in between. (Published attacks on other readers: CVE-2022-25882, CVE-2024-27318, CVE-2026-27489 on the
+path and CVE-2026-34445 on the entries.)
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path, PureWindowsPath
+
+import numpy as np
+from onnx import TensorProto
+
+from weft.core.layout import Array
+from weft.errors import ModelError
+from weft.frontends.onnx.wording import quote
+
+READ = os.O_RDONLY | os.O_CLOEXEC
+# O_NONBLOCK: a pipe put in the file's place after the check must not make us wait for its writer.
+READ_NO_LINK = READ | os.O_NOFOLLOW | os.O_NONBLOCK
+LONGEST_NUMBER = 19
+
+
+class ExternalFiles:
+    """The external files of one model, each mapped once."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self._maps: dict[str, Array] = {}
+
+    def view(self, tensor: TensorProto, nbytes: int) -> Array:
+        """Return the `nbytes` of an external tensor as a read-only uint8 array in the mapped file."""
+        where = f"tensor {quote(tensor.name)}"
+        entries = _entries(tensor, where)
+        location = entries.get("location", "")
+        where += f", external file {quote(location)}"
+        offset = _number(entries, "offset", where) or 0
+        length = _number(entries, "length", where)
+        if length is not None and length != nbytes:
+            raise _refusal(where, f"the entry says {length} bytes, its shape and element type say {nbytes}")
+        data = self._map(location, where)
+        if offset + nbytes > data.size:
+            raise _refusal(
+                where, f"bytes {offset} to {offset + nbytes} are asked for, the file has {data.size}"
+            )
+        return data[offset : offset + nbytes]
+
+    def _map(self, location: str, where: str) -> Array:
+        if location not in self._maps:
+            if self.folder is None:
+                raise _refusal(
+                    where,
+                    "the model was given as bytes or as a ModelProto, so there is no folder to look in",
+                    "load the model by its path, or put the data into the model first (onnx.load does)",
+                )
+            descriptor = open_below(self.folder, location, where)
+            with os.fdopen(descriptor, "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                # An empty file cannot be mapped, but a tensor without elements may well be in one.
+                self._maps[location] = np.memmap(file, np.uint8, "r") if size else np.empty(0, np.uint8)
+        return self._maps[location]
+
+
+def open_below(folder: Path, location: str, where: str) -> int:
+    """Return a descriptor of the regular file at `location` below `folder`; ModelError if it is none."""
+    parts = _parts(location, where)
+    try:
+        parent = os.open(folder, READ | os.O_DIRECTORY)
+    except OSError as e:
+        raise _refusal(where, f"the model's folder {folder} cannot be opened: {e.strerror}") from e
+    try:
+        for part in parts[:-1]:
+            parent = _step(parent, part, where)
+        return _open_file(parent, parts[-1], where)
+    except OSError as e:
+        raise _refusal(where, f"it cannot be opened in {folder}: {e.strerror}") from e
+    finally:
+        os.close(parent)
+
+
+def _step(parent: int, part: str, where: str) -> int:
+    if stat.S_ISLNK(os.stat(part, dir_fd=parent, follow_symlinks=False).st_mode):
+        raise _refusal(where, f"the folder {quote(part)} is a symbolic link")
+    child = os.open(part, READ_NO_LINK | os.O_DIRECTORY, dir_fd=parent)
+    os.close(parent)
+    return child
+
+
+def _open_file(parent: int, part: str, where: str) -> int:
+    # Looked at before it is opened (opening a device can do something) and again once it is open.
+    _check_regular(os.stat(part, dir_fd=parent, follow_symlinks=False), where)
+    descriptor = os.open(part, READ_NO_LINK, dir_fd=parent)
+    try:
+        _check_regular(os.fstat(descriptor), where)
+    except ModelError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _check_regular(status: os.stat_result, where: str) -> None:
+    if stat.S_ISLNK(status.st_mode):
+        raise _refusal(where, "it is a symbolic link", "replace the link by the file itself")
+    if not stat.S_ISREG(status.st_mode):
+        raise _refusal(where, "it is not a regular file")
+    if status.st_nlink > 1:
+        raise _refusal(
+            where, f"the file has {status.st_nlink} names (hard links)", "copy it: one name is allowed"
+        )
+
+
+def _parts(location: str, where: str) -> list[str]:
+    windows = PureWindowsPath(location)
+    if not location or "\0" in location:
+        raise _refusal(where, "the entry names no file")
+    if location.startswith("/") or windows.drive or windows.root:
+        raise _refusal(where, "the path is absolute; it must be relative to the model's folder")
+    parts = [part for part in location.split("/") if part not in ("", ".")]
+    if not parts or ".." in windows.parts or "\\" in location:
+        raise _refusal(where, "the path has '..' or '\\' in it; it must stay in the model's folder")
+    return parts
+
+
+def _entries(tensor: TensorProto, where: str) -> dict[str, str]:
+    # A plain dictionary: a key out of the file never becomes the name of an attribute or an argument.
+    entries: dict[str, str] = {}
+    for entry in tensor.external_data:
+        if entry.key in entries:
+            raise _refusal(where, f"the entry {quote(entry.key)} is there twice")
+        entries[entry.key] = entry.value
+    return entries
+
+
+def _number(entries: dict[str, str], key: str, where: str) -> int | None:
+    text = entries.get(key)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) <= LONGEST_NUMBER):
+        raise _refusal(where, f"{key} {quote(text)} is not a number of bytes")
+    return int(text)
+
+
+def _refusal(where: str, why: str, fix: str = "") -> ModelError:
+    return ModelError("external data of the model is refused", where=where, why=why, fix=fix)

@@ -1,0 +1,107 @@
+"""Model-local functions: their calls are expanded, once it is certain that this ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from graphlib import CycleError, TopologicalSorter
+
+from onnx import GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto
+from onnx.inliner import inline_local_functions
+
+from weft.errors import ModelError
+from weft.frontends.onnx.reading import Source, domain_of
+from weft.frontends.onnx.wording import quote
+
+MOST_NODES = 200_000
+"""Nodes after expansion; a few functions that call each other twice make exponentially many."""
+
+DEEPEST_CALLS = 64
+
+Key = tuple[str, str, str]
+
+
+def expand(source: Source) -> ModelProto:
+    """Return the model with every call of a model-local function replaced by the function's nodes."""
+    model = source.proto
+    if not model.functions:
+        return model
+    _check(model, source.label)
+    skeleton = _without_weights(model)
+    # A function may be of another opset than the model; onnx can lift its nodes while it inlines them.
+    convert = any(_opset(function.opset_import) not in (None, source.opset) for function in model.functions)
+    try:
+        inlined = inline_local_functions(skeleton, convert_version=convert)
+    except Exception as e:  # the inliner is C++ and says nowhere what it raises
+        raise ModelError(
+            "the model's functions cannot be expanded", where=source.label, why=str(e)[:500]
+        ) from e
+    out = ModelProto(ir_version=model.ir_version, opset_import=inlined.opset_import)
+    out.graph.CopyFrom(inlined.graph)
+    del out.graph.initializer[:]
+    out.graph.initializer.extend(model.graph.initializer)
+    return out
+
+
+def _without_weights(model: ModelProto) -> ModelProto:
+    # The inliner gets the graph as bytes and gives it back so; the weights' names are enough for it.
+    graph = GraphProto(
+        name=model.graph.name,
+        node=model.graph.node,
+        input=model.graph.input,
+        output=model.graph.output,
+        sparse_initializer=model.graph.sparse_initializer,
+        initializer=[
+            TensorProto(name=t.name, data_type=t.data_type, dims=[0]) for t in model.graph.initializer
+        ],
+    )
+    return ModelProto(
+        ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions, graph=graph
+    )
+
+
+def _check(model: ModelProto, label: str) -> None:
+    """Raise ModelError if the calls form a cycle, or expand to too many nodes or levels."""
+    bodies: dict[Key, list[NodeProto]] = {}
+    for function in model.functions:
+        key = (domain_of(function.domain), function.name, function.overload)
+        if key in bodies:
+            raise ModelError(
+                "two functions of the model have one name", where=label, why=quote(".".join(key[:2]))
+            )
+        bodies[key] = list(_nodes(function.node))
+    calls = {key: [_key(node) for node in nodes if _key(node) in bodies] for key, nodes in bodies.items()}
+    try:
+        order = list(TopologicalSorter(calls).static_order())
+    except CycleError as e:
+        names = " -> ".join(quote(".".join(key[:2])) for key in e.args[1][:20])
+        raise ModelError("the model's functions call each other without end", where=label, why=names) from e
+    size: dict[Key, int] = {}
+    depth: dict[Key, int] = {}
+    for key in order:
+        size[key] = len(bodies[key]) + sum(size[callee] for callee in calls[key])
+        depth[key] = 1 + max((depth[callee] for callee in calls[key]), default=0)
+    total = sum(size.get(_key(node), 1) for node in _nodes(model.graph.node))
+    if total > MOST_NODES or max(depth.values()) > DEEPEST_CALLS:
+        raise ModelError(
+            "the model's functions expand to too much",
+            where=label,
+            why=f"{total:,} nodes, {max(depth.values())} levels; at most {MOST_NODES:,} and {DEEPEST_CALLS}",
+        )
+
+
+def _opset(imports: Iterable[OperatorSetIdProto]) -> int | None:
+    return next((entry.version for entry in imports if domain_of(entry.domain) == ""), None)
+
+
+def _key(node: NodeProto) -> Key:
+    return (domain_of(node.domain), node.op_type, node.overload)
+
+
+def _nodes(nodes: Iterable[NodeProto]) -> Iterable[NodeProto]:
+    """Return the nodes and those in their subgraphs, however deep."""
+    waiting = [nodes]
+    while waiting:
+        for node in waiting.pop():
+            yield node
+            for attribute in node.attribute:
+                waiting += [graph.node for graph in (attribute.g, *attribute.graphs) if graph.node]

@@ -1,0 +1,150 @@
+"""ONNX nodes to nodes of Weft's ops; what cannot be one is collected, every node with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from onnx import NodeProto
+
+from weft.core.graph import Node
+from weft.core.op import Op, find_op
+from weft.errors import ModelError, UnsupportedOps, WeftError
+from weft.frontends.onnx.attributes import make_op, op_fields, read_attribute
+from weft.frontends.onnx.external import ExternalFiles
+from weft.frontends.onnx.importers import RENAMED, Form, Scope, lift
+from weft.frontends.onnx.reading import NEWEST_OPSET, domain_of
+from weft.frontends.onnx.schemas import (
+    check_node,
+    defaults,
+    is_optional_output,
+    missing_input,
+    missing_reason,
+    schema_of,
+)
+from weft.frontends.onnx.wording import quote
+
+HARMLESS = ("consumed_inputs", "is_test")
+"""Attributes of old exporters that never changed what inference computes."""
+
+HARMLESS_FOR = (("BatchNormalization", "momentum"), ("Dropout", "seed"))
+MOST_LINES = 1000
+
+
+@dataclass
+class NodeReader:
+    """Reads the nodes of one model.
+
+    `opsets` are the versions by domain, `read` the names of all values that something reads.
+    """
+
+    opsets: Mapping[str, int]
+    files: ExternalFiles
+    scope: Scope
+    read: Collection[str]
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def opset(self) -> int:
+        """The version of ONNX's own domain."""
+        return self.opsets[""]
+
+    def add(self, proto: NodeProto, name: str) -> Node | None:
+        """Return the node under that name; None, with a line in `problems`, if it is not supported."""
+        try:
+            return self._custom_node(proto, name) if domain_of(proto.domain) else self._node(proto, name)
+        except WeftError as e:
+            reason = e.what + (f" ({e.why})" if e.why else "") + (f" [{e.where}]" if e.where else "")
+            self.problems.append(self._line(proto, name, reason))
+            return None
+
+    def raise_problems(self, label: str, total: int) -> None:
+        """Raise UnsupportedOps if there are nodes that were not supported."""
+        if self.problems:
+            shown = self.problems[:MOST_LINES]
+            if len(self.problems) > MOST_LINES:
+                shown = [*shown, f"and {len(self.problems) - MOST_LINES} more"]
+            raise UnsupportedOps(
+                f"{len(self.problems)} of the {total} nodes of {label} are not supported",
+                tuple(shown),
+                fix="register the missing ops (weft.core.op.register_op), or export the model without them",
+            )
+
+    def _line(self, proto: NodeProto, name: str, reason: str) -> str:
+        domain = domain_of(proto.domain)
+        version = f"opset {self.opsets[domain]}" if domain in self.opsets else "of no declared opset"
+        op_type = quote(proto.op_type)[1:-1]
+        return f"{quote(name)}: {op_type}, domain {quote(domain or 'ai.onnx')}, {version}: {reason}"
+
+    def _custom_node(self, proto: NodeProto, name: str) -> Node:
+        op = find_op(f"{domain_of(proto.domain)}::{proto.op_type}")
+        if op is None:
+            raise ModelError("no op of that domain is registered with Weft")
+        made = self._op(op, proto.op_type, self._attributes(proto), {}, len(proto.output))
+        return Node(name, made, _without_tail(proto.input), tuple(proto.output))
+
+    def _node(self, proto: NodeProto, name: str) -> Node:
+        schema = schema_of(proto.op_type, self.opset)
+        if schema is None and (find_op(proto.op_type) is None or schema_of(proto.op_type, NEWEST_OPSET)):
+            raise ModelError(missing_reason(proto.op_type, self.opset))
+        problem = check_node(proto, schema) if schema else None
+        if problem:
+            raise ModelError(problem)
+        if find_op(RENAMED.get(proto.op_type, proto.op_type)) is None:
+            # Said before the attributes are looked at: those of control flow hold whole graphs.
+            raise ModelError("Weft has no such op")
+        outputs, attributes = self._outputs(proto), self._attributes(proto)
+        form = Form(name, proto.op_type, self.opset, list(proto.input), outputs, attributes, self.scope)
+        lift(form)
+        return self._lifted(form, defaults(proto.op_type, self.opset))
+
+    def _lifted(self, form: Form, implied: Mapping[str, object]) -> Node:
+        op = find_op(form.type)
+        assert op is not None
+        inputs = _without_tail(form.inputs)
+        newest = schema_of(form.type, NEWEST_OPSET)
+        problem = missing_input(inputs, newest) if newest else None
+        if problem:
+            raise ModelError(problem)
+        made = self._op(op, form.type, form.attributes, implied, len(form.outputs))
+        return Node(form.name, made, inputs, tuple(form.outputs))
+
+    def _attributes(self, proto: NodeProto) -> dict[str, object]:
+        return {a.name: read_attribute(a, self.files) for a in proto.attribute if a.name not in HARMLESS}
+
+    def _outputs(self, proto: NodeProto) -> list[str]:
+        """Return the outputs without optional ones at the end that nothing reads."""
+        schema = schema_of(proto.op_type, self.opset)
+        outputs = list(proto.output)
+        while schema and len(outputs) > 1 and is_optional_output(schema, len(outputs) - 1):
+            if outputs[-1] and outputs[-1] in self.read:
+                break
+            outputs.pop()
+        return outputs
+
+    def _op(
+        self,
+        op: type[Op],
+        op_type: str,
+        attributes: Mapping[str, object],
+        implied: Mapping[str, object],
+        outputs: int,
+    ) -> Op:
+        """Return the op with the node's attributes and, for those not given, what its opset implies."""
+        fields = op_fields(op)
+        values = {name: value for name, value in implied.items() if name in fields}
+        if "outputs" in fields:
+            values["outputs"] = outputs
+        for name, value in attributes.items():
+            if name in fields:
+                values[name] = value
+            elif (op_type, name) not in HARMLESS_FOR and not (name in implied and implied[name] == value):
+                raise ModelError(f"attribute {quote(name)} = {str(value)[:60]} is not supported")
+        return make_op(op, values)
+
+
+def _without_tail(inputs: Sequence[str]) -> tuple[str, ...]:
+    end = len(inputs)
+    while end and not inputs[end - 1]:
+        end -= 1
+    return tuple(inputs[:end])

@@ -1,0 +1,141 @@
+"""What each opset says about an op: its inputs, outputs, attributes and their defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+
+from onnx import NodeProto
+from onnx.defs import OpSchema, SchemaError, get_schema
+
+from weft.core.dtypes import DType
+from weft.errors import ModelError
+from weft.frontends.onnx.attributes import kind_of, read_attribute
+from weft.frontends.onnx.external import ExternalFiles
+from weft.frontends.onnx.reading import NEWEST_OPSET, domain_of
+from weft.frontends.onnx.tensors import DTYPES
+
+NUMPY_NAMES = {"float": "float32", "double": "float64"}
+LENIENT = {("Cast", "to")}
+"""Attributes whose kind is not checked: an importer takes several."""
+
+
+@lru_cache(maxsize=4096)
+def schema_of(op_type: str, opset: int) -> OpSchema | None:
+    """Return what an opset says about an ONNX op; None if it has no such op."""
+    try:
+        return get_schema(op_type, opset, "")
+    except SchemaError:
+        return None
+
+
+def missing_reason(op_type: str, opset: int) -> str:
+    """Return why an opset has no op of that type."""
+    newest = schema_of(op_type, NEWEST_OPSET)
+    if newest is None:
+        return "ONNX has no such op and none is registered with Weft"
+    first = next(v for v in range(1, NEWEST_OPSET + 1) if schema_of(op_type, v))
+    return f"ONNX has this op since opset {first}"
+
+
+def check_node(node: NodeProto, schema: OpSchema) -> str | None:
+    """Return why a node is not what its opset asks for, or None."""
+    if schema.deprecated:
+        return f"opset {schema.since_version} withdrew this op"
+    for what, names, least, most in (
+        ("inputs", node.input, schema.min_input, schema.max_input),
+        ("outputs", node.output, schema.min_output, schema.max_output),
+    ):
+        if not least <= len(names) <= most:
+            return f"it has {len(names)} {what}; allowed: {least} to {most}"
+    given = {attribute.name: attribute for attribute in node.attribute}
+    if len(given) < len(node.attribute):
+        return "it has an attribute twice"
+    for name, declared in schema.attributes.items():
+        if declared.required and name not in given:
+            return f"attribute {name!r} is missing"
+        if name in given and (node.op_type, name) not in LENIENT:
+            kind, want = kind_of(given[name].type), kind_of(declared.type.value)  # type: ignore[attr-defined]
+            if kind != want:
+                return f"attribute {name!r} is {kind}; it must be {want}"
+    return None
+
+
+def missing_input(inputs: Sequence[str], schema: OpSchema) -> str | None:
+    """Return which input that the schema requires is not given, or None."""
+    for index in range(schema.min_input):
+        formal = schema.inputs[min(index, len(schema.inputs) - 1)]
+        if index >= len(inputs) or not inputs[index]:
+            return f"input {index} ({formal.name}) is missing"
+    return None
+
+
+@lru_cache(maxsize=4096)
+def defaults(op_type: str, opset: int) -> Mapping[str, object]:
+    """Return the values that the opset gives to attributes of an ONNX op which a node leaves out."""
+    schema = schema_of(op_type, opset)
+    declared = (a.default_value for a in schema.attributes.values()) if schema else ()
+    return {value.name: read_attribute(value, ExternalFiles(None)) for value in declared if value.name}
+
+
+def is_optional_output(schema: OpSchema, index: int) -> bool:
+    """Tell whether a node may leave out that output."""
+    outputs = schema.outputs
+    return index < len(outputs) and outputs[index].option == OpSchema.FormalParameterOption.Optional
+
+
+class ElementTypes:
+    """The element types of a graph's values as far as they follow without shapes."""
+
+    def __init__(self, known: Mapping[str, DType], nodes: Iterable[NodeProto], opset: int) -> None:
+        self._known = dict(known)
+        self._makers = {out: (node, k) for node in nodes for k, out in enumerate(node.output) if out}
+        self._opset = opset
+
+    def of(self, name: str) -> DType | None:
+        """Return the element type of a value, None where only its shapes or a run could tell it."""
+        path: list[str] = []
+        seen: set[str] = set()
+        while name not in self._known and name in self._makers and name not in seen:
+            path.append(name)
+            seen.add(name)
+            step = self._step(*self._makers[name])
+            if isinstance(step, DType):
+                self._known[name] = step
+            elif step:
+                name = step
+        dtype = self._known.get(name)
+        if dtype is not None:
+            self._known.update(dict.fromkeys(path, dtype))
+        return dtype
+
+    def _step(self, node: NodeProto, index: int) -> DType | str | None:
+        """Return the type of an output, or the name of an input that has the same."""
+        schema = None if domain_of(node.domain) else schema_of(node.op_type, self._opset)
+        if schema is None or not schema.outputs:
+            return None
+        label = schema.outputs[min(index, len(schema.outputs) - 1)].type_str
+        if label.startswith("tensor("):
+            text = label.removeprefix("tensor(").removesuffix(")")
+            return _dtype(NUMPY_NAMES.get(text, text))
+        for attribute in node.attribute:
+            if attribute.name in ("to", "dtype", "output_dtype") and attribute.i in DTYPES:
+                return DTYPES[attribute.i]
+            if attribute.name == "value" and attribute.t.data_type in DTYPES:
+                return DTYPES[attribute.t.data_type]
+        for k, value in enumerate(node.input):
+            if (
+                isinstance(value, str)
+                and value
+                and schema.inputs
+                and schema.inputs[min(k, len(schema.inputs) - 1)].type_str == label
+            ):
+                return value
+        return None
+
+
+def _dtype(name: str) -> DType | None:
+    try:
+        return DType.of(name)
+    except ModelError:
+        return None

@@ -1,0 +1,189 @@
+"""ONNX tensors to numpy arrays, and declared values to specs.
+
+Nothing is allocated by what a file *declares*: the bytes that it *holds* are counted first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+from math import prod
+
+import numpy as np
+from onnx import TensorProto, ValueInfoProto
+
+from weft.core.dtypes import DType
+from weft.core.layout import Array
+from weft.core.tensor import Dim, TensorSpec
+from weft.errors import ModelError
+from weft.frontends.onnx.external import ExternalFiles
+from weft.frontends.onnx.wording import quote
+
+HIGHEST_RANK = 32
+MOST_ELEMENTS = 2**40
+"""More elements than any machine holds: a shape that declares them is a mistake or an attack."""
+
+NO_NAME = ("", "None", "?", "-1")
+"""What exporters write as the name of a dimension that has none; two of them need not be equal."""
+
+DTYPES: dict[int, DType] = {
+    TensorProto.FLOAT: DType.FLOAT32,
+    TensorProto.FLOAT16: DType.FLOAT16,
+    TensorProto.DOUBLE: DType.FLOAT64,
+    TensorProto.INT64: DType.INT64,
+    TensorProto.INT32: DType.INT32,
+    TensorProto.INT16: DType.INT16,
+    TensorProto.INT8: DType.INT8,
+    TensorProto.UINT64: DType.UINT64,
+    TensorProto.UINT32: DType.UINT32,
+    TensorProto.UINT16: DType.UINT16,
+    TensorProto.UINT8: DType.UINT8,
+    TensorProto.BOOL: DType.BOOL,
+}
+
+FIELDS = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
+
+FIELD_OF = {
+    DType.FLOAT32: "float_data",
+    DType.FLOAT64: "double_data",
+    DType.INT64: "int64_data",
+    DType.UINT64: "uint64_data",
+    DType.UINT32: "uint64_data",
+}
+"""The typed field that holds a type's elements; the others lie in int32_data."""
+
+
+def element_type(code: int, where: str) -> DType:
+    """Return the element type of a TensorProto.DataType number; ModelError if Weft has none."""
+    if code in DTYPES:
+        return DTYPES[code]
+    named = {int(v): k for k, v in TensorProto.DataType.items()}
+    raise ModelError(
+        f"the element type {named.get(code, code)} is not supported",
+        where=where,
+        why="Weft knows " + ", ".join(named[k] for k in sorted(DTYPES)),
+        fix="export the model with one of these",
+    )
+
+
+def to_array(tensor: TensorProto, files: ExternalFiles) -> Array:
+    """Return the value of a tensor, read-only and without a copy where its bytes allow that."""
+    where = f"tensor {quote(tensor.name)}"
+    dtype = element_type(tensor.data_type, where)
+    shape = _shape(tensor.dims, where)
+    if tensor.HasField("segment"):
+        raise ModelError("a tensor in segments is not supported", where=where, fix="export the model again")
+    raw = tensor.raw_data
+    held = [f for f in FIELDS if len(getattr(tensor, f))] + ["raw_data"] * bool(raw)
+    if tensor.data_location == TensorProto.EXTERNAL:
+        array = _from_bytes(files.view(tensor, prod(shape) * dtype.itemsize), dtype)
+    elif len(held) > 1:
+        raise ModelError("a tensor has its value twice", where=where, why=f"in {' and in '.join(held)}")
+    elif held == ["raw_data"]:
+        need = prod(shape) * dtype.itemsize
+        if len(raw) != need:
+            raise _wrong_size(where, shape, dtype, f"{need} bytes", f"{len(raw)}")
+        array = _from_bytes(np.frombuffer(raw, np.uint8), dtype)
+    else:
+        array = _from_field(tensor, held[0] if held else "", prod(shape), dtype, where)
+    array = array.reshape(shape)
+    array.flags.writeable = False
+    return array
+
+
+def _shape(dims: Sequence[int], where: str) -> tuple[int, ...]:
+    if len(dims) > HIGHEST_RANK:
+        raise ModelError(
+            "a tensor has too many dimensions", where=where, why=f"{len(dims)}; at most {HIGHEST_RANK}"
+        )
+    shape = tuple(dims)
+    if any(d < 0 for d in shape) or prod(shape) > MOST_ELEMENTS or max(shape, default=0) > MOST_ELEMENTS:
+        raise ModelError("a tensor's shape makes no sense", where=where, why=f"it is {shape}")
+    return shape
+
+
+def _wrong_size(where: str, shape: tuple[int, ...], dtype: DType, need: str, has: str) -> ModelError:
+    return ModelError(
+        "a tensor's data does not fit its shape",
+        where=where,
+        why=f"{dtype.value} of shape {shape} needs {need}, the file has {has}",
+        fix="the file is damaged or cut off: get it again",
+    )
+
+
+def _from_bytes(data: Array, dtype: DType) -> Array:
+    if dtype is DType.BOOL:
+        return np.not_equal(data, 0)
+    array = data.view(dtype.numpy.newbyteorder("<")).astype(dtype.numpy, copy=False)
+    # Kernels get pointers to constants; a tensor at an odd place in its file must move to an even one.
+    return array if array.flags.aligned else array.copy()
+
+
+def _from_field(tensor: TensorProto, held: str, size: int, dtype: DType, where: str) -> Array:
+    field = FIELD_OF.get(dtype, "int32_data")
+    if held and held != field:
+        raise ModelError(
+            "a tensor's data is of another type", where=where, why=f"{dtype.value} is not in {held}"
+        )
+    data = getattr(tensor, field)
+    if len(data) != size:
+        raise _wrong_size(where, tuple(tensor.dims), dtype, f"{size} elements", f"{len(data)} in {field}")
+    if dtype.is_float and dtype is not DType.FLOAT16:
+        return np.fromiter(data, dtype.numpy, size)
+    wide = np.fromiter(data, np.uint64 if field == "uint64_data" else np.int64, size)
+    narrow = np.uint16 if dtype is DType.FLOAT16 else dtype.numpy
+    exact = wide.astype(narrow)
+    if not np.array_equal(exact, wide):
+        raise ModelError(
+            "a tensor has elements outside of its type", where=where, why=f"{dtype.value} in {field}"
+        )
+    return exact.view(np.float16) if dtype is DType.FLOAT16 else exact
+
+
+def input_spec(value: ValueInfoProto, taken: set[str]) -> TensorSpec:
+    """Return the declared shape and type of an input; `taken` are the names of dimensions in use."""
+    where = f"input {quote(value.name)}"
+    kind = value.type.WhichOneof("value")
+    if kind != "tensor_type":
+        raise ModelError(
+            "an input is not a tensor",
+            where=where,
+            why=f"it is declared as {kind.removesuffix('_type')}" if kind else "its type is not declared",
+        )
+    declared = value.type.tensor_type
+    dtype = element_type(declared.elem_type, where)
+    if not declared.HasField("shape"):
+        raise ModelError(
+            "an input does not say how many dimensions it has",
+            where=where,
+            why="its shape is not declared at all; single sizes may be left open, the rank may not",
+            fix="declare the shape when exporting, or set it with the onnx package",
+        )
+    if len(declared.shape.dim) > HIGHEST_RANK:
+        raise ModelError(
+            "an input has too many dimensions", where=where, why=f"at most {HIGHEST_RANK} are possible"
+        )
+    shape: list[Dim] = []
+    for axis, dim in enumerate(declared.shape.dim):
+        if dim.HasField("dim_value"):
+            shape.append(dim.dim_value)
+        elif dim.dim_param not in NO_NAME:
+            shape.append(dim.dim_param)
+        else:
+            shape.append(_fresh_symbol(f"{value.name}.{axis}", taken))
+    sizes = [d for d in shape if isinstance(d, int)]
+    if any(d < 0 for d in sizes) or prod(sizes) > MOST_ELEMENTS or max(sizes, default=0) > MOST_ELEMENTS:
+        raise ModelError(
+            "an input's shape makes no sense", where=where, why=f"it is declared as {tuple(shape)}"
+        )
+    return TensorSpec(tuple(shape), dtype)
+
+
+def _fresh_symbol(base: str, taken: set[str]) -> str:
+    symbol = base
+    for k in count(1):
+        if symbol not in taken:
+            break
+        symbol = f"{base}.{k}"
+    taken.add(symbol)
+    return symbol

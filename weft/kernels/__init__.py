@@ -1,0 +1,1 @@
+"""The kernel toolchain: templates, dialects, launches. It knows no API."""

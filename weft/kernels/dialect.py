@@ -1,0 +1,67 @@
+"""A kernel language: how the few things that differ between OpenCL C and GLSL (and CUDA C) are written.
+
+A dialect is data and a few short methods. Kernel bodies use the prelude's names (f32, f32x4, F4, the
+ids and barriers) and the `load`/`store` methods of their arguments; they never see the language.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from weft.kernels.source import Arg, ConstantKind
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """An array that a work-group shares; `size` is an expression of constants."""
+
+    type: str
+    name: str
+    size: str
+
+
+class Dialect(ABC):
+    """Write the parts of a kernel in one language."""
+
+    name: ClassVar[str]
+    prelude: ClassVar[str]
+    """The file in `weft/shaders` that defines the names that bodies use."""
+
+    @abstractmethod
+    def assemble(
+        self,
+        entry: str,
+        prelude: str,
+        args: Sequence[Arg],
+        constants: Sequence[tuple[str, ConstantKind]],
+        shared: Sequence[Shared],
+        body: str,
+    ) -> str:
+        """Return the whole source of a kernel around `body`."""
+
+    @abstractmethod
+    def load(self, arg: Arg, index: str) -> str:
+        """Return the expression of element `index` as f32 (floats) or i32 (integers)."""
+
+    @abstractmethod
+    def store(self, arg: Arg, index: str, value: str) -> str:
+        """Return the statement that stores an f32 or i32 `value` as element `index`."""
+
+    @abstractmethod
+    def load4(self, arg: Arg, index: str) -> str:
+        """Return the expression of the four elements from 4 * `index` on, as f32x4."""
+
+    @abstractmethod
+    def store4(self, arg: Arg, index: str, value: str) -> str:
+        """Return the statement that stores an f32x4 as the four elements from 4 * `index` on."""
+
+    @abstractmethod
+    def load_lane(self, arg: Arg, index: str, lane: str) -> str:
+        """Return the expression of element 4 * `index` + `lane` of a c4 argument, as f32."""
+
+    @abstractmethod
+    def move(self, target: Arg, to: str, source: Arg, at: str) -> str:
+        """Return the statement that moves one raw element without interpreting it."""

@@ -1,0 +1,151 @@
+"""What an op says to a GPU: which templates to launch on its tensors. It names no API."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeVar
+
+from weft.core.dtypes import DType
+from weft.core.fused import Fused
+from weft.core.layout import Array, Layout, Shape
+from weft.core.op import Op
+from weft.core.tensor import Tensor
+from weft.errors import BackendError
+
+Size3 = tuple[int, int, int]
+
+
+class Placement(Enum):
+    """How an op wants the activations it reads and writes to lie.
+
+    LINEAR: as NCHW. CHANNELS: in NC4HW4. EITHER: as its inputs lie. ALIAS: linear, and the first output is
+    the first input's memory.
+    """
+
+    LINEAR = "linear"
+    CHANNELS = "channels"
+    EITHER = "either"
+    ALIAS = "alias"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceCaps:
+    """What a device can do; the numbers are its limits."""
+
+    max_local_items: int = 128
+    max_local_size: Size3 = (128, 128, 64)
+    max_grid: Size3 = (65535, 65535, 65535)
+    local_memory: int = 16384
+    max_buffer_range: int = 1 << 27
+    """Bytes that one kernel argument may span."""
+    max_allocation: int = 1 << 30
+    offset_alignment: int = 256
+    """Bytes; a kernel argument may start only at multiples of it."""
+    fp16_storage: bool = False
+    int8_storage: bool = False
+    subgroup_size: int = 1
+    compute_units: int = 1
+    software: bool = False
+
+
+class KernelBuilder(ABC):
+    """Collects the launches of one node."""
+
+    caps: DeviceCaps
+
+    @abstractmethod
+    def launch(
+        self,
+        template: str,
+        *,
+        reads: Mapping[str, Tensor],
+        writes: Mapping[str, Tensor],
+        ints: Mapping[str, int] | None = None,
+        floats: Mapping[str, float] | None = None,
+        variant: Mapping[str, str | int | bool | tuple[str, ...]] | None = None,
+        grid: Size3,
+        local: Size3,
+        raw: bool = False,
+        epilogue: bool = True,
+    ) -> None:
+        """Launch `weft/shaders/<template>.mako` on `grid` work-groups of `local` items.
+
+        `reads` and `writes` are the arguments by the names the template uses; an NC4HW4 tensor is a c4
+        argument, any other a linear one (a raw one if `raw`: elements are moved as bits). `ints` and
+        `floats` are the constants, `variant` what changes the text. The first of `writes` gets the node's
+        fused epilogue unless `epilogue` is False.
+        """
+
+    @abstractmethod
+    def constant(self, key: str, make: Callable[[], Array], layout: Layout = Layout.NCHW) -> Tensor:
+        """Return a STATIC tensor with the logical array that `make` returns, stored in `layout`.
+
+        It is uploaded once for each `key` and kept over resizes; floats are stored as the session's
+        precision says.
+        """
+
+    @abstractmethod
+    def scratch(self, shape: tuple[int, ...], dtype: DType, layout: Layout = Layout.NCHW) -> Tensor:
+        """Return a tensor that lives during this node only."""
+
+    @abstractmethod
+    def shares_memory(self, inner: Tensor, outer: Tensor) -> bool:
+        """Tell whether `inner` already lies where `outer` holds it, so that nothing need be copied."""
+
+    def for_items(self, total: int, per_item: int = 1) -> tuple[Size3, Size3]:
+        """Return grid and local size of a one-dimensional loop over `total` items."""
+        local = min(64, self.caps.max_local_items)
+        groups = -(-max(total, 1) // (local * per_item))
+        return (max(1, min(groups, self.caps.max_grid[0])), 1, 1), (local, 1, 1)
+
+
+class GpuOp(ABC):
+    """How GPUs run one kind of op; register with `@gpu_op(OpClass)`. One object serves all nodes."""
+
+    placement: Placement = Placement.LINEAR
+    fuses_into_store: bool = True
+    """The launches end in one store to which an epilogue may be pasted."""
+    moves_bits: bool = False
+    """Elements are moved, never computed with: any element type will do."""
+
+    def why_not(
+        self, op: Any, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
+    ) -> str | None:
+        """Return why GPUs of these capabilities cannot run the node, as a sentence, or None."""
+        return None
+
+    def fits_channels(self, op: Any, inputs: Sequence[Shape | None], output: Shape) -> bool:
+        """Tell whether an op with placement EITHER can read and write NC4HW4 for these shapes."""
+        return len(output) >= 3
+
+    @abstractmethod
+    def launches(self, op: Any, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
+        """Tell `k` what to launch. Called once a resize; the tensors' memory must not be looked at."""
+
+
+_GPU_OPS: dict[type[Op], GpuOp] = {}
+GpuOpT = TypeVar("GpuOpT", bound=type[GpuOp])
+
+
+def gpu_op(*ops: type[Op]) -> Callable[[GpuOpT], GpuOpT]:
+    """Register the decorated class as the way GPUs run these op classes and their subclasses."""
+
+    def register(cls: GpuOpT) -> GpuOpT:
+        for op in ops:
+            if op in _GPU_OPS:
+                raise BackendError(
+                    f"{op.__name__} already has a GPU form", why=f"it is {type(_GPU_OPS[op]).__name__}"
+                )
+            _GPU_OPS[op] = cls()
+        return cls
+
+    return register
+
+
+def find_gpu_op(op: Op) -> GpuOp | None:
+    """Return how GPUs run the op (of a fused op: its base), or None."""
+    base = op.base if isinstance(op, Fused) else op
+    return next((_GPU_OPS[c] for c in type(base).__mro__ if c in _GPU_OPS), None)

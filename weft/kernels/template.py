@@ -1,0 +1,198 @@
+"""Rendering: a Mako template and a request become a `KernelSource` in one language.
+
+A template is the body of one kernel. It sees its arguments by name (`x.load("i")`, `y.store4(...)`), the
+variant's values by name, and `k`, the writer: `k.shared(...)` declares work-group memory, `k.for_each`
+opens the grid-stride loop. Constants are written by their names. What stands behind a store, the
+epilogue, is pasted by the argument itself, so no template knows of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+from mako.exceptions import text_error_template
+from mako.lookup import TemplateLookup
+
+from weft.errors import CompileError
+from weft.kernels.dialect import Dialect, Shared
+from weft.kernels.source import Arg, ConstantKind, KernelSource
+
+SHADERS = Path(__file__).parent.parent / "shaders"
+LANES = ("x", "y", "z", "w")
+Variant = tuple[tuple[str, str | int | bool | tuple[str, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """What a stage combines with: the running value, a constant, or another argument.
+
+    kind: "value", "float" (a constant's name), "same" (an argument at the stored place), "channel" (an
+    argument with one element a channel), "trailing" (an argument repeated over the leading axes).
+    """
+
+    kind: str
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One fused element-wise step: an expression of its operands, {0}, {1} ..."""
+
+    expr: str
+    operands: tuple[Operand, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRequest:
+    """All that decides the text of a kernel; the values of its constants are not among it."""
+
+    template: str
+    variant: Variant
+    args: tuple[Arg, ...]
+    ints: tuple[str, ...]
+    floats: tuple[str, ...] = ()
+    stages: tuple[Stage, ...] = ()
+    stages_on: str = ""
+    """The argument whose stores the stages are pasted into."""
+
+
+class ArgWriter:
+    """An argument as a template sees it; every method returns text in the kernel's language."""
+
+    def __init__(self, arg: Arg, writer: Writer) -> None:
+        self.arg, self._writer, self._dialect = arg, writer, writer.dialect
+        self.name = arg.name
+
+    def _place(self, n: str, c4: str, hw: str) -> str:
+        a = self.name
+        return f"(({n}) * {a}_C4T + {a}_C4O + ({c4})) * {a}_HW + ({hw})"
+
+    def load(self, index: str) -> str:
+        """Element `index` of a linear argument."""
+        return self._dialect.load(self.arg, index)
+
+    def load4(self, n: str, c4: str, hw: str) -> str:
+        """Four channels of one pixel of a c4 argument."""
+        return self._dialect.load4(self.arg, self._place(n, c4, hw))
+
+    def load1(self, n: str, c: str, hw: str) -> str:
+        """One channel of one pixel of a c4 argument."""
+        return self._dialect.load_lane(self.arg, self._place(n, f"({c}) / 4", hw), f"({c}) % 4")
+
+    def vector(self, index: str) -> str:
+        """Vector `index` of a c4 argument, counted from the start of its buffer (for packed constants)."""
+        return self._dialect.load4(self.arg, index)
+
+    def store(self, index: str, value: str) -> str:
+        """Store one element, with the epilogue."""
+        lines = [f"const int _i = {index};", f"f32 _v = {value};"]
+        for s, stage in enumerate(self._stages()):
+            texts = [self._scalar_operand(o, s, lines) for o in stage.operands]
+            lines.append(f"_v = {stage.expr.format(*texts)};")
+        return "{ " + " ".join([*lines, self._dialect.store(self.arg, "_i", "_v")]) + " }"
+
+    def _scalar_operand(self, o: Operand, stage: int, lines: list[str]) -> str:
+        if o.kind == "value":
+            return "_v"
+        if o.kind == "float":
+            return o.name
+        at = "_i" if o.kind == "same" else f"_i % {o.name}_SIZE"
+        lines.append(f"const f32 _{o.name}{stage} = {self._writer.args[o.name].load(at)};")
+        return f"_{o.name}{stage}"
+
+    def store4(self, n: str, c4: str, hw: str, value: str) -> str:
+        """Store four channels of one pixel, with the epilogue; lanes past the last channel become zero."""
+        lines = [f"const int _n = {n}; const int _c = {c4}; const int _p = {hw}; f32x4 _v = {value};"]
+        for s, stage in enumerate(self._stages()):
+            texts = [self._vector_operand(o, s, lines) for o in stage.operands]
+            for lane in LANES:
+                parts = [t if o.kind == "float" else f"{t}.{lane}" for t, o in zip(texts, stage.operands, strict=True)]
+                lines.append(f"_v.{lane} = {stage.expr.format(*parts)};")
+        a = self.name
+        lines.append(f"if ({a}_C % 4 != 0 && _c * 4 + 4 > {a}_C) _v = first_lanes(_v, {a}_C - _c * 4);")
+        lines.append(self._dialect.store4(self.arg, self._place("_n", "_c", "_p"), "_v"))
+        return "{ " + " ".join(lines) + " }"
+
+    def _vector_operand(self, o: Operand, stage: int, lines: list[str]) -> str:
+        if o.kind == "value":
+            return "_v"
+        if o.kind == "float":
+            return o.name
+        place = ("_n", "_c", "_p") if o.kind == "same" else ("0", "_c", "0")
+        lines.append(f"const f32x4 _{o.name}{stage} = {self._writer.args[o.name].load4(*place)};")
+        return f"_{o.name}{stage}"
+
+    def move(self, to: str, source: ArgWriter, at: str) -> str:
+        """Store element `at` of another argument as element `to`, bit for bit."""
+        return self._dialect.move(self.arg, to, source.arg, at)
+
+    def _stages(self) -> tuple[Stage, ...]:
+        request = self._writer.request
+        return request.stages if request.stages_on == self.name else ()
+
+
+@dataclass
+class Writer:
+    """What a template calls as `k`."""
+
+    request: KernelRequest
+    dialect: Dialect
+    shared_arrays: list[Shared] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.args = {a.name: ArgWriter(a, self) for a in self.request.args}
+
+    def shared(self, type_: str, name: str, size: str) -> str:
+        """Declare an array shared by the work-group."""
+        self.shared_arrays.append(Shared(type_, name, size))
+        return ""
+
+    def for_each(self, index: str, total: str) -> str:
+        """Return the head of the loop in which all work-items share the indices below `total`."""
+        return f"for (int {index} = GLOBAL_ID; {index} < {total}; {index} += GLOBAL_SIZE)"
+
+    def has(self, name: str) -> bool:
+        """Tell whether the kernel has an argument of that name (an optional one, such as a bias)."""
+        return name in self.args
+
+    def expand(self, expr: str, *operands: str) -> str:
+        """Return an element-wise expression of scalars."""
+        return expr.format(*operands)
+
+    def expand4(self, expr: str, *operands: str) -> str:
+        """Return an element-wise expression of f32x4 variables (a trailing '!' marks a scalar)."""
+        lanes = [[o[:-1] if o.endswith("!") else f"{o}.{lane}" for o in operands] for lane in LANES]
+        return f"F4({', '.join(expr.format(*parts) for parts in lanes)})"
+
+
+@lru_cache(maxsize=1)
+def _lookup() -> TemplateLookup:
+    return TemplateLookup([str(SHADERS)], strict_undefined=True)
+
+
+def _constants(request: KernelRequest) -> tuple[tuple[str, ConstantKind], ...]:
+    placed = [f"{a.name}_{part}" for a in request.args if a.kind == "c4" for part in ("C4T", "C4O", "HW", "C")]
+    ints = ["LX", "LY", "LZ", *sorted(request.ints), *placed]
+    return tuple((n, "int") for n in ints) + tuple((n, "float") for n in sorted(request.floats))
+
+
+@lru_cache(maxsize=4096)
+def render(request: KernelRequest, dialect: Dialect) -> KernelSource:
+    """Return the kernel's source; CompileError shows the template's own trace if the template fails."""
+    writer = Writer(request, dialect)
+    entry = request.template.replace(".", "_")
+    try:
+        template = _lookup().get_template(f"{request.template}.mako")
+        body = template.render(k=writer, **dict(request.variant), **writer.args)
+        prelude = _lookup().get_template(dialect.prelude).render()
+    except Exception as e:
+        raise CompileError(
+            f"the kernel template {request.template!r} does not render: {e}",
+            where=str(SHADERS / f"{request.template}.mako"),
+            why=text_error_template().render(),
+        ) from e
+    constants = _constants(request)
+    text = dialect.assemble(entry, prelude, request.args, constants, writer.shared_arrays, body)
+    return KernelSource(entry, text, request.args, constants)

@@ -1,0 +1,39 @@
+"""Networks that ship with Weft, trained by us on pictures drawn by weft.models.scenes.
+
+shapes.onnx (134 kB, 31 376 numbers, 0.25 GFLOP a picture) tells which class every second pixel of a
+128x128 picture belongs to: see SHAPES_CLASSES.  It takes "image", float32 (n, 3, 128, 128) in 0..1, and
+gives "probabilities", float32 (n, 5, 64, 64), which sum to one over the classes.
+
+Measured on 1000 scenes that it was not trained on: 98.5 % of the pixels are right, where calling
+everything background would give 83 %.  Intersection over union: background 0.986, circle 0.937,
+square 0.876, triangle 0.871, ring 0.877.  scripts/train_shapes.py trains, measures and writes it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.errors import ModelError
+from weft.models.scenes import CLASSES
+
+SHAPES_CLASSES: tuple[str, ...] = CLASSES
+"""What the channels of the shapes network stand for, in order."""
+
+
+def path(name: str) -> Path:
+    """Return where the shipped model `name` lies, such as "shapes"; ModelError if there is none."""
+    folder = Path(__file__).parent
+    shipped = sorted(file.stem for file in folder.glob("*.onnx"))
+    stem = name.removesuffix(".onnx")
+    if stem not in shipped:
+        raise ModelError(f"no model {name!r} ships with Weft", fix=f"choose from: {', '.join(shipped)}")
+    return folder / f"{stem}.onnx"
+
+
+def palette() -> NDArray[np.uint8]:
+    """Return a colour for each of SHAPES_CLASSES, as rows of red, green and blue."""
+    colours = ((32, 34, 42), (236, 112, 86), (84, 160, 232), (246, 200, 82), (110, 198, 132))
+    return np.array(colours, np.uint8)

@@ -1,0 +1,309 @@
+"""Element-wise ops of two or more inputs; see `weft.ops.elementwise` for the language of expressions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial, reduce
+from typing import Any, ClassVar
+
+import numpy as np
+
+from weft.core.dtypes import DType
+from weft.core.layout import Array, Shape
+from weft.core.op import OpClass, register_op
+from weft.core.tensor import TensorSpec
+from weft.ops.elementwise import (
+    ANY,
+    BOOLEAN,
+    INTEGERS,
+    NUMERIC,
+    WIDE,
+    Elementwise,
+    Types,
+    check_type,
+    elementwise,
+    misfit,
+    take_inputs,
+)
+from weft.ops.unary import sigmoid
+
+
+def divide(a: Array, b: Array) -> Array:
+    """Return a / b, integers rounded towards zero."""
+    if not np.issubdtype(a.dtype, np.integer):
+        return np.asarray(a / b)
+    quotient, rest = np.divmod(a, b)
+    # A zero divisor has no defined quotient; its rest is 0, so it is left alone.
+    return np.asarray(quotient + ((rest != 0) & ((a < 0) != (b < 0))).astype(a.dtype))
+
+
+def power(base: Array, exponent: Array) -> Array:
+    """Return base to the exponent; an integer base with a negative or fractional exponent goes by float64."""
+    if not np.issubdtype(base.dtype, np.integer):
+        return np.asarray(np.power(base, exponent.astype(base.dtype)))
+    if not np.issubdtype(exponent.dtype, np.integer) or np.any(exponent < 0):
+        return np.asarray(np.power(base.astype(np.float64), exponent.astype(np.float64)))
+    # No exponent past 2^30 has a result that fits, and the clamp keeps it positive in the base's type.
+    return np.asarray(np.power(base, np.minimum(exponent.astype(np.uint64), 1 << 30).astype(base.dtype)))
+
+
+pair = partial(elementwise, arity=2, types=NUMERIC)
+Add = pair("Add", "a + b", "{0} + {1}", np.add)
+Sub = pair("Sub", "a - b", "{0} - {1}", np.subtract)
+Mul = pair("Mul", "a * b", "{0} * {1}", np.multiply)
+Div = pair("Div", "a / b, integers rounded towards zero", "{0} / {1}", divide)
+
+
+@dataclass(frozen=True)
+class _Comparison(Elementwise):
+    """A relation of two inputs."""
+
+    def result_type(self, types: Sequence[DType]) -> DType:
+        """Return bool."""
+        return DType.BOOL
+
+
+relation = partial(elementwise, arity=2, op_class="exact", base=_Comparison)
+Equal = relation("Equal", "a == b", None, np.equal, types=ANY)
+Less = relation("Less", "a < b", None, np.less, types=NUMERIC)
+LessOrEqual = relation("LessOrEqual", "a <= b", None, np.less_equal, types=NUMERIC)
+Greater = relation("Greater", "a > b", None, np.greater, types=NUMERIC)
+GreaterOrEqual = relation("GreaterOrEqual", "a >= b", None, np.greater_equal, types=NUMERIC)
+And = relation("And", "a and b", None, np.logical_and, types=BOOLEAN)
+Or = relation("Or", "a or b", None, np.logical_or, types=BOOLEAN)
+Xor = relation("Xor", "a exclusive-or b", None, np.logical_xor, types=BOOLEAN)
+
+
+bits = partial(elementwise, arity=2, types=INTEGERS, op_class="exact")
+BitwiseAnd = bits("BitwiseAnd", "the conjunction of every bit", None, np.bitwise_and)
+BitwiseOr = bits("BitwiseOr", "the disjunction of every bit", None, np.bitwise_or)
+BitwiseXor = bits("BitwiseXor", "the exclusive-or of every bit", None, np.bitwise_xor)
+
+
+@register_op
+@dataclass(frozen=True)
+class BitShift(Elementwise):
+    """Shift the bits of the first input by the second; a distance out of range shifts everything out."""
+
+    direction: str = "LEFT"
+    arity: ClassVar[int] = 2
+    types: ClassVar[Types] = INTEGERS
+    op_class: ClassVar[OpClass] = "exact"
+
+    def compute(self, x: Array, distance: Array) -> Array:
+        """Return integers."""
+        width = x.dtype.itemsize * 8
+        gone = (distance < 0) | (distance >= width)
+        near = np.where(gone, 0, distance).astype(x.dtype)
+        if self.direction == "LEFT":
+            return np.where(gone, 0, np.left_shift(x, near))
+        return np.where(gone, np.where(x < 0, -1, 0), np.right_shift(x, near))
+
+    def check(self, specs: Sequence[TensorSpec]) -> None:
+        """Refuse a direction that ONNX does not know."""
+        super().check(specs)
+        if self.direction not in ("LEFT", "RIGHT"):
+            raise misfit(self, f"direction is {self.direction!r}; allowed: LEFT, RIGHT")
+
+
+@register_op
+@dataclass(frozen=True)
+class Mod(Elementwise):
+    """Compute the remainder of a / b with the sign of b, or that of a where fmod is set."""
+
+    fmod: int = 0
+    arity: ClassVar[int] = 2
+    types: ClassVar[Types] = NUMERIC
+
+    def scalar(self, present: tuple[bool, ...]) -> str:
+        """Return C's fmod, moved by b where the signs differ and they may not."""
+        rest = "fmod({0}, {1})"
+        if self.fmod:
+            return rest
+        return f"{rest} == 0.0 ? {rest} : (({rest} < 0.0) != ({{1}} < 0.0) ? {rest} + {{1}} : {rest})"
+
+    def compute(self, a: Array, b: Array) -> Array:
+        """Return the type of the inputs."""
+        return np.asarray(np.fmod(a, b) if self.fmod else np.mod(a, b))
+
+
+@register_op
+@dataclass(frozen=True)
+class Pow(Elementwise):
+    """Compute the first input to the power of the second, in the type of the first."""
+
+    arity: ClassVar[int] = 2
+    expr: ClassVar[str] = "pow({0}, {1})"
+    op_class: ClassVar[OpClass] = "transcendental"
+
+    def compute(self, base: Array, exponent: Array) -> Array:
+        """Return the type of the base."""
+        return power(base, exponent)
+
+    def check(self, specs: Sequence[TensorSpec]) -> None:
+        """Refuse what is not a number; the two may differ."""
+        check_type(self, specs[0], WIDE, "the base")
+        check_type(self, specs[1], NUMERIC, "the exponent")
+
+
+@register_op
+@dataclass(frozen=True)
+class PRelu(Elementwise):
+    """Compute x where it is not negative, else slope * x."""
+
+    arity: ClassVar[int] = 2
+    types: ClassVar[Types] = WIDE
+    expr: ClassVar[str] = "{0} < 0.0 ? {1} * {0} : {0}"
+
+    def compute(self, x: Array, slope: Array) -> Array:
+        """Return the type of x."""
+        return np.where(x < 0, slope * x, x)
+
+    def shape(self, specs: Sequence[TensorSpec]) -> Shape:
+        """Return the shape of x, to which the slope must broadcast."""
+        if super().shape(specs) != specs[0].dims:
+            raise misfit(self, f"a slope of {specs[1]} does not broadcast to x, {specs[0]}")
+        return specs[0].dims
+
+
+@register_op
+@dataclass(frozen=True)
+class SwiGLU(Elementwise):
+    """Compute a * sigmoid(alpha * a) * b for inputs of one shape."""
+
+    alpha: float = 1.0
+    arity: ClassVar[int] = 2
+    expr: ClassVar[str] = "{0} / (1.0 + exp(-{alpha} * {0})) * {1}"
+    op_class: ClassVar[OpClass] = "transcendental"
+
+    def compute(self, a: Array, b: Array) -> Array:
+        """Return floats."""
+        return np.asarray(a * sigmoid(self.alpha * a) * b)
+
+    def shape(self, specs: Sequence[TensorSpec]) -> Shape:
+        """Return the shape of both."""
+        if specs[0].dims != specs[1].dims:
+            raise misfit(self, f"inputs must have one shape, got {specs[0]} and {specs[1]}")
+        return specs[0].dims
+
+
+@register_op
+@dataclass(frozen=True)
+class Where(Elementwise):
+    """Choose from the second input where the first is true, else from the third."""
+
+    arity: ClassVar[int] = 3
+    op_class: ClassVar[OpClass] = "exact"
+
+    def compute(self, condition: Array, x: Array, y: Array) -> Array:
+        """Return the type of x."""
+        return np.where(condition, x, y)
+
+    def result_type(self, types: Sequence[DType]) -> DType:
+        """Return the type of the choices."""
+        return types[1]
+
+    def check(self, specs: Sequence[TensorSpec]) -> None:
+        """Refuse a condition that is not bool and choices of two types."""
+        check_type(self, specs[0], BOOLEAN, "the condition")
+        if specs[1].dtype != specs[2].dtype:
+            raise misfit(self, f"the choices must have one type, got {specs[1]} and {specs[2]}")
+
+
+@register_op
+@dataclass(frozen=True)
+class Clip(Elementwise):
+    """Keep x between the scalars min and max, either of which may be missing; max wins over min."""
+
+    types: ClassVar[Types] = NUMERIC
+    op_class: ClassVar[OpClass] = "exact"
+
+    def given(self, inputs: Sequence[TensorSpec | None]) -> list[TensorSpec]:
+        """Return x and the limits there are."""
+        return [s for s in take_inputs(self, inputs, 1, 2) if s is not None]
+
+    def shape(self, specs: Sequence[TensorSpec]) -> Shape:
+        """Return the shape of x."""
+        for limit in specs[1:]:
+            if limit.size != 1:
+                raise misfit(self, f"min and max must be scalars, got {limit}")
+        return specs[0].dims
+
+    def scalar(self, present: tuple[bool, ...]) -> str:
+        """Return the comparison with each limit that is present."""
+        low, high = (*present, False, False)[1:3]
+        lifted = "fmax({0}, {1})" if low else "{0}"
+        return f"fmin({lifted}, {{2}})" if high else lifted
+
+    def compute(self, x: Array, low: Array | None = None, high: Array | None = None) -> Array:
+        """Return the type of x."""
+        x = x if low is None else np.maximum(x, low.reshape(()))
+        return x if high is None else np.minimum(x, high.reshape(()))
+
+
+@dataclass(frozen=True)
+class _Variadic(Elementwise):
+    """A fold over any number of inputs."""
+
+    arity: ClassVar[int] = 0
+    fold: ClassVar[str]
+    """The expression of two terms."""
+    function: ClassVar[Callable[..., Any]]
+
+    def scalar(self, present: tuple[bool, ...]) -> str:
+        """Return the fold over as many inputs as there are."""
+        terms = [f"{{{i}}}" for i in range(len(present))]
+        return reduce(self.fold.format, terms)
+
+    def compute(self, *inputs: Array) -> Array:
+        """Return the type of the inputs."""
+        return np.asarray(reduce(type(self).function, inputs))
+
+
+@register_op
+@dataclass(frozen=True)
+class Max(_Variadic):
+    """Compute the largest of the inputs."""
+
+    types: ClassVar[Types] = NUMERIC
+    fold: ClassVar[str] = "fmax({}, {})"
+    function: ClassVar[Callable[..., Any]] = np.maximum
+    op_class: ClassVar[OpClass] = "exact"
+
+
+@register_op
+@dataclass(frozen=True)
+class Min(_Variadic):
+    """Compute the smallest of the inputs."""
+
+    types: ClassVar[Types] = NUMERIC
+    fold: ClassVar[str] = "fmin({}, {})"
+    function: ClassVar[Callable[..., Any]] = np.minimum
+    op_class: ClassVar[OpClass] = "exact"
+
+
+@register_op
+@dataclass(frozen=True)
+class Sum(_Variadic):
+    """Compute the sum of the inputs."""
+
+    fold: ClassVar[str] = "{} + {}"
+    function: ClassVar[Callable[..., Any]] = np.add
+
+
+@register_op
+@dataclass(frozen=True)
+class Mean(_Variadic):
+    """Compute the mean of the inputs."""
+
+    fold: ClassVar[str] = "{} + {}"
+    function: ClassVar[Callable[..., Any]] = np.add
+
+    def scalar(self, present: tuple[bool, ...]) -> str:
+        """Return the sum divided by the number of inputs."""
+        return f"({super().scalar(present)}) / {float(len(present))}"
+
+    def compute(self, *inputs: Array) -> Array:
+        """Return floats."""
+        return np.asarray(super().compute(*inputs) / len(inputs))

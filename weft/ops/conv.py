@@ -1,0 +1,183 @@
+"""Convolution and its transpose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar
+
+import numpy as np
+
+from weft.core.dtypes import DType
+from weft.core.layout import Array, Shape
+from weft.core.op import Constants, Op, OpClass, register_op
+from weft.core.tensor import TensorSpec
+from weft.errors import ModelError
+from weft.ops.elementwise import widen
+from weft.ops.shape import given, one_type, optional, sized, unfit
+from weft.ops.window import Window, slide, slide_back
+
+SCRATCH_BYTES = 2**26
+
+
+@register_op
+@dataclass(frozen=True)
+class Conv(Op):
+    """The sum over a sliding window of inputs times weights; inputs X, W (out, in / group, ...), B."""
+
+    op_class: ClassVar[OpClass] = "reduction"
+    auto_pad: str = "NOTSET"
+    dilations: tuple[int, ...] = ()
+    group: int = 1
+    kernel_shape: tuple[int, ...] = ()
+    pads: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+
+    def window(self, x: Shape, w: Shape) -> Window:
+        """Return the window for an input and weights of these shapes."""
+        return slide(x[2:], w[2:], self.strides, self.dilations, self.pads, self.auto_pad)
+
+    def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return the spec of the output."""
+        x, w, b = given(inputs, 0), given(inputs, 1), optional(inputs, 2)
+        dtype = float_type(x, w, b)
+        _check_weights(x.dims, w.dims, self.kernel_shape)
+        (n, c), (m, per_group) = x.dims[:2], w.dims[:2]
+        if self.group < 1 or c != per_group * self.group or m % self.group:
+            raise ModelError(
+                f"{c} input channels do not fit {self.group} groups of weights for {per_group}",
+                why=f"there are {m} output channels",
+            )
+        _check_bias(b, m)
+        window = self.window(x.dims, w.dims)
+        sized((n, c, *window.padded), dtype)
+        return (sized((n, m, *window.outputs), dtype),)
+
+    def reference(self, *inputs: Array | None) -> Array:
+        """Return the output."""
+        x, w, b = given(inputs, 0), given(inputs, 1), optional(inputs, 2)
+        return _convolve(widen(x), widen(w), b, self).astype(x.dtype, copy=False)
+
+
+@register_op
+@dataclass(frozen=True)
+class ConvTranspose(Op):
+    """The gradient of Conv by its input; inputs X, W (in, out / group, ...), B."""
+
+    op_class: ClassVar[OpClass] = "reduction"
+    auto_pad: str = "NOTSET"
+    dilations: tuple[int, ...] = ()
+    group: int = 1
+    kernel_shape: tuple[int, ...] = ()
+    output_padding: tuple[int, ...] = ()
+    output_shape: tuple[int, ...] = ()
+    pads: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+
+    def window(self, x: Shape, w: Shape) -> Window:
+        """Return the window of the convolution that this turns around: its outputs are our inputs."""
+        return slide_back(
+            x[2:],
+            w[2:],
+            self.strides,
+            self.dilations,
+            self.pads,
+            self.auto_pad,
+            self.output_padding,
+            self.output_shape,
+        )
+
+    def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return the spec of the output."""
+        x, w, b = given(inputs, 0), given(inputs, 1), optional(inputs, 2)
+        dtype = float_type(x, w, b)
+        _check_weights(x.dims, w.dims, self.kernel_shape)
+        (n, c), (wc, per_group) = x.dims[:2], w.dims[:2]
+        if self.group < 1 or c != wc or c % self.group:
+            raise unfit(f"{c} input channels do not fit weights for {wc} in {self.group} groups")
+        m = per_group * self.group
+        _check_bias(b, m)
+        window = self.window(x.dims, w.dims)
+        sized((n, m, *window.padded), dtype)
+        return (sized((n, m, *window.inputs), dtype),)
+
+    def reference(self, *inputs: Array | None) -> Array:
+        """Return the output."""
+        x, w, b = given(inputs, 0), given(inputs, 1), optional(inputs, 2)
+        window = self.window(x.shape, w.shape)
+        (n, c), g = x.shape[:2], self.group
+        rows = widen(x).reshape(n, g, c // g, -1)
+        weights = widen(w).reshape(g, c // g, w.shape[1], -1).swapaxes(1, 2)
+        padded = np.zeros((n, g, w.shape[1], *window.padded), rows.dtype)
+        for number, at in enumerate(window.taps()):
+            part = np.matmul(weights[..., number], rows)
+            window.tap(padded, at)[...] += part.reshape(n, g, w.shape[1], *window.outputs)
+        y = window.crop(padded).reshape(n, g * w.shape[1], *window.inputs)
+        return (y if b is None else y + _by_channel(b, y)).astype(x.dtype, copy=False)
+
+
+def float_type(*specs: TensorSpec | None) -> DType:
+    """Return the floating-point type that all the given specs share; ModelError if there is none."""
+    dtype = one_type(*specs)
+    if not dtype.is_float:
+        raise ModelError(f"the inputs are {dtype.value}", why="this op is defined for floating-point numbers")
+    return dtype
+
+
+def _check_weights(x: Shape, w: Shape, kernel_shape: Shape) -> None:
+    if len(x) != len(w) or not 3 <= len(x) <= 5:
+        raise ModelError(
+            f"an input of shape {x} does not fit weights of shape {w}", why="both need rank 3, 4 or 5"
+        )
+    if kernel_shape and kernel_shape != w[2:]:
+        raise unfit(f"kernel_shape is {kernel_shape}, but the weights have shape {w}")
+
+
+def _check_bias(b: TensorSpec | None, channels: int) -> None:
+    if b is not None and b.dims != (channels,):
+        raise unfit(f"a bias of shape {b.dims} does not fit {channels} output channels")
+
+
+def _by_channel(b: Array, y: Array) -> Array:
+    return b.astype(y.dtype, copy=False).reshape(-1, *(1,) * (y.ndim - 2))
+
+
+def _convolve(x: Array, w: Array, b: Array | None, op: Conv) -> Array:
+    """Return the convolution in the type of x and w."""
+    window, group, channels = op.window(x.shape, w.shape), op.group, w.shape[0]
+    if w.shape[1] == 1 and group > 1:
+        y = _depthwise(x, w, window)
+    else:
+        y = np.empty((x.shape[0], channels, *window.outputs), x.dtype)
+        weights = w.reshape(group, channels // group, -1)
+        for image, out in zip(window.pad(x, 0), y, strict=True):
+            _multiply(image, weights, out, window)
+    if b is not None:
+        y += _by_channel(b, y)
+    return y
+
+
+def _depthwise(x: Array, w: Array, window: Window) -> Array:
+    n, c = x.shape[:2]
+    padded = window.pad(x, 0)[:, :, None]
+    weights = w.reshape(1, c, w.shape[0] // c, *(1,) * window.rank, -1)
+    y = np.zeros((n, c, w.shape[0] // c, *window.outputs), x.dtype)
+    product = np.empty_like(y)
+    for number, at in enumerate(window.taps()):
+        y += np.multiply(window.tap(padded, at), weights[..., number], out=product)
+    return y.reshape(n, -1, *window.outputs)
+
+
+def _multiply(image: Array, weights: Array, out: Array, window: Window) -> None:
+    """Write weights (group, out, in * taps) times the patches of one padded image into `out`."""
+    group, each, inner = weights.shape
+    patches = window.patches(image)
+    rows, row = window.outputs[0], prod(window.outputs[1:])
+    step = max(SCRATCH_BYTES // (group * inner * row * image.itemsize), 1)
+    for first in range(0, rows, step):
+        last = min(first + step, rows)
+        at = (slice(None),) * (1 + window.rank) + (slice(first, last),)
+        columns = patches[at].reshape(group, inner, -1)
+        part = np.matmul(weights, columns)
+        out[:, first:last] = part.reshape(group * each, last - first, *window.outputs[1:])

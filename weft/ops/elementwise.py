@@ -1,0 +1,192 @@
+"""What all element-wise ops share: broadcasting, types, and the expression that kernels paste.
+
+An element-wise op is a numpy function and the same function as one scalar expression:
+
+    Abs = elementwise("Abs", "|x|", "fabs({0})", np.abs, types=NUMERIC, op_class="exact")
+
+A GPU pastes the expression into a kernel of its own or into another kernel's store, so an op that has
+one runs, and fuses, on every device. In an expression `{0}`, `{1}` are the inputs by position, `{alpha}`
+an attribute, all of them f32. It may use + - * /, comparisons, `c ? a : b`, decimal literals and
+
+    fabs fmin fmax exp expm1 log log1p sqrt tanh erf pow floor ceil rint fmod
+    sin cos tan asin acos atan sinh cosh asinh acosh atanh is_nan is_inf
+
+with C's meaning, but for fmin and fmax, which return NaN when either operand is NaN.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from weft.core.dtypes import DType
+from weft.core.layout import Array, Shape
+from weft.core.op import Constants, Op, OpClass, register_op
+from weft.core.tensor import TensorSpec
+from weft.errors import ModelError
+
+Types = frozenset[DType]
+FLOATS: Types = frozenset(t for t in DType if t.is_float)
+SIGNED: Types = FLOATS | {DType.INT8, DType.INT16, DType.INT32, DType.INT64}
+INTEGERS: Types = frozenset(DType) - FLOATS - {DType.BOOL}
+NUMERIC: Types = FLOATS | INTEGERS
+WIDE: Types = FLOATS | {DType.INT32, DType.INT64, DType.UINT32, DType.UINT64}
+"""What ONNX lets products and sums take: the floats and the integers of 32 bits and more."""
+BOOLEAN: Types = frozenset({DType.BOOL})
+ANY: Types = frozenset(DType)
+
+
+def misfit(op: Op, why: str) -> ModelError:
+    """Return the error of an op whose inputs or attributes do not fit."""
+    return ModelError(f"{op} does not fit its inputs", why=why)
+
+
+def take_inputs(
+    op: Op, inputs: Sequence[TensorSpec | None], required: int, optional: int = 0
+) -> list[TensorSpec | None]:
+    """Return the inputs padded with None to `required` + `optional`; ModelError if the count is wrong."""
+    given = list(inputs)
+    while len(given) > required and given[-1] is None:
+        given.pop()
+    if len(given) > required + optional or len(given) < required or any(s is None for s in given[:required]):
+        most = f" to {required + optional}" if optional else ""
+        raise misfit(op, f"takes {required}{most} inputs, got {[s and str(s) for s in inputs]}")
+    return given + [None] * (required + optional - len(given))
+
+
+def required_inputs(op: Op, inputs: Sequence[TensorSpec | None], count: int) -> list[TensorSpec]:
+    """Return exactly `count` inputs, none of them missing; ModelError otherwise."""
+    return [s for s in take_inputs(op, inputs, count) if s is not None]
+
+
+def check_type(op: Op, spec: TensorSpec, types: Types, what: str = "input") -> None:
+    """Raise ModelError if the element type of `spec` is not among `types`."""
+    if spec.dtype not in types:
+        allowed = ", ".join(t.value for t in DType if t in types)
+        raise misfit(op, f"{what} is {spec.dtype.value}; allowed: {allowed}")
+
+
+def broadcast(op: Op, shapes: Sequence[Shape]) -> Shape:
+    """Return the shape that numpy broadcasting gives, of any rank; ModelError if there is none."""
+    rank = max(map(len, shapes), default=0)
+    columns = zip(*((1,) * (rank - len(s)) + tuple(s) for s in shapes), strict=True)
+    sizes = [{d for d in column if d != 1} for column in columns]
+    if any(len(s) > 1 for s in sizes):
+        raise misfit(op, f"shapes {' and '.join(map(str, shapes))} do not broadcast")
+    return tuple(s.pop() if s else 1 for s in sizes)
+
+
+def widen(array: Array) -> Array:
+    """Return float16 as float32, in which it is computed; any other array as it is."""
+    return array.astype(np.float32) if array.dtype == np.float16 else array
+
+
+def literal(value: float) -> str:
+    """Return a number as a decimal f32 literal, parenthesised if negative."""
+    text = str(np.float32(value))
+    return f"({text})" if value < 0 else text
+
+
+@dataclass(frozen=True)
+class Elementwise(Op):
+    """Apply one function to corresponding elements of the broadcast inputs."""
+
+    arity: ClassVar[int] = 1
+    """The number of inputs; 0 for any number from one up."""
+    types: ClassVar[Types] = FLOATS
+    expr: ClassVar[str | None] = None
+    """The function as a scalar expression, before `expression` parenthesises it; None: no GPU form."""
+    op_class: ClassVar[OpClass] = "arithmetic"
+
+    def compute(self, *inputs: Any, **_: Any) -> Array:
+        """Return the result for numpy inputs (None for a missing one); float16 comes as float32."""
+        raise NotImplementedError(type(self).__name__)
+
+    def result_type(self, types: Sequence[DType]) -> DType:
+        """Return the element type of the output, given those of the inputs that are present."""
+        return types[0]
+
+    def check(self, specs: Sequence[TensorSpec]) -> None:
+        """Raise ModelError where the inputs that are present do not fit; by default by type alone."""
+        for spec in specs:
+            check_type(self, spec, self.types)
+        if len({s.dtype for s in specs}) > 1:
+            raise misfit(self, f"inputs must have one type, got {', '.join(map(str, specs))}")
+
+    def shape(self, specs: Sequence[TensorSpec]) -> Shape:
+        """Return the shape of the output; by default numpy broadcasting."""
+        return broadcast(self, [s.dims for s in specs])
+
+    def expression(self, present: tuple[bool, ...]) -> str | None:
+        """Return the GPU form with attributes filled in, or None if there is none.
+
+        What remains are `{0}`, `{1}`, ... for the inputs by position; `present` tells which are given.
+        Each is parenthesised, as is the whole, so any sub-expression may be put in its place.
+        """
+        source = self.scalar(present)
+        if source is None:
+            return None
+        numbers = {k: v for k, v in self.attributes().items() if isinstance(v, (int, float))}
+        if not all(np.isfinite(np.float32(v)) for v in numbers.values()):
+            return None
+        for name, value in numbers.items():
+            source = source.replace(f"{{{name}}}", literal(value))
+        return "(" + re.sub(r"\{(\d+)\}", r"({\1})", source) + ")"
+
+    def scalar(self, present: tuple[bool, ...]) -> str | None:
+        """Return `expr`, or what it is for these inputs."""
+        return self.expr
+
+    def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return the broadcast shape with the result's type."""
+        if self.arity == 0 and not inputs:
+            raise misfit(self, "takes at least one input, got none")
+        specs = self.given(inputs)
+        self.check(specs)
+        return (TensorSpec(self.shape(specs), self.result_type([s.dtype for s in specs])),)
+
+    def given(self, inputs: Sequence[TensorSpec | None]) -> list[TensorSpec]:
+        """Return the inputs that are present; ModelError if one that is needed is not."""
+        return required_inputs(self, inputs, self.arity or len(inputs))
+
+    def reference(self, *inputs: Array | None) -> Array:
+        """Return the result of `compute` in the output's type."""
+        types = [DType.of(a.dtype) for a in inputs if a is not None]
+        with np.errstate(all="ignore"):
+            result = self.compute(*(None if a is None else widen(a) for a in inputs))
+            return np.asarray(result).astype(self.result_type(types).numpy, copy=False)
+
+
+def elementwise(
+    name: str,
+    what: str,
+    expr: str | None,
+    function: Callable[..., Any],
+    *,
+    arity: int = 1,
+    types: Types = FLOATS,
+    op_class: OpClass = "arithmetic",
+    base: type[Elementwise] = Elementwise,
+) -> type[Elementwise]:
+    """Register an element-wise op without attributes and return its class; `what` says what it computes."""
+
+    def compute(self: Elementwise, *inputs: Array) -> Array:
+        return np.asarray(function(*inputs))
+
+    body = {
+        "__doc__": f"Compute {what}.",
+        # The module of the row, as namedtuple does it, so that the class pickles and errors point there.
+        "__module__": sys._getframe(1).f_globals["__name__"],
+        "arity": arity,
+        "types": types,
+        "expr": expr,
+        "op_class": op_class,
+        "compute": compute,
+    }
+    cls: type[Elementwise] = dataclass(frozen=True)(type(name, (base,), body))
+    return register_op(cls)

@@ -1,0 +1,181 @@
+"""Ops that read or write at places that another tensor gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from weft.core.dtypes import DType
+from weft.core.layout import Array, Shape
+from weft.core.op import Constants, Op, register_op
+from weft.core.tensor import TensorSpec
+from weft.errors import ModelError
+from weft.ops.shape import given, one_axis, one_type, optional, sized, unfit
+
+REDUCTIONS: dict[str, Callable[..., Array]] = {
+    "add": np.add,
+    "mul": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+}
+
+
+@register_op
+@dataclass(frozen=True)
+class Gather(Op):
+    """The slices along `axis` at the given places; inputs data, indices."""
+
+    axis: int = 0
+
+    def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return the spec of the output."""
+        x, places = given(inputs, 0), _indices(given(inputs, 1))
+        axis = one_axis(self.axis, len(x.dims))
+        _check_range(optional(constants, 1), x.dims[axis])
+        return (sized((*x.dims[:axis], *places.dims, *x.dims[axis + 1 :]), x.dtype),)
+
+    def reference(self, *inputs: Array | None) -> Array:
+        """Return the output."""
+        return np.asarray(
+            np.take(given(inputs, 0), given(inputs, 1).astype(np.int64, copy=False), axis=self.axis)
+        )
+
+
+@register_op
+@dataclass(frozen=True)
+class GatherElements(Op):
+    """For each element of `indices` the one at its place, moved along `axis`; inputs data, indices."""
+
+    axis: int = 0
+
+    def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return the spec of the output."""
+        x, places = given(inputs, 0), _indices(given(inputs, 1))
+        axis = _along(self.axis, x.dims, places.dims)
+        _check_range(optional(constants, 1), x.dims[axis])
+        return (TensorSpec(places.shape, x.dtype),)
+
+    def reference(self, *inputs: Array | None) -> Array:
+        """Return the output."""
+        x, places = given(inputs, 0), given(inputs, 1)
+        return x[_grid(places, x.shape, one_axis(self.axis, x.ndim))]
+
+
+@register_op
+@dataclass(frozen=True)
+class GatherND(Op):
+    """The slices at the places that the last axis of `indices` names; inputs data, indices."""
+
+    batch_dims: int = 0
+
+    def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return the spec of the output."""
+        x, places = given(inputs, 0).dims, _indices(given(inputs, 1)).dims
+        b = self.batch_dims
+        if not 0 <= b < min(len(x), len(places)) or x[:b] != places[:b] or not 1 <= places[-1] <= len(x) - b:
+            raise unfit(f"indices of shape {places} with batch_dims {b} do not fit data of shape {x}")
+        return (sized(places[:-1] + x[b + places[-1] :], given(inputs, 0).dtype),)
+
+    def reference(self, *inputs: Array | None) -> Array:
+        """Return the output."""
+        x, places = given(inputs, 0), given(inputs, 1)
+        b = self.batch_dims
+        index: list[Array] = []
+        for axis in range(b):
+            index.append(np.arange(x.shape[axis]).reshape(-1, *(1,) * (places.ndim - 2 - axis)))
+        index += list(np.moveaxis(places, -1, 0))
+        return np.asarray(x[tuple(index)])
+
+
+@register_op
+@dataclass(frozen=True)
+class ScatterElements(Op):
+    """Data with each update written at its place, moved along `axis`; inputs data, indices, updates."""
+
+    axis: int = 0
+    reduction: str = "none"
+
+    def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return the spec of the output."""
+        x, places, updates = given(inputs, 0), _indices(given(inputs, 1)), given(inputs, 2)
+        one_type(x, updates)
+        _check_reduction(self.reduction)
+        axis = _along(self.axis, x.dims, places.dims)
+        _check_range(optional(constants, 1), x.dims[axis])
+        if places.dims != updates.dims:
+            raise unfit(f"{places.dims} indices do not fit updates of shape {updates.dims}")
+        return (x,)
+
+    def reference(self, *inputs: Array | None) -> Array:
+        """Return the output."""
+        x, places, updates = (given(inputs, k) for k in range(3))
+        return _write(x, _grid(places, x.shape, one_axis(self.axis, x.ndim)), updates, self.reduction)
+
+
+@register_op
+@dataclass(frozen=True)
+class ScatterND(Op):
+    """Data with each slice of updates written where `indices` says; inputs data, indices, updates."""
+
+    reduction: str = "none"
+
+    def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return the spec of the output."""
+        x, places, updates = given(inputs, 0), _indices(given(inputs, 1)), given(inputs, 2)
+        one_type(x, updates)
+        _check_reduction(self.reduction)
+        if not x.dims or not places.dims or not 1 <= places.dims[-1] <= len(x.dims):
+            raise unfit(f"indices of shape {places.dims} do not fit data of shape {x.dims}")
+        if updates.dims != places.dims[:-1] + x.dims[places.dims[-1] :]:
+            raise unfit(f"indices of shape {places.dims} do not fit updates of shape {updates.dims}")
+        return (x,)
+
+    def reference(self, *inputs: Array | None) -> Array:
+        """Return the output."""
+        x, places, updates = (given(inputs, k) for k in range(3))
+        return _write(x, tuple(np.moveaxis(places, -1, 0)), updates, self.reduction)
+
+
+def _indices(spec: TensorSpec) -> TensorSpec:
+    if spec.dtype not in (DType.INT64, DType.INT32):
+        raise ModelError(f"the indices are {spec.dtype.value}", why="int64 or int32 is needed")
+    return spec
+
+
+def _check_range(places: Array | None, size: int) -> None:
+    if places is not None and places.size and not -size <= int(places.min()) <= int(places.max()) < size:
+        raise ModelError(
+            f"the indices leave an axis of {size} elements", why=f"{places.min()} to {places.max()}"
+        )
+
+
+def _check_reduction(name: str) -> None:
+    if name != "none" and name not in REDUCTIONS:
+        raise ModelError(f"reduction {name!r} is unknown", why=f"ONNX has none, {', '.join(REDUCTIONS)}")
+
+
+def _along(axis: int, x: Shape, places: Shape) -> int:
+    axis = one_axis(axis, len(x))
+    pairs = zip(places, x, strict=False)
+    if len(x) != len(places) or any(p > d for k, (p, d) in enumerate(pairs) if k != axis):
+        raise unfit(f"indices of shape {places} do not fit data of shape {x}")
+    return axis
+
+
+def _grid(places: Array, dims: Shape, axis: int) -> tuple[Array, ...]:
+    """Return the index that reads each element's own place, but for the one along `axis`."""
+    index = list(np.ogrid[tuple(slice(size) for size in places.shape)])
+    index[axis] = places
+    return tuple(index)
+
+
+def _write(x: Array, index: tuple[Array, ...], updates: Array, reduction: str) -> Array:
+    wide = np.float32 if x.dtype == np.float16 else x.dtype
+    out = x.astype(wide)
+    if reduction == "none":
+        out[index] = updates
+    else:
+        REDUCTIONS[reduction].at(out, index, updates.astype(wide, copy=False))  # type: ignore[attr-defined]
+    return out.astype(x.dtype, copy=False)

@@ -1,0 +1,7 @@
+"""How GPUs run the ops: one module a family, each beside the templates it launches in `weft/shaders`."""
+
+from __future__ import annotations
+
+from weft.ops.gpu import concat, conv, elementwise, matmul, move, norm, pool, softmax
+
+__all__ = ["concat", "conv", "elementwise", "matmul", "move", "norm", "pool", "softmax"]

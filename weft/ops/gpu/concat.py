@@ -1,0 +1,56 @@
+"""Concat: a view where channels allow it, else one copy per input."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from weft.core.layout import PACK, Layout, Shape
+from weft.core.tensor import Tensor
+from weft.kernels.launch import GpuOp, KernelBuilder, Placement, gpu_op
+from weft.ops.concat import Concat
+from weft.ops.gpu.move import Strides, launch_move, row_major
+
+
+@gpu_op(Concat)
+class ConcatOnGpu(GpuOp):
+    """Along the channels of NC4HW4 the parts are written in place by whoever makes them."""
+
+    placement = Placement.EITHER
+    fuses_into_store = False
+    moves_bits = True
+
+    def fits_channels(self, op: Concat, inputs: Sequence[Shape | None], output: Shape) -> bool:
+        """Accept channel concats in which each part but the last fills its blocks."""
+        return len(output) >= 3 and op.axis % len(output) == 1 and all(s and s[1] % PACK == 0 for s in inputs[:-1])
+
+    def launches(self, op: Concat, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
+        """Copy the parts that do not already lie in the output."""
+        y = outputs[0]
+        axis = op.axis % len(y.shape)
+        start = 0
+        for x in inputs:
+            assert x is not None
+            if y.layout is Layout.NC4HW4:
+                if not k.shares_memory(x, y):
+                    launch_block_copy(k, x, y, start // PACK)
+            elif prod(x.shape):
+                strides = row_major(y.shape)
+                launch_move(k, x, y, x.shape, Strides(row_major(x.shape)), Strides(strides, start * strides[axis]))
+            start += x.shape[axis]
+
+
+def launch_block_copy(k: KernelBuilder, x: Tensor, y: Tensor, first: int) -> None:
+    """Copy the channel blocks of `x` to those of `y` from `first` on."""
+    n, c, *rest = x.shape
+    total = n * -(-c // PACK) * prod(rest)
+    grid, local = k.for_items(total)
+    k.launch(
+        "block_copy",
+        reads={"x": x},
+        writes={"y": y},
+        ints={"FIRST": first, "BLOCKS": -(-c // PACK), "HW": prod(rest), "TOTAL": total},
+        grid=grid,
+        local=local,
+        epilogue=False,
+    )

@@ -1,0 +1,245 @@
+"""Convolution on GPUs: an implicit GEMM for ungrouped ones, a direct kernel for the rest, all in NC4HW4."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from weft.core.layout import PACK, Array, Layout
+from weft.core.tensor import Tensor
+from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, Placement, gpu_op
+from weft.ops.conv import Conv
+from weft.ops.window import Window
+
+VECTOR_BYTES = 16
+STEP = 4
+"""Blocks of four input channels that one pass of the GEMM kernel stages."""
+
+
+@gpu_op(Conv)
+class ConvOnGpu(GpuOp):
+    """Choose the kernel by groups and rank; split weights that exceed a kernel argument's range."""
+
+    placement = Placement.CHANNELS
+
+    def why_not(
+        self, op: Conv, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
+    ) -> str | None:
+        """Refuse weights that are computed at run time."""
+        if any(t is not None and t.constant is None for t in inputs[1:]):
+            return "the convolution's weights or bias are computed at run time; GPU kernels pack them beforehand"
+        return None
+
+    def launches(self, op: Conv, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
+        """Launch one kernel for each piece of the weights."""
+        x, w, y = inputs[0], inputs[1], outputs[0]
+        bias = inputs[2] if len(inputs) > 2 else None
+        assert x is not None and w is not None and w.constant is not None
+        plan = ConvPlan(k, op, x, y, w.constant, None if bias is None else bias.constant)
+        if op.group == 1 and plan.window.rank <= 2:
+            launch_gemm(plan)
+        elif op.group == x.shape[1] == y.shape[1] and plan.window.rank <= 2:
+            launch_depthwise(plan)
+        else:
+            launch_direct(plan)
+
+
+def window_constants(window: Window) -> dict[str, int]:
+    """Return a window as the constants ID, IH, IW (inputs), O. (outputs), K., S., D. (dilations), P. (pads).
+
+    Where there are fewer than three dimensions the leading ones have size 1.
+    """
+    lead = 3 - window.rank
+    fields = {
+        "I": (window.inputs, 1), "O": (window.outputs, 1), "K": (window.kernel, 1),
+        "S": (window.strides, 1), "D": (window.dilations, 1), "P": (window.begin, 0),
+    }  # fmt: skip
+    ints: dict[str, int] = {}
+    for letter, (values, default) in fields.items():
+        for axis, value in zip("DHW", (default,) * lead + values, strict=True):
+            ints[f"{letter}{axis}"] = value
+    return ints
+
+
+@dataclass(frozen=True)
+class ConvPlan:
+    """The facts that all convolution kernels share."""
+
+    k: KernelBuilder
+    op: Conv
+    x: Tensor
+    y: Tensor
+    weight: Array
+    bias: Array | None
+
+    @property
+    def window(self) -> Window:
+        """Return the geometry."""
+        return self.op.window(self.x.shape, self.weight.shape)
+
+    @property
+    def blocks(self) -> int:
+        """Return the output's channel blocks."""
+        return -(-self.y.shape[1] // PACK)
+
+    def bias_vector(self) -> dict[str, Tensor]:
+        """Return the bias as a c4 constant, under its argument's name; nothing if there is none."""
+        if self.bias is None:
+            return {}
+        value = self.bias
+        return {"b": self.k.constant("bias", lambda: value.reshape(1, -1, 1), Layout.NC4HW4)}
+
+    def pieces(self, nbytes_per_block: int) -> list[tuple[int, int]]:
+        """Return (first, count) of output blocks such that each piece's weights fit one kernel argument."""
+        most = max(self.k.caps.max_buffer_range // max(nbytes_per_block, 1), 1)
+        return [(b, min(most, self.blocks - b)) for b in range(0, self.blocks, most)]
+
+
+def pack_gemm(weight: Array, first: int, count: int, taps: int) -> Array:
+    """Return weights (co, ci, *kernel) as vectors [tap][ci block][co block][4 ci][4 co] of one piece.
+
+    The axes are padded with zeros, the ci blocks over all taps to a multiple of STEP, so that the kernel
+    needs no bounds on K.
+    """
+    co, ci = weight.shape[:2]
+    ci4 = -(-ci // PACK)
+    part = weight[first * PACK : (first + count) * PACK].reshape(-1, ci, taps)
+    full = np.zeros((count * PACK, ci4 * PACK, taps), weight.dtype)
+    full[: part.shape[0], :ci] = part
+    packed = full.reshape(count, PACK, ci4, PACK, taps).transpose(4, 2, 0, 3, 1).reshape(taps * ci4, -1)
+    rows = -(-packed.shape[0] // STEP) * STEP
+    out = np.zeros((rows, packed.shape[1]), weight.dtype)
+    out[: packed.shape[0]] = packed
+    return out
+
+
+@dataclass(frozen=True)
+class GemmTile:
+    """How a work-group of the GEMM kernel divides its work.
+
+    Each item computes `pixels` x `blocks` vectors; the group has lx x ly items and lz slices of K.
+    """
+
+    pixels: int
+    blocks: int
+    lx: int
+    ly: int
+    lz: int
+
+    @property
+    def rows(self) -> int:
+        """Return the pixels of a group."""
+        return self.pixels * self.lx
+
+    @property
+    def columns(self) -> int:
+        """Return the output blocks of a group."""
+        return self.blocks * self.ly
+
+    def shared_bytes(self) -> int:
+        """Return the bytes of work-group memory: the staged tiles, reused for the sum over slices."""
+        tiles = self.lz * STEP * (self.rows + PACK * self.columns)
+        return VECTOR_BYTES * max(tiles, (self.lz - 1) * self.rows * self.columns)
+
+
+TILES = (
+    GemmTile(8, 2, 8, 8, 1),
+    GemmTile(4, 2, 8, 8, 1),
+    GemmTile(4, 1, 8, 8, 1),
+    GemmTile(4, 1, 8, 8, 2),
+    GemmTile(4, 1, 8, 8, 4),
+    GemmTile(2, 1, 8, 8, 4),
+)
+"""From the best reuse to the most parallelism."""
+
+
+def choose_tile(caps: DeviceCaps, pixels: int, blocks: int, steps: int) -> GemmTile:
+    """Return the tile with the most reuse that still gives every compute unit two groups.
+
+    Slices of K come last: they cost a sum, and only pay where there are several steps for each.
+    """
+    fitting = [
+        t
+        for t in TILES
+        if t.lx * t.ly * t.lz <= caps.max_local_items
+        and t.lz <= caps.max_local_size[2]
+        and t.shared_bytes() <= caps.local_memory
+        and (t.lz == 1 or steps >= 4 * t.lz)
+    ]
+    for tile in fitting:
+        if -(-pixels // tile.rows) * -(-blocks // tile.columns) >= 2 * caps.compute_units:
+            return tile
+    return fitting[0] if caps.software else fitting[-1]
+
+
+def launch_gemm(plan: ConvPlan) -> None:
+    """Launch the implicit GEMM: pixels times output channels, over taps and input channels."""
+    k, weight = plan.k, plan.weight
+    taps = prod(weight.shape[2:])
+    ci4 = -(-weight.shape[1] // PACK)
+    steps = -(-taps * ci4 // STEP)
+    pixels = plan.y.shape[0] * prod(plan.window.outputs)
+    itemsize = weight.dtype.itemsize
+    for first, count in plan.pieces(steps * STEP * PACK * PACK * itemsize):
+        tile = choose_tile(k.caps, pixels, count, steps)
+        packed = k.constant(f"gemm.{first}", lambda f=first, c=count: _as_c4(pack_gemm(weight, f, c, taps)), Layout.NC4HW4)
+        tiles = -(-pixels // tile.rows)
+        pointwise = plan.window.is_pointwise
+        k.launch(
+            "conv_gemm",
+            reads={"x": plan.x, "w": packed, **plan.bias_vector()},
+            writes={"y": plan.y},
+            ints={
+                **window_constants(plan.window), "C4": ci4, "STEPS": steps, "PIXELS": pixels,
+                "FIRST": first, "COUNT": count, "TILES": tiles,
+            },
+            variant={"rp": tile.pixels, "rc": tile.blocks, "pointwise": pointwise},
+            grid=(min(tiles, k.caps.max_grid[0]), -(-count // tile.columns), 1),
+            local=(tile.lx, tile.ly, tile.lz),
+        )  # fmt: skip
+
+
+def _as_c4(vectors: Array) -> Array:
+    """Return an array of whole vectors as the logical array whose NC4HW4 form it is."""
+    return vectors.reshape(1, -1, PACK).transpose(0, 2, 1)
+
+
+def launch_depthwise(plan: ConvPlan) -> None:
+    """Launch one filter a channel: an item computes one pixel of four channels."""
+    k, weight = plan.k, plan.weight
+    packed = k.constant("depthwise", lambda: weight.reshape(1, weight.shape[0], -1), Layout.NC4HW4)
+    total = plan.y.shape[0] * plan.blocks * prod(plan.window.outputs)
+    grid, local = k.for_items(total)
+    k.launch(
+        "conv_depthwise",
+        reads={"x": plan.x, "w": packed, **plan.bias_vector()},
+        writes={"y": plan.y},
+        ints={**window_constants(plan.window), "BLOCKS": plan.blocks, "TOTAL": total},
+        grid=grid,
+        local=local,
+    )
+
+
+def launch_direct(plan: ConvPlan) -> None:
+    """Launch the general kernel (any groups, up to three dimensions): an item computes four channels of a pixel."""
+    k, weight = plan.k, plan.weight
+    co, per_group = weight.shape[:2]
+    for first, count in plan.pieces(per_group * prod(weight.shape[2:]) * PACK * weight.dtype.itemsize):
+        part = slice(first * PACK, (first + count) * PACK)
+        packed = k.constant(f"direct.{first}", lambda p=part: weight[p].reshape(1, len(weight[p]), -1), Layout.NC4HW4)
+        total = plan.y.shape[0] * count * prod(plan.window.outputs)
+        grid, local = k.for_items(total)
+        k.launch(
+            "conv_direct",
+            reads={"x": plan.x, "w": packed, **plan.bias_vector()},
+            writes={"y": plan.y},
+            ints={
+                **window_constants(plan.window), "FIRST": first, "COUNT": count, "TOTAL": total,
+                "CO": co, "OUT_GROUP": co // plan.op.group, "IN_GROUP": per_group,
+            },
+            grid=grid,
+            local=local,
+        )  # fmt: skip

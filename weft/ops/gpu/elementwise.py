@@ -1,0 +1,164 @@
+"""Element-wise ops: one template, whose text is the op's expression."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from weft.core.layout import Layout, Shape
+from weft.core.tensor import Tensor
+from weft.errors import ExecutionError
+from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, Placement, gpu_op
+from weft.ops.elementwise import Elementwise
+from weft.ops.unary import Cast
+
+
+@gpu_op(Elementwise)
+class ElementwiseOnGpu(GpuOp):
+    """Broadcast in either layout; scalar constants become constants of the kernel."""
+
+    placement = Placement.EITHER
+
+    def why_not(
+        self, op: Elementwise, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
+    ) -> str | None:
+        """Refuse ops without an expression."""
+        if op.expression(tuple(t is not None for t in inputs)) is None:
+            return f"{op.type} with these attributes and types has no GPU expression"
+        return None
+
+    def fits_channels(self, op: Elementwise, inputs: Sequence[Shape | None], output: Shape) -> bool:
+        """Accept what is broadcast along whole axes: batch, channels, or all spatial ones."""
+        return len(output) >= 3 and all(s is None or prod(s) == 1 or fits_packed(s, output) for s in inputs)
+
+    def launches(
+        self, op: Elementwise, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+    ) -> None:
+        """Launch the expression over the output."""
+        expr = op.expression(tuple(t is not None for t in inputs))
+        assert expr is not None
+        launch_expression(k, expr, inputs, outputs[0])
+
+
+@gpu_op(Cast)
+class CastOnGpu(ElementwiseOnGpu):
+    """Between float types: loads and stores convert."""
+
+    def why_not(
+        self, op: Cast, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
+    ) -> str | None:
+        """Accept all: types other than floats are refused for all ops that compute."""
+        return None
+
+    def launches(self, op: Cast, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
+        """Launch a copy that converts."""
+        launch_expression(k, "{0}", inputs, outputs[0])
+
+
+def fits_packed(shape: Shape, output: Shape) -> bool:
+    """Tell whether an operand of `shape` can be read in NC4HW4 beside an output of that shape."""
+    if len(shape) != len(output):
+        return False
+    whole = all(a == b for a, b in zip(shape[2:], output[2:], strict=True))
+    return whole or all(a == 1 for a in shape[2:])
+
+
+def launch_expression(k: KernelBuilder, expr: str, inputs: Sequence[Tensor | None], y: Tensor) -> None:
+    """Launch `expr` of the inputs ({0}, {1} ...), broadcast to the shape of `y`, in the layout of `y`."""
+    floats = {
+        f"K{i}": float(t.constant.reshape(()))
+        for i, t in enumerate(inputs)
+        if t is not None and t.constant is not None and t.constant.size == 1
+    }
+    reads = {f"x{i}": t for i, t in enumerate(inputs) if t is not None and f"K{i}" not in floats}
+    if y.layout is Layout.NC4HW4:
+        _launch_packed(k, expr, len(inputs), reads, floats, y)
+    else:
+        _launch_linear(k, expr, len(inputs), reads, floats, y)
+
+
+def _launch_packed(
+    k: KernelBuilder, expr: str, count: int, reads: dict[str, Tensor], floats: dict[str, float], y: Tensor
+) -> None:
+    n, c, *rest = y.shape
+    hw = prod(rest)
+    modes = []
+    packed = {}
+    for name, t in reads.items():
+        t = _packed_constant(k, t, y.shape) if t.constant is not None and t.memory is None else t
+        packed[name] = t
+        spatial = "1" if prod(t.shape[2:]) == 1 and hw != 1 else "p"
+        modes.append(f"{name}:{'0' if t.shape[0] == 1 else 'n'}:{'s' if t.shape[1] == 1 and c > 1 else 'c'}:{spatial}")
+    total = n * -(-c // 4) * hw
+    grid, local = k.for_items(total)
+    k.launch(
+        "elementwise_c4",
+        reads=packed,
+        writes={"y": y},
+        ints={"HW": hw, "BLOCKS": -(-c // 4), "TOTAL": total},
+        floats=floats,
+        variant={"expr": expr, "modes": tuple(modes), "count": count},
+        grid=grid,
+        local=local,
+    )
+
+
+def _packed_constant(k: KernelBuilder, t: Tensor, output: Shape) -> Tensor:
+    value = t.constant
+    assert value is not None
+    shape = (1,) * (len(output) - value.ndim) + value.shape
+    return k.constant(f"{t.name}.c4", lambda: value.reshape(shape), Layout.NC4HW4)
+
+
+def collapse(shapes: Sequence[Shape], output: Shape) -> tuple[list[list[int]], list[int]]:
+    """Return operands' strides and the output's sizes over as few axes as broadcasting allows.
+
+    Neighbouring axes join where every operand either runs through both or is repeated along both.
+    """
+    full = [(1,) * (len(output) - len(s)) + tuple(s) for s in shapes]
+    axes: list[list[int]] = []
+    patterns: list[tuple[bool, ...]] = []
+    for a, size in enumerate(output):
+        if size == 1:
+            continue
+        pattern = tuple(s[a] != 1 for s in full)
+        if patterns and patterns[-1] == pattern:
+            axes[-1].append(a)
+        else:
+            axes.append([a])
+            patterns.append(pattern)
+    sizes = [prod(output[a] for a in group) for group in axes]
+    strides = []
+    for k in range(len(full)):
+        row, step = [0] * len(axes), 1
+        for g in reversed(range(len(axes))):
+            if patterns[g][k]:
+                row[g] = step
+                step *= sizes[g]
+        strides.append(row)
+    return strides, sizes
+
+
+def _launch_linear(
+    k: KernelBuilder, expr: str, count: int, reads: dict[str, Tensor], floats: dict[str, float], y: Tensor
+) -> None:
+    strides, sizes = collapse([t.shape for t in reads.values()], y.shape)
+    if len(sizes) > 6:
+        raise ExecutionError("the broadcast needs more than six axes", why=f"output {y.shape}")
+    total = prod(y.shape)
+    plain = all(row == strides[0] and len(sizes) == 1 and row[0] == 1 for row in strides) if strides else True
+    ints = {"TOTAL": total}
+    if not plain:
+        ints |= {f"D{d}": size for d, size in enumerate(sizes)}
+        ints |= {f"{n}_S{d}": s for n, row in zip(reads, strides, strict=True) for d, s in enumerate(row)}
+    grid, local = k.for_items(total)
+    k.launch(
+        "elementwise",
+        reads=reads,
+        writes={"y": y},
+        ints=ints,
+        floats=floats,
+        variant={"expr": expr, "names": tuple(reads), "rank": 0 if plain else len(sizes), "count": count},
+        grid=grid,
+        local=local,
+    )

@@ -1,0 +1,154 @@
+"""Ops that only move elements: one strided copy serves them all; reshapes need not even that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from weft.core.layout import Shape
+from weft.core.tensor import Tensor
+from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, Placement, gpu_op
+from weft.ops.concat import Split
+from weft.ops.shape import Dropout, Expand, Flatten, Identity, Reshape, Squeeze, Transpose, Unsqueeze
+from weft.ops.slicing import Slice
+
+
+@dataclass(frozen=True, slots=True)
+class Strides:
+    """Where the element at a coordinate lies: `offset` plus the sum of coordinate times step."""
+
+    steps: tuple[int, ...]
+    offset: int = 0
+
+
+def row_major(shape: Shape) -> tuple[int, ...]:
+    """Return the strides, in elements, of an array in C order."""
+    return tuple(prod(shape[a + 1 :]) for a in range(len(shape)))
+
+
+def launch_move(k: KernelBuilder, x: Tensor, y: Tensor, shape: Shape, source: Strides, target: Strides) -> None:
+    """Copy, for every coordinate of `shape`, the element of `x` that `source` says to where `target` says.
+
+    Neighbouring axes are joined where both sides step through them evenly.
+    """
+    axes = [
+        (size, s, t) for size, s, t in zip(shape, source.steps, target.steps, strict=True) if size != 1
+    ]
+    joined: list[tuple[int, int, int]] = []
+    for size, s, t in axes:
+        if joined and joined[-1][1] == s * size and joined[-1][2] == t * size:
+            joined[-1] = (joined[-1][0] * size, s, t)
+        else:
+            joined.append((size, s, t))
+    joined = joined or [(1, 0, 0)]
+    ints = {"TOTAL": prod(shape), "X0": source.offset, "Y0": target.offset}
+    for d, (size, s, t) in enumerate(joined):
+        ints |= {f"D{d}": size, f"XS{d}": s, f"YS{d}": t}
+    grid, local = k.for_items(ints["TOTAL"])
+    k.launch(
+        "move",
+        reads={"x": x},
+        writes={"y": y},
+        ints=ints,
+        variant={"rank": len(joined)},
+        grid=grid,
+        local=local,
+        raw=True,
+        epilogue=False,
+    )
+
+
+class _Move(GpuOp):
+    placement = Placement.LINEAR
+    fuses_into_store = False
+    moves_bits = True
+
+    def why_not(
+        self, op: object, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
+    ) -> str | None:
+        """Refuse parameters that are computed at run time, and inputs that are constants."""
+        for t in inputs[1:]:
+            if t is not None and t.constant is None:
+                return f"its parameter {t.name!r} is computed at run time"
+        return None
+
+
+@gpu_op(Reshape, Flatten, Squeeze, Unsqueeze, Identity, Dropout)
+class AliasOnGpu(_Move):
+    """The output is the input's memory under another shape; copied only where it must be its own."""
+
+    placement = Placement.ALIAS
+
+    def why_not(
+        self, op: object, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
+    ) -> str | None:
+        """Refuse a dropout mask."""
+        if isinstance(op, Dropout):
+            return "the mask of Dropout has no GPU kernel" if len(outputs) > 1 else None
+        return super().why_not(op, inputs, outputs, caps)
+
+    def launches(self, op: object, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
+        """Copy unless the memory is shared."""
+        x, y = inputs[0], outputs[0]
+        assert x is not None
+        if not k.shares_memory(x, y):
+            launch_move(k, x, y, (prod(x.shape),), Strides((1,)), Strides((1,)))
+
+
+@gpu_op(Transpose)
+class TransposeOnGpu(_Move):
+    """A strided copy in the output's order."""
+
+    def launches(
+        self, op: Transpose, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+    ) -> None:
+        """Read the input with permuted strides."""
+        x, y = inputs[0], outputs[0]
+        assert x is not None
+        perm = op.perm or tuple(reversed(range(len(x.shape))))
+        steps = row_major(x.shape)
+        launch_move(k, x, y, y.shape, Strides(tuple(steps[p] for p in perm)), Strides(row_major(y.shape)))
+
+
+@gpu_op(Expand)
+class ExpandOnGpu(_Move):
+    """A strided copy with step 0 along the repeated axes."""
+
+    def launches(self, op: Expand, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
+        """Read repeated axes with step 0."""
+        x, y = inputs[0], outputs[0]
+        assert x is not None
+        full = (1,) * (len(y.shape) - len(x.shape)) + tuple(x.shape)
+        steps = tuple(0 if size == 1 else s for size, s in zip(full, row_major(full), strict=True))
+        launch_move(k, x, y, y.shape, Strides(steps), Strides(row_major(y.shape)))
+
+
+@gpu_op(Slice)
+class SliceOnGpu(_Move):
+    """A strided copy from an offset."""
+
+    def launches(self, op: Slice, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
+        """Read from where the slice starts, with its steps."""
+        x, y = inputs[0], outputs[0]
+        assert x is not None
+        steps, offset = list(row_major(x.shape)), 0
+        for axis, r in enumerate(op.ranges(x.shape, [None if t is None else t.constant for t in inputs[1:]])):
+            offset += (r.start if len(r) else 0) * steps[axis]
+            steps[axis] *= r.step
+        launch_move(k, x, y, y.shape, Strides(tuple(steps), offset), Strides(row_major(y.shape)))
+
+
+@gpu_op(Split)
+class SplitOnGpu(_Move):
+    """One strided copy per output."""
+
+    def launches(self, op: Split, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
+        """Copy each piece from its offset."""
+        x = inputs[0]
+        assert x is not None
+        axis = op.axis % len(x.shape)
+        steps, start = row_major(x.shape), 0
+        for y in outputs:
+            launch_move(k, x, y, y.shape, Strides(steps, start * steps[axis]), Strides(row_major(y.shape)))
+            start += y.shape[axis]

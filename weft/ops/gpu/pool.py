@@ -1,0 +1,70 @@
+"""Pools on GPUs, over NC4HW4."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from weft.core.layout import PACK
+from weft.core.tensor import Tensor
+from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, Placement, gpu_op
+from weft.ops.gpu.conv import window_constants
+from weft.ops.pool import AveragePool, GlobalAveragePool, GlobalMaxPool, LpPool, MaxPool, Pool
+
+
+@gpu_op(MaxPool, AveragePool, LpPool)
+class PoolOnGpu(GpuOp):
+    """One item computes one pixel of four channels."""
+
+    placement = Placement.CHANNELS
+
+    def why_not(
+        self, op: Pool, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
+    ) -> str | None:
+        """Refuse the indices of a max pool."""
+        return "the Indices output of MaxPool has no GPU kernel" if len(outputs) > 1 else None
+
+    def launches(self, op: Pool, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
+        """Launch the window over the output."""
+        x, y = inputs[0], outputs[0]
+        assert x is not None
+        window = op.window(x.shape)
+        blocks = -(-y.shape[1] // PACK)
+        total = y.shape[0] * blocks * prod(window.outputs)
+        ints = window_constants(window) | {"BLOCKS": blocks, "TOTAL": total}
+        mode, floats = "max", {}
+        if isinstance(op, AveragePool):
+            mode = "average"
+            counted = bool(op.count_include_pad)
+            lead = (0,) * (3 - window.rank)
+            for axis, before, after in zip("DHW", lead + window.begin, lead + window.end, strict=True):
+                ints |= {f"LOW{axis}": before if counted else 0, f"HIGH{axis}": after if counted else 0}
+        elif isinstance(op, LpPool):
+            mode, floats = "norm", {"EXPONENT": float(op.p)}
+        grid, local = k.for_items(total)
+        k.launch(
+            "pool", reads={"x": x}, writes={"y": y}, ints=ints, floats=floats, variant={"mode": mode}, grid=grid, local=local
+        )
+
+
+@gpu_op(GlobalAveragePool, GlobalMaxPool)
+class GlobalPoolOnGpu(GpuOp):
+    """One group reduces one block of channels."""
+
+    placement = Placement.CHANNELS
+
+    def launches(self, op: object, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
+        """Launch one group for each block."""
+        x, y = inputs[0], outputs[0]
+        assert x is not None
+        blocks = -(-x.shape[1] // PACK)
+        groups = x.shape[0] * blocks
+        k.launch(
+            "pool_global",
+            reads={"x": x},
+            writes={"y": y},
+            ints={"BLOCKS": blocks, "PLACES": prod(x.shape[2:]), "GROUPS": groups},
+            variant={"mode": "max" if isinstance(op, GlobalMaxPool) else "average"},
+            grid=(min(groups, k.caps.max_grid[0]), 1, 1),
+            local=(min(64, k.caps.max_local_items), 1, 1),
+        )

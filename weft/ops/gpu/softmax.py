@@ -1,0 +1,40 @@
+"""Softmax and log-softmax on GPUs: one group a line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from weft.core.tensor import Tensor
+from weft.kernels.launch import GpuOp, KernelBuilder, gpu_op
+from weft.ops.softmax import AlongAxis, LogSoftmax, Softmax
+
+
+@gpu_op(Softmax, LogSoftmax)
+class SoftmaxOnGpu(GpuOp):
+    """Lines of `length` elements, `inner` apart, in NCHW."""
+
+    def launches(
+        self, op: AlongAxis, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+    ) -> None:
+        """Launch one group a line; short lines get one item each."""
+        x, y = inputs[0], outputs[0]
+        assert x is not None
+        axis = op.axis % max(len(x.shape), 1)
+        length = prod(x.shape[axis:]) if op.flatten else prod(x.shape[axis : axis + 1])
+        inner = 1 if op.flatten else prod(x.shape[axis + 1 :])
+        lines = prod(x.shape) // max(length, 1)
+        short = length <= 32
+        if short:
+            grid, local = k.for_items(lines)
+        else:
+            grid, local = (min(lines, k.caps.max_grid[0]), 1, 1), (min(64, k.caps.max_local_items), 1, 1)
+        k.launch(
+            "softmax",
+            reads={"x": x},
+            writes={"y": y},
+            ints={"LENGTH": length, "INNER": inner, "LINES": lines},
+            variant={"log": isinstance(op, LogSoftmax), "short": short},
+            grid=grid,
+            local=local,
+        )

@@ -1,0 +1,87 @@
+"""Matrix products."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from weft.core.layout import Array
+from weft.core.op import Constants, Op, OpClass, register_op
+from weft.core.tensor import TensorSpec
+from weft.ops.elementwise import WIDE, broadcast, check_type, misfit, required_inputs, take_inputs, widen
+
+
+@register_op
+@dataclass(frozen=True)
+class MatMul(Op):
+    """Multiply stacks of matrices as numpy.matmul does, vectors included."""
+
+    op_class: ClassVar[OpClass] = "reduction"
+
+    def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return the broadcast stack of products; the axis that a vector lacks is dropped."""
+        a, b = required_inputs(self, inputs, 2)
+        check_type(self, a, WIDE)
+        if a.dtype != b.dtype:
+            raise misfit(self, f"inputs must have one type, got {a} and {b}")
+        if not a.shape or not b.shape:
+            raise misfit(self, f"inputs need at least one axis, got {a} and {b}")
+        left = a.dims if len(a.dims) > 1 else (1, *a.dims)
+        right = b.dims if len(b.dims) > 1 else (*b.dims, 1)
+        if left[-1] != right[-2]:
+            raise misfit(self, f"inner sizes differ: {left[-1]} in {a}, {right[-2]} in {b}")
+        stack = broadcast(self, [left[:-2], right[:-2]])
+        rows = left[-2:-1] if len(a.dims) > 1 else ()
+        columns = right[-1:] if len(b.dims) > 1 else ()
+        return (TensorSpec((*stack, *rows, *columns), a.dtype),)
+
+    def reference(self, *inputs: Array | None) -> Array:
+        """Return the product; float16 is multiplied and summed in float32."""
+        a, b = (np.asarray(x) for x in inputs)
+        with np.errstate(all="ignore"):
+            return np.asarray(np.matmul(widen(a), widen(b))).astype(a.dtype, copy=False)
+
+
+@register_op
+@dataclass(frozen=True)
+class Gemm(Op):
+    """Compute alpha * A @ B + beta * C, with A and B transposed on request and C optional."""
+
+    alpha: float = 1.0
+    beta: float = 1.0
+    transA: int = 0
+    transB: int = 0
+    op_class: ClassVar[OpClass] = "reduction"
+
+    def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return the shape of the product, to which C must broadcast."""
+        a, b, c = take_inputs(self, inputs, 2, 1)
+        assert a is not None and b is not None
+        check_type(self, a, WIDE)
+        if any(s is not None and s.dtype != a.dtype for s in (b, c)):
+            raise misfit(self, f"inputs must have one type, got {a}, {b}, {c}")
+        if len(a.shape) != 2 or len(b.shape) != 2:
+            raise misfit(self, f"A and B must be matrices, got {a} and {b}")
+        rows, inner = reversed(a.dims) if self.transA else a.dims
+        inner_b, columns = reversed(b.dims) if self.transB else b.dims
+        if inner != inner_b:
+            raise misfit(self, f"inner sizes differ: {inner} in A, {a}, and {inner_b} in B, {b}")
+        if c is not None and broadcast(self, [(rows, columns), c.dims]) != (rows, columns):
+            raise misfit(self, f"C, {c}, does not broadcast to {rows}x{columns}")
+        return (TensorSpec((rows, columns), a.dtype),)
+
+    def reference(self, *inputs: Array | None) -> Array:
+        """Return the matrix; float16 is computed in float32."""
+        a, b, c = (*inputs, None)[:3]
+        assert a is not None and b is not None
+        left, right = widen(a), widen(b)
+        with np.errstate(all="ignore"):
+            out = (left.T if self.transA else left) @ (right.T if self.transB else right)
+            # Scaling by 1 is skipped for speed, and since it would take integers through floats.
+            out = out if self.alpha == 1 else self.alpha * out
+            if c is not None and self.beta != 0:
+                out = out + (widen(c) if self.beta == 1 else self.beta * widen(c))
+            return np.asarray(out).astype(a.dtype, copy=False)

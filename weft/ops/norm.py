@@ -1,0 +1,292 @@
+"""Normalizations: by stored statistics, by those of the tensor itself, or by neighbouring channels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from weft.core.dtypes import DType
+from weft.core.layout import Array, Shape
+from weft.core.op import Constants, Op, OpClass, register_op
+from weft.core.tensor import TensorSpec
+from weft.errors import ModelError
+from weft.ops.elementwise import widen
+from weft.ops.shape import given, many_axes, one_axis, optional, unfit
+
+STASH_FLOAT = 1
+"""The only `stash_type` that Weft knows: statistics in float32."""
+
+
+def float_spec(spec: TensorSpec, least_rank: int = 0) -> TensorSpec:
+    """Return the spec; ModelError if it is not of floating-point numbers or of too small a rank."""
+    if not spec.dtype.is_float or len(spec.dims) < least_rank:
+        raise ModelError(f"{spec} does not fit", why=f"a float tensor of rank {least_rank} or more is needed")
+    return spec
+
+
+@register_op
+@dataclass(frozen=True)
+class BatchNormalization(Op):
+    """Each channel shifted and scaled by stored statistics; inputs X, scale, B, mean, var."""
+
+    op_class: ClassVar[OpClass] = "arithmetic"
+    epsilon: float = 1e-5
+    momentum: float = 0.9
+    training_mode: int = 0
+
+    def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return the spec of the output."""
+        if self.training_mode:
+            raise ModelError(
+                "BatchNormalization in training mode is not supported", why="Weft only runs inference"
+            )
+        x = float_spec(given(inputs, 0), 1)
+        for index in range(1, 5):
+            _check_vector(inputs, index, _channels(x.dims))
+        return (x,)
+
+    def reference(self, *inputs: Array | None) -> Array:
+        """Return the output."""
+        x = given(inputs, 0)
+        scale, shift, mean, var = (_column(given(inputs, k), x.ndim) for k in range(1, 5))
+        factor = scale / np.sqrt(var + _scalar(self.epsilon, var))
+        return np.asarray((widen(x) - mean) * factor + shift).astype(x.dtype, copy=False)
+
+
+@register_op
+@dataclass(frozen=True)
+class InstanceNormalization(Op):
+    """Each channel of each image normalized by itself, scaled and shifted; inputs X, scale, B."""
+
+    op_class: ClassVar[OpClass] = "reduction"
+    epsilon: float = 1e-5
+
+    def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return the spec of the output."""
+        x = float_spec(given(inputs, 0), 3)
+        _check_vector(inputs, 1, x.dims[1])
+        _check_vector(inputs, 2, x.dims[1])
+        return (x,)
+
+    def reference(self, *inputs: Array | None) -> Array:
+        """Return the output."""
+        x = given(inputs, 0)
+        y, _, _ = _standardize(widen(x), tuple(range(2, x.ndim)), self.epsilon)
+        return (y * _column(given(inputs, 1), x.ndim) + _column(given(inputs, 2), x.ndim)).astype(x.dtype)
+
+
+@register_op
+@dataclass(frozen=True)
+class GroupNormalization(Op):
+    """Each group of channels normalized by itself; each channel scaled and shifted; inputs X, scale, bias."""
+
+    op_class: ClassVar[OpClass] = "reduction"
+    num_groups: int
+    epsilon: float = 1e-5
+    stash_type: int = STASH_FLOAT
+
+    def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return the spec of the output."""
+        x = float_spec(given(inputs, 0), 3)
+        _check_stash(self.stash_type)
+        if self.num_groups < 1 or x.dims[1] % self.num_groups:
+            raise unfit(f"{x.dims[1]} channels are not {self.num_groups} equal groups")
+        _check_vector(inputs, 1, x.dims[1])
+        _check_vector(inputs, 2, x.dims[1])
+        return (x,)
+
+    def reference(self, *inputs: Array | None) -> Array:
+        """Return the output."""
+        x = given(inputs, 0)
+        groups = widen(x).reshape(x.shape[0], self.num_groups, -1)
+        y = _standardize(groups, (2,), self.epsilon)[0].reshape(x.shape)
+        return (y * _column(given(inputs, 1), x.ndim) + _column(given(inputs, 2), x.ndim)).astype(x.dtype)
+
+
+@register_op
+@dataclass(frozen=True)
+class LayerNormalization(Op):
+    """The axes from `axis` on normalized together; inputs X, Scale, B; outputs Y, Mean, InvStdDev.
+
+    `outputs` is the number of outputs of the node.
+    """
+
+    op_class: ClassVar[OpClass] = "reduction"
+    axis: int = -1
+    epsilon: float = 1e-5
+    stash_type: int = STASH_FLOAT
+    outputs: int = 1
+
+    def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return the specs of the outputs."""
+        x = float_spec(given(inputs, 0), 1)
+        _check_stash(self.stash_type)
+        axis = one_axis(self.axis, len(x.dims))
+        _check_suffix(given(inputs, 1), x.dims)
+        if optional(inputs, 2) is not None:
+            _check_suffix(given(inputs, 2), x.dims)
+        dtype = DType.FLOAT64 if x.dtype is DType.FLOAT64 else DType.FLOAT32
+        statistics = TensorSpec((*x.dims[:axis], *(1,) * (len(x.dims) - axis)), dtype)
+        return (x, statistics, statistics)[: max(self.outputs, 1)]
+
+    def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
+        """Return the outputs."""
+        x, scale, b = given(inputs, 0), given(inputs, 1), optional(inputs, 2)
+        axes = tuple(range(one_axis(self.axis, x.ndim), x.ndim))
+        y, mean, factor = _standardize(widen(x), axes, self.epsilon)
+        y = y * widen(scale) if b is None else y * widen(scale) + widen(b)
+        return (y.astype(x.dtype, copy=False), mean, factor)[: max(self.outputs, 1)]
+
+
+@register_op
+@dataclass(frozen=True)
+class RMSNormalization(Op):
+    """The axes from `axis` on divided by their root mean square, and scaled; inputs X, scale."""
+
+    op_class: ClassVar[OpClass] = "reduction"
+    axis: int = -1
+    epsilon: float = 1e-5
+    stash_type: int = STASH_FLOAT
+
+    def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return the spec of the output."""
+        x = float_spec(given(inputs, 0), 1)
+        _check_stash(self.stash_type)
+        one_axis(self.axis, len(x.dims))
+        _check_suffix(given(inputs, 1), x.dims)
+        return (x,)
+
+    def reference(self, *inputs: Array | None) -> Array:
+        """Return the output."""
+        x, scale = given(inputs, 0), given(inputs, 1)
+        axes = tuple(range(one_axis(self.axis, x.ndim), x.ndim))
+        wide = widen(x)
+        mean = np.square(wide).mean(axis=axes, keepdims=True)
+        return np.asarray(wide / np.sqrt(mean + _scalar(self.epsilon, mean)) * widen(scale)).astype(
+            x.dtype, copy=False
+        )
+
+
+@register_op
+@dataclass(frozen=True)
+class LRN(Op):
+    """Each element divided by a power of the squares at its place in `size` neighbouring channels."""
+
+    op_class: ClassVar[OpClass] = "reduction"
+    size: int
+    alpha: float = 0.0001
+    beta: float = 0.75
+    bias: float = 1.0
+
+    def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return the spec of the output."""
+        x = float_spec(given(inputs, 0), 2)
+        if self.size < 1:
+            raise ModelError(f"size is {self.size}", why="at least one channel is needed")
+        return (x,)
+
+    def reference(self, *inputs: Array | None) -> Array:
+        """Return the output."""
+        x = given(inputs, 0)
+        wide, total, channels = widen(x), np.zeros_like(widen(x)), x.shape[1]
+        squares = np.square(wide)
+        for shift in range(-((self.size - 1) // 2), self.size // 2 + 1):
+            if abs(shift) < channels:
+                target = slice(max(-shift, 0), channels - max(shift, 0))
+                total[:, target] += squares[:, max(shift, 0) : channels + min(shift, 0)]
+        factor = (self.bias + self.alpha / self.size * total) ** -self.beta
+        return (wide * factor).astype(x.dtype, copy=False)
+
+
+@register_op
+@dataclass(frozen=True)
+class LpNormalization(Op):
+    """The tensor divided by its 1-norm or 2-norm along one axis; zero where that is zero."""
+
+    op_class: ClassVar[OpClass] = "reduction"
+    axis: int = -1
+    p: int = 2
+
+    def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return the spec of the output."""
+        x = float_spec(given(inputs, 0), 1)
+        one_axis(self.axis, len(x.dims))
+        if self.p not in (1, 2):
+            raise ModelError(f"LpNormalization with p={self.p} is undefined", why="ONNX has p=1 and p=2")
+        return (x,)
+
+    def reference(self, *inputs: Array | None) -> Array:
+        """Return the output."""
+        x = given(inputs, 0)
+        wide = widen(x)
+        powers = np.abs(wide) if self.p == 1 else np.square(wide)
+        total = powers.sum(axis=self.axis, keepdims=True)
+        norm = total if self.p == 1 else np.sqrt(total)
+        out = np.zeros_like(wide)
+        np.divide(wide, norm, out=out, where=norm != 0)
+        return out.astype(x.dtype, copy=False)
+
+
+@register_op
+@dataclass(frozen=True)
+class MeanVarianceNormalization(Op):
+    """The given axes together brought to mean zero and variance one."""
+
+    op_class: ClassVar[OpClass] = "reduction"
+    axes: tuple[int, ...] = (0, 2, 3)
+
+    def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return the spec of the output."""
+        x = float_spec(given(inputs, 0))
+        many_axes(self.axes, len(x.dims))
+        return (x,)
+
+    def reference(self, *inputs: Array | None) -> Array:
+        """Return the output."""
+        x = given(inputs, 0)
+        wide, axes = widen(x), many_axes(self.axes, x.ndim)
+        centred = wide - wide.mean(axis=axes, keepdims=True)
+        deviation = np.sqrt(np.square(centred).mean(axis=axes, keepdims=True))
+        return np.asarray(centred / (deviation + _scalar(1e-9, wide))).astype(x.dtype, copy=False)
+
+
+def _standardize(x: Array, axes: Shape, epsilon: float) -> tuple[Array, Array, Array]:
+    """Return x with mean 0 and variance 1 along the axes, its mean, and the factor it was scaled by."""
+    mean = x.mean(axis=axes, keepdims=True)
+    centred = x - mean
+    factor = 1 / np.sqrt(np.square(centred).mean(axis=axes, keepdims=True) + _scalar(epsilon, x))
+    return centred * factor, mean, factor
+
+
+def _scalar(value: float, like: Array) -> Array:
+    return np.asarray(value, like.dtype)
+
+
+def _column(vector: Array, rank: int) -> Array:
+    return widen(vector).reshape(-1, *(1,) * max(rank - 2, 0))
+
+
+def _channels(dims: Shape) -> int:
+    return dims[1] if len(dims) > 1 else 1
+
+
+def _check_vector(inputs: Sequence[TensorSpec | None], index: int, channels: int) -> None:
+    spec = float_spec(given(inputs, index))
+    if spec.dims != (channels,):
+        raise unfit(f"input {index} of shape {spec.dims} does not fit {channels} channels")
+
+
+def _check_suffix(spec: TensorSpec, dims: Shape) -> None:
+    pairs = zip(reversed(float_spec(spec).dims), reversed(dims), strict=False)
+    if len(spec.dims) > len(dims) or any(a not in (1, b) for a, b in pairs):
+        raise unfit(f"a scale or bias of shape {spec.dims} does not broadcast to {dims}")
+
+
+def _check_stash(stash_type: int) -> None:
+    if stash_type != STASH_FLOAT:
+        raise ModelError(
+            f"stash_type {stash_type} is not supported", why="statistics are computed in float32 (1)"
+        )

@@ -1,0 +1,213 @@
+"""Pools: the largest, the mean or a norm of what a window sees, or of the whole image."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar
+
+import numpy as np
+
+from weft.core.dtypes import DType
+from weft.core.layout import Array, Shape
+from weft.core.op import Constants, Op, OpClass, register_op
+from weft.core.tensor import TensorSpec
+from weft.errors import ModelError
+from weft.ops.conv import float_type
+from weft.ops.elementwise import widen
+from weft.ops.shape import given, sized, unfit
+from weft.ops.window import Window, slide
+
+
+@dataclass(frozen=True)
+class Pool(Op):
+    """What the pools with a window have in common."""
+
+    kernel_shape: tuple[int, ...]
+    auto_pad: str = "NOTSET"
+    ceil_mode: int = 0
+    dilations: tuple[int, ...] = ()
+    pads: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+
+    def window(self, x: Shape) -> Window:
+        """Return the window for an input of this shape."""
+        return slide(
+            x[2:], self.kernel_shape, self.strides, self.dilations, self.pads, self.auto_pad, self.ceil_mode
+        )
+
+    def output(self, x: TensorSpec) -> TensorSpec:
+        """Return the spec of the pooled tensor; ModelError if the window does not fit."""
+        if len(x.dims) != len(self.kernel_shape) + 2:
+            raise unfit(f"a window of {self.kernel_shape} does not fit an input of shape {x.dims}")
+        window = self.window(x.dims)
+        sized((*x.dims[:2], *window.padded), x.dtype)
+        return sized((*x.dims[:2], *window.outputs), x.dtype)
+
+
+@register_op
+@dataclass(frozen=True)
+class MaxPool(Pool):
+    """The largest input in a sliding window, and its flat index where `outputs`, the node's, is 2."""
+
+    storage_order: int = 0
+    outputs: int = 1
+
+    def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return the specs of the outputs."""
+        x = given(inputs, 0)
+        if x.dtype is DType.BOOL or self.storage_order not in (0, 1):
+            raise unfit(f"MaxPool of {x.dtype.value} with storage_order {self.storage_order} is undefined")
+        y = self.output(x)
+        return (y, TensorSpec(y.shape, DType.INT64))[: max(self.outputs, 1)]
+
+    def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
+        """Return the outputs."""
+        x = given(inputs, 0)
+        window = self.window(x.shape)
+        lowest = -np.inf if np.issubdtype(x.dtype, np.floating) else np.iinfo(x.dtype).min
+        padded = window.pad(x, lowest)
+        y = fold(padded, window, np.maximum)
+        return (y, self._indices(padded, window)) if self.outputs > 1 else (y,)
+
+    def _indices(self, padded: Array, window: Window) -> Array:
+        """Return the index, in the whole input, of the first largest value of each window."""
+        lead = padded.shape[: -window.rank]
+        best = np.full((*lead, *window.outputs), np.nan if padded.dtype.kind == "f" else 0, padded.dtype)
+        place = np.zeros(best.shape, np.int64)
+        found = np.zeros(best.shape, np.bool_)
+        for at in window.taps():
+            value = window.tap(padded, at)
+            where, inside = self._places(at, window)
+            better = inside & (~found | (value > best))
+            best, place = np.where(better, value, best), np.where(better, where, place)
+            found |= better
+        planes = np.arange(prod(lead), dtype=np.int64).reshape(*lead, *(1,) * window.rank)
+        return np.asarray(place + planes * prod(window.inputs))
+
+    def _places(self, at: Shape, window: Window) -> tuple[Array, Array]:
+        """Return the flat index within a plane that each output reads at this tap, and whether it exists."""
+        order = range(window.rank) if self.storage_order == 0 else reversed(range(window.rank))
+        index, inside = np.zeros((), np.int64), np.ones((), np.bool_)
+        for axis in order:
+            place = np.arange(window.outputs[axis], dtype=np.int64) * window.strides[axis]
+            place += at[axis] * window.dilations[axis] - window.begin[axis]
+            place = place.reshape(-1, *(1,) * (window.rank - 1 - axis))
+            inside = inside & (place >= 0) & (place < window.inputs[axis])
+            index = index * window.inputs[axis] + place
+        return index, inside
+
+
+@register_op
+@dataclass(frozen=True)
+class AveragePool(Pool):
+    """The mean of the inputs in a sliding window; padding counts as zeros if `count_include_pad`."""
+
+    op_class: ClassVar[OpClass] = "reduction"
+    count_include_pad: int = 0
+
+    def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return the spec of the output."""
+        float_type(given(inputs, 0))
+        return (self.output(given(inputs, 0)),)
+
+    def reference(self, *inputs: Array | None) -> Array:
+        """Return the output."""
+        x = given(inputs, 0)
+        window = self.window(x.shape)
+        total = fold(window.pad(widen(x), 0), window, np.add)
+        return (total / self.counts(window)).astype(x.dtype, copy=False)
+
+    def counts(self, window: Window) -> Array:
+        """Return by how much each output's sum is divided, an array of the shape of `window.outputs`.
+
+        What a last window of ceil_mode sees behind the padding never counts.
+        """
+        counts = np.ones((), np.int64)
+        for axis in range(window.rank):
+            first = np.arange(window.outputs[axis]) * window.strides[axis] - window.begin[axis]
+            places = first[:, None] + np.arange(window.kernel[axis]) * window.dilations[axis]
+            low = -window.begin[axis] if self.count_include_pad else 0
+            high = window.inputs[axis] + (window.end[axis] if self.count_include_pad else 0)
+            counts = counts[..., None] * ((places >= low) & (places < high)).sum(axis=1)
+        return np.maximum(counts, 1)
+
+
+@register_op
+@dataclass(frozen=True)
+class LpPool(Pool):
+    """The p-norm of the inputs in a sliding window."""
+
+    op_class: ClassVar[OpClass] = "reduction"
+    p: int = 2
+
+    def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return the spec of the output."""
+        float_type(given(inputs, 0))
+        if self.p < 1:
+            raise ModelError(f"p is {self.p}", why="a norm needs p of at least 1")
+        return (self.output(given(inputs, 0)),)
+
+    def reference(self, *inputs: Array | None) -> Array:
+        """Return the output."""
+        x = given(inputs, 0)
+        window = self.window(x.shape)
+        powers = np.abs(widen(x)) ** self.p
+        total = fold(window.pad(powers, 0), window, np.add)
+        return np.asarray(total ** (1 / self.p)).astype(x.dtype, copy=False)
+
+
+@dataclass(frozen=True)
+class GlobalPool(Op):
+    """What the pools over all spatial dimensions have in common."""
+
+    op_class: ClassVar[OpClass] = "reduction"
+
+    def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return the spec of the output."""
+        x = given(inputs, 0)
+        float_type(x)
+        if len(x.dims) < 3 or prod(x.dims[2:]) == 0:
+            raise unfit(f"there is nothing to pool in shape {x.dims}")
+        return (TensorSpec((*x.dims[:2], *(1,) * (len(x.dims) - 2)), x.dtype),)
+
+
+@register_op
+@dataclass(frozen=True)
+class GlobalAveragePool(GlobalPool):
+    """The mean of each channel."""
+
+    def reference(self, *inputs: Array | None) -> Array:
+        """Return the output."""
+        x = given(inputs, 0)
+        axes = tuple(range(2, x.ndim))
+        return np.asarray(widen(x).mean(axis=axes, keepdims=True)).astype(x.dtype, copy=False)
+
+
+@register_op
+@dataclass(frozen=True)
+class GlobalMaxPool(GlobalPool):
+    """The largest value of each channel."""
+
+    op_class: ClassVar[OpClass] = "exact"
+
+    def reference(self, *inputs: Array | None) -> Array:
+        """Return the output."""
+        x = given(inputs, 0)
+        return np.asarray(x.max(axis=tuple(range(2, x.ndim)), keepdims=True))
+
+
+def fold(padded: Array, window: Window, combine: Callable[..., Array]) -> Array:
+    """Return what an associative function makes of each window, one dimension after the other."""
+    for axis in range(window.rank):
+        lead = (slice(None),) * (padded.ndim - window.rank + axis)
+        span = (window.outputs[axis] - 1) * window.strides[axis] + 1
+        out: Array | None = None
+        for k in range(window.kernel[axis]):
+            at = k * window.dilations[axis]
+            part = padded[(*lead, slice(at, at + span, window.strides[axis]))]
+            out = part.copy() if out is None else combine(out, part, out=out)
+        assert out is not None
+        padded = out
+    return padded

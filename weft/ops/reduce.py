@@ -1,0 +1,319 @@
+"""Reductions over axes, and running sums."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from weft.core.dtypes import DType
+from weft.core.layout import Array, Shape
+from weft.core.op import Constants, Op, OpClass, register_op
+from weft.core.tensor import TensorSpec
+from weft.ops.binary import divide
+from weft.ops.elementwise import (
+    ANY,
+    FLOATS,
+    NUMERIC,
+    WIDE,
+    Types,
+    check_type,
+    misfit,
+    required_inputs,
+    take_inputs,
+    widen,
+)
+
+INDICES: Types = frozenset({DType.INT32, DType.INT64})
+
+
+def normalize_axis(op: Op, axis: int, rank: int) -> int:
+    """Return the axis counted from the front; ModelError if there is none of that number."""
+    if not -rank <= axis < rank:
+        raise misfit(op, f"axis {axis} does not exist in an input of rank {rank}")
+    return axis + rank if axis < 0 else axis
+
+
+def reduced_shape(shape: Shape, axes: tuple[int, ...], keepdims: int) -> Shape:
+    """Return the shape with `axes` reduced to one element, or dropped."""
+    if keepdims:
+        return tuple(1 if i in axes else d for i, d in enumerate(shape))
+    return tuple(d for i, d in enumerate(shape) if i not in axes)
+
+
+@dataclass(frozen=True)
+class Reduction(Op):
+    """Combine the elements along the axes named by the second input, which must be constant."""
+
+    keepdims: int = 1
+    noop_with_empty_axes: int = 0
+    types: ClassVar[Types] = WIDE
+    op_class: ClassVar[OpClass] = "reduction"
+
+    def combine(self, x: Array, axes: tuple[int, ...]) -> Array:
+        """Return x reduced over `axes`, each of which stays with size 1; float16 comes as float32."""
+        raise NotImplementedError(type(self).__name__)
+
+    def resolve(self, axes: Array | None, rank: int) -> tuple[int, ...]:
+        """Return the axes to reduce, sorted, from the value of the second input (None: missing)."""
+        if axes is None or axes.size == 0:
+            return () if self.noop_with_empty_axes else tuple(range(rank))
+        found = sorted(normalize_axis(self, int(a), rank) for a in axes.reshape(-1))
+        if len(set(found)) < len(found):
+            raise misfit(self, f"axes {axes.tolist()} name an axis twice")
+        return tuple(found)
+
+    def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return the shape without the reduced axes, or with size 1 there."""
+        x, axes = take_inputs(self, inputs, 1, 1)
+        assert x is not None
+        check_type(self, x, self.types)
+        value = constants[1] if axes is not None and len(constants) > 1 else None
+        if axes is not None:
+            check_type(self, axes, INDICES, "axes")
+            if value is None and axes.size:
+                raise misfit(self, "axes must be constant: the shape of the output depends on their values")
+        return (TensorSpec(reduced_shape(x.dims, self.resolve(value, len(x.shape)), self.keepdims), x.dtype),)
+
+    def reference(self, *inputs: Array | None) -> Array:
+        """Return the reduced array; float16 is computed in float32."""
+        x, axes = (*inputs, None)[:2]
+        assert x is not None
+        which = self.resolve(axes, x.ndim)
+        with np.errstate(all="ignore"):
+            out = np.asarray(self.combine(widen(x), which))
+            return out.reshape(reduced_shape(x.shape, which, self.keepdims)).astype(x.dtype, copy=False)
+
+
+def total(x: Array, axes: tuple[int, ...]) -> Array:
+    """Return the sum over `axes`, kept with size 1, in the type of x."""
+    return np.asarray(np.sum(x, axis=axes, keepdims=True, dtype=x.dtype))
+
+
+@register_op
+@dataclass(frozen=True)
+class ReduceSum(Reduction):
+    """Compute the sum; of nothing: 0."""
+
+    def combine(self, x: Array, axes: tuple[int, ...]) -> Array:
+        """Return sums."""
+        return total(x, axes)
+
+
+@register_op
+@dataclass(frozen=True)
+class ReduceMean(Reduction):
+    """Compute the mean; of nothing: NaN, and 0 for integers, which are rounded towards zero."""
+
+    def combine(self, x: Array, axes: tuple[int, ...]) -> Array:
+        """Return means."""
+        count = int(np.prod([x.shape[a] for a in axes], dtype=np.int64))
+        return divide(total(x, axes), np.asarray(count, x.dtype))
+
+
+@register_op
+@dataclass(frozen=True)
+class ReduceProd(Reduction):
+    """Compute the product; of nothing: 1."""
+
+    def combine(self, x: Array, axes: tuple[int, ...]) -> Array:
+        """Return products."""
+        return np.asarray(np.prod(x, axis=axes, keepdims=True, dtype=x.dtype))
+
+
+@register_op
+@dataclass(frozen=True)
+class ReduceL1(Reduction):
+    """Compute the sum of absolute values."""
+
+    def combine(self, x: Array, axes: tuple[int, ...]) -> Array:
+        """Return sums of |x|."""
+        return total(np.abs(x), axes)
+
+
+@register_op
+@dataclass(frozen=True)
+class ReduceL2(Reduction):
+    """Compute the square root of the sum of squares."""
+
+    def combine(self, x: Array, axes: tuple[int, ...]) -> Array:
+        """Return Euclidean norms."""
+        return np.asarray(np.sqrt(total(x * x, axes)))
+
+
+@register_op
+@dataclass(frozen=True)
+class ReduceSumSquare(Reduction):
+    """Compute the sum of squares."""
+
+    def combine(self, x: Array, axes: tuple[int, ...]) -> Array:
+        """Return sums of x * x."""
+        return total(x * x, axes)
+
+
+@register_op
+@dataclass(frozen=True)
+class ReduceLogSum(Reduction):
+    """Compute the logarithm of the sum; of nothing: minus infinity."""
+
+    types: ClassVar[Types] = FLOATS
+
+    def combine(self, x: Array, axes: tuple[int, ...]) -> Array:
+        """Return log(sum(x))."""
+        return np.asarray(np.log(total(x, axes)))
+
+
+@register_op
+@dataclass(frozen=True)
+class ReduceLogSumExp(Reduction):
+    """Compute the logarithm of the sum of exponentials without overflow; of nothing: minus infinity."""
+
+    types: ClassVar[Types] = FLOATS
+
+    def combine(self, x: Array, axes: tuple[int, ...]) -> Array:
+        """Return log(sum(exp(x)))."""
+        top = np.max(x, axis=axes, keepdims=True, initial=-np.inf)
+        shift = np.where(np.isfinite(top), top, 0)
+        return np.asarray(np.log(total(np.exp(x - shift), axes)) + shift)
+
+
+def bounds(dtype: Any) -> tuple[Any, Any]:
+    """Return the least and the greatest value of a numpy dtype."""
+    if dtype.kind == "f":
+        return -np.inf, np.inf
+    return (False, True) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+
+
+@register_op
+@dataclass(frozen=True)
+class ReduceMax(Reduction):
+    """Compute the maximum; of nothing: the least value of the type."""
+
+    types: ClassVar[Types] = ANY
+    op_class: ClassVar[OpClass] = "exact"
+
+    def combine(self, x: Array, axes: tuple[int, ...]) -> Array:
+        """Return maxima."""
+        return np.asarray(np.max(x, axis=axes, keepdims=True, initial=bounds(x.dtype)[0]))
+
+
+@register_op
+@dataclass(frozen=True)
+class ReduceMin(Reduction):
+    """Compute the minimum; of nothing: the greatest value of the type."""
+
+    types: ClassVar[Types] = ANY
+    op_class: ClassVar[OpClass] = "exact"
+
+    def combine(self, x: Array, axes: tuple[int, ...]) -> Array:
+        """Return minima."""
+        return np.asarray(np.min(x, axis=axes, keepdims=True, initial=bounds(x.dtype)[1]))
+
+
+@dataclass(frozen=True)
+class _ArgReduction(Op):
+    """Find the position of an extreme along one axis, the first or the last of equal ones."""
+
+    axis: int = 0
+    keepdims: int = 1
+    select_last_index: int = 0
+
+    def search(self, x: Array, axis: int) -> Array:
+        """Return the first position of the extreme along `axis`."""
+        raise NotImplementedError(type(self).__name__)
+
+    def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return int64 in the shape without the axis, or with size 1 there."""
+        (x,) = required_inputs(self, inputs, 1)
+        check_type(self, x, NUMERIC)
+        axis = normalize_axis(self, self.axis, len(x.shape))
+        if x.dims[axis] == 0:
+            raise misfit(self, f"axis {self.axis} of {x} is empty")
+        return (TensorSpec(reduced_shape(x.dims, (axis,), self.keepdims), DType.INT64),)
+
+    def reference(self, *inputs: Array | None) -> Array:
+        """Return positions as int64."""
+        x = np.asarray(inputs[0])
+        axis = normalize_axis(self, self.axis, x.ndim)
+        if self.select_last_index:
+            found = x.shape[axis] - 1 - self.search(np.flip(x, axis), axis)
+        else:
+            found = self.search(x, axis)
+        return np.asarray(found, np.int64).reshape(reduced_shape(x.shape, (axis,), self.keepdims))
+
+
+@register_op
+@dataclass(frozen=True)
+class ArgMax(_ArgReduction):
+    """Compute the position of the maximum."""
+
+    def search(self, x: Array, axis: int) -> Array:
+        """Return the first position of the maximum."""
+        return np.asarray(np.argmax(x, axis))
+
+
+@register_op
+@dataclass(frozen=True)
+class ArgMin(_ArgReduction):
+    """Compute the position of the minimum."""
+
+    def search(self, x: Array, axis: int) -> Array:
+        """Return the first position of the minimum."""
+        return np.asarray(np.argmin(x, axis))
+
+
+@dataclass(frozen=True)
+class _Scan(Op):
+    """Combine all elements up to each one, along the axis that the second input holds."""
+
+    exclusive: int = 0
+    reverse: int = 0
+    first: ClassVar[int]
+    """What stands before the first element."""
+    function: ClassVar[np.ufunc]
+    op_class: ClassVar[OpClass] = "reduction"
+
+    def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return the spec of the first input."""
+        x, axis = required_inputs(self, inputs, 2)
+        check_type(self, x, WIDE)
+        check_type(self, axis, INDICES, "axis")
+        if axis.size != 1:
+            raise misfit(self, f"axis must be a scalar, got {axis}")
+        value = constants[1] if len(constants) > 1 else None
+        if value is not None:
+            normalize_axis(self, int(value.reshape(())), len(x.shape))
+        return (x,)
+
+    def reference(self, *inputs: Array | None) -> Array:
+        """Return the running result; float16 is computed in float32."""
+        x, axis = (np.asarray(a) for a in inputs)
+        where = normalize_axis(self, int(axis.reshape(())), x.ndim)
+        line = np.moveaxis(widen(x), where, 0)
+        line = line[::-1] if self.reverse else line
+        if self.exclusive and len(line):
+            line = np.concatenate([np.full_like(line[:1], self.first), line[:-1]])
+        with np.errstate(all="ignore"):
+            out = self.function.accumulate(line, axis=0, dtype=line.dtype)
+        out = out[::-1] if self.reverse else out
+        return np.ascontiguousarray(np.moveaxis(out, 0, where)).astype(x.dtype, copy=False)
+
+
+@register_op
+@dataclass(frozen=True)
+class CumSum(_Scan):
+    """Compute running sums along an axis."""
+
+    first: ClassVar[int] = 0
+    function: ClassVar[np.ufunc] = np.add
+
+
+@register_op
+@dataclass(frozen=True)
+class CumProd(_Scan):
+    """Compute running products along an axis."""
+
+    first: ClassVar[int] = 1
+    function: ClassVar[np.ufunc] = np.multiply

@@ -1,0 +1,70 @@
+"""The op that changes how a tensor lies; backends put it between ops that want different layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from weft.core.dtypes import DType
+from weft.core.layout import Array, Layout, storage_size
+from weft.core.op import Constants, Op, register_op
+from weft.core.tensor import Tensor, TensorSpec
+from weft.kernels.launch import GpuOp, KernelBuilder, Placement, gpu_op
+
+
+@register_op
+@dataclass(frozen=True)
+class Relayout(Op):
+    """Change layout and element type; the logical value stays the same (up to rounding)."""
+
+    layout: Layout
+    dtype: DType
+
+    def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return the input's spec with the new element type."""
+        assert inputs[0] is not None
+        return (replace(inputs[0], dtype=self.dtype),)
+
+    def reference(self, *inputs: Array | None) -> Array:
+        """Return the logical value with the new element type."""
+        assert inputs[0] is not None
+        return inputs[0].astype(self.dtype.numpy)
+
+
+@gpu_op(Relayout)
+class RelayoutOnGpu(GpuOp):
+    """One pass over the output's storage."""
+
+    placement = Placement.EITHER
+    fuses_into_store = False
+
+    def launches(
+        self, op: Relayout, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+    ) -> None:
+        """Launch the copy."""
+        assert inputs[0] is not None
+        launch_relayout(k, inputs[0], outputs[0])
+
+
+def launch_relayout(k: KernelBuilder, x: Tensor, y: Tensor) -> None:
+    """Launch the copy of `x` into `y`, of one shape, with whatever layouts and float types they have."""
+    n, c, *rest = y.shape if len(y.shape) >= 2 else (1, 1, y.shape[0] if y.shape else 1)
+    hw = prod(rest)
+    packed = y.layout is Layout.NC4HW4 and len(y.shape) >= 2
+    total = storage_size(y.shape, y.layout) // (4 if packed else 1)
+    grid, local = k.for_items(total)
+    k.launch(
+        "relayout",
+        reads={"x": x},
+        writes={"y": y},
+        ints={"C": c, "HW": hw, "TOTAL": total},
+        variant={"source": _form(x), "target": _form(y)},
+        grid=grid,
+        local=local,
+        epilogue=False,
+    )
+
+
+def _form(tensor: Tensor) -> str:
+    return tensor.layout.value if len(tensor.shape) >= 2 else Layout.NCHW.value

@@ -1,0 +1,229 @@
+"""Resize: a tensor sampled anew along some of its axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import floor
+from typing import ClassVar
+
+import numpy as np
+
+from weft.core.layout import Array, Shape
+from weft.core.op import Constants, Op, OpClass, register_op
+from weft.core.tensor import TensorSpec
+from weft.errors import ModelError
+from weft.ops.shape import MAX_RANK, given, ints, known, known_ints, many_axes, optional, sized, unfit
+
+CHOICES = {
+    "mode": ("nearest", "linear", "cubic"),
+    "nearest_mode": ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil"),
+    "keep_aspect_ratio_policy": ("stretch", "not_larger", "not_smaller"),
+    "coordinate_transformation_mode": (
+        "half_pixel",
+        "half_pixel_symmetric",
+        "pytorch_half_pixel",
+        "align_corners",
+        "asymmetric",
+        "tf_crop_and_resize",
+        "tf_half_pixel_for_nn",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How one axis is sampled: output size, and outputs an input is stretched over; the region for crops."""
+
+    axis: int
+    size: int
+    scale: np.float32
+    region: tuple[float, float] = (0.0, 1.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Taps:
+    """What each output along an axis is made of: (size, taps) places and weights, and which are outside."""
+
+    places: Array
+    weights: Array
+    outside: Array
+
+
+@register_op
+@dataclass(frozen=True)
+class Resize(Op):
+    """The tensor sampled at more or fewer places along some axes; inputs X, roi, scales, sizes."""
+
+    op_class: ClassVar[OpClass] = "arithmetic"
+    antialias: int = 0
+    axes: tuple[int, ...] = ()
+    coordinate_transformation_mode: str = "half_pixel"
+    cubic_coeff_a: float = -0.75
+    exclude_outside: int = 0
+    extrapolation_value: float = 0.0
+    keep_aspect_ratio_policy: str = "stretch"
+    mode: str = "nearest"
+    nearest_mode: str = "round_prefer_floor"
+
+    def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return the spec of the output."""
+        x = given(inputs, 0)
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ModelError(
+                    f"{name} {getattr(self, name)!r} is unknown", why=f"ONNX has {', '.join(choices)}"
+                )
+        if self.antialias:
+            raise unfit("Resize with antialias=1 is not implemented")
+        if self.mode != "nearest" and not x.dtype.is_float:
+            raise ModelError(
+                f"{self.mode} interpolation of {x.dtype.value} is not supported", why="only of floats"
+            )
+        shape = list(x.dims)
+        for part in self._plan(x.dims, inputs, constants):
+            shape[part.axis] = part.size
+        return (sized(shape, x.dtype),)
+
+    def _plan(
+        self, dims: Shape, inputs: Sequence[TensorSpec | None], constants: Constants
+    ) -> tuple[Sampling, ...]:
+        sizes = optional(inputs, 3)
+        if sizes is not None and sizes.size:
+            known_ints(constants, 3, "sizes")
+        else:
+            given(inputs, 2)
+            known(constants, 2, "scales")
+        if self.coordinate_transformation_mode == "tf_crop_and_resize":
+            known(constants, 1, "roi")
+        return self.plan(dims, constants[1:])
+
+    def plan(self, dims: Shape, parameters: Sequence[Array | None]) -> tuple[Sampling, ...]:
+        """Return how each axis that is resized is sampled, for inputs roi, scales, sizes."""
+        axes = many_axes(self.axes, len(dims)) if self.axes else tuple(range(len(dims)))
+        roi, scales, sizes = (optional(parameters, k) for k in range(3))
+        lengths = [dims[axis] for axis in axes]
+        if sizes is not None and sizes.size:
+            wanted, stretch = self._by_sizes(lengths, ints(sizes))
+        elif scales is not None:
+            wanted, stretch = _by_scales(lengths, scales)
+        else:
+            raise unfit("Resize needs scales or sizes")
+        region = np.tile([0.0, 1.0], (len(axes), 1))
+        if self.coordinate_transformation_mode == "tf_crop_and_resize":
+            if roi is None or roi.size != 2 * len(axes) or not np.isfinite(roi).all():
+                raise unfit(f"roi must be {2 * len(axes)} numbers for axes {axes}")
+            region = roi.reshape(2, -1).T
+        return tuple(
+            Sampling(axis, size, scale, (float(start), float(end)))
+            for axis, size, scale, (start, end) in zip(axes, wanted, stretch, region, strict=True)
+            if size != dims[axis] or scale != 1 or (start, end) != (0, 1)
+        )
+
+    def _by_sizes(self, lengths: list[int], sizes: Shape) -> tuple[list[int], list[np.float32]]:
+        if len(sizes) != len(lengths) or min(lengths) < 1 or min(sizes) < 1:
+            raise ModelError(
+                f"sizes {sizes} do not fit axes of {lengths}", why="one positive number each is needed"
+            )
+        scales = [np.float32(s) / np.float32(d) for s, d in zip(sizes, lengths, strict=True)]
+        if self.keep_aspect_ratio_policy == "stretch":
+            return list(sizes), scales
+        scale = min(scales) if self.keep_aspect_ratio_policy == "not_larger" else max(scales)
+        return [floor(scale * np.float32(d) + np.float32(0.5)) for d in lengths], [scale] * len(lengths)
+
+    def taps(self, part: Sampling, length: int) -> Taps:
+        """Return what each output along an axis of `length` inputs is made of."""
+        at = self._coordinates(part, length)
+        outside = np.zeros(at.shape, np.bool_)
+        if self.coordinate_transformation_mode == "tf_crop_and_resize":
+            outside = (at < 0) | (at > length - 1)
+        if self.mode == "nearest":
+            places = _round(at, self.nearest_mode)[:, None]
+            weights = np.ones(places.shape, np.float32)
+        elif self.mode == "linear":
+            places = np.floor(at)[:, None] + np.arange(2, dtype=np.float32)
+            weights = 1 - np.abs(at[:, None] - places)
+        else:
+            places = np.floor(at)[:, None] + np.arange(-1, 3, dtype=np.float32)
+            weights = _cubic(at[:, None] - places, self.cubic_coeff_a)
+        if self.exclude_outside and self.mode != "nearest":
+            weights = np.where((places >= 0) & (places < length), weights, np.float32(0))
+            total = weights.sum(axis=1, keepdims=True)
+            weights = weights / np.where(total == 0, np.float32(1), total)
+        return Taps(places.clip(0, length - 1).astype(np.int64), weights.astype(np.float32), outside)
+
+    def _coordinates(self, part: Sampling, length: int) -> Array:
+        """Return the place in the input of each output along an axis; in float32, as ONNX Runtime does."""
+        half, mode = np.float32(0.5), self.coordinate_transformation_mode
+        at, scale = np.arange(part.size, dtype=np.float32), part.scale
+        if mode == "asymmetric":
+            return at / scale
+        if mode == "tf_half_pixel_for_nn":
+            return (at + half) / scale
+        if mode == "align_corners":
+            return at * np.float32(length - 1) / np.float32(max(part.size - 1, 1))
+        if mode == "tf_crop_and_resize":
+            start, end = np.float32(part.region[0]), np.float32(part.region[1])
+            if part.size == 1:
+                return np.asarray([half * (start + end) * np.float32(length - 1)])
+            last = np.float32(length - 1)
+            return start * last + at * (end - start) * last / np.float32(part.size - 1)
+        if mode == "pytorch_half_pixel" and part.size == 1:
+            return np.zeros(1, np.float32)
+        shift: Array = np.zeros((), np.float32)
+        if mode == "half_pixel_symmetric":
+            shrink = np.float32(part.size) / (scale * np.float32(length))
+            shift = np.asarray(np.float32(length / 2) * (1 - shrink))
+        return np.asarray(shift + (at + half) / scale - half)
+
+    def reference(self, *inputs: Array | None) -> Array:
+        """Return the output."""
+        x = given(inputs, 0)
+        wide = (
+            np.promote_types(x.dtype, np.float32)
+            if x.dtype.kind == "f" and self.mode != "nearest"
+            else x.dtype
+        )
+        out, outside = x.astype(wide, copy=False), np.zeros((1,) * x.ndim, np.bool_)
+        for part in self.plan(x.shape, inputs[1:]):
+            taps = self.taps(part, x.shape[part.axis])
+            column = (-1, *(1,) * (x.ndim - 1 - part.axis))
+            outside = outside | taps.outside.reshape(column)
+            if self.mode == "nearest":
+                out = out.take(taps.places[:, 0], axis=part.axis)
+                continue
+            mixed: Array = np.zeros((1,) * x.ndim, wide)
+            for at, weight in zip(taps.places.T, taps.weights.T, strict=True):
+                mixed = mixed + out.take(at, axis=part.axis) * weight.reshape(column).astype(wide)
+            out = mixed
+        if outside.any():
+            out = np.where(outside, np.asarray(self.extrapolation_value, wide), out)
+        return out.astype(x.dtype, copy=False)
+
+
+def _by_scales(lengths: list[int], scales: Array) -> tuple[list[int], list[np.float32]]:
+    factors = [np.float32(s) for s in scales.reshape(-1)[:MAX_RANK]]
+    if scales.size != len(lengths) or not all(np.isfinite(f) and f > 0 for f in factors):
+        raise ModelError(
+            f"scales {factors} do not fit axes of {lengths}", why="one positive number each is needed"
+        )
+    wanted = [floor(np.float32(d) * f) for d, f in zip(lengths, factors, strict=True)]
+    if min(lengths + wanted) < 1:
+        raise ModelError(f"scales {factors} make {wanted} of {lengths}", why="no axis may be empty")
+    return wanted, factors
+
+
+def _round(at: Array, mode: str) -> Array:
+    if mode == "round_prefer_floor":
+        return np.ceil(at - np.float32(0.5))
+    if mode == "round_prefer_ceil":
+        return np.floor(at + np.float32(0.5))
+    return np.asarray(np.floor(at) if mode == "floor" else np.ceil(at))
+
+
+def _cubic(distance: Array, a: float) -> Array:
+    """Return the weights of Keys' cubic convolution for samples that far away."""
+    x = np.abs(distance)
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
+    return np.where(x <= 1, near, np.where(x < 2, far, 0))

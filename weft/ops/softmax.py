@@ -1,0 +1,86 @@
+"""Ops that normalise along one axis: Softmax, LogSoftmax, Hardmax."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar
+
+import numpy as np
+
+from weft.core.layout import Array
+from weft.core.op import Constants, Op, OpClass, register_op
+from weft.core.tensor import TensorSpec
+from weft.ops.elementwise import FLOATS, check_type, required_inputs, widen
+from weft.ops.reduce import normalize_axis
+
+
+@dataclass(frozen=True)
+class AlongAxis(Op):
+    """Normalise along `axis`; with `flatten`, along all axes from `axis` on (ONNX before opset 13)."""
+
+    axis: int = -1
+    flatten: bool = False
+    op_class: ClassVar[OpClass] = "transcendental"
+
+    def lines(self, x: Array, axis: int) -> Array:
+        """Return x normalised along `axis`, which is not empty; float16 comes as float32."""
+        raise NotImplementedError(type(self).__name__)
+
+    def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return the spec of the input."""
+        (x,) = required_inputs(self, inputs, 1)
+        check_type(self, x, FLOATS)
+        normalize_axis(self, self.axis, len(x.shape))
+        return (x,)
+
+    def reference(self, *inputs: Array | None) -> Array:
+        """Return floats; float16 is computed in float32."""
+        x = np.asarray(inputs[0])
+        axis = normalize_axis(self, self.axis, x.ndim)
+        if x.size == 0:
+            return x
+        wide = widen(x)
+        with np.errstate(all="ignore"):
+            if self.flatten:
+                out = self.lines(wide.reshape(prod(x.shape[:axis]), -1), 1).reshape(x.shape)
+            else:
+                out = self.lines(wide, axis)
+        return out.astype(x.dtype, copy=False)
+
+
+@register_op
+@dataclass(frozen=True)
+class Softmax(AlongAxis):
+    """Compute exp(x) divided by its sum along the axis."""
+
+    def lines(self, x: Array, axis: int) -> Array:
+        """Return shares that add up to 1."""
+        powers = np.exp(x - x.max(axis, keepdims=True))
+        return np.asarray(powers / powers.sum(axis, keepdims=True))
+
+
+@register_op
+@dataclass(frozen=True)
+class LogSoftmax(AlongAxis):
+    """Compute the logarithm of Softmax."""
+
+    def lines(self, x: Array, axis: int) -> Array:
+        """Return logarithms of shares."""
+        shifted = x - x.max(axis, keepdims=True)
+        return np.asarray(shifted - np.log(np.exp(shifted).sum(axis, keepdims=True)))
+
+
+@register_op
+@dataclass(frozen=True)
+class Hardmax(AlongAxis):
+    """Compute 1 at the first maximum along the axis and 0 elsewhere."""
+
+    op_class: ClassVar[OpClass] = "exact"
+
+    def lines(self, x: Array, axis: int) -> Array:
+        """Return zeros and ones."""
+        out = np.zeros_like(x)
+        np.put_along_axis(out, np.expand_dims(np.argmax(x, axis), axis), 1, axis)
+        return out

@@ -1,0 +1,334 @@
+"""Element-wise ops of one input; see `weft.ops.elementwise` for the language of their expressions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from math import erf
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.polynomial.chebyshev import chebinterpolate, chebval
+
+from weft.core.dtypes import DType
+from weft.core.layout import Array
+from weft.core.op import Constants, OpClass, register_op
+from weft.core.tensor import TensorSpec
+from weft.ops.elementwise import (
+    ANY,
+    BOOLEAN,
+    INTEGERS,
+    NUMERIC,
+    SIGNED,
+    Elementwise,
+    Types,
+    elementwise,
+    misfit,
+    required_inputs,
+)
+
+BLOCK = 1 << 14
+"""Elements per step of `erf_array`: small enough that its passes stay in the nearest cache."""
+
+
+@cache
+def _erf_fit(wide: bool) -> tuple[float, Any]:
+    """Return x beyond which erf(x) rounds to 1, and the Chebyshev coefficients of erf(x) / x over x * x."""
+    limit, degree = (6.0, 60) if wide else (4.0, 26)
+
+    def ratio(u: Array) -> Array:
+        roots = np.sqrt(limit**2 * (u + 1) / 2)
+        return np.array([erf(r) / r for r in roots])
+
+    return limit, chebinterpolate(ratio, degree)
+
+
+def erf_array(x: Array) -> Array:
+    """Return the error function of a floating-point array, correctly rounded but for float64 (1e-13)."""
+    wide = x.dtype == np.float64
+    limit, fit = _erf_fit(wide)
+    out = np.empty(x.shape, x.dtype)
+    flat, result = np.ravel(x), out.reshape(-1)
+    for start in range(0, flat.size, BLOCK):
+        part = np.clip(flat[start : start + BLOCK].astype(np.float64), -limit, limit)
+        result[start : start + BLOCK] = part * chebval(part * part * (2 / limit**2) - 1, fit)
+    return out
+
+
+def sigmoid(x: Array) -> Array:
+    """Return 1 / (1 + exp(-x))."""
+    return np.asarray(1 / (1 + np.exp(-x)))
+
+
+def softplus(x: Array) -> Array:
+    """Return log(1 + exp(x)) without overflow."""
+    return np.asarray(np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))))
+
+
+smooth = partial(elementwise, op_class="transcendental")
+Exp = smooth("Exp", "e to the x", "exp({0})", np.exp)
+Log = smooth("Log", "the natural logarithm", "log({0})", np.log)
+Sigmoid = smooth("Sigmoid", "1 / (1 + exp(-x))", "1.0 / (1.0 + exp(-{0}))", sigmoid)
+Tanh = smooth("Tanh", "the hyperbolic tangent", "tanh({0})", np.tanh)
+Erf = smooth("Erf", "the error function", "erf({0})", erf_array)
+Softplus = smooth("Softplus", "log(1 + exp(x))", "fmax({0}, 0.0) + log1p(exp(-fabs({0})))", softplus)
+Mish = smooth(
+    "Mish",
+    "x * tanh(softplus(x))",
+    "{0} * tanh(fmax({0}, 0.0) + log1p(exp(-fabs({0}))))",
+    lambda x: x * np.tanh(softplus(x)),
+)
+Sin = smooth("Sin", "the sine", "sin({0})", np.sin)
+Cos = smooth("Cos", "the cosine", "cos({0})", np.cos)
+Tan = smooth("Tan", "the tangent", "tan({0})", np.tan)
+Asin = smooth("Asin", "the inverse sine", "asin({0})", np.arcsin)
+Acos = smooth("Acos", "the inverse cosine", "acos({0})", np.arccos)
+Atan = smooth("Atan", "the inverse tangent", "atan({0})", np.arctan)
+Sinh = smooth("Sinh", "the hyperbolic sine", "sinh({0})", np.sinh)
+Cosh = smooth("Cosh", "the hyperbolic cosine", "cosh({0})", np.cosh)
+Asinh = smooth("Asinh", "the inverse hyperbolic sine", "asinh({0})", np.arcsinh)
+Acosh = smooth("Acosh", "the inverse hyperbolic cosine", "acosh({0})", np.arccosh)
+Atanh = smooth("Atanh", "the inverse hyperbolic tangent", "atanh({0})", np.arctanh)
+
+Sqrt = elementwise("Sqrt", "the square root", "sqrt({0})", np.sqrt)
+Reciprocal = elementwise("Reciprocal", "1 / x", "1.0 / {0}", lambda x: 1 / x)
+Softsign = elementwise("Softsign", "x / (1 + |x|)", "{0} / (1.0 + fabs({0}))", lambda x: x / (1 + np.abs(x)))
+HardSwish = elementwise(
+    "HardSwish",
+    "x * max(0, min(1, x / 6 + 0.5))",
+    "{0} * fmax(0.0, fmin(1.0, {0} / 6.0 + 0.5))",
+    lambda x: x * np.clip(x / 6 + 0.5, 0, 1),
+)
+
+Abs = elementwise("Abs", "|x|", "fabs({0})", np.abs, types=NUMERIC, op_class="exact")
+Neg = elementwise("Neg", "-x", "-{0}", np.negative, types=SIGNED, op_class="exact")
+Relu = elementwise(
+    "Relu", "max(x, 0)", "fmax({0}, 0.0)", lambda x: np.maximum(x, 0), types=SIGNED, op_class="exact"
+)
+Sign = elementwise(
+    "Sign",
+    "-1, 0 or 1 by the sign of x",
+    "{0} > 0.0 ? 1.0 : ({0} < 0.0 ? -1.0 : {0})",
+    np.sign,
+    types=NUMERIC,
+    op_class="exact",
+)
+Floor = elementwise("Floor", "the largest integer not above x", "floor({0})", np.floor, op_class="exact")
+Ceil = elementwise("Ceil", "the smallest integer not below x", "ceil({0})", np.ceil, op_class="exact")
+Round = elementwise("Round", "the nearest integer, halves to even", "rint({0})", np.rint, op_class="exact")
+Not = elementwise("Not", "the logical negation", None, np.logical_not, types=BOOLEAN, op_class="exact")
+BitwiseNot = elementwise(
+    "BitwiseNot", "the negation of every bit", None, np.invert, types=INTEGERS, op_class="exact"
+)
+
+
+@dataclass(frozen=True)
+class _Predicate(Elementwise):
+    """A question about a floating-point number."""
+
+    op_class: ClassVar[OpClass] = "exact"
+
+    def result_type(self, types: Sequence[DType]) -> DType:
+        """Return bool."""
+        return DType.BOOL
+
+
+IsNaN = elementwise("IsNaN", "whether x is NaN", None, np.isnan, op_class="exact", base=_Predicate)
+
+
+@register_op
+@dataclass(frozen=True)
+class IsInf(_Predicate):
+    """Compute whether x is an infinity of a sign that is asked about."""
+
+    detect_negative: int = 1
+    detect_positive: int = 1
+
+    def compute(self, x: Array) -> Array:
+        """Return bool."""
+        asked = (x > 0 if self.detect_positive else False) | (x < 0 if self.detect_negative else False)
+        return np.asarray(np.isinf(x) & asked)
+
+
+@register_op
+@dataclass(frozen=True)
+class LeakyRelu(Elementwise):
+    """Compute x where it is not negative, else alpha * x."""
+
+    alpha: float = 0.01
+    expr: ClassVar[str] = "{0} < 0.0 ? {alpha} * {0} : {0}"
+
+    def compute(self, x: Array) -> Array:
+        """Return floats."""
+        return np.where(x < 0, self.alpha * x, x)
+
+
+@register_op
+@dataclass(frozen=True)
+class ThresholdedRelu(Elementwise):
+    """Compute x where it exceeds alpha, else 0."""
+
+    alpha: float = 1.0
+    expr: ClassVar[str] = "{0} > {alpha} ? {0} : 0.0"
+    op_class: ClassVar[OpClass] = "exact"
+
+    def compute(self, x: Array) -> Array:
+        """Return floats."""
+        return np.where(x > self.alpha, x, 0)
+
+
+@register_op
+@dataclass(frozen=True)
+class HardSigmoid(Elementwise):
+    """Compute alpha * x + beta, kept between 0 and 1."""
+
+    alpha: float = 0.2
+    beta: float = 0.5
+    expr: ClassVar[str] = "fmax(0.0, fmin(1.0, {alpha} * {0} + {beta}))"
+
+    def compute(self, x: Array) -> Array:
+        """Return floats."""
+        return np.clip(self.alpha * x + self.beta, 0, 1)
+
+
+@register_op
+@dataclass(frozen=True)
+class Elu(Elementwise):
+    """Compute x where it is positive, else alpha * (exp(x) - 1)."""
+
+    alpha: float = 1.0
+    expr: ClassVar[str] = "{0} > 0.0 ? {0} : {alpha} * expm1({0})"
+    op_class: ClassVar[OpClass] = "transcendental"
+
+    def compute(self, x: Array) -> Array:
+        """Return floats."""
+        return np.where(x > 0, x, self.alpha * np.expm1(x))
+
+
+@register_op
+@dataclass(frozen=True)
+class Celu(Elementwise):
+    """Compute max(0, x) + min(0, alpha * (exp(x / alpha) - 1))."""
+
+    alpha: float = 1.0
+    expr: ClassVar[str] = "fmax({0}, 0.0) + fmin(0.0, {alpha} * expm1({0} / {alpha}))"
+    op_class: ClassVar[OpClass] = "transcendental"
+
+    def compute(self, x: Array) -> Array:
+        """Return floats."""
+        scale = x.dtype.type(self.alpha)
+        return np.asarray(np.maximum(x, 0) + np.minimum(0, scale * np.expm1(x / scale)))
+
+
+@register_op
+@dataclass(frozen=True)
+class Selu(Elementwise):
+    """Compute gamma * x where x is positive, else gamma * alpha * (exp(x) - 1)."""
+
+    alpha: float = 1.6732631921768188
+    gamma: float = 1.0507010221481323
+    expr: ClassVar[str] = "{gamma} * ({0} > 0.0 ? {0} : {alpha} * expm1({0}))"
+    op_class: ClassVar[OpClass] = "transcendental"
+
+    def compute(self, x: Array) -> Array:
+        """Return floats."""
+        return np.asarray(self.gamma * np.where(x > 0, x, self.alpha * np.expm1(x)))
+
+
+@register_op
+@dataclass(frozen=True)
+class Swish(Elementwise):
+    """Compute x * sigmoid(alpha * x)."""
+
+    alpha: float = 1.0
+    expr: ClassVar[str] = "{0} / (1.0 + exp(-{alpha} * {0}))"
+    op_class: ClassVar[OpClass] = "transcendental"
+
+    def compute(self, x: Array) -> Array:
+        """Return floats."""
+        return np.asarray(x * sigmoid(self.alpha * x))
+
+
+@register_op
+@dataclass(frozen=True)
+class Gelu(Elementwise):
+    """Compute x times the normal distribution's cumulative function, exactly or through tanh."""
+
+    approximate: Literal["none", "tanh"] = "none"
+    op_class: ClassVar[OpClass] = "transcendental"
+
+    def scalar(self, present: tuple[bool, ...]) -> str:
+        """Return the exact or the approximate form."""
+        if self.approximate == "tanh":
+            return "0.5 * {0} * (1.0 + tanh(0.7978845608 * ({0} + 0.044715 * {0} * {0} * {0})))"
+        return "0.5 * {0} * (1.0 + erf({0} * 0.7071067812))"
+
+    def compute(self, x: Array) -> Array:
+        """Return floats."""
+        if self.approximate == "tanh":
+            return np.asarray(0.5 * x * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x * x * x))))
+        return np.asarray(0.5 * x * (1 + erf_array(x * 0.5**0.5)))
+
+    def check(self, specs: Sequence[TensorSpec]) -> None:
+        """Refuse an approximation that ONNX does not know."""
+        super().check(specs)
+        if self.approximate not in ("none", "tanh"):
+            raise misfit(self, f"approximate is {self.approximate!r}; allowed: none, tanh")
+
+
+@register_op
+@dataclass(frozen=True)
+class Shrink(Elementwise):
+    """Compute x moved towards zero by bias, or 0 where |x| is at most lambd."""
+
+    bias: float = 0.0
+    lambd: float = 0.5
+    types: ClassVar[Types] = NUMERIC
+    expr: ClassVar[str] = "{0} < -{lambd} ? {0} + {bias} : ({0} > {lambd} ? {0} - {bias} : 0.0)"
+
+    def compute(self, x: Array) -> Array:
+        """Return the type of x; integers are rounded towards zero."""
+        return np.where(x < -self.lambd, x + self.bias, np.where(x > self.lambd, x - self.bias, 0))
+
+
+@register_op
+@dataclass(frozen=True)
+class Cast(Elementwise):
+    """Convert to another element type; `saturate` and `round_mode` matter to 8-bit floats alone."""
+
+    to: DType = DType.FLOAT32
+    saturate: int = 1
+    round_mode: str = "up"
+    types: ClassVar[Types] = ANY
+
+    def compute(self, x: Array) -> Array:
+        """Return x in the new type."""
+        return x.astype(self.to.numpy)
+
+    def result_type(self, types: Sequence[DType]) -> DType:
+        """Return the type that `to` names."""
+        return self.to
+
+
+@register_op
+@dataclass(frozen=True)
+class CastLike(Elementwise):
+    """Convert the first input to the element type of the second, whose values do not matter."""
+
+    saturate: int = 1
+    round_mode: str = "up"
+    arity: ClassVar[int] = 2
+
+    def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return the shape of the first input with the type of the second."""
+        x, like = required_inputs(self, inputs, 2)
+        return (TensorSpec(x.shape, like.dtype),)
+
+    def compute(self, x: Array, like: Array) -> Array:
+        """Return x."""
+        return x
+
+    def result_type(self, types: Sequence[DType]) -> DType:
+        """Return the type of the second input."""
+        return types[1]

@@ -1,0 +1,19 @@
+## Depthwise convolution over NC4HW4, up to two dimensions: one item, one pixel of one block of channels.
+${k.for_each("i", "TOTAL")} {
+  const int p = i % (OH * OW), c = i / (OH * OW) % BLOCKS, n = i / (OH * OW) / BLOCKS;
+  const int h0 = p / OW * SH - PH, w0 = p % OW * SW - PW;
+% if k.has("b"):
+  f32x4 acc = ${b.load4("0", "c", "0")};
+% else:
+  f32x4 acc = SPLAT(0.0);
+% endif
+  for (int kh = 0; kh < KH; kh++) {
+    const int h = h0 + kh * DH;
+    if (h < 0 || h >= IH) continue;
+    for (int kw = 0; kw < KW; kw++) {
+      const int w_ = w0 + kw * DW;
+      if (w_ >= 0 && w_ < IW) acc += ${x.load4("n", "c", "h * IW + w_")} * ${w.load4("0", "c", "kh * KW + kw")};
+    }
+  }
+  ${y.store4("n", "c", "p", "acc")}
+}

@@ -1,0 +1,42 @@
+## ${rows} rows of a times constant weights that lie as vectors along K: one group a column, the items share
+## K and add up in a tree. Weights are read once, in whole vectors.
+<%
+k.shared("f32", "part", f"{rows} * LX")
+%>
+for (int n = GROUP_X; n < COUNT; n += GROUPS_X) {
+% for m in range(rows):
+  f32 acc${m} = 0.0;
+% endfor
+  for (int v = LOCAL_X; v < VECTORS; v += LX) {
+    const f32x4 b = ${w.vector("n * VECTORS + v")};
+    const int at = v * 4;
+% for m in range(rows):
+    acc${m} += b.x * ${a.load(f"{m} * K + at")};
+    if (at + 1 < K) acc${m} += b.y * ${a.load(f"{m} * K + at + 1")};
+    if (at + 2 < K) acc${m} += b.z * ${a.load(f"{m} * K + at + 2")};
+    if (at + 3 < K) acc${m} += b.w * ${a.load(f"{m} * K + at + 3")};
+% endfor
+  }
+% for m in range(rows):
+  part[${m} * LX + LOCAL_X] = acc${m};
+% endfor
+  BARRIER;
+  for (int width = LX / 2; width > 0; width /= 2) {
+    if (LOCAL_X < width) {
+% for m in range(rows):
+      part[${m} * LX + LOCAL_X] += part[${m} * LX + LOCAL_X + width];
+% endfor
+    }
+    BARRIER;
+  }
+  if (LOCAL_X < ${rows}) {
+    const int m = LOCAL_X, column = FIRST + n;
+% if k.has("c"):
+    const f32 v = ALPHA * part[m * LX] + BETA * ${k.args["c"].load("m * CM + column * CN")};
+% else:
+    const f32 v = ALPHA * part[m * LX];
+% endif
+    ${y.store("m * N + column", "v")}
+  }
+  BARRIER;
+}

@@ -1,0 +1,30 @@
+## The names that kernel bodies use, in OpenCL C 1.2.
+#define f32 float
+#define f32x4 float4
+#define i32 int
+#define F4(a, b, c, d) ((float4)((a), (b), (c), (d)))
+#define SPLAT(a) ((float4)(a))
+#define TO_F32(a) ((float)(a))
+#define TO_I32(a) ((int)(a))
+#define LOCAL_X ((int)get_local_id(0))
+#define LOCAL_Y ((int)get_local_id(1))
+#define LOCAL_Z ((int)get_local_id(2))
+#define GROUP_X ((int)get_group_id(0))
+#define GROUP_Y ((int)get_group_id(1))
+#define GROUP_Z ((int)get_group_id(2))
+#define GROUPS_X ((int)get_num_groups(0))
+#define GLOBAL_ID (GROUP_X * LX + LOCAL_X)
+#define GLOBAL_SIZE (GROUPS_X * LX)
+#define BARRIER barrier(CLK_LOCAL_MEM_FENCE)
+#define INFINITY_F INFINITY
+#define NAN_F NAN
+#define is_nan(x) (isnan(x) != 0)
+#define is_inf(x) (isinf(x) != 0)
+// NaN wins, as in numpy and ONNX; the language's own forms drop it.
+f32 nan_max(f32 a, f32 b) { return (a > b || a != a) ? a : b; }
+f32 nan_min(f32 a, f32 b) { return (a < b || a != a) ? a : b; }
+#define fmax(a, b) nan_max((a), (b))
+#define fmin(a, b) nan_min((a), (b))
+f32x4 first_lanes(f32x4 v, int n) {
+  return F4(n > 0 ? v.x : 0.0, n > 1 ? v.y : 0.0, n > 2 ? v.z : 0.0, n > 3 ? v.w : 0.0);
+}

@@ -1,0 +1,43 @@
+## Softmax or its logarithm along lines of LENGTH elements INNER apart. Long lines: one group a line with
+## trees in shared memory; short ones: one item a line.
+<%
+if not short:
+    k.shared("f32", "part", "LX")
+first, step = ("0", "1") if short else ("LOCAL_X", "LX")
+%>
+<%def name="tree(value, join)">
+% if not short:
+  part[LOCAL_X] = ${value};
+  BARRIER;
+  for (int width = LX / 2; width > 0; width /= 2) {
+    if (LOCAL_X < width) {
+      const f32 a = part[LOCAL_X], b = part[LOCAL_X + width];
+      part[LOCAL_X] = ${join};
+    }
+    BARRIER;
+  }
+  ${value} = part[0];
+  BARRIER;
+% endif
+</%def>
+% if short:
+${k.for_each("line", "LINES")} {
+% else:
+for (int line = GROUP_X; line < LINES; line += GROUPS_X) {
+% endif
+  const int base = line / INNER * LENGTH * INNER + line % INNER;
+  f32 top = -INFINITY_F;
+  for (int e = ${first}; e < LENGTH; e += ${step}) top = fmax(top, ${x.load("base + e * INNER")});
+  ${tree("top", "fmax(a, b)")}
+  f32 sum = 0.0;
+  for (int e = ${first}; e < LENGTH; e += ${step}) sum += exp(${x.load("base + e * INNER")} - top);
+  ${tree("sum", "a + b")}
+  for (int e = ${first}; e < LENGTH; e += ${step}) {
+    const int at = base + e * INNER;
+% if log:
+    ${y.store("at", f"{x.load('at')} - top - log(sum)")}
+% else:
+    ${y.store("at", f"exp({x.load('at')} - top) / sum")}
+% endif
+  }
+}
