@@ -1,0 +1,77 @@
+# Shared by scripts/demo, scripts/test and scripts/check; sourced from the repository's root, not run.
+#
+# PYTHON, if it is set, names an interpreter that has everything already; nothing is installed for it then.
+
+say() { printf '%s\n' "weft: $*" >&2; }
+
+fail() {
+    say "$*"
+    exit 1
+}
+
+# Print the newest interpreter between 3.10 and 3.13, or nothing.
+find_python() {
+    local name
+    for name in python3.13 python3.12 python3.11 python3.10 python3; do
+        if command -v "$name" >/dev/null &&
+            "$name" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null; then
+            printf '%s\n' "$name"
+            return
+        fi
+    done
+}
+
+# Tell whether this machine can install Debian packages here and now.
+can_apt() {
+    command -v apt-get >/dev/null || return 1
+    [[ $(id -u) == 0 ]] && return 0
+    command -v sudo >/dev/null && { [[ -t 0 ]] || sudo -n true 2>/dev/null; }
+}
+
+apt_install() {
+    local root=()
+    [[ $(id -u) == 0 ]] || root=(sudo)
+    say "installing Debian packages: $*"
+    "${root[@]}" apt-get update -qq
+    "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >&2
+}
+
+is_installed() { dpkg-query -W -f '${Status}' "$1" 2>/dev/null | grep -q 'ok installed'; }
+
+# Print those of the given Debian packages that are not installed.
+missing_packages() {
+    local each
+    for each in "$@"; do
+        is_installed "$each" || printf '%s ' "$each"
+    done
+}
+
+# Tell whether the Vulkan loader and some driver's manifest lie where the loader looks.
+has_vulkan_driver() {
+    [[ -n ${VK_DRIVER_FILES:-}${VK_ICD_FILENAMES:-} ]] && return 0
+    compgen -G '/usr/share/vulkan/icd.d/*.json' >/dev/null || compgen -G '/etc/vulkan/icd.d/*.json' >/dev/null ||
+        return 1
+    # Debian keeps ldconfig where a plain user's PATH does not look.
+    PATH="$PATH:/sbin:/usr/sbin" ldconfig -p | grep -q 'libvulkan\.so\.1'
+}
+
+# Make .venv, if it is not there, and install Weft with the given extras into it, if anything changed.
+make_environment() {
+    local extras=$1 python stamp
+    python=$(find_python)
+    [[ -n $python ]] || fail "no Python between 3.10 and 3.13 was found: apt install python3"
+    if [[ ! -x .venv/bin/python ]]; then
+        if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
+            can_apt || fail "$python cannot make virtual environments: apt install python3-venv"
+            apt_install "$("$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')"
+        fi
+        say "making .venv with $("$python" --version)"
+        "$python" -m venv .venv
+    fi
+    stamp="$(cat pyproject.toml hatch_build.py | cksum) $(.venv/bin/python --version)"
+    if ! grep -qsF "[$extras] $stamp" .venv/weft-installed; then
+        say "installing Weft with the extras [$extras] into .venv"
+        .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[$extras]"
+        printf '[%s] %s\n' "$extras" "$stamp" >>.venv/weft-installed
+    fi
+}

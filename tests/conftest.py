@@ -1,0 +1,70 @@
+"""What all tests share: a private cache, the validation layer, and the devices that must be there.
+
+A device that is missing fails the run before any test, because a skipped test looks like one that passed.
+The environment is set before weft is imported; processes that tests start inherit it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+
+REQUIRED = {
+    "opencl": "pip install pocl-binary-distribution pyopencl",
+    "vulkan": "apt install mesa-vulkan-drivers vulkan-validationlayers && pip install vulkan",
+}
+IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
+
+if not IS_WORKER:
+    os.environ["WEFT_CACHE_DIR"] = tempfile.mkdtemp(prefix="weft-test-cache-")
+    os.environ["WEFT_VULKAN_VALIDATION"] = "1"
+    for unwanted in ("WEFT_CACHE", "WEFT_NO_COMPILER"):
+        os.environ.pop(unwanted, None)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """End the run if a device is missing, saying how to get it."""
+    if IS_WORKER:
+        return
+    import weft
+
+    absent = {name: why for name, why in weft.registry.absent().items() if name in REQUIRED}
+    if absent:
+        lines = [f"{name}: {why}\n  next: {REQUIRED[name]}" for name, why in absent.items()]
+        pytest.exit("the tests need these devices (scripts/test installs them):\n" + "\n".join(lines), 1)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove the cache of this run."""
+    if not IS_WORKER:
+        shutil.rmtree(os.environ["WEFT_CACHE_DIR"], ignore_errors=True)
+
+
+def _said_by_validation() -> list[str]:
+    """Return and forget what the validation layer said; nothing is imported for it."""
+    module = sys.modules.get("weft.backends.vulkan.instance")
+    if module is None:
+        return []
+    messages: list[str] = module.validation_messages()
+    said = list(messages)
+    messages.clear()
+    return said
+
+
+@pytest.fixture(scope="session", autouse=True)
+def validation_at_the_end() -> Iterator[None]:
+    """Fail the last test if devices that were closed after it broke a rule of Vulkan."""
+    yield
+    assert _said_by_validation() == []
+
+
+@pytest.fixture(autouse=True)
+def validation_after_each_test() -> Iterator[None]:
+    """Fail a test in which Vulkan was used against its rules."""
+    yield
+    assert _said_by_validation() == []
