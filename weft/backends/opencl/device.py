@@ -326,4 +326,5 @@ def _caps(device: cl.Device) -> DeviceCaps:
         int8_storage=True,
         subgroup_size=1,
         compute_units=int(device.max_compute_units),
+        software=bool(device.type & cl.device_type.CPU),
     )

@@ -40,12 +40,15 @@ class OpenCLDialect(Dialect):
         shared: Sequence[Shared],
         body: str,
     ) -> str:
-        """Return prelude, signature, work-group arrays and body; the constants' macros come from `compile`."""
+        """Return prelude, signature, work-group arrays and body.
+
+        The constants are macros that `compile` defines, or arguments that it puts where LATE_CONSTANTS is.
+        """
         params = ", ".join(f"__global {'' if a.written else 'const '}{self._element(a)}* {a.name}" for a in args)
         locals_ = "\n".join(f"  __local {s.type} {s.name}[{s.size}];" for s in shared)
         text = (
             f"{prelude}\n__attribute__((reqd_work_group_size(LX, LY, LZ)))\n"
-            f"__kernel void {entry}({params}) {{\n{locals_}\n{body}\n}}\n"
+            f"__kernel void {entry}({params} LATE_CONSTANTS) {{\n{locals_}\n{body}\n}}\n"
         )
         return _DOUBLE.sub(r"\1f", text)
 

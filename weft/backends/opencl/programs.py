@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -27,6 +27,7 @@ BUILD_OPTIONS = ("-cl-std=CL1.2", "-cl-single-precision-constant")
 is on by default, which is what the language says.
 """
 _CACHE_FORMAT = "1"
+LOCAL_SIZE = ("LX", "LY", "LZ")
 _INT_MIN, _INT_MAX = -(1 << 31), (1 << 31) - 1
 
 
@@ -38,6 +39,8 @@ class OpenCLKernel:
     entry: str
     local: Size3
     arguments: int
+    constants: tuple[np.generic, ...] = ()
+    """The values of the constants that are arguments, behind the buffers."""
 
 
 class _Slot:
@@ -45,7 +48,7 @@ class _Slot:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.kernel: OpenCLKernel | None = None
+        self.program: cl._cl._Program | None = None
 
 
 class Programs:
@@ -54,6 +57,9 @@ class Programs:
     def __init__(self, context: cl.Context, device: cl.Device) -> None:
         self._context, self._device = context, device
         self._disk = DiskCache("opencl")
+        # A CPU's compiler takes a second a kernel: there one program serves all shapes. A GPU's is quick and
+        # its kernels gain from constants that are known.
+        self._late = bool(device.type & cl.device_type.CPU)
         self._slots: dict[tuple[str, str, str], _Slot] = {}
         self._lock = threading.Lock()
         self.built_from_source = 0
@@ -66,14 +72,18 @@ class Programs:
 
     def get(self, source: KernelSource, values: Mapping[str, int | float]) -> OpenCLKernel:
         """Return the kernel with these constants, building it if it is not in memory."""
-        header = defines(source, values)
+        late = [(n, kind) for n, kind in source.constants if self._late and n not in LOCAL_SIZE and "LATE_CONSTANTS" in source.text]
+        early = [(n, kind) for n, kind in source.constants if (n, kind) not in late]
+        header = defines(source, values, early) + late_define(late)
         key = (source.digest, source.entry, header)
+        local = (int(values.get("LX", 1)), int(values.get("LY", 1)), int(values.get("LZ", 1)))
         with self._lock:
             slot = self._slots.setdefault(key, _Slot())
         with slot.lock:
-            if slot.kernel is None:
-                slot.kernel = self._make(source, header, values)
-            return slot.kernel
+            if slot.program is None:
+                slot.program = self._make(source, header, local)
+        given = tuple(np.int32(values[n]) if kind == "int" else np.float32(values[n]) for n, kind in late)
+        return OpenCLKernel(slot.program, source.entry, local, len(source.args), given)
 
     def disk_key(self, source: KernelSource, header: str) -> str:
         """Return what the binary depends on, as the key of the disk cache."""
@@ -86,7 +96,7 @@ class Programs:
         with self._lock:
             self._slots.clear()
 
-    def _make(self, source: KernelSource, header: str, values: Mapping[str, int | float]) -> OpenCLKernel:
+    def _make(self, source: KernelSource, header: str, local: Size3) -> cl._cl._Program:
         key = self.disk_key(source, header)
         binary = self._disk.get(key)
         program = self._load(binary, source.entry) if binary else None
@@ -94,12 +104,11 @@ class Programs:
         if program is None:
             program = self._build(source, header)
             self._keep(key, program)
-        local = (int(values.get("LX", 1)), int(values.get("LY", 1)), int(values.get("LZ", 1)))
         self._check_local(program, source, local)
         with self._lock:
             self.loaded_from_disk += from_disk
             self.built_from_source += not from_disk
-        return OpenCLKernel(program, source.entry, local, len(source.args))
+        return program
 
     def _load(self, binary: bytes, entry: str) -> cl._cl._Program | None:
         try:
@@ -153,8 +162,15 @@ class Programs:
         )
 
 
-def defines(source: KernelSource, values: Mapping[str, int | float]) -> str:
-    """Return one `#define` line for each constant of the kernel."""
+def late_define(late: Sequence[tuple[str, ConstantKind]]) -> str:
+    """Return the macro that stands in the signature for the constants that are arguments."""
+    return f"#define LATE_CONSTANTS {''.join(f', const {kind} {name}' for name, kind in late)}\n"
+
+
+def defines(
+    source: KernelSource, values: Mapping[str, int | float], early: Sequence[tuple[str, ConstantKind]] | None = None
+) -> str:
+    """Return one `#define` line for each constant of the kernel, or for those in `early`."""
     missing = [name for name, _ in source.constants if name not in values]
     if missing:
         raise CompileError(
@@ -162,7 +178,8 @@ def defines(source: KernelSource, values: Mapping[str, int | float]) -> str:
             why=f"no value was given for {', '.join(missing)}",
             fix="give one for each of " + ", ".join(name for name, _ in source.constants),
         )
-    return "".join(f"#define {name} {literal(values[name], kind)}\n" for name, kind in source.constants)
+    chosen = source.constants if early is None else early
+    return "".join(f"#define {name} {literal(values[name], kind)}\n" for name, kind in chosen)
 
 
 def literal(value: int | float, kind: ConstantKind) -> str:

@@ -120,6 +120,8 @@ class Recording:
     steps: list[Step]
     profile: bool
     labels: tuple[str, ...]
+    pieces: list[cl.Buffer] = field(default_factory=list)
+    """The sub-buffers bound to kernels: clSetKernelArg does not keep its memory object alive."""
     events: list[cl.Event] = field(default_factory=list)
     queue: cl.CommandQueue | None = None
     start: Start = field(init=False)
@@ -187,7 +189,7 @@ class Recorder:
             elif isinstance(command, CopyCommand):
                 steps += self._copy(index, command)
         labels = tuple(step.label for step in steps)
-        return Recording(self._where, len(commands), steps, profile, labels)
+        return Recording(self._where, len(commands), steps, profile, labels, list(self._pieces.values()))
 
     def _launch(self, index: int, command: LaunchCommand) -> list[Step]:
         built: OpenCLKernel = command.kernel
@@ -201,6 +203,8 @@ class Recorder:
         kernel = cl.Kernel(built.program, built.entry)
         for position, binding in enumerate(command.bindings):
             kernel.set_arg(position, self._piece(binding, label))
+        for position, value in enumerate(built.constants, start=built.arguments):
+            kernel.set_arg(position, value)
         x, y, z = (groups * size for groups, size in zip(command.grid, built.local, strict=True))
         return [LaunchStep(index, label, kernel, (x, y, z), built.local)]
 

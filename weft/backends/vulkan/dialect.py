@@ -86,7 +86,7 @@ class GlslDialect(Dialect):
 
     def load_lane(self, arg: Arg, index: str, lane: str) -> str:
         """Return one lane of a vec4 in memory."""
-        return f"float({arg.name}[{index}][{lane}])"
+        return f"vec4({arg.name}[{index}])[{lane}]"
 
     def move(self, target: Arg, to: str, source: Arg, at: str) -> str:
         """Return the statement that moves raw bits."""

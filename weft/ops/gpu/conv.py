@@ -154,13 +154,19 @@ TILES = (
     GemmTile(2, 1, 8, 8, 4),
 )
 """From the best reuse to the most parallelism."""
+SOFTWARE_TILE = GemmTile(4, 1, 8, 8, 1)
+TYPICAL_UNITS = 16
+"""For drivers that do not say how many compute units there are."""
 
 
 def choose_tile(caps: DeviceCaps, pixels: int, blocks: int, steps: int) -> GemmTile:
     """Return the tile with the most reuse that still gives every compute unit two groups.
 
-    Slices of K come last: they cost a sum, and only pay where there are several steps for each.
+    Slices of K come last: they cost a sum, and only pay where there are several steps for each. A CPU
+    gets a small tile: it gains nothing from reuse in registers, and its compiler is slow.
     """
+    if caps.software:
+        return SOFTWARE_TILE
     fitting = [
         t
         for t in TILES
@@ -169,10 +175,11 @@ def choose_tile(caps: DeviceCaps, pixels: int, blocks: int, steps: int) -> GemmT
         and t.shared_bytes() <= caps.local_memory
         and (t.lz == 1 or steps >= 4 * t.lz)
     ]
+    units = caps.compute_units if caps.compute_units > 1 else TYPICAL_UNITS
     for tile in fitting:
-        if -(-pixels // tile.rows) * -(-blocks // tile.columns) >= 2 * caps.compute_units:
+        if -(-pixels // tile.rows) * -(-blocks // tile.columns) >= 2 * units:
             return tile
-    return fitting[0] if caps.software else fitting[-1]
+    return fitting[-1]
 
 
 def launch_gemm(plan: ConvPlan) -> None:
