@@ -3,7 +3,7 @@ ${k.for_each("i", "TOTAL")} {
   const int p = i % (OH * OW), c = i / (OH * OW) % BLOCKS, n = i / (OH * OW) / BLOCKS;
   const int h0 = p / OW * SH - PH, w0 = p % OW * SW - PW;
 % if k.has("b"):
-  f32x4 acc = ${b.load4("0", "c", "0")};
+  f32x4 acc = ${k.args["b"].load4("0", "c", "0")};
 % else:
   f32x4 acc = SPLAT(0.0);
 % endif

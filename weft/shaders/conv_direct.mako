@@ -23,7 +23,7 @@ ${k.for_each("i", "TOTAL")} {
   }
 % endfor
 % if k.has("b"):
-  acc += ${b.load4("0", "FIRST + b_", "0")};
+  acc += ${k.args["b"].load4("0", "FIRST + b_", "0")};
 % endif
   ${y.store4("n", "FIRST + b_", "p", "acc")}
 }

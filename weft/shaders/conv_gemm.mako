@@ -78,7 +78,7 @@ for (int tile = GROUP_X; tile < TILES; tile += GROUPS_X) {
     if (column0 + ${j} * LY + LOCAL_Y < COUNT) {
       const int block = FIRST + column0 + ${j} * LY + LOCAL_Y;
 % if k.has("b"):
-      const f32x4 bias = ${b.load4("0", "block", "0")};
+      const f32x4 bias = ${k.args["b"].load4("0", "block", "0")};
 % else:
       const f32x4 bias = SPLAT(0.0);
 % endif

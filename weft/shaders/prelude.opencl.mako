@@ -23,6 +23,8 @@
 // NaN wins, as in numpy and ONNX; the language's own forms drop it.
 f32 nan_max(f32 a, f32 b) { return (a > b || a != a) ? a : b; }
 f32 nan_min(f32 a, f32 b) { return (a < b || a != a) ? a : b; }
+#undef fmax
+#undef fmin
 #define fmax(a, b) nan_max((a), (b))
 #define fmin(a, b) nan_min((a), (b))
 f32x4 first_lanes(f32x4 v, int n) {
