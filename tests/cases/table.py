@@ -23,7 +23,7 @@ from weft.core.layout import Array, Shape
 from weft.core.op import Op, OpClass, find_op
 from weft.core.tensor import TensorSpec
 
-NOT_ONNX = frozenset({"flatten"})
+NOT_ONNX = frozenset({"flatten", "outputs"})
 """Fields of ops that no ONNX attribute carries; the row's opset says the same."""
 
 
@@ -196,6 +196,9 @@ def build_model(row: Case, opset: int | None = None) -> onnx.ModelProto:
     outputs = row.make_op().infer(row.specs(), row.constants())
     names = [f"x{k}" if i is not None else "" for k, i in enumerate(row.inputs)]
     attributes = {k: _attribute(v) for k, v in row.attributes.items() if k not in NOT_ONNX and v is not None}
+    if row.op == "ConstantOfShape":
+        op: Any = row.make_op()
+        attributes = {"value": numpy_helper.from_array(np.array([op.value], op.dtype.numpy))}
     node = helper.make_node(row.op, names, [f"y{k}" for k in range(len(outputs))], **attributes)
     graph = helper.make_graph(
         [node],

@@ -46,8 +46,8 @@ def make_model(
 
 def node(op_type: str, inputs: str = "x", outputs: str = "y", **attributes: Any) -> NodeProto:
     """Return a node; names are separated by blanks, and `_` stands for one that is not given."""
-    names = [["" if n == "_" else n for n in text.split()] for text in (inputs, outputs)]
-    return helper.make_node(op_type, *names, **attributes)
+    read, made = (["" if name == "_" else name for name in text.split()] for text in (inputs, outputs))
+    return helper.make_node(op_type, read, made, **attributes)
 
 
 def run_graph(graph: Graph, feeds: Mapping[str, Array]) -> list[Array]:
@@ -56,7 +56,9 @@ def run_graph(graph: Graph, feeds: Mapping[str, Array]) -> list[Array]:
     values: dict[str, Array] = {**bound.constants, **feeds}
     for step in bound:
         result = step.op.reference(*(values[i] if i else None for i in step.inputs))
-        for name, value in zip(step.outputs, result if isinstance(result, tuple) else (result,), strict=False):
+        for name, value in zip(
+            step.outputs, result if isinstance(result, tuple) else (result,), strict=False
+        ):
             if name:
                 spec = bound.specs[name]
                 assert (value.shape, value.dtype) == (spec.dims, spec.dtype.numpy), step
@@ -69,7 +71,9 @@ def run_onnxruntime(model: ModelProto, feeds: Mapping[str, Array]) -> list[Array
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(_typed(model).SerializeToString(), options, ["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        _typed(model).SerializeToString(), options, ["CPUExecutionProvider"]
+    )
     return [np.asarray(value) for value in session.run(None, dict(feeds))]
 
 

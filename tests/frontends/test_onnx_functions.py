@@ -42,7 +42,7 @@ def test_calls_are_expanded_and_compute_what_onnxruntime_computes() -> None:
     inner = function("inner", [node("Relu", "a", "t"), node("Neg", "t", "b")])
     outer = function("outer", [call("inner", "a", "t"), node("Add", "t a", "b")])
     nodes = [call("outer", "x", "v"), call("outer", "v", "u"), node("Mul", "u w", "y")]
-    model = model_of(nodes, inner, outer, constants={"w": np.float32([1, 2, 3])})
+    model = model_of(nodes, inner, outer, constants={"w": np.array([1, 2, 3], np.float32)})
     graph = load(model)
     assert [n.op.type for n in graph] == ["Relu", "Neg", "Add"] * 2 + ["Mul"]
     np.testing.assert_array_equal(run_graph(graph, X)[0], run_onnxruntime(model, X)[0])
@@ -58,7 +58,11 @@ def test_attributes_are_passed() -> None:
 
 def test_names_inside_do_not_collide_with_weights() -> None:
     body = [node("Relu", "a", "w"), node("Neg", "w", "b")]
-    model = model_of([call("f", "x", "v"), node("Mul", "v w", "y")], function("f", body), constants={"w": np.float32([2])})
+    model = model_of(
+        [call("f", "x", "v"), node("Mul", "v w", "y")],
+        function("f", body),
+        constants={"w": np.array([2], np.float32)},
+    )
     np.testing.assert_array_equal(run_graph(load(model), X)[0], -2 * np.maximum(X["x"], 0))
 
 
@@ -106,11 +110,15 @@ def test_a_missing_function_is_an_unsupported_op() -> None:
         load(model_of([call("g")], function("f", [node("Relu", "a", "b")])))
 
 
-@pytest.mark.parametrize("wrong", [call("f", "x x x"), call("f", "x", "y z u"), call("f", ""), call("f", "_", "_")])
+@pytest.mark.parametrize(
+    "wrong", [call("f", "x x x"), call("f", "x", "y z u"), call("f", ""), call("f", "_", "_")]
+)
 def test_calls_with_the_wrong_number_of_values(wrong: NodeProto) -> None:
     with pytest.raises(ModelError):
         load(model_of([wrong, node("Relu", "x", "out")], function("f", [node("Relu", "a", "b")])))
 
 
 def test_unused_functions_do_not_matter() -> None:
-    assert load(model_of([node("Relu")], function("f", [node("Nonsense", "a", "b")]))).nodes[0].op.type == "Relu"
+    assert (
+        load(model_of([node("Relu")], function("f", [node("Nonsense", "a", "b")]))).nodes[0].op.type == "Relu"
+    )

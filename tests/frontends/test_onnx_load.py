@@ -49,7 +49,9 @@ def test_real_networks_load_and_compute_what_onnxruntime_does(name: str) -> None
     image = np.random.default_rng(0).standard_normal(spec.dims).astype(spec.dtype.numpy)
     feeds = {graph.inputs[0]: image}
     tolerance = 1e-4 if spec.dtype is DType.FLOAT32 else 2e-2
-    for actual, expected in zip(run_graph(graph, feeds), run_onnxruntime(onnx.load(path), feeds), strict=True):
+    for actual, expected in zip(
+        run_graph(graph, feeds), run_onnxruntime(onnx.load(path), feeds), strict=True
+    ):
         np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance)
 
 
@@ -137,7 +139,9 @@ def test_initialisers_of_every_type(dtype: str, raw: bool) -> None:
 
 def test_scalars_and_tensors_without_elements() -> None:
     constants = {"a": np.float32(3), "b": np.zeros((0, 4), np.float32), "c": np.zeros(0, np.int64)}
-    graph = load(make_model([node("Identity", "a")], {}, constants={k: np.asarray(v) for k, v in constants.items()}))
+    graph = load(
+        make_model([node("Identity", "a")], {}, constants={k: np.asarray(v) for k, v in constants.items()})
+    )
     assert {name: spec.shape for name, spec in graph.specs.items()} == {"a": (), "b": (0, 4), "c": (0,)}
 
 

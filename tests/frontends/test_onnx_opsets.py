@@ -29,7 +29,9 @@ class Row:
 
     def __str__(self) -> str:
         attributes = ",".join(f"{a.name}={helper.get_attribute_value(a)}" for a in self.node.attribute)
-        return f"{self.node.op_type}-{self.opset}({attributes}){'' if self.dtype == 'float32' else self.dtype}"
+        return (
+            f"{self.node.op_type}-{self.opset}({attributes}){'' if self.dtype == 'float32' else self.dtype}"
+        )
 
     def model(self) -> ModelProto:
         """Return the model with the node alone."""
@@ -106,9 +108,17 @@ ROWS = [
     ),
     Row(7, node("BatchNormalization", "x s b m v", spatial=1), constants=STATISTICS),
     *(Row(opset, node("Cast", to=TensorProto.INT32)) for opset in (7, 9, 13, 19)),
-    Row(7, node("Gemm", "x w c", alpha=0.5, transB=1), (2, 3), {"w": np.ones((4, 3), "f4"), "c": f32(1, 2, 3, 4)}),
+    Row(
+        7,
+        node("Gemm", "x w c", alpha=0.5, transB=1),
+        (2, 3),
+        {"w": np.ones((4, 3), "f4"), "c": f32(1, 2, 3, 4)},
+    ),
     Row(11, node("Gemm", "x w", transA=1), (3, 2), {"w": np.ones((3, 4), "f4")}),
-    *(Row(opset, node("PRelu", "x w"), constants={"w": np.full((3, 1, 1), 0.2, "f4")}) for opset in (7, 9, 16)),
+    *(
+        Row(opset, node("PRelu", "x w"), constants={"w": np.full((3, 1, 1), 0.2, "f4")})
+        for opset in (7, 9, 16)
+    ),
     *(Row(opset, node("MaxPool", kernel_shape=[2, 2], strides=[2, 2])) for opset in (7, 8, 10, 12)),
     Row(8, node("MaxPool", "x", "y i", kernel_shape=[2, 2])),
     *(Row(o, node("AveragePool", kernel_shape=[2, 2], pads=[1, 1, 1, 1])) for o in (7, 10, 11, 19)),
@@ -145,7 +155,9 @@ def test_the_old_form_computes_what_onnxruntime_computes(row: Row) -> None:
             pytest.skip(str(e))
         raise
     tolerance = {"float16": 1e-2}.get(row.dtype, 1e-5)
-    for actual, expected in zip(run_graph(graph, row.feeds()), run_onnxruntime(model, row.feeds()), strict=True):
+    for actual, expected in zip(
+        run_graph(graph, row.feeds()), run_onnxruntime(model, row.feeds()), strict=True
+    ):
         assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype)
         np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance)
 
@@ -156,14 +168,24 @@ def test_a_constant_out_of_an_attribute_has_the_type_of_the_data() -> None:
     assert graph.specs[graph.nodes[-1].inputs[1]].dtype is DType.FLOAT64
 
 
-@pytest.mark.parametrize("filling", [np.array([7], np.int32), np.array([1.5], np.float16), np.array([True]), None])
+@pytest.mark.parametrize(
+    "filling", [np.array([7], np.int32), np.array([1.5], np.float16), np.array([True]), None]
+)
 def test_constant_of_shape(filling: Array | None) -> None:
-    attributes = {} if filling is None else {"value": helper.make_tensor(
-        "v", helper.np_dtype_to_tensor_dtype(filling.dtype), [1], filling.tobytes(), raw=True
-    )}
+    attributes = (
+        {}
+        if filling is None
+        else {
+            "value": helper.make_tensor(
+                "v", helper.np_dtype_to_tensor_dtype(filling.dtype), [1], filling.tobytes(), raw=True
+            )
+        }
+    )
     model = make_model([node("ConstantOfShape", "n", **attributes)], {}, constants={"n": np.array([2, 2])})
     (actual,) = run_graph(load(model), {})
-    expected = np.full((2, 2), 0 if filling is None else filling[0], np.float32 if filling is None else filling.dtype)
+    expected = np.full(
+        (2, 2), 0 if filling is None else filling[0], np.float32 if filling is None else filling.dtype
+    )
     np.testing.assert_array_equal(actual, expected)
     assert actual.dtype == expected.dtype
 
@@ -171,6 +193,13 @@ def test_constant_of_shape(filling: Array | None) -> None:
 def test_every_opset_from_7_on_loads() -> None:
     for opset in range(7, NEWEST_OPSET + 1):
         assert load(make_model([node("Relu")], opset=opset)).nodes[0].op.type == "Relu"
+
+
+def test_a_bound_beyond_the_type_is_infinite_and_one_that_is_none_is_refused() -> None:
+    graph = load(Row(7, node("Clip", max=3e38), dtype="float16").model())
+    assert np.isposinf(graph.constants[graph.nodes[0].inputs[2]])
+    with pytest.raises(UnsupportedOps, match="attribute 'value' = inf is no int32"):
+        load(Row(10, node("Pad", pads=[0] * 8, value=float("inf")), dtype="int32").model())
 
 
 @pytest.mark.parametrize("opset", [6, NEWEST_OPSET + 1, 0, -1])
@@ -192,7 +221,10 @@ def test_the_domain_of_onnx_has_two_names() -> None:
         (17, node("Nonsense"), "ONNX has no such op"),
         (17, node("Loop", "_ _ x", body=helper.make_graph([], "g", [], [])), "Weft has no such op"),
         (17, node("Gelu", domain="com.microsoft"), "no op of that domain"),
-        (17, node("Relu", extra=1), "attribute 'extra' = 1 is not supported"),
+        (17, node("Relu", extra=1), "attributes that ONNX does not know: 'extra'"),
+        (12, node("Softmax", flatten=0), "attributes that ONNX does not know: 'flatten'"),
+        (17, helper.make_node("Dropout", ["x"], ["y"], training=7), "ONNX does not know: 'training'"),
+        (17, node("Dropout", ratio=0.5), "attributes that ONNX does not know: 'ratio'"),
         (17, node("Concat"), "attribute 'axis' is missing"),
         (17, node("Concat", axis=1.0), "attribute 'axis' is FLOAT; it must be INT"),
         (17, node("Relu", "x x"), "it has 2 inputs; allowed: 1 to 1"),
@@ -200,8 +232,10 @@ def test_the_domain_of_onnx_has_two_names() -> None:
         (17, node("Add", "x _"), "input 1 (B) is missing"),
         (17, node("Cast", to=TensorProto.BFLOAT16), "BFLOAT16 is not supported"),
         (17, node("Cast", to="VECTOR"), "no element type 'VECTOR'"),
+        (17, node("Cast", to=1.5), "attribute 'to' = 1.5 is no element type"),
         (7, node("BatchNormalization", "x x x x x", spatial=0), "attribute 'spatial' = 0 is not supported"),
         (7, node("BatchNormalization", "x x x x x", "y a b c d"), "training mode"),
+        (15, node("BatchNormalization", "x x x x x", training_mode=1), "training mode"),
         (10, node("Dropout", "x", "y m"), "mask"),
         (18, node("Split", "x", "y b", num_outputs=3), "num_outputs is 3"),
         (18, node("GroupNormalization", "x x x", num_groups=1), "opset 18 withdrew this op"),
@@ -226,6 +260,13 @@ def test_what_cannot_be_lifted_is_refused_with_a_reason(opset: int, wrong: NodeP
 )
 def test_harmless_old_attributes_are_passed_over(harmless: NodeProto) -> None:
     load(make_model([harmless], opset=12))
+
+
+def test_a_file_cannot_set_the_fields_that_weft_added() -> None:
+    wrong = node("Dropout", "x", "y")
+    wrong.attribute.append(helper.make_attribute("outputs", 7))
+    with pytest.raises(UnsupportedOps, match="ONNX does not know: 'outputs'"):
+        load(make_model([wrong]))
 
 
 def test_mixed_scaling_before_opset_11_is_refused() -> None:

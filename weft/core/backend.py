@@ -164,8 +164,9 @@ class _FromCallable:
 class Backend(ABC):
     """A device as one pipeline sees it; subclass it to add one.
 
-    A subclass implements the seven abstract callbacks below; those that are missing are named when it
-    is instantiated. Ops are added with `addCreator` or the decorator `creator`, beside the op's class:
+    A subclass implements the abstract callbacks below, and `onCreate` unless it has creators; those that
+    are missing are named when it is instantiated. Ops are added with `addCreator` or the decorator
+    `creator`, beside the op's class:
 
         @AcmeBackend.creator("Relu")
         class Relu(Execution):
@@ -185,12 +186,14 @@ class Backend(ABC):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Backend:
         missing = sorted(getattr(cls, "__abstractmethods__", ()))
+        if cls.onCreate is Backend.onCreate and not any(b.__dict__.get("_creators") for b in cls.__mro__):
+            missing.append("onCreate")
         if missing:
             raise BackendError(
                 f"{cls.__name__} cannot be used as a backend",
                 where=f"{cls.__module__}.{cls.__qualname__}",
                 why=f"it does not implement {', '.join(missing)}",
-                fix="implement them; weft.Backend's docstring says what each must do",
+                fix="implement them, or add creators in place of onCreate; weft.Backend says what each must do",
             )
         return super().__new__(cls)
 
@@ -243,7 +246,8 @@ class Backend(ABC):
         """Return why this backend does not take the node, as a sentence, or None if it does."""
         creator = self.find_creator(op.type)
         if creator is None:
-            return f"{self.info.id} has no implementation of {op.type}"
+            decides_later = type(self).onCreate is not Backend.onCreate
+            return None if decides_later else f"{self.info.id} has no implementation of {op.type}"
         if isinstance(creator, ExplainsRefusal):
             return creator.why_not(inputs, outputs, op, self)
         return None
@@ -321,6 +325,15 @@ class Backend(ABC):
     def statistics(self) -> Mapping[str, int]:
         """Return the backend's own counters (bytes, kernels, launches ...) for the report."""
         return {}
+
+    def notes(self) -> Sequence[str]:
+        """Return what of the configuration this backend does not grant, as sentences for the report."""
+        config, out = self.info.config, []
+        if config.precision is Precision.NORMAL:
+            out.append("precision NORMAL was computed as HIGH: there is no faster arithmetic of fp32 accuracy")
+        if config.power is not Power.NORMAL:
+            out.append(f"power {config.power.name} was not granted: clocks cannot be set from here")
+        return out
 
     def close(self) -> None:
         """Free everything of this pipeline; the device itself stays open for others."""

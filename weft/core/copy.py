@@ -18,11 +18,8 @@ def is_host(tensor: Tensor) -> bool:
 
 def copy_host(src: Tensor, dst: Tensor) -> None:
     """Copy between two tensors whose memory is numpy arrays, converting layout and element type."""
-    stored = src.memory
-    if src.layout is not dst.layout:
-        stored = convert(stored, src.shape, src.layout, dst.layout, dst.dtype.numpy)
-    with np.errstate(over="ignore"):
-        np.copyto(dst.memory, stored.reshape(dst.storage_shape), casting="unsafe")
+    stored = convert(src.memory, src.shape, src.layout, dst.layout, dst.dtype.numpy)
+    np.copyto(dst.memory, stored.reshape(dst.storage_shape))
 
 
 def copy_tensor(src: Tensor, dst: Tensor) -> None:

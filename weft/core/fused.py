@@ -38,7 +38,7 @@ class Fused(Op):
     def reference(self, *inputs: Array | None) -> Array:
         """Return the result of the chain, each step rounded as if it were a node of its own."""
         first = self.base.reference(*inputs[: self.arity])
-        value = cast(Array, first[0] if isinstance(first, tuple) else first)
+        value = first[0] if isinstance(first, tuple) else first
         for step in self.steps:
             value = cast(Array, step.op.reference(*[value if i == RUNNING else inputs[i] for i in step.operands]))
         return value

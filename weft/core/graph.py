@@ -100,21 +100,23 @@ class Graph:
 def bind(graph: Graph, shapes: Mapping[str, Shape]) -> Graph:
     """Return the graph with the named inputs' shapes given; equal symbols must get equal sizes.
 
-    Raise InputError for an unknown input, another rank, a fixed dimension that differs, or a symbol
-    that gets two sizes.
+    Raise InputError with each unknown input, other rank, fixed dimension that differs, and symbol that
+    gets two sizes.
     """
     out = graph.copy()
     sizes: dict[str, int] = {}
+    problems = []
     for name, shape in shapes.items():
         if name not in graph.inputs:
-            raise InputError(f"there is no input {name!r}", why=f"the inputs are {', '.join(graph.inputs)}")
+            problems.append(f"there is no input {name!r}")
+            continue
         declared = graph.specs[name].shape
         problem = _bind_one(declared, tuple(shape), sizes)
         if problem:
-            raise InputError(
-                f"input {name!r} cannot have shape {tuple(shape)}",
-                why=f"{problem}; the model declares {declared}",
-            )
+            problems.append(f"{name!r} cannot have shape {tuple(shape)}: {problem}")
+    if problems:
+        wanted = ", ".join(f"{i!r}: {graph.specs[i]}" for i in graph.inputs) or "no inputs"
+        raise InputError("the shapes do not fit the network", why="; ".join(problems), fix=f"it has {wanted}")
     for name in graph.inputs:
         spec = graph.specs[name]
         out.specs[name] = replace(spec, shape=tuple(sizes.get(d, d) if isinstance(d, str) else d for d in spec.shape))
@@ -152,7 +154,7 @@ def infer_node(graph: Graph, node: Node) -> None:
             where=f"inputs {', '.join(f'{i}: {graph.specs[i]}' for i in node.inputs if i)}",
             why=e.what + (f" ({e.why})" if e.why else ""),
         ) from e
-    except (ValueError, IndexError, TypeError, ZeroDivisionError, OverflowError, AssertionError) as e:
+    except (ValueError, IndexError, TypeError, ZeroDivisionError, OverflowError, AssertionError, AttributeError) as e:
         raise ModelError(
             f"the inputs of node {node.name!r} ({node.op.type}) do not fit",
             where=f"inputs {', '.join(f'{i}: {graph.specs[i]}' for i in node.inputs if i)}",

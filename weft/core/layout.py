@@ -69,7 +69,11 @@ def from_storage(stored: Array, shape: Shape, layout: Layout) -> Array:
 
 
 def convert(stored: Array, shape: Shape, source: Layout, target: Layout, dtype: Any) -> Array:
-    """Return the stored form in `target` layout and `dtype` of an array stored in `source` layout."""
-    if source is not target:
+    """Return the stored form in `target` layout and `dtype` of an array stored in `source` layout.
+
+    Whatever the source has in padding lanes, those of the result are zero.
+    """
+    if source is not target or (source is Layout.NC4HW4 and len(shape) > 1 and shape[1] % PACK):
         stored = to_storage(from_storage(stored, shape, source), target)
-    return stored.reshape(storage_shape(shape, target)).astype(dtype, copy=False)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return stored.reshape(storage_shape(shape, target)).astype(dtype, copy=False)

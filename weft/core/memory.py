@@ -153,6 +153,11 @@ class BufferManager:
         """Return the plan of the DYNAMIC memory."""
         return self._arena
 
+    @property
+    def static_bytes(self) -> int:
+        """Return the bytes of STATIC memory that is held."""
+        return sum(slot.nbytes for slot in self._static)
+
     def begin(self) -> None:
         """Begin to record; nothing may be left from before (call `clear` first)."""
         self._recording = True

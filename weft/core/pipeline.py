@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from weft.core.assign import Part, describe
 from weft.core.backend import Backend, Execution, StorageType
+from weft.core.blame import at_node, at_nodes, blame
 from weft.core.graph import Graph, Node
-from weft.core.layout import Array
+from weft.core.layout import Array, to_storage
 from weft.core.tensor import Tensor
-from weft.errors import BackendError, ExecutionError, OutOfMemory, WeftError
+from weft.errors import ExecutionError, OutOfMemory
 
 
 class NodeRefused(Exception):
-    """`onCreate` returned None: the node must go to another backend."""
+    """`onCreate` returned None: the nodes must go to another backend."""
 
-    def __init__(self, node: Node, device: str) -> None:
-        self.node, self.device = node, device
-        super().__init__(f"{node.name} on {device}")
+    def __init__(self, nodes: Sequence[Node], device: str) -> None:
+        self.nodes, self.device = nodes, device
+        super().__init__(f"{', '.join(n.name for n in nodes)} on {device}")
 
 
 @dataclass
@@ -33,51 +33,66 @@ class Task:
 
 
 class Pipeline:
-    """Owns a backend object, its executions and its tensors."""
+    """Owns a backend object, its executions and its tensors.
 
-    def __init__(self, part: Part, backend: Backend) -> None:
-        self.device, self.backend = part.device, backend
+    A `thrifty` one (memory mode LIMIT) keeps no second copies of weights: host backends read them where
+    they are, the host's copy of what a device has is dropped, and a resize frees before it allocates.
+    """
+
+    def __init__(self, part: Part, backend: Backend, *, thrifty: bool = False) -> None:
+        self.device, self.backend, self.thrifty = part.device, backend, thrifty
         self.graph: Graph = part.graph
         self.tasks: list[Task] = []
         self.tensors: dict[str, Tensor] = {}
         self.constants: dict[str, Tensor] = {}
         self.mapped: dict[str, Array] = {}
         """The lasting host arrays of inputs and outputs, by value name, where the backend has them."""
+        self.running = False
 
     # -- resize ----------------------------------------------------------------------------------------
 
     def resize(self, part: Part, *, first: bool) -> None:
         """Prepare for the part's shapes. Executions of nodes that did not change are kept."""
         if not first:
-            self.backend.onWaitFinish()
+            self.wait()
             self.backend.onClearBuffer()
-        self.graph = self.backend.optimize(part.graph)
+        if self.thrifty:
+            self._drop_tasks()
+        with blame(self.device, "the backend could not rewrite its part of the network"):
+            self.graph = self.backend.optimize(part.graph)
         self._create()
-        self.backend.onResizeBegin()
         self.mapped = {}
-        self._map(part.graph.inputs, part.graph.outputs)
+        with blame(self.device, "the backend could not be resized"):
+            self.backend.onResizeBegin()
+            self._map(part.graph.inputs, part.graph.outputs)
+            self.backend.onResizeEnd()
+        if self.thrifty:
+            self._forget_constants()
 
     def _create(self) -> None:
         kept = {t.node.name: t for t in self.tasks}
         self.tensors = {}
         self._place_constants()
-        tasks = []
+        tasks, refused = [], []
         for node in self.graph.nodes:
-            inputs = [self._tensor(i) if i else None for i in node.inputs]
-            outputs = [self._tensor(o) for o in node.outputs if o]
+            inputs = [self.tensor(i) if i else None for i in node.inputs]
+            outputs = [self.tensor(o) for o in node.outputs if o]
             old = kept.get(node.name)
             if old is not None and old.node.op == node.op and self._same_constants(old, inputs):
                 kept.pop(node.name)
                 tasks.append(Task(node, old.execution, inputs, outputs))
                 continue
-            with blame(node, self.device):
+            with blame(at_node(node, self.device)):
                 execution = self.backend.onCreate(inputs, outputs, node.op)
             if execution is None:
-                raise NodeRefused(node, self.device)
-            tasks.append(Task(node, execution, inputs, outputs))
+                refused.append(node)
+            else:
+                tasks.append(Task(node, execution, inputs, outputs))
         for task in kept.values():
             task.execution.close()
         self.tasks = tasks
+        if refused:
+            raise NodeRefused(refused, self.device)
 
     @staticmethod
     def _same_constants(old: Task, inputs: Sequence[Tensor | None]) -> bool:
@@ -85,7 +100,8 @@ class Pipeline:
         now = [t.constant if t else None for t in inputs]
         return len(before) == len(now) and all(a is b for a, b in zip(before, now, strict=True))
 
-    def _tensor(self, name: str) -> Tensor:
+    def tensor(self, name: str) -> Tensor:
+        """Return the tensor of any value of the part."""
         if name in self.constants:
             return self.constants[name]
         if name not in self.tensors:
@@ -104,28 +120,34 @@ class Pipeline:
             if name in old and old[name].constant is value:
                 self.constants[name] = old.pop(name)
                 continue
-            tensor = describe(self.graph, name)
-            tensor.backend = self.backend
+            self.constants[name] = self._placed(name, value)
+        self._release_constants(old.values())
+
+    def _placed(self, name: str, value: Array) -> Tensor:
+        tensor = describe(self.graph, name)
+        tensor.backend = self.backend
+        if self._borrows:
+            tensor.memory = to_storage(value, tensor.layout)
+        else:
             self._acquire(tensor, StorageType.STATIC)
             self.backend.onCopyBuffer(Tensor.from_numpy(value, tensor.layout, name), tensor)
-            self.constants[name] = tensor
-        for tensor in old.values():
-            self.backend.onReleaseBuffer(tensor, StorageType.STATIC)
+        return tensor
+
+    @property
+    def _borrows(self) -> bool:
+        """Whether constants are read from the model's own arrays."""
+        return self.thrifty and self.backend.host_memory
 
     def _map(self, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-        """Run the resize part of the contract: acquire, resize, release, then allocate and seal."""
+        """Acquire, resize and release in the order of the nodes, then allocate."""
         for name in inputs:
-            tensor = self._tensor(name)
-            self._acquire(tensor, StorageType.DYNAMIC_SEPERATE)
-            self._remember(name, self.backend.onMapInput(tensor))
-        last: dict[str, int] = {}
+            self._acquire(self.tensor(name), StorageType.DYNAMIC_SEPERATE)
+            self._remember(name, self.backend.onMapInput(self.tensor(name)))
+        last = {i: k for k, task in enumerate(self.tasks) for i in task.node.inputs}
         for k, task in enumerate(self.tasks):
-            for i in task.node.inputs:
-                last[i] = k
-        for k, task in enumerate(self.tasks):
-            for tensor in task.outputs:
-                self._acquire(tensor, StorageType.DYNAMIC)
-            with blame(task.node, self.device):
+            with blame(at_node(task.node, self.device)):
+                for tensor in task.outputs:
+                    self._acquire(tensor, StorageType.DYNAMIC)
                 task.execution.onResize(task.inputs, task.outputs)
             dying = [i for i in dict.fromkeys(task.node.inputs) if i and last[i] == k]
             dying += [o for o in task.node.outputs if o and o not in last]
@@ -134,10 +156,15 @@ class Pipeline:
                     storage = StorageType.DYNAMIC_SEPERATE if name in inputs else StorageType.DYNAMIC
                     self.backend.onReleaseBuffer(self.tensors[name], storage)
         for name in outputs:
-            self._remember(name, self.backend.onMapOutput(self._tensor(name)))
+            self._remember(name, self.backend.onMapOutput(self.tensor(name)))
         if not self.backend.onAllocateBuffer():
-            raise OutOfMemory(f"{self.device} could not allocate what the network needs", where=self.graph.name)
-        self.backend.onResizeEnd()
+            total = sum(t.nbytes for t in self.tensors.values() if t.constant is None)
+            raise OutOfMemory(
+                f"{self.device} could not allocate what the network needs",
+                where=self.graph.name,
+                why=f"its tensors take up to {total:,} bytes and onAllocateBuffer returned False",
+                fix="use a smaller batch, precision low or memory limit, or another device",
+            )
 
     def _remember(self, name: str, array: Array | None) -> None:
         if array is not None:
@@ -147,59 +174,79 @@ class Pipeline:
         if not self.backend.onAcquireBuffer(tensor, storage):
             raise OutOfMemory(
                 f"{self.device} has no memory for {tensor.name!r}",
-                why=f"{tensor.nbytes} bytes of {storage.name} memory were refused",
-                fix="use a smaller batch, or another device",
+                why=f"{tensor.nbytes:,} bytes of {storage.name} memory were refused",
+                fix="use a smaller batch, precision low or memory limit, or another device",
             )
 
     # -- run ---------------------------------------------------------------------------------------------
 
     def execute(self) -> None:
         """Start one run; an asynchronous backend may still be at work afterwards."""
-        backend = self.backend
-        backend.onExecuteBegin()
-        for task in self.tasks:
-            try:
+        backend, task = self.backend, None
+        try:
+            backend.onExecuteBegin()
+            for task in self.tasks:
                 task.execution.onExecute(task.inputs, task.outputs)
-            except Exception as e:
-                with blame(task.node, self.device):
-                    raise e
-        backend.onExecuteEnd()
+            task = None
+            backend.onExecuteEnd()
+        except Exception:
+            with blame(at_node(task.node, self.device) if task else self._everywhere()):
+                raise
+        self.running = True
 
     def wait(self) -> None:
-        """Wait until the backend is done; its errors are raised here at the latest."""
-        if not self.backend.onWaitFinish():
-            nodes = ", ".join(t.node.name for t in self.tasks[:3])
-            raise ExecutionError(f"{self.device} could not finish the run", where=f"nodes {nodes} ...")
+        """Wait until a run that was started is done; the backend's errors are raised here at the latest."""
+        if not self.running:
+            return
+        self.running = False
+        try:
+            finished = self.backend.onWaitFinish()
+        except Exception:
+            with blame(self._everywhere(), "the device failed during a run"):
+                raise
+        if not finished:
+            raise ExecutionError(
+                "the device could not finish a run", where=self._everywhere(), why="onWaitFinish returned False"
+            )
 
-    def output(self, name: str) -> Tensor:
-        """Return the tensor of an output or any other value of the part."""
-        return self._tensor(name)
+    def _everywhere(self) -> str:
+        return at_nodes([t.node for t in self.tasks], self.device)
+
+    def port(self, name: str) -> Tensor:
+        """Return where the host writes an input or reads an output: its lasting host array, or its tensor."""
+        tensor = self.tensor(name)
+        if name not in self.mapped:
+            return tensor
+        return Tensor(name, tensor.shape, tensor.dtype, tensor.layout, self.mapped[name])
+
+    # -- end ---------------------------------------------------------------------------------------------
+
+    def _drop_tasks(self) -> None:
+        tasks, self.tasks = self.tasks, []
+        for task in tasks:
+            task.execution.close()
+        constants, self.constants = self.constants, {}
+        self._release_constants(constants.values())
+
+    def _release_constants(self, tensors: Iterable[Tensor]) -> None:
+        if not self._borrows:
+            for tensor in tensors:
+                self.backend.onReleaseBuffer(tensor, StorageType.STATIC)
+
+    def _forget_constants(self) -> None:
+        self.graph = self.graph.copy()
+        self.graph.constants = {}
+        if not self._borrows:
+            for tensor in {*self.tensors.values(), *self.constants.values()}:
+                tensor.constant = None
 
     def close(self) -> None:
-        """Free the executions, the constants and the backend object."""
-        for task in self.tasks:
-            task.execution.close()
-        for tensor in self.constants.values():
-            self.backend.onReleaseBuffer(tensor, StorageType.STATIC)
-        self.constants = {}
-        self.tasks = []
-        self.backend.close()
-
-
-@contextmanager
-def blame(node: Node, device: str) -> Iterator[None]:
-    """Name the node in whatever is raised inside: a WeftError keeps its class, others become ExecutionError."""
-    where = f"node {node.name!r} ({node.op.type}) on {device}"
-    try:
-        yield
-    except WeftError as e:
-        if e.where:
-            raise
-        if isinstance(e, BackendError):
-            raise ExecutionError(e.what, where=where, why=e.why, fix=e.fix) from e
-        e.where = where
-        e.args = (f"{e.what}\n  where: {where}" + (f"\n  why: {e.why}" if e.why else ""),)
-        raise
-    except (MemoryError, ArithmeticError, ValueError, TypeError, LookupError, AttributeError, RuntimeError) as e:
-        kind = OutOfMemory if isinstance(e, MemoryError) else ExecutionError
-        raise kind("a node failed", where=where, why=f"{type(e).__name__}: {e}") from e
+        """Wait, then free the executions, the constants and the backend object."""
+        try:
+            self.wait()
+        finally:
+            try:
+                self._drop_tasks()
+            finally:
+                self.tensors, self.mapped = {}, {}
+                self.backend.close()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from weft.core.backend import BackendConfig
+from weft.core.pipeline import Pipeline
+from weft.core.registry import Choice
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +55,28 @@ class Report:
         for node, reasons in self.refusals.items():
             lines.append(f"{node}: " + "; ".join(f"not on {d}: {why}" for d, why in reasons.items()))
         return "\n".join(lines)
+
+
+def make_report(
+    choices: Sequence[Choice],
+    pipelines: Sequence[Pipeline],
+    refusals: Mapping[str, Mapping[str, str]],
+    copies: Sequence[CopyRecord],
+    config: BackendConfig,
+) -> Report:
+    """Return the report of a session with these pipelines."""
+    counts: dict[str, int] = {}
+    placement: dict[str, str] = {}
+    statistics: dict[str, dict[str, int]] = {}
+    notes = [c.why for c in choices if c.why]
+    for pipeline in pipelines:
+        label = pipeline.device.removesuffix(":0")
+        counts[label] = counts.get(label, 0) + len(pipeline.tasks)
+        placement.update({t.node.name: label for t in pipeline.tasks})
+        total = statistics.setdefault(label, {})
+        for key, value in pipeline.backend.statistics().items():
+            total[key] = total.get(key, 0) + value
+        notes += [f"{label}: {note}" for note in pipeline.backend.notes()]
+    devices = tuple(c.device for c in choices)
+    distinct = tuple(dict.fromkeys(notes))
+    return Report(devices, counts, placement, refusals, tuple(copies), statistics, config, distinct)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -11,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from weft.core.arrays import Outputs, take_inputs, take_outputs, take_shape
 from weft.core.assign import Assignment, Part, assign, split
-from weft.core.backend import Backend, BackendConfig, BackendInfo, Precision
+from weft.core.backend import Backend, BackendConfig, BackendInfo, MemoryMode, Precision
 from weft.core.copy import copy_tensor
 from weft.core.dtypes import DType
 from weft.core.graph import Graph, bind
@@ -21,9 +24,10 @@ from weft.core.optimize import run_passes
 from weft.core.optimize.precision import set_storage
 from weft.core.pipeline import NodeRefused, Pipeline
 from weft.core.registry import Choice
-from weft.core.report import CopyRecord, Report
+from weft.core.report import CopyRecord, Report, make_report
 from weft.core.tensor import Tensor
-from weft.errors import ClosedError, InputError, UnsupportedOps
+from weft.core.validate import validate
+from weft.errors import BackendError, ClosedError, InputError, UnsupportedOps
 
 log = logging.getLogger("weft.session")
 
@@ -32,15 +36,22 @@ log = logging.getLogger("weft.session")
 class Transfer:
     """A copy that every run makes before a pipeline starts."""
 
-    source: Tensor
-    target: Tensor
+    value: str
+    source: Pipeline
+    target: Pipeline
+
+    def run(self) -> None:
+        """Wait for the value and copy it."""
+        self.source.wait()
+        copy_tensor(self.source.port(self.value), self.target.port(self.value))
 
 
 class Session:
     """Run a network. Made by `weft.load`; close it, or use it as a context manager.
 
     `run` takes arrays in input order, or one dict by input name, and returns the outputs in order. A
-    session may be used from several threads: runs take turns.
+    session may be used from several threads: runs take turns. After an error a session can be used again,
+    or closed.
     """
 
     def __init__(
@@ -52,18 +63,25 @@ class Session:
         shapes: Mapping[str, Shape] | None = None,
         fallback: str = "cpu",
     ) -> None:
+        close_forgotten()
+        validate(graph)
         self.graph = graph
         self.config = config or BackendConfig()
         self._choices = list(choices)
         self._fallback = fallback
         self._lock = threading.RLock()
         self._pipelines: list[Pipeline] = []
+        self._made: dict[str, Pipeline] = {}
+        self._transfers: dict[Pipeline, list[Transfer]] = {}
         self._refused: dict[tuple[str, str], str] = {}
         self._bound: Graph | None = None
+        self._network = graph
         self._report: Report | None = None
+        self._last_inputs: dict[str, Array] | None = None
         self._closed = False
+        weakref.finalize(self, _forgotten.append, self._pipelines).atexit = False
         if shapes or not graph.symbols():
-            self._prepare(dict(shapes or {}))
+            self._prepare(shapes or {})
 
     # -- what a user sees ------------------------------------------------------------------------------
 
@@ -82,24 +100,23 @@ class Session:
     def report(self) -> Report:
         """Return what runs where and why; InputError while symbolic dimensions are unbound."""
         if self._report is None:
-            self._require_bound()
-        assert self._report is not None
+            open_dims = {i: s for i, s in self.inputs.items() if not all(isinstance(d, int) for d in s)}
+            raise InputError(
+                "there is no report yet",
+                why="; ".join(f"the shape of {i!r} is {s}" for i, s in open_dims.items())
+                or "the last resize failed",
+                fix="pass shapes={name: shape} to weft.load, call resize, or run once",
+            )
         return self._report
 
     def resize(self, shapes: Mapping[str, Shape]) -> None:
         """Prepare for other input shapes; inputs that are not named keep theirs."""
         with self._lock:
             self._check_open()
-            kept = {i: s for i, s in self.inputs.items() if all(isinstance(d, int) for d in s)} if self._bound else {}
-            free = {i for i in self.graph.inputs if not self.graph.specs[i].is_static}
-            merged = {i: tuple(int(d) for d in s) for i, s in kept.items() if i in free}
-            self._prepare(merged | {i: tuple(s) for i, s in shapes.items()})
+            given = {i: take_shape(i, s) for i, s in shapes.items()}
+            self._prepare(self._kept(given) | given)
 
-    def run(
-        self,
-        *inputs: Array | Mapping[str, Array],
-        outputs: Sequence[Array | None] | Mapping[str, Array] | None = None,
-    ) -> list[Array]:
+    def run(self, *inputs: Array | Mapping[str, Array], outputs: Outputs | None = None) -> list[Array]:
         """Return the outputs, in order, for arrays in input order or a dict by name.
 
         `outputs` may hold arrays of the right shape and type that are written in place and returned.
@@ -107,42 +124,33 @@ class Session:
         shapes by a resize.
         """
         with self._lock:
-            self.submit(*inputs)
-            return self.wait(outputs=outputs)
+            arrays = self._accept(inputs)
+            given = take_outputs(self.graph.outputs, self._network.specs, outputs)
+            self._start(arrays)
+            return self._finish(given)
 
     def submit(self, *inputs: Array | Mapping[str, Array]) -> None:
         """Start a run and return while the device may still be at work; `wait` returns its outputs.
 
-        Where the network is divided over devices, only the last part is left running.
+        Where the network is divided over devices, only the last part is left running. A second submit
+        waits for the first.
         """
         with self._lock:
-            self._check_open()
-            arrays = self._arrays(inputs)
-            self._fit(arrays)
-            for pipeline in self._pipelines:
-                for transfer in self._transfers.get(id(pipeline), ()):
-                    copy_tensor(transfer.source, transfer.target)
-                self._feed(pipeline, arrays)
-                pipeline.execute()
-            self._last_inputs = arrays
+            self._start(self._accept(inputs))
 
-    def wait(self, outputs: Sequence[Array | None] | Mapping[str, Array] | None = None) -> list[Array]:
+    def wait(self, outputs: Outputs | None = None) -> list[Array]:
         """Wait for the run that `submit` started and return its outputs."""
         with self._lock:
             self._check_open()
             if self._last_inputs is None:
                 raise InputError("there is no run to wait for", fix="call submit first")
-            given = self._given_outputs(outputs)
-            for pipeline in self._pipelines:
-                pipeline.wait()
-            return [self._fetch(name, given.get(name)) for name in self.graph.outputs]
+            return self._finish(take_outputs(self.graph.outputs, self._network.specs, outputs))
 
     def close(self) -> None:
         """Free everything; the devices stay open for other sessions. A second close does nothing."""
         with self._lock:
-            for pipeline in self._pipelines:
-                pipeline.close()
-            self._pipelines, self._closed = [], True
+            self._drop()
+            self._closed = True
 
     def __enter__(self) -> Session:
         return self
@@ -152,70 +160,105 @@ class Session:
 
     # -- preparing -------------------------------------------------------------------------------------
 
-    _transfers: dict[int, list[Transfer]]
-    _last_inputs: dict[str, Array] | None = None
-    _network: Graph
+    def _kept(self, given: Mapping[str, Shape]) -> dict[str, Shape]:
+        """Return the shapes that the other inputs keep, changed where they share a symbol with a given one."""
+        declared = {i: self.graph.specs[i].shape for i in self.graph.inputs}
+        sizes = {d: n for i, shape in given.items() for d, n in zip(declared.get(i, ()), shape, strict=False)}
+        kept = {}
+        for name, old in self.inputs.items():
+            dims = tuple(sizes.get(d, now) for d, now in zip(declared[name], old, strict=True))
+            whole = tuple(d for d in dims if isinstance(d, int))
+            if name not in given and len(whole) == len(dims):
+                kept[name] = whole
+        return kept
 
-    def _require_bound(self) -> None:
-        open_dims = {i: s for i, s in self.inputs.items() if not all(isinstance(d, int) for d in s)}
-        raise InputError(
-            "the network's shapes are not known yet",
-            why="; ".join(f"{i}: {s}" for i, s in open_dims.items()),
-            fix="pass shapes={name: shape} to weft.load, call resize, or run once",
-        )
-
-    def _prepare(self, shapes: Mapping[str, Shape]) -> None:
-        bound = bind(self.graph, shapes)
+    def _prepare(self, shapes: Mapping[str, Any]) -> None:
+        bound = bind(self.graph, {i: take_shape(i, s) for i, s in shapes.items()})
         if bound.symbols():
-            self._bound, self._report = bound, None
+            self._drop()
+            self._bound = bound
             return
         network = run_passes(bound)
         network = set_storage(network, DType.FLOAT16 if self.config.precision is Precision.LOW else DType.FLOAT32)
-        self._last_inputs = None
-        while True:
-            try:
-                self._place(network)
-                break
-            except NodeRefused as e:
-                self._refused[e.node.name, e.device] = "onCreate returned None for these shapes and types"
-        self._bound, self._network = bound, network
-
-    def _place(self, network: Graph) -> None:
-        old = self._pipelines
-        self._pipelines = []
-        probes = {c.device: self._backend(c) for c in self._choices}
+        self._refused = {}
+        self._report = self._last_inputs = None
         try:
-            assignment = assign(network, probes, self._refused)
+            while not self._placed(network):
+                pass
+        except BaseException:
+            self._drop()
+            raise
+        self._bound, self._network = bound, network
+        if self.config.memory is MemoryMode.LIMIT:
+            self._network = network.copy()
+            self._network.constants = {o: network.constants[o] for o in network.outputs if o in network.constants}
+
+    def _drop(self) -> None:
+        """Close the pipelines; what follows must prepare anew."""
+        pipelines = self._pipelines[:]
+        self._pipelines.clear()
+        self._made, self._transfers, self._report, self._last_inputs = {}, {}, None, None
+        close_all(pipelines)
+
+    def _placed(self, network: Graph) -> bool:
+        """Place the network on the devices; False if a backend refused nodes, so that it must be done again."""
+        old, spare = self._pipelines[:], dict[str, Backend]()
+        self._pipelines.clear()
+        try:
+            backends = {c.device: self._ask(c, old, spare) for c in self._choices}
+            assignment = assign(network, backends, self._refused)
             self._check_fallback(network, assignment)
-            parts = split(network, assignment.device)
-            for part in parts:
-                self._pipelines.append(self._pipeline(part, old))
+            for part in split(network, assignment.device):
+                self._pipelines.append(self._pipeline(part, old, spare))
+        except NodeRefused as e:
+            self._note_refusal(network, e)
+            return False
         finally:
-            for pipeline in old:
-                pipeline.close()
-            for probe in probes.values():
-                probe.close()
-        copies = self._connect()
-        self._report = self._make_report(assignment, copies)
+            close_all([*old, *spare.values()])
+        self._report = make_report(
+            self._choices, self._pipelines, assignment.refusals, self._connect(), self.config
+        )
+        return True
+
+    def _ask(self, choice: Choice, old: list[Pipeline], spare: dict[str, Backend]) -> Backend:
+        """Return a backend of the device to ask for support: that of a pipeline, or one for a new pipeline."""
+        for pipeline in old:
+            if pipeline.device == choice.device:
+                return pipeline.backend
+        spare[choice.device] = self._backend(choice)
+        return spare[choice.device]
 
     def _backend(self, choice: Choice) -> Backend:
         return choice.creator.onCreate(BackendInfo(choice.creator.id, choice.index, self.config))
 
-    def _pipeline(self, part: Part, old: list[Pipeline]) -> Pipeline:
+    def _pipeline(self, part: Part, old: list[Pipeline], spare: dict[str, Backend]) -> Pipeline:
         """Resize the old pipeline of the device that comes next, or make a new one."""
-        for k, candidate in enumerate(old):
-            if candidate.device == part.device:
-                pipeline, first = old.pop(k), False
-                break
-        else:
+        pipeline = next((p for p in old if p.device == part.device), None)
+        first = pipeline is None
+        if pipeline is None:
             choice = next(c for c in self._choices if c.device == part.device)
-            pipeline, first = Pipeline(part, self._backend(choice)), True
+            backend = spare.pop(part.device, None) or self._backend(choice)
+            pipeline = Pipeline(part, backend, thrifty=self.config.memory is MemoryMode.LIMIT)
+        else:
+            old.remove(pipeline)
         try:
             pipeline.resize(part, first=first)
         except BaseException:
-            pipeline.close()
+            close_all([pipeline])
             raise
         return pipeline
+
+    def _note_refusal(self, network: Graph, refusal: NodeRefused) -> None:
+        names = {n.name for n in network.nodes}
+        for node in refusal.nodes:
+            key = (node.name, refusal.device)
+            if node.name not in names or key in self._refused:
+                raise BackendError(
+                    f"onCreate returned None for node {node.name!r} ({node.op.type}), which its backend put there",
+                    where=refusal.device,
+                    fix="optimize may only make nodes that the backend takes",
+                )
+            self._refused[key] = "onCreate returned None for these shapes and types"
 
     def _check_fallback(self, network: Graph, assignment: Assignment) -> None:
         if not assignment.refusals:
@@ -235,39 +278,16 @@ class Session:
 
     def _connect(self) -> list[CopyRecord]:
         """Note the copies between pipelines: each value that one makes and a later one reads."""
-        self._transfers, records = {}, []
-        made: dict[str, Pipeline] = {}
+        self._transfers, self._made, records = {}, {}, []
         for pipeline in self._pipelines:
             for name in pipeline.graph.inputs:
-                if name in made:
-                    transfer = Transfer(made[name].output(name), pipeline.output(name))
-                    self._transfers.setdefault(id(pipeline), []).append(transfer)
-                    nbytes = transfer.source.nbytes
-                    records.append(CopyRecord(name, made[name].device, pipeline.device, nbytes))
-            made.update(dict.fromkeys(pipeline.graph.outputs, pipeline))
-        self._made = made
+                source = self._made.get(name)
+                if source is not None:
+                    self._transfers.setdefault(pipeline, []).append(Transfer(name, source, pipeline))
+                    nbytes = source.tensor(name).nbytes
+                    records.append(CopyRecord(name, source.device, pipeline.device, nbytes))
+            self._made.update(dict.fromkeys(pipeline.graph.outputs, pipeline))
         return records
-
-    def _make_report(self, assignment: Assignment, copies: list[CopyRecord]) -> Report:
-        counts: dict[str, int] = {}
-        placement: dict[str, str] = {}
-        statistics: dict[str, dict[str, int]] = {}
-        for pipeline in self._pipelines:
-            label = pipeline.device.removesuffix(":0")
-            counts[label] = counts.get(label, 0) + len(pipeline.tasks)
-            placement.update({t.node.name: label for t in pipeline.tasks})
-            total = statistics.setdefault(label, {})
-            for key, value in pipeline.backend.statistics().items():
-                total[key] = total.get(key, 0) + value
-        notes = [c.why for c in self._choices if c.why]
-        if self.config.precision is Precision.NORMAL:
-            notes.append("precision NORMAL was computed as HIGH: no faster arithmetic of fp32 accuracy is implemented")
-        if self.config.power.name != "NORMAL":
-            notes.append(f"power {self.config.power.name} was not granted: no backend can set clocks")
-        devices = tuple(c.device for c in self._choices)
-        return Report(
-            devices, counts, placement, assignment.refusals, tuple(copies), statistics, self.config, tuple(notes)
-        )
 
     # -- running ---------------------------------------------------------------------------------------
 
@@ -275,65 +295,39 @@ class Session:
         if self._closed:
             raise ClosedError("the session is closed", fix="load the model again")
 
-    def _arrays(self, inputs: Sequence[Array | Mapping[str, Array]]) -> dict[str, Array]:
-        names = self.graph.inputs
-        if len(inputs) == 1 and isinstance(inputs[0], Mapping):
-            given: dict[str, Any] = dict(inputs[0])
+    def _accept(self, inputs: Sequence[Array | Mapping[str, Array]]) -> dict[str, Array]:
+        """Return the checked arrays, with the session prepared for their shapes."""
+        self._check_open()
+        arrays = take_inputs(self.graph, inputs)
+        specs = (self._bound or self.graph).specs
+        if self._report is None or any(a.shape != specs[i].shape for i, a in arrays.items()):
+            self._prepare({i: a.shape for i, a in arrays.items()})
+        return arrays
+
+    def _start(self, arrays: dict[str, Array]) -> None:
+        self._last_inputs = None
+        for pipeline in self._pipelines:
+            pipeline.wait()
+        for pipeline in self._pipelines:
+            for transfer in self._transfers.get(pipeline, ()):
+                transfer.run()
+            for name in pipeline.graph.inputs:
+                if name in arrays:
+                    self._feed(pipeline, name, arrays[name])
+            pipeline.execute()
+        self._last_inputs = arrays
+
+    @staticmethod
+    def _feed(pipeline: Pipeline, name: str, array: Array) -> None:
+        if name in pipeline.mapped:
+            np.copyto(pipeline.mapped[name], array)
         else:
-            if len(inputs) != len(names):
-                raise InputError(f"{len(inputs)} input(s) were given", why=f"the network has {len(names)}: {names}")
-            given = dict(zip(names, inputs, strict=True))
-        missing, unknown = [n for n in names if n not in given], [n for n in given if n not in names]
-        if missing or unknown:
-            why = "; ".join(
-                [*(f"{n!r} is missing" for n in missing), *(f"there is no input {n!r}" for n in unknown)]
-            )
-            raise InputError("the inputs do not match the network's", why=why, fix=f"the inputs are {names}")
-        return {n: self._checked(n, given[n]) for n in names}
+            copy_tensor(Tensor.from_numpy(array, name=name), pipeline.tensor(name))
 
-    def _checked(self, name: str, value: Any) -> Array:
-        array = np.asarray(value)
-        want = self.graph.specs[name].dtype.numpy
-        if array.dtype != want:
-            same_kind = np.can_cast(array.dtype, want, "same_kind") and array.dtype.kind != "b"
-            if not (same_kind or (array.dtype.kind in "iu" and want.kind == "f")):
-                raise InputError(
-                    f"input {name!r} has element type {array.dtype}",
-                    why=f"the network wants {want}",
-                    fix=f"convert it: x.astype('{want}')",
-                )
-            array = array.astype(want)
-        return array
-
-    def _fit(self, arrays: Mapping[str, Array]) -> None:
-        if self._report is not None and all(a.shape == self.inputs[i] for i, a in arrays.items()):
-            return
-        self._prepare({i: a.shape for i, a in arrays.items()})
-
-    def _feed(self, pipeline: Pipeline, arrays: Mapping[str, Array]) -> None:
-        for name in pipeline.graph.inputs:
-            if name not in arrays:
-                continue
-            if name in pipeline.mapped:
-                np.copyto(pipeline.mapped[name], arrays[name])
-            else:
-                copy_tensor(Tensor.from_numpy(arrays[name], name=name), pipeline.output(name))
-
-    def _given_outputs(self, outputs: Sequence[Array | None] | Mapping[str, Array] | None) -> dict[str, Array]:
-        if outputs is None:
-            return {}
-        pairs = outputs.items() if isinstance(outputs, Mapping) else zip(self.graph.outputs, outputs, strict=False)
-        given = {name: array for name, array in pairs if array is not None}
-        for name, array in given.items():
-            if name not in self.graph.outputs:
-                raise InputError(f"there is no output {name!r}", why=f"the outputs are {self.graph.outputs}")
-            spec = self._network.specs[name]
-            if array.shape != spec.dims or array.dtype != spec.dtype.numpy or not array.flags.writeable:
-                raise InputError(
-                    f"the array for output {name!r} does not fit",
-                    why=f"it is {array.dtype}{list(array.shape)}, needed is a writable {spec}",
-                )
-        return given
+    def _finish(self, given: Sequence[Array | None]) -> list[Array]:
+        for pipeline in self._pipelines:
+            pipeline.wait()
+        return [self._fetch(name, target) for name, target in zip(self.graph.outputs, given, strict=True)]
 
     def _fetch(self, name: str, target: Array | None) -> Array:
         spec = self._network.specs[name]
@@ -346,9 +340,27 @@ class Session:
         elif name in pipeline.mapped:
             np.copyto(result, pipeline.mapped[name])
         elif result.flags.c_contiguous:
-            copy_tensor(pipeline.output(name), Tensor(name, spec.dims, spec.dtype, memory=result))
+            copy_tensor(pipeline.tensor(name), Tensor(name, spec.dims, spec.dtype, memory=result))
         else:
-            np.copyto(result, pipeline.output(name).numpy())
+            np.copyto(result, pipeline.tensor(name).numpy())
         return result
 
-    _made: dict[str, Pipeline]
+
+_forgotten: deque[list[Pipeline]] = deque()
+"""Pipelines of sessions that were dropped without a close. They are closed when the next session is made,
+not where the collector ran, which may be in the middle of a driver call."""
+
+
+def close_forgotten() -> None:
+    """Close what sessions that nobody closed have left behind."""
+    while _forgotten:
+        close_all(_forgotten.popleft())
+
+
+def close_all(owners: Sequence[Pipeline | Backend]) -> None:
+    """Close each; an error (of a lost device, say) is logged and stops none of the others."""
+    for owner in owners:
+        try:
+            owner.close()
+        except Exception as e:
+            log.warning("closing %s failed: %s", type(owner).__name__, e)

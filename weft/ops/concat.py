@@ -12,7 +12,7 @@ from weft.core.layout import Array, Shape
 from weft.core.op import Constants, Op, register_op
 from weft.core.tensor import TensorSpec
 from weft.errors import ModelError
-from weft.ops.shape import given, ints, known_ints, one_axis, one_type, optional, sized, unfit
+from weft.ops.shape import MAX_LISTED, given, ints, known_ints, one_axis, one_type, optional, sized, unfit
 
 
 @register_op
@@ -65,11 +65,11 @@ class Split(Op):
         """Return the sizes of the parts; ModelError if they do not make up the whole."""
         if sizes is None:
             count = self.num_outputs or self.outputs
-            if count < 1 or count > max(total, 1):
+            if not 1 <= count <= min(max(total, 1), MAX_LISTED):
                 raise unfit(f"{total} elements cannot be split into {count} parts")
             each = -(-total // count)
             sizes = (each,) * (count - 1) + (total - each * (count - 1),)
-        if any(size < 0 for size in sizes) or sum(sizes) != total:
+        if not sizes or min(sizes) < 0 or sum(sizes) != total:
             raise unfit(f"parts of {sizes} do not make up {total} elements")
         if self.outputs and self.outputs != len(sizes):
             raise unfit(f"{len(sizes)} parts do not fit {self.outputs} outputs")
@@ -81,7 +81,7 @@ class Split(Op):
         axis = one_axis(self.axis, x.ndim)
         sizes = self.sizes(x.shape[axis], None if split is None else ints(split))
         parts = np.split(x, list(accumulate(sizes))[:-1], axis=axis)
-        return tuple(np.ascontiguousarray(part) for part in parts)
+        return tuple(np.asarray(part, order="C") for part in parts)
 
 
 def _without(dims: Shape, axis: int) -> Shape:

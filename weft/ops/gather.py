@@ -76,6 +76,7 @@ class GatherND(Op):
         b = self.batch_dims
         if not 0 <= b < min(len(x), len(places)) or x[:b] != places[:b] or not 1 <= places[-1] <= len(x) - b:
             raise unfit(f"indices of shape {places} with batch_dims {b} do not fit data of shape {x}")
+        _check_ranges(optional(constants, 1), x[b:])
         return (sized(places[:-1] + x[b + places[-1] :], given(inputs, 0).dtype),)
 
     def reference(self, *inputs: Array | None) -> Array:
@@ -130,6 +131,7 @@ class ScatterND(Op):
             raise unfit(f"indices of shape {places.dims} do not fit data of shape {x.dims}")
         if updates.dims != places.dims[:-1] + x.dims[places.dims[-1] :]:
             raise unfit(f"indices of shape {places.dims} do not fit updates of shape {updates.dims}")
+        _check_ranges(optional(constants, 1), x.dims)
         return (x,)
 
     def reference(self, *inputs: Array | None) -> Array:
@@ -149,6 +151,12 @@ def _check_range(places: Array | None, size: int) -> None:
         raise ModelError(
             f"the indices leave an axis of {size} elements", why=f"{places.min()} to {places.max()}"
         )
+
+
+def _check_ranges(places: Array | None, dims: Shape) -> None:
+    if places is not None:
+        for axis, size in zip(range(places.shape[-1]), dims, strict=False):
+            _check_range(places[..., axis], size)
 
 
 def _check_reduction(name: str) -> None:

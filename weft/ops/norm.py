@@ -193,10 +193,9 @@ class LRN(Op):
         x = given(inputs, 0)
         wide, total, channels = widen(x), np.zeros_like(widen(x)), x.shape[1]
         squares = np.square(wide)
-        for shift in range(-((self.size - 1) // 2), self.size // 2 + 1):
-            if abs(shift) < channels:
-                target = slice(max(-shift, 0), channels - max(shift, 0))
-                total[:, target] += squares[:, max(shift, 0) : channels + min(shift, 0)]
+        for shift in range(-min((self.size - 1) // 2, channels - 1), min(self.size // 2, channels - 1) + 1):
+            target = slice(max(-shift, 0), channels - max(shift, 0))
+            total[:, target] += squares[:, max(shift, 0) : channels + min(shift, 0)]
         factor = (self.bias + self.alpha / self.size * total) ** -self.beta
         return (wide * factor).astype(x.dtype, copy=False)
 

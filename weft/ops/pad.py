@@ -60,14 +60,16 @@ class Pad(Op):
         pads = self.pairs(x.ndim, ints(given(inputs, 1)), None if axes is None else ints(axes))
         cut = tuple(slice(max(-b, 0), d + min(a, 0)) for d, (b, a) in zip(x.shape, pads, strict=True))
         added = [(max(b, 0), max(a, 0)) for b, a in pads]
-        if self.mode == "constant":
-            fill = 0 if value is None else value.reshape(())
-            return np.pad(x[cut], added, mode="constant", constant_values=fill)
         out = x[cut]
+        if self.mode == "constant":
+            shape = [d + b + a for d, (b, a) in zip(out.shape, added, strict=True)]
+            padded = np.full(shape, 0 if value is None else value.reshape(()), x.dtype)
+            padded[tuple(slice(b, b + d) for d, (b, _) in zip(out.shape, added, strict=True))] = out
+            return padded
         for axis, (before, after) in enumerate(added):
             if before or after:
                 out = out.take(source(self.mode, out.shape[axis], before, after), axis=axis)
-        return np.ascontiguousarray(out)
+        return np.asarray(out, order="C")
 
 
 def source(mode: str, size: int, before: int, after: int) -> Array:

@@ -55,7 +55,8 @@ class Taps:
 class Resize(Op):
     """The tensor sampled at more or fewer places along some axes; inputs X, roi, scales, sizes."""
 
-    op_class: ClassVar[OpClass] = "arithmetic"
+    # Weights come of coordinates that float32 rounds, so an error grows with the place, as in a sum.
+    op_class: ClassVar[OpClass] = "reduction"
     antialias: int = 0
     axes: tuple[int, ...] = ()
     coordinate_transformation_mode: str = "half_pixel"
@@ -139,7 +140,7 @@ class Resize(Op):
             outside = (at < 0) | (at > length - 1)
         if self.mode == "nearest":
             places = _round(at, self.nearest_mode)[:, None]
-            weights = np.ones(places.shape, np.float32)
+            weights: Array = np.ones(places.shape, np.float32)
         elif self.mode == "linear":
             places = np.floor(at)[:, None] + np.arange(2, dtype=np.float32)
             weights = 1 - np.abs(at[:, None] - places)
@@ -149,7 +150,7 @@ class Resize(Op):
         if self.exclude_outside and self.mode != "nearest":
             weights = np.where((places >= 0) & (places < length), weights, np.float32(0))
             total = weights.sum(axis=1, keepdims=True)
-            weights = weights / np.where(total == 0, np.float32(1), total)
+            weights = np.asarray(weights / np.where(total == 0, 1, total))
         return Taps(places.clip(0, length - 1).astype(np.int64), weights.astype(np.float32), outside)
 
     def _coordinates(self, part: Sampling, length: int) -> Array:
@@ -208,7 +209,7 @@ def _by_scales(lengths: list[int], scales: Array) -> tuple[list[int], list[np.fl
             f"scales {factors} do not fit axes of {lengths}", why="one positive number each is needed"
         )
     wanted = [floor(np.float32(d) * f) for d, f in zip(lengths, factors, strict=True)]
-    if min(lengths + wanted) < 1:
+    if min(lengths + wanted, default=1) < 1:
         raise ModelError(f"scales {factors} make {wanted} of {lengths}", why="no axis may be empty")
     return wanted, factors
 

@@ -83,7 +83,7 @@ def many_axes(axes: Sequence[int], rank: int) -> Shape:
 
 def sized(shape: Sequence[int], dtype: DType) -> TensorSpec:
     """Return the spec of a result; ModelError where no machine could hold it."""
-    if len(shape) > MAX_RANK or any(d < 0 for d in shape) or prod(shape) > MAX_ELEMENTS:
+    if len(shape) > MAX_RANK or any(d < 0 for d in shape) or prod(max(d, 1) for d in shape) > MAX_ELEMENTS:
         raise ModelError(
             "the result has an impossible shape",
             why=f"{tuple(shape)} (at most {MAX_RANK} dimensions and {MAX_ELEMENTS} elements)",
@@ -224,7 +224,7 @@ class Transpose(Op):
     def reference(self, *inputs: Array | None) -> Array:
         """Return the output."""
         x = given(inputs, 0)
-        return np.ascontiguousarray(x.transpose(self.order(x.ndim))) if x.ndim else x
+        return np.asarray(x.transpose(self.order(x.ndim)), order="C")
 
 
 @register_op
@@ -245,7 +245,7 @@ class Expand(Op):
     def reference(self, *inputs: Array | None) -> Array:
         """Return the output."""
         x, wanted = given(inputs, 0), ints(given(inputs, 1))
-        return np.ascontiguousarray(np.broadcast_to(x, np.broadcast_shapes(x.shape, wanted)))
+        return np.asarray(np.broadcast_to(x, np.broadcast_shapes(x.shape, wanted)), order="C")
 
 
 @register_op

@@ -47,7 +47,7 @@ class Slice(Op):
         """Return the output."""
         x = given(inputs, 0)
         index = tuple(_as_slice(places) for places in self.ranges(x.shape, inputs[1:]))
-        return np.ascontiguousarray(x[index]) if x.ndim else x
+        return np.asarray(x[index], order="C")
 
 
 def _range(size: int, start: int, end: int, step: int) -> range:

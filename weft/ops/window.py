@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
@@ -12,7 +12,9 @@ import numpy as np
 from weft.core.layout import Array, Shape
 from weft.errors import ModelError
 
-MAX_POSITIONS = 2**31
+MAX_GROWTH = 64
+SMALL = 2**22
+"""Padding that makes an image this many times as large, and larger than this, is taken for a mistake."""
 AUTO_PADS = ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
 
 
@@ -21,7 +23,8 @@ class Window:
     """A window over 1 to 3 spatial dimensions, everything explicit; each field has one entry a dimension.
 
     Output o and tap k read input `o * stride + k * dilation - begin`, which lies in the padding where it
-    is outside `[0, input)`. With ceil_mode the last window may reach beyond the end padding.
+    is outside `[0, input)`. With ceil_mode the last window may reach beyond the end padding. Strides and
+    dilations that are never taken, since there is one output or one tap, are 1.
     """
 
     inputs: Shape
@@ -123,14 +126,12 @@ def slide(
             count = (-(-room // s) if ceil_mode and auto_pad == "NOTSET" else room // s) + 1
             # A window that starts in the end padding sees nothing but padding: ONNX drops it.
             outputs.append(count - 1 if ceil_mode and (count - 1) * s >= i + b else count)
-    window = Window(inputs, tuple(outputs), kernel, strides, dilations, begin, end)
     if min(inputs) < 1 or min(outputs) < 1:
         raise ModelError(
             f"a window of {tuple(extent)} does not fit into the input even once",
             why=f"the input has {inputs}, padded by {begin} before and {end} behind",
         )
-    _check_size(window)
-    return window
+    return _checked(Window(inputs, tuple(outputs), kernel, strides, dilations, begin, end))
 
 
 def slide_back(
@@ -164,13 +165,11 @@ def slide_back(
         begin, end = split_padding([max(f - o, 0) for f, o in zip(full, sizes, strict=True)], auto_pad)
     else:
         sizes = tuple(f - b - e for f, b, e in zip(full, begin, end, strict=True))
-    window = Window(sizes, inputs, kernel, strides, dilations, begin, end)
     if min(inputs) < 1 or min(sizes) < 1:
         raise ModelError(
             f"the result of ConvTranspose would have the sizes {sizes}", why=f"the input has {inputs}"
         )
-    _check_size(window)
-    return window
+    return _checked(Window(sizes, inputs, kernel, strides, dilations, begin, end))
 
 
 def split_padding(total: Sequence[int], auto_pad: str) -> tuple[Shape, Shape]:
@@ -211,9 +210,11 @@ def _complete(
     return strides, dilations, pads[:rank], pads[rank:]
 
 
-def _check_size(window: Window) -> None:
-    largest = max(prod(window.padded), prod(window.outputs))
-    if largest > MAX_POSITIONS:
-        raise ModelError(
-            "the padded input of a window is impossibly large", why=f"{largest} positions a channel"
-        )
+def _checked(window: Window) -> Window:
+    """Return the window with steps that are never taken set to 1, as they may be of any size."""
+    padded, real = prod(window.padded), prod(window.inputs)
+    if padded > max(MAX_GROWTH * real, SMALL):
+        raise ModelError("the padding is impossibly large", why=f"{padded} positions for {real} inputs")
+    strides = tuple(s if o > 1 else 1 for s, o in zip(window.strides, window.outputs, strict=True))
+    dilations = tuple(d if k > 1 else 1 for d, k in zip(window.dilations, window.kernel, strict=True))
+    return replace(window, strides=strides, dilations=dilations)

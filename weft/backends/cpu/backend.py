@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -15,10 +16,12 @@ from weft.core.backend import (
     ForwardType,
     StorageType,
 )
-from weft.core.copy import copy_host
+from weft.core.copy import copy_tensor
+from weft.core.layout import Array
 from weft.core.memory import BufferManager, Slot
 from weft.core.op import Op
 from weft.core.tensor import Tensor
+from weft.errors import OutOfMemory
 
 
 class ReferenceExecution(Execution):
@@ -46,7 +49,7 @@ class CpuBackend(Backend):
 
     def __init__(self, info: BackendInfo) -> None:
         super().__init__(info)
-        self._memory = BufferManager(lambda n: np.empty(n, np.uint8), lambda _: None)
+        self._memory = BufferManager(_allocate, lambda _: None)
         self._slots: dict[Tensor, Slot] = {}
 
     def why_not(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op) -> str | None:
@@ -99,8 +102,8 @@ class CpuBackend(Backend):
         return True
 
     def onCopyBuffer(self, src: Tensor, dst: Tensor) -> None:
-        """Copy between arrays, converting layout and element type."""
-        copy_host(src, dst)
+        """Copy between arrays, converting layout and element type; a tensor of a device is left to that."""
+        copy_tensor(src, dst)
 
     def onExecuteBegin(self) -> None:
         """Do nothing: each execution runs when it is called."""
@@ -109,14 +112,35 @@ class CpuBackend(Backend):
         """Do nothing: the work is done."""
 
     def statistics(self) -> Mapping[str, int]:
-        """Return the bytes of the arena and of its lower bound."""
+        """Return the bytes of the arena, of its lower bound, and of constants."""
         arena = self._memory.arena
-        return {"arena_bytes": arena.size, "arena_live_peak": arena.live_peak()}
+        static = self._memory.static_bytes
+        return {"arena_bytes": arena.size, "arena_live_peak": arena.live_peak(), "static_bytes": static}
 
     def close(self) -> None:
         """Drop all arrays."""
         self._memory.close()
         self._slots.clear()
+
+
+def _allocate(nbytes: int) -> Array:
+    try:
+        return np.empty(nbytes, np.uint8)
+    except (MemoryError, ValueError) as e:
+        raise OutOfMemory(
+            f"{nbytes:,} bytes cannot be allocated",
+            where="cpu",
+            why=f"{_free_memory()}; {e}",
+            fix="use a smaller batch, precision low or memory limit",
+        ) from e
+
+
+def _free_memory() -> str:
+    try:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return "the host has less"
+    return f"the host has {free:,} bytes free"
 
 
 class CpuCreator(BackendCreator):

@@ -69,6 +69,8 @@ class NodeBuilder(KernelBuilder):
         epilogue: bool = True,
     ) -> None:
         """Render, compile and plan one launch."""
+        if not any(t.nbytes for t in writes.values()):
+            return
         target = next(iter(writes))
         extra = self._epilogue(writes[target]) if epilogue else _Epilogue()
         sources = {n: self._on_device(n, t) for n, t in {**reads, **extra.reads}.items()}

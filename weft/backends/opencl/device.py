@@ -306,7 +306,7 @@ def _empty(recording: Recording) -> None:
         raise ClosedError("the recording was released", where=recording.where, fix="record again")
 
     recording.start = refuse
-    recording.steps, recording.events, recording.queue = [], [], None
+    recording.steps, recording.pieces, recording.events, recording.queue = [], [], [], None
 
 
 def _caps(device: cl.Device) -> DeviceCaps:

@@ -60,9 +60,11 @@ class OpenCLDialect(Dialect):
         return _TYPES[arg.dtype]
 
     def load(self, arg: Arg, index: str) -> str:
-        """Return an element as f32 or i32."""
+        """Return an element as f32 or i32; of a raw int64 the low half, since indices fit in it."""
         if arg.dtype is DType.FLOAT16:
             return f"vload_half({index}, {arg.name})"
+        if arg.kind == "raw" and arg.dtype is DType.INT64:
+            return f"(int){arg.name}[{index}].x"
         return f"{arg.name}[{index}]" if arg.dtype.is_float else f"(int){arg.name}[{index}]"
 
     def store(self, arg: Arg, index: str, value: str) -> str:

@@ -68,7 +68,7 @@ class GlslDialect(Dialect):
         """Return an element as f32 or i32; of an int64 the low half, since indices fit in it."""
         if arg.dtype.is_float:
             return f"float({arg.name}[{index}])"
-        return f"{arg.name}[{index}].x" if arg.dtype is DType.INT64 else f"int({arg.name}[{index}])"
+        return f"int({arg.name}[{index}]{'.x' if arg.dtype is DType.INT64 else ''})"
 
     def store(self, arg: Arg, index: str, value: str) -> str:
         """Return the statement that stores an element."""

@@ -17,14 +17,15 @@ def fold_constants(graph: Graph) -> Graph:
     """Return the graph without the nodes that depend on constants alone.
 
     `Shape` and `Size` count too, since shapes are bound: what follows from a shape is a constant. Specs
-    are inferred on the way, so the graph may come with specs of inputs and constants only.
+    are inferred on the way, so the graph may come with specs of inputs and constants only. A node that
+    fails stays, so that running it says what is wrong with it.
     """
     out = graph.copy()
     out.nodes = []
     for node in graph.nodes:
         infer_node(out, node)
         values = _evaluate(out, node.op, node.inputs)
-        if values is None or any(o in graph.outputs for o in node.outputs):
+        if values is None:
             out.nodes.append(node)
             continue
         for name, value in zip(node.outputs, values, strict=False):
@@ -46,7 +47,8 @@ def _evaluate(graph: Graph, op: Op, inputs: tuple[str, ...]) -> list[Array] | No
     if sum(s.size * s.dtype.itemsize for s in specs) > MAX_FOLDED_BYTES:
         return None
     try:
-        result = op.reference(*arrays)
-    except WeftError:
+        with np.errstate(all="ignore"):
+            result = op.reference(*arrays)
+    except (WeftError, ArithmeticError, LookupError, MemoryError, TypeError, ValueError):
         return None
     return [np.asarray(r) for r in (result if isinstance(result, tuple) else (result,))]

@@ -8,7 +8,7 @@ import numpy as np
 
 from weft.core.dtypes import DType
 from weft.core.graph import Graph, Node, infer_node
-from weft.core.op import find_op
+from weft.core.op import Op, find_op
 from weft.errors import WeftError
 
 
@@ -21,15 +21,19 @@ def set_storage(graph: Graph, dtype: DType) -> Graph:
     if not any(s.dtype is other for s in graph.specs.values()):
         return graph
     out = graph.copy()
-    inside = {i: _name(out, i, dtype) for i in graph.inputs if graph.specs[i].dtype is other}
-    out.nodes = [_cast(out, f"{i}.{dtype.value}", i, new, dtype) for i, new in inside.items()]
-    outside = {o: _name(out, o, dtype) for o in graph.outputs if graph.specs[o].dtype is other and o not in inside}
+    read = {i for n in graph.nodes for i in n.inputs}
+    inside = {i: _name(out, i, dtype) for i in graph.inputs if graph.specs[i].dtype is other and i in read}
+    outside = {
+        o: _name(out, o, dtype) for o in graph.outputs if graph.specs[o].dtype is other and o not in graph.inputs
+    }
     renamed = inside | outside
+    out.nodes = [_cast(out, f"{i}.{dtype.value}", i, new, dtype) for i, new in inside.items()]
     for name, value in graph.constants.items():
         if value.dtype == other.numpy:
+            stored = renamed.get(name, name)
             with np.errstate(over="ignore"):
-                out.constants[name] = value.astype(dtype.numpy)
-            out.specs[name] = replace(out.specs[name], dtype=dtype)
+                out.constants[stored] = value.astype(dtype.numpy)
+            out.specs[stored] = replace(graph.specs[name], dtype=dtype)
     for node in graph.nodes:
         node = replace(
             node,
@@ -39,11 +43,8 @@ def set_storage(graph: Graph, dtype: DType) -> Graph:
         )
         infer_node(out, node)
         out.nodes.append(node)
-    for name, new in outside.items():
-        if name in graph.constants:
-            out.constants[new] = out.constants.pop(name)
-            out.specs[new] = out.specs[name]
-        out.nodes.append(_cast(out, f"{name}.{other.value}", new, name, other))
+    made = [(name, new) for name, new in outside.items() if name not in graph.constants]
+    out.nodes += [_cast(out, f"{name}.{other.value}", new, name, other) for name, new in made]
     return out
 
 
@@ -62,9 +63,9 @@ def _cast(graph: Graph, name: str, source: str, target: str, to: DType) -> Node:
     return node
 
 
-def _retarget(node: Node, other: DType, dtype: DType) -> object:
+def _retarget(node: Node, other: DType, dtype: DType) -> Op:
     fields = node.op.attributes()
     for field in ("to", "dtype"):
         if fields.get(field) is other:
-            return replace(node.op, **{field: dtype})  # type: ignore[arg-type]
+            return replace(node.op, **{field: dtype})
     return node.op

@@ -66,7 +66,9 @@ def op_fields(op: type[Op]) -> Mapping[str, Any]:
 def field_value(op: type[Op], name: str, value: object) -> object:
     """Return an attribute's value as the op's field of that name takes it."""
     hint = op_fields(op)[name]
-    if isinstance(value, int) and hint in (DType, DType | None):
+    if hint in (DType, DType | None) and not isinstance(value, DType):
+        if not isinstance(value, int):
+            raise ModelError(f"attribute {quote(name)} = {str(value)[:60]} is no element type")
         return element_type(value, f"attribute {quote(name)}")
     if isinstance(value, int) and hint in (bool, bool | None):
         return bool(value)

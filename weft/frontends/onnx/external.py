@@ -130,6 +130,8 @@ def _entries(tensor: TensorProto, where: str) -> dict[str, str]:
     # A plain dictionary: a key out of the file never becomes the name of an attribute or an argument.
     entries: dict[str, str] = {}
     for entry in tensor.external_data:
+        if not isinstance(entry.key, str) or not isinstance(entry.value, str):
+            raise _refusal(where, "an entry is not UTF-8 text")
         if entry.key in entries:
             raise _refusal(where, f"the entry {quote(entry.key)} is there twice")
         entries[entry.key] = entry.value

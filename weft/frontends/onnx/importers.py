@@ -56,8 +56,13 @@ class Form:
     def input_from(self, attribute: str, index: int, dtype: DType = DType.INT64) -> None:
         """Make an attribute the constant input at that place, if the node has it."""
         value = self.take(attribute)
-        if value is not None:
-            self.set_input(index, attribute, np.asarray(value, dtype.numpy))
+        if value is None:
+            return
+        try:
+            with np.errstate(over="ignore"):  # a bound beyond what the type holds is infinite, as is meant
+                self.set_input(index, attribute, np.asarray(value, dtype.numpy))
+        except (ValueError, OverflowError) as e:
+            raise ModelError(f"attribute {attribute!r} = {value} is no {dtype.value}") from e
 
     def data_type(self) -> DType:
         """Return the element type of the first input; float32 if that cannot be told."""
@@ -157,10 +162,10 @@ def _flattening(form: Form) -> None:
     form.attributes["flatten"] = True
 
 
-@importer("BatchNormalization", before=14)
+@importer("BatchNormalization")
 def _batch_normalization(form: Form) -> None:
-    if len(form.outputs) > 1:
-        raise ModelError("more than one output means training mode, which is not supported")
+    if form.attributes.get("training_mode") or (form.opset < 14 and len(form.outputs) > 1):
+        raise ModelError("training mode is not supported", why="before opset 14, several outputs ask for it")
 
 
 @importer("Upsample", before=9)

@@ -21,6 +21,7 @@ from weft.frontends.onnx.schemas import (
     missing_input,
     missing_reason,
     schema_of,
+    unknown_attribute,
 )
 from weft.frontends.onnx.wording import quote
 
@@ -87,7 +88,7 @@ class NodeReader:
         schema = schema_of(proto.op_type, self.opset)
         if schema is None and (find_op(proto.op_type) is None or schema_of(proto.op_type, NEWEST_OPSET)):
             raise ModelError(missing_reason(proto.op_type, self.opset))
-        problem = check_node(proto, schema) if schema else None
+        problem = check_node(proto, schema) or unknown_attribute(proto, schema, HARMLESS) if schema else None
         if problem:
             raise ModelError(problem)
         if find_op(RENAMED.get(proto.op_type, proto.op_type)) is None:
@@ -133,13 +134,13 @@ class NodeReader:
         """Return the op with the node's attributes and, for those not given, what its opset implies."""
         fields = op_fields(op)
         values = {name: value for name, value in implied.items() if name in fields}
-        if "outputs" in fields:
-            values["outputs"] = outputs
         for name, value in attributes.items():
             if name in fields:
                 values[name] = value
             elif (op_type, name) not in HARMLESS_FOR and not (name in implied and implied[name] == value):
                 raise ModelError(f"attribute {quote(name)} = {str(value)[:60]} is not supported")
+        if "outputs" in fields:
+            values["outputs"] = outputs
         return make_op(op, values)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import onnx
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError
 from onnx import ModelProto
 
 from weft.errors import ModelError
@@ -51,6 +53,7 @@ def read(model: object) -> Source:
             f"cannot load a model from {type(model).__name__}",
             why="a model is a path, the bytes of an ONNX file, or an onnx.ModelProto",
         )
+    check_text(proto, label)
     return Source(proto, folder, label, check_header(proto, label))
 
 
@@ -63,10 +66,8 @@ def _path(model: str | os.PathLike[str]) -> Path:
 
 def _file_bytes(path: Path) -> bytes:
     try:
-        # The descriptor is checked, not the path, which may mean another file by then; O_NONBLOCK keeps
-        # the opening of a pipe from waiting for its other end.
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
-        with os.fdopen(descriptor, "rb", closefd=True) as file:
+        # What is open is checked, not the path, which may mean another file by then.
+        with open(path, "rb", opener=_open_at_once) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise ModelError("the model is not a regular file", where=str(path))
@@ -80,6 +81,11 @@ def _file_bytes(path: Path) -> bytes:
             return file.read(status.st_size)
     except OSError as e:
         raise ModelError("the model file cannot be read", where=str(path), why=e.strerror or str(e)) from e
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file without waiting for the other end if it is a pipe."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def parse(data: bytes, label: str) -> ModelProto:
@@ -104,6 +110,35 @@ def parse(data: bytes, label: str) -> ModelProto:
             fix=NOT_ONNX,
         ) from e
     return proto
+
+
+def check_text(proto: ModelProto, label: str) -> None:
+    """Raise ModelError if a name is not text: protobuf hands out bytes where UTF-8 was promised."""
+    for text in _texts(proto):
+        if not isinstance(text, str):
+            raise ModelError(
+                "a name in the model is not UTF-8 text", where=label, why=str(text)[:100], fix=NOT_ONNX
+            )
+
+
+def _texts(proto: ModelProto) -> Iterator[object]:
+    graph = proto.graph
+    yield graph.name
+    nodes = chain(graph.node, *(function.node for function in proto.functions))
+    for node in nodes:
+        yield from (node.op_type, node.name, node.domain, node.overload, *node.input, *node.output)
+        for attribute in node.attribute:
+            yield from (attribute.name, attribute.ref_attr_name, attribute.t.name)
+    for value in chain(graph.input, graph.output):
+        yield value.name
+        yield from (dim.dim_param for dim in value.type.tensor_type.shape.dim)
+    for tensor in graph.initializer:
+        yield tensor.name
+    for function in proto.functions:
+        yield from (function.name, function.domain, function.overload)
+        yield from chain(function.input, function.output, function.attribute)
+    for entry in chain(proto.opset_import, *(function.opset_import for function in proto.functions)):
+        yield entry.domain
 
 
 def check_header(proto: ModelProto, label: str) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from onnx import NodeProto
@@ -14,6 +14,7 @@ from weft.frontends.onnx.attributes import kind_of, read_attribute
 from weft.frontends.onnx.external import ExternalFiles
 from weft.frontends.onnx.reading import NEWEST_OPSET, domain_of
 from weft.frontends.onnx.tensors import DTYPES
+from weft.frontends.onnx.wording import listing, quote
 
 NUMPY_NAMES = {"float": "float32", "double": "float64"}
 LENIENT = {("Cast", "to")}
@@ -59,6 +60,17 @@ def check_node(node: NodeProto, schema: OpSchema) -> str | None:
             if kind != want:
                 return f"attribute {name!r} is {kind}; it must be {want}"
     return None
+
+
+def unknown_attribute(node: NodeProto, schema: OpSchema, harmless: Collection[str]) -> str | None:
+    """Return which attribute of a node neither its opset nor the newest knows, or None.
+
+    Weft's ops have a few fields beyond ONNX's attributes; a file must not be able to set those.
+    """
+    newest = schema_of(node.op_type, NEWEST_OPSET)
+    known = {*harmless, *schema.attributes, *(newest.attributes if newest else ())}
+    unknown = [quote(attribute.name) for attribute in node.attribute if attribute.name not in known]
+    return f"it has attributes that ONNX does not know: {listing(unknown, ', ')}" if unknown else None
 
 
 def missing_input(inputs: Sequence[str], schema: OpSchema) -> str | None:
@@ -124,13 +136,9 @@ class ElementTypes:
             if attribute.name == "value" and attribute.t.data_type in DTYPES:
                 return DTYPES[attribute.t.data_type]
         for k, value in enumerate(node.input):
-            if (
-                isinstance(value, str)
-                and value
-                and schema.inputs
-                and schema.inputs[min(k, len(schema.inputs) - 1)].type_str == label
-            ):
-                return value
+            formal = schema.inputs[min(k, len(schema.inputs) - 1)] if schema.inputs else None
+            if value and formal is not None and formal.type_str == label:
+                return str(value)
         return None
 
 

@@ -53,6 +53,11 @@ FIELD_OF = {
 """The typed field that holds a type's elements; the others lie in int32_data."""
 
 
+def is_absurd(shape: Sequence[int]) -> bool:
+    """Tell whether no array can have that shape; a zero in it excuses no absurd size beside it."""
+    return min(shape, default=0) < 0 or prod(max(size, 1) for size in shape) > MOST_ELEMENTS
+
+
 def element_type(code: int, where: str) -> DType:
     """Return the element type of a TensorProto.DataType number; ModelError if Weft has none."""
     if code in DTYPES:
@@ -97,7 +102,7 @@ def _shape(dims: Sequence[int], where: str) -> tuple[int, ...]:
             "a tensor has too many dimensions", where=where, why=f"{len(dims)}; at most {HIGHEST_RANK}"
         )
     shape = tuple(dims)
-    if any(d < 0 for d in shape) or prod(shape) > MOST_ELEMENTS or max(shape, default=0) > MOST_ELEMENTS:
+    if is_absurd(shape):
         raise ModelError("a tensor's shape makes no sense", where=where, why=f"it is {shape}")
     return shape
 
@@ -172,7 +177,7 @@ def input_spec(value: ValueInfoProto, taken: set[str]) -> TensorSpec:
         else:
             shape.append(_fresh_symbol(f"{value.name}.{axis}", taken))
     sizes = [d for d in shape if isinstance(d, int)]
-    if any(d < 0 for d in sizes) or prod(sizes) > MOST_ELEMENTS or max(sizes, default=0) > MOST_ELEMENTS:
+    if is_absurd(sizes):
         raise ModelError(
             "an input's shape makes no sense", where=where, why=f"it is declared as {tuple(shape)}"
         )

@@ -1,0 +1,25 @@
+"""Rows of Concat and Split."""
+
+from __future__ import annotations
+
+from tests.cases.table import Case, case, const, f16, f32, i64
+
+CASES: list[Case] = [
+    case("Concat", f32(1, 3, 4, 4), f32(1, 5, 4, 4), axis=1),
+    case("Concat", f32(1, 4, 4, 4), f32(1, 8, 4, 4), axis=1),
+    case("Concat", f32(2, 3), f32(5, 3), axis=0),
+    case("Concat", f32(2, 3, 4), f32(2, 3, 1), f32(2, 3, 17), axis=-1),
+    case("Concat", f32(2, 1, 4), f32(2, 7, 4), f32(2, 8, 4), f32(2, 3, 4), axis=-2),
+    case("Concat", f32(2, 3), axis=1),
+    case("Concat", f32(0, 3), f32(2, 3), axis=0),
+    case("Concat", i64(2), i64(3), axis=0),
+    case("Concat", f16(3, 5, 2), f16(3, 1, 2), axis=1),
+    case("Concat", f32(1, 3, 4, 4), const(f32(1, 2, 4, 4)), axis=1),
+    case("Split", f32(6, 4), num_outputs=3, outputs=3),
+    case("Split", f32(7, 4), num_outputs=3, outputs=3),
+    case("Split", f32(2, 8, 5), const([3, 1, 4]), axis=1, outputs=3),
+    case("Split", f32(2, 17), const([5, 12]), axis=-1, outputs=2),
+    case("Split", f32(2, 6), const([0, 6]), axis=-1, outputs=2),
+    case("Split", f16(1, 8, 3, 3), axis=1, num_outputs=2, outputs=2),
+    case("Split", f32(3, 5), axis=0, num_outputs=1, outputs=1),
+]

@@ -1,0 +1,100 @@
+"""Rows of Conv and ConvTranspose."""
+
+from __future__ import annotations
+
+from tests.cases.table import Case, case, const, f16, f32
+
+CASES: list[Case] = [
+    # kernel sizes, strides, pads and channel counts that fall between blocks of four
+    case("Conv", f32(1, 3, 8, 8), const(f32(4, 3, 3, 3)), pads=(1, 1, 1, 1)),
+    case(
+        "Conv", f32(1, 3, 8, 8), const(f32(4, 3, 3, 3)), const(f32(4)), pads=(1, 1, 1, 1), kernel_shape=(3, 3)
+    ),
+    case("Conv", f32(3, 1, 7, 9), const(f32(5, 1, 3, 3)), const(f32(5))),
+    case("Conv", f32(1, 5, 7, 9), const(f32(7, 5, 1, 1)), const(f32(7))),
+    case("Conv", f32(3, 8, 9, 7), const(f32(17, 8, 1, 1)), strides=(2, 2)),
+    case("Conv", f32(1, 17, 6, 6), const(f32(8, 17, 2, 3)), const(f32(8)), pads=(0, 1, 1, 2)),
+    case("Conv", f32(1, 4, 11, 13), const(f32(4, 4, 3, 3)), strides=(2, 3), pads=(1, 0, 2, 1)),
+    case("Conv", f32(1, 3, 11, 13), const(f32(4, 3, 2, 2)), const(f32(4)), strides=(3, 4)),
+    case("Conv", f32(1, 3, 23, 21), const(f32(8, 3, 7, 7)), const(f32(8)), strides=(2, 2), pads=(3, 3, 3, 3)),
+    case("Conv", f32(1, 7, 10, 12), const(f32(5, 7, 3, 3)), dilations=(2, 3), pads=(2, 3, 2, 3)),
+    case("Conv", f32(1, 4, 9, 9), const(f32(4, 4, 5, 1)), const(f32(4)), pads=(2, 0, 2, 0)),
+    case("Conv", f32(1, 2, 5, 5), const(f32(3, 2, 5, 5))),
+    case("Conv", f32(1, 2, 3, 3), const(f32(3, 2, 3, 3)), pads=(4, 5, 4, 3), strides=(2, 2)),
+    case("Conv", f32(2, 3, 8, 8), f32(4, 3, 3, 3), f32(4)),
+    # more than one tile of any kernel
+    case("Conv", f32(1, 20, 19, 21), const(f32(36, 20, 3, 3)), const(f32(36)), pads=(1, 1, 1, 1)),
+    case("Conv", f32(2, 64, 14, 14), const(f32(70, 64, 1, 1)), const(f32(70))),
+    case("Conv", f32(1, 40, 33, 31), const(f32(40, 1, 3, 3)), group=40, pads=(1, 1, 1, 1), strides=(2, 2)),
+    # groups, depthwise, depthwise with a multiplier
+    case("Conv", f32(1, 8, 7, 7), const(f32(8, 4, 3, 3)), const(f32(8)), group=2, pads=(1, 1, 1, 1)),
+    case("Conv", f32(3, 9, 6, 5), const(f32(6, 3, 3, 3)), group=3, strides=(2, 1)),
+    case("Conv", f32(1, 8, 9, 9), const(f32(8, 1, 3, 3)), const(f32(8)), group=8, pads=(1, 1, 1, 1)),
+    case(
+        "Conv",
+        f32(3, 5, 9, 8),
+        const(f32(5, 1, 3, 3)),
+        const(f32(5)),
+        group=5,
+        strides=(2, 2),
+        pads=(0, 0, 1, 1),
+    ),
+    case("Conv", f32(1, 17, 9, 9), const(f32(17, 1, 5, 5)), group=17, pads=(4, 4, 4, 4), dilations=(2, 2)),
+    case("Conv", f32(1, 4, 6, 7), const(f32(12, 1, 3, 3)), const(f32(12)), group=4),
+    case("Conv", f32(1, 1, 6, 7), const(f32(4, 1, 3, 3)), const(f32(4)), group=1),
+    # auto_pad
+    case("Conv", f32(1, 3, 7, 8), const(f32(4, 3, 3, 2)), auto_pad="SAME_UPPER", strides=(2, 2)),
+    case("Conv", f32(1, 3, 7, 8), const(f32(4, 3, 3, 2)), auto_pad="SAME_LOWER", strides=(2, 2)),
+    case("Conv", f32(1, 3, 7, 8), const(f32(4, 3, 4, 4)), auto_pad="SAME_UPPER"),
+    case("Conv", f32(1, 3, 9, 8), const(f32(4, 3, 3, 3)), auto_pad="SAME_LOWER", dilations=(2, 2)),
+    case("Conv", f32(1, 3, 7, 8), const(f32(4, 3, 3, 2)), auto_pad="VALID", strides=(2, 1)),
+    # one and three dimensions
+    case("Conv", f32(1, 3, 16), const(f32(4, 3, 5)), const(f32(4)), pads=(2, 2)),
+    case("Conv", f32(3, 5, 17), const(f32(7, 5, 3)), strides=(2,), dilations=(3,), pads=(1, 2)),
+    case("Conv", f32(1, 8, 15), const(f32(8, 1, 4)), const(f32(8)), group=8, pads=(3, 0)),
+    case("Conv", f32(1, 3, 5, 6, 7), const(f32(4, 3, 3, 3, 3)), const(f32(4)), pads=(1, 1, 1, 1, 1, 1)),
+    case("Conv", f32(2, 4, 5, 6, 7), const(f32(5, 4, 1, 2, 3)), strides=(2, 1, 2), pads=(0, 1, 0, 0, 0, 1)),
+    case("Conv", f32(1, 4, 5, 6, 7), const(f32(4, 1, 3, 3, 3)), group=4, dilations=(1, 2, 2)),
+    # float16
+    case("Conv", f16(1, 5, 8, 8), const(f16(7, 5, 3, 3)), const(f16(7)), pads=(1, 1, 1, 1)),
+    case("Conv", f16(1, 8, 8, 8), const(f16(8, 1, 3, 3)), group=8, strides=(2, 2)),
+    case("Conv", f16(3, 4, 5, 5), const(f16(4, 4, 1, 1)), const(f16(4))),
+    case("ConvTranspose", f32(1, 3, 5, 6), const(f32(3, 4, 3, 3))),
+    case(
+        "ConvTranspose",
+        f32(1, 3, 5, 6),
+        const(f32(3, 4, 3, 3)),
+        const(f32(4)),
+        strides=(2, 2),
+        pads=(1, 1, 1, 1),
+    ),
+    case(
+        "ConvTranspose",
+        f32(3, 5, 4, 4),
+        const(f32(5, 7, 2, 2)),
+        const(f32(7)),
+        strides=(2, 2),
+        kernel_shape=(2, 2),
+    ),
+    case("ConvTranspose", f32(1, 4, 5, 5), const(f32(4, 4, 4, 4)), strides=(2, 2), pads=(1, 0, 2, 1)),
+    case("ConvTranspose", f32(1, 4, 5, 5), const(f32(4, 3, 3, 3)), strides=(3, 2), output_padding=(2, 1)),
+    case("ConvTranspose", f32(1, 4, 5, 5), const(f32(4, 3, 2, 2)), strides=(3, 3)),
+    case("ConvTranspose", f32(1, 3, 5, 6), const(f32(3, 2, 3, 3)), strides=(2, 2), output_shape=(10, 12)),
+    case("ConvTranspose", f32(1, 3, 4, 5), const(f32(3, 5, 3, 2)), dilations=(2, 3), pads=(1, 1, 1, 1)),
+    case("ConvTranspose", f32(1, 8, 5, 5), const(f32(8, 2, 3, 3)), const(f32(8)), group=4, strides=(2, 2)),
+    case(
+        "ConvTranspose", f32(1, 5, 5, 5), const(f32(5, 1, 3, 3)), group=5, strides=(2, 2), pads=(1, 1, 1, 1)
+    ),
+    case("ConvTranspose", f32(1, 3, 5, 6), const(f32(3, 4, 3, 3)), auto_pad="SAME_UPPER", strides=(2, 2)),
+    case("ConvTranspose", f32(1, 3, 5, 6), const(f32(3, 4, 4, 4)), auto_pad="SAME_LOWER", strides=(3, 3)),
+    case("ConvTranspose", f32(1, 3, 5, 6), const(f32(3, 4, 3, 3)), auto_pad="VALID", strides=(2, 1)),
+    case("ConvTranspose", f32(1, 3, 7), const(f32(3, 4, 3)), const(f32(4)), strides=(2,), pads=(1, 1)),
+    case(
+        "ConvTranspose",
+        f32(1, 3, 3, 4, 5),
+        const(f32(3, 2, 3, 2, 3)),
+        strides=(2, 1, 2),
+        pads=(1, 0, 1, 1, 0, 0),
+    ),
+    case("ConvTranspose", f16(1, 4, 5, 5), const(f16(4, 5, 3, 3)), const(f16(5)), strides=(2, 2)),
+]

@@ -1,0 +1,54 @@
+"""Rows of the ops that read or write at given places."""
+
+from __future__ import annotations
+
+from tests.cases.table import Case, case, const, f16, f32, given, i64
+
+CASES: list[Case] = [
+    case("Gather", f32(5, 7), const([0, 2, 4])),
+    case("Gather", f32(5, 7), given([[-1, 0], [3, -5]], "int64"), axis=0),
+    case("Gather", f32(5, 7), given([[-1, 0, 6]], "int64"), axis=1),
+    case("Gather", f32(2, 5, 7), given([3, 3], "int32"), axis=-2),
+    case("Gather", f32(2, 5, 7), given(1, "int64"), axis=2),
+    case("Gather", f16(17, 8), given([16, 0, 5], "int64")),
+    case("Gather", i64(6), const(2)),
+    case("Gather", f32(1, 8, 3, 3), const([7, 1, 2]), axis=1),
+    case("GatherElements", f32(3, 4), given([[0, 2, -1, 1], [2, 2, 0, 0]], "int64")),
+    case("GatherElements", f32(3, 4), given([[0, 3], [-4, 1], [2, 2]], "int64"), axis=1),
+    case("GatherElements", f32(2, 3, 4), given([[[0, 3, 1]], [[-1, 0, 2]]], "int64"), axis=-1),
+    case("GatherElements", f16(5), given([4, 4, 0], "int32")),
+    case("GatherND", f32(3, 4, 5), given([[0, 1], [2, -1]], "int64")),
+    case("GatherND", f32(3, 4, 5), given([[0, 1, 2], [2, -1, -5]], "int64")),
+    case("GatherND", f32(3, 4, 5), given([[[1]], [[2]]], "int64")),
+    case("GatherND", f32(2, 3, 4), given([[1], [-1]], "int64"), batch_dims=1),
+    case(
+        "GatherND",
+        f32(2, 3, 4, 2),
+        given([[[[1], [0]], [[2], [3]], [[0], [0]]], [[[1], [1]], [[2], [0]], [[3], [-1]]]], "int64"),
+        batch_dims=2,
+    ),
+    case("GatherND", i64(4, 3), given([[1], [3]], "int64")),
+]
+for _reduction in ("none", "add", "mul", "max", "min"):
+    CASES += [
+        case(
+            "ScatterElements",
+            f32(3, 4),
+            given([[0, 1, 2, 0], [1, 2, -3, -1]], "int64"),
+            f32(2, 4),
+            reduction=_reduction,
+        ),
+        case(
+            "ScatterElements",
+            f32(3, 4),
+            given([[1, -1], [0, 2], [3, 0]], "int64"),
+            f32(3, 2),
+            axis=-1,
+            reduction=_reduction,
+        ),
+        case("ScatterND", f32(5, 3), given([[4], [0], [-2]], "int64"), f32(3, 3), reduction=_reduction),
+        case("ScatterND", f32(4, 3), given([[[0, 1], [3, -1]]], "int64"), f32(1, 2), reduction=_reduction),
+    ]
+CASES += [
+    case("ScatterElements", f16(5), given([1, 3], "int64"), f16(2)),
+]

@@ -1,0 +1,78 @@
+"""Rows of the normalizations."""
+
+from __future__ import annotations
+
+from tests.cases.table import Case, Input, case, const, f16, f32
+
+
+def channels(count: int) -> Input:
+    """Return a constant with a number for each channel."""
+    return const(f32(count))
+
+
+def variances(count: int) -> Input:
+    """Return a constant with a positive number for each channel."""
+    return const(f32(count, low=0.5, high=2))
+
+
+CASES: list[Case] = [
+    case("BatchNormalization", f32(*shape), *(channels(shape[1]) for _ in range(3)), variances(shape[1]))
+    for shape in ((1, 3, 8, 8), (3, 5, 7, 9), (2, 17, 5), (1, 4, 3, 4, 5), (3, 8))
+]
+CASES += [
+    case(
+        "BatchNormalization",
+        f32(1, 7, 3, 3),
+        channels(7),
+        channels(7),
+        channels(7),
+        variances(7),
+        epsilon=0.25,
+        momentum=0.5,
+    ),
+    case(
+        "BatchNormalization",
+        f16(1, 7, 3, 3),
+        const(f16(7)),
+        const(f16(7)),
+        const(f16(7)),
+        const(f16(7, low=0.5, high=2)),
+    ),
+    case("InstanceNormalization", f32(1, 3, 8, 8), const(f32(3)), const(f32(3))),
+    case("InstanceNormalization", f32(3, 5, 7), const(f32(5)), const(f32(5)), epsilon=0.01),
+    case("InstanceNormalization", f32(2, 4, 3, 4, 5), const(f32(4)), const(f32(4))),
+    case("InstanceNormalization", f16(1, 7, 6, 5), const(f16(7)), const(f16(7))),
+    case("GroupNormalization", f32(1, 4, 5, 5), const(f32(4)), const(f32(4)), num_groups=2),
+    case("GroupNormalization", f32(3, 15, 7), const(f32(15)), const(f32(15)), num_groups=5, epsilon=0.01),
+    case("GroupNormalization", f32(2, 8, 3, 4), const(f32(8)), const(f32(8)), num_groups=8, stash_type=1),
+    case("GroupNormalization", f32(2, 8, 3, 4), const(f32(8)), const(f32(8)), num_groups=1),
+    case("LayerNormalization", f32(2, 5, 17), const(f32(17)), const(f32(17))),
+    case("LayerNormalization", f32(2, 5, 17), const(f32(17))),
+    case("LayerNormalization", f32(3, 4, 5), const(f32(4, 5)), const(f32(4, 5)), axis=1, epsilon=0.01),
+    case("LayerNormalization", f32(3, 4, 5), const(f32(4, 5)), const(f32(4, 5)), axis=-2, outputs=3),
+    case("LayerNormalization", f32(3, 4, 5), const(f32(3, 4, 5)), axis=0, stash_type=1),
+    case("LayerNormalization", f16(2, 5, 32), const(f16(32)), const(f16(32))),
+    case("RMSNormalization", f32(2, 5, 17), const(f32(17))),
+    case("RMSNormalization", f32(2, 3, 5), const(f32(3, 5)), axis=1, epsilon=0.01),
+    case("RMSNormalization", f16(2, 3, 8), const(f16(8)), axis=-1, stash_type=1),
+    case("LRN", f32(1, 8, 5, 5), size=5),
+    case("LRN", f32(2, 7, 3, 4), size=3, alpha=0.5, beta=0.5, bias=2.0),
+    case(
+        "LRN",
+        f32(1, 5, 4, 4),
+        size=4,
+        alpha=1.0,
+        # onnx's evaluator takes the sum of other channels, for odd sizes too.
+        oracles=("ort",),
+        unverified="onnxruntime takes odd sizes only",
+    ),
+    case("LRN", f32(1, 3, 4, 4), size=9, alpha=1.0),
+    case("LRN", f16(1, 8, 4, 4), size=5, alpha=0.1),
+    case("LpNormalization", f32(2, 5, 7)),
+    case("LpNormalization", f32(2, 5, 7), axis=1, p=1),
+    case("LpNormalization", f32(2, 5, 7), axis=0, p=2),
+    case("LpNormalization", f16(2, 5, 7), axis=-2),
+    case("MeanVarianceNormalization", f32(2, 3, 4, 5)),
+    case("MeanVarianceNormalization", f32(2, 3, 4, 5), axes=(1, -1)),
+    case("MeanVarianceNormalization", f32(2, 3, 7), axes=(2,)),
+]

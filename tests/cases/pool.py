@@ -1,0 +1,81 @@
+"""Rows of the pools."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+from tests.cases.table import Case, case, f16, f32, given, i8, u8
+
+OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("MaxPool", {}),
+    ("AveragePool", {}),
+    ("AveragePool", {"count_include_pad": 1}),
+    ("LpPool", {}),
+    ("LpPool", {"p": 3}),
+)
+CASES: list[Case] = []
+for _pool, _also in OPTIONS:
+    CASES += [
+        case(_pool, f32(1, 3, 8, 8), kernel_shape=(2, 2), strides=(2, 2), **_also),
+        case(_pool, f32(3, 5, 7, 9), kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1), **_also),
+        case(_pool, f32(1, 17, 7, 6), kernel_shape=(3, 2), pads=(0, 1, 2, 0), **_also),
+        case(_pool, f32(1, 4, 9, 7), kernel_shape=(2, 2), strides=(3, 4), **_also),
+        case(_pool, f32(1, 8, 8, 9), kernel_shape=(3, 3), strides=(2, 2), ceil_mode=1, **_also),
+        case(
+            _pool,
+            f32(1, 1, 6, 7),
+            kernel_shape=(2, 3),
+            strides=(3, 3),
+            pads=(1, 1, 1, 1),
+            ceil_mode=1,
+            **_also,
+        ),
+        case(_pool, f32(1, 7, 9, 10), kernel_shape=(3, 2), dilations=(2, 3), **_also),
+        case(
+            _pool,
+            f32(1, 4, 9, 10),
+            kernel_shape=(3, 3),
+            dilations=(2, 2),
+            pads=(2, 1, 2, 1),
+            strides=(2, 2),
+            **_also,
+        ),
+        case(_pool, f32(1, 3, 7, 8), kernel_shape=(3, 2), auto_pad="SAME_UPPER", strides=(2, 2), **_also),
+        case(_pool, f32(1, 3, 7, 8), kernel_shape=(4, 3), auto_pad="SAME_LOWER", strides=(2, 1), **_also),
+        case(_pool, f32(1, 3, 7, 8), kernel_shape=(3, 2), auto_pad="VALID", strides=(2, 2), **_also),
+        case(_pool, f32(2, 3, 17), kernel_shape=(4,), strides=(3,), pads=(1, 2), **_also),
+        case(
+            _pool,
+            f32(1, 5, 5, 6, 7),
+            kernel_shape=(3, 2, 3),
+            strides=(2, 1, 2),
+            pads=(1, 0, 1, 1, 0, 1),
+            **_also,
+        ),
+        case(_pool, f16(1, 4, 8, 8), kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1), **_also),
+        case(_pool, f32(1, 4, 5, 5), kernel_shape=(5, 5), **_also),
+    ]
+CASES += [
+    case("MaxPool", f32(3, 5, 7, 9), kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1), outputs=2),
+    case("MaxPool", f32(2, 3, 7, 9), kernel_shape=(3, 2), dilations=(2, 1), outputs=2),
+    case("MaxPool", f32(2, 3, 7, 9), kernel_shape=(3, 2), storage_order=1, outputs=2),
+    case("MaxPool", f32(2, 3, 9), kernel_shape=(3,), pads=(1, 1), outputs=2),
+    case("MaxPool", f32(2, 3, 5, 4, 6), kernel_shape=(2, 2, 2), strides=(2, 2, 2), ceil_mode=1, outputs=2),
+    case("MaxPool", f32(1, 3, 7, 9, low=-9, high=-5), kernel_shape=(3, 3), pads=(1, 1, 1, 1)),
+    case("MaxPool", given([[[1.0, 1.0, 0.0, 1.0, -inf]]]), kernel_shape=(2,), outputs=2, name="ties"),
+    case("MaxPool", i8(1, 3, 6, 5), kernel_shape=(2, 3), strides=(2, 1), pads=(1, 1, 1, 1)),
+    case("MaxPool", u8(1, 3, 6, 5), kernel_shape=(3, 2), dilations=(2, 1)),
+    case("MaxPool", f32(1, 16, 35, 33), kernel_shape=(5, 5), pads=(2, 2, 2, 2)),
+    case("AveragePool", f32(1, 12, 35, 33), kernel_shape=(3, 3), pads=(1, 1, 1, 1)),
+    case("GlobalAveragePool", f32(1, 3, 7, 7)),
+    case("GlobalAveragePool", f32(3, 17, 5, 4)),
+    case("GlobalAveragePool", f32(2, 5, 9)),
+    case("GlobalAveragePool", f32(2, 4, 3, 4, 5)),
+    case("GlobalAveragePool", f16(1, 8, 7, 7)),
+    case("GlobalMaxPool", f32(1, 3, 7, 7)),
+    case("GlobalMaxPool", f32(3, 17, 5, 4)),
+    case("GlobalMaxPool", f32(2, 5, 9)),
+    case("GlobalMaxPool", f32(2, 4, 3, 4, 5)),
+    case("GlobalMaxPool", f16(1, 8, 7, 7)),
+]

@@ -1,0 +1,68 @@
+"""Rows of Resize."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tests.cases.table import Case, Input, case, const, f16, f32
+
+
+def scaled(x: Input, *scales: float, **attributes: Any) -> Case:
+    """Return a row of Resize by scales."""
+    return case("Resize", x, None, const(scales, "float32"), **attributes)
+
+
+def sized(x: Input, *sizes: int, roi: Sequence[float] = (), **attributes: Any) -> Case:
+    """Return a row of Resize to sizes."""
+    region = const(roi, "float32") if roi else None
+    return case("Resize", x, region, None, const(sizes, "int64"), **attributes)
+
+
+CASES: list[Case] = []
+for _mode in ("nearest", "linear", "cubic"):
+    for _at in ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric"):
+        _how: dict[str, Any] = {"mode": _mode, "coordinate_transformation_mode": _at}
+        # onnxruntime 1.23 takes other pixels there than the specification and onnx's evaluator.
+        _odd = ("onnx",) if (_mode, _at) == ("nearest", "half_pixel_symmetric") else ("ort", "onnx")
+        CASES += [
+            scaled(f32(1, 3, 4, 5), 1, 1, 2, 3, **_how),
+            scaled(f32(1, 2, 7, 8), 1, 1, 0.6, 0.5, oracles=_odd, **_how),
+            sized(f32(1, 2, 5, 6), 1, 2, 9, 4, **_how),
+        ]
+    _crop: dict[str, Any] = {"mode": _mode, "coordinate_transformation_mode": "tf_crop_and_resize"}
+    CASES += [
+        sized(f32(1, 1, 4, 4), 1, 1, 3, 3, roi=(0, 0, 0.4, 0.6, 1, 1, 0.6, 0.8), **_crop),
+        sized(
+            f32(1, 1, 4, 4),
+            *(1, 1, 3, 5),
+            roi=(0, 0, -0.25, 0.6, 1, 1, 1.2, 1.7),
+            extrapolation_value=10.0,
+            **_crop,
+        ),
+        sized(f32(2, 1, 5, 4), 2, 1, 1, 3, roi=(0, 0, 0.1, 0.2, 1, 1, 0.4, 1), **_crop),
+        sized(f32(1, 3, 4, 6), 8, 9, axes=(2, 3), mode=_mode),
+        sized(f32(1, 3, 4, 6), 8, 9, axes=(2, 3), mode=_mode, keep_aspect_ratio_policy="not_larger"),
+        sized(f32(1, 3, 4, 6), 7, 8, axes=(2, 3), mode=_mode, keep_aspect_ratio_policy="not_smaller"),
+        sized(f32(1, 3, 4, 6), 7, 8, axes=(3, 2), mode=_mode),
+        scaled(f16(1, 3, 4, 6), 1, 1, 2, 2, mode=_mode),
+    ]
+for _nearest in ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil"):
+    for _at in ("half_pixel", "align_corners", "asymmetric"):
+        _how = {"nearest_mode": _nearest, "coordinate_transformation_mode": _at}
+        CASES += [
+            scaled(f32(1, 2, 5, 4), 1, 1, 2, 0.8, **_how),
+            sized(f32(1, 2, 5, 4), 1, 2, 8, 7, **_how),
+        ]
+CASES += [
+    scaled(f32(1, 2, 6, 7), 1, 1, 0.8, 1.5, mode="cubic", cubic_coeff_a=-0.5),
+    scaled(f32(1, 2, 6, 7), 1, 1, 0.8, 1.5, mode="cubic", exclude_outside=1),
+    scaled(f32(1, 17, 6, 7), 1, 1, 2, 2, mode="linear"),
+    scaled(f32(1, 2, 5), 1, 1, 2.5, mode="linear"),
+    scaled(f32(4, 5), 2, 2, mode="linear"),
+    scaled(f32(1, 2, 3, 4, 5), 1, 1, 2, 2, 2, mode="linear"),
+    scaled(f32(1, 2, 3, 4, 5), 1, 1, 2, 2, 1),
+    scaled(f32(1, 4, 4, 4), 1, 1, 1, 1, mode="linear"),
+    sized(f32(1, 4, 1, 1), 1, 4, 5, 5, mode="linear", coordinate_transformation_mode="align_corners"),
+    sized(f32(1, 4, 6, 6), 1, 4, 1, 1, mode="linear", coordinate_transformation_mode="align_corners"),
+]

@@ -1,0 +1,85 @@
+"""The kernels that a wheel brings compiled, so that common networks run where no GLSL compiler is.
+
+`standard.json` lists them as requests, one a line; scripts/update_standard_kernels.py writes it. The build
+of a wheel renders and compiles each into `weft/spirv.zip`, in which `weft.backends.vulkan.spirv` looks
+first. A kernel is found there by the hash of its text, so that a list that lags behind the templates
+ships kernels that nobody asks for, never wrong ones.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Iterable
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from weft.backends.vulkan import glslang
+from weft.backends.vulkan.dialect import GlslDialect
+from weft.core.dtypes import DType
+from weft.errors import CompileError
+from weft.kernels.source import Arg
+from weft.kernels.template import KernelRequest, Operand, Stage, render
+
+MANIFEST = Path(__file__).with_name("standard.json")
+SPIRV = "spirv.zip"
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+_PLAIN_FILE = 0o100644 << 16
+
+
+def build(target: Path, requests: Iterable[KernelRequest] | None = None) -> int:
+    """Compile the standard kernels (or those given) into a zip, equal for equal input; return their number."""
+    compiler = glslang.find_compiler()
+    if compiler is None:
+        raise CompileError("there is no GLSL compiler to build the kernels with", fix=glslang.INSTALL_HINT)
+    dialect = GlslDialect()
+    sources = {}
+    for request in standard_requests() if requests is None else requests:
+        source = render(request, dialect)
+        sources[source.digest] = source
+    with zipfile.ZipFile(target, "w") as archive:
+        for digest in sorted(sources):
+            entry = zipfile.ZipInfo(f"{digest}.spv", _EPOCH)
+            entry.external_attr, entry.compress_type = _PLAIN_FILE, zipfile.ZIP_DEFLATED
+            archive.writestr(entry, compiler.compile(sources[digest].text, sources[digest].entry))
+    return len(sources)
+
+
+def shipped_kernels() -> int:
+    """Return how many compiled kernels this installation brings; a damaged set counts as none."""
+    try:
+        with zipfile.ZipFile(Path(str(resources.files("weft"))) / SPIRV) as archive:
+            return len(archive.namelist())
+    except (OSError, zipfile.BadZipFile):
+        return 0
+
+
+def standard_requests(path: Path = MANIFEST) -> list[KernelRequest]:
+    """Return the kernels on the list."""
+    return [_decode(row) for row in json.loads(path.read_text(encoding="utf-8"))]
+
+
+def write_requests(requests: Iterable[KernelRequest], path: Path = MANIFEST) -> None:
+    """Write the list: sorted, one request a line, so that a change reads well in a diff."""
+    rows = sorted(json.dumps(_encode(r), separators=(",", ":")) for r in requests)
+    path.write_text("[\n" + ",\n".join(rows) + "\n]\n", encoding="utf-8")
+
+
+def _encode(r: KernelRequest) -> list[Any]:
+    args = [[a.name, a.dtype.value, a.kind, int(a.written)] for a in r.args]
+    stages = [[s.expr, [[o.kind, o.name] for o in s.operands]] for s in r.stages]
+    return [r.template, r.variant, args, r.ints, r.floats, stages, r.stages_on]
+
+
+def _decode(row: list[Any]) -> KernelRequest:
+    template, variant, args, ints, floats, stages, stages_on = row
+    return KernelRequest(
+        template,
+        tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in variant),
+        tuple(Arg(name, DType(dtype), kind, bool(written)) for name, dtype, kind, written in args),
+        tuple(ints),
+        tuple(floats),
+        tuple(Stage(expr, tuple(Operand(kind, name) for kind, name in operands)) for expr, operands in stages),
+        stages_on,
+    )

@@ -1,0 +1,119 @@
+"""What a caller hands to a session: input arrays, shapes, and arrays for the outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from weft.core.dtypes import DType
+from weft.core.graph import Graph
+from weft.core.layout import Array, Shape
+from weft.core.tensor import TensorSpec
+from weft.errors import InputError
+
+Outputs = Sequence["Array | None"] | Mapping[str, "Array | None"]
+
+
+def take_inputs(graph: Graph, inputs: Sequence[Any]) -> dict[str, Array]:
+    """Return the input arrays by name, in the network's element types; InputError lists all that do not fit.
+
+    `inputs` are arrays in order, or one mapping by name. Numbers are converted where no value is lost but
+    digits: integers to floats, one float to another, an integer to a type that holds it.
+    """
+    names = graph.inputs
+    if len(inputs) == 1 and isinstance(inputs[0], Mapping):
+        given = dict(inputs[0])
+    elif len(inputs) == len(names):
+        given = dict(zip(names, inputs, strict=True))
+    else:
+        shown = ", ".join(f"{n!r}: {graph.specs[n]}" for n in names) or "none"
+        raise InputError(f"{len(inputs)} input(s) were given", why=f"the network has {len(names)}: {shown}")
+    problems = [f"{n!r} is missing" for n in names if n not in given]
+    problems += [f"there is no input {n!r}" for n in given if n not in names]
+    arrays: dict[str, Array] = {}
+    for name in names:
+        if name in given:
+            array, problem = _fitted(given[name], graph.specs[name].dtype)
+            arrays[name] = array
+            problems += [f"{name!r} {problem}"] if problem else []
+    if problems:
+        wanted = ", ".join(f"{n!r}: {graph.specs[n]}" for n in names) or "nothing"
+        raise InputError("the inputs do not fit the network", why="; ".join(problems), fix=f"give {wanted}")
+    return arrays
+
+
+def _fitted(value: Any, dtype: DType) -> tuple[Array, str]:
+    """Return the value as an array of the type, and what is wrong with it."""
+    try:
+        array = np.asarray(value)
+    except ValueError as e:
+        return np.empty(0), f"is not an array ({e})"
+    want = dtype.numpy
+    if array.dtype == want:
+        return array, ""
+    wrong = f"has element type {array.dtype} and {want} is needed"
+    kinds = array.dtype.kind + want.kind
+    if array.dtype.kind not in "iuf" or kinds not in ("ff", "if", "uf", "ii", "iu", "ui", "uu"):
+        return array, wrong
+    if want.kind in "iu" and array.size:
+        limits = np.iinfo(want)
+        if int(array.min()) < limits.min or int(array.max()) > limits.max:
+            return array, f"{wrong}, which does not hold all of its values"
+    with np.errstate(over="ignore"):
+        converted: Array = array.astype(want)
+    if want.kind == "f" and bool(np.any(np.isinf(converted) & np.isfinite(array))):
+        return array, f"{wrong}, which does not hold all of its values"
+    return converted, ""
+
+
+def take_shape(name: str, shape: Any) -> Shape:
+    """Return a shape as a tuple of ints; InputError if it is none."""
+    try:
+        dims = tuple(shape)
+        whole = tuple(int(d) for d in dims)
+    except (TypeError, ValueError):
+        dims, whole = (), (-1,)
+    if dims != whole or min(whole, default=0) < 0:
+        raise InputError(
+            f"{shape!r} is not a shape for {name!r}", why="a shape is a tuple of sizes, each an integer from 0 on"
+        )
+    return whole
+
+
+def take_outputs(
+    names: Sequence[str], specs: Mapping[str, TensorSpec], outputs: Outputs | None
+) -> list[Array | None]:
+    """Return the caller's array for each output, or None; InputError lists all that do not fit."""
+    if outputs is None:
+        return [None] * len(names)
+    problems: list[str] = []
+    if isinstance(outputs, Mapping):
+        problems = [f"there is no output {n!r}" for n in outputs if n not in names]
+        given = [outputs.get(n) for n in names]
+    else:
+        given = list(outputs)
+        if len(given) != len(names):
+            raise InputError(
+                f"{len(given)} array(s) were given for the outputs",
+                why=f"the network has {len(names)}: {', '.join(names)}",
+                fix="give one for each, None where there is none",
+            )
+    for name, array in zip(names, given, strict=True):
+        problem = _misfit(array, specs[name])
+        if problem:
+            problems.append(f"{name!r} needs a writable array {specs[name]}; given is {problem}")
+    if problems:
+        raise InputError("the arrays for the outputs do not fit", why="; ".join(problems))
+    return given
+
+
+def _misfit(array: Any, spec: TensorSpec) -> str:
+    if array is None:
+        return ""
+    if not isinstance(array, np.ndarray):
+        return f"a {type(array).__name__}"
+    if array.dtype != spec.dtype.numpy or array.shape != spec.dims:
+        return f"{array.dtype}[{'x'.join(map(str, array.shape))}]"
+    return "" if array.flags.writeable else "a read-only one"

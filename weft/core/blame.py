@@ -1,0 +1,42 @@
+"""Put the node or device into whatever is raised while it works (contract section 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from weft.core.graph import Node
+from weft.errors import ExecutionError, OutOfMemory, WeftError
+
+SHOWN = 8
+
+
+@contextmanager
+def blame(where: str, what: str = "a node failed") -> Iterator[None]:
+    """Add `where` to what is raised inside: a WeftError keeps its class, others become ExecutionError."""
+    try:
+        yield
+    except WeftError as e:
+        if where not in e.where:
+            place = f"{where}: {e.where}" if e.where else where
+            WeftError.__init__(e, e.what, where=place, why=e.why, fix=e.fix)
+        raise
+    except Exception as e:
+        kind = OutOfMemory if isinstance(e, MemoryError) else ExecutionError
+        raise kind(what, where=where, why=f"{type(e).__name__}: {e}") from e
+
+
+def at_node(node: Node, device: str) -> str:
+    """Return the place of a failure in one node."""
+    return f"{_named(node)} on {device}"
+
+
+def at_nodes(nodes: Sequence[Node], device: str) -> str:
+    """Return the place of a failure of a device that ran these nodes and does not say which failed."""
+    named = ", ".join(_named(n) for n in nodes[:SHOWN])
+    more = f" and {len(nodes) - SHOWN} more" if len(nodes) > SHOWN else ""
+    return f"{device}, which ran {named}{more}"
+
+
+def _named(node: Node) -> str:
+    return f"node {node.name!r} ({node.op.type})"

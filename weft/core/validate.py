@@ -1,0 +1,48 @@
+"""Is a graph well formed? Asked once, before anything is made of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from weft.core.graph import Graph
+from weft.errors import ModelError
+
+SHOWN = 20
+
+
+def validate(graph: Graph) -> None:
+    """Raise ModelError with everything that is wrong with the names and the order of a graph."""
+    problems = _origins(graph) + _order(graph)
+    if problems:
+        more = [f"and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
+        raise ModelError(
+            f"graph {graph.name!r} is not well formed",
+            why="; ".join(problems[:SHOWN] + more),
+            fix="each value is made once and before it is read; each node has a name of its own",
+        )
+
+
+def _origins(graph: Graph) -> list[str]:
+    names = Counter(n.name for n in graph.nodes)
+    problems = [f"{count} nodes are called {name!r}" for name, count in names.items() if count > 1]
+    made = Counter([*graph.inputs, *graph.constants, *(o for n in graph.nodes for o in n.outputs if o)])
+    problems += [f"value {name!r} is made {count} times" for name, count in made.items() if count > 1]
+    given = [*graph.inputs, *graph.constants]
+    problems += [f"{name!r} has no shape and type (Graph.specs)" for name in given if name not in graph.specs]
+    for name, value in graph.constants.items():
+        spec = graph.specs.get(name)
+        if spec is not None and (spec.shape != value.shape or spec.dtype.numpy != value.dtype):
+            problems.append(f"constant {name!r} is {value.dtype}{list(value.shape)} and its spec says {spec}")
+    return problems
+
+
+def _order(graph: Graph) -> list[str]:
+    known = {*graph.inputs, *graph.constants}
+    later = {o for n in graph.nodes for o in n.outputs if o}
+    problems = []
+    for node in graph.nodes:
+        for name in dict.fromkeys(i for i in node.inputs if i and i not in known):
+            how = "which is made only later" if name in later else "which nothing makes"
+            problems.append(f"node {node.name!r} ({node.op.type}) reads {name!r}, {how}")
+        known.update(o for o in node.outputs if o)
+    return problems + [f"nothing makes the output {name!r}" for name in graph.outputs if name not in known]
