@@ -80,6 +80,8 @@ def _decode(row: list[Any]) -> KernelRequest:
         tuple(Arg(name, DType(dtype), kind, bool(written)) for name, dtype, kind, written in args),
         tuple(ints),
         tuple(floats),
-        tuple(Stage(expr, tuple(Operand(kind, name) for kind, name in operands)) for expr, operands in stages),
+        tuple(
+            Stage(expr, tuple(Operand(kind, name) for kind, name in operands)) for expr, operands in stages
+        ),
         stages_on,
     )

@@ -1,0 +1,95 @@
+"""Which kernels a network asks for on some device, found without the device: nothing is compiled or run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+from weft.backends.gpu import builder
+from weft.backends.gpu.creator import GpuCreator
+from weft.backends.gpu.device import Command, DeviceCaps, GpuBuffer, GpuDevice, MemoryKind
+from weft.backends.vulkan.dialect import GlslDialect
+from weft.core.backend import BackendConfig, DeviceInfo, ForwardType, Precision
+from weft.core.graph import Graph
+from weft.core.layout import Array, Shape
+from weft.core.registry import Choice, registry
+from weft.core.session import Session
+from weft.kernels.dialect import Dialect
+from weft.kernels.source import KernelSource
+from weft.kernels.template import KernelRequest, render
+
+
+class NullDevice(GpuDevice):
+    """A device of given capabilities that takes every command and does nothing."""
+
+    def allocate(self, nbytes: int, kind: MemoryKind = MemoryKind.DEVICE) -> GpuBuffer:
+        """Return a buffer; on the host there is memory behind it, on the device there is not."""
+        host = None if kind is MemoryKind.DEVICE else np.empty(nbytes, np.uint8)
+        return GpuBuffer(nbytes, kind, None, host)
+
+    def free(self, buffer: GpuBuffer) -> None:
+        """Do nothing."""
+
+    def upload(self, buffer: GpuBuffer, offset: int, data: Array) -> None:
+        """Do nothing."""
+
+    def download(self, buffer: GpuBuffer, offset: int, out: Array) -> None:
+        """Do nothing."""
+
+    def compile(self, source: KernelSource, values: Mapping[str, int | float]) -> Any:
+        """Return the name of the kernel."""
+        return source.entry
+
+    def record(self, commands: Sequence[Command], profile: bool = False) -> Any:
+        """Return the commands."""
+        return list(commands)
+
+    def submit(self, recording: Any) -> None:
+        """Do nothing."""
+
+    def wait(self, recording: Any) -> None:
+        """Do nothing."""
+
+    def release(self, recording: Any) -> None:
+        """Do nothing."""
+
+
+class NullCreator(GpuCreator):
+    """Makes backends on a `NullDevice`; it is not registered."""
+
+    id = "null"
+
+    def __init__(self, caps: DeviceCaps) -> None:
+        super().__init__()
+        self._caps = caps
+
+    def open(self, index: int) -> GpuDevice:
+        """Return the device."""
+        return NullDevice(DeviceInfo(self.id, index, "null"), self._caps, GlslDialect())
+
+
+@contextmanager
+def _recorded() -> Iterator[set[KernelRequest]]:
+    """Give the set of requests that are rendered in the block."""
+    requests: set[KernelRequest] = set()
+
+    def record(request: KernelRequest, dialect: Dialect) -> KernelSource:
+        requests.add(request)
+        return render(request, dialect)
+
+    with patch.object(builder, "render", record):
+        yield requests
+
+
+def plan_kernels(
+    graph: Graph, caps: DeviceCaps, precision: Precision, shapes: Mapping[str, Shape] | None = None
+) -> set[KernelRequest]:
+    """Return the kernels that a session of this network renders on a device of these capabilities."""
+    choices = [Choice(NullCreator(caps), 0), Choice(registry.find(ForwardType.CPU), 0)]
+    with _recorded() as requests:
+        Session(graph, choices, BackendConfig(precision=precision), shapes=shapes).close()
+    return requests

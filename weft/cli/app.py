@@ -1,0 +1,66 @@
+"""The command `weft`: its sub-commands, and how an error looks."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+import weft
+from weft.cli import bench, cache, compare, devices, doctor, inspect, run
+from weft.cli.console import error
+from weft.errors import WeftError
+
+FAILED = 2
+"""The exit status after an error of Weft, as after a wrong option."""
+
+app = typer.Typer(
+    name="weft",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Run neural networks on the CPU, on OpenCL and on Vulkan.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("run")(run.run)
+app.command("devices")(devices.devices)
+app.command("doctor")(doctor.doctor)
+app.command("bench")(bench.bench)
+app.command("compare")(compare.compare)
+app.command("inspect")(inspect.inspect)
+app.add_typer(cache.app, name="cache")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"weft {weft.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show tracebacks and what Weft logs; anywhere on the line.")
+    ] = False,
+) -> None:
+    """Run neural networks on the CPU, on OpenCL and on Vulkan."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command line, by default that of the process, and exit with its status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given
+    logging.basicConfig(format="weft: %(message)s", level=logging.DEBUG if debug else logging.WARNING)
+    try:
+        app([a for a in given if a != "--debug"])
+    except WeftError as e:
+        if debug:
+            raise
+        error(str(e))
+        sys.exit(FAILED)

@@ -1,0 +1,118 @@
+"""`weft bench`: how long a network takes, devices side by side."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import weft
+from weft.cli.console import note, table, working
+from weft.cli.inputs import Preparation, collect
+from weft.cli.measure import Timing, measure, milliseconds
+from weft.cli.results import largest_difference
+from weft.cli.targets import DeviceOption, ShapeOption, device_orders, parse_pairs, parse_shapes
+from weft.core.backend import Precision
+from weft.core.layout import Array
+from weft.errors import ConfigError
+from weft.frontends.onnx import load as load_onnx
+from weft.loading import load
+
+NUMBERS = ("load ms", "first ms", "median ms", "p90 ms", "min ms", "difference")
+
+
+def bench(
+    model: Annotated[Path, typer.Argument(help="An ONNX file.", show_default=False)],
+    inputs: Annotated[list[str] | None, typer.Option("--input", "-i", help="NAME=FILE.npy.")] = None,
+    device: DeviceOption = "all",
+    precision: Annotated[str, typer.Option(help="high, normal, low, or several with commas.")] = "high",
+    shape: ShapeOption = None,
+    iterations: Annotated[int, typer.Option(min=1, help="Runs that are timed.")] = 50,
+    warmup: Annotated[int, typer.Option(min=1, help="Runs before those; the first is shown by itself.")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with every time.")] = False,
+) -> None:
+    """Time a network on each device, from host array to host array.
+
+    `load ms` is from the file to a session that is ready to run: reading, planning, compiling (or finding
+    kernels in the cache) and uploading weights. `difference` is the largest from the first row's outputs.
+    """
+    with working(f"reading {model.name}"):
+        graph = load_onnx(model)
+    files = parse_pairs(inputs, "--input", "x=x.npy")
+    arrays, remarks = collect(graph, files, parse_shapes(shape), Preparation())
+    for remark in remarks:
+        note(remark)
+    rows: list[dict[str, Any]] = []
+    reference: list[Array] | None = None
+    for names in device_orders(device):
+        for each in _precisions(precision):
+            row, outputs = _time(model, names, each, arrays, (iterations, warmup))
+            reference = outputs if reference is None else reference
+            rows.append({**row, "difference": largest_difference(outputs, reference)})
+    _print(model, rows, as_json)
+
+
+def _precisions(text: str) -> list[Precision]:
+    names = {p.value: p for p in Precision}
+    wrong = [part for part in text.split(",") if part.strip().lower() not in names]
+    if wrong:
+        raise ConfigError(f"--precision {text!r} is not known", fix=f"use some of {', '.join(names)}")
+    return [names[part.strip().lower()] for part in text.split(",")]
+
+
+def _time(
+    model: Path, names: list[str], precision: Precision, arrays: Mapping[str, Array], times: tuple[int, int]
+) -> tuple[dict[str, Any], list[Array]]:
+    label = "+".join(names)
+    shapes = {name: a.shape for name, a in arrays.items()}
+    start = time.perf_counter()
+    with working(f"preparing for {label}"):
+        session = load(model, names, precision=precision, shapes=shapes)
+    loaded = milliseconds(time.perf_counter() - start)
+    with session:
+        outputs, timing = measure(session, arrays, *times)
+        nodes = dict(session.report.nodes_by_device)
+    row = {"device": label, "precision": precision.value, "nodes": nodes, "load_ms": loaded, **_times(timing)}
+    return row, outputs
+
+
+def _times(timing: Timing) -> dict[str, Any]:
+    return {
+        "first_ms": timing.first,
+        "median_ms": timing.median,
+        "p90_ms": timing.p90,
+        "min_ms": timing.best,
+        "runs_ms": list(timing.runs),
+    }
+
+
+def _print(model: Path, rows: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        facts = {
+            "model": str(model),
+            "weft": weft.__version__,
+            "python": platform.python_version(),
+            "rows": rows,
+        }
+        print(json.dumps(facts, indent=2))
+        return
+    columns = ("load_ms", "first_ms", "median_ms", "p90_ms", "min_ms")
+    table(
+        ("device", "precision", "nodes", *NUMBERS),
+        [
+            (
+                row["device"],
+                row["precision"],
+                ", ".join(f"{d} {n}" for d, n in row["nodes"].items()),
+                *(f"{row[c]:.3f}" for c in columns),
+                f"{row['difference']:.1e}",
+            )
+            for row in rows
+        ],
+        numbers=NUMBERS,
+    )

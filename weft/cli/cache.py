@@ -1,0 +1,56 @@
+"""`weft cache`: what compiled kernels take on disk, and a way to be rid of them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import typer
+
+from weft import config
+from weft.cli.console import line, note, table
+
+app = typer.Typer(no_args_is_help=True, help="Show or clear the kernels that are kept on disk.")
+# A blob is named by a hash; a file of another name in that folder is not ours to remove.
+_BLOB = re.compile(r"[0-9a-f]{40}")
+
+
+def _blobs() -> Iterator[Path]:
+    folder = config.cache_dir()
+    if folder.is_dir():
+        for path in sorted(folder.glob("*/*")):
+            if path.is_file() and _BLOB.fullmatch(path.name):
+                yield path
+
+
+@app.command()
+def info() -> None:
+    """Show where the cache lies and what is in it."""
+    line(
+        f"folder: {config.cache_dir()}" + ("" if config.cache_enabled() else " (turned off by WEFT_CACHE=0)")
+    )
+    files: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    for path in _blobs():
+        files[path.parent.name] += 1
+        sizes[path.parent.name] += path.stat().st_size
+    rows = [(kind, str(files[kind]), f"{sizes[kind] / 1024:.1f}") for kind in files]
+    rows.append(("all", str(files.total()), f"{sizes.total() / 1024:.1f}"))
+    table(("kind", "files", "KiB"), rows, numbers=("files", "KiB"))
+
+
+@app.command()
+def clear() -> None:
+    """Remove the compiled kernels; they are made anew when they are needed."""
+    removed = size = 0
+    for path in _blobs():
+        try:
+            bytes_ = path.stat().st_size
+            path.unlink()
+        except OSError as e:
+            note(f"{path} cannot be removed: {e.strerror}")
+            continue
+        removed, size = removed + 1, size + bytes_
+    line(f"removed {removed} files, {size / 1024:.1f} KiB, from {config.cache_dir()}")

@@ -1,0 +1,161 @@
+"""What `weft doctor` examines, one function a subject."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+import numpy as np
+
+import weft
+from weft import config
+from weft.backends.vulkan import glslang
+from weft.backends.vulkan.prebuild import shipped_kernels
+from weft.cli.devices import device_name
+from weft.cli.results import largest_difference
+from weft.core.backend import DeviceInfo
+from weft.core.dtypes import DType
+from weft.core.graph import Graph, Node
+from weft.core.registry import registry
+from weft.core.tensor import TensorSpec
+from weft.errors import WeftError
+from weft.loading import load
+from weft.ops.conv import Conv
+from weft.ops.unary import Relu
+
+PASS, FAIL, ABSENT = "PASS", "FAIL", "absent"
+TOLERANCE = 1e-4
+_SHADER = "#version 450\nlayout(local_size_x = 1) in;\nvoid main() {}\n"
+_REQUIRED = ("numpy", "onnx", "mako", "platformdirs")
+_OPTIONAL = {
+    "pyopencl": "OpenCL: pip install weft[opencl]",
+    "vulkan": "Vulkan: pip install weft[vulkan]",
+    "pillow": "pictures as inputs: pip install weft[images]",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One finding: PASS, FAIL or absent (not installed, which is no failure), and what to do."""
+
+    name: str
+    status: str
+    found: str
+    fix: str = ""
+
+
+def all_checks() -> list[Check]:
+    """Return every finding, in the order in which things depend on each other."""
+    found = [_python(), *_packages(), _cache(), *_backends()]
+    found += [_compiler(needed="vulkan" not in registry.absent())]
+    found += [_device(info) for info in registry.devices()]
+    return found
+
+
+def _python() -> Check:
+    here = ".".join(map(str, sys.version_info[:3]))
+    fits = (3, 10) <= sys.version_info < (3, 14)
+    fix = "" if fits else "use a Python between 3.10 and 3.13"
+    return Check("python", PASS if fits else FAIL, f"{here}, weft {weft.__version__}", fix)
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _packages() -> Iterator[Check]:
+    for name in _REQUIRED:
+        found = _installed(name)
+        yield Check(
+            name, PASS if found else FAIL, found or "not installed", "" if found else f"pip install {name}"
+        )
+    for name, wish in _OPTIONAL.items():
+        found = _installed(name)
+        yield Check(name, PASS if found else ABSENT, found or "not installed", "" if found else f"for {wish}")
+
+
+def _cache() -> Check:
+    folder = config.cache_dir()
+    if not config.cache_enabled():
+        return Check("cache", ABSENT, "turned off by WEFT_CACHE=0")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return Check("cache", PASS, str(folder))
+    except OSError as e:
+        fix = "make the folder writable, or name another in WEFT_CACHE_DIR"
+        return Check("cache", FAIL, f"{folder} cannot be written: {e.strerror}", fix)
+
+
+def _backends() -> Iterator[Check]:
+    packages = {"opencl": "pyopencl", "vulkan": "vulkan"}
+    for creator in registry.creators():
+        why = creator.absent()
+        if why is None:
+            count = len(creator.devices())
+            yield Check(creator.id, PASS, f"{count} device{'s' if count > 1 else ''}")
+            continue
+        package = packages.get(creator.id)
+        # Where the package is installed, OpenCL or Vulkan is wanted, and a missing driver is a failure.
+        wanted = package is not None and _installed(package) is not None
+        what, _, fix = why.partition(": ")
+        yield Check(creator.id, FAIL if wanted else ABSENT, what, fix)
+
+
+def _compiler(needed: bool) -> Check:
+    name, shipped = "GLSL compiler", shipped_kernels()
+    brought = (
+        f"this installation brings {shipped} compiled kernels"
+        if shipped
+        else "no kernels are brought compiled"
+    )
+    try:
+        compiler = glslang.find_compiler()
+        if compiler is not None:
+            compiler.compile(_SHADER, "doctor")
+            return Check(name, PASS, f"{compiler.description}; {brought}")
+    except WeftError as e:
+        return Check(name, FAIL, e.what, e.fix)
+    if shipped:
+        return Check(name, ABSENT, brought, f"for kernels beyond those: {glslang.INSTALL_HINT}")
+    return Check(name, FAIL if needed else ABSENT, f"none; {brought}", f"for Vulkan: {glslang.INSTALL_HINT}")
+
+
+def small_network() -> Graph:
+    """Return a convolution with a Relu behind it."""
+    rng = np.random.default_rng(0)
+    weights = rng.standard_normal((6, 5, 3, 3)).astype(np.float32)
+    bias = rng.standard_normal(6).astype(np.float32)
+    conv = Conv(kernel_shape=(3, 3), pads=(1, 1, 1, 1))
+    nodes = [Node("conv", conv, ("x", "w", "b"), ("c",)), Node("relu", Relu(), ("c",), ("y",))]
+    specs = {"x": TensorSpec((1, 5, 9, 7), DType.FLOAT32)}
+    specs |= {name: TensorSpec(a.shape, DType.FLOAT32) for name, a in (("w", weights), ("b", bias))}
+    return Graph("doctor", ["x"], ["y"], nodes, specs, {"w": weights, "b": bias})
+
+
+def _device(info: DeviceInfo) -> Check:
+    """Run the small network on a device and compare with the CPU."""
+    label = f"{info.id}:{info.index}"
+    x = np.random.default_rng(1).standard_normal((1, 5, 9, 7)).astype(np.float32)
+    graph = small_network()
+    try:
+        with load(graph, "cpu") as cpu, load(graph, label, fallback="error") as session:
+            difference = largest_difference(session.run(x), cpu.run(x))
+    except Exception as e:  # a broken driver may raise anything, and the next device is examined all the same
+        what = e.what if isinstance(e, WeftError) else f"{type(e).__name__}: {e}"
+        why = e.why if isinstance(e, WeftError) else ""
+        return Check(
+            label, FAIL, f"{info.name}: {what}", " ".join(filter(None, (why, getattr(e, "fix", ""))))
+        )
+    kind = "software" if info.software else "hardware"
+    found = f"{info.name} ({kind}), a small network within {difference:.1e} of the CPU"
+    if not difference <= TOLERANCE:
+        fix = f"use another device than {device_name(info)}, update its driver, and report this"
+        return Check(label, FAIL, found, fix)
+    return Check(label, PASS, found)

@@ -1,0 +1,93 @@
+"""`weft compare`: two devices, layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from weft.cli.console import line, note, table, working
+from weft.cli.inputs import Preparation, collect
+from weft.cli.results import largest_difference
+from weft.cli.targets import DeviceOption, ShapeOption, device_orders, parse_pairs, parse_shapes
+from weft.core.backend import Precision
+from weft.core.graph import Graph, bind
+from weft.core.layout import Array
+from weft.core.optimize import run_passes
+from weft.errors import ConfigError
+from weft.frontends.onnx import load as load_onnx
+from weft.loading import load
+
+
+def compare(
+    model: Annotated[Path, typer.Argument(help="An ONNX file.", show_default=False)],
+    device: DeviceOption = "cpu,auto",
+    inputs: Annotated[
+        list[str] | None, typer.Option("--input", "-i", help="NAME=FILE.npy or a picture.")
+    ] = None,
+    precision: Annotated[
+        Precision, typer.Option(help="Of the second device; the first has high.")
+    ] = Precision.HIGH,
+    shape: ShapeOption = None,
+    threshold: Annotated[
+        float, typer.Option(min=0, help="Show nodes that differ by more, relative to the range.")
+    ] = 0.0,
+) -> None:
+    """Run a network on two devices and compare every value on the way.
+
+    So that they can be seen, all values are outputs here: nodes are not fused as they are in a usual run.
+    """
+    orders = device_orders(device)
+    if len(orders) != 2:
+        raise ConfigError(
+            f"{len(orders)} runs were named", where=f"--device {device}", fix='name two: "cpu,vulkan"'
+        )
+    with working(f"reading {model.name}"):
+        graph = load_onnx(model)
+    files = parse_pairs(inputs, "--input", "x=x.npy")
+    arrays, remarks = collect(graph, files, parse_shapes(shape), Preparation())
+    for remark in remarks:
+        note(remark)
+    shown = _expose(run_passes(bind(graph, {name: a.shape for name, a in arrays.items()})))
+    first, second = (
+        _values(shown, names, arrays, level)
+        for names, level in zip(orders, (Precision.HIGH, precision), strict=True)
+    )
+    _print(shown, first, second, threshold)
+
+
+def _expose(graph: Graph) -> Graph:
+    """Return the graph with every value as an output."""
+    out = graph.copy()
+    out.outputs = list(dict.fromkeys([*(o for n in graph.nodes for o in n.outputs if o), *graph.outputs]))
+    return out
+
+
+def _values(
+    graph: Graph, names: list[str], arrays: Mapping[str, Array], precision: Precision
+) -> dict[str, Array]:
+    with working(f"running on {'+'.join(names)}"), load(graph, names, precision=precision) as session:
+        return dict(zip(session.outputs, session.run(arrays), strict=True))
+
+
+def _print(graph: Graph, first: Mapping[str, Array], second: Mapping[str, Array], threshold: float) -> None:
+    rows, worst = [], 0.0
+    for node in graph.nodes:
+        for name in filter(None, node.outputs):
+            difference = largest_difference([second[name]], [first[name]])
+            finite = np.abs(first[name][np.isfinite(first[name])]) if first[name].size else first[name]
+            reach = float(finite.max()) if finite.size else 0.0
+            relative = difference / reach if reach else difference
+            worst = max(worst, relative)
+            if not relative <= threshold:
+                rows.append(
+                    (node.name, node.op.type, name, f"{reach:.3g}", f"{difference:.2e}", f"{relative:.2e}")
+                )
+    numbers = ("range", "difference", "relative")
+    table(("node", "op", "value", *numbers), rows, numbers=numbers)
+    line(
+        f"{len(rows)} of {len(first)} values differ by more than {threshold:g}; the largest is {worst:.2e} of the range"
+    )

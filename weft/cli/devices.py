@@ -1,0 +1,47 @@
+"""`weft devices`: what there is to run on."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from weft.cli.console import line, table
+from weft.core.backend import DeviceInfo
+from weft.core.registry import registry
+
+
+def devices(
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON, with all that the drivers tell.")
+    ] = False,
+) -> None:
+    """List the devices that networks can run on, and why the other kinds are absent."""
+    found, absent = registry.devices(), registry.absent()
+    choice = registry.choose("auto")[0]
+    if as_json:
+        facts = {
+            "devices": [as_dict(d) for d in found],
+            "absent": absent,
+            "auto": {"device": choice.device, "why": choice.why},
+        }
+        print(json.dumps(facts, indent=2, default=str))
+        return
+    rows = [(device_name(d), d.name, d.driver, "software" if d.software else "hardware") for d in found]
+    table(("use as", "device", "driver", "kind"), rows)
+    for name, why in absent.items():
+        line(f"{name} is absent: {why}")
+    line(choice.why)
+
+
+def device_name(info: DeviceInfo) -> str:
+    """Return the name to use for a device: "vulkan", and "vulkan:1" for the second."""
+    return f"{info.id}:{info.index}" if info.index else info.id
+
+
+def as_dict(info: DeviceInfo) -> dict[str, object]:
+    """Return the facts about a device for JSON."""
+    kind = "software" if info.software else "hardware"
+    own = {"use as": device_name(info), "name": info.name, "driver": info.driver, "kind": kind}
+    return {**own, "details": dict(info.details)}

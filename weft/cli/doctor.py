@@ -1,0 +1,36 @@
+"""`weft doctor`: whether everything is there, and whether each device computes the right thing."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from weft.cli.checks import FAIL, all_checks
+from weft.cli.console import line, table, working
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for a report of a defect.")] = False,
+) -> None:
+    """Check packages, loaders, drivers, compiler and cache, and run a small network on each device.
+
+    Every failure comes with what to do about it. The exit status is 1 if something that is installed
+    does not work; what is not installed is listed and is no failure.
+    """
+    with working("examining"):
+        checks = all_checks()
+    counts = Counter(check.status for check in checks)
+    if as_json:
+        print(json.dumps({"checks": [asdict(c) for c in checks], "counts": counts}, indent=2))
+    else:
+        table(("check", "", "found"), [(c.name, c.status, c.found) for c in checks])
+        for check in checks:
+            if check.fix:
+                line(f"{check.name}: {check.fix}")
+        line(", ".join(f"{n} {status}" for status, n in sorted(counts.items())))
+    if counts[FAIL]:
+        raise typer.Exit(1)

@@ -1,0 +1,145 @@
+"""The arrays that a command feeds to a network: from files, or random."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+
+from weft.core.dtypes import DType
+from weft.core.graph import Graph
+from weft.core.layout import Array, Shape
+from weft.core.tensor import TensorSpec
+from weft.errors import ConfigError, InputError
+
+SEED = 0
+_PICTURE_CHANNELS = (1, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """What is done to a picture: channels in order or reversed, then (value - mean) * scale."""
+
+    mean: tuple[float, ...] = (0.0,)
+    scale: tuple[float, ...] = (1.0,)
+    bgr: bool = False
+
+    @classmethod
+    def parse(cls, mean: str, scale: str, bgr: bool) -> Preparation:
+        """Return the preparation for `--mean 104,117,123 --scale 1/128 --bgr`."""
+        return cls(_numbers(mean, "--mean"), _numbers(scale, "--scale"), bgr)
+
+
+def _numbers(text: str, option: str) -> tuple[float, ...]:
+    try:
+        numbers = tuple(float(Fraction(part.strip())) for part in text.split(","))
+    except (ValueError, ZeroDivisionError):
+        numbers = ()
+    if len(numbers) not in _PICTURE_CHANNELS:
+        raise ConfigError(
+            f"{option} {text!r} is not one number or three",
+            fix=f"write, for instance, {option} 127 or {option} 104,117,123; 1/128 is a number too",
+        )
+    return numbers
+
+
+def collect(
+    graph: Graph, files: Mapping[str, str], shapes: Mapping[str, Shape], how: Preparation
+) -> tuple[dict[str, Array], list[str]]:
+    """Return an array for every input of a network, and a remark on each that is not from a file."""
+    unknown = [name for name in (*files, *shapes) if name not in graph.inputs]
+    if unknown:
+        raise InputError(
+            f"the network has no input {', '.join(map(repr, unknown))}",
+            why=f"its inputs are {', '.join(graph.inputs)}",
+        )
+    rng = np.random.default_rng(SEED)
+    arrays, remarks = {}, []
+    for name in graph.inputs:
+        spec = graph.specs[name]
+        if name in shapes:
+            spec = TensorSpec(shapes[name], spec.dtype)
+        if name in files:
+            arrays[name] = read(Path(files[name]), spec, how)
+        else:
+            arrays[name] = _random(spec, rng)
+            filled = TensorSpec(arrays[name].shape, spec.dtype)
+            remarks.append(f"no --input for {name!r}: random numbers, {filled}, seed {SEED}")
+    return arrays, remarks
+
+
+def _random(spec: TensorSpec, rng: np.random.Generator) -> Array:
+    """Return floats in 0..1, integers of 0 and 1; dimensions that are not bound are 1."""
+    shape = tuple(d if isinstance(d, int) else 1 for d in spec.shape)
+    if spec.dtype.is_float:
+        return rng.random(shape).astype(spec.dtype.numpy)
+    return rng.integers(0, 2, shape).astype(spec.dtype.numpy)
+
+
+def read(path: Path, spec: TensorSpec, how: Preparation) -> Array:
+    """Return the array in a .npy file, or a picture as the network's input."""
+    if not path.is_file():
+        raise InputError(f"there is no file {path}", fix="check --input")
+    if path.suffix.lower() == ".npy":
+        try:
+            return np.asarray(np.load(path, allow_pickle=False))
+        except ValueError as e:
+            raise InputError(f"{path} is not an array", why=str(e), fix="write it with numpy.save") from None
+    return _picture(path, spec, how)
+
+
+def _picture(path: Path, spec: TensorSpec, how: Preparation) -> Array:
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError:
+        raise ConfigError(
+            "pictures cannot be read",
+            where=str(path),
+            why="pillow is not installed",
+            fix="pip install weft[images]",
+        ) from None
+    axis = _channel_axis(spec.shape, path)
+    height, width = (spec.shape[a] for a in range(-3, 0) if a != axis)
+    try:
+        with Image.open(path) as opened:
+            picture = opened.convert("L" if spec.shape[axis] == 1 else "RGB")
+    except (UnidentifiedImageError, OSError) as e:
+        raise InputError(f"{path} is neither a picture nor a .npy file", why=str(e)) from None
+    size = (
+        width if isinstance(width, int) else picture.width,
+        height if isinstance(height, int) else picture.height,
+    )
+    if picture.size != size:
+        picture = picture.resize(size, Image.Resampling.BILINEAR)
+    pixels = np.asarray(picture, np.float32).reshape(size[1], size[0], -1)
+    return _arrange(pixels, spec, axis, how)
+
+
+def _channel_axis(shape: Sequence[int | str], path: Path) -> int:
+    """Return where an input of this shape has its channels: -3 or -1."""
+    if len(shape) in (3, 4):
+        for axis in (-3, -1):
+            if shape[axis] in _PICTURE_CHANNELS:
+                return axis
+    raise InputError(
+        f"{path} does not fit the input",
+        why=f"an input for a picture has 1 or 3 channels, (n, c, h, w) or (n, h, w, c); this one is {tuple(shape)}",
+        fix="prepare the array yourself and pass it as a .npy file, or give its --shape",
+    )
+
+
+def _arrange(pixels: Array, spec: TensorSpec, axis: int, how: Preparation) -> Array:
+    """Return pixels (h, w, c) in 0..255, prepared and laid out as the input wants them."""
+    if how.bgr:
+        pixels = pixels[..., ::-1]
+    pixels = (pixels - np.array(how.mean, np.float32)) * np.array(how.scale, np.float32)
+    array = np.moveaxis(pixels, -1, 0) if axis == -3 else pixels
+    if len(spec.shape) == 4:
+        count = spec.shape[0] if isinstance(spec.shape[0], int) else 1
+        array = np.repeat(array[None], count, axis=0)
+    if spec.dtype is DType.UINT8:
+        array = array.round().clip(0, 255)
+    return np.ascontiguousarray(array, spec.dtype.numpy)

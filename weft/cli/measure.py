@@ -1,0 +1,56 @@
+"""Times of runs, host array to host array."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from weft.core.layout import Array
+from weft.core.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Milliseconds of the runs of a session: the first by itself, then those that count."""
+
+    first: float
+    runs: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """Return the median of the runs that count."""
+        return float(np.median(self.runs))
+
+    @property
+    def p90(self) -> float:
+        """Return the time that nine runs in ten stay below."""
+        return float(np.percentile(self.runs, 90))
+
+    @property
+    def best(self) -> float:
+        """Return the shortest time."""
+        return min(self.runs)
+
+
+def milliseconds(seconds: float) -> float:
+    """Return seconds as milliseconds."""
+    return seconds * 1e3
+
+
+def measure(
+    session: Session, arrays: Mapping[str, Array], iterations: int, warmup: int
+) -> tuple[list[Array], Timing]:
+    """Return the outputs and the times of `iterations` runs, after `warmup` that do not count.
+
+    With no warm-up the first run counts; it may be slower, where shapes are bound by it.
+    """
+    times: list[float] = []
+    outputs: list[Array] = []
+    for _ in range(warmup + max(1, iterations)):
+        start = time.perf_counter()
+        outputs = session.run(arrays)
+        times.append(milliseconds(time.perf_counter() - start))
+    return outputs, Timing(times[0], tuple(times[warmup:]))

@@ -1,0 +1,133 @@
+"""What a command says about the outputs of a network, and where it writes them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from weft.cli.console import line
+from weft.cli.targets import parse_pairs
+from weft.core.layout import Array
+from weft.errors import ConfigError, InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """How the best classes of an output are shown."""
+
+    top: int
+    labels: tuple[str, ...] = ()
+    softmax: bool = False
+
+    @classmethod
+    def parse(cls, top: int | None, labels: Path | None, softmax: bool) -> Ranking | None:
+        """Return the ranking that the options ask for, or None."""
+        if top is None and labels is None and not softmax:
+            return None
+        return cls(5 if top is None else top, read_labels(labels) if labels else (), softmax)
+
+    def show(self, output: Array) -> None:
+        """Print the best classes of each item of a batch of scores."""
+        for scores in _scores(output):
+            values = _softmax(scores) if self.softmax else scores
+            for k in np.argsort(-values, kind="stable")[: self.top]:
+                name = self.labels[k] if k < len(self.labels) else f"class {k}"
+                line(f"    {values[k]:8.4f}  {name}")
+
+
+def read_labels(path: Path) -> tuple[str, ...]:
+    """Return the names in a file of one a line, `name` or `index,name`."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as e:
+        raise InputError(f"the labels in {path} cannot be read", why=str(e)) from None
+    return tuple(re.sub(r"^\d+,", "", text).strip() for text in lines)
+
+
+def _scores(output: Array) -> Array:
+    """Return an output (n, classes, 1, 1 ...) as rows of scores."""
+    rows = output.shape[0] if output.ndim > 1 else 1
+    return output.astype(np.float32).reshape(rows, -1)
+
+
+def _softmax(scores: Array) -> Array:
+    powers = np.exp(scores - scores.max())
+    return np.asarray(powers / powers.sum())
+
+
+def summary(name: str, output: Array) -> str:
+    """Return a line on an output: shape, type, range, and how many values are not finite."""
+    text = f"  {name}: {output.dtype}[{'x'.join(map(str, output.shape))}]"
+    if output.size and output.dtype.kind != "b":
+        finite = output[np.isfinite(output)] if output.dtype.kind == "f" else output
+        if finite.size:
+            text += f", {finite.min():.6g} to {finite.max():.6g}"
+        if finite.size < output.size:
+            text += f", {output.size - finite.size} not finite"
+    return text
+
+
+def largest_difference(outputs: Sequence[Array], reference: Sequence[Array]) -> float:
+    """Return the largest absolute difference over all outputs; NaN where one of two is not a number."""
+    return max((_difference(a, b) for a, b in zip(outputs, reference, strict=True)), default=0.0)
+
+
+def _difference(a: Array, b: Array) -> float:
+    if not a.size:
+        return 0.0
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(a.astype(np.float64) - b.astype(np.float64))
+    return float(np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, apart).max())
+
+
+@dataclass
+class Writer:
+    """Writes outputs to the places of `--output`: a folder, or NAME=FILE for some of them."""
+
+    folder: Path | None = None
+    files: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, given: Sequence[str] | None, runs: int) -> Writer:
+        """Return the writer for the `--output` arguments of a command that makes so many runs."""
+        named = [text for text in given or () if "=" in text]
+        folders = [text for text in given or () if "=" not in text]
+        if len(folders) > 1:
+            raise ConfigError("--output names two folders", why=" and ".join(folders), fix="name one")
+        if named and runs > 1:
+            raise ConfigError(
+                "several runs would write the same file",
+                where=f"--output {named[0]}",
+                fix="name a folder instead",
+            )
+        return cls(Path(folders[0]) if folders else None, parse_pairs(named, "--output", "y=out.npy"))
+
+    def write(self, outputs: Mapping[str, Array], prefix: str = "") -> list[Path]:
+        """Write the outputs, and return the files; `prefix` tells those of several runs apart."""
+        unknown = [name for name in self.files if name not in outputs]
+        if unknown:
+            raise InputError(
+                f"the network has no output {', '.join(map(repr, unknown))}",
+                why=f"its outputs are {', '.join(outputs)}",
+            )
+        targets = {name: Path(file) for name, file in self.files.items()}
+        if self.folder:
+            for name in outputs:
+                targets.setdefault(name, self.folder / f"{prefix}{file_name(name)}.npy")
+        for name, path in targets.items():
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with path.open("wb") as f:
+                    np.save(f, outputs[name])
+            except OSError as e:
+                raise InputError(f"output {name!r} cannot be written", where=str(path), why=str(e)) from None
+        return list(targets.values())
+
+
+def file_name(name: str) -> str:
+    """Return the name of a value as that of a file."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "_", name)

@@ -1,0 +1,75 @@
+"""How devices and shapes are written on the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from weft.core.layout import Shape
+from weft.core.registry import registry
+from weft.errors import ConfigError
+
+ALL = "all"
+
+DeviceOption = Annotated[
+    str,
+    typer.Option(
+        "--device",
+        "-d",
+        help='Devices, one after the other: "vulkan,cpu". "vulkan+opencl" is one run in which OpenCL takes '
+        'what Vulkan does not. "all" is every device found.',
+    ),
+]
+ShapeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--shape", help="The shape of an input, NAME=1,3,224,224; needed where the model leaves it open."
+    ),
+]
+
+
+def device_orders(text: str) -> list[list[str]]:
+    """Return, for each run that is asked for, its devices in order of preference."""
+    orders: list[list[str]] = []
+    for part in text.split(","):
+        names = [name.strip() for name in part.split("+") if name.strip()]
+        if names == [ALL]:
+            orders += [[f"{d.id}:{d.index}"] for d in registry.devices()]
+        elif names:
+            orders.append(names)
+    if not orders:
+        raise ConfigError(
+            "no device was named", where=f"--device {text!r}", fix='write "cpu", "vulkan" or "all"'
+        )
+    for names in orders:
+        registry.choose(names)
+    return orders
+
+
+def parse_pairs(given: Sequence[str] | None, option: str, example: str) -> dict[str, str]:
+    """Return the NAME=VALUE arguments of an option as a dict."""
+    pairs: dict[str, str] = {}
+    for text in given or ():
+        name, equals, value = text.rpartition("=")
+        if not (name and equals and value):
+            raise ConfigError(
+                f"{option} {text!r} is not NAME=VALUE", fix=f"write, for instance, {option} {example}"
+            )
+        pairs[name] = value
+    return pairs
+
+
+def parse_shapes(given: Sequence[str] | None) -> dict[str, Shape]:
+    """Return the shapes of `--shape` by input name."""
+    shapes: dict[str, Shape] = {}
+    for name, value in parse_pairs(given, "--shape", "x=1,3,224,224").items():
+        try:
+            shapes[name] = tuple(int(d) for d in value.replace("x", ",").split(","))
+        except ValueError:
+            raise ConfigError(
+                f"--shape {name}={value} is not a list of numbers",
+                fix="write, for instance, --shape x=1,3,224,224",
+            ) from None
+    return shapes
