@@ -165,6 +165,15 @@ def infer_node(graph: Graph, node: Node) -> None:
             graph.specs[name] = spec
 
 
+def depths(graph: Graph) -> dict[str, int]:
+    """Return for each value the length of the longest chain of nodes that leads to it; 0 for what is given."""
+    depth: dict[str, int] = {}
+    for node in graph.nodes:
+        level = 1 + max((depth.get(i, 0) for i in node.inputs if i), default=0)
+        depth.update(dict.fromkeys(node.outputs, level))
+    return depth
+
+
 def sort_nodes(nodes: Sequence[Node], known: set[str]) -> list[Node]:
     """Return the nodes in an order in which each comes after what it reads; keeps the given order if it is one.
 

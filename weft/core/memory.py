@@ -8,12 +8,15 @@ Net Inference" (2020).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from weft.core.backend import StorageType
 from weft.errors import BackendError
+
+
+KeyT = TypeVar("KeyT", bound=Hashable)
 
 
 @dataclass(slots=True)
@@ -30,16 +33,16 @@ class Block:
         return (other.death is None or self.birth < other.death) and (self.death is None or other.birth < self.death)
 
 
-class ArenaPlan:
+class ArenaPlan(Generic[KeyT]):
     """Record acquires and releases; `plan` then gives each key an offset in one arena."""
 
     def __init__(self, alignment: int = 64) -> None:
         self.alignment = alignment
         self.size = 0
-        self._blocks: dict[Hashable, Block] = {}
+        self._blocks: dict[KeyT, Block] = {}
         self._step = 0
 
-    def acquire(self, key: Hashable, nbytes: int) -> None:
+    def acquire(self, key: KeyT, nbytes: int) -> None:
         """Record that `key` needs `nbytes` from now on; a second acquire of a live key is refused."""
         if key in self._blocks:
             raise BackendError(f"{key!r} was acquired twice without a clear between")
@@ -47,7 +50,7 @@ class ArenaPlan:
         self._blocks[key] = Block(max(-(-nbytes // a), 1) * a, self._step)
         self._step += 1
 
-    def release(self, key: Hashable) -> None:
+    def release(self, key: KeyT) -> None:
         """Record that `key` is not needed any more."""
         block = self._blocks.get(key)
         if block is None or block.death is not None:
@@ -55,10 +58,10 @@ class ArenaPlan:
         block.death = self._step
         self._step += 1
 
-    def __contains__(self, key: Hashable) -> bool:
-        return key in self._blocks
+    def __iter__(self) -> Iterator[KeyT]:
+        return iter(self._blocks)
 
-    def plan(self) -> dict[Hashable, int]:
+    def plan(self) -> dict[KeyT, int]:
         """Return the offset of every key and set `size`, the bytes of the arena."""
         blocks = list(self._blocks.values())
         orders: list[Callable[[Block], tuple[int, ...]]] = [
@@ -140,7 +143,7 @@ class BufferManager:
     ) -> None:
         self._allocate, self._free, self._alignment = allocate, free, alignment
         self._static_take, self._static_give = static or ((lambda n: (allocate(n), 0)), (lambda b, _: free(b)))
-        self._arena = ArenaPlan(alignment)
+        self._arena = ArenaPlan[Slot](alignment)
         self._separate: list[Slot] = []
         self._static: set[Slot] = set()
         self._spare: list[Slot] = []
@@ -149,7 +152,7 @@ class BufferManager:
         self._recording = False
 
     @property
-    def arena(self) -> ArenaPlan:
+    def arena(self) -> ArenaPlan[Slot]:
         """Return the plan of the DYNAMIC memory."""
         return self._arena
 
@@ -203,7 +206,7 @@ class BufferManager:
     def allocate(self) -> None:
         """Make the plan and allocate it; every recorded slot has its place afterwards."""
         self._recording = False
-        self._place({s: o for s, o in self._arena.plan().items() if isinstance(s, Slot)}, self._arena.size)
+        self._place(self._arena.plan(), self._arena.size)
         offsets, total = {}, 0
         for slot in self._separate:
             offsets[slot] = total
@@ -220,6 +223,8 @@ class BufferManager:
 
     def clear(self) -> None:
         """Free all DYNAMIC and DYNAMIC_SEPERATE memory; STATIC memory stays."""
+        for slot in (*self._eager, *self._spare, *self._separate, *self._arena):
+            slot.buffer = None
         for buffer in self._buffers:
             self._free(buffer)
         self._buffers.clear()

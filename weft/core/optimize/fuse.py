@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from weft.core.fused import RUNNING, Fused, Step
-from weft.core.graph import Graph, Node
+from weft.core.graph import Graph, Node, depths
 
 CanFuse = Callable[[Graph, Node, Node, int], bool]
 """Whether the step node (third) may be fused into the base node (second) at that operand position."""
@@ -19,10 +19,11 @@ def fuse_epilogues(graph: Graph, can_fuse: CanFuse) -> Graph:
     """
     out = graph.copy()
     readers = graph.readers()
+    depth = depths(graph)
     makers: dict[str, int] = {}
     nodes: list[Node | None] = []
     for node in graph.nodes:
-        fused = _join(graph, node, nodes, makers, readers, can_fuse)
+        fused = _join(graph, node, nodes, makers, readers, depth, can_fuse)
         nodes.append(fused or node)
         for o in node.outputs:
             makers[o] = len(nodes) - 1
@@ -36,10 +37,15 @@ def _join(
     nodes: list[Node | None],
     makers: dict[str, int],
     readers: dict[str, int],
+    depth: dict[str, int],
     can_fuse: CanFuse,
 ) -> Node | None:
-    """Return the node that fuses `step` into one of its producers, taking that one out; None if none fits."""
-    candidates = sorted((k for k, i in enumerate(step.inputs) if i in makers), key=lambda k: -makers[step.inputs[k]])
+    """Return the node that fuses `step` into one of its producers, taking that one out; None if none fits.
+
+    Of several producers the deepest is taken: the others can then run beside its predecessors.
+    """
+    made = [k for k, i in enumerate(step.inputs) if i in makers]
+    candidates = sorted(made, key=lambda k: (-depth[step.inputs[k]], -makers[step.inputs[k]]))
     for position in candidates:
         value = step.inputs[position]
         base = nodes[makers[value]]
