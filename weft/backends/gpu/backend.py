@@ -22,7 +22,7 @@ from weft.backends.gpu.schedule import Access, schedule
 from weft.backends.gpu.support import why_not
 from weft.core.backend import Backend, BackendInfo, Execution, StorageType
 from weft.core.dtypes import DType
-from weft.core.graph import Graph
+from weft.core.graph import Graph, depths
 from weft.core.layout import Array, Layout, convert, storage_shape, storage_size, to_storage
 from weft.core.memory import BufferManager, Slot
 from weft.core.op import Op
@@ -113,6 +113,9 @@ class GpuBackend(Backend):
         self._views: dict[str, View] = {}
         self._roots: dict[str, tuple[Slot, int]] = {}
         self._root_bytes: dict[str, int] = {}
+        self._depth: dict[str, int] = {}
+        self._level = 0
+        self._dying: list[Slot] = []
         self._recording = _Recording()
         self._profile = False
 
@@ -134,6 +137,9 @@ class GpuBackend(Backend):
     def optimize(self, graph: Graph) -> Graph:
         """Fuse element-wise steps, choose layouts, and find values that need no memory of their own."""
         graph = assign_layouts(fuse_epilogues(graph, can_fuse))
+        self._depth = depths(graph)
+        # Side by side in the order means side by side in the memory plan, and so on the device.
+        graph.nodes.sort(key=lambda node: self._depth[node.outputs[0]])
         self._views = find_views(graph)
         self._root_bytes = {
             v.root: self._bytes(graph, v.root) for v in self._views.values()
@@ -155,6 +161,9 @@ class GpuBackend(Backend):
     def onAcquireBuffer(self, tensor: Tensor, storage_type: StorageType) -> bool:
         """Give the tensor a slot, or its place in the slot of its root."""
         tensor.backend = self
+        if self._depth.get(tensor.name, self._level) != self._level:
+            self._level = self._depth[tensor.name]
+            self._bury()
         view = self._views.get(tensor.name)
         root = view.root if view else tensor.name
         if storage_type is StorageType.STATIC or (view is None and root not in self._root_bytes):
@@ -176,8 +185,17 @@ class GpuBackend(Backend):
             self._roots[root] = (slot, users - 1)
             if users > 1:
                 return True
-        self._memory.release(region.slot)
+        if storage_type is StorageType.DYNAMIC and tensor.name in self._depth:
+            self._dying.append(region.slot)
+        else:
+            self._memory.release(region.slot)
         return True
+
+    def _bury(self) -> None:
+        """Release what died in the level before: nodes of one level must not write each other's inputs."""
+        for slot in self._dying:
+            self._memory.release(slot)
+        self._dying = []
 
     def place_of(self, tensor: Tensor, name: str) -> dict[str, int]:
         """Return the constants by which a kernel finds a c4 argument: blocks in the root, first block, pixels."""
@@ -196,6 +214,7 @@ class GpuBackend(Backend):
     def onResizeBegin(self) -> None:
         """Begin a new recording and a new memory plan."""
         self._drop_recording()
+        self._level = 0
         self._memory.begin()
 
     def plan(self, launches: Sequence[PlannedLaunch]) -> None:
@@ -224,6 +243,7 @@ class GpuBackend(Backend):
 
     def onAllocateBuffer(self) -> bool:
         """Allocate the arena of this pipeline."""
+        self._bury()
         self._memory.allocate()
         return True
 
@@ -315,6 +335,7 @@ class GpuBackend(Backend):
         self._drop_recording()
         self._memory.clear()
         self._roots.clear()
+        self._dying = []
         return True
 
     def statistics(self) -> Mapping[str, int]:

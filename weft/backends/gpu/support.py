@@ -31,9 +31,10 @@ def why_not(inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op, 
 
 def _element_reason(tensor: Tensor, form: GpuOp, caps: DeviceCaps) -> str | None:
     dtype = tensor.dtype
-    if dtype.itemsize == 2 and tensor.constant is None and not caps.fp16_storage:
+    if dtype.itemsize == 2 and not caps.fp16_storage:
         return "the device has no 16-bit storage"
-    if dtype in STORED or dtype in form.integers or form.moves_bits or (tensor.constant is not None and dtype is not DType.FLOAT64):
+    taken = dtype in STORED or dtype in form.integers or form.moves_bits
+    if taken or (tensor.constant is not None and dtype is not DType.FLOAT64):
         if dtype.itemsize == 1 and tensor.constant is None and not caps.int8_storage:
             return "the device has no 8-bit storage"
         return None

@@ -140,9 +140,9 @@ class GemmTile:
         return self.blocks * self.ly
 
     def shared_bytes(self) -> int:
-        """Return the bytes of work-group memory: the staged tiles, reused for the sum over slices."""
+        """Return the bytes of work-group memory: the staged tiles, and the sums of all slices but one."""
         tiles = self.lz * STEP * (self.rows + PACK * self.columns)
-        return VECTOR_BYTES * max(tiles, (self.lz - 1) * self.rows * self.columns)
+        return VECTOR_BYTES * (tiles + max((self.lz - 1) * self.rows * self.columns, 1))
 
 
 TILES = (
@@ -152,6 +152,8 @@ TILES = (
     GemmTile(4, 1, 8, 8, 2),
     GemmTile(4, 1, 8, 8, 4),
     GemmTile(2, 1, 8, 8, 4),
+    GemmTile(2, 1, 8, 8, 8),
+    GemmTile(2, 1, 8, 4, 14),
 )
 """From the best reuse to the most parallelism."""
 SOFTWARE_TILE = GemmTile(4, 1, 8, 8, 1)
@@ -173,7 +175,7 @@ def choose_tile(caps: DeviceCaps, pixels: int, blocks: int, steps: int) -> GemmT
         if t.lx * t.ly * t.lz <= caps.max_local_items
         and t.lz <= caps.max_local_size[2]
         and t.shared_bytes() <= caps.local_memory
-        and (t.lz == 1 or steps >= 4 * t.lz)
+        and (t.lz == 1 or steps >= 2 * t.lz)
     ]
     units = caps.compute_units if caps.compute_units > 1 else TYPICAL_UNITS
     for tile in fitting:

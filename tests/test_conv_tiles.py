@@ -1,0 +1,59 @@
+"""Every tile of the convolution's GEMM gives the right numbers, whichever the device would choose itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.cases.table import tolerance
+
+import weft
+from weft.core.dtypes import DType
+from weft.ops.gpu import conv
+
+SHAPES = [
+    # batch, channels in, channels out, size, kernel, stride, pad
+    (1, 3, 17, 9, 3, 2, 1),
+    (2, 36, 33, 7, 1, 1, 0),
+    (1, 20, 70, 6, 3, 1, 1),
+]
+
+
+def network(n: int, ci: int, co: int, size: int, kernel: int, stride: int, pad: int) -> weft.Graph:
+    """Return one convolution with bias as a graph."""
+    rng = np.random.default_rng(7)
+    op = conv.Conv(kernel_shape=(kernel, kernel), strides=(stride, stride), pads=(pad,) * 4)
+    graph = weft.Graph("conv", ["x"], ["y"], [weft.Node("conv", op, ("x", "w", "b"), ("y",))])
+    graph.constants["w"] = rng.standard_normal((co, ci, kernel, kernel), np.float32)
+    graph.constants["b"] = rng.standard_normal(co, np.float32)
+    graph.specs = {k: weft.TensorSpec(v.shape, DType.FLOAT32) for k, v in graph.constants.items()}
+    graph.specs["x"] = weft.TensorSpec((n, ci, size, size), DType.FLOAT32)
+    return graph
+
+
+@pytest.mark.parametrize("device", ["opencl", "vulkan"])
+@pytest.mark.parametrize("tile", [*conv.TILES, conv.SOFTWARE_TILE], ids=str)
+def test_every_tile_computes_the_convolution(
+    device: str, tile: conv.GemmTile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conv, "choose_tile", lambda *_: tile)
+    rtol, atol = tolerance(DType.FLOAT32, "reduction")
+    for shape in SHAPES:
+        graph = network(*shape)
+        x = np.random.default_rng(1).standard_normal(graph.specs["x"].dims, np.float32)
+        (want,) = weft.load(graph, device="cpu").run(x)
+        with weft.load(graph, device=device, fallback="error") as session:
+            (got,) = session.run(x)
+            assert session.report.nodes_by_device.keys() == {device}
+        np.testing.assert_allclose(got, want, rtol, atol)
+
+
+def test_a_tile_fits_the_device_that_chooses_it() -> None:
+    from weft.kernels.launch import DeviceCaps
+
+    for local_memory in (16384, 32768, 49151):
+        for items in (128, 256, 1024):
+            caps = DeviceCaps(items, (items, items, 64), local_memory=local_memory, compute_units=132)
+            for pixels, blocks, steps in ((49, 512, 288), (3136, 16, 4), (12544, 16, 13), (1, 250, 128)):
+                tile = conv.choose_tile(caps, pixels, blocks, steps)
+                assert tile.lx * tile.ly * tile.lz <= items
+                assert tile.shared_bytes() <= local_memory
