@@ -15,8 +15,17 @@ import weft
 from weft.cli.console import note, table, working
 from weft.cli.inputs import Preparation, collect
 from weft.cli.measure import Timing, measure, milliseconds
+from weft.cli.options import (
+    DeviceOption,
+    InputOption,
+    IterationsOption,
+    JsonOption,
+    ModelArgument,
+    ShapeOption,
+    WarmupOption,
+)
 from weft.cli.results import largest_difference
-from weft.cli.targets import DeviceOption, ShapeOption, device_orders, parse_pairs, parse_shapes
+from weft.cli.targets import device_orders, parse_pairs, parse_shapes
 from weft.core.backend import Precision
 from weft.core.layout import Array
 from weft.errors import ConfigError
@@ -27,14 +36,14 @@ NUMBERS = ("load ms", "first ms", "median ms", "p90 ms", "min ms", "difference")
 
 
 def bench(
-    model: Annotated[Path, typer.Argument(help="An ONNX file.", show_default=False)],
-    inputs: Annotated[list[str] | None, typer.Option("--input", "-i", help="NAME=FILE.npy.")] = None,
+    model: ModelArgument,
+    inputs: InputOption = None,
     device: DeviceOption = "all",
     precision: Annotated[str, typer.Option(help="high, normal, low, or several with commas.")] = "high",
     shape: ShapeOption = None,
-    iterations: Annotated[int, typer.Option(min=1, help="Runs that are timed.")] = 50,
-    warmup: Annotated[int, typer.Option(min=1, help="Runs before those; the first is shown by itself.")] = 5,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with every time.")] = False,
+    iterations: IterationsOption = 50,
+    warmup: WarmupOption = 5,
+    as_json: JsonOption = False,
 ) -> None:
     """Time a network on each device, from host array to host array.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated
 
 import numpy as np
@@ -11,8 +10,9 @@ import typer
 
 from weft.cli.console import line, note, table, working
 from weft.cli.inputs import Preparation, collect
+from weft.cli.options import DeviceOption, InputOption, ModelArgument, ShapeOption
 from weft.cli.results import largest_difference
-from weft.cli.targets import DeviceOption, ShapeOption, device_orders, parse_pairs, parse_shapes
+from weft.cli.targets import device_orders, parse_pairs, parse_shapes
 from weft.core.backend import Precision
 from weft.core.graph import Graph, bind
 from weft.core.layout import Array
@@ -23,11 +23,9 @@ from weft.loading import load
 
 
 def compare(
-    model: Annotated[Path, typer.Argument(help="An ONNX file.", show_default=False)],
+    model: ModelArgument,
     device: DeviceOption = "cpu,auto",
-    inputs: Annotated[
-        list[str] | None, typer.Option("--input", "-i", help="NAME=FILE.npy or a picture.")
-    ] = None,
+    inputs: InputOption = None,
     precision: Annotated[
         Precision, typer.Option(help="Of the second device; the first has high.")
     ] = Precision.HIGH,

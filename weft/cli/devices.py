@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
-
-import typer
 
 from weft.cli.console import line, table
+from weft.cli.options import JsonOption
 from weft.core.backend import DeviceInfo
 from weft.core.registry import registry
 
 
 def devices(
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON, with all that the drivers tell.")
-    ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """List the devices that networks can run on, and why the other kinds are absent."""
     found, absent = registry.devices(), registry.absent()

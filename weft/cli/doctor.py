@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import asdict
-from typing import Annotated
 
 import typer
 
 from weft.cli.checks import FAIL, all_checks
 from weft.cli.console import line, table, working
+from weft.cli.options import JsonOption
 
 
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for a report of a defect.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Check packages, loaders, drivers, compiler and cache, and run a small network on each device.
 

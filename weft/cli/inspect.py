@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from weft.cli.console import error, line, note, table, working
-from weft.cli.targets import DeviceOption, ShapeOption, parse_shapes
+from weft.cli.options import DeviceOption, ModelArgument, ShapeOption
+from weft.cli.targets import parse_shapes
 from weft.core.assign import described
 from weft.core.backend import BackendInfo
 from weft.core.graph import Graph, bind
@@ -21,7 +21,7 @@ from weft.frontends.onnx import load as load_onnx
 
 
 def inspect(
-    model: Annotated[Path, typer.Argument(help="An ONNX file.", show_default=False)],
+    model: ModelArgument,
     device: DeviceOption = "all",
     shape: ShapeOption = None,
     nodes: Annotated[bool, typer.Option("--nodes", help="Print every node.")] = False,

@@ -4,16 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from weft.cli.console import line, note, working
 from weft.cli.inputs import Preparation, collect
 from weft.cli.measure import Timing, measure
+from weft.cli.options import (
+    BgrOption,
+    DeviceOption,
+    InputOption,
+    IterationsOption,
+    LabelsOption,
+    MeanOption,
+    ModelArgument,
+    OutputOption,
+    PrecisionOption,
+    ScaleOption,
+    ShapeOption,
+    SoftmaxOption,
+    StrictOption,
+    TopOption,
+    WarmupOption,
+)
 from weft.cli.results import Ranking, Writer, file_name, largest_difference, summary
-from weft.cli.targets import DeviceOption, ShapeOption, device_orders, parse_pairs, parse_shapes
+from weft.cli.targets import device_orders, parse_pairs, parse_shapes
 from weft.core.backend import Precision
 from weft.core.graph import Graph
 from weft.core.layout import Array
@@ -23,45 +36,21 @@ from weft.loading import load
 
 
 def run(
-    model: Annotated[Path, typer.Argument(help="An ONNX file.", show_default=False)],
-    inputs: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--input", "-i", help="NAME=FILE: a .npy array, or a picture that is resized to the input."
-        ),
-    ] = None,
+    model: ModelArgument,
+    inputs: InputOption = None,
     device: DeviceOption = "auto",
-    precision: Annotated[
-        Precision, typer.Option(help="low stores fp16; sums are fp32 everywhere.")
-    ] = Precision.HIGH,
+    precision: PrecisionOption = Precision.HIGH,
     shape: ShapeOption = None,
-    output: Annotated[
-        list[str] | None, typer.Option("--output", "-o", help="A folder for all outputs, or NAME=FILE.npy.")
-    ] = None,
-    iterations: Annotated[int, typer.Option(min=1, help="Runs that are timed.")] = 1,
-    warmup: Annotated[int, typer.Option(min=0, help="Runs before those.")] = 0,
-    top: Annotated[
-        int | None, typer.Option(min=1, help="Show so many of the best classes of each output.")
-    ] = None,
-    labels: Annotated[
-        Path | None, typer.Option(help="Names of the classes, one a line: `name` or `7,name`.")
-    ] = None,
-    softmax: Annotated[
-        bool, typer.Option("--softmax", help="Turn scores into probabilities to show them.")
-    ] = False,
-    mean: Annotated[
-        str, typer.Option(help="Of pictures: what is subtracted from the channels, 0..255.")
-    ] = "0",
-    scale: Annotated[
-        str, typer.Option(help="Of pictures: what they are multiplied by then; 1/128 will do.")
-    ] = "1",
-    bgr: Annotated[bool, typer.Option("--bgr", help="Of pictures: blue first, as OpenCV has them.")] = False,
-    strict: Annotated[
-        bool,
-        typer.Option(
-            "--strict", help="Refuse a network that a device does not run whole, rather than use the CPU."
-        ),
-    ] = False,
+    output: OutputOption = None,
+    iterations: IterationsOption = 1,
+    warmup: WarmupOption = 0,
+    top: TopOption = None,
+    labels: LabelsOption = None,
+    softmax: SoftmaxOption = False,
+    mean: MeanOption = "0",
+    scale: ScaleOption = "1",
+    bgr: BgrOption = False,
+    strict: StrictOption = False,
 ) -> None:
     """Run a network and show its outputs, its time, and what ran where.
 

@@ -3,31 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
-
-import typer
 
 from weft.core.layout import Shape
 from weft.core.registry import registry
 from weft.errors import ConfigError
 
 ALL = "all"
-
-DeviceOption = Annotated[
-    str,
-    typer.Option(
-        "--device",
-        "-d",
-        help='Devices, one after the other: "vulkan,cpu". "vulkan+opencl" is one run in which OpenCL takes '
-        'what Vulkan does not. "all" is every device found.',
-    ),
-]
-ShapeOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--shape", help="The shape of an input, NAME=1,3,224,224; needed where the model leaves it open."
-    ),
-]
 
 
 def device_orders(text: str) -> list[list[str]]:

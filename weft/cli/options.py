@@ -1,0 +1,59 @@
+"""The arguments and options that commands share, with their help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from weft.core.backend import Precision
+
+ModelArgument = Annotated[Path, typer.Argument(help="An ONNX file.", show_default=False)]
+DeviceOption = Annotated[
+    str,
+    typer.Option(
+        "--device",
+        "-d",
+        help='Devices, one after the other: "vulkan,cpu". "vulkan+opencl" is one run in which OpenCL takes '
+        'what Vulkan does not. "all" is every device found.',
+    ),
+]
+InputOption = Annotated[
+    list[str] | None,
+    typer.Option("--input", "-i", help="NAME=FILE: a .npy array, or a picture that is resized to the input."),
+]
+ShapeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--shape", help="The shape of an input, NAME=1,3,224,224; needed where the model leaves it open."
+    ),
+]
+PrecisionOption = Annotated[Precision, typer.Option(help="low stores fp16; sums are fp32 everywhere.")]
+OutputOption = Annotated[
+    list[str] | None, typer.Option("--output", "-o", help="A folder for all outputs, or NAME=FILE.npy.")
+]
+StrictOption = Annotated[
+    bool,
+    typer.Option("--strict", help="Refuse a network that a device does not run whole; else the CPU helps."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, with all that is known.")]
+
+IterationsOption = Annotated[int, typer.Option(min=1, help="Runs that are timed.")]
+WarmupOption = Annotated[int, typer.Option(min=0, help="Runs before those.")]
+
+TopOption = Annotated[
+    int | None, typer.Option(min=1, help="Show so many of the best classes of each output.")
+]
+LabelsOption = Annotated[
+    Path | None, typer.Option(help="Names of the classes, one a line: `name` or `7,name`.")
+]
+SoftmaxOption = Annotated[
+    bool, typer.Option("--softmax", help="Turn scores into probabilities to show them.")
+]
+
+MeanOption = Annotated[str, typer.Option(help="Of pictures: what is subtracted from the channels, 0..255.")]
+ScaleOption = Annotated[
+    str, typer.Option(help="Of pictures: what they are multiplied by then; 1/128 will do.")
+]
+BgrOption = Annotated[bool, typer.Option("--bgr", help="Of pictures: blue first, as OpenCV has them.")]
