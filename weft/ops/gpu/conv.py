@@ -120,7 +120,9 @@ def pack_gemm(weight: Array, first: int, count: int, taps: int) -> Array:
 class GemmTile:
     """How a work-group of the GEMM kernel divides its work.
 
-    Each item computes `pixels` x `blocks` vectors; the group has lx x ly items and lz slices of K.
+    Each item computes `pixels` x `blocks` vectors; the group has lx x ly items and lz slices of K. No more
+    than 256 items in all: beyond that a compiler may run out of registers. ly divides 4 * pixels, and lx
+    divides 16 * blocks, so that all items fetch alike.
     """
 
     pixels: int
@@ -152,8 +154,7 @@ TILES = (
     GemmTile(4, 1, 8, 8, 2),
     GemmTile(4, 1, 8, 8, 4),
     GemmTile(2, 1, 8, 8, 4),
-    GemmTile(2, 1, 8, 8, 8),
-    GemmTile(2, 1, 8, 4, 14),
+    GemmTile(2, 1, 8, 4, 8),
 )
 """From the best reuse to the most parallelism."""
 SOFTWARE_TILE = GemmTile(4, 1, 8, 8, 1)
@@ -205,7 +206,7 @@ def launch_gemm(plan: ConvPlan) -> None:
                 **window_constants(plan.window), "C4": ci4, "STEPS": steps, "PIXELS": pixels,
                 "FIRST": first, "COUNT": count, "TILES": tiles,
             },
-            variant={"rp": tile.pixels, "rc": tile.blocks, "pointwise": pointwise},
+            variant={"rp": tile.pixels, "rc": tile.blocks, "lx": tile.lx, "ly": tile.ly, "pointwise": pointwise},
             grid=(min(tiles, k.caps.max_grid[0]), -(-count // tile.columns), 1),
             local=(tile.lx, tile.ly, tile.lz),
         )  # fmt: skip
