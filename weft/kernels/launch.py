@@ -76,7 +76,7 @@ class KernelBuilder(ABC):
         `reads` and `writes` are the arguments by the names the template uses; an NC4HW4 tensor is a c4
         argument, any other a linear one (a raw one if `raw`: elements are moved as bits). `ints` and
         `floats` are the constants, `variant` what changes the text. The first of `writes` gets the node's
-        fused epilogue unless `epilogue` is False.
+        fused epilogue unless `epilogue` is False. Nothing is launched where all of `writes` are empty.
         """
 
     @abstractmethod
@@ -110,6 +110,8 @@ class GpuOp(ABC):
     """The launches end in one store to which an epilogue may be pasted."""
     moves_bits: bool = False
     """Elements are moved, never computed with: any element type will do."""
+    integers: frozenset[DType] = frozenset()
+    """The types besides floats that its kernels load or store, as i32."""
 
     def why_not(
         self, op: Any, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps

@@ -124,6 +124,10 @@ class ArgWriter:
         lines.append(f"const f32x4 _{o.name}{stage} = {self._writer.args[o.name].load4(*place)};")
         return f"_{o.name}{stage}"
 
+    def store_int(self, index: str, value: str) -> str:
+        """Store an i32 (a variable) as one element of an integer argument; there is no epilogue."""
+        return self._dialect.store(self.arg, index, value)
+
     def move(self, to: str, source: ArgWriter, at: str) -> str:
         """Store element `at` of another argument as element `to`, bit for bit."""
         return self._dialect.move(self.arg, to, source.arg, at)

@@ -2,6 +2,34 @@
 
 from __future__ import annotations
 
-from weft.ops.gpu import concat, conv, elementwise, matmul, move, norm, pool, softmax
+from weft.ops.gpu import (
+    concat,
+    conv,
+    elementwise,
+    gather,
+    matmul,
+    move,
+    norm,
+    pad,
+    pool,
+    rearrange,
+    reduce,
+    resize,
+    softmax,
+)
 
-__all__ = ["concat", "conv", "elementwise", "matmul", "move", "norm", "pool", "softmax"]
+__all__ = [
+    "concat",
+    "conv",
+    "elementwise",
+    "gather",
+    "matmul",
+    "move",
+    "norm",
+    "pad",
+    "pool",
+    "rearrange",
+    "reduce",
+    "resize",
+    "softmax",
+]

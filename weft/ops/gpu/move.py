@@ -27,14 +27,14 @@ def row_major(shape: Shape) -> tuple[int, ...]:
     return tuple(prod(shape[a + 1 :]) for a in range(len(shape)))
 
 
-def launch_move(k: KernelBuilder, x: Tensor, y: Tensor, shape: Shape, source: Strides, target: Strides) -> None:
+def launch_move(
+    k: KernelBuilder, x: Tensor, y: Tensor, shape: Shape, source: Strides, target: Strides
+) -> None:
     """Copy, for every coordinate of `shape`, the element of `x` that `source` says to where `target` says.
 
     Neighbouring axes are joined where both sides step through them evenly.
     """
-    axes = [
-        (size, s, t) for size, s, t in zip(shape, source.steps, target.steps, strict=True) if size != 1
-    ]
+    axes = [(size, s, t) for size, s, t in zip(shape, source.steps, target.steps, strict=True) if size != 1]
     joined: list[tuple[int, int, int]] = []
     for size, s, t in axes:
         if joined and joined[-1][1] == s * size and joined[-1][2] == t * size:
@@ -88,7 +88,9 @@ class AliasOnGpu(_Move):
             return "the mask of Dropout has no GPU kernel" if len(outputs) > 1 else None
         return super().why_not(op, inputs, outputs, caps)
 
-    def launches(self, op: object, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
+    def launches(
+        self, op: object, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+    ) -> None:
         """Copy unless the memory is shared."""
         x, y = inputs[0], outputs[0]
         assert x is not None
@@ -115,7 +117,9 @@ class TransposeOnGpu(_Move):
 class ExpandOnGpu(_Move):
     """A strided copy with step 0 along the repeated axes."""
 
-    def launches(self, op: Expand, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
+    def launches(
+        self, op: Expand, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+    ) -> None:
         """Read repeated axes with step 0."""
         x, y = inputs[0], outputs[0]
         assert x is not None
@@ -128,7 +132,9 @@ class ExpandOnGpu(_Move):
 class SliceOnGpu(_Move):
     """A strided copy from an offset."""
 
-    def launches(self, op: Slice, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
+    def launches(
+        self, op: Slice, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+    ) -> None:
         """Read from where the slice starts, with its steps."""
         x, y = inputs[0], outputs[0]
         assert x is not None
@@ -143,7 +149,9 @@ class SliceOnGpu(_Move):
 class SplitOnGpu(_Move):
     """One strided copy per output."""
 
-    def launches(self, op: Split, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
+    def launches(
+        self, op: Split, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+    ) -> None:
         """Copy each piece from its offset."""
         x = inputs[0]
         assert x is not None

@@ -1,44 +1,63 @@
-"""Batch norm that could not be folded, on GPUs: a multiply-add with one factor a channel."""
+"""Normalizations on GPUs: by stored statistics, by those of lines or images, or by neighbouring channels."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from math import prod
 
 import numpy as np
 
-from weft.core.layout import Array, Shape
+from weft.core.layout import PACK, Array, Layout, Shape
 from weft.core.tensor import Tensor
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, Placement, gpu_op
 from weft.ops.gpu.elementwise import launch_expression
-from weft.ops.norm import BatchNormalization
+from weft.ops.gpu.reduce import LONG, choose_group, part_axes
+from weft.ops.norm import (
+    LRN,
+    BatchNormalization,
+    GroupNormalization,
+    InstanceNormalization,
+    LayerNormalization,
+    LpNormalization,
+    MeanVarianceNormalization,
+    RMSNormalization,
+)
 
 
 @gpu_op(BatchNormalization)
 class BatchNormOnGpu(GpuOp):
-    """y = x * factor + shift, both computed once from the four parameters."""
+    """Where it could not be folded: y = x * factor + shift, both computed once from the four parameters."""
 
     placement = Placement.EITHER
 
     def why_not(
-        self, op: BatchNormalization, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
+        self,
+        op: BatchNormalization,
+        inputs: Sequence[Tensor | None],
+        outputs: Sequence[Tensor],
+        caps: DeviceCaps,
     ) -> str | None:
         """Refuse parameters that are computed at run time."""
-        if any(t is None or t.constant is None for t in inputs[1:5]):
-            return "the parameters of BatchNormalization are computed at run time"
-        return None
+        return _varying(op.type, inputs[1:5])
 
     def fits_channels(self, op: BatchNormalization, inputs: Sequence[Shape | None], output: Shape) -> bool:
         """Accept any tensor with spatial axes."""
         return len(output) >= 3
 
     def launches(
-        self, op: BatchNormalization, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+        self,
+        op: BatchNormalization,
+        k: KernelBuilder,
+        inputs: Sequence[Tensor | None],
+        outputs: Sequence[Tensor],
     ) -> None:
         """Launch the multiply-add."""
         y = outputs[0]
         scale, shift, mean, var = (np.asarray(t.constant, np.float64) for t in inputs[1:5] if t is not None)
         factor = scale / np.sqrt(var + op.epsilon)
-        shape = (1, -1, *[1] * (len(y.shape) - 2))
+        shape = (1, -1, *[1] * (len(y.shape) - 2)) if len(y.shape) > 1 else (-1,)
 
         def operand(key: str, value: Array) -> Tensor:
             made = value.astype(np.float32).reshape(shape)
@@ -46,3 +65,251 @@ class BatchNormOnGpu(GpuOp):
 
         pair = [operand("factor", factor), operand("shift", shift - mean * factor)]
         launch_expression(k, "({0} * {1} + {2})", [inputs[0], *pair], y)
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """What is normalized together, and how: the constants of the walk, and the text of the template.
+
+    `parameters` are the arguments "scale" and "shift", each element repeated `inner` times.
+    """
+
+    ints: dict[str, int]
+    contiguous: bool = True
+    centred: bool = True
+    term: str = "v * v"
+    factor: str = "1.0 / sqrt(total / TO_F32(LENGTH) + EPSILON)"
+    epsilon: float | None = None
+    parameters: dict[str, Tensor] = field(default_factory=dict)
+    inner: int = 1
+
+
+def launch_lines(k: KernelBuilder, x: Tensor, outputs: Sequence[Tensor], lines: Lines) -> None:
+    """Launch a normalization in NCHW; `outputs` are y and, if asked for, the means and the factors."""
+    count = prod(lines.ints[f"K{d}"] for d in range(3))
+    short, grid, local = choose_group(k, count, lines.ints["LENGTH"], lines.contiguous)
+    ints = {**lines.ints, "LINES": count}
+    for name, t in lines.parameters.items():
+        ints |= {"INNER": lines.inner, f"{name.upper()}_SIZE": max(prod(t.shape), 1)}
+    k.launch(
+        "normalize_lines",
+        reads={"x": x, **lines.parameters},
+        writes=dict(zip(("y", "mean_out", "factor_out"), outputs, strict=False)),
+        ints=ints,
+        floats={} if lines.epsilon is None else {"EPSILON": lines.epsilon},
+        variant={"short": short, "centred": lines.centred, "term": lines.term, "factor": lines.factor},
+        grid=grid,
+        local=local,
+    )
+
+
+@gpu_op(LayerNormalization, RMSNormalization)
+class LayerNormOnGpu(GpuOp):
+    """Lines of the last axes, in NCHW."""
+
+    def why_not(
+        self,
+        op: LayerNormalization | RMSNormalization,
+        inputs: Sequence[Tensor | None],
+        outputs: Sequence[Tensor],
+        caps: DeviceCaps,
+    ) -> str | None:
+        """Refuse a scale or bias that is computed at run time and does not cover whole last axes."""
+        x = inputs[0]
+        assert x is not None
+        for t in inputs[1:]:
+            if t is not None and t.constant is None and prod(t.shape) != prod(_covered(t.shape, x.shape)):
+                return f"{t.name!r} of shape {t.shape} is computed at run time and repeated within {x.shape}"
+        return None
+
+    def launches(
+        self,
+        op: LayerNormalization | RMSNormalization,
+        k: KernelBuilder,
+        inputs: Sequence[Tensor | None],
+        outputs: Sequence[Tensor],
+    ) -> None:
+        """Launch one item or group a line."""
+        x = inputs[0]
+        assert x is not None
+        axes = tuple(range(op.axis % len(x.shape), len(x.shape)))
+        lines = Lines(
+            part_axes(x.shape, axes)[0],
+            centred=isinstance(op, LayerNormalization),
+            epsilon=op.epsilon,
+            parameters={
+                name: _spread(k, t, _covered(t.shape, x.shape))
+                for name, t in zip(("scale", "shift"), inputs[1:], strict=False)
+                if t is not None
+            },
+        )
+        launch_lines(k, x, outputs, lines)
+
+
+def _covered(shape: Shape, x: Shape) -> Shape:
+    """Return the last axes of `x` from the first one on along which an operand of `shape` varies."""
+    first = next((axis for axis, size in enumerate(shape) if size != 1), len(shape))
+    return x[len(x) - len(shape) + first :]
+
+
+def _spread(k: KernelBuilder, t: Tensor, shape: Shape) -> Tensor:
+    """Return a constant broadcast to `shape`; another tensor as it is."""
+    value = t.constant
+    if value is None:
+        return t
+    own = value.reshape(value.shape[value.ndim - len(shape) :])
+    return k.constant(f"{t.name}.{shape}", lambda: np.ascontiguousarray(np.broadcast_to(own, shape)))
+
+
+@gpu_op(InstanceNormalization, GroupNormalization)
+class ImageNormOnGpu(GpuOp):
+    """Images of one channel, or of a group of channels, with a scale and a shift for each channel."""
+
+    placement = Placement.EITHER
+
+    def why_not(
+        self,
+        op: InstanceNormalization | GroupNormalization,
+        inputs: Sequence[Tensor | None],
+        outputs: Sequence[Tensor],
+        caps: DeviceCaps,
+    ) -> str | None:
+        """Refuse a scale and bias that are computed at run time."""
+        return _varying(op.type, inputs[1:3])
+
+    def fits_channels(
+        self, op: InstanceNormalization | GroupNormalization, inputs: Sequence[Shape | None], output: Shape
+    ) -> bool:
+        """Accept groups of one channel, or of whole blocks of channels."""
+        each = _channels_together(op, output)
+        return 0 not in output and (each == 1 or each % PACK == 0)
+
+    def launches(
+        self,
+        op: InstanceNormalization | GroupNormalization,
+        k: KernelBuilder,
+        inputs: Sequence[Tensor | None],
+        outputs: Sequence[Tensor],
+    ) -> None:
+        """Launch one group an image."""
+        x, y = inputs[0], outputs[0]
+        assert x is not None
+        each = _channels_together(op, x.shape)
+        values = [t.constant for t in inputs[1:3] if t is not None and t.constant is not None]
+        scale, shift = (
+            k.constant(name, partial(np.reshape, v, (1, -1, 1)), y.layout)
+            for name, v in zip(("scale", "shift"), values, strict=True)
+        )
+        if y.layout is Layout.NC4HW4:
+            _launch_images(k, x, y, {"scale": scale, "shift": shift}, each, op.epsilon)
+            return
+        n, c, *rest = x.shape
+        lines = Lines(
+            part_axes((n * (c // each), each * prod(rest)), (1,))[0],
+            epsilon=op.epsilon,
+            parameters={"scale": scale, "shift": shift},
+            inner=max(prod(rest), 1),
+        )
+        launch_lines(k, x, outputs, lines)
+
+
+def _channels_together(op: InstanceNormalization | GroupNormalization, shape: Shape) -> int:
+    return shape[1] // op.num_groups if isinstance(op, GroupNormalization) else 1
+
+
+def _launch_images(
+    k: KernelBuilder, x: Tensor, y: Tensor, parameters: dict[str, Tensor], each: int, epsilon: float
+) -> None:
+    """Launch one group a block of channels, or a group of `each` channels, in NC4HW4."""
+    n, c, *rest = x.shape
+    blocks = -(-c // PACK)
+    parts = max(each // PACK, 1)
+    groups = n * blocks // parts
+    local = 256 if parts * prod(rest) >= LONG and not k.caps.software else 64
+    k.launch(
+        "normalize_images",
+        reads={"x": x, **parameters},
+        writes={"y": y},
+        ints={"HW": prod(rest), "BLOCKS": blocks, "PARTS": parts, "GROUPS": groups},
+        floats={"EPSILON": epsilon},
+        variant={"grouped": each > 1},
+        grid=(min(groups, k.caps.max_grid[0]), 1, 1),
+        local=(min(local, k.caps.max_local_items), 1, 1),
+    )
+
+
+@gpu_op(LpNormalization)
+class LpNormOnGpu(GpuOp):
+    """Lines along one axis, divided by their norm, in NCHW."""
+
+    def launches(
+        self,
+        op: LpNormalization,
+        k: KernelBuilder,
+        inputs: Sequence[Tensor | None],
+        outputs: Sequence[Tensor],
+    ) -> None:
+        """Launch one item or group a line."""
+        x = inputs[0]
+        assert x is not None
+        ints, contiguous = part_axes(x.shape, (op.axis % len(x.shape),))
+        norm = "total" if op.p == 1 else "sqrt(total)"
+        lines = Lines(
+            ints, contiguous, False, "fabs(v)" if op.p == 1 else "v * v", f"total == 0.0 ? 0.0 : 1.0 / {norm}"
+        )
+        launch_lines(k, x, outputs, lines)
+
+
+@gpu_op(MeanVarianceNormalization)
+class MeanVarianceOnGpu(GpuOp):
+    """Lines along any axes, in NCHW."""
+
+    def launches(
+        self,
+        op: MeanVarianceNormalization,
+        k: KernelBuilder,
+        inputs: Sequence[Tensor | None],
+        outputs: Sequence[Tensor],
+    ) -> None:
+        """Launch one item or group a line."""
+        x = inputs[0]
+        assert x is not None
+        ints, contiguous = part_axes(x.shape, tuple(a % len(x.shape) for a in op.axes))
+        lines = Lines(ints, contiguous, factor="1.0 / (sqrt(total / TO_F32(LENGTH)) + EPSILON)", epsilon=1e-9)
+        launch_lines(k, x, outputs, lines)
+
+
+@gpu_op(LRN)
+class LrnOnGpu(GpuOp):
+    """One item computes one pixel of four channels."""
+
+    placement = Placement.CHANNELS
+
+    def launches(
+        self, op: LRN, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+    ) -> None:
+        """Launch over the pixels of all blocks."""
+        x, y = inputs[0], outputs[0]
+        assert x is not None
+        n, c, *rest = x.shape
+        blocks = -(-c // PACK)
+        total = n * blocks * prod(rest)
+        grid, local = k.for_items(total)
+        k.launch(
+            "lrn",
+            reads={"x": x},
+            writes={"y": y},
+            ints={
+                "HW": prod(rest), "BLOCKS": blocks, "CHANNELS": c, "TOTAL": total,
+                "LOW": min((op.size - 1) // 2, c), "HIGH": min(op.size // 2, c),
+            },
+            floats={"BIAS": op.bias, "SHARE": op.alpha / op.size, "POWER": -op.beta},
+            grid=grid,
+            local=local,
+        )  # fmt: skip
+
+
+def _varying(type_: str, parameters: Sequence[Tensor | None]) -> str | None:
+    if any(t is None or t.constant is None for t in parameters):
+        return f"the parameters of {type_} are computed at run time"
+    return None

@@ -24,7 +24,9 @@ class PoolOnGpu(GpuOp):
         """Refuse the indices of a max pool."""
         return "the Indices output of MaxPool has no GPU kernel" if len(outputs) > 1 else None
 
-    def launches(self, op: Pool, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
+    def launches(
+        self, op: Pool, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+    ) -> None:
         """Launch the window over the output."""
         x, y = inputs[0], outputs[0]
         assert x is not None
@@ -43,7 +45,14 @@ class PoolOnGpu(GpuOp):
             mode, floats = "norm", {"EXPONENT": float(op.p)}
         grid, local = k.for_items(total)
         k.launch(
-            "pool", reads={"x": x}, writes={"y": y}, ints=ints, floats=floats, variant={"mode": mode}, grid=grid, local=local
+            "pool",
+            reads={"x": x},
+            writes={"y": y},
+            ints=ints,
+            floats=floats,
+            variant={"mode": mode},
+            grid=grid,
+            local=local,
         )
 
 
@@ -53,18 +62,24 @@ class GlobalPoolOnGpu(GpuOp):
 
     placement = Placement.CHANNELS
 
-    def launches(self, op: object, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
-        """Launch one group for each block."""
-        x, y = inputs[0], outputs[0]
-        assert x is not None
-        blocks = -(-x.shape[1] // PACK)
-        groups = x.shape[0] * blocks
-        k.launch(
-            "pool_global",
-            reads={"x": x},
-            writes={"y": y},
-            ints={"BLOCKS": blocks, "PLACES": prod(x.shape[2:]), "GROUPS": groups},
-            variant={"mode": "max" if isinstance(op, GlobalMaxPool) else "average"},
-            grid=(min(groups, k.caps.max_grid[0]), 1, 1),
-            local=(min(64, k.caps.max_local_items), 1, 1),
-        )
+    def launches(
+        self, op: object, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+    ) -> None:
+        """Launch the pool."""
+        assert inputs[0] is not None
+        launch_global(k, inputs[0], outputs[0], "max" if isinstance(op, GlobalMaxPool) else "average")
+
+
+def launch_global(k: KernelBuilder, x: Tensor, y: Tensor, mode: str) -> None:
+    """Launch the maximum or the average of each channel's whole image, one group for each block of channels."""
+    blocks = -(-x.shape[1] // PACK)
+    groups = x.shape[0] * blocks
+    k.launch(
+        "pool_global",
+        reads={"x": x},
+        writes={"y": y},
+        ints={"BLOCKS": blocks, "PLACES": prod(x.shape[2:]), "GROUPS": groups},
+        variant={"mode": mode},
+        grid=(min(groups, k.caps.max_grid[0]), 1, 1),
+        local=(min(64, k.caps.max_local_items), 1, 1),
+    )

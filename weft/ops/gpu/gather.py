@@ -1,0 +1,109 @@
+"""Gather, GatherElements and GatherND on GPUs: raw elements from constant or computed places."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+
+from weft.core.tensor import Tensor
+from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, gpu_op
+from weft.ops.gather import Gather, GatherElements, GatherND
+from weft.ops.gpu.move import Strides, launch_move, row_major
+
+
+class _Gather(GpuOp):
+    fuses_into_store = False
+    moves_bits = True
+
+    def why_not(
+        self, op: object, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
+    ) -> str | None:
+        """Refuse to read from nothing: there is no place to read instead of one outside."""
+        x = inputs[0]
+        assert x is not None
+        if prod(outputs[0].shape) and not prod(x.shape):
+            return f"{x.name!r} is empty"
+        return None
+
+
+def _launch(
+    k: KernelBuilder,
+    template: str,
+    tensors: tuple[Tensor, Tensor, Tensor],
+    ints: Mapping[str, int],
+    variant: Mapping[str, int] | None = None,
+) -> None:
+    """Launch a kernel over the elements of y, the last of the tensors x, places and y."""
+    x, places, y = tensors
+    total = prod(y.shape)
+    grid, local = k.for_items(total)
+    k.launch(
+        template,
+        reads={"x": x, "places": places},
+        writes={"y": y},
+        ints={**ints, "TOTAL": total},
+        variant=variant,
+        grid=grid,
+        local=local,
+        raw=True,
+        epilogue=False,
+    )
+
+
+@gpu_op(Gather)
+class GatherOnGpu(_Gather):
+    """Slices along one axis; a single constant place is a strided copy."""
+
+    def launches(
+        self, op: Gather, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+    ) -> None:
+        """Launch one item for each element of the output."""
+        x, places, y = inputs[0], inputs[1], outputs[0]
+        assert x is not None and places is not None
+        axis = op.axis % len(x.shape)
+        outer, size, inner = prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1 :])
+        if places.constant is not None and places.constant.size == 1:
+            start = int(places.constant.item()) % size * inner
+            launch_move(k, x, y, (outer, inner), Strides((size * inner, 1), start), Strides((inner, 1)))
+            return
+        ints = {"SIZE": size, "INNER": max(inner, 1), "COUNT": max(prod(places.shape), 1)}
+        _launch(k, "gather", (x, places, y), ints)
+
+
+@gpu_op(GatherElements)
+class GatherElementsOnGpu(_Gather):
+    """Each element from its own place, moved along one axis."""
+
+    def launches(
+        self, op: GatherElements, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+    ) -> None:
+        """Launch one item for each element of the output."""
+        x, places, y = inputs[0], inputs[1], outputs[0]
+        assert x is not None and places is not None
+        rank, axis = len(x.shape), op.axis % len(x.shape)
+        ints = {"SIZE": x.shape[axis]}
+        for d, (size, step) in enumerate(zip(places.shape, row_major(x.shape), strict=True)):
+            ints |= {f"D{d}": max(size, 1), f"S{d}": step}
+        _launch(k, "gather_elements", (x, places, y), ints, {"rank": rank, "axis": axis})
+
+
+@gpu_op(GatherND)
+class GatherNDOnGpu(_Gather):
+    """Slices at places along several axes."""
+
+    def launches(
+        self, op: GatherND, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+    ) -> None:
+        """Launch one item for each element of the output."""
+        x, places, y = inputs[0], inputs[1], outputs[0]
+        assert x is not None and places is not None
+        depth, batch = places.shape[-1], op.batch_dims
+        ints = {
+            "INNER": max(prod(x.shape[batch + depth :]), 1),
+            "PER": max(prod(places.shape[batch:-1]), 1),
+            "STEP": prod(x.shape[batch:]),
+        }
+        steps = row_major(x.shape)
+        for d in range(depth):
+            ints |= {f"D{d}": x.shape[batch + d], f"S{d}": steps[batch + d]}
+        _launch(k, "gather_nd", (x, places, y), ints, {"depth": depth})

@@ -1,0 +1,100 @@
+"""Pad on GPUs: of raw elements in NCHW, or of whole pixels in NC4HW4."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+
+from weft.core.layout import PACK, Layout, Shape
+from weft.core.tensor import Tensor
+from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, Placement, gpu_op
+from weft.ops.gpu.move import row_major
+from weft.ops.pad import Pad, Pads
+from weft.ops.shape import ints as as_ints
+
+Walk = list[tuple[int, int, int, int]]
+"""For each axis: places in the input, the step from one to the next, what is put before and behind."""
+
+
+@gpu_op(Pad)
+class PadOnGpu(GpuOp):
+    """All four modes; one item computes one place of the output."""
+
+    placement = Placement.EITHER
+    fuses_into_store = False
+    moves_bits = True
+
+    def why_not(
+        self, op: Pad, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
+    ) -> str | None:
+        """Refuse a fill value that is computed at run time."""
+        for t in inputs[1:]:
+            if t is not None and t.constant is None:
+                return f"its parameter {t.name!r} is computed at run time"
+        return None
+
+    def fits_channels(self, op: Pad, inputs: Sequence[Shape | None], output: Shape) -> bool:
+        """Accept pads that leave batch and channels as they are."""
+        x = inputs[0]
+        return len(output) >= 3 and x is not None and x[:2] == output[:2] and 0 not in x
+
+    def launches(
+        self, op: Pad, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+    ) -> None:
+        """Launch over the output's axes, those without pads joined."""
+        x, y = inputs[0], outputs[0]
+        assert x is not None
+        values = [t.constant if t is not None else None for t in (*inputs, None, None, None)[1:4]]
+        assert values[0] is not None
+        pads = op.pairs(len(x.shape), as_ints(values[0]), None if values[2] is None else as_ints(values[2]))
+        fill = np.asarray(0 if values[1] is None else values[1].reshape(()), x.dtype.numpy)
+        packed = y.layout is Layout.NC4HW4
+        blocks = -(-y.shape[1] // PACK) if packed else 1
+        spatial = y.shape[2:] if packed else y.shape
+        walk = join_axes(x.shape[2:], pads[2:]) if packed else join_axes(x.shape, pads)
+        ints = {"TOTAL": prod(spatial) * blocks * (y.shape[0] if packed else 1), **_constants(op.mode, walk)}
+        reads, floats = {"x": x}, {}
+        if packed:
+            ints |= {"BLOCKS": blocks, "HW": prod(spatial)}
+            floats = {"FILL": float(fill)} if op.mode == "constant" else {}
+        elif op.mode == "constant":
+            reads["fill"] = k.constant("fill", lambda: fill.reshape(1))
+        grid, local = k.for_items(ints["TOTAL"])
+        k.launch(
+            "pad",
+            reads=reads,
+            writes={"y": y},
+            ints=ints,
+            floats=floats,
+            variant={"rank": len(walk), "mode": op.mode, "packed": packed},
+            grid=grid,
+            local=local,
+            raw=not packed,
+            epilogue=False,
+        )
+
+
+def join_axes(shape: Shape, pads: Pads) -> Walk:
+    """Return the axes of a padded tensor, neighbours without pads joined."""
+    joined: Walk = []
+    for size, step, (before, after) in zip(shape, row_major(shape), pads, strict=True):
+        if joined and (before, after) == (0, 0) == joined[-1][2:]:
+            joined[-1] = (joined[-1][0] * size, step, 0, 0)
+        else:
+            joined.append((size, step, before, after))
+    return joined or [(1, 1, 0, 0)]
+
+
+def _constants(mode: str, walk: Walk) -> dict[str, int]:
+    """Return the constants of the template; a negative pad cuts off before the others are put on."""
+    ints = {"X0": 0}
+    for d, (size, step, before, after) in enumerate(walk):
+        left = size + min(before, 0) + min(after, 0)
+        ints["X0"] += max(-before, 0) * step
+        ints |= {f"D{d}": size + before + after, f"N{d}": left, f"B{d}": max(before, 0), f"S{d}": step}
+        period = max(left if mode == "wrap" else 2 * left - 2, 1)
+        if mode in ("reflect", "wrap"):
+            ints[f"M{d}"] = -(-max(before, 0) // period) * period
+    return ints

@@ -1,0 +1,152 @@
+"""Resize on GPUs: the places and weights of each axis are tables that the op's reference also goes by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+
+import numpy as np
+
+from weft.core.layout import PACK, Array, Layout, Shape
+from weft.core.tensor import Tensor
+from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, Placement, gpu_op
+from weft.ops.gpu.move import row_major
+from weft.ops.resize import Resize, Sampling, Taps
+
+
+@gpu_op(Resize)
+class ResizeOnGpu(GpuOp):
+    """All modes; one item computes one place of the output."""
+
+    placement = Placement.EITHER
+    fuses_into_store = False
+    moves_bits = True
+
+    def why_not(
+        self, op: Resize, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
+    ) -> str | None:
+        """Refuse to interpolate doubles, and the two samplings that NC4HW4 could not show."""
+        x, y = inputs[0], outputs[0]
+        assert x is not None
+        if op.mode != "nearest" and x.dtype.itemsize > 4:
+            return f"GPU kernels interpolate in float32; {x.name!r} is {x.dtype.value}"
+        if any(t is not None and t.constant is None for t in inputs[1:]):
+            return "its scales, sizes or region are computed at run time"
+        channels = [part for part in _plan(op, inputs) if part.axis < 2 and len(x.shape) > 2]
+        if channels and x.shape[:2] == y.shape[:2]:
+            return "it samples batch or channels anew without changing their number"
+        return None
+
+    def fits_channels(self, op: Resize, inputs: Sequence[Shape | None], output: Shape) -> bool:
+        """Accept what leaves batch and channels as they are."""
+        x = inputs[0]
+        return len(output) >= 3 and x is not None and x[:2] == output[:2]
+
+    def launches(
+        self, op: Resize, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+    ) -> None:
+        """Launch over the output's axes, those that are not sampled joined."""
+        x = inputs[0]
+        assert x is not None
+        parts = _plan(op, inputs)
+        tables = tuple(op.taps(part, x.shape[part.axis]) for part in parts)
+        _launch(k, Resampling(op, x, outputs[0], parts, tables))
+
+
+@dataclass(frozen=True)
+class Resampling:
+    """A resize with known shapes: which axes are sampled how, and the tables this means."""
+
+    op: Resize
+    x: Tensor
+    y: Tensor
+    parts: tuple[Sampling, ...]
+    tables: tuple[Taps, ...]
+
+    @property
+    def packed(self) -> bool:
+        """Tell whether it works on pixels in NC4HW4."""
+        return self.y.layout is Layout.NC4HW4
+
+    @property
+    def nearest(self) -> bool:
+        """Tell whether each output is one input."""
+        return self.op.mode == "nearest" or not self.parts
+
+    @property
+    def cropped(self) -> bool:
+        """Tell whether some outputs lie outside of the input."""
+        return any(t.outside.any() for t in self.tables)
+
+    def axes(self) -> list[tuple[int | None, int, int]]:
+        """Return (axis if it is sampled, size in the output, step in the input); others are joined."""
+        first = 2 if self.packed else 0
+        sampled = {part.axis for part in self.parts}
+        joined: list[tuple[int | None, int, int]] = []
+        for axis, step in enumerate(row_major(self.x.shape[first:]), start=first):
+            size = self.y.shape[axis]
+            if axis in sampled:
+                joined.append((axis, size, step))
+            elif joined and joined[-1][0] is None:
+                joined[-1] = (None, joined[-1][1] * size, step)
+            else:
+                joined.append((None, size, step))
+        return joined or [(None, 1, 1)]
+
+    def arguments(self, k: KernelBuilder, numbers: dict[int, int]) -> dict[str, Tensor]:
+        """Return the tables as constants, named by the axes' numbers in the kernel."""
+        reads = {}
+        for part, taps in zip(self.parts, self.tables, strict=True):
+            number, key = numbers[part.axis], f"{part}.{self.x.shape[part.axis]}"
+            reads[f"p{number}"] = k.constant(f"places.{key}", partial(_places, taps))
+            if not self.nearest:
+                reads[f"w{number}"] = k.constant(f"weights.{key}", partial(np.ravel, taps.weights))
+        if self.cropped and self.nearest and not self.packed:
+            fill = np.full(1, self.op.extrapolation_value, self.x.dtype.numpy)
+            reads["fill"] = k.constant("fill", lambda: fill)
+        return reads
+
+
+def _launch(k: KernelBuilder, r: Resampling) -> None:
+    axes = r.axes()
+    numbers = {axis: d for d, (axis, _, _) in enumerate(axes) if axis is not None}
+    places = prod(size for _, size, _ in axes)
+    ints = {"TOTAL": places}
+    for d, (_, size, step) in enumerate(axes):
+        ints |= {f"D{d}": size, f"S{d}": step}
+    if r.packed:
+        blocks = -(-r.y.shape[1] // PACK)
+        ints |= {"TOTAL": r.y.shape[0] * blocks * places, "BLOCKS": blocks, "HW": places}
+    raw = r.nearest and not r.packed
+    grid, local = k.for_items(ints["TOTAL"])
+    k.launch(
+        "resize",
+        reads={"x": r.x, **r.arguments(k, numbers)},
+        writes={"y": r.y},
+        ints=ints,
+        floats={"FILL": r.op.extrapolation_value} if r.cropped and not raw else {},
+        variant={
+            "rank": len(axes),
+            "sampled": tuple(str(d) for d in sorted(numbers.values())),
+            "taps": {"linear": 2, "cubic": 4}.get(r.op.mode, 1),
+            "nearest": r.nearest,
+            "cropped": r.cropped,
+            "packed": r.packed,
+        },
+        grid=grid,
+        local=local,
+        raw=raw,
+        epilogue=False,
+    )
+
+
+def _plan(op: Resize, inputs: Sequence[Tensor | None]) -> tuple[Sampling, ...]:
+    assert inputs[0] is not None
+    return op.plan(inputs[0].shape, [None if t is None else t.constant for t in inputs[1:]])
+
+
+def _places(taps: Taps) -> Array:
+    """Return the places as one list of int32, -1 where an output is outside of the input."""
+    return np.where(taps.outside[:, None], -1, taps.places).astype(np.int32).reshape(-1)
