@@ -8,6 +8,7 @@ from tests.cases.table import tolerance
 
 import weft
 from weft.core.dtypes import DType
+from weft.core.op import find_op
 from weft.ops.gpu import conv
 
 SHAPES = [
@@ -19,14 +20,21 @@ SHAPES = [
 
 
 def network(n: int, ci: int, co: int, size: int, kernel: int, stride: int, pad: int) -> weft.Graph:
-    """Return one convolution with bias as a graph."""
+    """Return one convolution with bias, residual add and Relu as a graph."""
     rng = np.random.default_rng(7)
     op = conv.Conv(kernel_shape=(kernel, kernel), strides=(stride, stride), pads=(pad,) * 4)
-    graph = weft.Graph("conv", ["x"], ["y"], [weft.Node("conv", op, ("x", "w", "b"), ("y",))])
+    nodes = [
+        weft.Node("conv", op, ("x", "w", "b"), ("c",)),
+        weft.Node("add", find_op("Add")(), ("c", "residual"), ("a",)),
+        weft.Node("relu", find_op("Relu")(), ("a",), ("y",)),
+    ]
+    graph = weft.Graph("conv", ["x", "residual"], ["y"], nodes)
     graph.constants["w"] = rng.standard_normal((co, ci, kernel, kernel), np.float32)
     graph.constants["b"] = rng.standard_normal(co, np.float32)
     graph.specs = {k: weft.TensorSpec(v.shape, DType.FLOAT32) for k, v in graph.constants.items()}
     graph.specs["x"] = weft.TensorSpec((n, ci, size, size), DType.FLOAT32)
+    (c,) = op.infer([graph.specs["x"], graph.specs["w"], graph.specs["b"]], [None] * 3)
+    graph.specs["residual"] = c
     return graph
 
 
@@ -39,10 +47,10 @@ def test_every_tile_computes_the_convolution(
     rtol, atol = tolerance(DType.FLOAT32, "reduction")
     for shape in SHAPES:
         graph = network(*shape)
-        x = np.random.default_rng(1).standard_normal(graph.specs["x"].dims, np.float32)
-        (want,) = weft.load(graph, device="cpu").run(x)
+        inputs = [np.random.default_rng(1).standard_normal(graph.specs[i].dims, np.float32) for i in graph.inputs]
+        (want,) = weft.load(graph, device="cpu").run(*inputs)
         with weft.load(graph, device=device, fallback="error") as session:
-            (got,) = session.run(x)
+            (got,) = session.run(*inputs)
             assert session.report.nodes_by_device.keys() == {device}
         np.testing.assert_allclose(got, want, rtol, atol)
 

@@ -152,7 +152,7 @@ class NodeBuilder(KernelBuilder):
             name = f"E{step}_k{position}"
             out.floats[name] = float(tensor.constant.reshape(()))
             return Operand("float", name)
-        name = f"e{position}"
+        name = f"fused{position}"
         if tensor.shape == target.shape:
             out.reads[name] = tensor
             return Operand("same", name)
