@@ -36,7 +36,7 @@ apt_install() {
     "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >&2
 }
 
-is_installed() { dpkg-query -W -f '${Status}' "$1" 2>/dev/null | grep -q 'ok installed'; }
+is_installed() { dpkg-query -W -f '${Status}' "$1" 2>/dev/null | grep 'ok installed' >/dev/null; }
 
 # Print those of the given Debian packages that are not installed.
 missing_packages() {
@@ -52,7 +52,18 @@ has_vulkan_driver() {
     compgen -G '/usr/share/vulkan/icd.d/*.json' >/dev/null || compgen -G '/etc/vulkan/icd.d/*.json' >/dev/null ||
         return 1
     # Debian keeps ldconfig where a plain user's PATH does not look.
-    PATH="$PATH:/sbin:/usr/sbin" ldconfig -p | grep -q 'libvulkan\.so\.1'
+    PATH="$PATH:/sbin:/usr/sbin" ldconfig -p | grep 'libvulkan\.so\.1' >/dev/null
+}
+
+# PoCL hands its kernels to a linker, with the C library, and ends the whole process if there is none.
+has_linker() { command -v ld >/dev/null && compgen -G '/usr/lib/gcc/*/*/libgcc.a' >/dev/null; }
+
+# Print the Debian package that lets this machine's Python make virtual environments, if it is missing.
+venv_package() {
+    local python
+    python=$(find_python)
+    [[ -z $python || -x .venv/bin/python ]] || "$python" -c 'import ensurepip, venv' 2>/dev/null ||
+        "$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])'
 }
 
 # Make .venv, if it is not there, and install Weft with the given extras into it, if anything changed.
@@ -61,10 +72,7 @@ make_environment() {
     python=$(find_python)
     [[ -n $python ]] || fail "no Python between 3.10 and 3.13 was found: apt install python3"
     if [[ ! -x .venv/bin/python ]]; then
-        if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
-            can_apt || fail "$python cannot make virtual environments: apt install python3-venv"
-            apt_install "$("$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')"
-        fi
+        [[ -z $(venv_package) ]] || fail "$python cannot make virtual environments: apt install $(venv_package)"
         say "making .venv with $("$python" --version)"
         "$python" -m venv .venv
     fi

@@ -23,7 +23,7 @@ from scripts.null_device import plan_kernels
 from weft import models as shipped
 from weft.backends.gpu.device import DeviceCaps
 from weft.backends.vulkan.prebuild import MANIFEST, standard_requests, write_requests
-from weft.cli.checks import small_network
+from weft.cli.probe import small_network
 from weft.core.backend import Precision
 from weft.core.graph import Graph
 from weft.core.layout import Shape

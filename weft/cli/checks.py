@@ -8,23 +8,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
-import numpy as np
-
 import weft
 from weft import config
 from weft.backends.vulkan import glslang
 from weft.backends.vulkan.prebuild import shipped_kernels
 from weft.cli.devices import device_name
-from weft.cli.results import largest_difference
+from weft.cli.probe import probe
 from weft.core.backend import DeviceInfo
-from weft.core.dtypes import DType
-from weft.core.graph import Graph, Node
 from weft.core.registry import registry
-from weft.core.tensor import TensorSpec
 from weft.errors import WeftError
-from weft.loading import load
-from weft.ops.conv import Conv
-from weft.ops.unary import Relu
 
 PASS, FAIL, ABSENT = "PASS", "FAIL", "absent"
 TOLERANCE = 1e-4
@@ -127,32 +119,13 @@ def _compiler(needed: bool) -> Check:
     return Check(name, FAIL if needed else ABSENT, f"none; {brought}", f"for Vulkan: {glslang.INSTALL_HINT}")
 
 
-def small_network() -> Graph:
-    """Return a convolution with a Relu behind it."""
-    rng = np.random.default_rng(0)
-    weights = rng.standard_normal((6, 5, 3, 3)).astype(np.float32)
-    bias = rng.standard_normal(6).astype(np.float32)
-    conv = Conv(kernel_shape=(3, 3), pads=(1, 1, 1, 1))
-    nodes = [Node("conv", conv, ("x", "w", "b"), ("c",)), Node("relu", Relu(), ("c",), ("y",))]
-    specs = {"x": TensorSpec((1, 5, 9, 7), DType.FLOAT32)}
-    specs |= {name: TensorSpec(a.shape, DType.FLOAT32) for name, a in (("w", weights), ("b", bias))}
-    return Graph("doctor", ["x"], ["y"], nodes, specs, {"w": weights, "b": bias})
-
-
 def _device(info: DeviceInfo) -> Check:
     """Run the small network on a device and compare with the CPU."""
     label = f"{info.id}:{info.index}"
-    x = np.random.default_rng(1).standard_normal((1, 5, 9, 7)).astype(np.float32)
-    graph = small_network()
     try:
-        with load(graph, "cpu") as cpu, load(graph, label, fallback="error") as session:
-            difference = largest_difference(session.run(x), cpu.run(x))
-    except Exception as e:  # a broken driver may raise anything, and the next device is examined all the same
-        what = e.what if isinstance(e, WeftError) else f"{type(e).__name__}: {e}"
-        why = e.why if isinstance(e, WeftError) else ""
-        return Check(
-            label, FAIL, f"{info.name}: {what}", " ".join(filter(None, (why, getattr(e, "fix", ""))))
-        )
+        difference = probe(label)
+    except WeftError as e:
+        return Check(label, FAIL, f"{info.name}: {e.what}", "; ".join(filter(None, (e.why, e.fix))))
     kind = "software" if info.software else "hardware"
     found = f"{info.name} ({kind}), a small network within {difference:.1e} of the CPU"
     if not difference <= TOLERANCE:

@@ -1,0 +1,72 @@
+"""Run a small network on one device: `python -m weft.cli.probe vulkan:0`.
+
+`weft doctor` starts this as a process of its own, because a broken driver may take its process with it.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from signal import Signals
+
+import numpy as np
+
+from weft.cli.results import largest_difference
+from weft.core.dtypes import DType
+from weft.core.graph import Graph, Node
+from weft.core.tensor import TensorSpec
+from weft.errors import DeviceError, WeftError
+from weft.loading import load
+from weft.ops.conv import Conv
+from weft.ops.unary import Relu
+
+SECONDS = 120
+SHAPE = (1, 5, 9, 7)
+
+
+def small_network() -> Graph:
+    """Return a convolution with a Relu behind it."""
+    rng = np.random.default_rng(0)
+    weights = rng.standard_normal((6, 5, 3, 3)).astype(np.float32)
+    bias = rng.standard_normal(6).astype(np.float32)
+    conv = Conv(kernel_shape=(3, 3), pads=(1, 1, 1, 1))
+    nodes = [Node("conv", conv, ("x", "w", "b"), ("c",)), Node("relu", Relu(), ("c",), ("y",))]
+    specs = {"x": TensorSpec(SHAPE, DType.FLOAT32)}
+    specs |= {name: TensorSpec(a.shape, DType.FLOAT32) for name, a in (("w", weights), ("b", bias))}
+    return Graph("doctor", ["x"], ["y"], nodes, specs, {"w": weights, "b": bias})
+
+
+def probe(device: str) -> float:
+    """Run the small network on a device, in a process of its own; return its difference from the CPU."""
+    command = [sys.executable, "-m", "weft.cli.probe", device]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        raise DeviceError("a small network did not end", why=f"it was given {SECONDS} s", fix=_FIX) from None
+    try:
+        answer = json.loads(done.stdout.splitlines()[-1])
+    except (ValueError, IndexError):
+        said = done.stderr.strip().splitlines()[-3:]
+        end = Signals(-done.returncode).name if done.returncode < 0 else f"status {done.returncode}"
+        raise DeviceError(f"the driver ended the process ({end})", why="; ".join(said), fix=_FIX) from None
+    if "what" in answer:
+        raise DeviceError(answer["what"], why=answer["why"], fix=answer["fix"])
+    return float(answer["difference"])
+
+
+_FIX = "update the driver; PoCL needs a linker and the C library: apt install gcc libc6-dev"
+
+
+def _run(device: str) -> dict[str, object]:
+    graph = small_network()
+    x = np.random.default_rng(1).standard_normal(SHAPE).astype(np.float32)
+    try:
+        with load(graph, "cpu") as cpu, load(graph, device, fallback="error") as session:
+            return {"difference": largest_difference(session.run(x), cpu.run(x))}
+    except WeftError as e:
+        return {"what": e.what, "why": e.why, "fix": e.fix}
+
+
+if __name__ == "__main__":
+    print(json.dumps(_run(sys.argv[1])))
