@@ -1,0 +1,12 @@
+"""The fixture of all tests of the command line."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cli.driver import Cli
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(capsys)

@@ -1,0 +1,252 @@
+"""The other commands: devices, doctor, bench, compare, inspect, cache."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from onnx import helper
+
+import weft
+from tests.cli.driver import Cli, double, write_model
+from weft import config, models
+from weft.cli import checks, probe
+from weft.core.registry import registry
+from weft.errors import DeviceError
+
+
+def test_without_a_command_there_is_help(cli: Cli) -> None:
+    done = cli(status=2)
+    for command in ("run", "devices", "doctor", "bench", "compare", "inspect", "cache"):
+        assert re.search(rf"\b{command}\b", done.out + done.err)
+    assert cli("--version").out == f"weft {weft.__version__}\n"
+    assert "--precision" in cli("run", "--help").out
+
+
+def test_a_module_is_a_command_too() -> None:
+    command = [sys.executable, "-m", "weft", "--version"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.startswith("weft ")
+
+
+# -- devices -------------------------------------------------------------------------------------------------
+
+
+def test_devices_are_listed_with_the_name_to_use(cli: Cli) -> None:
+    done = cli("devices")
+    for name in ("cpu", "opencl", "vulkan"):
+        assert re.search(rf"^{name} .* (software|hardware)\s*$", done.out, re.M)
+    assert "AUTO picked" in done.out
+    facts = json.loads(cli("devices", "--json").out)
+    assert {d["use as"] for d in facts["devices"]} >= {"cpu", "opencl", "vulkan"}
+    assert facts["absent"] == {} and facts["auto"]["why"]
+
+
+def test_an_absent_kind_is_listed_with_the_reason(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry.find("vulkan"), "absent", lambda: "no loader: apt install libvulkan1")
+    assert "vulkan is absent: no loader: apt install libvulkan1" in cli("devices").out
+
+
+# -- doctor --------------------------------------------------------------------------------------------------
+
+
+def test_doctor_finds_nothing_wrong(cli: Cli) -> None:
+    report = json.loads(cli("doctor", "--json").out)
+    assert report["counts"].keys() <= {"PASS", "absent"}
+    found = {c["name"]: c["found"] for c in report["checks"] if c["status"] == "PASS"}
+    assert {
+        "python",
+        "numpy",
+        "onnx",
+        "cache",
+        "GLSL compiler",
+        "cpu:0",
+        "opencl:0",
+        "vulkan:0",
+    } <= found.keys()
+    assert "a small network within" in found["vulkan:0"]
+
+
+def test_doctor_says_what_to_do(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry.find("opencl"), "absent", lambda: "no platform was found: install a driver")
+    monkeypatch.setattr(checks, "probe", lambda device: 0.5 if device == "cpu:0" else 0.0)
+    done = cli("doctor", status=1)
+    assert re.search(r"^opencl\s+FAIL\s+no platform was found", done.out, re.M)
+    assert "opencl: install a driver" in done.out
+    assert re.search(r"^cpu:0\s+FAIL", done.out, re.M) and "update its driver, and report this" in done.out
+    assert "2 FAIL" in done.out
+
+
+def test_what_is_not_installed_is_no_failure(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = checks._installed
+    monkeypatch.setattr(checks, "_installed", lambda p: None if p in ("pyopencl", "pillow") else real(p))
+    monkeypatch.setattr(
+        registry.find("opencl"), "absent", lambda: "pyopencl cannot be imported: pip install weft[opencl]"
+    )
+    monkeypatch.setattr(checks, "probe", lambda device: 0.0)
+    done = cli("doctor")
+    assert re.search(r"^opencl\s+absent", done.out, re.M)
+    assert "pillow: for pictures as inputs: pip install weft[images]" in done.out
+
+
+def test_a_missing_compiler_matters_only_without_shipped_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_NO_COMPILER", "1")
+    monkeypatch.setattr(checks, "shipped_kernels", lambda: 0)
+    assert checks._compiler(needed=True).status == "FAIL"
+    assert checks._compiler(needed=False).status == "absent"
+    monkeypatch.setattr(checks, "shipped_kernels", lambda: 17)
+    check = checks._compiler(needed=True)
+    assert check.status == "absent" and "17 compiled kernels" in check.found and "slangpy" in check.fix
+
+
+def test_a_cache_that_cannot_be_written_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    check = checks._cache()
+    assert check.status == "FAIL" and "WEFT_CACHE_DIR" in check.fix
+
+
+def test_a_driver_that_ends_the_process_is_survived(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = subprocess.run
+
+    def abort(command: list[str], **options: object) -> object:
+        code = "import os, sys; print('linking failed', file=sys.stderr, flush=True); os.abort()"
+        return real([command[0], "-c", code], **options)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(subprocess, "run", abort)
+    with pytest.raises(DeviceError, match=r"the driver ended the process \(SIGABRT\)") as caught:
+        probe.probe("opencl:0")
+    assert "linking failed" in caught.value.why and "apt install gcc" in caught.value.fix
+
+
+def test_an_error_of_the_probe_comes_back_whole() -> None:
+    with pytest.raises(DeviceError, match="there is no device cpu:9") as caught:
+        probe.probe("cpu:9")
+    assert "1 device(s)" in caught.value.why
+
+
+# -- bench and compare ---------------------------------------------------------------------------------------
+
+
+def test_bench_sets_devices_side_by_side(cli: Cli, tmp_path: Path) -> None:
+    model = double(tmp_path / "m.onnx")
+    done = cli(
+        "bench", model, "--device", "cpu,vulkan", "--precision", "high,low", "--iterations", 3, "--warmup", 1
+    )
+    rows = [line.split() for line in done.out.splitlines()[2:]]
+    assert [r[:2] for r in rows] == [["cpu", "high"], ["cpu", "low"], ["vulkan", "high"], ["vulkan", "low"]]
+    assert "median ms" in done.out and "p90 ms" in done.out
+
+
+def test_bench_gives_json_with_every_time(cli: Cli, tmp_path: Path) -> None:
+    done = cli("bench", double(tmp_path / "m.onnx"), "-d", "all", "--iterations", 4, "--json")
+    facts = json.loads(done.out)
+    assert [r["device"] for r in facts["rows"]] == [f"{d.id}:{d.index}" for d in weft.devices()]
+    for row in facts["rows"]:
+        assert len(row["runs_ms"]) == 4
+        assert 0 < row["min_ms"] <= row["median_ms"] <= row["p90_ms"] <= max(row["runs_ms"])
+        assert row["first_ms"] > 0 and row["load_ms"] > 0 and row["difference"] == 0
+    assert (
+        "--precision 'fast' is not known"
+        in cli("bench", tmp_path / "m.onnx", "--precision", "fast", status=2).err
+    )
+
+
+def test_compare_shows_every_value(cli: Cli) -> None:
+    done = cli("compare", models.path("shapes"), "-d", "cpu,vulkan", "--shape", "image=1,3,128,128")
+    relative = float(re.findall(r"the largest is (\S+) of the range", done.out)[0])
+    assert 0 < relative < 1e-4
+    low = cli(
+        *("compare", models.path("shapes"), "-d", "cpu,vulkan", "--shape", "image=1,3,128,128"),
+        *("--precision", "low", "--threshold", "1e-5"),
+    )
+    assert float(re.findall(r"the largest is (\S+) of the range", low.out)[0]) > relative
+    assert "Conv" in low.out
+    assert "name two" in cli("compare", models.path("shapes"), "-d", "cpu", status=2).err
+
+
+# -- inspect -------------------------------------------------------------------------------------------------
+
+
+def test_inspect_counts_ops_and_says_who_takes_them(cli: Cli) -> None:
+    done = cli("inspect", models.path("shapes"), "--nodes")
+    assert "input  image: float32[nx3x128x128]" in done.out or "input  image: float32" in done.out
+    assert "output probabilities" in done.out
+    assert re.search(r"^Conv\s+\d+\s*$", done.out, re.M)
+    assert re.search(r"vulkan:0: (\d+) of \1 nodes after the rewrites", done.out)
+
+
+def test_inspect_lists_all_ops_that_are_not_known(cli: Cli, tmp_path: Path) -> None:
+    nodes = [helper.make_node(op, ["x"], [op], name=f"node{op}") for op in ("Foo", "Bar", "Relu")]
+    model = write_model(tmp_path / "m.onnx", nodes, {"x": (1, 2)}, ["Relu"])
+    done = cli("inspect", model, "--unsupported", status=1)
+    assert "nodeFoo" in done.out and "nodeBar" in done.out and "nodeRelu" not in done.out
+
+
+def test_inspect_gives_the_reason_of_each_refusal(cli: Cli, tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["y"], name="adapted", kernel_shape=[1, 1]),
+        helper.make_node("Relu", ["y"], ["z"], name="plain"),
+    ]
+    model = write_model(tmp_path / "m.onnx", nodes, {"x": (1, 2, 4, 4), "w": (2, 2, 1, 1)}, ["z"])
+    done = cli("inspect", model, "-d", "vulkan", "--unsupported")
+    assert "vulkan:0: 1 of 2 nodes" in done.out
+    assert re.search(r"'adapted' \(Conv\): \S+", done.out)
+
+
+def test_inspect_prints_each_pass(cli: Cli, tmp_path: Path) -> None:
+    nodes = [helper.make_node("Identity", ["x"], ["i"], name="idle"), helper.make_node("Relu", ["i"], ["y"])]
+    done = cli(
+        "inspect", write_model(tmp_path / "m.onnx", nodes, {"x": ("n",)}, ["y"]), "--passes", "-d", "cpu"
+    )
+    assert "as read: 2 nodes" in done.out and "after remove_identities: 1 nodes" in done.out
+    assert "taken as 1 for x" in done.err
+
+
+# -- cache ---------------------------------------------------------------------------------------------------
+
+
+def test_clearing_the_cache_leaves_what_is_not_ours(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
+    from weft.kernels.cache import DiskCache
+
+    DiskCache("spirv").put("a", b"12345")
+    DiskCache("opencl").put("b", b"12345")
+    (tmp_path / "spirv" / "notes.txt").write_text("mine")
+    shown = cli("cache", "info").out
+    assert str(tmp_path) in shown and re.search(r"^all\s+2\s", shown, re.M)
+    assert "removed 2 files" in cli("cache", "clear").out
+    assert (tmp_path / "spirv" / "notes.txt").exists()
+    assert re.search(r"^all\s+0\s", cli("cache", "info").out, re.M)
+
+
+def test_a_cache_that_is_turned_off_says_so(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path / "none"))
+    monkeypatch.setenv("WEFT_CACHE", "0")
+    assert not config.cache_enabled()
+    assert "turned off by WEFT_CACHE=0" in cli("cache", "info").out
+
+
+# -- a terminal ----------------------------------------------------------------------------------------------
+
+
+def test_a_terminal_sees_that_work_goes_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from weft.cli.console import working
+
+    monkeypatch.setenv("TERM", "xterm")
+    with working("preparing"):
+        pass
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with working("preparing"):
+        pass
+    assert "preparing" in capsys.readouterr().err

@@ -1,0 +1,183 @@
+"""`weft run`: inputs, outputs, devices, errors."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import helper
+from PIL import Image
+
+from tests.cli.driver import SHARED, Cli, double, needs_models, write_model
+from weft import models
+from weft.errors import ConfigError, ModelError
+
+DEVICES = "cpu,opencl,vulkan"
+
+
+def test_arrays_go_in_and_come_out(cli: Cli, tmp_path: Path) -> None:
+    model = double(tmp_path / "double.onnx")
+    x = np.arange(8, dtype=np.float32).reshape(2, 4)
+    np.save(tmp_path / "x.npy", x)
+    done = cli(
+        "run", model, "--input", f"x={tmp_path / 'x.npy'}", "-o", f"y={tmp_path / 'y.npy'}", "-d", "cpu"
+    )
+    assert np.array_equal(np.load(tmp_path / "y.npy"), 2 * x)
+    assert "cpu: " in done.out and " ms\n" in done.out
+    assert "y: float32[2x4], 0 to 14" in done.out
+    assert "nodes: cpu 1" in done.out
+    assert done.err == ""
+
+
+def test_several_devices_write_to_files_of_their_own(cli: Cli, tmp_path: Path) -> None:
+    done = cli(
+        "run",
+        models.path("shapes"),
+        "-d",
+        DEVICES,
+        "--output",
+        tmp_path / "out",
+        "--shape",
+        "image=1,3,128,128",
+    )
+    files = sorted(p.name for p in (tmp_path / "out").iterdir())
+    assert files == [f"{d}.probabilities.npy" for d in ("cpu", "opencl", "vulkan")]
+    cpu, opencl, vulkan = (np.load(tmp_path / "out" / name) for name in files)
+    assert np.abs(opencl - cpu).max() < 1e-4 and np.abs(vulkan - cpu).max() < 1e-4
+    assert len(re.findall("largest difference from cpu: ", done.out)) == 2
+    assert "no --input for 'image': random numbers, float32[1x3x128x128], seed 0" in done.err
+
+
+def test_one_file_cannot_take_the_outputs_of_several_runs(cli: Cli, tmp_path: Path) -> None:
+    done = cli("run", double(tmp_path / "m.onnx"), "-d", DEVICES, "-o", "y=y.npy", status=2)
+    assert "error: several runs would write the same file" in done.err and "name a folder" in done.err
+
+
+def test_dimensions_that_nobody_gives_are_one(cli: Cli, tmp_path: Path) -> None:
+    done = cli("run", double(tmp_path / "m.onnx"), "-d", "cpu")
+    assert "random numbers, float32[1x4]" in done.err and "y: float32[1x4]" in done.out
+
+
+def test_random_inputs_are_the_same_each_time(cli: Cli, tmp_path: Path) -> None:
+    model = double(tmp_path / "m.onnx")
+    for name in ("a", "b"):
+        cli("run", model, "-d", "cpu", "-o", f"y={tmp_path / name}.npy")
+    assert np.array_equal(np.load(tmp_path / "a.npy"), np.load(tmp_path / "b.npy"))
+
+
+def test_iterations_give_a_median(cli: Cli, tmp_path: Path) -> None:
+    done = cli("run", double(tmp_path / "m.onnx"), "-d", "cpu", "--iterations", 5, "--warmup", 2)
+    assert "(median of 5 runs)" in done.out
+
+
+def test_the_best_classes_are_named(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "labels.txt").write_text("0,zero\n1,one, or so\n2,two\n")
+    np.save(tmp_path / "x.npy", np.array([[1, 3, 2, 0]], np.float32))
+    model, x = double(tmp_path / "m.onnx"), f"x={tmp_path / 'x.npy'}"
+    done = cli(
+        "run", model, "-i", x, "-d", "cpu", "--top", 3, "--labels", tmp_path / "labels.txt", "--softmax"
+    )
+    shown = [line.split(maxsplit=1) for line in done.out.splitlines() if re.match(r" {4}", line)][:3]
+    assert [name for _, name in shown] == ["one, or so", "two", "zero"]
+    assert float(shown[0][0]) == pytest.approx(np.exp(6) / np.exp([2, 6, 4, 0]).sum(), abs=1e-4)
+    assert "class 3" in cli("run", model, "-i", x, "-d", "cpu", "--labels", tmp_path / "labels.txt").out
+
+
+def picture(path: Path, height: int, width: int) -> np.ndarray:
+    pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
+    return pixels.astype(np.float32)
+
+
+def identity(path: Path, shape: tuple[int | str, ...]) -> Path:
+    return write_model(path, [helper.make_node("Abs", ["x"], ["y"])], {"x": shape}, ["y"])
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 6, 5), ("n", 3, "h", "w"), (2, 3, 6, 5), (1, 6, 5, 3), (3, 6, 5)])
+def test_a_picture_becomes_what_the_input_wants(
+    cli: Cli, tmp_path: Path, shape: tuple[int | str, ...]
+) -> None:
+    pixels = picture(tmp_path / "p.png", 6, 5)
+    model, out = identity(tmp_path / "m.onnx", shape), tmp_path / "y.npy"
+    options = ("--bgr", "--mean", "10,20,30", "--scale", "1/2")
+    cli("run", model, "-i", f"x={tmp_path / 'p.png'}", "-o", f"y={out}", "-d", "cpu", *options)
+    prepared = np.abs((pixels[..., ::-1] - np.array([10, 20, 30], np.float32)) / 2)
+    result = np.load(out)
+    last = shape[-1] == 3
+    for item in result if len(shape) == 4 else [result]:
+        assert np.array_equal(item if last else item.transpose(1, 2, 0), prepared)
+    assert result.shape == tuple(
+        {"n": 1, "h": 6, "w": 5}.get(d, d) if isinstance(d, str) else d for d in shape
+    )
+
+
+def test_a_picture_is_resized_and_may_be_grey(cli: Cli, tmp_path: Path) -> None:
+    Image.new("RGB", (40, 30), (90, 90, 90)).save(tmp_path / "p.png")
+    model = identity(tmp_path / "m.onnx", (1, 1, 8, 9))
+    cli("run", model, "-i", f"x={tmp_path / 'p.png'}", "-o", f"y={tmp_path / 'y.npy'}", "-d", "cpu")
+    assert np.array_equal(np.load(tmp_path / "y.npy"), np.full((1, 1, 8, 9), 90, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere.onnx"], "error: the model file cannot be read"),
+        (["{m}", "-d", "abacus"], "no backend is registered for 'abacus'"),
+        (["{m}", "-d", "cpu:7"], "there is no device cpu:7"),
+        (["{m}", "-d", ","], "no device was named"),
+        (["{m}", "-i", "x"], "--input 'x' is not NAME=VALUE"),
+        (["{m}", "-i", "x=nowhere.npy"], "there is no file nowhere.npy"),
+        (["{m}", "-i", "z={m}"], "the network has no input 'z'"),
+        (["{m}", "-i", "x={m}"], "a picture has 1 or 3 channels"),
+        (["{m}", "--shape", "x=1,a"], "--shape x=1,a is not a list of numbers"),
+        (["{m}", "--shape", "x=1,5"], "'x' cannot have shape (1, 5)"),
+        (["{m}", "--mean", "1,2"], "--mean '1,2' is not one number or three"),
+        (["{m}", "-o", "q=q.npy"], "the network has no output 'q'"),
+        (["{m}", "-o", "a", "-o", "b"], "--output names two folders"),
+        (["{m}", "--labels", "nowhere.txt"], "the labels in nowhere.txt cannot be read"),
+    ],
+)
+def test_mistakes_are_explained(cli: Cli, tmp_path: Path, arguments: list[str], said: str) -> None:
+    model = double(tmp_path / "m.onnx")
+    filled = [a.replace("{m}", str(model)) for a in arguments]
+    done = cli("run", *filled, *(() if "-d" in filled else ("-d", "cpu")), status=2)
+    assert said in done.err
+    assert "Traceback" not in done.err
+
+
+def test_files_that_are_no_arrays_or_pictures(cli: Cli, tmp_path: Path) -> None:
+    model = identity(tmp_path / "m.onnx", (1, 3, 4, 4))
+    for name, said in (("x.npy", "is not an array"), ("x.png", "is neither a picture nor a .npy file")):
+        (tmp_path / name).write_bytes(b"nonsense")
+        assert said in cli("run", model, "-i", f"x={tmp_path / name}", "-d", "cpu", status=2).err
+
+
+def test_debug_shows_where_an_error_came_from(tmp_path: Path) -> None:
+    from weft.cli import main
+
+    with pytest.raises(ModelError):
+        main(["run", str(tmp_path / "nowhere.onnx"), "--debug"])
+    with pytest.raises(ConfigError):
+        main(["--debug", "run", str(double(tmp_path / "m.onnx")), "-d", "cpu", "--mean", "x"])
+
+
+def test_strict_refuses_a_network_that_is_not_whole_on_the_device(cli: Cli, tmp_path: Path) -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["r"]), helper.make_node("NonZero", ["r"], ["i"])]
+    nodes.append(helper.make_node("Cast", ["i"], ["y"], to=1))
+    model = write_model(tmp_path / "m.onnx", nodes, {"x": (2, 3)}, ["y"])
+    done = cli("run", model, "-d", "vulkan", "--strict", status=2)
+    assert "cannot run on vulkan:0" in done.err or "not supported" in done.err
+
+
+@needs_models
+def test_the_kitten_is_a_tabby_cat_on_every_device(cli: Cli) -> None:
+    done = cli(
+        *("run", SHARED / "squeezenet.onnx", "--input", f"data_0={SHARED / 'kitten_224.png'}"),
+        *("--bgr", "--mean", "104,117,123", "--labels", SHARED / "imagenet_labels.txt"),
+        *("--device", DEVICES, "--top", 3),
+    )
+    assert len(re.findall(r"0\.938\d  tabby, tabby cat", done.out)) == 3
+    assert max(map(float, re.findall(r"largest difference from cpu: (\S+)", done.out))) < 1e-5
+    assert re.findall(r"nodes: (\w+) \d+$", done.out, re.M) == ["cpu", "opencl", "vulkan"]
