@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.cases.table import tolerance
 
 import weft
+from tests.cases.table import tolerance
 from weft.core.dtypes import DType
 from weft.core.op import find_op
 from weft.ops.gpu import conv

@@ -152,6 +152,7 @@ class _FromCallable:
     def onCreate(
         self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Any, backend: Any
     ) -> Execution | None:
+        """Call what was decorated."""
         return self._make(inputs, outputs, op, backend)
 
     def why_not(

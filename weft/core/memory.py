@@ -15,7 +15,6 @@ from typing import Any, Generic, TypeVar
 from weft.core.backend import StorageType
 from weft.errors import BackendError
 
-
 KeyT = TypeVar("KeyT", bound=Hashable)
 
 

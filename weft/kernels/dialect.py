@@ -23,6 +23,18 @@ class Shared:
     size: str
 
 
+@dataclass(frozen=True, slots=True)
+class KernelParts:
+    """What a dialect puts together: `body` is the rendered template, `prelude` the language's definitions."""
+
+    entry: str
+    prelude: str
+    args: Sequence[Arg]
+    constants: Sequence[tuple[str, ConstantKind]]
+    shared: Sequence[Shared]
+    body: str
+
+
 class Dialect(ABC):
     """Write the parts of a kernel in one language."""
 
@@ -31,16 +43,8 @@ class Dialect(ABC):
     """The file in `weft/shaders` that defines the names that bodies use."""
 
     @abstractmethod
-    def assemble(
-        self,
-        entry: str,
-        prelude: str,
-        args: Sequence[Arg],
-        constants: Sequence[tuple[str, ConstantKind]],
-        shared: Sequence[Shared],
-        body: str,
-    ) -> str:
-        """Return the whole source of a kernel around `body`."""
+    def assemble(self, parts: KernelParts) -> str:
+        """Return the whole source of a kernel."""
 
     @abstractmethod
     def load(self, arg: Arg, index: str) -> str:

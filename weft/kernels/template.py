@@ -16,7 +16,7 @@ from mako.exceptions import text_error_template
 from mako.lookup import TemplateLookup
 
 from weft.errors import CompileError
-from weft.kernels.dialect import Dialect, Shared
+from weft.kernels.dialect import Dialect, KernelParts, Shared
 from weft.kernels.source import Arg, ConstantKind, KernelSource
 
 SHADERS = Path(__file__).parent.parent / "shaders"
@@ -198,5 +198,6 @@ def render(request: KernelRequest, dialect: Dialect) -> KernelSource:
             why=text_error_template().render(),
         ) from e
     constants = _constants(request)
-    text = dialect.assemble(entry, prelude, request.args, constants, writer.shared_arrays, body)
+    parts = KernelParts(entry, prelude, request.args, constants, writer.shared_arrays, body)
+    text = dialect.assemble(parts)
     return KernelSource(entry, text, request.args, constants)

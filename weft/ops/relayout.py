@@ -49,7 +49,7 @@ class RelayoutOnGpu(GpuOp):
 
 def launch_relayout(k: KernelBuilder, x: Tensor, y: Tensor) -> None:
     """Launch the copy of `x` into `y`, of one shape, with whatever layouts and float types they have."""
-    n, c, *rest = y.shape if len(y.shape) >= 2 else (1, 1, y.shape[0] if y.shape else 1)
+    _, c, *rest = y.shape if len(y.shape) >= 2 else (1, 1, y.shape[0] if y.shape else 1)
     hw = prod(rest)
     packed = y.layout is Layout.NC4HW4 and len(y.shape) >= 2
     total = storage_size(y.shape, y.layout) // (4 if packed else 1)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from weft.backends.gpu.builder import NodeBuilder, PlannedLaunch
-from weft.backends.gpu.device import Binding, CopyCommand, GpuBuffer, GpuDevice, LaunchCommand, MemoryKind
+from weft.backends.gpu.device import Binding, CopyCommand, GpuBuffer, LaunchCommand, MemoryKind
 from weft.backends.gpu.fusion import can_fuse
 from weft.backends.gpu.layouts import View, assign_layouts, base_op, find_views
 from weft.backends.gpu.runtime import GpuRuntime

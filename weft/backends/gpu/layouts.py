@@ -110,9 +110,8 @@ class _Assigner:
                 self.out.nodes.remove(maker)
             else:
                 source = name
-        node = Node(
-            self.out.fresh_name(f"Relayout.{target}"), Relayout(layout, self.out.specs[target].dtype), (source,), (target,)
-        )
+        relayout = Relayout(layout, self.out.specs[target].dtype)
+        node = Node(self.out.fresh_name(f"Relayout.{target}"), relayout, (source,), (target,))
         self.out.nodes.append(node)
         self.makers[target] = node
         self.lies[target] = layout

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from weft.core.dtypes import DType
-from weft.kernels.dialect import Dialect, Shared
-from weft.kernels.source import Arg, ConstantKind
+from weft.kernels.dialect import Dialect, KernelParts
+from weft.kernels.source import Arg
 
 _RAW = {1: "uchar", 2: "ushort", 4: "uint", 8: "uint2"}
 _TYPES = {
@@ -31,24 +30,16 @@ class OpenCLDialect(Dialect):
     name: ClassVar[str] = "opencl"
     prelude: ClassVar[str] = "prelude.opencl.mako"
 
-    def assemble(
-        self,
-        entry: str,
-        prelude: str,
-        args: Sequence[Arg],
-        constants: Sequence[tuple[str, ConstantKind]],
-        shared: Sequence[Shared],
-        body: str,
-    ) -> str:
+    def assemble(self, parts: KernelParts) -> str:
         """Return prelude, signature, work-group arrays and body.
 
         The constants are macros that `compile` defines, or arguments that it puts where LATE_CONSTANTS is.
         """
-        params = ", ".join(f"__global {'' if a.written else 'const '}{self._element(a)}* {a.name}" for a in args)
-        locals_ = "\n".join(f"  __local {s.type} {s.name}[{s.size}];" for s in shared)
+        params = ", ".join(f"__global {'' if a.written else 'const '}{self._element(a)}* {a.name}" for a in parts.args)
+        locals_ = "\n".join(f"  __local {s.type} {s.name}[{s.size}];" for s in parts.shared)
         text = (
-            f"{prelude}\n__attribute__((reqd_work_group_size(LX, LY, LZ)))\n"
-            f"__kernel void {entry}({params} LATE_CONSTANTS) {{\n{locals_}\n{body}\n}}\n"
+            f"{parts.prelude}\n__attribute__((reqd_work_group_size(LX, LY, LZ)))\n"
+            f"__kernel void {parts.entry}({params} LATE_CONSTANTS) {{\n{locals_}\n{parts.body}\n}}\n"
         )
         return _DOUBLE.sub(r"\1f", text)
 

@@ -72,8 +72,9 @@ class Programs:
 
     def get(self, source: KernelSource, values: Mapping[str, int | float]) -> OpenCLKernel:
         """Return the kernel with these constants, building it if it is not in memory."""
-        late = [(n, kind) for n, kind in source.constants if self._late and n not in LOCAL_SIZE and "LATE_CONSTANTS" in source.text]
-        early = [(n, kind) for n, kind in source.constants if (n, kind) not in late]
+        takes_late = self._late and "LATE_CONSTANTS" in source.text
+        late = [c for c in source.constants if takes_late and c[0] not in LOCAL_SIZE]
+        early = [c for c in source.constants if c not in late]
         header = defines(source, values, early) + late_define(late)
         key = (source.digest, source.entry, header)
         local = (int(values.get("LX", 1)), int(values.get("LY", 1)), int(values.get("LZ", 1)))

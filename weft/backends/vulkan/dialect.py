@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from weft.core.dtypes import DType
-from weft.kernels.dialect import Dialect, Shared
-from weft.kernels.source import Arg, ConstantKind
+from weft.kernels.dialect import Dialect, KernelParts
+from weft.kernels.source import Arg
 
 _RAW = {1: "uint8_t", 2: "uint16_t", 4: "uint", 8: "uvec2"}
 _TYPES = {
@@ -33,29 +32,20 @@ class GlslDialect(Dialect):
     name: ClassVar[str] = "glsl"
     prelude: ClassVar[str] = "prelude.glsl.mako"
 
-    def assemble(
-        self,
-        entry: str,
-        prelude: str,
-        args: Sequence[Arg],
-        constants: Sequence[tuple[str, ConstantKind]],
-        shared: Sequence[Shared],
-        body: str,
-    ) -> str:
+    def assemble(self, parts: KernelParts) -> str:
         """Return version, extensions, constants, buffers, work-group arrays, prelude and main."""
-        sizes = sorted({a.dtype.itemsize for a in args} & _EXTENSIONS.keys())
+        sizes = sorted({a.dtype.itemsize for a in parts.args} & _EXTENSIONS.keys())
         lines = ["#version 450\n" + "".join(_EXTENSIONS[s] for s in sizes)]
         lines.append("layout(local_size_x_id = 0, local_size_y_id = 1, local_size_z_id = 2) in;")
-        for i, (name, kind) in enumerate(constants):
+        for i, (name, kind) in enumerate(parts.constants):
             lines.append(f"layout(constant_id = {i + 3}) const {kind} {name} = 1;")
-        for i, a in enumerate(args):
+        for i, a in enumerate(parts.args):
             access = "" if a.written else "readonly "
-            lines.append(
-                f"layout(std430, set = 0, binding = {i}) {access}buffer B_{a.name} {{ {self._element(a)} {a.name}[]; }};"
-            )
-        lines.append(prelude)
-        lines += [f"shared {s.type} {s.name}[{s.size}];" for s in shared]
-        return "\n".join([*lines, f"void main() {{  // {entry}", body, "}", ""])
+            block = f"{access}buffer B_{a.name} {{ {self._element(a)} {a.name}[]; }};"
+            lines.append(f"layout(std430, set = 0, binding = {i}) {block}")
+        lines.append(parts.prelude)
+        lines += [f"shared {s.type} {s.name}[{s.size}];" for s in parts.shared]
+        return "\n".join([*lines, f"void main() {{  // {parts.entry}", parts.body, "}", ""])
 
     def _element(self, arg: Arg) -> str:
         if arg.kind == "raw":

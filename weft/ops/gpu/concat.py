@@ -24,7 +24,9 @@ class ConcatOnGpu(GpuOp):
         """Accept channel concats in which each part but the last fills its blocks."""
         return len(output) >= 3 and op.axis % len(output) == 1 and all(s and s[1] % PACK == 0 for s in inputs[:-1])
 
-    def launches(self, op: Concat, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
+    def launches(
+        self, op: Concat, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+    ) -> None:
         """Copy the parts that do not already lie in the output."""
         y = outputs[0]
         axis = op.axis % len(y.shape)

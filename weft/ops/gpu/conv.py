@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -98,13 +99,13 @@ class ConvPlan:
         return [(b, min(most, self.blocks - b)) for b in range(0, self.blocks, most)]
 
 
-def pack_gemm(weight: Array, first: int, count: int, taps: int) -> Array:
+def pack_gemm(weight: Array, first: int, count: int) -> Array:
     """Return weights (co, ci, *kernel) as vectors [tap][ci block][co block][4 ci][4 co] of one piece.
 
     The axes are padded with zeros, the ci blocks over all taps to a multiple of STEP, so that the kernel
-    needs no bounds on K.
+    needs no bounds on K. The result is the logical array whose NC4HW4 form these vectors are.
     """
-    co, ci = weight.shape[:2]
+    ci, taps = weight.shape[1], prod(weight.shape[2:])
     ci4 = -(-ci // PACK)
     part = weight[first * PACK : (first + count) * PACK].reshape(-1, ci, taps)
     full = np.zeros((count * PACK, ci4 * PACK, taps), weight.dtype)
@@ -113,7 +114,7 @@ def pack_gemm(weight: Array, first: int, count: int, taps: int) -> Array:
     rows = -(-packed.shape[0] // STEP) * STEP
     out = np.zeros((rows, packed.shape[1]), weight.dtype)
     out[: packed.shape[0]] = packed
-    return out
+    return out.reshape(1, -1, PACK).transpose(0, 2, 1)
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,8 @@ def launch_gemm(plan: ConvPlan) -> None:
     itemsize = weight.dtype.itemsize
     for first, count in plan.pieces(steps * STEP * PACK * PACK * itemsize):
         tile = choose_tile(k.caps, pixels, count, steps)
-        packed = k.constant(f"gemm.{first}", lambda f=first, c=count: _as_c4(pack_gemm(weight, f, c, taps)), Layout.NC4HW4)
+        pack = partial(pack_gemm, weight, first, count)
+        packed = k.constant(f"gemm.{first}", pack, Layout.NC4HW4)
         tiles = -(-pixels // tile.rows)
         pointwise = plan.window.is_pointwise
         k.launch(
@@ -210,11 +212,6 @@ def launch_gemm(plan: ConvPlan) -> None:
             grid=(min(tiles, k.caps.max_grid[0]), -(-count // tile.columns), 1),
             local=(tile.lx, tile.ly, tile.lz),
         )  # fmt: skip
-
-
-def _as_c4(vectors: Array) -> Array:
-    """Return an array of whole vectors as the logical array whose NC4HW4 form it is."""
-    return vectors.reshape(1, -1, PACK).transpose(0, 2, 1)
 
 
 def launch_depthwise(plan: ConvPlan) -> None:
@@ -238,8 +235,8 @@ def launch_direct(plan: ConvPlan) -> None:
     k, weight = plan.k, plan.weight
     co, per_group = weight.shape[:2]
     for first, count in plan.pieces(per_group * prod(weight.shape[2:]) * PACK * weight.dtype.itemsize):
-        part = slice(first * PACK, (first + count) * PACK)
-        packed = k.constant(f"direct.{first}", lambda p=part: weight[p].reshape(1, len(weight[p]), -1), Layout.NC4HW4)
+        part = weight[first * PACK : (first + count) * PACK]
+        packed = k.constant(f"direct.{first}", partial(part.reshape, 1, len(part), -1), Layout.NC4HW4)
         total = plan.y.shape[0] * count * prod(plan.window.outputs)
         grid, local = k.for_items(total)
         k.launch(

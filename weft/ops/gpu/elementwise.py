@@ -45,12 +45,14 @@ class CastOnGpu(ElementwiseOnGpu):
     """Between float types: loads and stores convert."""
 
     def why_not(
-        self, op: Cast, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
+        self, op: Elementwise, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
     ) -> str | None:
         """Accept all: types other than floats are refused for all ops that compute."""
         return None
 
-    def launches(self, op: Cast, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
+    def launches(
+        self, op: Elementwise, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+    ) -> None:
         """Launch a copy that converts."""
         launch_expression(k, "{0}", inputs, outputs[0])
 

@@ -101,7 +101,7 @@ def launch_product(k: KernelBuilder, p: Product) -> None:
             if few:
                 _launch_rows(k, p, matrix, first, count)
             else:
-                part = k.constant(f"columns.{first}", lambda f=first, c=count: matrix[f : f + c].T.copy())
+                part = k.constant(f"columns.{first}", matrix[first : first + count].T.copy)
                 _launch_tiles(k, p, part, (count, 1), first, count)
     else:
         _launch_tiles(k, p, p.b, p.b_steps, 0, p.n)
