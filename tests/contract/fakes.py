@@ -143,6 +143,10 @@ class RecordingBackend(CpuBackend):
         self.note("onWaitFinish")
         return super().onWaitFinish()
 
+    def close(self) -> None:
+        self.note("close")
+        super().close()
+
 
 class _Queued(Execution):
     def __init__(self, inner: Execution, backend: AsynchronousBackend, name: str) -> None:

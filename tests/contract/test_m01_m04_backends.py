@@ -80,7 +80,7 @@ def test_M1_a_name_that_makes_no_sense_is_refused(name: Any) -> None:
 
 def test_M1_an_unknown_id_is_refused_with_the_known_ones() -> None:
     for device in ("acme", ["cpu", "acme"], ForwardType.USER_3):
-        with pytest.raises(NoDevice, match="acme|USER_3") as caught:
+        with pytest.raises(NoDevice, match=r"acme|USER_3") as caught:
             weft.load(small(), device=device)
         assert "cpu, opencl, vulkan" in caught.value.why
 

@@ -23,7 +23,7 @@ from weft.core.layout import Layout
 from weft.core.memory import ArenaPlan, BufferManager, Slot
 from weft.core.registry import registry
 from weft.core.tensor import Tensor
-from weft.errors import BackendError, DeviceError, WeftError
+from weft.errors import BackendError, WeftError
 
 STATIC, DYNAMIC, SEPERATE = StorageType.STATIC, StorageType.DYNAMIC, StorageType.DYNAMIC_SEPERATE
 DEVICES = ("cpu", "opencl", "vulkan")

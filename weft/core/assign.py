@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from weft.core.backend import Backend
+from weft.core.blame import at_node, blame
 from weft.core.graph import Graph, Node
 from weft.core.layout import Layout
 from weft.core.tensor import Tensor
@@ -47,7 +48,8 @@ def assign(
         inputs, outputs = described(graph, node)
         reasons: dict[str, str] = {}
         for device, backend in backends.items():
-            why = (refused or {}).get((node.name, device)) or backend.why_not(inputs, outputs, node.op)
+            with blame(at_node(node, device), "the backend could not say whether it takes a node"):
+                why = (refused or {}).get((node.name, device)) or backend.why_not(inputs, outputs, node.op)
             if why is None:
                 result.device[node.name] = device
                 break

@@ -186,6 +186,7 @@ class Backend(ABC):
         cls._creators = {}
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Backend:
+        """Refuse a class that is not complete."""
         missing = sorted(getattr(cls, "__abstractmethods__", ()))
         if cls.onCreate is Backend.onCreate and not any(b.__dict__.get("_creators") for b in cls.__mro__):
             missing.append("onCreate")

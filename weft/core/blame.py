@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from weft.core.fused import Fused
 from weft.core.graph import Node
 from weft.errors import ExecutionError, OutOfMemory, WeftError
 
@@ -39,4 +40,6 @@ def at_nodes(nodes: Sequence[Node], device: str) -> str:
 
 
 def _named(node: Node) -> str:
-    return f"node {node.name!r} ({node.op.type})"
+    op = node.op
+    kinds = [op.base.type, *(step.op.type for step in op.steps)] if isinstance(op, Fused) else [op.type]
+    return f"node {node.name!r} ({' + '.join(kinds)})"

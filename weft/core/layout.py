@@ -64,7 +64,7 @@ def from_storage(stored: Array, shape: Shape, layout: Layout) -> Array:
     if layout is Layout.NHWC:
         return np.ascontiguousarray(np.moveaxis(stored, -1, 1))
     n, c, *rest = shape
-    unpacked = np.moveaxis(stored, -1, 2).reshape(n, -1, *rest)
+    unpacked = np.moveaxis(stored, -1, 2).reshape(n, stored.shape[1] * PACK, *rest)
     return np.ascontiguousarray(unpacked[:, :c])
 
 

@@ -7,8 +7,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from weft.core.backend import BackendCreator, DeviceInfo, ForwardType
-from weft.errors import BackendError, ConfigError, NoDevice
+from weft.core.backend import Backend, BackendConfig, BackendCreator, BackendInfo, DeviceInfo, ForwardType
+from weft.errors import BackendError, ConfigError, DeviceError, NoDevice, WeftError
 
 log = logging.getLogger("weft.registry")
 
@@ -28,6 +28,22 @@ class Choice:
     def device(self) -> str:
         """Return the device's name, "vulkan:0"."""
         return f"{self.creator.id}:{self.index}"
+
+    def open(self, config: BackendConfig) -> Backend:
+        """Return a new backend on the device."""
+        try:
+            backend = self.creator.onCreate(BackendInfo(self.creator.id, self.index, config))
+        except WeftError:
+            raise
+        except Exception as e:
+            raise DeviceError(f"{self.device} cannot be used", why=f"{type(e).__name__}: {e}") from e
+        if not isinstance(backend, Backend):
+            raise BackendError(
+                f"{self.device} cannot be used",
+                where=f"{type(self.creator).__name__}.onCreate",
+                why=f"it returned {backend!r}, which is not a Backend",
+            )
+        return backend
 
 
 class BackendRegistry:

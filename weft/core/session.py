@@ -15,7 +15,7 @@ import numpy as np
 
 from weft.core.arrays import Outputs, take_inputs, take_outputs, take_shape
 from weft.core.assign import Assignment, Part, assign, split
-from weft.core.backend import Backend, BackendConfig, BackendInfo, MemoryMode, Precision
+from weft.core.backend import Backend, BackendConfig, MemoryMode, Precision
 from weft.core.copy import copy_tensor
 from weft.core.dtypes import DType
 from weft.core.graph import Graph, bind
@@ -77,7 +77,8 @@ class Session:
         self._bound: Graph | None = None
         self._network = graph
         self._report: Report | None = None
-        self._last_inputs: dict[str, Array] | None = None
+        self._passed: dict[str, Array] | None = None
+        """Of the last run, the inputs that are outputs too; None if there is no run to wait for."""
         self._closed = False
         weakref.finalize(self, _forgotten.append, self._pipelines).atexit = False
         if shapes or not graph.symbols():
@@ -142,7 +143,7 @@ class Session:
         """Wait for the run that `submit` started and return its outputs."""
         with self._lock:
             self._check_open()
-            if self._last_inputs is None:
+            if self._passed is None:
                 raise InputError("there is no run to wait for", fix="call submit first")
             return self._finish(take_outputs(self.graph.outputs, self._network.specs, outputs))
 
@@ -181,7 +182,7 @@ class Session:
         network = run_passes(bound)
         network = set_storage(network, DType.FLOAT16 if self.config.precision is Precision.LOW else DType.FLOAT32)
         self._refused = {}
-        self._report = self._last_inputs = None
+        self._report = self._passed = None
         try:
             while not self._placed(network):
                 pass
@@ -197,7 +198,7 @@ class Session:
         """Close the pipelines; what follows must prepare anew."""
         pipelines = self._pipelines[:]
         self._pipelines.clear()
-        self._made, self._transfers, self._report, self._last_inputs = {}, {}, None, None
+        self._made, self._transfers, self._report, self._passed = {}, {}, None, None
         close_all(pipelines)
 
     def _placed(self, network: Graph) -> bool:
@@ -225,11 +226,8 @@ class Session:
         for pipeline in old:
             if pipeline.device == choice.device:
                 return pipeline.backend
-        spare[choice.device] = self._backend(choice)
+        spare[choice.device] = choice.open(self.config)
         return spare[choice.device]
-
-    def _backend(self, choice: Choice) -> Backend:
-        return choice.creator.onCreate(BackendInfo(choice.creator.id, choice.index, self.config))
 
     def _pipeline(self, part: Part, old: list[Pipeline], spare: dict[str, Backend]) -> Pipeline:
         """Resize the old pipeline of the device that comes next, or make a new one."""
@@ -237,7 +235,7 @@ class Session:
         first = pipeline is None
         if pipeline is None:
             choice = next(c for c in self._choices if c.device == part.device)
-            backend = spare.pop(part.device, None) or self._backend(choice)
+            backend = spare.pop(part.device, None) or choice.open(self.config)
             pipeline = Pipeline(part, backend, thrifty=self.config.memory is MemoryMode.LIMIT)
         else:
             old.remove(pipeline)
@@ -305,7 +303,7 @@ class Session:
         return arrays
 
     def _start(self, arrays: dict[str, Array]) -> None:
-        self._last_inputs = None
+        self._passed = None
         for pipeline in self._pipelines:
             pipeline.wait()
         for pipeline in self._pipelines:
@@ -315,7 +313,7 @@ class Session:
                 if name in arrays:
                     self._feed(pipeline, name, arrays[name])
             pipeline.execute()
-        self._last_inputs = arrays
+        self._passed = {i: a.copy() for i, a in arrays.items() if i in self.graph.outputs}
 
     @staticmethod
     def _feed(pipeline: Pipeline, name: str, array: Array) -> None:
@@ -335,8 +333,8 @@ class Session:
         pipeline = self._made.get(name)
         if pipeline is None:
             known = self._network.constants.get(name)
-            assert self._last_inputs is not None
-            np.copyto(result, known if known is not None else self._last_inputs[name])
+            assert self._passed is not None
+            np.copyto(result, known if known is not None else self._passed[name])
         elif name in pipeline.mapped:
             np.copyto(result, pipeline.mapped[name])
         elif result.flags.c_contiguous:
