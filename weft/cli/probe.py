@@ -1,7 +1,4 @@
-"""Run a small network on one device: `python -m weft.cli.probe vulkan:0`.
-
-`weft doctor` starts this as a process of its own, because a broken driver may take its process with it.
-"""
+"""Run a small network on one device, in a process of its own: a broken driver may take its process with it."""
 
 from __future__ import annotations
 
@@ -39,7 +36,9 @@ def small_network() -> Graph:
 
 def probe(device: str) -> float:
     """Run the small network on a device, in a process of its own; return its difference from the CPU."""
-    command = [sys.executable, "-m", "weft.cli.probe", device]
+    # The other process finds Weft where this one did, installed or not.
+    code = f"import sys; sys.path[:] = {sys.path!r}; from weft.cli.probe import answer; answer({device!r})"
+    command = [sys.executable, "-c", code]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
     except subprocess.TimeoutExpired:
@@ -58,6 +57,11 @@ def probe(device: str) -> float:
 _FIX = "update the driver; PoCL needs a linker and the C library: apt install gcc libc6-dev"
 
 
+def answer(device: str) -> None:
+    """Run the small network on a device and print what came of it, for `probe` in another process."""
+    print(json.dumps(_run(device)))
+
+
 def _run(device: str) -> dict[str, object]:
     graph = small_network()
     x = np.random.default_rng(1).standard_normal(SHAPE).astype(np.float32)
@@ -66,7 +70,3 @@ def _run(device: str) -> dict[str, object]:
             return {"difference": largest_difference(session.run(x), cpu.run(x))}
     except WeftError as e:
         return {"what": e.what, "why": e.why, "fix": e.fix}
-
-
-if __name__ == "__main__":
-    print(json.dumps(_run(sys.argv[1])))

@@ -1,0 +1,287 @@
+"""What the package promises as a whole: light imports, clean layers, complete names, small files."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pkgutil
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import weft
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "weft"
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+CHECKED = sorted(p for folder in ("weft", "benchmarks", "scripts") for p in (ROOT / folder).rglob("*.py"))
+MOST_LINES, MOST_FUNCTION_LINES, MOST_TEMPLATE_LINES = 400, 40, 120
+
+
+def name_of(path: Path) -> str:
+    """Return the module's name."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def in_python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+# -- importing -----------------------------------------------------------------------------------------------
+
+
+def test_importing_weft_loads_nothing_heavy() -> None:
+    heavy = ["cffi", "mako", "onnx", "PIL", "pyopencl", "pygments", "rich", "typer", "vulkan"]
+    code = f"import sys, weft; print([m for m in {heavy} if m in sys.modules])"
+    assert in_python(code).strip() == "[]"
+
+
+def test_the_base_install_runs_on_the_cpu() -> None:
+    code = """
+import sys
+for missing in ("pyopencl", "vulkan", "cffi", "slangpy", "PIL", "onnxruntime"):
+    sys.modules[missing] = None
+import numpy, weft
+from weft import models
+assert [d.id for d in weft.devices()] == ["cpu"], weft.devices()
+assert set(weft.registry.absent()) == {"opencl", "vulkan"}
+with weft.load(models.path("shapes")) as session:
+    y, = session.run(numpy.zeros((1, 3, 128, 128), "float32"))
+    print(y.shape, *session.report.nodes_by_device)
+"""
+    assert in_python(code).strip() == "(1, 5, 64, 64) cpu"
+
+
+def test_without_onnx_weft_imports_and_says_what_is_missing() -> None:
+    code = """
+import sys
+sys.modules["onnx"] = None
+import weft
+try:
+    weft.load("model.onnx", device="cpu")
+except weft.WeftError as e:
+    print(e)
+"""
+    assert "pip install onnx" in in_python(code)
+
+
+# -- layers --------------------------------------------------------------------------------------------------
+
+LAYERS = {
+    "weft.errors": 0,
+    "weft.config": 0,
+    "weft.core": 1,
+    "weft.kernels": 2,
+    "weft.ops": 3,
+    "weft.backends": 4,
+    "weft.frontends": 4,
+    "weft.models": 4,
+    "weft.loading": 5,
+    "weft": 6,
+    "weft.cli": 7,
+    "weft.__main__": 8,
+}
+"""A module imports from its own layer and from those below."""
+
+
+def layer_of(module: str) -> str:
+    """Return the longest name in LAYERS that the module lies under."""
+    parts = module.split(".")
+    names = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
+    return next(name for name in names if name in LAYERS and (name != "weft" or module == "weft"))
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Give the modules of Weft that a file imports, anywhere in it, for other than type checking."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for_types = {
+        id(inner)
+        for outer in ast.walk(tree)
+        if isinstance(outer, ast.If) and ast.unparse(outer.test) == "TYPE_CHECKING"
+        for inner in ast.walk(outer)
+    }
+    for found in ast.walk(tree):
+        if id(found) in for_types:
+            continue
+        if isinstance(found, ast.Import):
+            yield from (a.name for a in found.names if a.name.split(".")[0] == "weft")
+        elif isinstance(found, ast.ImportFrom) and (found.module or "").split(".")[0] == "weft":
+            assert not found.level, f"{path} imports relatively"
+            for alias in found.names:
+                inner = f"{found.module}.{alias.name}"
+                yield inner if is_module(inner) else str(found.module)
+
+
+def is_module(name: str) -> bool:
+    base = ROOT.joinpath(*name.split("."))
+    return base.is_dir() or base.with_suffix(".py").is_file()
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_imports_point_downwards(path: Path) -> None:
+    own = layer_of(name_of(path))
+    for imported in imports_of(path):
+        other = layer_of(imported)
+        assert other == own or LAYERS[other] < LAYERS[own], f"{name_of(path)} imports {imported}"
+
+
+@pytest.mark.parametrize("path", [p for p in SOURCES if "backends" in p.parts], ids=name_of)
+def test_backends_know_only_what_they_share(path: Path) -> None:
+    parts = path.relative_to(PACKAGE / "backends").parts
+    allowed = {"gpu"} if parts[0] in ("opencl", "vulkan") else set()
+    for imported in imports_of(path):
+        other = imported.split(".")[2:3]
+        if imported.startswith("weft.backends.") and other:
+            assert other[0] in {parts[0], *allowed}, f"{name_of(path)} imports {imported}"
+
+
+def test_front_ends_see_the_core_and_the_ops() -> None:
+    for path in (PACKAGE / "frontends").rglob("*.py"):
+        for imported in imports_of(path):
+            assert not re.match(r"weft\.(backends|kernels|cli|loading)\b", imported), f"{path}: {imported}"
+
+
+@pytest.mark.parametrize("folder", ["core", "ops", "kernels", "backends/gpu"])
+def test_shared_code_names_no_api(folder: str) -> None:
+    allowed = {
+        # The names of devices that users see, and of languages that dialects are for.
+        "core/backend.py", "core/registry.py", "kernels/dialect.py", "kernels/source.py",
+    }  # fmt: skip
+    for path in (PACKAGE / folder).rglob("*.py"):
+        names = {n.lower() for n in words_of_code(path)}
+        if str(path.relative_to(PACKAGE)) not in allowed:
+            assert not {n for n in names if "opencl" in n or "vulkan" in n}, path
+
+
+def words_of_code(path: Path) -> Iterator[str]:
+    """Give the names and strings in a file, docstrings left out."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    prose = {
+        id(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
+            yield node.value
+
+
+# -- names and sizes -----------------------------------------------------------------------------------------
+
+
+def test_public_names_are_complete() -> None:
+    assert weft.__all__ == sorted(weft.__all__)
+    public = {n for n, v in vars(weft).items() if not n.startswith("_") and not is_submodule(n, v)}
+    # The built-in backends are registered there; a user names them by id.
+    assert public - {"annotations", "CpuCreator", "OpenCLCreator", "VulkanCreator"} == set(weft.__all__)
+
+
+def is_submodule(name: str, value: object) -> bool:
+    return type(value).__name__ == "module" and is_module(f"weft.{name}")
+
+
+def test_every_module_imports_and_exports_what_it_says() -> None:
+    for found in pkgutil.walk_packages(weft.__path__, "weft."):
+        if found.name != "weft.__main__":
+            module = importlib.import_module(found.name)
+            for name in getattr(module, "__all__", ()):
+                assert hasattr(module, name), f"{found.name} exports {name}"
+
+
+@pytest.mark.parametrize("path", CHECKED, ids=name_of)
+def test_files_and_functions_are_small(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= MOST_LINES
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            assert lines_of(node) <= MOST_FUNCTION_LINES, f"{node.name} has {lines_of(node)} lines"
+
+
+def lines_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Return the lines of a function, its docstring left out."""
+    first = function.body[0]
+    prose = ast.get_docstring(function) is not None and first.end_lineno is not None
+    doc = (first.end_lineno or 0) - first.lineno + 1 if prose else 0
+    return (function.end_lineno or 0) - function.lineno + 1 - doc
+
+
+def test_templates_are_small() -> None:
+    templates = list((PACKAGE / "shaders").glob("*.mako"))
+    assert templates
+    for path in templates:
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= MOST_TEMPLATE_LINES, path.name
+
+
+# -- one door each -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_one_door_each(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv"):
+            assert path.name == "config.py", f"{path} reads the environment"
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
+            assert "cli" in path.parts, f"{path} prints"
+
+
+# -- the README ----------------------------------------------------------------------------------------------
+
+
+def test_the_readme_opens_with_the_purpose_and_two_commands() -> None:
+    opening = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## ")[0]
+    for command in ("scripts/demo", "scripts/test"):
+        assert re.search(rf"^{command}$", opening, re.M)
+        assert (ROOT / command).stat().st_mode & 0o111
+    assert "install" in opening
+
+
+def test_scripts_name_in_their_head_what_they_install() -> None:
+    for name in ("demo", "test"):
+        head = (ROOT / "scripts" / name).read_text(encoding="utf-8").split("set -euo pipefail")[0]
+        for what in (".venv", "mesa-vulkan-drivers", "gcc"):
+            assert what in head
+
+
+def blocks(language: str) -> list[str]:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.M | re.S)
+
+
+def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.onnx").write_bytes((PACKAGE / "models" / "shapes.onnx").read_bytes())
+    found = blocks("python")
+    assert found
+    scope: dict[str, object] = {}
+    for block in found:
+        exec(compile(block, "README.md", "exec"), scope)  # a block goes on where the one before ended
+
+
+def test_the_commands_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from weft.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.onnx").write_bytes((PACKAGE / "models" / "shapes.onnx").read_bytes())
+    commands = [line for block in blocks("shell") for line in block.splitlines() if line.startswith("weft ")]
+    assert len(commands) >= 5
+    for command in commands:
+        with pytest.raises(SystemExit) as caught:
+            main(command.split("#")[0].split()[1:])
+        assert not caught.value.code, command
+
+
+def test_other_blocks_of_the_readme_are_of_known_kinds() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^```(\w+)$", text, re.M)) <= {"python", "shell", "text"}
