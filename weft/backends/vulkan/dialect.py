@@ -64,6 +64,9 @@ class GlslDialect(Dialect):
         """Return the statement that stores an element."""
         if arg.dtype is DType.INT64:
             return f"{arg.name}[{index}] = ivec2({value}, ({value}) < 0 ? -1 : 0);"
+        if arg.dtype.itemsize == 1:
+            # Storage is all that is asked of the device for bytes; conversions of floats to them are arithmetic.
+            return f"{arg.name}[{index}] = {_TYPES[arg.dtype]}(int({value}));"
         return f"{arg.name}[{index}] = {_TYPES[arg.dtype]}({value});"
 
     def load4(self, arg: Arg, index: str) -> str:

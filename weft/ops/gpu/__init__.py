@@ -5,8 +5,10 @@ from __future__ import annotations
 from weft.ops.gpu import (
     concat,
     conv,
+    conv_transpose,
     elementwise,
     gather,
+    logic,
     matmul,
     move,
     norm,
@@ -21,8 +23,10 @@ from weft.ops.gpu import (
 __all__ = [
     "concat",
     "conv",
+    "conv_transpose",
     "elementwise",
     "gather",
+    "logic",
     "matmul",
     "move",
     "norm",

@@ -1,4 +1,4 @@
-"""Reductions over axes on GPUs, and the places of extremes."""
+"""Reductions over axes on GPUs, the places of extremes, and running sums."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from weft.ops.gpu.pool import launch_global
 from weft.ops.reduce import (
     ArgMax,
     ArgMin,
+    CumProd,
+    CumSum,
     ReduceL1,
     ReduceL2,
     ReduceLogSum,
@@ -183,4 +185,49 @@ class ArgExtremeOnGpu(GpuOp):
             grid=grid,
             local=local,
             epilogue=False,
+        )
+
+
+@gpu_op(CumSum, CumProd)
+class ScanOnGpu(GpuOp):
+    """Lines along one axis, each walked by one item, in NCHW."""
+
+    def why_not(
+        self,
+        op: CumSum | CumProd,
+        inputs: Sequence[Tensor | None],
+        outputs: Sequence[Tensor],
+        caps: DeviceCaps,
+    ) -> str | None:
+        """Refuse an axis that is computed at run time."""
+        axis = inputs[1]
+        return "its axis is computed at run time" if axis is None or axis.constant is None else None
+
+    def launches(
+        self,
+        op: CumSum | CumProd,
+        k: KernelBuilder,
+        inputs: Sequence[Tensor | None],
+        outputs: Sequence[Tensor],
+    ) -> None:
+        """Launch one item a line."""
+        x, axis = inputs[0], inputs[1]
+        assert x is not None and axis is not None and axis.constant is not None
+        at = int(axis.constant.item()) % len(x.shape)
+        length, inner = x.shape[at], prod(x.shape[at + 1 :])
+        lines = prod(x.shape) // max(length, 1)
+        grid, local = k.for_items(lines)
+        k.launch(
+            "scan",
+            reads={"x": x},
+            writes={"y": outputs[0]},
+            ints={"LENGTH": length, "INNER": max(inner, 1), "LINES": lines},
+            variant={
+                "start": f"{float(op.first)}",
+                "join": "+" if isinstance(op, CumSum) else "*",
+                "reverse": bool(op.reverse),
+                "exclusive": bool(op.exclusive),
+            },
+            grid=grid,
+            local=local,
         )

@@ -1,0 +1,87 @@
+"""Comparisons, truth values and the choice between two tensors on GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import ClassVar
+
+from weft.core.dtypes import DType
+from weft.core.tensor import Tensor
+from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, gpu_op
+from weft.ops.binary import And, Equal, Greater, GreaterOrEqual, Less, LessOrEqual, Or, Where, Xor
+from weft.ops.elementwise import Elementwise
+from weft.ops.gpu.elementwise import collapse, launch_expression
+from weft.ops.unary import IsInf, IsNaN, Not
+
+EXPRESSIONS: dict[type[Elementwise], str] = {
+    Equal: "({0} == {1} ? 1.0 : 0.0)",
+    Less: "({0} < {1} ? 1.0 : 0.0)",
+    LessOrEqual: "({0} <= {1} ? 1.0 : 0.0)",
+    Greater: "({0} > {1} ? 1.0 : 0.0)",
+    GreaterOrEqual: "({0} >= {1} ? 1.0 : 0.0)",
+    And: "({0} * {1})",
+    Or: "fmax({0}, {1})",
+    Xor: "({0} == {1} ? 0.0 : 1.0)",
+    Not: "(1.0 - {0})",
+    IsNaN: "(is_nan({0}) ? 1.0 : 0.0)",
+}
+
+
+@gpu_op(*EXPRESSIONS, IsInf)
+class TruthOnGpu(GpuOp):
+    """Expressions of floats and truth values that are stored as bytes of 0 or 1."""
+
+    fuses_into_store = False
+    integers: ClassVar[frozenset[DType]] = frozenset({DType.BOOL})
+
+    def launches(
+        self, op: Elementwise, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+    ) -> None:
+        """Launch the expression over the output."""
+        expr = _infinity(op) if isinstance(op, IsInf) else EXPRESSIONS[type(op)]
+        launch_expression(k, expr, inputs, outputs[0])
+
+
+def _infinity(op: IsInf) -> str:
+    above = "{0} == INFINITY_F" if op.detect_positive else "false"
+    below = "{0} == -INFINITY_F" if op.detect_negative else "false"
+    return f"({above} || {below} ? 1.0 : 0.0)"
+
+
+@gpu_op(Where)
+class WhereOnGpu(GpuOp):
+    """Elements of any type, moved as bits."""
+
+    fuses_into_store = False
+    moves_bits = True
+
+    def why_not(
+        self, op: Where, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
+    ) -> str | None:
+        """Accept every choice."""
+        return None
+
+    def launches(
+        self, op: Where, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+    ) -> None:
+        """Launch over the output, its axes joined as far as broadcasting allows."""
+        y = outputs[0]
+        reads = {name: t for name, t in zip(("condition", "a", "b"), inputs, strict=True) if t is not None}
+        strides, sizes = collapse([t.shape for t in reads.values()], y.shape)
+        rank = max(len(sizes), 1)
+        ints = {"TOTAL": prod(y.shape)} | {f"D{d}": size for d, size in enumerate(sizes or [1])}
+        for name, row in zip(reads, strides, strict=True):
+            ints |= {f"{name}_S{d}": step for d, step in enumerate(row or [0])}
+        grid, local = k.for_items(ints["TOTAL"])
+        k.launch(
+            "choose",
+            reads=reads,
+            writes={"y": y},
+            ints=ints,
+            variant={"rank": rank},
+            grid=grid,
+            local=local,
+            raw=True,
+            epilogue=False,
+        )
