@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 from weft.core.backend import BackendConfig, DeviceInfo, ForwardType, MemoryMode, Power, Precision
 from weft.core.graph import Graph
 from weft.core.layout import Shape
+from weft.core.pipeline import Progress
 from weft.core.registry import Choice, DeviceName, registry
 from weft.core.session import Session
 from weft.errors import ConfigError
@@ -30,13 +31,15 @@ def load(
     power: str | Power = Power.NORMAL,
     shapes: Mapping[str, Shape] | None = None,
     fallback: str = "cpu",
+    progress: Progress | None = None,
 ) -> Session:
     """Return a session that runs an ONNX model (a path, bytes, a loaded model) or a `Graph`.
 
     `device` is a `ForwardType`, an id such as "opencl" or "vulkan:1", or a list of them in order of
     preference. `precision` is "high", "normal" or "low" (fp16 storage). `shapes` binds symbolic
     dimensions, by input name; without it they are bound by the first run. Nodes that no named device
-    supports go to the CPU with a warning, or raise UnsupportedOps if `fallback` is "error".
+    supports go to the CPU with a warning, or raise UnsupportedOps if `fallback` is "error". `progress` is
+    called after each node is prepared, with the number prepared and that of all nodes of one device's part.
     """
     if fallback not in ("cpu", "error"):
         raise ConfigError(f"fallback={fallback!r} is not known", fix='use "cpu" or "error"')
@@ -49,7 +52,7 @@ def load(
     graph = model if isinstance(model, Graph) else _parse(model)
     if fallback == "cpu" and all(c.creator.forward_type is not ForwardType.CPU for c in choices):
         choices.append(Choice(registry.find(ForwardType.CPU), 0))
-    return Session(graph, choices, config, shapes=shapes, fallback=fallback)
+    return Session(graph, choices, config, shapes=shapes, fallback=fallback, progress=progress)
 
 
 def devices() -> list[DeviceInfo]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from weft.core.assign import Part, describe
 from weft.core.backend import Backend, Execution, StorageType
@@ -12,6 +14,10 @@ from weft.core.graph import Graph, Node
 from weft.core.layout import Array, to_storage
 from weft.core.tensor import Tensor
 from weft.errors import ExecutionError, OutOfMemory
+
+
+Progress = Callable[[int, int], None]
+"""Called with the nodes that are prepared and all nodes of one device's part, after each."""
 
 
 class NodeRefused(Exception):
@@ -39,8 +45,11 @@ class Pipeline:
     they are, the host's copy of what a device has is dropped, and a resize frees before it allocates.
     """
 
-    def __init__(self, part: Part, backend: Backend, *, thrifty: bool = False) -> None:
+    def __init__(
+        self, part: Part, backend: Backend, *, thrifty: bool = False, progress: Progress | None = None
+    ) -> None:
         self.device, self.backend, self.thrifty = part.device, backend, thrifty
+        self._progress = progress
         self.graph: Graph = part.graph
         self.tasks: list[Task] = []
         self.tensors: dict[str, Tensor] = {}
@@ -98,7 +107,7 @@ class Pipeline:
     def _same_constants(old: Task, inputs: Sequence[Tensor | None]) -> bool:
         before = [t.constant if t else None for t in old.inputs]
         now = [t.constant if t else None for t in inputs]
-        return len(before) == len(now) and all(a is b for a, b in zip(before, now, strict=True))
+        return len(before) == len(now) and all(map(_same_value, before, now))
 
     def tensor(self, name: str) -> Tensor:
         """Return the tensor of any value of the part."""
@@ -117,7 +126,7 @@ class Pipeline:
         read = dict.fromkeys(i for n in self.graph.nodes for i in n.inputs if i in self.graph.constants)
         for name in read:
             value = self.graph.constants[name]
-            if name in old and old[name].constant is value:
+            if name in old and _same_value(old[name].constant, value):
                 self.constants[name] = old.pop(name)
                 continue
             self.constants[name] = self._placed(name, value)
@@ -149,6 +158,8 @@ class Pipeline:
                 for tensor in task.outputs:
                     self._acquire(tensor, StorageType.DYNAMIC)
                 task.execution.onResize(task.inputs, task.outputs)
+            if self._progress is not None:
+                self._progress(k + 1, len(self.tasks))
             dying = [i for i in dict.fromkeys(task.node.inputs) if i and last[i] == k]
             dying += [o for o in task.node.outputs if o and o not in last]
             for name in dying:
@@ -250,3 +261,14 @@ class Pipeline:
             finally:
                 self.tensors, self.mapped = {}, {}
                 self.backend.close()
+
+
+def _same_value(before: Array | None, now: Array | None) -> bool:
+    """Tell whether two constants are equal, so that what was made of the first serves still.
+
+    Passes that compute constants (folded batch norms, fp16 weights) make new arrays at each resize; to
+    compare them costs less than to pack and upload them again.
+    """
+    if before is None or now is None or before is now:
+        return before is now
+    return before.dtype == now.dtype and before.shape == now.shape and np.array_equal(before, now)

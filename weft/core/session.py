@@ -22,7 +22,7 @@ from weft.core.graph import Graph, bind
 from weft.core.layout import Array, Shape
 from weft.core.optimize import run_passes
 from weft.core.optimize.precision import set_storage
-from weft.core.pipeline import NodeRefused, Pipeline
+from weft.core.pipeline import NodeRefused, Pipeline, Progress
 from weft.core.registry import Choice
 from weft.core.report import CopyRecord, Report, make_report
 from weft.core.tensor import Tensor
@@ -62,6 +62,7 @@ class Session:
         *,
         shapes: Mapping[str, Shape] | None = None,
         fallback: str = "cpu",
+        progress: Progress | None = None,
     ) -> None:
         close_forgotten()
         validate(graph)
@@ -69,6 +70,7 @@ class Session:
         self.config = config or BackendConfig()
         self._choices = list(choices)
         self._fallback = fallback
+        self._progress = progress
         self._lock = threading.RLock()
         self._pipelines: list[Pipeline] = []
         self._made: dict[str, Pipeline] = {}
@@ -236,7 +238,8 @@ class Session:
         if pipeline is None:
             choice = next(c for c in self._choices if c.device == part.device)
             backend = spare.pop(part.device, None) or choice.open(self.config)
-            pipeline = Pipeline(part, backend, thrifty=self.config.memory is MemoryMode.LIMIT)
+            thrifty = self.config.memory is MemoryMode.LIMIT
+            pipeline = Pipeline(part, backend, thrifty=thrifty, progress=self._progress)
         else:
             old.remove(pipeline)
         try:

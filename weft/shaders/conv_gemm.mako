@@ -100,7 +100,7 @@ for (int tile = GROUP_X; tile < TILES; tile += GROUPS_X) {
 % for j in range(rc):
     if (column0 + ${j * ly} + LOCAL_Y < COUNT) {
       const int block = FIRST + column0 + ${j * ly} + LOCAL_Y;
-      const f32x4 bias = ${b.load4("0", "block", "0") if k.has("b") else "SPLAT(0.0)"};
+      const f32x4 bias = ${k.args["b"].load4("0", "block", "0") if k.has("b") else "SPLAT(0.0)"};
 % for i in range(rp):
       if (first_row + ${i * lx} + LOCAL_X < PIXELS) {
         const int row = first_row + ${i * lx} + LOCAL_X;

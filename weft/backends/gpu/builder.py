@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from weft.backends.gpu.memory import is_packed, place_constants
 from weft.core.backend import StorageType
 from weft.core.dtypes import DType
 from weft.core.fused import RUNNING, Fused
@@ -19,7 +20,8 @@ from weft.kernels.template import KernelRequest, Operand, Stage, render
 from weft.ops.elementwise import Elementwise
 
 if TYPE_CHECKING:
-    from weft.backends.gpu.backend import GpuBackend, GpuExecution
+    from weft.backends.gpu.backend import GpuBackend
+    from weft.backends.gpu.execution import GpuExecution
 
 MAX_ELEMENTS = 1 << 31
 
@@ -89,8 +91,8 @@ class NodeBuilder(KernelBuilder):
         )
         source = render(request, self._backend.device.dialect)
         for name, tensor in {**sources, **writes}.items():
-            if tensor.layout is Layout.NC4HW4:
-                all_ints |= self._backend.place_of(tensor, name)
+            if is_packed(tensor):
+                all_ints |= place_constants(tensor, name)
         values = {n: all_ints[n] if kind == "int" else all_floats[n] for n, kind in source.constants}
         kernel = self._backend.compile(source, values)
         label = f"{self._execution.label}/{template}"
@@ -110,7 +112,7 @@ class NodeBuilder(KernelBuilder):
 
     def shares_memory(self, inner: Tensor, outer: Tensor) -> bool:
         """Tell whether both are views of one root."""
-        return self._backend.root_name(inner) == self._backend.root_name(outer)
+        return self._backend.placement.root_name(inner) == self._backend.placement.root_name(outer)
 
     # -- parts ---------------------------------------------------------------------------------------------
 
@@ -120,7 +122,7 @@ class NodeBuilder(KernelBuilder):
                 f"tensor {tensor.name!r} is too large for this kernel",
                 why=f"{prod(tensor.storage_shape)} elements; indices have 32 bits",
             )
-        kind: ArgKind = "raw" if raw else "c4" if tensor.layout is Layout.NC4HW4 else "linear"
+        kind: ArgKind = "raw" if raw else "c4" if is_packed(tensor) else "linear"
         return Arg(name, tensor.dtype, kind, written)
 
     def _on_device(self, name: str, tensor: Tensor) -> Tensor:

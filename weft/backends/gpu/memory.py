@@ -1,0 +1,142 @@
+"""Where the tensors of a pipeline lie: slots, shared by the views of one root (contract M5 to M8)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from weft.backends.gpu.device import Binding
+from weft.backends.gpu.layouts import View
+from weft.core.backend import StorageType
+from weft.core.graph import Graph, depths
+from weft.core.layout import Layout, storage_size
+from weft.core.memory import BufferManager, Slot
+from weft.core.tensor import Tensor
+
+SMALLEST = 16
+"""Bytes of the smallest slot: an empty tensor has an address too, and drivers bind no empty range."""
+
+
+@dataclass(eq=False, slots=True)
+class Region:
+    """The memory of one tensor: a slot, or some channel blocks of one (`first` of `blocks`; 0: all of it)."""
+
+    slot: Slot
+    first: int = 0
+    blocks: int = 0
+
+    def binding(self) -> Binding:
+        """Return the bytes of the whole slot; only after the plan is made."""
+        return Binding(self.slot.buffer, self.slot.offset, self.slot.nbytes)
+
+
+def is_packed(tensor: Tensor) -> bool:
+    """Tell whether kernels see the tensor as blocks of four channels: one without channels is linear."""
+    return tensor.layout is Layout.NC4HW4 and len(tensor.shape) >= 2
+
+
+def touched(tensor: Tensor) -> Binding:
+    """Return the bytes that belong to the tensor; of a channel view over several images, the whole root."""
+    region: Region = tensor.memory
+    whole = region.binding()
+    if not region.blocks or tensor.shape[0] != 1:
+        return whole
+    start = region.first * prod(tensor.storage_shape[2:]) * tensor.dtype.itemsize
+    return Binding(whole.buffer, whole.offset + start, tensor.nbytes)
+
+
+@dataclass
+class Placement:
+    """Gives the tensors of one pipeline their regions; slots of views live from the first to the last of them.
+
+    Nodes of one dependency level run side by side, so what dies in a level is released after it.
+    """
+
+    manager: BufferManager
+    views: dict[str, View] = field(default_factory=dict)
+    _root_bytes: dict[str, int] = field(default_factory=dict)
+    _roots: dict[str, tuple[Slot, int]] = field(default_factory=dict)
+    _depth: dict[str, int] = field(default_factory=dict)
+    _level: int = 0
+    _dying: list[Slot] = field(default_factory=list)
+
+    def follow(self, graph: Graph, views: dict[str, View]) -> None:
+        """Take over the values, views and levels of a rewritten part of the network."""
+        self.views, self._depth = views, depths(graph)
+        self._root_bytes = {v.root: _bytes(graph, v.root) for v in views.values()}
+
+    def begin(self) -> None:
+        """Begin a plan."""
+        self._level = 0
+        self.manager.begin()
+
+    def root_name(self, tensor: Tensor) -> str:
+        """Return the name of the value whose memory the tensor lies in."""
+        view = self.views.get(tensor.name)
+        return view.root if view else tensor.name
+
+    def acquire(self, tensor: Tensor, storage: StorageType) -> Region:
+        """Return a region for the tensor."""
+        if self._depth.get(tensor.name, self._level) != self._level:
+            self._level = self._depth[tensor.name]
+            self.bury()
+        view = self.views.get(tensor.name)
+        root = view.root if view else tensor.name
+        if storage is StorageType.STATIC or root not in self._root_bytes:
+            return Region(self.manager.acquire(max(tensor.nbytes, SMALLEST), storage))
+        held = self._roots.get(root)
+        slot, users = held or (self.manager.acquire(max(self._root_bytes[root], SMALLEST), storage), 0)
+        self._roots[root] = (slot, users + 1)
+        return Region(slot, view.first if view else 0, view.blocks if view else 0)
+
+    def release(self, tensor: Tensor, storage: StorageType) -> None:
+        """Take a region back; the slot goes when its last view does."""
+        region: Region = tensor.memory
+        root = self.root_name(tensor)
+        if storage is not StorageType.STATIC and root in self._roots:
+            slot, users = self._roots[root]
+            self._roots[root] = (slot, users - 1)
+            if users > 1:
+                return
+        if storage is StorageType.DYNAMIC and tensor.name in self._depth:
+            self._dying.append(region.slot)
+        else:
+            self.manager.release(region.slot)
+
+    def bury(self) -> None:
+        """Release what died in the level before."""
+        for slot in self._dying:
+            self.manager.release(slot)
+        self._dying = []
+
+    def allocate(self) -> None:
+        """Make the plan."""
+        self.bury()
+        self.manager.allocate()
+
+    def clear(self) -> None:
+        """Free all that is not STATIC."""
+        self.manager.clear()
+        self._roots.clear()
+        self._dying = []
+
+
+def _bytes(graph: Graph, name: str) -> int:
+    spec = graph.specs[name]
+    return storage_size(spec.dims, graph.layouts.get(name, Layout.NCHW)) * spec.dtype.itemsize
+
+
+def place_constants(tensor: Tensor, name: str) -> Mapping[str, int]:
+    """Return the constants by which a kernel finds a c4 argument: blocks of the root, first block, pixels, channels."""
+    region: Region = tensor.memory
+    _, c, *rest = tensor.shape
+    return {
+        f"{name}_C4T": region.blocks or -(-c // 4),
+        f"{name}_C4O": region.first,
+        f"{name}_HW": prod(rest),
+        f"{name}_C": c,
+    }
+
+

@@ -1,0 +1,103 @@
+"""The recording of a pipeline: uploads, launches by level, downloads; sealed once, submitted every run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from weft.backends.gpu.builder import PlannedLaunch
+from weft.backends.gpu.device import Binding, CopyCommand, GpuBuffer, GpuDevice, LaunchCommand, MemoryKind
+from weft.backends.gpu.memory import Region, touched
+from weft.backends.gpu.schedule import Access, schedule
+from weft.core.backend import StorageType
+from weft.core.layout import Array
+from weft.core.tensor import Tensor
+from weft.errors import DeviceError
+
+log = logging.getLogger("weft.gpu")
+
+
+@dataclass
+class PipelineRecording:
+    """What one pipeline does on the device in every run."""
+
+    device: GpuDevice
+    launches: list[PlannedLaunch] = field(default_factory=list)
+    _staged: list[tuple[GpuBuffer, Tensor]] = field(default_factory=list)
+    _handle: Any = None
+    _running: bool = False
+
+    @property
+    def staging_bytes(self) -> int:
+        """Return the bytes of host memory that inputs and outputs pass through."""
+        return sum(buffer.nbytes for buffer, _ in self._staged)
+
+    def stage(self, tensor: Tensor, kind: MemoryKind) -> Array:
+        """Return host memory whose content every run copies to the tensor (UPLOAD) or from it (DOWNLOAD)."""
+        buffer = self.device.allocate(tensor.nbytes, kind)
+        self._staged.append((buffer, tensor))
+        assert buffer.host is not None
+        return buffer.host[: tensor.nbytes].view(tensor.dtype.numpy).reshape(tensor.shape)
+
+    def seal(self, profile: bool = False) -> None:
+        """Record everything; the tensors have addresses now."""
+        accesses = [_staging(b, t) for b, t in self._staged if b.kind is MemoryKind.UPLOAD]
+        accesses += [access(launch) for launch in self.launches]
+        accesses += [_staging(b, t) for b, t in self._staged if b.kind is MemoryKind.DOWNLOAD]
+        self._handle = self.device.record(schedule(accesses), profile=profile)
+
+    def submit(self) -> None:
+        """Start the run."""
+        self.device.submit(self._handle)
+        self._running = True
+
+    def wait(self) -> None:
+        """Wait for the last run; a device that is lost is not waited for a second time."""
+        if self._running:
+            self._running = False
+            self.device.wait(self._handle)
+
+    def timings(self) -> list[float]:
+        """Return seconds per command of the last run of a recording sealed with `profile`."""
+        return self.device.timings(self._handle)
+
+    def drop(self) -> None:
+        """Free the recording and its staging memory, also of a device that was lost while it ran."""
+        try:
+            self.wait()
+        except DeviceError as e:
+            log.warning("a run was given up when its session was closed or resized: %s", e)
+        if self._handle is not None:
+            self.device.release(self._handle)
+        for buffer, _ in self._staged:
+            self.device.free(buffer)
+        self._handle, self._staged, self.launches = None, [], []
+
+
+def run_once(device: GpuDevice, accesses: Sequence[Access]) -> None:
+    """Record, run and wait for some commands."""
+    handle = device.record(schedule(accesses))
+    try:
+        device.submit(handle)
+        device.wait(handle)
+    finally:
+        device.release(handle)
+
+
+def access(launch: PlannedLaunch) -> Access:
+    """Return a launch as a command with what it reads and writes."""
+    bindings = tuple(t.memory.binding() for t in (*launch.reads, *launch.writes))
+    command = LaunchCommand(launch.kernel, bindings, launch.grid, launch.label)
+    # STATIC memory is never written by a launch, so it takes no part in the search for hazards.
+    reads = tuple(touched(t) for t in launch.reads if t.memory.slot.storage is not StorageType.STATIC)
+    return Access(command, reads, tuple(touched(t) for t in launch.writes))
+
+
+def _staging(buffer: GpuBuffer, tensor: Tensor) -> Access:
+    region: Region = tensor.memory
+    host, device = Binding(buffer, 0, tensor.nbytes), Binding(region.slot.buffer, region.slot.offset, tensor.nbytes)
+    if buffer.kind is MemoryKind.UPLOAD:
+        return Access(CopyCommand(host, device, f"upload {tensor.name}"), (host,), (device,))
+    return Access(CopyCommand(device, host, f"download {tensor.name}"), (device,), (host,))
