@@ -15,7 +15,6 @@ from weft.core.layout import Array, to_storage
 from weft.core.tensor import Tensor
 from weft.errors import ExecutionError, OutOfMemory
 
-
 Progress = Callable[[int, int], None]
 """Called with the nodes that are prepared and all nodes of one device's part, after each."""
 

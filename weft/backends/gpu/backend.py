@@ -179,8 +179,8 @@ class GpuBackend(Backend):
     def _copy_inside(self, src: Tensor, dst: Tensor) -> None:
         a, b = _whole(src), _whole(dst)
         if src.layout is dst.layout and src.dtype is dst.dtype:
-            pieces = (Binding(x.buffer, x.offset, src.nbytes) for x in (a, b))
-            run_once(self.device, [Access(CopyCommand(*pieces, "copy"), (a,), (b,))] if src.nbytes else [])
+            source, target = (Binding(x.buffer, x.offset, src.nbytes) for x in (a, b))
+            run_once(self.device, [Access(CopyCommand(source, target, "copy"), (a,), (b,))] if src.nbytes else [])
             return
         execution = GpuExecution(Relayout(dst.layout, dst.dtype), self, f"copy {src.name}")
         builder = NodeBuilder(self, execution, [src])

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
 
 from weft.backends.gpu.device import Binding
 from weft.backends.gpu.layouts import View
