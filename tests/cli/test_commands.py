@@ -243,10 +243,11 @@ def test_a_terminal_sees_that_work_goes_on(
     from weft.cli.console import working
 
     monkeypatch.setenv("TERM", "xterm")
-    with working("preparing"):
-        pass
+    with working("preparing") as progress:
+        progress(1, 2)
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with working("preparing"):
-        pass
-    assert "preparing" in capsys.readouterr().err
+    with working("preparing") as progress:
+        progress(17, 42)
+    shown = capsys.readouterr().err
+    assert "preparing" in shown and "17/42" in shown

@@ -80,8 +80,8 @@ def _time(
     label = "+".join(names)
     shapes = {name: a.shape for name, a in arrays.items()}
     start = time.perf_counter()
-    with working(f"preparing for {label}"):
-        session = load(model, names, precision=precision, shapes=shapes)
+    with working(f"preparing for {label}") as progress:
+        session = load(model, names, precision=precision, shapes=shapes, progress=progress)
     loaded = milliseconds(time.perf_counter() - start)
     with session:
         outputs, timing = measure(session, arrays, *times)

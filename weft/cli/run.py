@@ -96,10 +96,9 @@ def _run(
 ) -> Run:
     label = "+".join(names)
     shapes = {name: a.shape for name, a in arrays.items()}
-    with working(f"preparing for {label}"):
-        session = load(
-            graph, names, precision=precision, shapes=shapes, fallback="error" if strict else "cpu"
-        )
+    fallback = "error" if strict else "cpu"
+    with working(f"preparing for {label}") as progress:
+        session = load(graph, names, precision=precision, shapes=shapes, fallback=fallback, progress=progress)
     with session:
         outputs, timing = measure(session, arrays, *times)
         return Run(label, outputs, timing, session.report)
