@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 from weft.core.dtypes import DType
 from weft.core.layout import Array, Layout, Shape, from_storage, storage_shape, storage_size, to_storage
 
-if TYPE_CHECKING:
-    from weft.core.backend import Backend
+
+class MemoryOwner(Protocol):
+    """What a tensor needs of the backend that owns its memory."""
+
+    host_memory: ClassVar[bool]
+
+    def onCopyBuffer(self, src: Tensor, dst: Tensor) -> None:
+        """Copy between a tensor of this owner and another of its own or on the host."""
+        ...
+
 
 Dim = int | str
 """A size, or the name of one that is bound when a session is made."""
@@ -59,7 +67,7 @@ class Tensor:
     dtype: DType
     layout: Layout = Layout.NCHW
     memory: Any = None
-    backend: Backend | None = None
+    backend: MemoryOwner | None = None
     constant: Array | None = None
 
     @classmethod

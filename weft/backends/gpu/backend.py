@@ -7,13 +7,11 @@ downloads of its outputs. `onResizeEnd` seals it; a run is one submit.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
-from weft.backends.gpu.builder import NodeBuilder, PlannedLaunch
 from weft.backends.gpu.device import Binding, CopyCommand, MemoryKind
-from weft.backends.gpu.execution import GpuExecution
+from weft.backends.gpu.execution import GpuExecution, Workplace
 from weft.backends.gpu.fusion import can_fuse
 from weft.backends.gpu.layouts import assign_layouts, find_views
 from weft.backends.gpu.memory import Placement, Region
@@ -31,8 +29,7 @@ from weft.core.optimize.fuse import fuse_epilogues
 from weft.core.tensor import Tensor
 from weft.errors import BackendError
 from weft.kernels.launch import find_gpu_op
-from weft.kernels.source import KernelSource
-from weft.ops.relayout import Relayout, launch_relayout
+from weft.ops.relayout import Relayout
 
 
 class GpuBackend(Backend):
@@ -51,6 +48,7 @@ class GpuBackend(Backend):
         )
         self.placement = Placement(self._memory)
         self.recording = PipelineRecording(self.device)
+        self._workplace = Workplace(self.device, self.placement, self.recording)
         self.profile = False
         """Whether recordings take a timestamp around each command."""
 
@@ -66,7 +64,7 @@ class GpuBackend(Backend):
         """Return the execution a creator makes, or else the op's own launches."""
         created = super().onCreate(inputs, outputs, op)
         if created is None and find_gpu_op(op) is not None:
-            return GpuExecution(op, self, outputs[0].name)
+            return GpuExecution(op, self._workplace, outputs[0].name)
         return created
 
     def optimize(self, graph: Graph) -> Graph:
@@ -110,14 +108,6 @@ class GpuBackend(Backend):
         """Begin a new recording and a new memory plan."""
         self.recording.drop()
         self.placement.begin()
-
-    def plan(self, launches: Sequence[PlannedLaunch]) -> None:
-        """Add launches to the recording of this pipeline."""
-        self.recording.launches += launches
-
-    def compile(self, source: KernelSource, values: Mapping[str, int | float]) -> Any:
-        """Return the device's kernel."""
-        return self.device.compile(source, values)
 
     def onMapInput(self, tensor: Tensor) -> Array | None:
         """Return staging memory whose content each run uploads; none in memory mode LIMIT."""
@@ -182,10 +172,8 @@ class GpuBackend(Backend):
             source, target = (Binding(x.buffer, x.offset, src.nbytes) for x in (a, b))
             run_once(self.device, [Access(CopyCommand(source, target, "copy"), (a,), (b,))] if src.nbytes else [])
             return
-        execution = GpuExecution(Relayout(dst.layout, dst.dtype), self, f"copy {src.name}")
-        builder = NodeBuilder(self, execution, [src])
-        launch_relayout(builder, src, dst)
-        run_once(self.device, [access(launch) for launch in builder.launched])
+        execution = GpuExecution(Relayout(dst.layout, dst.dtype), self._workplace, f"copy {src.name}")
+        run_once(self.device, [access(launch) for launch in execution.launches([src], [dst])])
 
     # -- end -------------------------------------------------------------------------------------------------
 

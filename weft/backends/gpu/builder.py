@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from weft.backends.gpu.memory import is_packed, place_constants
+from weft.backends.gpu.device import GpuDevice
+from weft.backends.gpu.memory import Placement, is_packed, place_constants
 from weft.core.backend import StorageType
 from weft.core.dtypes import DType
 from weft.core.fused import RUNNING, Fused
 from weft.core.layout import Array, Layout
+from weft.core.op import Op
 from weft.core.tensor import Tensor
 from weft.errors import ExecutionError
 from weft.kernels.launch import KernelBuilder, Size3
@@ -19,10 +21,8 @@ from weft.kernels.source import Arg, ArgKind
 from weft.kernels.template import KernelRequest, Operand, Stage, render
 from weft.ops.elementwise import Elementwise
 
-if TYPE_CHECKING:
-    from weft.backends.gpu.backend import GpuBackend
-    from weft.backends.gpu.execution import GpuExecution
-
+Upload = Callable[[str, Callable[[], Array], Layout], Tensor]
+"""Returns the constant of a key in device memory, uploading what the function returns the first time."""
 MAX_ELEMENTS = 1 << 31
 
 
@@ -48,9 +48,18 @@ class _Epilogue:
 class NodeBuilder(KernelBuilder):
     """Builds the launches of one node, with its fused steps as the epilogue of the first write."""
 
-    def __init__(self, backend: GpuBackend, execution: GpuExecution, inputs: Sequence[Tensor | None]) -> None:
-        self.caps = backend.device.caps
-        self._backend, self._execution, self._inputs = backend, execution, inputs
+    def __init__(
+        self,
+        device: GpuDevice,
+        placement: Placement,
+        op: Op,
+        label: str,
+        inputs: Sequence[Tensor | None],
+        upload: Upload,
+    ) -> None:
+        self.caps = device.caps
+        self._device, self._placement, self._op, self._label = device, placement, op, label
+        self._inputs, self._upload = inputs, upload
         self.launched: list[PlannedLaunch] = []
         self.scratches: list[Tensor] = []
 
@@ -89,30 +98,29 @@ class NodeBuilder(KernelBuilder):
             extra.stages,
             target if extra.stages else "",
         )
-        source = render(request, self._backend.device.dialect)
+        source = render(request, self._device.dialect)
         for name, tensor in {**sources, **writes}.items():
             if is_packed(tensor):
                 all_ints |= place_constants(tensor, name)
         values = {n: all_ints[n] if kind == "int" else all_floats[n] for n, kind in source.constants}
-        kernel = self._backend.compile(source, values)
-        label = f"{self._execution.label}/{template}"
+        kernel = self._device.compile(source, values)
+        label = f"{self._label}/{template}"
         self.launched.append(PlannedLaunch(kernel, tuple(sources.values()), tuple(writes.values()), grid, label))
 
     def constant(self, key: str, make: Callable[[], Array], layout: Layout = Layout.NCHW) -> Tensor:
         """Return the constant of that key, uploading it the first time."""
-        return self._execution.constant(key, make, layout)
+        return self._upload(key, make, layout)
 
     def scratch(self, shape: tuple[int, ...], dtype: DType, layout: Layout = Layout.NCHW) -> Tensor:
         """Return memory for the time of this node."""
-        name = f"{self._execution.label}.scratch{len(self.scratches)}"
-        tensor = Tensor(name, shape, dtype, layout, backend=self._backend)
-        self._backend.onAcquireBuffer(tensor, StorageType.DYNAMIC)
+        tensor = Tensor(f"{self._label}.scratch{len(self.scratches)}", shape, dtype, layout)
+        tensor.memory = self._placement.acquire(tensor, StorageType.DYNAMIC)
         self.scratches.append(tensor)
         return tensor
 
     def shares_memory(self, inner: Tensor, outer: Tensor) -> bool:
         """Tell whether both are views of one root."""
-        return self._backend.placement.root_name(inner) == self._backend.placement.root_name(outer)
+        return self._placement.root_name(inner) == self._placement.root_name(outer)
 
     # -- parts ---------------------------------------------------------------------------------------------
 
@@ -134,8 +142,7 @@ class NodeBuilder(KernelBuilder):
 
     def _epilogue(self, target: Tensor) -> _Epilogue:
         out = _Epilogue()
-        op = self._execution.op
-        steps = op.steps if isinstance(op, Fused) else ()
+        steps = self._op.steps if isinstance(self._op, Fused) else ()
         stages = []
         for s, step in enumerate(steps):
             assert isinstance(step.op, Elementwise)

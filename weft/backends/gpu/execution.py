@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
-from weft.backends.gpu.builder import NodeBuilder
+from weft.backends.gpu.builder import NodeBuilder, PlannedLaunch
+from weft.backends.gpu.device import GpuDevice
 from weft.backends.gpu.layouts import base_op
-from weft.backends.gpu.memory import Region
+from weft.backends.gpu.memory import Placement
+from weft.backends.gpu.recording import PipelineRecording
 from weft.core.backend import Execution, StorageType
 from weft.core.dtypes import DType
 from weft.core.layout import Array, Layout, to_storage
@@ -15,27 +17,38 @@ from weft.core.op import Op
 from weft.core.tensor import Tensor
 from weft.kernels.launch import find_gpu_op
 
-if TYPE_CHECKING:
-    from weft.backends.gpu.backend import GpuBackend
+
+@dataclass(frozen=True, slots=True)
+class Workplace:
+    """What the executions of one pipeline work with; they do not know the backend object."""
+
+    device: GpuDevice
+    placement: Placement
+    recording: PipelineRecording
 
 
 class GpuExecution(Execution):
     """A node whose launches become part of the backend's recording."""
 
-    def __init__(self, op: Op, backend: GpuBackend, label: str) -> None:
+    def __init__(self, op: Op, place: Workplace, label: str) -> None:
         self.op, self.label = op, label
-        self._backend = backend
+        self._place = place
         self._constants: dict[str, Tensor] = {}
 
     def onResize(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
         """Choose, render and compile the kernels and hand their launches to the backend."""
+        self._place.recording.launches += self.launches(inputs, outputs)
+
+    def launches(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> list[PlannedLaunch]:
+        """Return the launches for these shapes, with their kernels compiled."""
         form = find_gpu_op(self.op)
         assert form is not None
-        builder = NodeBuilder(self._backend, self, inputs)
+        place = self._place
+        builder = NodeBuilder(place.device, place.placement, self.op, self.label, inputs, self.constant)
         form.launches(base_op(self.op), builder, inputs, outputs)
         for scratch in builder.scratches:
-            self._backend.onReleaseBuffer(scratch, StorageType.DYNAMIC)
-        self._backend.plan(builder.launched)
+            place.placement.release(scratch, StorageType.DYNAMIC)
+        return builder.launched
 
     def onExecute(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
         """Do nothing: the launches were recorded, `onExecuteEnd` submits them all at once."""
@@ -44,15 +57,15 @@ class GpuExecution(Execution):
         """Return the uploaded constant of that key."""
         if key not in self._constants:
             value = make()
-            tensor = Tensor(f"{self.label}.{key}", value.shape, DType.of(value.dtype), layout, backend=self._backend)
-            self._backend.onAcquireBuffer(tensor, StorageType.STATIC)
-            region: Region = tensor.memory
-            self._backend.device.upload(region.slot.buffer, region.slot.offset, to_storage(value, layout))
+            tensor = Tensor(f"{self.label}.{key}", value.shape, DType.of(value.dtype), layout)
+            region = self._place.placement.acquire(tensor, StorageType.STATIC)
+            self._place.device.upload(region.slot.buffer, region.slot.offset, to_storage(value, layout))
+            tensor.memory = region
             self._constants[key] = tensor
         return self._constants[key]
 
     def close(self) -> None:
         """Free the constants."""
         for tensor in self._constants.values():
-            self._backend.onReleaseBuffer(tensor, StorageType.STATIC)
+            self._place.placement.release(tensor, StorageType.STATIC)
         self._constants = {}
