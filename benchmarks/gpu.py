@@ -1,6 +1,6 @@
 """Time Weft and ncnn side by side on one GPU, host array to host array, and check every output.
 
-    python benchmarks/gpu.py [--ncnn FOLDER] [--json FILE] [--iterations 100] [--only resnet50,...]
+    python -m benchmarks.gpu [--ncnn FOLDER] [--json FILE] [--iterations 100] [--only resnet50,...]
 
 The networks are those of `benchmarks/models.py` (random weights). Outputs are compared with ONNX
 Runtime on the CPU. ncnn runs its own benchmark networks (FOLDER holds resnet50.param and so on, weights
@@ -22,8 +22,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import models
 import weft
+from benchmarks import models
 
 NCNN_NAMES = {"resnet50": ("resnet50", 224), "mobilenet_v2": ("mobilenet_v2", 224), "squeezenet1_1": ("squeezenet", 227)}
 Row = dict[str, Any]
@@ -142,7 +142,7 @@ def main() -> None:
         if arguments.ncnn:
             rows += ncnn_rows(name, arguments.ncnn, arguments.iterations)
     devices = [f"{d.id}:{d.index} {d.name}, {d.driver}" for d in weft.devices()]
-    print(f"{date.today()}  python {' '.join(sys.argv)}")
+    print(f"{date.today()}  python -m benchmarks.gpu {' '.join(sys.argv[1:])}")
     print("\n".join(devices))
     print(table(rows))
     if arguments.json:
