@@ -20,12 +20,16 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parent))
-
 import weft
 from benchmarks import models
 
-NCNN_NAMES = {"resnet50": ("resnet50", 224), "mobilenet_v2": ("mobilenet_v2", 224), "squeezenet1_1": ("squeezenet", 227)}
+NCNN_NAMES = {
+    "resnet50": ("resnet50", 224),
+    "mobilenet_v2": ("mobilenet_v2", 224),
+    "squeezenet1_1": ("squeezenet", 227),
+}
+"""The file and the picture size of ncnn's own version of each network."""
+HEADERS = ("network", "who", "precision", "median ms", "p90 ms", "error (norm)", "best ncnn / this")
 Row = dict[str, Any]
 
 
@@ -59,8 +63,9 @@ def weft_rows(name: str, model: Any, iterations: int, batch: int, software: bool
         if device.id == "cpu" or (device.software and not software):
             continue
         for precision in ("high", "low"):
+            name_of_device = f"{device.id}:{device.index}"
             start = time.perf_counter()
-            with weft.load(model, device=f"{device.id}:{device.index}", precision=precision, fallback="error") as session:
+            with weft.load(model, name_of_device, precision=precision, fallback="error") as session:
                 loaded = time.perf_counter() - start
                 (got,) = session.run(x)
                 error = float(np.linalg.norm(got - want) / np.linalg.norm(want))
@@ -115,13 +120,12 @@ def table(rows: list[Row]) -> str:
     for r in rows:
         if r["who"].startswith("ncnn"):
             best[r["network"]] = min(best.get(r["network"], r["median_ms"]), r["median_ms"])
-    lines = ["| network | who | precision | median ms | p90 ms | error (norm) | best ncnn / this |", "|---|---|---|---|---|---|---|"]
+    lines = ["| " + " | ".join(HEADERS) + " |", "|---" * len(HEADERS) + "|"]
     for r in rows:
         ratio = f"{best[r['network']] / r['median_ms']:.2f}" if r["network"] in best else "-"
         error = f"{r['error']:.1e}" if "error" in r else "-"
-        lines.append(
-            f"| {r['network']} | {r['who']} | {r['precision']} | {r['median_ms']:.3f} | {r['p90_ms']:.3f} | {error} | {ratio} |"
-        )
+        times = f"{r['median_ms']:.3f} | {r['p90_ms']:.3f}"
+        lines.append(f"| {r['network']} | {r['who']} | {r['precision']} | {times} | {error} | {ratio} |")
     return "\n".join(lines)
 
 
