@@ -1,0 +1,183 @@
+"""The examples: on networks made here, and on the real ones where they are."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import onnx
+import onnxruntime  # type: ignore[import-untyped]
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from PIL import Image
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+MODELS = ROOT.parent / "shared" / "models"
+DEVICES = ("cpu", "opencl", "vulkan")
+needs_models = pytest.mark.skipif(not MODELS.is_dir(), reason=f"the real networks are not in {MODELS}")
+
+
+def run(name: str, *arguments: object) -> str:
+    """Return what an example prints; its process registers what it registers, and ends."""
+    command = [sys.executable, "-W", "error", str(EXAMPLES / name), *map(str, arguments)]
+    return python(command)
+
+
+def python(command: list[str]) -> str:
+    """Return what a process prints that finds Weft and the examples."""
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{EXAMPLES}"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def floats(name: str, *shape: int | str) -> onnx.ValueInfoProto:
+    """Return the declaration of an input or output."""
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+
+
+def load_example(name: str) -> ModuleType:
+    """Return an example as a module."""
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# -- classify.py -------------------------------------------------------------------------------------------
+
+
+def test_a_red_picture_is_red(tmp_path: Path) -> None:
+    """A network that averages each channel is a classifier of colours."""
+    nodes = [helper.make_node("GlobalAveragePool", ["x"], ["y"])]
+    graph = helper.make_graph(nodes, "colours", [floats("x", "n", 3, 8, 8)], [floats("y", "n", 3, 1, 1)])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, tmp_path / "colours.onnx")
+    (tmp_path / "labels.txt").write_text("0,red\n1,green\n2,blue\n")
+    Image.new("RGB", (30, 20), (255, 102, 0)).save(tmp_path / "orange.png")
+    files = (tmp_path / "colours.onnx", tmp_path / "orange.png", "--labels", tmp_path / "labels.txt")
+    out = run("classify.py", *files, "--std", "255", "--device", "cpu")
+    assert out.splitlines() == ["1.0000  red", "0.4000  green", "0.0000  blue", "nodes: cpu 1"]
+    out = run("classify.py", *files, "--std", "255", "--bgr", "--softmax", "--top", "1", "--device", "cpu")
+    assert out.splitlines()[0] == "0.5217  blue"
+
+
+def test_pictures_are_cut_not_distorted() -> None:
+    fit = load_example("classify").fit
+    wide = Image.new("RGB", (40, 20))
+    wide.paste((255, 255, 255), (10, 0, 30, 20))
+    middle = np.asarray(fit(wide, 10, 10))
+    assert middle.shape == (10, 10, 3)
+    assert middle[:, 1:-1].min() == 255
+
+
+@needs_models
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_kitten_is_a_tabby(device: str) -> None:
+    options = ("--labels", MODELS / "imagenet_labels.txt", "--mean", "104,117,123", "--bgr", "--device", device)
+    lines = run("classify.py", MODELS / "squeezenet.onnx", MODELS / "kitten_224.png", *options).splitlines()
+    scores = [(line[:6], line[8:]) for line in lines[:3]]
+    assert scores == [("0.9385", "tabby, tabby cat"), ("0.0318", "Egyptian cat"), ("0.0274", "tiger cat")]
+    assert lines[-1].startswith(f"nodes: {device} ") and "," not in lines[-1]
+
+
+# -- detect_faces.py ---------------------------------------------------------------------------------------
+
+
+def test_faces_are_decoded_and_suppressed() -> None:
+    faces = load_example("detect_faces")
+    scores = np.array([[[0.1, 0.9], [0.6, 0.4], [0.2, 0.8], [0.05, 0.95]]], np.float32)
+    boxes = np.array([[[0, 0, 0.5, 0.5], [0, 0, 1, 1], [0.02, 0, 0.5, 0.5], [0.5, 0.5, 1.2, 1]]], np.float32)
+    best, corners = faces.decode(scores, boxes, (200, 100), 0.7)
+    np.testing.assert_allclose(best, [0.95, 0.9, 0.8])
+    np.testing.assert_allclose(corners, [[100, 50, 200, 100], [0, 0, 100, 50], [4, 0, 100, 50]], rtol=1e-5)
+    np.testing.assert_allclose(faces.overlap(corners[1], corners), [0, 1, 0.96], rtol=1e-5)
+    assert faces.suppress(corners, 0.3) == [0, 1]
+    assert faces.suppress(corners, 0.97) == [0, 1, 2]
+    assert faces.suppress(corners[:0], 0.3) == []
+
+
+@needs_models
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_face_is_found(device: str, tmp_path: Path) -> None:
+    files = (MODELS / "ultraface_rfb_320.onnx", MODELS / "face.jpg", tmp_path / "faces.png")
+    lines = run("detect_faces.py", *files, "--device", device).splitlines()
+    assert lines[0] == "0.9943  145,33 to 191,79"
+    assert lines[1].startswith("1 faces of ")
+    assert lines[2].startswith(f"nodes: {device} ") and "," not in lines[2]
+    with Image.open(tmp_path / "faces.png") as drawn, Image.open(files[1]) as before:
+        assert drawn.size == before.size
+        assert drawn.getpixel((145, 60)) == (64, 224, 96)
+
+
+# -- withdrawn_ops.py --------------------------------------------------------------------------------------
+
+
+def shrunk_candy(target: Path, size: int) -> Path:
+    """Write candy.onnx for smaller pictures: its two enlarging convolutions say their sizes."""
+    model = onnx.load(MODELS / "candy.onnx")
+    for value in (*model.graph.input[:1], *model.graph.output):
+        for dim in value.type.tensor_type.shape.dim[2:]:
+            dim.dim_value = size
+    sizes = iter((size // 2 + 2, size + 2))
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            if node.op_type == "ConvTranspose" and attribute.name == "output_shape":
+                attribute.ints[:] = [next(sizes)] * 2
+    onnx.save(model, target)
+    return target
+
+
+@needs_models
+@pytest.mark.parametrize(("device", "size"), [("opencl", 720), ("vulkan", 160)])
+def test_candy_is_painted(device: str, size: int, tmp_path: Path) -> None:
+    """The real network; in its own size on OpenCL, in a smaller one where it would take half a minute."""
+    model = MODELS / "candy.onnx" if size == 720 else shrunk_candy(tmp_path / "candy.onnx", size)
+    with Image.open(MODELS / "face.jpg") as face:
+        photo = np.asarray(face.convert("RGB").resize((size, size)), np.float32).transpose(2, 0, 1)[None]
+    expected = onnxruntime.InferenceSession(model).run(None, {"inputImage": photo})[0]
+    np.save(tmp_path / "photo.npy", photo)
+    script = (
+        "import sys, numpy, withdrawn_ops, weft\n"
+        "model, photo, out, device = sys.argv[1:]\n"
+        "with weft.load(model, device, shapes={'inputImage': numpy.load(photo).shape}) as session:\n"
+        "    numpy.save(out, session.run(numpy.load(photo))[0])\n"
+        "    print(session.report.refusals)\n"
+    )
+    command = [sys.executable, "-c", script, str(model), str(tmp_path / "photo.npy"), str(tmp_path / "out.npy"), device]
+    assert python(command).strip() == "{}", "every node runs on the device"
+    # In 0..255, through 15 instance norms.
+    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), expected, atol=0.02)
+
+
+# -- numpy_backend.py --------------------------------------------------------------------------------------
+
+
+def test_the_one_file_backend_runs_by_itself(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    w = rng.standard_normal((4, 3, 3, 2)).astype(np.float32)
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 0, 2, 1], strides=[2, 1], dilations=[1, 2]),
+        helper.make_node("Relu", ["c"], ["r"]),
+        helper.make_node("Add", ["r", "r"], ["y"]),
+    ]
+    constants = [numpy_helper.from_array(w, "w")]
+    graph = helper.make_graph(nodes, "net", [floats("x", 2, 3, 9, 8)], [floats("y", 2, 4, 5, 7)], constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, tmp_path / "net.onnx")
+    lines = run("numpy_backend.py", tmp_path / "net.onnx").splitlines()
+    assert lines[1] == "nodes: acme 3"
+    x = np.random.default_rng(0).random((2, 3, 9, 8), np.float32)
+    (y,) = onnxruntime.InferenceSession(tmp_path / "net.onnx").run(None, {"x": x})
+    assert lines[0] == f"y: {y.shape}, {y.min():.6g} to {y.max():.6g}"
+
+
+def test_the_minimal_device_is_short() -> None:
+    assert len((EXAMPLES / "minimal_opencl_device.py").read_text(encoding="utf-8").splitlines()) < 150

@@ -1,0 +1,70 @@
+"""The pages of docs/: their code runs and prints what they show, and their links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.page import Block, matches, read
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+SCRIPT = Path(__file__).with_name("page.py")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_code_of_page(page: Path, tmp_path: Path) -> None:
+    """Pages register ops and backends for good, so each runs in a process of its own."""
+    command = [sys.executable, "-W", "error", str(SCRIPT), str(page)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_of_page(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    targets = [link for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text) if "://" not in link]
+    missing = [link for link in targets if not (page.parent / link).exists()]
+    # Files are also named as code, from the root of the repository.
+    named = re.findall(r"`((?:weft|examples|tests|scripts|docs|benchmarks)/[\w./-]+)`", text)
+    missing += [path for path in named if not (ROOT / path).exists()]
+    assert not missing
+
+
+def test_every_environment_variable_is_described() -> None:
+    used = set(re.findall(r'environ\.get\("(\w+)"', (ROOT / "weft/config.py").read_text(encoding="utf-8")))
+    told = (ROOT / "docs/use.md").read_text(encoding="utf-8")
+    assert used
+    assert {name for name in used if f"`{name}" not in told} == set()
+
+
+def test_every_command_is_described() -> None:
+    app = (ROOT / "weft/cli/app.py").read_text(encoding="utf-8")
+    told = (ROOT / "docs/use.md").read_text(encoding="utf-8")
+    commands = re.findall(r'app\.command\("(\w+)"\)', app)
+    assert commands
+    assert [c for c in commands if f"`weft {c}" not in told] == []
+
+
+def test_reading_of_a_page(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# A\n\n```python\nx = 1\n```\n\n<!-- file: a/b.mako -->\n```mako\ny\n```\n")
+    assert read(page) == [Block(3, "python", "x = 1\n", "", ""), Block(8, "mako", "y\n", "file", "a/b.mako")]
+
+
+@pytest.mark.parametrize(
+    ("expected", "actual", "is_same"),
+    [
+        ("a\nb\n", "a  \nb", True),
+        ("a ... c", "a b\nb c", True),
+        ("a ... c", "a b", False),
+        ("...", "", True),
+        ("a.b", "axb", False),
+    ],
+)
+def test_comparison_of_outputs(expected: str, actual: str, is_same: bool) -> None:
+    assert matches(expected, actual) is is_same
