@@ -12,8 +12,9 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import onnx
@@ -76,23 +77,31 @@ class Network:
         }
 
 
-def public_networks() -> Iterator[Network]:
-    """Give the networks that are at hand everywhere: of onnx, of the benchmarks, and our own."""
+def public_networks() -> dict[str, Callable[[], Network]]:
+    """Return makers of the networks that are at hand everywhere: of onnx, of the benchmarks, and our own."""
+    makers: dict[str, Callable[[], Network]] = {"doctor": lambda: Network("doctor", small_network())}
     for path in sorted(LIGHT.glob("light_*.onnx")):
-        yield Network(path.stem, load(path))
-    for name, make in MODELS.items():
-        for batch in BATCHES:
-            yield Network(f"{name} x{batch}", load(make(batch)))
-    shapes = load(shipped.path("shapes"))
+        makers[path.stem] = partial(_from_file, path)
     for batch in BATCHES:
-        yield Network(f"shapes x{batch}", shapes, {"image": (batch, 3, 128, 128)})
-    yield Network("doctor", small_network())
+        for name in MODELS:
+            makers[f"{name} x{batch}"] = partial(_of_the_benchmarks, name, batch)
+        makers[f"shapes x{batch}"] = partial(
+            _from_file, shipped.path("shapes"), {"image": (batch, 3, 128, 128)}
+        )
+    return makers
 
 
-def real_networks(folder: Path = REAL) -> Iterator[Network]:
-    """Give the networks of a folder of real ones."""
-    for name in REAL_NAMES:
-        yield Network(name, load(folder / f"{name}.onnx"))
+def _from_file(path: Path, shapes: dict[str, Shape] | None = None) -> Network:
+    return Network(path.stem, load(path), shapes or {})
+
+
+def _of_the_benchmarks(name: str, batch: int) -> Network:
+    return Network(f"{name} x{batch}", load(MODELS[name](batch)))
+
+
+def real_networks(folder: Path = REAL) -> dict[str, Callable[[], Network]]:
+    """Return makers of the networks of a folder of real ones."""
+    return {name: partial(_from_file, folder / f"{name}.onnx") for name in REAL_NAMES}
 
 
 def main() -> None:
@@ -106,9 +115,9 @@ def main() -> None:
         sys.exit(f"{folder} is not there: the list would lose the kernels of {', '.join(REAL_NAMES)}")
     logging.getLogger("weft.session").setLevel(logging.ERROR)
     requests: set[KernelRequest] = set()
-    for network in (*public_networks(), *real_networks(folder)):
-        wanted = network.requests()
-        print(f"{network.name}: {len(wanted)} kernels, {len(wanted - requests)} of them new")
+    for name, make in {**public_networks(), **real_networks(folder)}.items():
+        wanted = make().requests()
+        print(f"{name}: {len(wanted)} kernels, {len(wanted - requests)} of them new")
         requests |= wanted
     before = set(standard_requests()) if MANIFEST.exists() else set()
     write_requests(requests)

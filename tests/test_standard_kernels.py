@@ -6,19 +6,29 @@ import os
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from scripts.update_standard_kernels import LIGHT, REAL, REAL_NAMES, Network, public_networks, real_networks
+from scripts.null_device import plan_kernels
+from scripts.update_standard_kernels import (
+    LIGHT,
+    PROFILES,
+    REAL,
+    public_networks,
+    real_networks,
+)
 from weft.backends.vulkan.dialect import GlslDialect
 from weft.backends.vulkan.prebuild import MANIFEST, build, standard_requests, write_requests
 from weft.backends.vulkan.spirv import ShippedSet
+from weft.core.backend import Precision
 from weft.errors import CompileError
 from weft.kernels.template import KernelRequest, render
 
 ROOT = Path(__file__).parents[1]
+PUBLIC = public_networks()
 UPDATE = "run: python -m scripts.update_standard_kernels"
 
 
@@ -27,26 +37,32 @@ def listed() -> frozenset[KernelRequest]:
     return frozenset(standard_requests())
 
 
-def missing(network: Network) -> list[str]:
-    return sorted(f"{r.template} {dict(r.variant)}" for r in network.requests() - listed())
+def missing(requests: set[KernelRequest]) -> list[str]:
+    return sorted(f"{r.template} {dict(r.variant)}" for r in requests - listed())
 
 
-def test_every_public_network_finds_its_kernels_on_the_list() -> None:
-    networks = list(public_networks())
-    assert (
-        len([n for n in networks if n.name.startswith("light_")])
-        == len(list(LIGHT.glob("light_*.onnx")))
-        == 9
-    )
-    lacking = {n.name: found for n in networks if (found := missing(n))}
-    assert not lacking, UPDATE
+def test_all_light_networks_are_planned_for() -> None:
+    assert {p.stem for p in LIGHT.glob("light_*.onnx")} <= PUBLIC.keys()
+    assert len([name for name in PUBLIC if name.startswith("light_")]) == 9
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_public_network_finds_its_kernels_on_the_list(name: str) -> None:
+    assert not missing(PUBLIC[name]().requests()), UPDATE
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason=f"the real networks are not in {REAL}")
-def test_every_real_network_finds_its_kernels_on_the_list() -> None:
-    networks = list(real_networks())
-    assert len(networks) == len(REAL_NAMES)
-    assert not {n.name: found for n in networks if (found := missing(n))}, UPDATE
+@pytest.mark.parametrize("name", real_networks())
+def test_a_real_network_finds_its_kernels_on_the_list(name: str) -> None:
+    assert not missing(real_networks()[name]().requests()), UPDATE
+
+
+@pytest.mark.parametrize("units", [20, 46, 84])
+@pytest.mark.parametrize("name", ["light_densenet121", "resnet50 x1", "mobilenet_v2 x1", "shapes x1"])
+def test_gpus_between_those_that_were_planned_for_find_theirs_too(name: str, units: int) -> None:
+    network = PUBLIC[name]()
+    caps = replace(PROFILES["middle"], compute_units=units)
+    assert not missing(plan_kernels(network.graph, caps, Precision.HIGH, network.shapes))
 
 
 def test_the_list_survives_being_written(tmp_path: Path) -> None:
