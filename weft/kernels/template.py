@@ -15,7 +15,7 @@ from pathlib import Path
 from mako.exceptions import text_error_template
 from mako.lookup import TemplateLookup
 
-from weft.errors import CompileError
+from weft.errors import CompileError, ConfigError
 from weft.kernels.dialect import Dialect, KernelParts, Shared
 from weft.kernels.source import Arg, ConstantKind, KernelSource
 
@@ -171,9 +171,28 @@ class Writer:
         return f"F4({', '.join(expr.format(*parts) for parts in lanes)})"
 
 
+_folders = [SHADERS]
+
+
+def add_shader_folder(folder: str | Path) -> None:
+    """Let ops and dialects outside of Weft find their templates; a name that is taken is refused."""
+    folder = Path(folder).resolve()
+    if folder in _folders:
+        return
+    taken = {f.name: f for known in _folders for f in known.glob("*.mako")}
+    for file in sorted(folder.glob("*.mako")):
+        if file.name in taken:
+            raise ConfigError(
+                f"the template name {file.name!r} is taken", where=str(folder), why=f"by {taken[file.name]}"
+            )
+    _folders.append(folder)
+    _lookup.cache_clear()
+    render.cache_clear()
+
+
 @lru_cache(maxsize=1)
 def _lookup() -> TemplateLookup:
-    return TemplateLookup([str(SHADERS)], strict_undefined=True)
+    return TemplateLookup([str(f) for f in _folders], strict_undefined=True)
 
 
 def _constants(request: KernelRequest) -> tuple[tuple[str, ConstantKind], ...]:

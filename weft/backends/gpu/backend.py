@@ -21,7 +21,7 @@ from weft.backends.gpu.schedule import Access
 from weft.backends.gpu.support import why_not
 from weft.core.backend import Backend, BackendInfo, Execution, MemoryMode, StorageType
 from weft.core.copy import copy_tensor
-from weft.core.graph import Graph, depths
+from weft.core.graph import Graph, Node, depths
 from weft.core.layout import Array, Layout, convert, storage_shape
 from weft.core.memory import BufferManager
 from weft.core.op import Op
@@ -33,7 +33,11 @@ from weft.ops.relayout import Relayout
 
 
 class GpuBackend(Backend):
-    """Run a pipeline on a GPU device."""
+    """Run a pipeline on a GPU device.
+
+    Each API has a subclass, so that `addCreator` reaches one of them alone. A creator's executions get
+    tensors whose memory is a `Region`, in NCHW; nothing is fused into their nodes.
+    """
 
     copies_constants = False
 
@@ -56,9 +60,10 @@ class GpuBackend(Backend):
 
     def why_not(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op) -> str | None:
         """Return why this device cannot run the node, or None."""
-        if self.find_creator(op.type) is not None:
-            return super().why_not(inputs, outputs, op)
-        return why_not(inputs, outputs, op, self.device.caps)
+        if self.find_creator(op.type) is None:
+            return why_not(inputs, outputs, op, self.device.caps)
+        refused = super().why_not(inputs, outputs, op)
+        return refused and why_not(inputs, outputs, op, self.device.caps)
 
     def onCreate(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op) -> Execution | None:
         """Return the execution a creator makes, or else the op's own launches."""
@@ -69,12 +74,19 @@ class GpuBackend(Backend):
 
     def optimize(self, graph: Graph) -> Graph:
         """Fuse element-wise steps, choose layouts, and find values that need no memory of their own."""
-        graph = assign_layouts(fuse_epilogues(graph, can_fuse))
+        graph = assign_layouts(fuse_epilogues(graph, self._can_fuse), self._is_special)
         depth = depths(graph)
         # Side by side in the order means side by side in the memory plan, and so on the device.
         graph.nodes.sort(key=lambda node: depth[node.outputs[0]])
-        self.placement.follow(graph, find_views(graph))
+        self.placement.follow(graph, find_views(graph, self._is_special))
         return graph
+
+    def _can_fuse(self, graph: Graph, base: Node, step: Node, position: int) -> bool:
+        special = self._is_special(base.op) or self._is_special(step.op)
+        return not special and can_fuse(graph, base, step, position)
+
+    def _is_special(self, op: Op) -> bool:
+        return self.find_creator(op.type) is not None
 
     # -- memory ----------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
+from typing import ClassVar
 
 from weft.backends.gpu.backend import GpuBackend
 from weft.backends.gpu.device import GpuDevice
@@ -13,6 +14,9 @@ from weft.core.backend import Backend, BackendCreator, BackendInfo
 
 class GpuCreator(BackendCreator):
     """Open devices once and make backends on them; a subclass says how a device is opened."""
+
+    backend: ClassVar[type[GpuBackend]] = GpuBackend
+    """The class of the backends, to which creators of single ops can be added."""
 
     def __init__(self) -> None:
         self._runtimes: dict[int, GpuRuntime] = {}
@@ -31,7 +35,7 @@ class GpuCreator(BackendCreator):
 
     def onCreate(self, info: BackendInfo) -> Backend:
         """Return a backend for one pipeline; all on one device share its runtime."""
-        return GpuBackend(info, self.runtime(info.index))
+        return self.backend(info, self.runtime(info.index))
 
     def close(self) -> None:
         """Close the devices that were opened; sessions on them must be closed before."""

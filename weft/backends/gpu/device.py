@@ -120,12 +120,18 @@ class GpuDevice(ABC):
     def compile(self, source: KernelSource, values: Mapping[str, int | float]) -> Any:
         """Return the kernel with these constants, from memory, from the disk cache, or freshly built.
 
+        LX, LY and LZ, the local size, must be known when the kernel is built; the others may as well be
+        arguments of it.
         CompileError carries the source with line numbers and the compiler's log.
         """
 
     @abstractmethod
     def record(self, commands: Sequence[Command], profile: bool = False) -> Any:
-        """Return the commands in a form that can be submitted many times; everything is bound here."""
+        """Return the commands in a form that can be submitted many times; everything is bound here.
+
+        The recording keeps alive what it binds. Kernels are bound to DEVICE memory only. Where commands
+        run in order, one after the other, barriers may be ignored.
+        """
 
     @abstractmethod
     def submit(self, recording: Any) -> None:

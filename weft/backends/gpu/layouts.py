@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
 
 from weft.core.fused import Fused
 from weft.core.graph import Graph, Node
-from weft.core.layout import Layout
+from weft.core.layout import Layout, Shape
 from weft.core.op import Op, find_op
 from weft.kernels.launch import Placement, find_gpu_op
 from weft.ops.relayout import Relayout
@@ -32,9 +33,13 @@ def base_op(op: Op) -> Op:
     return op.base if isinstance(op, Fused) else op
 
 
+Special = Callable[[Op], bool]
+"""Whether a creator of the backend's own makes the executions of an op: they read and write NCHW."""
+
+
 class _Assigner:
-    def __init__(self, graph: Graph) -> None:
-        self.source = graph
+    def __init__(self, graph: Graph, special: Special) -> None:
+        self.source, self.special = graph, special
         self.out = graph.copy()
         self.out.nodes = []
         self.lies = dict.fromkeys(graph.inputs, LINEAR)
@@ -59,16 +64,24 @@ class _Assigner:
         return bool(name) and name not in self.source.constants
 
     def _wanted(self, node: Node) -> Layout:
-        op = find_gpu_op(node.op)
-        assert op is not None, f"{node.op.type} was assigned to a GPU without a GPU form"
+        op = None if self.special(node.op) else find_gpu_op(node.op)
+        if op is None:
+            return LINEAR
         if op.placement is Placement.CHANNELS:
             return C4
         if op.placement is not Placement.EITHER:
             return LINEAR
         packed = any(self.lies.get(i) is C4 for i in node.inputs)
-        specs = [self.source.specs[i].dims if i else None for i in node.inputs]
-        fits = op.fits_channels(base_op(node.op), specs, self.source.specs[node.outputs[0]].dims)
-        return C4 if packed and fits else LINEAR
+        output = self.source.specs[node.outputs[0]].dims
+        shapes = [self._operand_shape(i, len(output)) for i in node.inputs]
+        return C4 if packed and op.fits_channels(base_op(node.op), shapes, output) else LINEAR
+
+    def _operand_shape(self, name: str, rank: int) -> Shape | None:
+        """Return the shape in which an op reads a value: constants can be packed as if they had more axes."""
+        if not name:
+            return None
+        dims = self.source.specs[name].dims
+        return dims if self._is_activation(name) else (1,) * (rank - len(dims)) + dims
 
     def _out(self, name: str, layout: Layout) -> str:
         """Return the name under which a node writes: outputs of the part keep theirs for the NCHW form."""
@@ -119,16 +132,16 @@ class _Assigner:
             self.out.layouts[target] = C4
 
 
-def assign_layouts(graph: Graph) -> Graph:
+def assign_layouts(graph: Graph, special: Special = lambda op: False) -> Graph:
     """Return the graph with a layout for every value and the conversions this needs.
 
     Inputs and outputs of the part lie as NCHW under their own names.
     """
     assert find_op("Relayout") is Relayout
-    return _Assigner(graph).run()
+    return _Assigner(graph, special).run()
 
 
-def find_views(graph: Graph) -> dict[str, View]:
+def find_views(graph: Graph, special: Special = lambda op: False) -> dict[str, View]:
     """Return the values that need no memory of their own, by name, each with its outermost root.
 
     Channel concats become views where all inputs but the last have a multiple of four channels; reshapes
@@ -140,7 +153,7 @@ def find_views(graph: Graph) -> dict[str, View]:
         if base_op(node.op).type == "Concat" and graph.layouts.get(node.outputs[0]) is C4:
             _view_concat(graph, node, produced, views)
     for node in graph.nodes:
-        if _moves_nothing(graph, node, views) and node.outputs[0] not in graph.outputs:
+        if not special(node.op) and _moves_nothing(graph, node, views) and node.outputs[0] not in graph.outputs:
             source = node.inputs[0]
             views[node.outputs[0]] = views.get(source, View(source))
     return views

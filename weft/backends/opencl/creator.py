@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from weft.backends.gpu.backend import GpuBackend
 from weft.backends.gpu.creator import GpuCreator
 from weft.backends.gpu.device import GpuDevice
 from weft.backends.opencl.dialect import OpenCLDialect
@@ -9,11 +10,16 @@ from weft.backends.opencl.discovery import absent_reason, enumerate_devices
 from weft.core.backend import DeviceInfo, ForwardType
 
 
+class OpenCLBackend(GpuBackend):
+    """Run a pipeline through OpenCL; `addCreator` on this class replaces an op on OpenCL alone."""
+
+
 class OpenCLCreator(GpuCreator):
     """Makes backends on OpenCL devices."""
 
     id = "opencl"
     forward_type = ForwardType.OPENCL
+    backend = OpenCLBackend
     auto_rank = 2
 
     def absent(self) -> str | None:

@@ -38,6 +38,7 @@ class OpenCLDialect(Dialect):
         params = ", ".join(f"__global {'' if a.written else 'const '}{self._element(a)}* {a.name}" for a in parts.args)
         locals_ = "\n".join(f"  __local {s.type} {s.name}[{s.size}];" for s in parts.shared)
         text = (
+            f"#ifndef LATE_CONSTANTS\n#define LATE_CONSTANTS\n#endif\n"
             f"{parts.prelude}\n__attribute__((reqd_work_group_size(LX, LY, LZ)))\n"
             f"__kernel void {parts.entry}({params} LATE_CONSTANTS) {{\n{locals_}\n{parts.body}\n}}\n"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from weft.backends.gpu.backend import GpuBackend
 from weft.backends.gpu.creator import GpuCreator
 from weft.backends.gpu.device import GpuDevice
 from weft.backends.vulkan.dialect import GlslDialect
@@ -9,11 +10,16 @@ from weft.backends.vulkan.presence import absent_reason
 from weft.core.backend import DeviceInfo, ForwardType
 
 
+class VulkanBackend(GpuBackend):
+    """Run a pipeline through Vulkan; `addCreator` on this class replaces an op on Vulkan alone."""
+
+
 class VulkanCreator(GpuCreator):
     """Makes backends on Vulkan devices."""
 
     id = "vulkan"
     forward_type = ForwardType.VULKAN
+    backend = VulkanBackend
     auto_rank = 1
 
     def absent(self) -> str | None:
