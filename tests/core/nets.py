@@ -9,9 +9,10 @@ import numpy as np
 
 import weft.ops  # noqa: F401  (registers the ops)
 from weft.core.dtypes import DType
-from weft.core.graph import Graph, Node, infer_shapes
+from weft.core.graph import Graph, Node
 from weft.core.layout import Array
 from weft.core.op import Op, find_op
+from weft.core.optimize.constants import fold_constants
 from weft.core.tensor import TensorSpec
 
 
@@ -53,8 +54,8 @@ class Net:
         name = name or f"{made.type.lower()}{len(self.graph.nodes)}"
         out = tuple(name if k == 0 else f"{name}.{k}" for k in range(outputs))
         self.graph.nodes.append(Node(f"n_{name}", made, names, out))
-        if not any(isinstance(d, str) for i in self.graph.inputs for d in self.graph.specs[i].shape):
-            self.graph = infer_shapes(self.graph)
+        if not self.graph.symbols():
+            self.graph.specs |= fold_constants(self.graph).specs
         return name
 
     def conv(self, x: str, channels: int, kernel: int = 1, *, bias: bool = True, name: str = "", **more: Any) -> str:

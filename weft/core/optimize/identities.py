@@ -37,8 +37,9 @@ def _changes_nothing(graph: Graph, node: Node, mask_readers: int) -> bool:
     if kind in ("Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Expand"):
         return graph.specs[node.inputs[0]] == graph.specs[node.outputs[0]]
     if kind == "Transpose":
-        perm = node.op.attributes().get("perm")
-        return isinstance(perm, tuple) and perm == tuple(range(len(perm)))
+        rank = len(graph.specs[node.outputs[0]].shape)
+        axes = range(rank)
+        return (node.op.attributes().get("perm") or tuple(reversed(axes))) == tuple(axes)
     if kind == "Concat":
         return len(node.inputs) == 1
     return False
