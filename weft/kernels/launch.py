@@ -92,8 +92,11 @@ class KernelBuilder(ABC):
         """Return a tensor that lives during this node only."""
 
     @abstractmethod
-    def shares_memory(self, inner: Tensor, outer: Tensor) -> bool:
-        """Tell whether `inner` already lies where `outer` holds it, so that nothing need be copied."""
+    def shares_memory(self, inner: Tensor, outer: Tensor, first: int = 0) -> bool:
+        """Tell whether `inner` already lies where `outer` holds it, so that nothing need be copied.
+
+        In NC4HW4 that is `first` blocks of channels behind where `outer` begins.
+        """
 
     def for_items(self, total: int, per_item: int = 1) -> tuple[Size3, Size3]:
         """Return grid and local size of a one-dimensional loop over `total` items."""

@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 from weft.backends.gpu.device import GpuDevice
-from weft.backends.gpu.memory import Placement, is_packed, place_constants
+from weft.backends.gpu.memory import Placement, Region, is_packed, place_constants
 from weft.core.backend import StorageType
 from weft.core.dtypes import DType
 from weft.core.fused import RUNNING, Fused
@@ -118,9 +118,13 @@ class NodeBuilder(KernelBuilder):
         self.scratches.append(tensor)
         return tensor
 
-    def shares_memory(self, inner: Tensor, outer: Tensor) -> bool:
-        """Tell whether both are views of one root."""
-        return self._placement.root_name(inner) == self._placement.root_name(outer)
+    def shares_memory(self, inner: Tensor, outer: Tensor, first: int = 0) -> bool:
+        """Tell whether both are views of one root, at places that fit."""
+        if inner.memory is None:
+            return False
+        part: Region = inner.memory
+        whole: Region = outer.memory
+        return part.slot is whole.slot and part.first == whole.first + first
 
     # -- parts ---------------------------------------------------------------------------------------------
 

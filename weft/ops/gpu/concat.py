@@ -34,12 +34,18 @@ class ConcatOnGpu(GpuOp):
         for x in inputs:
             assert x is not None
             if y.layout is Layout.NC4HW4:
-                if not k.shares_memory(x, y):
-                    launch_block_copy(k, x, y, start // PACK)
+                if not k.shares_memory(x, y, start // PACK):
+                    launch_block_copy(k, _packed(k, x), y, start // PACK)
             elif prod(x.shape):
                 strides = row_major(y.shape)
                 launch_move(k, x, y, x.shape, Strides(row_major(x.shape)), Strides(strides, start * strides[axis]))
             start += x.shape[axis]
+
+
+def _packed(k: KernelBuilder, x: Tensor) -> Tensor:
+    """Return a constant in NC4HW4; any other tensor lies so already."""
+    value = x.constant
+    return x if value is None else k.constant(f"{x.name}.c4", lambda: value, Layout.NC4HW4)
 
 
 def launch_block_copy(k: KernelBuilder, x: Tensor, y: Tensor, first: int) -> None:

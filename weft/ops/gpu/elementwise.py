@@ -29,7 +29,7 @@ class ElementwiseOnGpu(GpuOp):
 
     def fits_channels(self, op: Elementwise, inputs: Sequence[Shape | None], output: Shape) -> bool:
         """Accept what is broadcast along whole axes: batch, channels, or all spatial ones."""
-        return len(output) >= 3 and all(s is None or prod(s) == 1 or fits_packed(s, output) for s in inputs)
+        return len(output) >= 3 and all(s is None or fits_packed(s, output) for s in inputs)
 
     def launches(
         self, op: Elementwise, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]

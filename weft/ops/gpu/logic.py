@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import ClassVar
 
 from weft.core.dtypes import DType
 from weft.core.tensor import Tensor
@@ -33,7 +32,7 @@ class TruthOnGpu(GpuOp):
     """Expressions of floats and truth values that are stored as bytes of 0 or 1."""
 
     fuses_into_store = False
-    integers: ClassVar[frozenset[DType]] = frozenset({DType.BOOL})
+    integers = frozenset({DType.BOOL})
 
     def launches(
         self, op: Elementwise, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
