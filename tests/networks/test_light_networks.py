@@ -89,7 +89,8 @@ def random_model(name: str) -> bytes:
     graph.node.extend(kept)
     graph.initializer.extend(made)
     graph.input.extend(inputs)
-    return proto.SerializeToString()
+    content: bytes = proto.SerializeToString()
+    return content
 
 
 @cache
