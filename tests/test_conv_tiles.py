@@ -8,7 +8,8 @@ import pytest
 import weft
 from tests.cases.table import tolerance
 from weft.core.dtypes import DType
-from weft.core.op import find_op
+from weft.core.op import op_types
+from weft.ops.conv import Conv
 from weft.ops.gpu import conv
 
 SHAPES = [
@@ -22,11 +23,11 @@ SHAPES = [
 def network(n: int, ci: int, co: int, size: int, kernel: int, stride: int, pad: int) -> weft.Graph:
     """Return one convolution with bias, residual add and Relu as a graph."""
     rng = np.random.default_rng(7)
-    op = conv.Conv(kernel_shape=(kernel, kernel), strides=(stride, stride), pads=(pad,) * 4)
+    op = Conv(kernel_shape=(kernel, kernel), strides=(stride, stride), pads=(pad,) * 4)
     nodes = [
         weft.Node("conv", op, ("x", "w", "b"), ("c",)),
-        weft.Node("add", find_op("Add")(), ("c", "residual"), ("a",)),
-        weft.Node("relu", find_op("Relu")(), ("a",), ("y",)),
+        weft.Node("add", op_types()["Add"](), ("c", "residual"), ("a",)),
+        weft.Node("relu", op_types()["Relu"](), ("a",), ("y",)),
     ]
     graph = weft.Graph("conv", ["x", "residual"], ["y"], nodes)
     graph.constants["w"] = rng.standard_normal((co, ci, kernel, kernel), np.float32)

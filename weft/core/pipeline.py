@@ -208,12 +208,13 @@ class Pipeline:
         """Wait until a run that was started is done; the backend's errors are raised here at the latest."""
         if not self.running:
             return
-        self.running = False
         try:
             finished = self.backend.onWaitFinish()
         except Exception:
+            self.running = False  # but an interrupt leaves the run to be waited for
             with blame(self._everywhere(), "the device failed during a run"):
                 raise
+        self.running = False
         if not finished:
             raise ExecutionError(
                 "the device could not finish a run", where=self._everywhere(), why="onWaitFinish returned False"

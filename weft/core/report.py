@@ -63,12 +63,13 @@ def make_report(
     refusals: Mapping[str, Mapping[str, str]],
     copies: Sequence[CopyRecord],
     config: BackendConfig,
+    remarks: Sequence[str] = (),
 ) -> Report:
     """Return the report of a session with these pipelines."""
     counts: dict[str, int] = {}
     placement: dict[str, str] = {}
     statistics: dict[str, dict[str, int]] = {}
-    notes = [c.why for c in choices if c.why]
+    notes = [*(c.why for c in choices if c.why), *remarks]
     for pipeline in pipelines:
         label = pipeline.device.removesuffix(":0")
         counts[label] = counts.get(label, 0) + len(pipeline.tasks)

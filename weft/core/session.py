@@ -15,13 +15,11 @@ import numpy as np
 
 from weft.core.arrays import Outputs, take_inputs, take_outputs, take_shape
 from weft.core.assign import Assignment, Part, assign, split
-from weft.core.backend import Backend, BackendConfig, MemoryMode, Precision
+from weft.core.backend import Backend, BackendConfig, MemoryMode
 from weft.core.copy import copy_tensor
-from weft.core.dtypes import DType
 from weft.core.graph import Graph, bind
 from weft.core.layout import Array, Shape
-from weft.core.optimize import run_passes
-from weft.core.optimize.precision import set_storage
+from weft.core.network import prepare_network
 from weft.core.pipeline import NodeRefused, Pipeline, Progress
 from weft.core.registry import Choice
 from weft.core.report import CopyRecord, Report, make_report
@@ -75,6 +73,8 @@ class Session:
         self._pipelines: list[Pipeline] = []
         self._made: dict[str, Pipeline] = {}
         self._transfers: dict[Pipeline, list[Transfer]] = {}
+        self._notes: tuple[str, ...] = ()
+        self._warned = ""
         self._refused: dict[tuple[str, str], str] = {}
         self._bound: Graph | None = None
         self._network = graph
@@ -181,8 +181,8 @@ class Session:
             self._drop()
             self._bound = bound
             return
-        network = run_passes(bound)
-        network = set_storage(network, DType.FLOAT16 if self.config.precision is Precision.LOW else DType.FLOAT32)
+        prepared = prepare_network(bound, self.config.precision)
+        network, self._notes = prepared.graph, prepared.notes
         self._refused = {}
         self._report = self._passed = None
         try:
@@ -219,7 +219,7 @@ class Session:
         finally:
             close_all([*old, *spare.values()])
         self._report = make_report(
-            self._choices, self._pipelines, assignment.refusals, self._connect(), self.config
+            self._choices, self._pipelines, assignment.refusals, self._connect(), self.config, self._notes
         )
         return True
 
@@ -275,7 +275,10 @@ class Session:
             raise UnsupportedOps(
                 f"{len(lines)} node(s) cannot run on {first}", tuple(lines), fix='allow other devices: fallback="cpu"'
             )
-        log.warning("%d node(s) do not run on %s:\n  %s", len(lines), first, "\n  ".join(lines))
+        text = "\n  ".join([f"{len(lines)} node(s) do not run on {first}:", *lines])
+        if text != self._warned:  # a resize that changes nothing about it says nothing
+            log.warning("%s", text)
+        self._warned = text
 
     def _connect(self) -> list[CopyRecord]:
         """Note the copies between pipelines: each value that one makes and a later one reads."""

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from math import log2
 from typing import Any, TypeVar
 
 from weft.core.dtypes import DType
@@ -16,6 +17,10 @@ from weft.core.tensor import Tensor
 from weft.errors import BackendError
 
 Size3 = tuple[int, int, int]
+
+
+MAX_ELEMENTS = 1 << 31
+"""Kernels index with 32 bits: a tensor must have fewer stored elements."""
 
 
 class Placement(Enum):
@@ -83,8 +88,7 @@ class KernelBuilder(ABC):
     def constant(self, key: str, make: Callable[[], Array], layout: Layout = Layout.NCHW) -> Tensor:
         """Return a STATIC tensor with the logical array that `make` returns, stored in `layout`.
 
-        It is uploaded once for each `key` and kept over resizes; floats are stored as the session's
-        precision says.
+        It is uploaded once for each `key`, in the type it has, and kept over resizes that ask for it.
         """
 
     @abstractmethod
@@ -97,6 +101,10 @@ class KernelBuilder(ABC):
 
         In NC4HW4 that is `first` blocks of channels behind where `outer` begins.
         """
+
+    def tree_items(self, most: int = 64) -> int:
+        """Return the items of a group that adds up in a tree: a power of two, at most `most`."""
+        return int(2 ** int(log2(min(most, self.caps.max_local_items))))
 
     def for_items(self, total: int, per_item: int = 1) -> tuple[Size3, Size3]:
         """Return grid and local size of a one-dimensional loop over `total` items."""
@@ -113,6 +121,8 @@ class GpuOp(ABC):
     """The launches end in one store to which an epilogue may be pasted."""
     moves_bits: bool = False
     """Elements are moved, never computed with: any element type will do."""
+    splits_constants: bool = False
+    """Constants larger than a kernel argument are handed over in pieces."""
     integers: frozenset[DType] = frozenset()
     """The types besides floats that its kernels load or store, as i32."""
 

@@ -11,13 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-
-from mako.exceptions import text_error_template
-from mako.lookup import TemplateLookup
+from typing import TYPE_CHECKING
 
 from weft.errors import CompileError, ConfigError
 from weft.kernels.dialect import Dialect, KernelParts, Shared
 from weft.kernels.source import Arg, ConstantKind, KernelSource
+
+if TYPE_CHECKING:
+    from mako.lookup import TemplateLookup
 
 SHADERS = Path(__file__).parent.parent / "shaders"
 LANES = ("x", "y", "z", "w")
@@ -192,7 +193,16 @@ def add_shader_folder(folder: str | Path) -> None:
 
 @lru_cache(maxsize=1)
 def _lookup() -> TemplateLookup:
+    from mako.lookup import TemplateLookup  # late: it takes as long to import as all of Weft
+
     return TemplateLookup([str(f) for f in _folders], strict_undefined=True)
+
+
+def _trace() -> str:
+    """Return the template's lines of the error that is being handled."""
+    from mako.exceptions import text_error_template
+
+    return str(text_error_template().render())
 
 
 def _constants(request: KernelRequest) -> tuple[tuple[str, ConstantKind], ...]:
@@ -214,7 +224,7 @@ def render(request: KernelRequest, dialect: Dialect) -> KernelSource:
         raise CompileError(
             f"the kernel template {request.template!r} does not render: {e}",
             where=str(SHADERS / f"{request.template}.mako"),
-            why=text_error_template().render(),
+            why=_trace(),
         ) from e
     constants = _constants(request)
     parts = KernelParts(entry, prelude, request.args, constants, writer.shared_arrays, body)

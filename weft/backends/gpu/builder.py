@@ -16,14 +16,13 @@ from weft.core.layout import Array, Layout
 from weft.core.op import Op
 from weft.core.tensor import Tensor
 from weft.errors import ExecutionError
-from weft.kernels.launch import KernelBuilder, Size3
+from weft.kernels.launch import MAX_ELEMENTS, KernelBuilder, Size3
 from weft.kernels.source import Arg, ArgKind
 from weft.kernels.template import KernelRequest, Operand, Stage, render
 from weft.ops.elementwise import Elementwise
 
 Upload = Callable[[str, Callable[[], Array], Layout], Tensor]
 """Returns the constant of a key in device memory, uploading what the function returns the first time."""
-MAX_ELEMENTS = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)

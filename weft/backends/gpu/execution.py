@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from weft.backends.gpu.builder import NodeBuilder, PlannedLaunch
 from weft.backends.gpu.device import GpuDevice
-from weft.backends.gpu.layouts import base_op
+from weft.backends.gpu.layouts import base_inputs, base_op
 from weft.backends.gpu.memory import Placement
 from weft.backends.gpu.recording import PipelineRecording
 from weft.core.backend import Execution, StorageType
@@ -34,10 +34,14 @@ class GpuExecution(Execution):
         self.op, self.label = op, label
         self._place = place
         self._constants: dict[str, Tensor] = {}
+        self._used: set[str] = set()
 
     def onResize(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
         """Choose, render and compile the kernels and hand their launches to the backend."""
+        self._used.clear()
         self._place.recording.launches += self.launches(inputs, outputs)
+        for key in self._constants.keys() - self._used:
+            self._place.placement.release(self._constants.pop(key), StorageType.STATIC)
 
     def launches(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> list[PlannedLaunch]:
         """Return the launches for these shapes, with their kernels compiled."""
@@ -45,7 +49,7 @@ class GpuExecution(Execution):
         assert form is not None
         place = self._place
         builder = NodeBuilder(place.device, place.placement, self.op, self.label, inputs, self.constant)
-        form.launches(base_op(self.op), builder, inputs, outputs)
+        form.launches(base_op(self.op), builder, base_inputs(self.op, inputs), outputs)
         for scratch in builder.scratches:
             place.placement.release(scratch, StorageType.DYNAMIC)
         return builder.launched
@@ -54,7 +58,9 @@ class GpuExecution(Execution):
         """Do nothing: the launches were recorded, `onExecuteEnd` submits them all at once."""
 
     def constant(self, key: str, make: Callable[[], Array], layout: Layout) -> Tensor:
-        """Return the uploaded constant of that key."""
+        """Return the uploaded constant of that key; one that a resize does not ask for is freed after it."""
+        key = f"{key}.{layout.value}"
+        self._used.add(key)
         if key not in self._constants:
             value = make()
             tensor = Tensor(f"{self.label}.{key}", value.shape, DType.of(value.dtype), layout)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import TypeVar
 
 from weft.core.fused import Fused
 from weft.core.graph import Graph, Node
@@ -13,6 +14,7 @@ from weft.core.op import Op, find_op
 from weft.kernels.launch import Placement, find_gpu_op
 from weft.ops.relayout import Relayout
 
+T = TypeVar("T")
 C4, LINEAR = Layout.NC4HW4, Layout.NCHW
 
 
@@ -37,6 +39,11 @@ Special = Callable[[Op], bool]
 """Whether a creator of the backend's own makes the executions of an op: they read and write NCHW."""
 
 
+def base_inputs(op: Op, inputs: Sequence[T]) -> Sequence[T]:
+    """Return the inputs of the base of a fused op: those behind them belong to its steps."""
+    return inputs[: op.arity] if isinstance(op, Fused) else inputs
+
+
 class _Assigner:
     def __init__(self, graph: Graph, special: Special) -> None:
         self.source, self.special = graph, special
@@ -55,9 +62,9 @@ class _Assigner:
             self._emit(replace(node, inputs=inputs, outputs=written), layout)
             for name, twin in zip(node.outputs, written, strict=True):
                 if twin != name:
-                    self.lies[name] = C4
                     self.twins[name, LINEAR] = name
                     self._convert(twin, name, LINEAR, self.readers[name] == 1)
+                    self.lies[name] = C4  # to its readers inside, who take the twin
         return self.out
 
     def _is_activation(self, name: str) -> bool:
@@ -73,7 +80,7 @@ class _Assigner:
             return LINEAR
         packed = any(self.lies.get(i) is C4 for i in node.inputs)
         output = self.source.specs[node.outputs[0]].dims
-        shapes = [self._operand_shape(i, len(output)) for i in node.inputs]
+        shapes = [self._operand_shape(i, len(output)) for i in base_inputs(node.op, node.inputs)]
         return C4 if packed and op.fits_channels(base_op(node.op), shapes, output) else LINEAR
 
     def _operand_shape(self, name: str, rank: int) -> Shape | None:

@@ -55,9 +55,14 @@ class PipelineRecording:
 
     def wait(self) -> None:
         """Wait for the last run; a device that is lost is not waited for a second time."""
-        if self._running:
-            self._running = False
+        if not self._running:
+            return
+        try:
             self.device.wait(self._handle)
+        except Exception:
+            self._running = False  # but an interrupt leaves the run to be waited for
+            raise
+        self._running = False
 
     def timings(self) -> list[float]:
         """Return seconds per command of the last run of a recording sealed with `profile`."""

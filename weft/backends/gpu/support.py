@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weft.core.dtypes import DType
+from weft.core.layout import Layout, storage_size
 from weft.core.op import Op
 from weft.core.tensor import Tensor
-from weft.kernels.launch import DeviceCaps, GpuOp, find_gpu_op
+from weft.kernels.launch import MAX_ELEMENTS, DeviceCaps, GpuOp, Placement, find_gpu_op
 
 STORED = (DType.FLOAT32, DType.FLOAT16)
 
@@ -24,9 +25,22 @@ def why_not(inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op, 
             return reason
         if len(t.shape) > 6:
             return f"{t.name!r} has rank {len(t.shape)}; GPU kernels take up to 6"
-        if t.constant is None and t.nbytes + 16 > caps.max_buffer_range:
-            return f"{t.name!r} takes {t.nbytes} bytes and a kernel argument may span {caps.max_buffer_range}"
+        if t.constant is not None and form.splits_constants:
+            continue
+        elements = _stored(t, form)
+        needed = elements * t.dtype.itemsize + 16
+        if needed > caps.max_buffer_range:
+            return f"{t.name!r} takes {needed} bytes and a kernel argument may span {caps.max_buffer_range}"
+        if elements >= MAX_ELEMENTS:
+            return f"{t.name!r} has {elements} elements; kernels count in 32 bits"
     return form.why_not(op, inputs, outputs, caps)
+
+
+def _stored(tensor: Tensor, form: GpuOp) -> int:
+    """Return the elements of a tensor in the larger of the layouts that the op may give it."""
+    packed = form.placement in (Placement.CHANNELS, Placement.EITHER) and tensor.constant is None
+    layouts = (Layout.NCHW, Layout.NC4HW4) if packed else (Layout.NCHW,)
+    return max(storage_size(tensor.shape, layout) for layout in layouts)
 
 
 def _element_reason(tensor: Tensor, form: GpuOp, caps: DeviceCaps) -> str | None:

@@ -8,6 +8,7 @@ import numpy as np
 
 from weft.core.dtypes import DType
 from weft.core.graph import Graph, Node, infer_node
+from weft.core.layout import Array
 from weft.core.op import Op, find_op
 from weft.errors import WeftError
 
@@ -31,8 +32,7 @@ def set_storage(graph: Graph, dtype: DType) -> Graph:
     for name, value in graph.constants.items():
         if value.dtype == other.numpy:
             stored = renamed.get(name, name)
-            with np.errstate(over="ignore"):
-                out.constants[stored] = value.astype(dtype.numpy)
+            out.constants[stored] = _narrow(value) if dtype is DType.FLOAT16 else value.astype(dtype.numpy)
             out.specs[stored] = replace(graph.specs[name], dtype=dtype)
     for node in graph.nodes:
         node = replace(
@@ -46,6 +46,12 @@ def set_storage(graph: Graph, dtype: DType) -> Graph:
     made = [(name, new) for name, new in outside.items() if name not in graph.constants]
     out.nodes += [_cast(out, f"{name}.{other.value}", new, name, other) for name, new in made]
     return out
+
+
+def _narrow(value: Array) -> Array:
+    """Return the value in fp16; what is finite stays so, or masks such as -3e38 would make NaN of a softmax."""
+    most = np.finfo(np.float16).max
+    return np.where(np.isfinite(value), np.clip(value, -most, most), value).astype(np.float16)
 
 
 def _name(graph: Graph, value: str, dtype: DType) -> str:

@@ -25,6 +25,7 @@ class ConvOnGpu(GpuOp):
     """Choose the kernel by groups and rank; split weights that exceed a kernel argument's range."""
 
     placement = Placement.CHANNELS
+    splits_constants = True
 
     def why_not(
         self, op: Conv, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps

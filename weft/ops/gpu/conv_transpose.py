@@ -20,6 +20,7 @@ class ConvTransposeOnGpu(GpuOp):
     """One item computes one pixel of four channels; weights beyond a kernel argument's range are split."""
 
     placement = Placement.CHANNELS
+    splits_constants = True
 
     def why_not(
         self, op: ConvTranspose, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps

@@ -43,6 +43,8 @@ class Product:
 class MatMulOnGpu(GpuOp):
     """Numpy's matmul, with broadcast batch axes."""
 
+    splits_constants = True
+
     def launches(
         self, op: MatMul, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
@@ -75,6 +77,8 @@ def _batch_steps(shape: Shape, lead: Shape) -> tuple[int, ...]:
 @gpu_op(Gemm)
 class GemmOnGpu(GpuOp):
     """alpha * A B + beta * C with either matrix transposed."""
+
+    splits_constants = True
 
     def launches(self, op: Gemm, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
         """Launch with the strides that the transposes mean."""
@@ -130,7 +134,7 @@ def _launch_rows(k: KernelBuilder, p: Product, matrix: Array, first: int, count:
         floats={"ALPHA": p.alpha, "BETA": p.beta},
         variant={"rows": p.m},
         grid=(min(count, k.caps.max_grid[0]), 1, 1),
-        local=(min(64, k.caps.max_local_items), 1, 1),
+        local=(k.tree_items(), 1, 1),
     )
 
 

@@ -234,7 +234,7 @@ def _launch_images(
         floats={"EPSILON": epsilon},
         variant={"grouped": each > 1},
         grid=(min(groups, k.caps.max_grid[0]), 1, 1),
-        local=(min(local, k.caps.max_local_items), 1, 1),
+        local=(k.tree_items(local), 1, 1),
     )
 
 

@@ -81,5 +81,5 @@ def launch_global(k: KernelBuilder, x: Tensor, y: Tensor, mode: str) -> None:
         ints={"BLOCKS": blocks, "PLACES": prod(x.shape[2:]), "GROUPS": groups},
         variant={"mode": mode},
         grid=(min(groups, k.caps.max_grid[0]), 1, 1),
-        local=(min(64, k.caps.max_local_items), 1, 1),
+        local=(k.tree_items(), 1, 1),
     )

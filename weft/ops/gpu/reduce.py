@@ -98,7 +98,7 @@ def choose_group(k: KernelBuilder, lines: int, length: int, contiguous: bool) ->
     if length <= SHORT or (lines >= MANY and not contiguous):
         return True, *k.for_items(lines)
     local = 256 if length >= LONG and not k.caps.software else 64
-    return False, (max(1, min(lines, k.caps.max_grid[0])), 1, 1), (min(local, k.caps.max_local_items), 1, 1)
+    return False, (max(1, min(lines, k.caps.max_grid[0])), 1, 1), (k.tree_items(local), 1, 1)
 
 
 @gpu_op(*RECIPES)

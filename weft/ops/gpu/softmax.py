@@ -28,7 +28,7 @@ class SoftmaxOnGpu(GpuOp):
         if short:
             grid, local = k.for_items(lines)
         else:
-            grid, local = (min(lines, k.caps.max_grid[0]), 1, 1), (min(64, k.caps.max_local_items), 1, 1)
+            grid, local = (min(lines, k.caps.max_grid[0]), 1, 1), (k.tree_items(), 1, 1)
         k.launch(
             "softmax",
             reads={"x": x},

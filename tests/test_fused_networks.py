@@ -1,0 +1,91 @@
+"""Small networks of several nodes on every GPU against the CPU: what fusing and views could get wrong.
+
+The op table runs single nodes, which are never fused. Here each base has fewer inputs than it could take, so
+that an operand of a fused step must not be mistaken for one of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import weft
+from tests.cases.table import tolerance
+from tests.core.nets import Net, feeds
+from weft.core.dtypes import DType
+
+GPUS = ("opencl", "vulkan")
+IMAGE, MATRIX = (1, 4, 3, 3), (5, 6)
+
+
+def image(build: Callable[[Net, str], str], channels: int = 4) -> weft.Graph:
+    net = Net(0)
+    return net.finish(build(net, net.input("x", 1, channels, 3, 3)))
+
+
+def matrix(build: Callable[[Net, str], str]) -> weft.Graph:
+    net = Net(0)
+    return net.finish(build(net, net.input("x", *MATRIX)))
+
+
+def two(net: Net, x: str) -> str:
+    return net.input("z", *IMAGE)
+
+
+TWO, THREE, TENTH = np.float32(2), np.float32(3), np.float32(0.1)
+FUSED: dict[str, Callable[[], weft.Graph]] = {
+    "conv without bias, + channels": lambda: image(
+        lambda n, x: n.add("Add", n.conv(x, 4, 1, bias=False), n.random(1, 4, 1, 1))
+    ),
+    "conv without bias, * 2": lambda: image(lambda n, x: n.add("Mul", n.conv(x, 4, 1, bias=False), TWO)),
+    "conv without bias, prelu": lambda: image(
+        lambda n, x: n.add("PRelu", n.conv(x, 4, 1, bias=False), n.random(4, 1, 1))
+    ),
+    "transposed conv without bias, + channels": lambda: image(
+        lambda n, x: n.add("Add", n.add("ConvTranspose", x, n.random(4, 4, 2, 2)), n.random(1, 4, 1, 1))
+    ),
+    "gemm without C, * 2": lambda: matrix(lambda n, x: n.add("Mul", n.add("Gemm", x, n.random(6, 3)), TWO)),
+    "gemm without C, + columns": lambda: matrix(
+        lambda n, x: n.add("Add", n.add("Gemm", x, n.random(6, 3)), n.random(3))
+    ),
+    "sum, * 3": lambda: image(lambda n, x: n.add("Mul", n.add("Sum", x, two(n, x)), THREE)),
+    "mean, * 3": lambda: image(lambda n, x: n.add("Mul", n.add("Mean", x, two(n, x)), THREE)),
+    "sum with a broadcast operand, * x": lambda: image(
+        lambda n, x: n.add("Mul", n.add("Mul", n.input("h", 1), x), n.add("Sum", n.input("o", 1), n.add("Erf", x)))
+    ),
+    "clip without max, * 0.1": lambda: image(lambda n, x: n.add("Mul", n.add("Clip", x, np.float32(0)), TENTH)),
+    "reduce over all, * 3": lambda: image(lambda n, x: n.add("Mul", n.add("ReduceSum", x), THREE)),
+    "layer norm without B, * 3": lambda: matrix(
+        lambda n, x: n.add("Mul", n.add("LayerNormalization", x, n.random(6)), THREE)
+    ),
+    "concat of a concat and its part": lambda: image(
+        lambda n, x: _nested(n, n.conv(x, 4, 1), n.conv(x, 8, 1), lambda a, b: (n.add("Concat", a, b, axis=1), a))
+    ),
+    "concat of a part and a concat": lambda: image(
+        lambda n, x: _nested(n, n.conv(x, 4, 1), n.conv(x, 8, 1), lambda a, b: (a, n.add("Concat", b, a, axis=1)))
+    ),
+    "mask of -3e38 before a softmax": lambda: image(
+        lambda n, x: n.add("Softmax", n.add("Add", x, np.full((1, 1, 3, 3), -3e38, np.float32)), axis=1)
+    ),
+}
+
+
+def _nested(net: Net, a: str, b: str, parts: Callable[[str, str], tuple[str, str]]) -> str:
+    return net.add("Concat", *parts(a, b), axis=1)
+
+
+@pytest.mark.parametrize("precision", ["high", "low"])
+@pytest.mark.parametrize("device", GPUS)
+@pytest.mark.parametrize("name", FUSED)
+def test_a_fused_network_is_what_the_cpu_computes(name: str, device: str, precision: str) -> None:
+    graph = FUSED[name]()
+    given = feeds(graph)
+    with weft.load(graph, device="cpu") as session:
+        (want,) = session.run(given)
+    with weft.load(graph, device=device, precision=precision, fallback="error") as session:
+        (got,) = session.run(given)
+        assert session.report.nodes_by_device.keys() == {device}
+    rtol, atol = tolerance(DType.FLOAT32 if precision == "high" else DType.FLOAT16, "reduction")
+    np.testing.assert_allclose(got, want, rtol, atol * max(1.0, float(np.abs(want).max())))
