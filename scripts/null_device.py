@@ -13,10 +13,10 @@ from weft.backends.gpu import builder
 from weft.backends.gpu.creator import GpuCreator
 from weft.backends.gpu.device import Command, DeviceCaps, GpuBuffer, GpuDevice, MemoryKind
 from weft.backends.vulkan.dialect import GlslDialect
-from weft.core.backend import BackendConfig, DeviceInfo, ForwardType, Precision
+from weft.core.backend import BackendConfig, DeviceInfo, Precision
 from weft.core.graph import Graph
 from weft.core.layout import Array, Shape
-from weft.core.registry import Choice, registry
+from weft.core.registry import Choice
 from weft.core.session import Session
 from weft.kernels.dialect import Dialect
 from weft.kernels.source import KernelSource
@@ -88,8 +88,11 @@ def _recorded() -> Iterator[set[KernelRequest]]:
 def plan_kernels(
     graph: Graph, caps: DeviceCaps, precision: Precision, shapes: Mapping[str, Shape] | None = None
 ) -> set[KernelRequest]:
-    """Return the kernels that a session of this network renders on a device of these capabilities."""
-    choices = [Choice(NullCreator(caps), 0), Choice(registry.find(ForwardType.CPU), 0)]
+    """Return the kernels that a session of this network renders on a device of these capabilities.
+
+    Raise UnsupportedOps if such a device does not run the network whole.
+    """
+    choices = [Choice(NullCreator(caps), 0)]
     with _recorded() as requests:
-        Session(graph, choices, BackendConfig(precision=precision), shapes=shapes).close()
+        Session(graph, choices, BackendConfig(precision=precision), shapes=shapes, fallback="error").close()
     return requests

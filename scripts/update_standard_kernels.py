@@ -10,7 +10,6 @@ The list is what a few common networks ask for on devices of several kinds. See 
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -113,7 +112,6 @@ def main() -> None:
     folder = parser.parse_args().models
     if not folder.is_dir():
         sys.exit(f"{folder} is not there: the list would lose the kernels of {', '.join(REAL_NAMES)}")
-    logging.getLogger("weft.session").setLevel(logging.ERROR)
     requests: set[KernelRequest] = set()
     for name, make in {**public_networks(), **real_networks(folder)}.items():
         wanted = make().requests()

@@ -48,6 +48,7 @@ def test_all_light_networks_are_planned_for() -> None:
 
 @pytest.mark.parametrize("name", PUBLIC)
 def test_a_public_network_finds_its_kernels_on_the_list(name: str) -> None:
+    # Planning also shows that GPUs run it whole: it raises if a node has no kernel.
     assert not missing(PUBLIC[name]().requests()), UPDATE
 
 
