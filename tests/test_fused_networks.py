@@ -34,7 +34,7 @@ def two(net: Net, x: str) -> str:
     return net.input("z", *IMAGE)
 
 
-TWO, THREE, TENTH = np.float32(2), np.float32(3), np.float32(0.1)
+TWO, THREE, TENTH, ZERO = (np.array(v, np.float32) for v in (2, 3, 0.1, 0))
 FUSED: dict[str, Callable[[], weft.Graph]] = {
     "conv without bias, + channels": lambda: image(
         lambda n, x: n.add("Add", n.conv(x, 4, 1, bias=False), n.random(1, 4, 1, 1))
@@ -55,7 +55,7 @@ FUSED: dict[str, Callable[[], weft.Graph]] = {
     "sum with a broadcast operand, * x": lambda: image(
         lambda n, x: n.add("Mul", n.add("Mul", n.input("h", 1), x), n.add("Sum", n.input("o", 1), n.add("Erf", x)))
     ),
-    "clip without max, * 0.1": lambda: image(lambda n, x: n.add("Mul", n.add("Clip", x, np.float32(0)), TENTH)),
+    "clip without max, * 0.1": lambda: image(lambda n, x: n.add("Mul", n.add("Clip", x, ZERO), TENTH)),
     "reduce over all, * 3": lambda: image(lambda n, x: n.add("Mul", n.add("ReduceSum", x), THREE)),
     "layer norm without B, * 3": lambda: matrix(
         lambda n, x: n.add("Mul", n.add("LayerNormalization", x, n.random(6)), THREE)

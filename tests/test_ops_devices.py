@@ -212,7 +212,7 @@ PACKS = SAMPLE | frozenset(
 
 def is_image(spec: TensorSpec | None) -> bool:
     """Tell whether a value has channels and pixels."""
-    return spec is not None and len(spec.dims) >= 3 and spec.dtype.is_float and spec.size > 0
+    return spec is not None and 3 <= len(spec.dims) <= 5 and spec.dtype.is_float and spec.size > 0
 
 
 def behind_pools(row: Case) -> Graph:

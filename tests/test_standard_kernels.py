@@ -156,7 +156,7 @@ print(weft.__file__)
 
 def test_a_kernel_that_is_not_brought_asks_for_a_compiler(installed: Path, tmp_path: Path) -> None:
     code = """
-import numpy, weft
+import numpy, weft, weft.ops
 from weft import registry
 from weft.core.graph import Graph, Node
 from weft.core.dtypes import DType

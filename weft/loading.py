@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
@@ -48,6 +49,7 @@ def load(
         _member(Precision, precision, "precision"),
         _member(Power, power, "power"),
     )
+    importlib.import_module("weft.ops")  # late, as it takes longer to import than the rest; it registers the ops
     choices = registry.choose(device)
     graph = model if isinstance(model, Graph) else _parse(model)
     if fallback == "cpu" and all(c.creator.forward_type is not ForwardType.CPU for c in choices):

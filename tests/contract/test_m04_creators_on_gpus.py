@@ -11,8 +11,8 @@ import pytest
 import weft
 from tests.core.nets import feeds
 from tests.test_conv_tiles import network
-from weft.backends.opencl.creator import OpenCLBackend
-from weft.backends.vulkan.creator import VulkanBackend
+from weft.backends.opencl.backend import OpenCLBackend
+from weft.backends.vulkan.backend import VulkanBackend
 from weft.core.tensor import Tensor
 
 BACKENDS = {"opencl": OpenCLBackend, "vulkan": VulkanBackend}

@@ -177,7 +177,7 @@ def test_M14_the_device_is_opened_once_and_closed_with_its_creator() -> None:
 
         def open(self, index: int) -> object:  # type: ignore[override]
             self.opened += 1
-            return type("Device", (), {"close": lambda self: None})()
+            return type("Device", (), {"close": lambda self: None, "gone": False})()
 
     creator = Counting()
     assert creator.runtime(0) is creator.runtime(0)

@@ -4,42 +4,55 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
-from typing import ClassVar
+from typing import TYPE_CHECKING
 
-from weft.backends.gpu.backend import GpuBackend
-from weft.backends.gpu.device import GpuDevice
-from weft.backends.gpu.runtime import GpuRuntime
 from weft.core.backend import Backend, BackendCreator, BackendInfo
+
+if TYPE_CHECKING:
+    from weft.backends.gpu.backend import GpuBackend
+    from weft.backends.gpu.device import GpuDevice
+    from weft.backends.gpu.runtime import GpuRuntime
 
 
 class GpuCreator(BackendCreator):
     """Open devices once and make backends on them; a subclass says how a device is opened."""
 
-    backend: ClassVar[type[GpuBackend]] = GpuBackend
-    """The class of the backends, to which creators of single ops can be added."""
-
     def __init__(self) -> None:
         self._runtimes: dict[int, GpuRuntime] = {}
+        self._gone: list[GpuRuntime] = []
         self._lock = threading.Lock()
 
     @abstractmethod
     def open(self, index: int) -> GpuDevice:
         """Open the device of that index."""
 
+    def backend_class(self) -> type[GpuBackend]:
+        """Return the class of the backends; a subclass of its own can have creators of its own."""
+        # Imported late, as the devices are: `import weft` must stay light.
+        from weft.backends.gpu.backend import GpuBackend
+
+        return GpuBackend
+
     def runtime(self, index: int) -> GpuRuntime:
-        """Return the runtime of a device, opening it the first time."""
+        """Return the runtime of a device, opening it the first time, and anew after it was lost."""
+        from weft.backends.gpu.runtime import GpuRuntime
+
         with self._lock:
+            held = self._runtimes.get(index)
+            if held is not None and held.device.gone:
+                self._gone.append(self._runtimes.pop(index))
             if index not in self._runtimes:
                 self._runtimes[index] = GpuRuntime(self.open(index))
             return self._runtimes[index]
 
     def onCreate(self, info: BackendInfo) -> Backend:
         """Return a backend for one pipeline; all on one device share its runtime."""
-        return self.backend(info, self.runtime(info.index))
+        return self.backend_class()(info, self.runtime(info.index))
 
     def close(self) -> None:
         """Close the devices that were opened; sessions on them must be closed before."""
         with self._lock:
-            for runtime in self._runtimes.values():
+            for runtime in (*self._runtimes.values(), *self._gone):
                 runtime.close()
             self._runtimes.clear()
+            self._gone.clear()

@@ -99,6 +99,8 @@ class GpuDevice(ABC):
     caps: DeviceCaps
     dialect: Dialect
     stats: DeviceStats = field(default_factory=DeviceStats)
+    gone: bool = False
+    """Whether the device was lost: new sessions open it anew."""
 
     @abstractmethod
     def allocate(self, nbytes: int, kind: MemoryKind = MemoryKind.DEVICE) -> GpuBuffer:

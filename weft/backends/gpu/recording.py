@@ -14,7 +14,7 @@ from weft.backends.gpu.schedule import Access, schedule
 from weft.core.backend import StorageType
 from weft.core.layout import Array
 from weft.core.tensor import Tensor
-from weft.errors import DeviceError
+from weft.errors import DeviceError, DeviceLost
 
 log = logging.getLogger("weft.gpu")
 
@@ -59,6 +59,9 @@ class PipelineRecording:
             return
         try:
             self.device.wait(self._handle)
+        except DeviceLost:
+            self._running, self.device.gone = False, True
+            raise
         except Exception:
             self._running = False  # but an interrupt leaves the run to be waited for
             raise

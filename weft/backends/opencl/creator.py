@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from weft.backends.gpu.backend import GpuBackend
+from typing import TYPE_CHECKING
+
 from weft.backends.gpu.creator import GpuCreator
-from weft.backends.gpu.device import GpuDevice
 from weft.backends.opencl.dialect import OpenCLDialect
 from weft.backends.opencl.discovery import absent_reason, enumerate_devices
 from weft.core.backend import DeviceInfo, ForwardType
 
-
-class OpenCLBackend(GpuBackend):
-    """Run a pipeline through OpenCL; `addCreator` on this class replaces an op on OpenCL alone."""
+if TYPE_CHECKING:
+    from weft.backends.gpu.backend import GpuBackend
+    from weft.backends.gpu.device import GpuDevice
 
 
 class OpenCLCreator(GpuCreator):
@@ -19,7 +19,6 @@ class OpenCLCreator(GpuCreator):
 
     id = "opencl"
     forward_type = ForwardType.OPENCL
-    backend = OpenCLBackend
     auto_rank = 2
 
     def absent(self) -> str | None:
@@ -29,6 +28,12 @@ class OpenCLCreator(GpuCreator):
     def devices(self) -> list[DeviceInfo]:
         """Return the devices of all platforms."""
         return enumerate_devices()
+
+    def backend_class(self) -> type[GpuBackend]:
+        """Return the class of the backends, to which creators of single ops can be added."""
+        from weft.backends.opencl.backend import OpenCLBackend
+
+        return OpenCLBackend
 
     def open(self, index: int) -> GpuDevice:
         """Open a device; pyopencl is imported only now."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from weft.backends.gpu.backend import GpuBackend
+from typing import TYPE_CHECKING
+
 from weft.backends.gpu.creator import GpuCreator
-from weft.backends.gpu.device import GpuDevice
 from weft.backends.vulkan.dialect import GlslDialect
 from weft.backends.vulkan.presence import absent_reason
 from weft.core.backend import DeviceInfo, ForwardType
 
-
-class VulkanBackend(GpuBackend):
-    """Run a pipeline through Vulkan; `addCreator` on this class replaces an op on Vulkan alone."""
+if TYPE_CHECKING:
+    from weft.backends.gpu.backend import GpuBackend
+    from weft.backends.gpu.device import GpuDevice
 
 
 class VulkanCreator(GpuCreator):
@@ -19,7 +19,6 @@ class VulkanCreator(GpuCreator):
 
     id = "vulkan"
     forward_type = ForwardType.VULKAN
-    backend = VulkanBackend
     auto_rank = 1
 
     def absent(self) -> str | None:
@@ -31,6 +30,12 @@ class VulkanCreator(GpuCreator):
         from weft.backends.vulkan.device import enumerate_devices
 
         return enumerate_devices()
+
+    def backend_class(self) -> type[GpuBackend]:
+        """Return the class of the backends, to which creators of single ops can be added."""
+        from weft.backends.vulkan.backend import VulkanBackend
+
+        return VulkanBackend
 
     def open(self, index: int) -> GpuDevice:
         """Open a device; the `vulkan` package is imported only now."""

@@ -1,0 +1,9 @@
+"""The class of the backends on Vulkan."""
+
+from __future__ import annotations
+
+from weft.backends.gpu.backend import GpuBackend
+
+
+class VulkanBackend(GpuBackend):
+    """Run a pipeline through Vulkan; `addCreator` on this class replaces an op on Vulkan alone."""
