@@ -119,7 +119,7 @@ def test_import_does_not_load_pyopencl() -> None:
 
 def test_missing_pyopencl_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyopencl", None)
-    assert "pip install weft[opencl]" in (absent_reason() or "")
+    assert "pip install pyopencl" in (absent_reason() or "")
     assert enumerate_devices() == []
 
 

@@ -197,7 +197,7 @@ def test_a_missing_package_is_explained() -> None:
         "import sys; sys.modules['vulkan'] = None\n"
         "from weft.backends.vulkan.presence import absent_reason; print(absent_reason())"
     )
-    assert "pip install weft[vulkan]" in in_python(code)
+    assert "pip install vulkan cffi" in in_python(code)
 
 
 def test_a_missing_loader_is_explained() -> None:
@@ -577,7 +577,7 @@ def test_polling_ends_in_a_blocking_wait(device: VulkanDevice, monkeypatch: pyte
 def test_validation_hears_a_missing_barrier(device: VulkanDevice) -> None:
     x, y, z = (device.allocate(64) for _ in range(3))
     device.record([CopyCommand(whole(x), whole(y)), CopyCommand(whole(y), whole(z))])
-    assert any("SYNC-HAZARD" in message for message in validation_messages())
+    assert any("HAZARD" in message.upper() for message in validation_messages())
     validation_messages().clear()
 
 
@@ -658,7 +658,7 @@ def test_no_compiler_says_which_to_install(monkeypatch: pytest.MonkeyPatch) -> N
     assert glslang.find_compiler() is None
     with pytest.raises(CompileError, match="there is none") as caught:
         spirv.spirv_for(unseen("no compiler"))
-    for hint in ("pip install weft[vulkan]", "GLSLANG_LIBRARY", "glslang-tools", "WEFT_NO_COMPILER"):
+    for hint in ("pip install slangpy", "GLSLANG_LIBRARY", "glslang-tools", "WEFT_NO_COMPILER"):
         assert hint in str(caught.value)
 
 

@@ -84,12 +84,12 @@ def test_what_is_not_installed_is_no_failure(cli: Cli, monkeypatch: pytest.Monke
     real = checks._installed
     monkeypatch.setattr(checks, "_installed", lambda p: None if p in ("pyopencl", "pillow") else real(p))
     monkeypatch.setattr(
-        registry.find("opencl"), "absent", lambda: "pyopencl cannot be imported: pip install weft[opencl]"
+        registry.find("opencl"), "absent", lambda: "pyopencl cannot be imported: pip install pyopencl"
     )
     monkeypatch.setattr(checks, "probe", lambda device: 0.0)
     done = cli("doctor")
     assert re.search(r"^opencl\s+absent", done.out, re.M)
-    assert "pillow: for pictures as inputs: pip install weft[images]" in done.out
+    assert "pillow: for pictures as inputs: pip install pillow" in done.out
 
 
 def test_a_missing_compiler_matters_only_without_shipped_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,9 +23,9 @@ TOLERANCE = 1e-4
 _SHADER = "#version 450\nlayout(local_size_x = 1) in;\nvoid main() {}\n"
 _REQUIRED = ("numpy", "onnx", "mako", "platformdirs")
 _OPTIONAL = {
-    "pyopencl": "OpenCL: pip install weft[opencl]",
-    "vulkan": "Vulkan: pip install weft[vulkan]",
-    "pillow": "pictures as inputs: pip install weft[images]",
+    "pyopencl": "OpenCL: pip install pyopencl",
+    "vulkan": "Vulkan: pip install vulkan cffi",
+    "pillow": "pictures as inputs: pip install pillow",
 }
 
 

@@ -99,7 +99,7 @@ def _picture(path: Path, spec: TensorSpec, how: Preparation) -> Array:
             "pictures cannot be read",
             where=str(path),
             why="pillow is not installed",
-            fix="pip install weft[images]",
+            fix="pip install pillow",
         ) from None
     axis = _channel_axis(spec.shape, path)
     height, width = (spec.shape[a] for a in range(-3, 0) if a != axis)

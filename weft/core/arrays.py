@@ -82,6 +82,13 @@ def take_shape(name: str, shape: Any) -> Shape:
     return whole
 
 
+def take_shapes(shapes: Any) -> dict[str, Shape]:
+    """Return shapes by input name; InputError if it is no such mapping."""
+    if not isinstance(shapes, Mapping):
+        raise InputError(f"{shapes!r} is not a dict of shapes", fix="pass {name: shape}: {'x': (1, 3, 224, 224)}")
+    return {name: take_shape(name, shape) for name, shape in shapes.items()}
+
+
 def take_outputs(
     names: Sequence[str], specs: Mapping[str, TensorSpec], outputs: Outputs | None
 ) -> list[Array | None]:

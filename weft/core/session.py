@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.core.arrays import Outputs, take_inputs, take_outputs, take_shape
+from weft.core.arrays import Outputs, take_inputs, take_outputs, take_shapes
 from weft.core.assign import Assignment, Part, assign, split
 from weft.core.backend import Backend, BackendConfig, MemoryMode
 from weft.core.copy import copy_tensor
@@ -102,13 +102,15 @@ class Session:
     @property
     def report(self) -> Report:
         """Return what runs where and why; InputError while symbolic dimensions are unbound."""
+        self._check_open()
         if self._report is None:
             open_dims = {i: s for i, s in self.inputs.items() if not all(isinstance(d, int) for d in s)}
             raise InputError(
                 "there is no report yet",
                 why="; ".join(f"the shape of {i!r} is {s}" for i, s in open_dims.items())
                 or "the last resize failed",
-                fix="pass shapes={name: shape} to weft.load, call resize, or run once",
+                fix="pass shapes={name: shape} to weft.load, call resize, or run once; it will run on "
+                + ", ".join(c.why or c.device for c in self._choices),
             )
         return self._report
 
@@ -116,7 +118,7 @@ class Session:
         """Prepare for other input shapes; inputs that are not named keep theirs."""
         with self._lock:
             self._check_open()
-            given = {i: take_shape(i, s) for i, s in shapes.items()}
+            given = take_shapes(shapes)
             self._prepare(self._kept(given) | given)
 
     def run(self, *inputs: Array | Mapping[str, Array], outputs: Outputs | None = None) -> list[Array]:
@@ -136,17 +138,19 @@ class Session:
         """Start a run and return while the device may still be at work; `wait` returns its outputs.
 
         Where the network is divided over devices, only the last part is left running. A second submit
-        waits for the first.
+        waits for the first, whose outputs are lost.
         """
         with self._lock:
             self._start(self._accept(inputs))
 
     def wait(self, outputs: Outputs | None = None) -> list[Array]:
-        """Wait for the run that `submit` started and return its outputs."""
+        """Wait for the run that `submit` started and return its outputs, once."""
         with self._lock:
             self._check_open()
             if self._passed is None:
-                raise InputError("there is no run to wait for", fix="call submit first")
+                raise InputError(
+                    "there is no run to wait for", why="its outputs were taken, or none was started", fix="call submit"
+                )
             return self._finish(take_outputs(self.graph.outputs, self._network.specs, outputs))
 
     def close(self) -> None:
@@ -176,7 +180,7 @@ class Session:
         return kept
 
     def _prepare(self, shapes: Mapping[str, Any]) -> None:
-        bound = bind(self.graph, {i: take_shape(i, s) for i, s in shapes.items()})
+        bound = bind(self.graph, take_shapes(shapes))
         if bound.symbols():
             self._drop()
             self._bound = bound
@@ -331,7 +335,9 @@ class Session:
     def _finish(self, given: Sequence[Array | None]) -> list[Array]:
         for pipeline in self._pipelines:
             pipeline.wait()
-        return [self._fetch(name, target) for name, target in zip(self.graph.outputs, given, strict=True)]
+        results = [self._fetch(name, target) for name, target in zip(self.graph.outputs, given, strict=True)]
+        self._passed = None
+        return results
 
     def _fetch(self, name: str, target: Array | None) -> Array:
         spec = self._network.specs[name]

@@ -11,6 +11,7 @@ from pathlib import Path
 from weft import config
 
 log = logging.getLogger("weft.cache")
+_said: set[Path] = set()
 
 
 class DiskCache:
@@ -46,4 +47,6 @@ class DiskCache:
                 f.write(hashlib.blake2b(content, digest_size=16).digest() + content)
             os.replace(temporary, path)
         except OSError as e:
-            log.warning("the kernel cache in %s cannot be written: %s", path.parent, e)
+            if path.parent not in _said:  # once, not for each kernel
+                log.warning("the kernel cache in %s cannot be written: %s", path.parent, e)
+            _said.add(path.parent)

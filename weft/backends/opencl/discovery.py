@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import platform
+import shutil
+import sys
+from functools import lru_cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from weft.core.backend import DeviceInfo
@@ -15,13 +20,18 @@ _INSTALL_DRIVER = (
 )
 
 
+_LIBRARY_FOLDERS = ("/usr/lib", "/usr/lib64", f"/usr/lib/{platform.machine()}-linux-gnu", "/lib64", "/lib")
+
+
 def absent_reason() -> str | None:
     """Return why there is no OpenCL device here and what to install, or None if there is one."""
     try:
         import_module("pyopencl")
     except ImportError as e:
-        return f"pyopencl cannot be imported ({e}): pip install weft[opencl]"
+        return f"pyopencl cannot be imported ({e}): pip install pyopencl"
     platforms = _platforms()
+    if not platforms and not _can_link():
+        return "PoCL cannot link kernels here: apt install gcc libc6-dev, or install a vendor's OpenCL driver"
     if not platforms:
         return f"the OpenCL loader found no platform: {_INSTALL_DRIVER}"
     if not raw_devices():
@@ -86,9 +96,17 @@ def describe(device: Any, index: int) -> DeviceInfo:
 def _platforms() -> list[Any]:
     cl = import_module("pyopencl")
     try:
-        return list(cl.get_platforms())
+        found = list(cl.get_platforms())
     except cl.Error:  # loaders report "no platform" as an error
         return []
+    # PoCL links each kernel, and ends the whole process where there is nothing to link with.
+    return [p for p in found if _can_link() or p.name.strip() != "Portable Computing Language"]
+
+
+@lru_cache(maxsize=1)
+def _can_link() -> bool:
+    start_files = (f for folder in _LIBRARY_FOLDERS for f in Path(folder).glob("crti.o"))
+    return sys.platform != "linux" or (shutil.which("ld") is not None and any(start_files))
 
 
 def _devices_of(platform: Any) -> list[Any]:

@@ -26,7 +26,7 @@ TOOLCHAIN = "vulkan1.1-spirv1.3-1"
 
 SPIRV_MAGIC = b"\x03\x02\x23\x07"
 INSTALL_HINT = (
-    "install one of: `pip install weft[vulkan]` (slangpy brings glslang); set GLSLANG_LIBRARY to a "
+    "install one of: `pip install slangpy` (it brings glslang); set GLSLANG_LIBRARY to a "
     "libslang-glslang shared library; `apt install glslang-tools` (or glslc), so that it is on the PATH"
 )
 _CONTEXT_LINES = 4

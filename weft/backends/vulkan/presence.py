@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from weft.errors import WeftError
 
-_FIX_PACKAGE = "pip install weft[vulkan]"
+_FIX_PACKAGE = "pip install vulkan cffi"
 
 
 def absent_reason() -> str | None:
