@@ -6,12 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from hypothesis import HealthCheck
 from hypothesis import strategies as st
 
 from tests.core.nets import Net
 from weft.core.graph import Graph
 
 Draw = st.DrawFn
+SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large)
+"""The health checks that drawing a network may fail."""
+
 Step = Callable[[Draw, Net, list[str]], str]
 
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 import weft
-from tests.core.nets import Net, feeds, kinds, op, outputs, values
-from tests.core.random_nets import networks
+from tests.core.nets import Net, kinds, op
+from tests.core.random_nets import SLOW, networks
+from tests.core.rewrites import assert_same, fusable
 from weft.backends.gpu.fusion import can_fuse
 from weft.core.dtypes import DType
-from weft.core.fused import Fused
-from weft.core.graph import Graph, Node
+from weft.core.graph import Graph
 from weft.core.layout import Array
 from weft.core.op import Constants, Op
 from weft.core.optimize import PASSES, run_passes
@@ -28,39 +28,14 @@ from weft.core.optimize.identities import remove_identities
 from weft.core.optimize.pads import fold_pads
 from weft.core.optimize.precision import set_storage
 from weft.core.tensor import TensorSpec
-from weft.core.validate import validate
 from weft.errors import ExecutionError
-from weft.ops.elementwise import Elementwise
 
 Pass = Callable[[Graph], Graph]
-SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large)
 many = settings(max_examples=80, deadline=None, suppress_health_check=SLOW)
 
 
 def f32(*numbers: float) -> Array:
     return np.array(numbers, np.float32)
-
-
-def assert_same(before: Graph, after: Graph, tolerance: float = 1e-5) -> None:
-    """Fail unless both graphs have the same outputs, well formed and with true specs."""
-    validate(after)
-    assert (after.inputs, after.outputs) == (before.inputs, before.outputs)
-    fed = feeds(before)
-    known = values(after, fed)
-    for node in after.nodes:
-        for o in node.outputs:
-            if o:
-                assert after.specs[o] == TensorSpec(known[o].shape, DType.of(known[o].dtype))
-    for name, expected in zip(before.outputs, outputs(before, fed), strict=True):
-        assert (known[name].shape, known[name].dtype) == (expected.shape, expected.dtype)
-        scale = max(float(np.abs(expected).max(initial=0)), 1.0)
-        np.testing.assert_allclose(known[name] / scale, expected / scale, rtol=0, atol=tolerance)
-
-
-def fusable(graph: Graph, base: Node, step: Node, position: int) -> bool:
-    """Return what the loosest of backends would fuse."""
-    same = graph.specs[step.outputs[0]] == graph.specs[base.outputs[0]]
-    return isinstance(step.op, Elementwise) and same and step.op.type != "Cast"
 
 
 EACH: dict[str, Pass] = {
@@ -382,71 +357,3 @@ def test_a_constant_output_keeps_all_of_its_digits(storage: DType) -> None:
     after = set_storage(graph, storage)
     np.testing.assert_array_equal(after.constants["k"], f32(1 / 3, 2 / 3))
     assert_same(graph, after, 1e-2)
-
-
-# -- fuse_epilogues ------------------------------------------------------------------------------------------
-
-
-def steps(node: Node) -> list[str]:
-    assert isinstance(node.op, Fused)
-    return [node.op.base.type, *(s.op.type for s in node.op.steps)]
-
-
-def test_a_chain_becomes_one_node_in_the_place_of_its_last() -> None:
-    net = Net()
-    x = net.input("x", 1, 4, 3, 3)
-    conv = net.conv(x, 4, name="conv")
-    other = net.add("Exp", x, name="other")
-    graph = net.finish(net.add("Relu", net.add("Add", other, conv, name="sum"), name="y"))
-    after = fuse_epilogues(graph, lambda g, base, step, k: base.op.type != "Exp" and fusable(g, base, step, k))
-    assert len(after.nodes) == 2 and after.nodes[0].outputs == ("other",)
-    assert steps(after.nodes[1]) == ["Conv", "Add", "Relu"]
-    assert (after.nodes[1].name, after.nodes[1].outputs) == ("n_conv", ("y",))
-    assert after.nodes[1].inputs[-1] == "other"
-    assert_same(graph, after)
-
-
-@pytest.mark.parametrize("kind", ["Sub", "Div", "Add"])
-@pytest.mark.parametrize("position", [0, 1])
-def test_the_running_value_keeps_its_side(kind: str, position: int) -> None:
-    net = Net()
-    x = net.input("x", 1, 4, 3, 3)
-    operands = [net.conv(x, 4), net.constant(f32(3))]
-    graph = net.finish(net.add(kind, *(operands if position == 0 else operands[::-1]), name="y"))
-    after = fuse_epilogues(graph, fusable)
-    assert len(after.nodes) == 1
-    assert_same(graph, after)
-
-
-def test_a_value_with_two_readers_is_not_fused_away() -> None:
-    net = Net()
-    conv = net.conv(net.input("x", 1, 4, 3, 3), 4, name="conv")
-    twice = net.finish(net.add("Mul", conv, conv, name="y"))
-    assert kinds(fuse_epilogues(twice, fusable)) == ["Conv", "Mul"]
-    net = Net()
-    conv = net.conv(net.input("x", 1, 4, 3, 3), 4, name="conv")
-    shown = net.finish(net.add("Relu", conv, name="y"), "conv")
-    assert kinds(fuse_epilogues(shown, fusable)) == ["Conv", "Relu"]
-
-
-def test_the_backend_decides_what_is_fused() -> None:
-    asked: list[tuple[str, str, int]] = []
-
-    def refuse(graph: Graph, base: Node, step: Node, position: int) -> bool:
-        asked.append((base.op.type, step.op.type, position))
-        return False
-
-    net = Net()
-    x = net.input("x", 1, 4, 3, 3)
-    graph = net.finish(net.add("Add", net.conv(x, 4), net.conv(x, 4), name="y"))
-    assert kinds(fuse_epilogues(graph, refuse)) == ["Conv", "Conv", "Add"]
-    assert asked == [("Conv", "Add", 1), ("Conv", "Add", 0)], "the later one is asked first"
-
-
-def test_of_two_convolutions_the_later_takes_the_sum() -> None:
-    net = Net()
-    x = net.input("x", 1, 4, 3, 3)
-    graph = net.finish(net.add("Add", net.conv(x, 4, name="a"), net.conv(x, 4, name="b"), name="y"))
-    after = fuse_epilogues(graph, fusable)
-    assert [n.name for n in after.nodes] == ["n_a", "n_b"] and steps(after.nodes[1]) == ["Conv", "Add"]
-    assert_same(graph, after)

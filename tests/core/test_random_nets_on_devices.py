@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 
 import weft
 from tests.core.nets import Net, feeds, outputs
-from tests.core.random_nets import networks
+from tests.core.random_nets import SLOW, networks
 from weft.core.graph import Graph
 
 DEVICES = ("cpu", "opencl", "vulkan")
-SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large)
 
 
 def assert_right(graph: Graph, device: str, precision: str, tolerance: float) -> None:
