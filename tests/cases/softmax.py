@@ -14,6 +14,8 @@ for _op in ("Softmax", "LogSoftmax", "Hardmax"):
         case(_op, f32(2, 3, 5, 7), axis=0),
         case(_op, f32(2, 3, 5, 7), axis=-2),
         case(_op, f32(2, 21, 9, 11), axis=1),
+        case(_op, f32(2, 40, 24, 25), axis=1),
+        case(_op, f32(2, 4099), axis=1),
         case(_op, f32(1)),
         case(_op, f32(17)),
         case(_op, f32(3, 1), axis=1),

@@ -1,4 +1,4 @@
-"""Softmax and log-softmax on GPUs: one group a line."""
+"""Softmax and log-softmax on GPUs, in NCHW."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from math import prod
 
 from weft.core.tensor import Tensor
 from weft.kernels.launch import GpuOp, KernelBuilder, gpu_op
+from weft.ops.gpu.reduce import choose_group
 from weft.ops.softmax import AlongAxis, LogSoftmax, Softmax
 
 
@@ -17,18 +18,14 @@ class SoftmaxOnGpu(GpuOp):
     def launches(
         self, op: AlongAxis, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
-        """Launch one group a line; short lines get one item each."""
+        """Launch one item or group a line."""
         x, y = inputs[0], outputs[0]
         assert x is not None
         axis = op.axis % max(len(x.shape), 1)
         length = prod(x.shape[axis:]) if op.flatten else prod(x.shape[axis : axis + 1])
         inner = 1 if op.flatten else prod(x.shape[axis + 1 :])
         lines = prod(x.shape) // max(length, 1)
-        short = length <= 32
-        if short:
-            grid, local = k.for_items(lines)
-        else:
-            grid, local = (min(lines, k.caps.max_grid[0]), 1, 1), (k.tree_items(), 1, 1)
+        short, grid, local = choose_group(k, lines, length, inner == 1)
         k.launch(
             "softmax",
             reads={"x": x},
