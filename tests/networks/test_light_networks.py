@@ -65,6 +65,24 @@ def weights(node: onnx.NodeProto, position: int, shape: tuple[int, ...], rng: np
     return (rng.standard_normal(shape, np.float32) * np.float32(0.1)).astype(np.float32)
 
 
+def drop_softmax(nodes: list[onnx.NodeProto]) -> None:
+    """Let the node before a last Softmax make the output."""
+    if nodes[-1].op_type == "Softmax":
+        softmax = nodes.pop()
+        nodes[-1].output[0] = softmax.output[0]
+
+
+def logits_model(name: str) -> bytes:
+    """Return the network as it is, up to its Softmax."""
+    proto = model(name)
+    nodes = list(proto.graph.node)
+    drop_softmax(nodes)
+    del proto.graph.node[:]
+    proto.graph.node.extend(nodes)
+    content: bytes = proto.SerializeToString()
+    return content
+
+
 @cache
 def random_model(name: str) -> bytes:
     """Return the network up to its Softmax, with random weights for those that ConstantOfShape nodes make."""
@@ -79,9 +97,7 @@ def random_model(name: str) -> bytes:
             made.append(numpy_helper.from_array(weights(*user, shapes[node.input[0]], rng), node.output[0]))
         else:
             kept.append(node)
-    if kept[-1].op_type == "Softmax":
-        softmax = kept.pop()
-        kept[-1].output[0] = softmax.output[0]
+    drop_softmax(kept)
     used = {i for node in kept for i in node.input}
     made += [i for i in graph.initializer if i.name in used]
     inputs = [i for i in graph.input if i.name in used]
@@ -119,7 +135,15 @@ def test_a_light_network_runs_whole_on_every_device(device: str, name: str) -> N
     with weft.load(FOLDER / f"light_{name}.onnx", device=device, fallback="error") as session:
         assert_on(session, device)
         (y,) = session.run(ramp(model(name)))
-    np.testing.assert_allclose(y, reference(name), rtol=TOLERANCE.get(name, 1e-3), atol=1e-7)
+    want = reference(name)
+    if device == "cpu" and want.std() == 0:
+        # All logits are equal but for rounding. A BLAS that adds columns in different orders tells them apart,
+        # and the softmax of large logits makes a winner of that: here the logits themselves are compared.
+        with weft.load(logits_model(name), device=device) as session:
+            (logits,) = session.run(ramp(model(name)))
+        np.testing.assert_allclose(logits, logits.flat[0], rtol=1e-5)
+    else:
+        np.testing.assert_allclose(y, want, rtol=TOLERANCE.get(name, 1e-3), atol=1e-7)
     if name in LARGE and (name, device) != ("bvlc_alexnet", "vulkan"):
         return
     with weft.load(random_model(name), device=device, fallback="error") as session:
