@@ -136,7 +136,7 @@ def test_a_light_network_runs_whole_on_every_device(device: str, name: str) -> N
         assert_on(session, device)
         (y,) = session.run(ramp(model(name)))
     want = reference(name)
-    if device == "cpu" and want.std() == 0:
+    if device == "cpu" and np.ptp(want) == 0:
         # All logits are equal but for rounding. A BLAS that adds columns in different orders tells them apart,
         # and the softmax of large logits makes a winner of that: here the logits themselves are compared.
         with weft.load(logits_model(name), device=device) as session:
