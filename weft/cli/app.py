@@ -59,8 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.basicConfig(format="weft: %(message)s", level=logging.DEBUG if debug else logging.WARNING)
     try:
         app([a for a in given if a != "--debug"])
-    except WeftError as e:
+    except (WeftError, MemoryError) as e:
         if debug:
             raise
-        error(str(e))
+        short = isinstance(e, MemoryError)
+        error(f"the host's memory does not suffice\n  why: {e}\n  next: use smaller shapes" if short else str(e))
         sys.exit(FAILED)
