@@ -15,6 +15,7 @@ import weft
 from tests.cases.table import tolerance
 from tests.core.nets import Net, feeds
 from weft.core.dtypes import DType
+from weft.ops.norm import LayerNormalization
 
 GPUS = ("opencl", "vulkan")
 IMAGE, MATRIX = (1, 4, 3, 3), (5, 6)
@@ -89,3 +90,18 @@ def test_a_fused_network_is_what_the_cpu_computes(name: str, device: str, precis
         assert session.report.nodes_by_device.keys() == {device}
     rtol, atol = tolerance(DType.FLOAT32 if precision == "high" else DType.FLOAT16, "reduction")
     np.testing.assert_allclose(got, want, rtol, atol * max(1.0, float(np.abs(want).max())))
+
+
+@pytest.mark.parametrize("device", ["cpu", *GPUS])
+def test_outputs_are_told_by_position_where_one_between_is_unnamed(device: str) -> None:
+    net = Net(0)
+    x = net.input("x", *MATRIX)
+    graph = net.finish(net.add(LayerNormalization(outputs=3), x, net.random(6), outputs=3))
+    (node,) = graph.nodes
+    y, _, deviation = node.outputs
+    graph.nodes = [weft.Node(node.name, node.op, node.inputs, (y, "", deviation))]
+    graph.outputs = [y, deviation]
+    given = feeds(graph)
+    with weft.load(graph, device=device) as session:
+        got = session.run(given)[1]
+    np.testing.assert_allclose(got, 1 / np.sqrt(given["x"].var(1, keepdims=True) + 1e-5), 1e-5)

@@ -120,7 +120,18 @@ def bind(graph: Graph, shapes: Mapping[str, Shape]) -> Graph:
     for name in graph.inputs:
         spec = graph.specs[name]
         out.specs[name] = replace(spec, shape=tuple(sizes.get(d, d) if isinstance(d, str) else d for d in spec.shape))
+    out.nodes = [_name_outputs(node) for node in graph.nodes]
     return out
+
+
+def _name_outputs(node: Node) -> Node:
+    """Return the node with a name for each output before its last named one: outputs are told by position."""
+    named = [k for k, o in enumerate(node.outputs) if o]
+    count = named[-1] + 1 if named else 0
+    if all(node.outputs[:count]) and count == len(node.outputs):
+        return node
+    outputs = (o or f"{node.name}.unused{k}" for k, o in enumerate(node.outputs[:count]))
+    return replace(node, outputs=tuple(outputs))
 
 
 def _bind_one(declared: tuple[int | str, ...], shape: Shape, sizes: dict[str, int]) -> str:
