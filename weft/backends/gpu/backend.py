@@ -53,8 +53,6 @@ class GpuBackend(Backend):
         self.placement = Placement(self._memory)
         self.recording = PipelineRecording(self.device)
         self._workplace = Workplace(self.device, self.placement, self.recording)
-        self.profile = False
-        """Whether recordings take a timestamp around each command."""
 
     # -- support and rewriting -----------------------------------------------------------------------------
 
@@ -135,7 +133,7 @@ class GpuBackend(Backend):
 
     def onResizeEnd(self) -> None:
         """Record everything: addresses are known now."""
-        self.recording.seal(self.profile)
+        self.recording.seal()
 
     # -- run -------------------------------------------------------------------------------------------------
 

@@ -41,12 +41,12 @@ class PipelineRecording:
         assert buffer.host is not None
         return buffer.host[: tensor.nbytes].view(tensor.dtype.numpy).reshape(tensor.shape)
 
-    def seal(self, profile: bool = False) -> None:
+    def seal(self) -> None:
         """Record everything; the tensors have addresses now."""
         accesses = [_staging(b, t) for b, t in self._staged if b.kind is MemoryKind.UPLOAD]
         accesses += [access(launch) for launch in self.launches]
         accesses += [_staging(b, t) for b, t in self._staged if b.kind is MemoryKind.DOWNLOAD]
-        self._handle = self.device.record(schedule(accesses), profile=profile)
+        self._handle = self.device.record(schedule(accesses))
 
     def submit(self) -> None:
         """Start the run."""
@@ -66,10 +66,6 @@ class PipelineRecording:
             self._running = False  # but an interrupt leaves the run to be waited for
             raise
         self._running = False
-
-    def timings(self) -> list[float]:
-        """Return seconds per command of the last run of a recording sealed with `profile`."""
-        return self.device.timings(self._handle)
 
     def drop(self) -> None:
         """Free the recording and its staging memory, also of a device that was lost while it ran."""
