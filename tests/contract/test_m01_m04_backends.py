@@ -388,7 +388,7 @@ def test_M4_a_refusal_is_for_those_shapes_only() -> None:
 
 def test_M4_a_node_that_a_backend_made_and_does_not_take_is_an_error_not_a_loop() -> None:
     class Confused(CpuBackend):
-        def optimize(self, graph: Graph) -> Graph:
+        def lower(self, graph: Graph) -> Graph:
             graph.nodes = [Node("mine", op("Tanh"), tuple(graph.inputs), tuple(graph.outputs))]
             return graph
 

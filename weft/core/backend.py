@@ -20,11 +20,23 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
+from weft.core.contexts import BackendContext, MemoryManager
 from weft.core.graph import Graph
 from weft.core.layout import Array
 from weft.core.op import Op
+from weft.core.profile import ProfilingContext
 from weft.core.tensor import Tensor
+from weft.core.views import OptimizationViews, SubgraphView
 from weft.errors import BackendError
+
+API_VERSION = (1, 0)
+"""(major, minor) of the interface in this file. A backend written for another major, or for a newer minor,
+cannot be used (A20); a change that breaks backends raises the major, an addition the minor."""
+
+
+def is_compatible(backend: tuple[int, int], ours: tuple[int, int] = API_VERSION) -> bool:
+    """Tell whether a backend written for one version of the interface can be used with another."""
+    return backend[0] == ours[0] and backend[1] <= ours[1]
 
 
 class ForwardType(Enum):
@@ -92,6 +104,10 @@ class BackendInfo:
     id: str
     index: int = 0
     config: BackendConfig = field(default_factory=BackendConfig)
+    memory_manager: MemoryManager | None = None
+    """What the creator's `create_memory_manager` returned for this network."""
+    profiling: ProfilingContext | None = None
+    """Where to report events and counters, if this session is profiled."""
 
     @property
     def device(self) -> str:
@@ -254,12 +270,25 @@ class Backend(ABC):
             return creator.why_not(inputs, outputs, op, self)
         return None
 
-    def optimize(self, graph: Graph) -> Graph:
-        """Return this backend's part of the network, rewritten for it; unchanged by default.
+    def OptimizeSubgraph(self, view: SubgraphView) -> OptimizationViews:
+        """Return what this backend makes of a part of the network: everything is untouched by default.
 
-        Inputs and outputs of the part keep their names, shapes, types and the NCHW layout.
+        Called when a network is optimised, on a backend object that is closed afterwards. What is made here
+        must be owned by the nodes (see `PreCompiled`), never by the backend object.
+        """
+        return OptimizationViews().keep_rest(view)
+
+    def lower(self, graph: Graph) -> Graph:
+        """Return the part that this object will run, with layouts chosen for it; unchanged by default.
+
+        Called once a resize, on the object that runs the part. Inputs and outputs keep their names, shapes,
+        types and the NCHW layout.
         """
         return graph
+
+    def canImport(self, source: Backend) -> bool:
+        """Tell whether tensors of this backend can use the memory of tensors of `source`, without a copy."""
+        return False
 
     # -- the contract's callbacks ------------------------------------------------------------------------
 
@@ -311,6 +340,13 @@ class Backend(ABC):
         """Wait until the device is done; an error of the device is raised here at the latest."""
         return True
 
+    def onImportBuffer(self, tensor: Tensor, source: Tensor) -> bool:
+        """Let `tensor`, an input, use the memory of `source`; called in place of an acquire after `canImport`.
+
+        The source's memory stays as it is until the source's next run.
+        """
+        return False
+
     # -- optional, for speed -------------------------------------------------------------------------------
 
     def onMapInput(self, tensor: Tensor) -> Array | None:
@@ -359,6 +395,10 @@ class BackendCreator(ABC):
 
     id: str = ""
     forward_type: ForwardType | None = None
+    version: str = ""
+    """The backend's own version: an optimised network that was saved by another version is refused."""
+    api_version: tuple[int, int] | None = None
+    """The version of Weft's backend interface that it was written for, `API_VERSION` then; None: this one."""
     auto_rank: int | None = None
     """AUTO considers backends that have a rank, the lowest first, and takes the first with real hardware."""
 
@@ -373,6 +413,17 @@ class BackendCreator(ABC):
     def devices(self) -> list[DeviceInfo]:
         """Return the devices of this kind, in the order of their indices."""
         return [] if self.absent() else [DeviceInfo(self.id, 0, self.id)]
+
+    def create_context(self) -> BackendContext | None:
+        """Return what a runtime tells of loads and unloads; called once a runtime. None by default."""
+        return None
+
+    def create_memory_manager(self, index: int) -> MemoryManager | None:
+        """Return what owns the memory of one network on device `index`; called once a network. None by default.
+
+        Backends find it in `BackendInfo.memory_manager`. It is acquired before the first run.
+        """
+        return None
 
     def close(self) -> None:
         """Close the devices that are still open."""

@@ -67,7 +67,7 @@ class Pipeline:
         if self.thrifty:
             self._drop_tasks()
         with blame(self.device, "the backend could not rewrite its part of the network"):
-            self.graph = self.backend.optimize(part.graph)
+            self.graph = self.backend.lower(part.graph)
         self._create()
         self.mapped = {}
         with blame(self.device, "the backend could not be resized"):

@@ -261,7 +261,7 @@ class Session:
                 raise BackendError(
                     f"onCreate returned None for node {node.name!r} ({node.op.type}), which its backend put there",
                     where=refusal.device,
-                    fix="optimize may only make nodes that the backend takes",
+                    fix="OptimizeSubgraph may only make nodes that the backend takes",
                 )
             self._refused[key] = "onCreate returned None for these shapes and types"
 

@@ -70,7 +70,7 @@ class GpuBackend(Backend):
             return GpuExecution(op, self._workplace, outputs[0].name)
         return created
 
-    def optimize(self, graph: Graph) -> Graph:
+    def lower(self, graph: Graph) -> Graph:
         """Fuse element-wise steps, choose layouts, and find values that need no memory of their own."""
         graph = assign_layouts(fuse_epilogues(graph, self._can_fuse), self._is_special)
         depth = depths(graph)

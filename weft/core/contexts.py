@@ -1,0 +1,41 @@
+"""What a backend may give a runtime besides `Backend` objects: a context, a memory manager, its own timings."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+
+class BackendContext:
+    """Is told when a network that uses the backend comes and goes (A10); lives as long as the runtime.
+
+    Override what you need. Returning False from a `before_` method refuses: the load or the unload stops
+    with an error that names the backend. A load that fails is followed by the two unload notices.
+    """
+
+    def before_load(self, network: int) -> bool:
+        """Hear that a network is about to be loaded; return False to refuse it."""
+        return True
+
+    def after_load(self, network: int) -> bool:
+        """Hear that a network was loaded; return False to refuse it."""
+        return True
+
+    def before_unload(self, network: int) -> bool:
+        """Hear that a network is about to be unloaded; return False to keep it."""
+        return True
+
+    def after_unload(self, network: int) -> bool:
+        """Hear that a network is gone; return False to say that cleaning up failed."""
+        return True
+
+
+class MemoryManager(ABC):
+    """A backend's own memory for one loaded network (A11)."""
+
+    @abstractmethod
+    def acquire(self) -> None:
+        """Get the memory; called once, before the network's first run."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Give the memory back; called once, when the network is unloaded."""

@@ -1,0 +1,114 @@
+"""A network that is ready to be loaded: rewritten, divided over devices, with the copies between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from weft.core.backend import BackendConfig
+from weft.core.graph import Graph, Node
+from weft.core.layout import Array
+from weft.core.op import Constants, Op, register_op
+from weft.core.tensor import TensorSpec
+from weft.errors import ExecutionError
+
+
+@register_op
+@dataclass(frozen=True)
+class Copy(Op):
+    """Bring a value from one device to another. Sessions run it; no backend sees it."""
+
+    source: str
+    target: str
+
+    def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return the spec of what is copied."""
+        (spec,) = inputs
+        assert spec is not None
+        return (spec,)
+
+    def reference(self, *inputs: Array | None) -> Array:
+        """Return the same array."""
+        (value,) = inputs
+        assert value is not None
+        return value
+
+
+@register_op
+@dataclass(frozen=True, eq=False)
+class PreCompiled(Op):
+    """Part of a network as one node that only `backend` can run, holding that backend's own object.
+
+    A backend puts it in the place of a part in `OptimizeSubgraph`. `payload` is the object; to be saved it
+    must be bytes. `results` are the specs of the outputs.
+    """
+
+    backend: str
+    payload: object
+    results: tuple[TensorSpec, ...] = ()
+
+    def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return the specs that the backend gave."""
+        return self.results
+
+    def reference(self, *inputs: Array | None) -> Array:
+        """Raise ExecutionError: nobody but the backend knows what the object does."""
+        raise ExecutionError(f"a node that {self.backend} compiled runs on {self.backend} alone")
+
+    def __str__(self) -> str:
+        return f"PreCompiled(backend={self.backend})"
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A subgraph of one device, as a graph of its own."""
+
+    device: str
+    graph: Graph
+
+
+@dataclass(frozen=True, slots=True)
+class PassRecord:
+    """A rewrite that was done, and the nodes before and after it."""
+
+    name: str
+    before: int
+    after: int
+
+
+@dataclass(frozen=True, eq=False)
+class OptimizedNetwork:
+    """What `weft.optimize` returns: it can be printed, saved, and loaded by a `Runtime` or `weft.load`.
+
+    `graph` has every node in the order of execution, the copies between devices among them (op `Copy`);
+    `parts` are the subgraphs, in the same order; a part whose input is another part's output, without a
+    copy between them, uses that part's memory. `refusals` gives, for each node that is not on the first
+    device, the reason of each device that comes before its own.
+    """
+
+    graph: Graph
+    parts: tuple[Part, ...]
+    devices: tuple[str, ...]
+    config: BackendConfig
+    refusals: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    passes: tuple[PassRecord, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """The version of each backend that took part, by its id ("cpu")."""
+
+    @property
+    def copies(self) -> tuple[Node, ...]:
+        """Return the nodes that bring values from one device to another."""
+        return tuple(n for n in self.graph.nodes if isinstance(n.op, Copy))
+
+    @property
+    def placement(self) -> dict[str, str]:
+        """Return the device of each node that a backend runs."""
+        return {n.name: part.device for part in self.parts for n in part.graph.nodes}
+
+    def __str__(self) -> str:
+        where = self.placement
+        lines = [f"network {self.graph.name}: {len(self.parts)} subgraph(s) on {', '.join(self.devices)}"]
+        for node in self.graph.nodes:
+            lines.append(f"  {where.get(node.name, 'copy'):12} {node}")
+        return "\n".join([*lines, *(f"note: {n}" for n in self.notes)])

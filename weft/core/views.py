@@ -1,0 +1,205 @@
+"""What a backend may do to its part of a network: `OptimizeSubgraph(view) -> OptimizationViews` (A5).
+
+The names are Arm NN's. Slots are value names: the input slots of a part are the values that it reads and
+does not make, constants aside, and its output slots are the values that it makes and others read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from weft.core.graph import Graph, Node, sort_nodes
+from weft.errors import BackendError, ModelError
+
+
+@dataclass(frozen=True, eq=False)
+class SubgraphView:
+    """Nodes of one backend as a graph of their own, to be looked at and not to be changed."""
+
+    graph: Graph
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """Return the nodes, each after those that it reads from."""
+        return tuple(self.graph.nodes)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Return the input slots: values made elsewhere."""
+        return tuple(self.graph.inputs)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Return the output slots: values that are read elsewhere."""
+        return tuple(self.graph.outputs)
+
+    def part(self, nodes: Iterable[Node]) -> SubgraphView:
+        """Return some of the nodes as a view of their own, with the slots that they then have."""
+        chosen = {n.name for n in nodes}
+        return SubgraphView(subgraph(self.graph, self.graph.name, [n for n in self.nodes if n.name in chosen]))
+
+
+@dataclass(frozen=True, eq=False)
+class Substitution:
+    """A part and the graph that takes its place, with the same input and output slots."""
+
+    part: SubgraphView
+    replacement: Graph
+
+
+@dataclass(frozen=True, eq=False)
+class FailedPart:
+    """A part that the backend cannot run after all, and why."""
+
+    part: SubgraphView
+    reason: str
+
+
+@dataclass(eq=False)
+class OptimizationViews:
+    """What became of a view: every node of it is in exactly one of the four lists."""
+
+    substitutions: list[Substitution] = field(default_factory=list)
+    failed: list[FailedPart] = field(default_factory=list)
+    untouched: list[SubgraphView] = field(default_factory=list)
+    deleted: list[SubgraphView] = field(default_factory=list)
+
+    def substitute(self, part: SubgraphView, replacement: Graph) -> None:
+        """Put a graph in the place of a part; its inputs and outputs are the part's."""
+        self.substitutions.append(Substitution(part, replacement))
+
+    def fail(self, part: SubgraphView, reason: str) -> None:
+        """Give a part back, for the next backend that supports it; `reason` is a sentence for the user."""
+        self.failed.append(FailedPart(part, reason))
+
+    def keep(self, part: SubgraphView) -> None:
+        """Leave a part as it is: the backend runs it node by node."""
+        self.untouched.append(part)
+
+    def delete(self, part: SubgraphView) -> None:
+        """Drop a part whose results nobody reads any more."""
+        self.deleted.append(part)
+
+    def keep_rest(self, view: SubgraphView) -> OptimizationViews:
+        """Leave every node of the view that is in none of the lists as it is, and return these views."""
+        known = {n.name for part in self._parts() for n in part.nodes}
+        rest = [n for n in view.nodes if n.name not in known]
+        if rest:
+            self.keep(view.part(rest))
+        return self
+
+    def _parts(self) -> list[SubgraphView]:
+        changed = [*(s.part for s in self.substitutions), *(f.part for f in self.failed)]
+        return [*changed, *self.untouched, *self.deleted]
+
+    def check(self, view: SubgraphView, device: str) -> None:
+        """Raise BackendError, naming the backend and each slot or node, unless the views cover `view` rightly."""
+        problems = _coverage(view, self._parts())
+        for s in self.substitutions:
+            problems += _slots("input", s.part.inputs, s.replacement.inputs)
+            problems += _slots("output", s.part.outputs, s.replacement.outputs)
+            problems += _types(s)
+        problems += [f"{_first(f.part)} failed without a reason" for f in self.failed if not f.reason.strip()]
+        problems += [f"output slot {o!r} was deleted and is still read" for o in self._lost(view)]
+        if problems:
+            raise BackendError(
+                "the backend's OptimizeSubgraph broke its contract",
+                where=device,
+                why="; ".join(problems),
+                fix="put every node of the view into one list, and keep the slots of what is substituted",
+            )
+
+    def _lost(self, view: SubgraphView) -> list[str]:
+        """Return the values of deleted parts that something still reads."""
+        gone = {n.name for part in self.deleted for n in part.nodes}
+        gone |= {n.name for s in self.substitutions for n in s.part.nodes}
+        left = [n for n in view.nodes if n.name not in gone]
+        left += [n for s in self.substitutions for n in s.replacement.nodes]
+        made = {o for n in left for o in n.outputs}
+        read = {i for n in left for i in n.inputs} | set(view.outputs)
+        return sorted({o for part in self.deleted for n in part.nodes for o in n.outputs} & read - made)
+
+
+def _coverage(view: SubgraphView, parts: list[SubgraphView]) -> list[str]:
+    counts = {n.name: 0 for n in view.nodes}
+    problems = []
+    for part in parts:
+        for n in part.nodes:
+            if n.name in counts:
+                counts[n.name] += 1
+            else:
+                problems.append(f"node {n.name!r} is not in the view")
+    problems += [f"node {name!r} is in none of the lists" for name, count in counts.items() if not count]
+    return problems + [f"node {name!r} is in {count} of the lists" for name, count in counts.items() if count > 1]
+
+
+def _slots(kind: str, wanted: Iterable[str], given: Iterable[str]) -> list[str]:
+    want, got = list(wanted), list(given)
+    lost = [f"a substitution lost {kind} slot {s!r}" for s in want if s not in got]
+    return lost + [f"a substitution has {kind} slot {s!r}, which its part has not" for s in got if s not in want]
+
+
+def _types(s: Substitution) -> list[str]:
+    before, after = s.part.graph.specs, s.replacement.specs
+    slots = [v for v in (*s.part.inputs, *s.part.outputs) if v in after and after[v] != before[v]]
+    made = {o for n in s.replacement.nodes for o in n.outputs}
+    missing = [f"a substitution makes no value for output slot {o!r}" for o in s.part.outputs if o not in made]
+    return missing + [f"slot {v!r} was {before[v]} and became {after[v]}" for v in slots]
+
+
+def _first(part: SubgraphView) -> str:
+    return f"node {part.nodes[0].name!r}" if part.nodes else "no nodes"
+
+
+def subgraph(graph: Graph, name: str, nodes: Iterable[Node]) -> Graph:
+    """Return some nodes of a graph, in the given order, as a graph with slots, constants and specs of its own."""
+    chosen = list(nodes)
+    made = {o for n in chosen for o in n.outputs if o}
+    read = dict.fromkeys(i for n in chosen for i in n.inputs if i)
+    names = {n.name for n in chosen}
+    outside = {i for n in graph.nodes if n.name not in names for i in n.inputs} | set(graph.outputs)
+    constants = {i: graph.constants[i] for i in read if i in graph.constants}
+    inputs = [i for i in read if i not in made and i not in constants]
+    part = Graph(name, inputs, [o for n in chosen for o in n.outputs if o in outside], chosen)
+    part.constants = constants
+    part.specs = {v: graph.specs[v] for v in [*read, *made]}
+    part.layouts = {v: graph.layouts[v] for v in [*read, *made] if v in graph.layouts}
+    return part
+
+
+def substitute(graph: Graph, views: OptimizationViews, device: str) -> Graph:
+    """Return the graph with the substitutions made and the deleted parts gone, its nodes sorted."""
+    out = graph.copy()
+    gone = {n.name for s in views.substitutions for n in s.part.nodes}
+    gone |= {n.name for part in views.deleted for n in part.nodes}
+    first: Mapping[str, Substitution] = {s.part.nodes[0].name: s for s in views.substitutions if s.part.nodes}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        if node.name not in gone:
+            nodes.append(node)
+        elif node.name in first:
+            nodes += first[node.name].replacement.nodes
+    for s in views.substitutions:
+        out.specs |= s.replacement.specs
+        out.constants |= s.replacement.constants
+        out.layouts |= s.replacement.layouts
+    _check_names(nodes, device)
+    try:
+        out.nodes = sort_nodes(nodes, {*out.inputs, *out.constants})
+    except ModelError as e:
+        why = f"{e.what}: {e.why}"
+        raise BackendError("a substitution cannot take the place of its part", where=device, why=why) from e
+    return out
+
+
+def _check_names(nodes: list[Node], device: str) -> None:
+    seen: set[str] = set()
+    for node in nodes:
+        if node.name in seen:
+            raise BackendError(
+                f"a substitution made a second node named {node.name!r}",
+                where=device,
+                fix="choose names with graph.fresh_name",
+            )
+        seen.add(node.name)
