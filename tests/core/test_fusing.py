@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
 
 from tests.core.nets import Net, kinds
+from tests.core.random_nets import SLOW, networks
 from tests.core.rewrites import assert_same, fusable
 from weft.core.fused import Fused
 from weft.core.graph import Graph, Node
-from weft.core.optimize.fuse import fuse_epilogues
+from weft.core.optimize.fuse import fuse_epilogues, fuse_groups
 
 
 def steps(node: Node) -> list[str]:
@@ -75,3 +77,32 @@ def test_of_two_convolutions_the_later_takes_the_sum() -> None:
     after = fuse_epilogues(graph, fusable)
     assert [n.name for n in after.nodes] == ["n_a", "n_b"] and steps(after.nodes[1]) == ["Conv", "Add"]
     assert_same(graph, after)
+
+
+def test_groups_tell_what_was_fused_into_what() -> None:
+    net = Net()
+    x = net.input("x", 1, 4, 3, 3)
+    other = net.add("Exp", x, name="other")
+    first = net.add("Relu", net.add("Add", net.conv(x, 4, name="a"), other, name="sum"), name="r")
+    graph = net.finish(net.add("Sigmoid", net.conv(first, 4, name="b"), name="y"))
+    groups = fuse_groups(graph, lambda g, base, step, k: base.op.type != "Exp" and fusable(g, base, step, k))
+    assert [[n.name for n in nodes] for nodes, _ in groups] == [["n_a", "n_sum", "n_r"], ["n_b", "n_y"]]
+    assert [(n.name, *steps(n)) for _, n in groups] == [
+        ("n_a", "Conv", "Add", "Relu"),
+        ("n_b", "Conv", "Sigmoid"),
+    ]
+    assert [n.outputs for _, n in groups] == [("r",), ("y",)]
+    assert fuse_groups(graph, lambda *_: False) == []
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=SLOW)
+@given(networks())
+def test_groups_share_no_node_and_keep_the_order(graph: Graph) -> None:
+    groups = fuse_groups(graph, fusable)
+    order = {n.name: k for k, n in enumerate(graph.nodes)}
+    places = [[order[n.name] for n in nodes] for nodes, _ in groups]
+    assert all(p == sorted(p) and len(p) > 1 for p in places)
+    assert len({k for p in places for k in p}) == sum(map(len, places))
+    assert [p[-1] for p in places] == sorted(p[-1] for p in places)
+    for nodes, fused in groups:
+        assert fused.outputs == nodes[-1].outputs and fused.name == nodes[0].name

@@ -11,23 +11,43 @@ CanFuse = Callable[[Graph, Node, Node, int], bool]
 """Whether the step node (third) may be fused into the base node (second) at that operand position."""
 
 
-def fuse_epilogues(graph: Graph, can_fuse: CanFuse) -> Graph:
-    """Return the graph with chains base -> step -> step ... as one `Fused` node each.
+Group = tuple[list[Node], Node]
+"""Nodes of a graph, in its order, and the one `Fused` node that takes the place of the last of them."""
+
+
+def fuse_groups(graph: Graph, can_fuse: CanFuse) -> list[Group]:
+    """Return the chains base -> step -> step ... of the graph, each with the `Fused` node that does its work.
 
     A step joins where it alone reads the running value and `can_fuse` agrees; its other operands become
-    inputs of the node, which takes the place of the last step in the order.
+    inputs of the fused node. Chains share no node; they are in the order of their last nodes.
     """
-    out = graph.copy()
     readers = graph.readers()
     depth = depths(graph)
     makers: dict[str, int] = {}
     nodes: list[Node | None] = []
+    members: list[list[Node]] = []
     for node in graph.nodes:
-        fused = _join(graph, node, nodes, makers, readers, depth, can_fuse)
-        nodes.append(fused or node)
+        joined = _join(graph, node, nodes, makers, readers, depth, can_fuse)
+        if joined is None:
+            nodes.append(node)
+            members.append([node])
+        else:
+            base, fused = joined
+            nodes[base] = None
+            nodes.append(fused)
+            members.append([*members[base], node])
         for o in node.outputs:
             makers[o] = len(nodes) - 1
-    out.nodes = [n for n in nodes if n is not None]
+    return [(group, n) for group, n in zip(members, nodes, strict=True) if n is not None and len(group) > 1]
+
+
+def fuse_epilogues(graph: Graph, can_fuse: CanFuse) -> Graph:
+    """Return the graph with each of its `fuse_groups` as one node, in the place of the last of the group."""
+    out = graph.copy()
+    groups = fuse_groups(graph, can_fuse)
+    last = {group[-1].name: fused for group, fused in groups}
+    gone = {n.name for group, _ in groups for n in group[:-1]}
+    out.nodes = [last.get(n.name, n) for n in graph.nodes if n.name not in gone]
     return out
 
 
@@ -39,8 +59,8 @@ def _join(
     readers: dict[str, int],
     depth: dict[str, int],
     can_fuse: CanFuse,
-) -> Node | None:
-    """Return the node that fuses `step` into one of its producers, taking that one out; None if none fits.
+) -> tuple[int, Node] | None:
+    """Return which of `nodes` takes `step`, and the node that does the work of both; None if none fits.
 
     Of several producers the deepest is taken: the others can then run beside its predecessors.
     """
@@ -52,8 +72,7 @@ def _join(
         if base is None or readers[value] != 1 or len([o for o in base.outputs if o]) != 1:
             continue
         if can_fuse(graph, base, step, position):
-            nodes[makers[value]] = None
-            return merge(base, step, position)
+            return makers[value], merge(base, step, position)
     return None
 
 
