@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import weft
-from tests.cases.table import tolerance
+from weft.conformance.cases.table import tolerance
 from weft.core.dtypes import DType
 from weft.core.op import op_types
 from weft.ops.conv import Conv

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import weft
-from tests.cases.table import tolerance
 from tests.core.nets import Net, feeds
+from weft.conformance.cases.table import tolerance
 from weft.core.dtypes import DType
 from weft.ops.norm import LayerNormalization
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import weft
-from tests.cases.table import Case, all_cases, tolerance
+from weft.conformance.cases.table import Case, all_cases, tolerance
 from weft.core.dtypes import DType
 from weft.core.graph import Graph, Node, infer_shapes
 from weft.core.layout import Array

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx.reference import ReferenceEvaluator
 
-from tests.cases.table import Case, all_cases, build_model, case, f32, feeds, tolerance
+from weft.conformance.cases.table import Case, all_cases, build_model, case, f32, feeds, tolerance
 from weft.core.dtypes import DType
 from weft.core.layout import Array
 from weft.core.op import op_types

@@ -85,8 +85,9 @@ LAYERS = {
     "weft.models": 4,
     "weft.loading": 5,
     "weft": 6,
-    "weft.cli": 7,
-    "weft.__main__": 8,
+    "weft.conformance": 7,
+    "weft.cli": 8,
+    "weft.__main__": 9,
 }
 """A module imports from its own layer and from those below."""
 

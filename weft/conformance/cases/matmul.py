@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.cases.table import Case, case, const, f16, f32, f64, i32, i64
+from weft.conformance.cases.table import Case, case, const, f16, f32, f64, i32, i64
 
 CASES: list[Case] = [
     case("MatMul", f32(5, 7), f32(7, 3)),

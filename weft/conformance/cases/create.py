@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.cases.table import Case, case, const, f32, given, i64
+from weft.conformance.cases.table import Case, case, const, f32, given, i64
 from weft.core.dtypes import DType
 
 CASES: list[Case] = [

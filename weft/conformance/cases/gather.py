@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.cases.table import Case, case, const, f16, f32, given, i64
+from weft.conformance.cases.table import Case, case, const, f16, f32, given, i64
 
 CASES: list[Case] = [
     case("Gather", f32(5, 7), const([0, 2, 4])),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tests.cases.table import Case, Input, case, const, f16, f32
+from weft.conformance.cases.table import Case, Input, case, const, f16, f32
 
 
 def scaled(x: Input, *scales: float, **attributes: Any) -> Case:

@@ -171,7 +171,7 @@ def case(
 def all_cases() -> list[Case]:
     """Return the rows of every family: the `CASES` of each module beside this one."""
     _import_all("weft.ops")
-    modules = [m for m in _import_all("tests.cases") if hasattr(m, "CASES")]
+    modules = [m for m in _import_all("weft.conformance.cases") if hasattr(m, "CASES")]
     rows: list[Case] = [row for module in modules for row in module.CASES]
     seen: set[str] = set()
     for row in rows:
@@ -190,7 +190,8 @@ def _import_all(package: str) -> list[Any]:
 def build_model(row: Case, opset: int | None = None) -> onnx.ModelProto:
     """Return a model of one node: constants are initializers `x<i>`, other inputs are graph inputs `x<i>`.
 
-    The opset is the one given, the newest that onnx knows where none is, and never above the row's.
+    The opset is the one given, the newest that onnx knows where none is, and never above the row's. An op of
+    another domain, "acme::PixelNorm", is imported at version 1.
     """
     version = min(opset or onnx.defs.onnx_opset_version(), row.opset or 10**6)
     outputs = row.make_op().infer(row.specs(), row.constants())
@@ -199,7 +200,8 @@ def build_model(row: Case, opset: int | None = None) -> onnx.ModelProto:
     if row.op == "ConstantOfShape":
         op: Any = row.make_op()
         attributes = {"value": numpy_helper.from_array(np.array([op.value], op.dtype.numpy))}
-    node = helper.make_node(row.op, names, [f"y{k}" for k in range(len(outputs))], **attributes)
+    domain, _, kind = row.op.rpartition("::")
+    node = helper.make_node(kind, names, [f"y{k}" for k in range(len(outputs))], domain=domain, **attributes)
     graph = helper.make_graph(
         [node],
         "case",
@@ -211,7 +213,7 @@ def build_model(row: Case, opset: int | None = None) -> onnx.ModelProto:
         [_value(f"y{k}", s) for k, s in enumerate(outputs)],
         [numpy_helper.from_array(a, n) for n, a in zip(names, row.constants(), strict=True) if a is not None],
     )
-    imports = [helper.make_opsetid("", version)]
+    imports = [helper.make_opsetid("", version), *([helper.make_opsetid(domain, 1)] if domain else [])]
     return helper.make_model(
         graph, opset_imports=imports, ir_version=helper.find_min_ir_version_for(imports, ignore_unknown=True)
     )

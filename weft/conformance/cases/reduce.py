@@ -4,7 +4,21 @@ from __future__ import annotations
 
 from math import inf, nan
 
-from tests.cases.table import Case, Input, boolean, case, const, f16, f32, f64, given, i8, i32, i64, u8
+from weft.conformance.cases.table import (
+    Case,
+    Input,
+    boolean,
+    case,
+    const,
+    f16,
+    f32,
+    f64,
+    given,
+    i8,
+    i32,
+    i64,
+    u8,
+)
 
 SUMS = ("ReduceSum", "ReduceMean", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceSumSquare")
 LOGS = ("ReduceLogSum", "ReduceLogSumExp")

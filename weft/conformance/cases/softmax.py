@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf, nan
 
-from tests.cases.table import Case, case, f16, f32, f64, given
+from weft.conformance.cases.table import Case, case, f16, f32, f64, given
 
 CASES: list[Case] = []
 for _op in ("Softmax", "LogSoftmax", "Hardmax"):

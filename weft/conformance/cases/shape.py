@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.cases.table import Case, case, const, f16, f32, i64
+from weft.conformance.cases.table import Case, case, const, f16, f32, i64
 
 CASES: list[Case] = [
     case("Reshape", f32(2, 3, 4), const([6, 4])),

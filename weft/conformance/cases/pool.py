@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 from typing import Any
 
-from tests.cases.table import Case, case, f16, f32, given, i8, u8
+from weft.conformance.cases.table import Case, case, f16, f32, given, i8, u8
 
 OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("MaxPool", {}),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.cases.table import Case, case, const, f16, f32, i64
+from weft.conformance.cases.table import Case, case, const, f16, f32, i64
 
 CASES: list[Case] = [
     case("Concat", f32(1, 3, 4, 4), f32(1, 5, 4, 4), axis=1),

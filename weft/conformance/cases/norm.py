@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.cases.table import Case, Input, case, const, f16, f32
+from weft.conformance.cases.table import Case, Input, case, const, f16, f32
 
 
 def channels(count: int) -> Input:

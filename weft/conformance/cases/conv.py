@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.cases.table import Case, case, const, f16, f32
+from weft.conformance.cases.table import Case, case, const, f16, f32
 
 CASES: list[Case] = [
     # kernel sizes, strides, pads and channel counts that fall between blocks of four

@@ -1,0 +1,1 @@
+"""The conformance kit: hold a backend against the device contract."""
