@@ -16,6 +16,7 @@ from weft.backends.vulkan.dialect import GlslDialect
 from weft.core.backend import BackendConfig, DeviceInfo, Precision
 from weft.core.graph import Graph
 from weft.core.layout import Array, Shape
+from weft.core.optimizer import OptimizerOptions
 from weft.core.registry import Choice
 from weft.core.session import Session
 from weft.kernels.dialect import Dialect
@@ -94,5 +95,6 @@ def plan_kernels(
     """
     choices = [Choice(NullCreator(caps), 0)]
     with _recorded() as requests:
-        Session(graph, choices, BackendConfig(precision=precision), shapes=shapes, fallback="error").close()
+        options = OptimizerOptions(BackendConfig(precision=precision), fallback="error")
+        Session(graph, choices, options, shapes=shapes).close()
     return requests

@@ -19,6 +19,11 @@ A message has up to four parts: what happened, where, why (with numbers), and wh
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from weft.core.assign import Refusal
+
 
 class WeftError(Exception):
     """Say what happened, where, why and what to do next; the root of all errors of Weft."""
@@ -39,10 +44,15 @@ class ModelError(WeftError):
 
 
 class UnsupportedOps(ModelError):
-    """Some nodes cannot run; `problems` lists each node with every reason."""
+    """Some nodes cannot run; `problems` lists each node with every reason.
 
-    def __init__(self, what: str, problems: tuple[str, ...], *, fix: str = "") -> None:
-        self.problems = problems
+    `refusals` is the same as a table, where backends were asked: node, op, device and reason of each.
+    """
+
+    def __init__(
+        self, what: str, problems: tuple[str, ...], *, fix: str = "", refusals: tuple[Refusal, ...] = ()
+    ) -> None:
+        self.problems, self.refusals = problems, refusals
         super().__init__(what, why="\n    ".join(("", *problems)), fix=fix)
 
 

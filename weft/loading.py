@@ -1,30 +1,45 @@
-"""`weft.load`: from a model and the name of a device to a session."""
+"""`weft.load` and `weft.optimize`: from a model and the name of a device to a session or an optimised network."""
 
 from __future__ import annotations
 
 import importlib
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
+from weft.core.assign import check_hints
 from weft.core.backend import BackendConfig, DeviceInfo, ForwardType, MemoryMode, Power, Precision
-from weft.core.graph import Graph
+from weft.core.debug import DebugSink, FileSink
+from weft.core.graph import Graph, bind
 from weft.core.layout import Shape
+from weft.core.loaded import close_all
+from weft.core.optimized import OptimizedNetwork
+from weft.core.optimizer import OptimizerOptions
+from weft.core.optimizer import optimize as optimize_graph
 from weft.core.pipeline import Progress
-from weft.core.registry import Choice, DeviceName, registry
+from weft.core.registry import BackendRegistry, Choice, DeviceName, registry
+from weft.core.runtime import Runtime, default_runtime
 from weft.core.session import Session
-from weft.errors import ConfigError
+from weft.core.validate import validate
+from weft.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
     from enum import Enum
 
     import onnx
 
+    from weft.frontends.builder import Network
+
     EnumT = TypeVar("EnumT", bound=Enum)
+    Model: TypeAlias = str | os.PathLike[str] | bytes | Graph | Network | onnx.ModelProto
+
+SAVED = ".weft"
+"""How the name of a saved optimised network ends."""
 
 
 def load(
-    model: str | os.PathLike[str] | bytes | Graph | onnx.ModelProto,
+    model: Model | OptimizedNetwork,
     device: DeviceName | Sequence[DeviceName] = "auto",
     *,
     precision: str | Precision = Precision.HIGH,
@@ -32,29 +47,83 @@ def load(
     power: str | Power = Power.NORMAL,
     shapes: Mapping[str, Shape] | None = None,
     fallback: str = "cpu",
+    hints: Mapping[str, DeviceName] | None = None,
+    debug: DebugSink | str | os.PathLike[str] | None = None,
+    profile: bool = False,
+    runtime: Runtime | None = None,
     progress: Progress | None = None,
 ) -> Session:
-    """Return a session that runs an ONNX model (a path, bytes, a loaded model) or a `Graph`.
+    """Return a session that runs an ONNX model (a path, bytes, a loaded model), a `Network` or a `Graph`.
 
     `device` is a `ForwardType`, an id such as "opencl" or "vulkan:1", or a list of them in order of
     preference. `precision` is "high", "normal" or "low" (fp16 storage). `shapes` binds symbolic
-    dimensions, by input name; without it they are bound by the first run. Nodes that no named device
-    supports go to the CPU with a warning, or raise UnsupportedOps if `fallback` is "error". `progress` is
-    called after each node is prepared, with the number prepared and that of all nodes of one device's part.
+    dimensions, by input name; without it they are bound by the first run.
+
+    Nodes that no named device supports go to the CPU with a warning; `fallback="error"` forbids any device
+    but the first, and raises UnsupportedOps. `hints` puts nodes on devices of the list, by name or pattern
+    ({"head/*": "cpu"}). `debug` is told of every output of every node in each run, or names a file that
+    gets these records as lines of JSON. With `profile`, `Session.profile` says what the last run cost.
+    `progress` is called after each node is prepared, with the number prepared and that of all nodes of one
+    device's part. `runtime` holds the session and its backends' contexts; by default that of the process.
+
+    An `OptimizedNetwork`, or the path of a saved one ("model.weft"), is loaded as it was optimised: of the
+    options above, only `profile`, `runtime` and `progress` are taken then.
     """
-    if fallback not in ("cpu", "error"):
-        raise ConfigError(f"fallback={fallback!r} is not known", fix='use "cpu" or "error"')
-    config = BackendConfig(
-        _member(MemoryMode, memory, "memory"),
-        _member(Precision, precision, "precision"),
-        _member(Power, power, "power"),
-    )
     importlib.import_module("weft.ops")  # late, as it takes longer to import than the rest; it registers the ops
-    choices = registry.choose(device)
-    graph = model if isinstance(model, Graph) else _parse(model)
-    if fallback == "cpu" and all(c.creator.forward_type is not ForwardType.CPU for c in choices):
-        choices.append(Choice(registry.find(ForwardType.CPU), 0))
-    return Session(graph, choices, config, shapes=shapes, fallback=fallback, progress=progress)
+    config, held = _config(precision, memory, power), runtime or default_runtime()
+    if isinstance(model, (str, os.PathLike)) and str(model).endswith(SAVED):
+        model = OptimizedNetwork.load(Path(model))
+    if isinstance(model, OptimizedNetwork):
+        plain = device == "auto" and config == BackendConfig() and fallback == "cpu"
+        if not plain or shapes or hints or debug:
+            raise ConfigError(
+                "an optimised network is loaded as it is",
+                why="it was optimised for its devices, shapes and precision already",
+                fix="pass these options to weft.optimize",
+            )
+        return Session.of_optimized(model, runtime=held, profile=profile, progress=progress)
+    choices, options, host = _plan(held.registry, device, fallback, hints, debug, config)
+    return Session(
+        _graph(model), choices, options, host=host, shapes=shapes, progress=progress, profile=profile, runtime=held
+    )
+
+
+def optimize(
+    model: Model,
+    device: DeviceName | Sequence[DeviceName] = "auto",
+    *,
+    precision: str | Precision = Precision.HIGH,
+    memory: str | MemoryMode = MemoryMode.NORMAL,
+    power: str | Power = Power.NORMAL,
+    shapes: Mapping[str, Shape] | None = None,
+    fallback: str = "cpu",
+    hints: Mapping[str, DeviceName] | None = None,
+    debug: DebugSink | str | os.PathLike[str] | None = None,
+    runtime: Runtime | None = None,
+) -> OptimizedNetwork:
+    """Return the network rewritten, divided over the devices and optimised by their backends; see `load`.
+
+    It can be printed, saved, and loaded by `load` or a `Runtime`. Every input shape must be known: `shapes`
+    gives those that the model leaves open.
+    """
+    importlib.import_module("weft.ops")
+    config, held = _config(precision, memory, power), runtime or default_runtime()
+    choices, options, host = _plan(held.registry, device, fallback, hints, debug, config)
+    graph = _graph(model)
+    validate(graph)
+    check_hints(graph, options.hints, [c.device for c in choices])
+    bound = bind(graph, shapes or {})
+    if bound.symbols():
+        raise InputError(
+            "the network cannot be optimised yet",
+            why=f"the sizes of {', '.join(sorted(bound.symbols()))} are not known",
+            fix="pass shapes={name: shape}",
+        )
+    backends = {c.device: c.open(config) for c in choices}
+    try:
+        return optimize_graph(bound, backends, options, host=(host or choices[-1]).device)
+    finally:
+        close_all(list(backends.values()))
 
 
 def devices() -> list[DeviceInfo]:
@@ -62,11 +131,46 @@ def devices() -> list[DeviceInfo]:
     return registry.devices()
 
 
-def _parse(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> Graph:
+def _plan(
+    known: BackendRegistry,
+    device: DeviceName | Sequence[DeviceName],
+    fallback: str,
+    hints: Mapping[str, DeviceName] | None,
+    debug: DebugSink | str | os.PathLike[str] | None,
+    config: BackendConfig,
+) -> tuple[list[Choice], OptimizerOptions, Choice | None]:
+    """Return the devices in order, the options, and where debug nodes run if not on one of the devices."""
+    if fallback not in ("cpu", "error"):
+        raise ConfigError(f"fallback={fallback!r} is not known", fix='use "cpu" or "error"')
+    choices = known.choose(device)
+    cpu = Choice(known.find(ForwardType.CPU), 0)
+    has_cpu = any(c.device == cpu.device for c in choices)
+    if fallback == "cpu" and not has_cpu:
+        choices.append(cpu)
+        has_cpu = True
+    sink = FileSink(Path(debug)) if isinstance(debug, (str, os.PathLike)) else debug
+    placed = {name: known.choose(d)[0].device for name, d in (hints or {}).items()}
+    return choices, OptimizerOptions(config, placed, fallback, sink), None if has_cpu else cpu
+
+
+def _graph(model: Model) -> Graph:
+    if isinstance(model, Graph):
+        return model
     # Imported late: onnx takes longer to import than all of Weft.
+    from weft.frontends.builder import Network
     from weft.frontends.onnx import load as load_onnx
 
+    if isinstance(model, Network):
+        return model.to_graph()
     return load_onnx(model)
+
+
+def _config(precision: str | Precision, memory: str | MemoryMode, power: str | Power) -> BackendConfig:
+    return BackendConfig(
+        _member(MemoryMode, memory, "memory"),
+        _member(Precision, precision, "precision"),
+        _member(Power, power, "power"),
+    )
 
 
 def _member(kind: type[EnumT], value: str | EnumT, name: str) -> EnumT:

@@ -92,9 +92,9 @@ def planned(graph: Graph, precision: str = "high") -> Iterator[weft.Session]:
 
 def assert_plays(graph: Graph, precision: str = "high", tolerance: float = 1e-5) -> None:
     with planned(graph, precision) as session:
-        if not session._pipelines:
+        if not session._loaded.pipelines:
             return
-        (pipeline,) = session._pipelines
+        (pipeline,) = session._loaded.pipelines
         fed = feeds(graph)
         known = values(graph, fed)
         for name, got in zip(pipeline.graph.outputs, play(pipeline, fed), strict=True):

@@ -90,9 +90,9 @@ def test_launches_that_may_run_side_by_side_do_not_touch_each_other(graph: Graph
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recording_module, "schedule", watched)
         with planned(graph) as session:
-            if not session._pipelines:
+            if not session._loaded.pipelines:
                 return
-            launches = session._pipelines[0].backend.recording.launches  # type: ignore[attr-defined]
+            launches = session._loaded.pipelines[0].backend.recording.launches  # type: ignore[attr-defined]
             given_order, recorded = seen[-1]
             level, at = 0, {}
             for command in recorded:

@@ -56,7 +56,7 @@ def test_the_numbers_are_right_after_a_resize_too() -> None:
     with null_gpu(), weft.load(graph, device="null") as session:
         for n in (1, 3, 2):
             session.resize({"x": (n, 4, 6, 6)})
-            (pipeline,) = session._pipelines
+            (pipeline,) = session._loaded.pipelines
             fed = {"x": net.random(n, 4, 6, 6)}
             np.testing.assert_allclose(play(pipeline, fed)[0], outputs(graph, fed)[0], rtol=1e-5, atol=1e-5)
 
@@ -117,7 +117,7 @@ def test_a_concat_of_full_blocks_costs_nothing() -> None:
     views = find_views(laid_out(fire(4, 8, 6)))
     assert views == {"part0": View("both", 0, 5), "part1": View("both", 1, 5), "part2": View("both", 3, 5)}
     with planned(fire(4, 8, 6)) as session:
-        labels = [launch.label for launch in session._pipelines[0].backend.recording.launches]  # type: ignore[attr-defined]
+        labels = [launch.label for launch in session._loaded.pipelines[0].backend.recording.launches]  # type: ignore[attr-defined]
     assert not any("both" in label for label in labels)
 
 

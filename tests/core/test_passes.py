@@ -39,7 +39,7 @@ def f32(*numbers: float) -> Array:
 
 
 EACH: dict[str, Pass] = {
-    **{p.__name__: lambda g, p=p: p(fold_constants(g)) for p in PASSES},  # type: ignore[misc]
+    **{p.name: lambda g, p=p: p(fold_constants(g)) for p in PASSES},  # type: ignore[misc]
     "all of them": run_passes,
     "all of them twice": lambda g: run_passes(run_passes(g)),
     "fuse_epilogues": lambda g: fuse_epilogues(fold_constants(g), fusable),

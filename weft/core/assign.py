@@ -1,24 +1,48 @@
-"""Which backend runs which node, and the reasons of those that do not."""
+"""Which backend runs which node, and the reasons of those that do not (A2, A3)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 
 from weft.core.backend import Backend
 from weft.core.blame import at_node, blame
 from weft.core.graph import Graph, Node
 from weft.core.layout import Layout
 from weft.core.tensor import Tensor
-from weft.errors import BackendError, UnsupportedOps
+from weft.errors import BackendError, ConfigError, UnsupportedOps
+
+Backends = Mapping[str, Backend]
+"""A backend object to ask for each device, in the user's order of preference."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a device does not run a node."""
+
+    node: str
+    op: str
+    device: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.node!r} ({self.op}): {self.device}: {self.reason}"
 
 
 @dataclass
 class Assignment:
-    """The device of every node, and for each node the reasons of the preferred devices that refused it."""
+    """The device of every node, and why the devices before it in the order of preference do not run it."""
 
     device: dict[str, str] = field(default_factory=dict)
-    refusals: dict[str, dict[str, str]] = field(default_factory=dict)
+    refusals: dict[tuple[str, str], Refusal] = field(default_factory=dict)
+    """By (node, device)."""
+    hinted: set[str] = field(default_factory=set)
+    """The nodes that are where a hint says."""
+
+    def refuse(self, node: Node, device: str, reason: str) -> None:
+        """Note a reason, which assigning the node again will heed."""
+        self.refusals[node.name, device] = Refusal(node.name, node.op.type, device, reason)
 
 
 def describe(graph: Graph, name: str) -> Tensor:
@@ -34,67 +58,72 @@ def described(graph: Graph, node: Node) -> tuple[list[Tensor | None], list[Tenso
     return inputs, [describe(graph, o) for o in node.outputs if o]
 
 
-def assign(
-    graph: Graph, backends: Mapping[str, Backend], refused: Mapping[tuple[str, str], str] | None = None
-) -> Assignment:
-    """Give each node to the first backend, in order, that supports it.
+def check_hints(graph: Graph, hints: Mapping[str, str], devices: Iterable[str]) -> None:
+    """Raise ConfigError with every hint that names no node or no device of the order of preference."""
+    known = list(devices)
+    problems = [
+        f"no node is called {pattern!r}" for pattern in hints if not any(_fits(n.name, pattern) for n in graph.nodes)
+    ]
+    problems += [f"{d!r}, for {pattern!r}, is not in the order" for pattern, d in hints.items() if d not in known]
+    if problems:
+        raise ConfigError(
+            "some hints cannot be followed",
+            why="; ".join(problems),
+            fix=f"the order is {', '.join(known)}; 'weft inspect --nodes' prints the names of nodes",
+        )
 
-    `refused` holds reasons that came up later, by (node, device). Nodes that nobody takes raise
+
+def assign(
+    graph: Graph,
+    backends: Backends,
+    hints: Mapping[str, str] | None = None,
+    *,
+    before: Assignment | None = None,
+    nodes: Iterable[Node] | None = None,
+) -> Assignment:
+    """Give each node to the first backend, in order, that supports it; a hint puts its device first.
+
+    `hints` are devices by node name or pattern ("block3/*"). `before` holds reasons that came up earlier
+    and is changed and returned; `nodes` are those to assign, by default all. Nodes that nobody takes raise
     UnsupportedOps, all of them, each with every backend's reason.
     """
-    result = Assignment()
+    result = before or Assignment()
     problems: list[str] = []
-    for node in graph.nodes:
-        inputs, outputs = described(graph, node)
-        reasons: dict[str, str] = {}
-        for device, backend in backends.items():
-            with blame(at_node(node, device), "the backend could not say whether it takes a node"):
-                why = (refused or {}).get((node.name, device)) or backend.why_not(inputs, outputs, node.op)
-            if why is None:
-                result.device[node.name] = device
-                break
-            if not why.strip():
-                raise BackendError(f"{device} refused {node.name!r} ({node.op.type}) with an empty reason")
-            reasons[device] = why
-        else:
-            problems.append(f"{node.name!r} ({node.op.type}): " + "; ".join(f"{d}: {w}" for d, w in reasons.items()))
-        if reasons:
-            result.refusals[node.name] = reasons
+    for node in graph.nodes if nodes is None else nodes:
+        hint = next((d for pattern, d in (hints or {}).items() if _fits(node.name, pattern)), None)
+        order = [d for d in (hint, *(d for d in backends if d != hint)) if d is not None]
+        taker = next((d for d in order if _supports(graph, node, d, backends[d], result)), None)
+        if taker is None:
+            reasons = "; ".join(f"{d}: {result.refusals[node.name, d].reason}" for d in order)
+            problems.append(f"{node.name!r} ({node.op.type}): {reasons}")
+            continue
+        result.device[node.name] = taker
+        if taker == hint:
+            result.hinted.add(node.name)
     if problems:
         raise UnsupportedOps(
             f"{len(problems)} node(s) run on none of {', '.join(backends)}",
             tuple(problems),
             fix='add "cpu" to the devices, or register an implementation',
+            refusals=tuple(result.refusals.values()),
         )
     return result
 
 
-@dataclass
-class Part:
-    """Consecutive nodes of one device, as a graph of its own."""
-
-    device: str
-    graph: Graph
-
-
-def split(graph: Graph, device: Mapping[str, str]) -> list[Part]:
-    """Return the graph as parts, each the longest run of consecutive nodes of one device."""
-    runs: list[tuple[str, list[Node]]] = []
-    for node in graph.nodes:
-        if not runs or runs[-1][0] != device[node.name]:
-            runs.append((device[node.name], []))
-        runs[-1][1].append(node)
-    return [Part(where, _subgraph(graph, f"{graph.name}.{k}", nodes)) for k, (where, nodes) in enumerate(runs)]
+def _supports(graph: Graph, node: Node, device: str, backend: Backend, result: Assignment) -> bool:
+    """Ask a backend, and note its reason."""
+    if (node.name, device) in result.refusals:
+        return False
+    inputs, outputs = described(graph, node)
+    with blame(at_node(node, device), "the backend could not say whether it takes a node"):
+        why = backend.why_not(inputs, outputs, node.op)
+    if why is None:
+        return True
+    if not why.strip():
+        raise BackendError(f"{device} refused {node.name!r} ({node.op.type}) with an empty reason")
+    result.refuse(node, device, why)
+    return False
 
 
-def _subgraph(graph: Graph, name: str, nodes: Sequence[Node]) -> Graph:
-    made = {o for n in nodes for o in n.outputs if o}
-    read = dict.fromkeys(i for n in nodes for i in n.inputs if i)
-    names = {n.name for n in nodes}
-    outside = {i for n in graph.nodes if n.name not in names for i in n.inputs} | set(graph.outputs)
-    constants = {i: graph.constants[i] for i in read if i in graph.constants}
-    inputs = [i for i in read if i not in made and i not in constants]
-    part = Graph(name, inputs, [o for n in nodes for o in n.outputs if o in outside], list(nodes))
-    part.constants = constants
-    part.specs = {v: graph.specs[v] for v in [*read, *made]}
-    return part
+def _fits(name: str, pattern: str) -> bool:
+    return name == pattern or fnmatchcase(name, pattern)

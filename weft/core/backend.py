@@ -104,6 +104,8 @@ class BackendInfo:
     id: str
     index: int = 0
     config: BackendConfig = field(default_factory=BackendConfig)
+    version: str = ""
+    """The creator's version."""
     memory_manager: MemoryManager | None = None
     """What the creator's `create_memory_manager` returned for this network."""
     profiling: ProfilingContext | None = None

@@ -9,10 +9,11 @@ import numpy as np
 from weft.core.backend import Precision
 from weft.core.dtypes import DType
 from weft.core.graph import Graph
-from weft.core.optimize import PASSES, run_passes
+from weft.core.optimize import record_passes
 from weft.core.optimize.constants import fold_constants
 from weft.core.optimize.identities import remove_identities
 from weft.core.optimize.precision import set_storage
+from weft.core.optimized import PassRecord
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Network:
 
     graph: Graph
     notes: tuple[str, ...]
+    passes: tuple[PassRecord, ...] = ()
 
 
 def prepare_network(bound: Graph, precision: Precision) -> Network:
@@ -29,7 +31,7 @@ def prepare_network(bound: Graph, precision: Precision) -> Network:
     Passes compute in fp32, whatever the model stores, so that folded weights are rounded once at most.
     """
     folded = fold_constants(bound)
-    wide = run_passes(set_storage(folded, DType.FLOAT32), PASSES)
+    wide, passes = record_passes(set_storage(folded, DType.FLOAT32))
     notes = []
     if precision is not Precision.LOW:
         casts = [n.name for n in folded.nodes if n.op.attributes().get("to") is DType.FLOAT16]
@@ -37,9 +39,10 @@ def prepare_network(bound: Graph, precision: Precision) -> Network:
             notes.append(
                 f"{len(casts)} cast(s) to float16 keep float32 at precision {precision.name}: {', '.join(casts[:5])}"
             )
-        return Network(wide, tuple(notes))
+        return Network(wide, tuple(notes), passes)
     low = remove_identities(set_storage(wide, DType.FLOAT16))
-    return Network(low, (*notes, *_rounded(wide)))
+    last = PassRecord("set_storage", len(wide.nodes), len(low.nodes))
+    return Network(low, (*notes, *_rounded(wide)), (*passes, last))
 
 
 def _rounded(wide: Graph) -> list[str]:

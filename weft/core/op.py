@@ -26,6 +26,8 @@ class Op(ABC):
 
     type: ClassVar[str] = ""
     op_class: ClassVar[OpClass] = "exact"
+    is_elementwise: ClassVar[bool] = False
+    """Whether each element of the output follows from the elements at its place in the broadcast inputs."""
 
     @abstractmethod
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:

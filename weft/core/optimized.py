@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from weft.core.assign import Refusal
 from weft.core.backend import BackendConfig
 from weft.core.graph import Graph, Node
 from weft.core.layout import Array
@@ -82,15 +83,15 @@ class OptimizedNetwork:
 
     `graph` has every node in the order of execution, the copies between devices among them (op `Copy`);
     `parts` are the subgraphs, in the same order; a part whose input is another part's output, without a
-    copy between them, uses that part's memory. `refusals` gives, for each node that is not on the first
-    device, the reason of each device that comes before its own.
+    copy between them, uses that part's memory. `refusals` has a line for each node and each device that
+    comes before the node's own in the order of preference.
     """
 
     graph: Graph
     parts: tuple[Part, ...]
     devices: tuple[str, ...]
     config: BackendConfig
-    refusals: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    refusals: tuple[Refusal, ...] = ()
     notes: tuple[str, ...] = ()
     passes: tuple[PassRecord, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -106,9 +107,21 @@ class OptimizedNetwork:
         """Return the device of each node that a backend runs."""
         return {n.name: part.device for part in self.parts for n in part.graph.nodes}
 
+    def without_constants(self) -> OptimizedNetwork:
+        """Return the network without its weights: what is left to know once it is loaded."""
+        graph = self.graph.copy()
+        graph.constants = {o: c for o, c in self.graph.constants.items() if o in self.graph.outputs}
+        return replace(self, graph=graph, parts=tuple(Part(p.device, _named(p.graph)) for p in self.parts))
+
     def __str__(self) -> str:
         where = self.placement
         lines = [f"network {self.graph.name}: {len(self.parts)} subgraph(s) on {', '.join(self.devices)}"]
         for node in self.graph.nodes:
             lines.append(f"  {where.get(node.name, 'copy'):12} {node}")
         return "\n".join([*lines, *(f"note: {n}" for n in self.notes)])
+
+
+def _named(graph: Graph) -> Graph:
+    bare = graph.copy()
+    bare.constants = {}
+    return bare

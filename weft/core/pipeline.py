@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 
 import numpy as np
 
-from weft.core.assign import Part, describe
+from weft.core.assign import describe
 from weft.core.backend import Backend, Execution, StorageType
 from weft.core.blame import at_node, at_nodes, blame
 from weft.core.graph import Graph, Node
 from weft.core.layout import Array, to_storage
+from weft.core.optimized import Part
 from weft.core.tensor import Tensor
-from weft.errors import ExecutionError, OutOfMemory
+from weft.errors import BackendError, ExecutionError, OutOfMemory
 
 Progress = Callable[[int, int], None]
 """Called with the nodes that are prepared and all nodes of one device's part, after each."""
@@ -59,20 +61,23 @@ class Pipeline:
 
     # -- resize ----------------------------------------------------------------------------------------
 
-    def resize(self, part: Part, *, first: bool) -> None:
-        """Prepare for the part's shapes. Executions of nodes that did not change are kept."""
+    def resize(self, part: Part, imports: Mapping[str, Tensor] | None = None, *, first: bool) -> None:
+        """Prepare for the part's shapes. Executions of nodes that did not change are kept.
+
+        `imports` are tensors of other pipelines, by the names of the inputs that use their memory.
+        """
         if not first:
             self.wait()
             self.backend.onClearBuffer()
         if self.thrifty:
             self._drop_tasks()
-        with blame(self.device, "the backend could not rewrite its part of the network"):
+        with blame(self.device, "the backend could not lower its part of the network"):
             self.graph = self.backend.lower(part.graph)
         self._create()
         self.mapped = {}
         with blame(self.device, "the backend could not be resized"):
             self.backend.onResizeBegin()
-            self._map(part.graph.inputs, part.graph.outputs)
+            self._map(part.graph.inputs, part.graph.outputs, imports or {})
             self.backend.onResizeEnd()
         if self.thrifty:
             self._forget_constants()
@@ -146,9 +151,12 @@ class Pipeline:
         """Whether constants are read from the model's own arrays."""
         return self.thrifty and self.backend.host_memory
 
-    def _map(self, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    def _map(self, inputs: Sequence[str], outputs: Sequence[str], imports: Mapping[str, Tensor]) -> None:
         """Acquire, resize and release in the order of the nodes, then allocate."""
         for name in inputs:
+            if name in imports:
+                self._import(name, imports[name])
+                continue
             self._acquire(self.tensor(name), StorageType.DYNAMIC_SEPERATE)
             self._remember(name, self.backend.onMapInput(self.tensor(name)))
         last = {i: k for k, task in enumerate(self.tasks) for i in task.node.inputs}
@@ -162,7 +170,8 @@ class Pipeline:
             dying = [i for i in dict.fromkeys(task.node.inputs) if i and last[i] == k]
             dying += [o for o in task.node.outputs if o and o not in last]
             for name in dying:
-                if name in self.tensors and name not in outputs and name not in self.graph.constants:
+                kept = name in outputs or name in imports or name in self.graph.constants
+                if name in self.tensors and not kept:
                     storage = StorageType.DYNAMIC_SEPERATE if name in inputs else StorageType.DYNAMIC
                     self.backend.onReleaseBuffer(self.tensors[name], storage)
         for name in outputs:
@@ -174,6 +183,15 @@ class Pipeline:
                 where=self.graph.name,
                 why=f"its tensors take up to {total:,} bytes and onAllocateBuffer returned False",
                 fix="use a smaller batch, precision low or memory limit, or another device",
+            )
+
+    def _import(self, name: str, source: Tensor) -> None:
+        if not self.backend.onImportBuffer(self.tensor(name), source):
+            raise BackendError(
+                f"{self.device} did not import {name!r}",
+                where=f"{type(self.backend).__name__}.onImportBuffer",
+                why="it returned False, and canImport had returned True",
+                fix="answer both alike, or leave canImport out: then the value is copied",
             )
 
     def _remember(self, name: str, array: Array | None) -> None:
@@ -196,13 +214,23 @@ class Pipeline:
         try:
             backend.onExecuteBegin()
             for task in self.tasks:
-                task.execution.onExecute(task.inputs, task.outputs)
+                self._run(task)
             task = None
             backend.onExecuteEnd()
         except Exception:
             with blame(at_node(task.node, self.device) if task else self._everywhere()):
                 raise
         self.running = True
+
+    def _run(self, task: Task) -> None:
+        """Run or enqueue one node; where it runs at once, the session's profile gets its time."""
+        profiling = self.backend.info.profiling
+        if profiling is None or not self.backend.host_memory:
+            task.execution.onExecute(task.inputs, task.outputs)
+            return
+        begun = perf_counter()
+        task.execution.onExecute(task.inputs, task.outputs)
+        profiling.event(task.node.name, perf_counter() - begun)
 
     def wait(self) -> None:
         """Wait until a run that was started is done; the backend's errors are raised here at the latest."""

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from weft.core.backend import Backend, BackendConfig, BackendCreator, BackendInfo, DeviceInfo, ForwardType
+from weft.core.contexts import MemoryManager
+from weft.core.profile import ProfilingContext
 from weft.errors import BackendError, ConfigError, DeviceError, NoDevice, WeftError
 
 log = logging.getLogger("weft.registry")
@@ -29,10 +31,13 @@ class Choice:
         """Return the device's name, "vulkan:0"."""
         return f"{self.creator.id}:{self.index}"
 
-    def open(self, config: BackendConfig) -> Backend:
+    def open(
+        self, config: BackendConfig, memory: MemoryManager | None = None, profiling: ProfilingContext | None = None
+    ) -> Backend:
         """Return a new backend on the device."""
+        info = BackendInfo(self.creator.id, self.index, config, self.creator.version, memory, profiling)
         try:
-            backend = self.creator.onCreate(BackendInfo(self.creator.id, self.index, config))
+            backend = self.creator.onCreate(info)
         except WeftError:
             raise
         except Exception as e:

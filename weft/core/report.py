@@ -18,6 +18,8 @@ class CopyRecord:
     source: str
     target: str
     nbytes: int
+    name: str = ""
+    """The name of the copy's node in the optimised network."""
 
     def __str__(self) -> str:
         return f"copy {self.source} -> {self.target}: {self.value}, {self.nbytes} bytes"
@@ -29,7 +31,8 @@ class Report:
 
     `nodes_by_device` counts the nodes that run on each device, after fusing; `refusals` gives, for every
     node that is not on the first device, each preferred device's reason; `statistics` are the backends'
-    counters by device; `notes` say what was chosen or not granted.
+    counters by device; `notes` say what was chosen or not granted. `copies` are nodes
+    of the optimised network, which bring values from one device to another.
     """
 
     devices: tuple[str, ...]
@@ -40,6 +43,8 @@ class Report:
     statistics: Mapping[str, Mapping[str, int]]
     config: BackendConfig
     notes: tuple[str, ...] = field(default=())
+    subgraphs: tuple[str, ...] = ()
+    """The device of each subgraph, in the order of execution."""
 
     @property
     def memory_bytes(self) -> int:
@@ -80,4 +85,5 @@ def make_report(
         notes += [f"{label}: {note}" for note in pipeline.backend.notes()]
     devices = tuple(c.device for c in choices)
     distinct = tuple(dict.fromkeys(notes))
-    return Report(devices, counts, placement, refusals, tuple(copies), statistics, config, distinct)
+    order = tuple(p.device for p in pipelines)
+    return Report(devices, counts, placement, refusals, tuple(copies), statistics, config, distinct, order)

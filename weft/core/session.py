@@ -7,41 +7,26 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-import numpy as np
-
 from weft.core.arrays import Outputs, take_inputs, take_outputs, take_shapes
-from weft.core.assign import Assignment, Part, assign, split
-from weft.core.backend import Backend, BackendConfig, MemoryMode
-from weft.core.copy import copy_tensor
+from weft.core.assign import Assignment, check_hints
+from weft.core.backend import MemoryMode
 from weft.core.graph import Graph, bind
 from weft.core.layout import Array, Shape
-from weft.core.network import prepare_network
-from weft.core.pipeline import NodeRefused, Pipeline, Progress
+from weft.core.loaded import LoadedNetwork, close_all
+from weft.core.optimized import OptimizedNetwork
+from weft.core.optimizer import OptimizerOptions, optimize
+from weft.core.pipeline import NodeRefused, Progress
+from weft.core.profile import Profile
 from weft.core.registry import Choice
-from weft.core.report import CopyRecord, Report, make_report
-from weft.core.tensor import Tensor
+from weft.core.report import Report
+from weft.core.runtime import Runtime, default_runtime
 from weft.core.validate import validate
-from weft.errors import BackendError, ClosedError, InputError, UnsupportedOps
+from weft.errors import BackendError, ClosedError, ConfigError, InputError
 
 log = logging.getLogger("weft.session")
-
-
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """A copy that every run makes before a pipeline starts."""
-
-    value: str
-    source: Pipeline
-    target: Pipeline
-
-    def run(self) -> None:
-        """Wait for the value and copy it."""
-        self.source.wait()
-        copy_tensor(self.source.port(self.value), self.target.port(self.value))
 
 
 class Session:
@@ -50,41 +35,65 @@ class Session:
     `run` takes arrays in input order, or one dict by input name, and returns the outputs in order. A
     session may be used from several threads: runs take turns. After an error a session can be used again,
     or closed.
+
+    `choices` are the devices in order of preference; `host`, where it is not among them, is the device of
+    debug nodes. `fixed` is the graph as it was optimised before, for these devices.
     """
 
     def __init__(
         self,
         graph: Graph,
         choices: Sequence[Choice],
-        config: BackendConfig | None = None,
+        options: OptimizerOptions | None = None,
         *,
+        host: Choice | None = None,
         shapes: Mapping[str, Shape] | None = None,
-        fallback: str = "cpu",
         progress: Progress | None = None,
+        profile: bool = False,
+        runtime: Runtime | None = None,
+        fixed: OptimizedNetwork | None = None,
     ) -> None:
         close_forgotten()
         validate(graph)
         self.graph = graph
-        self.config = config or BackendConfig()
-        self._choices = list(choices)
-        self._fallback = fallback
-        self._progress = progress
+        self.options = options or OptimizerOptions()
+        self.config = self.options.config
+        self.runtime = runtime or default_runtime()
+        self.id: int | None = None
+        """The network's id in the runtime, once it is loaded."""
+        self._choices, self._fixed = list(choices), fixed
+        self._host = host.device if host else choices[-1].device
+        self._creators = [c.creator for c in choices]
         self._lock = threading.RLock()
-        self._pipelines: list[Pipeline] = []
-        self._made: dict[str, Pipeline] = {}
-        self._transfers: dict[Pipeline, list[Transfer]] = {}
-        self._notes: tuple[str, ...] = ()
+        self._profile = Profile() if profile else None
+        every = [*choices, *([host] if host else [])]
+        self._loaded = LoadedNetwork(every, self.config, progress=progress, profile=self._profile)
+        self._optimized: OptimizedNetwork | None = None
         self._warned = ""
-        self._refused: dict[tuple[str, str], str] = {}
         self._bound: Graph | None = None
-        self._network = graph
-        self._report: Report | None = None
-        self._passed: dict[str, Array] | None = None
-        """Of the last run, the inputs that are outputs too; None if there is no run to wait for."""
         self._closed = False
-        weakref.finalize(self, _forgotten.append, self._pipelines).atexit = False
+        check_hints(graph, self.options.hints, [c.device for c in choices])
+        weakref.finalize(self, _forgotten.append, self._loaded).atexit = False
         if shapes or not graph.symbols():
             self._prepare(shapes or {})
+
+    @classmethod
+    def of_optimized(
+        cls,
+        network: OptimizedNetwork,
+        *,
+        runtime: Runtime | None = None,
+        profile: bool = False,
+        progress: Progress | None = None,
+    ) -> Session:
+        """Return a session that runs a network as it was optimised, on the devices it was optimised for."""
+        held = runtime or default_runtime()
+        devices = dict.fromkeys((*network.devices, *(p.device for p in network.parts)))
+        choices = [held.registry.choose(d)[0] for d in devices]
+        options = OptimizerOptions(network.config)
+        return cls(
+            network.graph, choices, options, progress=progress, profile=profile, runtime=held, fixed=network
+        )
 
     # -- what a user sees ------------------------------------------------------------------------------
 
@@ -103,7 +112,8 @@ class Session:
     def report(self) -> Report:
         """Return what runs where and why; InputError while symbolic dimensions are unbound."""
         self._check_open()
-        if self._report is None:
+        report = self._loaded.report
+        if report is None:
             open_dims = {i: s for i, s in self.inputs.items() if not all(isinstance(d, int) for d in s)}
             raise InputError(
                 "there is no report yet",
@@ -112,7 +122,22 @@ class Session:
                 fix="pass shapes={name: shape} to weft.load, call resize, or run once; it will run on "
                 + ", ".join(c.why or c.device for c in self._choices),
             )
-        return self._report
+        return report
+
+    @property
+    def profile(self) -> Profile:
+        """Return what the last run cost, node by node or as the backends report it; see `weft.load(profile=True)`."""
+        self._check_open()
+        if self._profile is None:
+            raise ConfigError("this session is not profiled", fix="pass profile=True to weft.load")
+        return self._profile
+
+    @property
+    def optimized(self) -> OptimizedNetwork:
+        """Return the network as it was optimised for the present shapes; InputError while they are unbound."""
+        if self._optimized is None:
+            raise InputError("the network is not optimised yet", why="its shapes are not all known", fix="call resize")
+        return self._optimized
 
     def resize(self, shapes: Mapping[str, Shape]) -> None:
         """Prepare for other input shapes; inputs that are not named keep theirs."""
@@ -130,9 +155,9 @@ class Session:
         """
         with self._lock:
             arrays = self._accept(inputs)
-            given = take_outputs(self.graph.outputs, self._network.specs, outputs)
-            self._start(arrays)
-            return self._finish(given)
+            given = take_outputs(self.graph.outputs, self._loaded.graph.specs, outputs)
+            self._loaded.start(arrays)
+            return self._loaded.finish(self.graph.outputs, given)
 
     def submit(self, *inputs: Array | Mapping[str, Array]) -> None:
         """Start a run and return while the device may still be at work; `wait` returns its outputs.
@@ -141,23 +166,31 @@ class Session:
         waits for the first, whose outputs are lost.
         """
         with self._lock:
-            self._start(self._accept(inputs))
+            self._loaded.start(self._accept(inputs))
 
     def wait(self, outputs: Outputs | None = None) -> list[Array]:
         """Wait for the run that `submit` started and return its outputs, once."""
         with self._lock:
             self._check_open()
-            if self._passed is None:
+            if not self._loaded.started:
                 raise InputError(
                     "there is no run to wait for", why="its outputs were taken, or none was started", fix="call submit"
                 )
-            return self._finish(take_outputs(self.graph.outputs, self._network.specs, outputs))
+            given = take_outputs(self.graph.outputs, self._loaded.graph.specs, outputs)
+            return self._loaded.finish(self.graph.outputs, given)
 
     def close(self) -> None:
-        """Free everything; the devices stay open for other sessions. A second close does nothing."""
+        """Free everything; the devices stay open for other sessions. A second close does nothing.
+
+        BackendError if a backend's context refuses; then the session stays as it is.
+        """
         with self._lock:
-            self._drop()
+            if self._closed:
+                return
+            if self.id is not None:
+                self.runtime.may_unload(self._creators, self.id)
             self._closed = True
+            self._loaded.close()
 
     def __enter__(self) -> Session:
         return self
@@ -182,120 +215,73 @@ class Session:
     def _prepare(self, shapes: Mapping[str, Any]) -> None:
         bound = bind(self.graph, take_shapes(shapes))
         if bound.symbols():
-            self._drop()
+            self._loaded.drop()
             self._bound = bound
             return
-        prepared = prepare_network(bound, self.config.precision)
-        network, self._notes = prepared.graph, prepared.notes
-        self._refused = {}
-        self._report = self._passed = None
         try:
-            while not self._placed(network):
-                pass
+            if self.id is None:
+                with self.runtime.loading(self._creators) as network:
+                    self._place(bound)
+                self._know(network)
+            else:
+                self._place(bound)
         except BaseException:
-            self._drop()
+            self._loaded.drop()
             raise
-        self._bound, self._network = bound, network
-        if self.config.memory is MemoryMode.LIMIT:
-            self._network = network.copy()
-            self._network.constants = {o: network.constants[o] for o in network.outputs if o in network.constants}
+        self._bound = bound
 
-    def _drop(self) -> None:
-        """Close the pipelines; what follows must prepare anew."""
-        pipelines = self._pipelines[:]
-        self._pipelines.clear()
-        self._made, self._transfers, self._report, self._passed = {}, {}, None, None
-        close_all(pipelines)
+    def _know(self, network: int) -> None:
+        """Take the id; should nobody close the session, the contexts hear of its end all the same."""
+        self.id, runtime, creators = network, self.runtime, self._creators
+        self._loaded.on_close = lambda: runtime.unloaded(creators, network)
 
-    def _placed(self, network: Graph) -> bool:
-        """Place the network on the devices; False if a backend refused nodes, so that it must be done again."""
-        old, spare = self._pipelines[:], dict[str, Backend]()
-        self._pipelines.clear()
-        try:
-            backends = {c.device: self._ask(c, old, spare) for c in self._choices}
-            assignment = assign(network, backends, self._refused)
-            self._check_fallback(network, assignment)
-            for part in split(network, assignment.device):
-                self._pipelines.append(self._pipeline(part, old, spare))
-        except NodeRefused as e:
-            self._note_refusal(network, e)
-            return False
-        finally:
-            close_all([*old, *spare.values()])
-        self._report = make_report(
-            self._choices, self._pipelines, assignment.refusals, self._connect(), self.config, self._notes
-        )
-        return True
+    def _place(self, bound: Graph) -> None:
+        """Optimise and load; again, for as long as a backend refuses nodes that it had taken."""
+        before = Assignment()
+        while True:
+            network = self._fixed or self._optimize(bound, before)
+            self._warn(network)
+            try:
+                self._loaded.load(network)
+            except NodeRefused as e:
+                self._note_refusal(network, e, before)
+                continue
+            self._optimized = network.without_constants() if self.config.memory is MemoryMode.LIMIT else network
+            return
 
-    def _ask(self, choice: Choice, old: list[Pipeline], spare: dict[str, Backend]) -> Backend:
-        """Return a backend of the device to ask for support: that of a pipeline, or one for a new pipeline."""
-        for pipeline in old:
-            if pipeline.device == choice.device:
-                return pipeline.backend
-        spare[choice.device] = choice.open(self.config)
-        return spare[choice.device]
+    def _optimize(self, bound: Graph, before: Assignment) -> OptimizedNetwork:
+        backends = {c.device: self._loaded.ask(c.device) for c in self._choices}
+        return optimize(bound, backends, self.options, host=self._host, before=before)
 
-    def _pipeline(self, part: Part, old: list[Pipeline], spare: dict[str, Backend]) -> Pipeline:
-        """Resize the old pipeline of the device that comes next, or make a new one."""
-        pipeline = next((p for p in old if p.device == part.device), None)
-        first = pipeline is None
-        if pipeline is None:
-            choice = next(c for c in self._choices if c.device == part.device)
-            backend = spare.pop(part.device, None) or choice.open(self.config)
-            thrifty = self.config.memory is MemoryMode.LIMIT
-            pipeline = Pipeline(part, backend, thrifty=thrifty, progress=self._progress)
-        else:
-            old.remove(pipeline)
-        try:
-            pipeline.resize(part, first=first)
-        except BaseException:
-            close_all([pipeline])
-            raise
-        return pipeline
-
-    def _note_refusal(self, network: Graph, refusal: NodeRefused) -> None:
-        names = {n.name for n in network.nodes}
+    def _note_refusal(self, network: OptimizedNetwork, refusal: NodeRefused, before: Assignment) -> None:
+        """Note what a backend refused late, so that the node is assigned anew."""
+        if self._fixed is not None:
+            names = ", ".join(repr(n.name) for n in refusal.nodes)
+            raise BackendError(
+                f"{refusal.device} does not take node(s) {names} of an optimised network",
+                why="onCreate returned None",
+                fix="optimise the model again on this machine",
+            )
         for node in refusal.nodes:
-            key = (node.name, refusal.device)
-            if node.name not in names or key in self._refused:
+            if (node.name, refusal.device) in before.refusals:
                 raise BackendError(
                     f"onCreate returned None for node {node.name!r} ({node.op.type}), which its backend put there",
                     where=refusal.device,
                     fix="OptimizeSubgraph may only make nodes that the backend takes",
                 )
-            self._refused[key] = "onCreate returned None for these shapes and types"
+            before.refuse(node, refusal.device, "onCreate returned None for these shapes and types")
 
-    def _check_fallback(self, network: Graph, assignment: Assignment) -> None:
-        if not assignment.refusals:
-            return
-        ops = {n.name: n.op.type for n in network.nodes}
+    def _warn(self, network: OptimizedNetwork) -> None:
+        """Log what is not on the first device; a resize that changes nothing about it says nothing."""
+        where, first = network.placement, self._choices[0].device
         lines = [
-            f"{name!r} ({ops[name]}) is on {assignment.device[name]}: "
-            + "; ".join(f"{d}: {why}" for d, why in reasons.items())
-            for name, reasons in assignment.refusals.items()
+            f"{r.node!r} ({r.op}) is on {where.get(r.node, 'another')}: {r.device}: {r.reason}" for r in network.refusals
         ]
-        first = self._choices[0].device
-        if self._fallback == "error":
-            raise UnsupportedOps(
-                f"{len(lines)} node(s) cannot run on {first}", tuple(lines), fix='allow other devices: fallback="cpu"'
-            )
-        text = "\n  ".join([f"{len(lines)} node(s) do not run on {first}:", *lines])
-        if text != self._warned:  # a resize that changes nothing about it says nothing
+        moved = len({r.node for r in network.refusals if r.device == first})
+        text = "\n  ".join([f"{moved} node(s) do not run on {first}:", *lines])
+        if lines and text != self._warned:
             log.warning("%s", text)
         self._warned = text
-
-    def _connect(self) -> list[CopyRecord]:
-        """Note the copies between pipelines: each value that one makes and a later one reads."""
-        self._transfers, self._made, records = {}, {}, []
-        for pipeline in self._pipelines:
-            for name in pipeline.graph.inputs:
-                source = self._made.get(name)
-                if source is not None:
-                    self._transfers.setdefault(pipeline, []).append(Transfer(name, source, pipeline))
-                    nbytes = source.tensor(name).nbytes
-                    records.append(CopyRecord(name, source.device, pipeline.device, nbytes))
-            self._made.update(dict.fromkeys(pipeline.graph.outputs, pipeline))
-        return records
 
     # -- running ---------------------------------------------------------------------------------------
 
@@ -308,69 +294,17 @@ class Session:
         self._check_open()
         arrays = take_inputs(self.graph, inputs)
         specs = (self._bound or self.graph).specs
-        if self._report is None or any(a.shape != specs[i].shape for i, a in arrays.items()):
+        if self._loaded.report is None or any(a.shape != specs[i].shape for i, a in arrays.items()):
             self._prepare({i: a.shape for i, a in arrays.items()})
         return arrays
 
-    def _start(self, arrays: dict[str, Array]) -> None:
-        self._passed = None
-        for pipeline in self._pipelines:
-            pipeline.wait()
-        for pipeline in self._pipelines:
-            for transfer in self._transfers.get(pipeline, ()):
-                transfer.run()
-            for name in pipeline.graph.inputs:
-                if name in arrays:
-                    self._feed(pipeline, name, arrays[name])
-            pipeline.execute()
-        self._passed = {i: a.copy() for i, a in arrays.items() if i in self.graph.outputs}
 
-    @staticmethod
-    def _feed(pipeline: Pipeline, name: str, array: Array) -> None:
-        if name in pipeline.mapped:
-            np.copyto(pipeline.mapped[name], array)
-        else:
-            copy_tensor(Tensor.from_numpy(array, name=name), pipeline.tensor(name))
-
-    def _finish(self, given: Sequence[Array | None]) -> list[Array]:
-        for pipeline in self._pipelines:
-            pipeline.wait()
-        results = [self._fetch(name, target) for name, target in zip(self.graph.outputs, given, strict=True)]
-        self._passed = None
-        return results
-
-    def _fetch(self, name: str, target: Array | None) -> Array:
-        spec = self._network.specs[name]
-        result: Array = np.empty(spec.dims, spec.dtype.numpy) if target is None else target
-        pipeline = self._made.get(name)
-        if pipeline is None:
-            known = self._network.constants.get(name)
-            assert self._passed is not None
-            np.copyto(result, known if known is not None else self._passed[name])
-        elif name in pipeline.mapped:
-            np.copyto(result, pipeline.mapped[name])
-        elif result.flags.c_contiguous:
-            copy_tensor(pipeline.tensor(name), Tensor(name, spec.dims, spec.dtype, memory=result))
-        else:
-            np.copyto(result, pipeline.tensor(name).numpy())
-        return result
-
-
-_forgotten: deque[list[Pipeline]] = deque()
-"""Pipelines of sessions that were dropped without a close. They are closed when the next session is made,
+_forgotten: deque[LoadedNetwork] = deque()
+"""Networks of sessions that were dropped without a close. They are closed when the next session is made,
 not where the collector ran, which may be in the middle of a driver call."""
 
 
 def close_forgotten() -> None:
     """Close what sessions that nobody closed have left behind."""
     while _forgotten:
-        close_all(_forgotten.popleft())
-
-
-def close_all(owners: Sequence[Pipeline | Backend]) -> None:
-    """Close each; an error (of a lost device, say) is logged and stops none of the others."""
-    for owner in owners:
-        try:
-            owner.close()
-        except Exception as e:
-            log.warning("closing %s failed: %s", type(owner).__name__, e)
+        close_all([_forgotten.popleft()])

@@ -6,7 +6,7 @@ does not make, constants aside, and its output slots are the values that it make
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from weft.core.graph import Graph, Node, sort_nodes
@@ -173,13 +173,13 @@ def substitute(graph: Graph, views: OptimizationViews, device: str) -> Graph:
     out = graph.copy()
     gone = {n.name for s in views.substitutions for n in s.part.nodes}
     gone |= {n.name for part in views.deleted for n in part.nodes}
-    first: Mapping[str, Substitution] = {s.part.nodes[0].name: s for s in views.substitutions if s.part.nodes}
+    last = {s.part.nodes[-1].name: s for s in views.substitutions if s.part.nodes}
     nodes: list[Node] = []
     for node in graph.nodes:
         if node.name not in gone:
             nodes.append(node)
-        elif node.name in first:
-            nodes += first[node.name].replacement.nodes
+        elif node.name in last:
+            nodes += last[node.name].replacement.nodes
     for s in views.substitutions:
         out.specs |= s.replacement.specs
         out.constants |= s.replacement.constants

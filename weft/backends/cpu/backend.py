@@ -20,6 +20,7 @@ from weft.core.copy import copy_tensor
 from weft.core.layout import Array
 from weft.core.memory import BufferManager, Slot
 from weft.core.op import Op
+from weft.core.optimized import PreCompiled
 from weft.core.tensor import Tensor
 from weft.errors import OutOfMemory
 
@@ -53,8 +54,9 @@ class CpuBackend(Backend):
         self._slots: dict[Tensor, Slot] = {}
 
     def why_not(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op) -> str | None:
-        """Return None: every op has a reference."""
-        return None
+        """Return None: every op has a reference, but for what another backend compiled."""
+        foreign = isinstance(op, PreCompiled) and op.backend != self.info.id and self.find_creator(op.type) is None
+        return f"{op.backend} compiled it for itself" if isinstance(op, PreCompiled) and foreign else None
 
     def onCreate(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op) -> Execution | None:
         """Return the execution a creator makes, or else the op's reference."""
@@ -83,6 +85,15 @@ class CpuBackend(Backend):
         if storage_type is StorageType.STATIC:
             del self._slots[tensor]
         return True
+
+    def canImport(self, source: Backend) -> bool:
+        """Tell whether the source's tensors are arrays on the host."""
+        return source.host_memory
+
+    def onImportBuffer(self, tensor: Tensor, source: Tensor) -> bool:
+        """Use the array of another tensor."""
+        tensor.backend, tensor.memory = self, source.memory
+        return source.memory is not None
 
     def onResizeBegin(self) -> None:
         """Begin to record lifetimes."""

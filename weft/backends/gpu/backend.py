@@ -7,6 +7,7 @@ downloads of its outputs. `onResizeEnd` seals it; a run is one submit.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -25,8 +26,9 @@ from weft.core.graph import Graph, Node, depths
 from weft.core.layout import Array, Layout, convert, storage_shape
 from weft.core.memory import BufferManager
 from weft.core.op import Op
-from weft.core.optimize.fuse import fuse_epilogues
+from weft.core.optimize.fuse import fuse_groups
 from weft.core.tensor import Tensor
+from weft.core.views import OptimizationViews, SubgraphView
 from weft.errors import BackendError
 from weft.kernels.launch import find_gpu_op
 from weft.ops.relayout import Relayout
@@ -70,9 +72,17 @@ class GpuBackend(Backend):
             return GpuExecution(op, self._workplace, outputs[0].name)
         return created
 
+    def OptimizeSubgraph(self, view: SubgraphView) -> OptimizationViews:
+        """Fuse element-wise steps into the nodes before them."""
+        views = OptimizationViews()
+        for group, fused in fuse_groups(view.graph, self._can_fuse):
+            part = view.part(group)
+            views.substitute(part, replace(part.graph.copy(), nodes=[fused]))
+        return views.keep_rest(view)
+
     def lower(self, graph: Graph) -> Graph:
-        """Fuse element-wise steps, choose layouts, and find values that need no memory of their own."""
-        graph = assign_layouts(fuse_epilogues(graph, self._can_fuse), self._is_special)
+        """Choose layouts, and find values that need no memory of their own."""
+        graph = assign_layouts(graph, self._is_special)
         depth = depths(graph)
         # Side by side in the order means side by side in the memory plan, and so on the device.
         graph.nodes.sort(key=lambda node: depth[node.outputs[0]])
@@ -92,6 +102,19 @@ class GpuBackend(Backend):
         """Give the tensor a slot, or its place in the slot of its root."""
         tensor.backend = self
         tensor.memory = self.placement.acquire(tensor, storage_type)
+        return True
+
+    def canImport(self, source: Backend) -> bool:
+        """Tell whether the source's tensors are on the same device."""
+        return isinstance(source, GpuBackend) and source.device is self.device
+
+    def onImportBuffer(self, tensor: Tensor, source: Tensor) -> bool:
+        """Use the memory of a tensor on this device; where the input is a piece of another, copy it on the device."""
+        tensor.backend = self
+        if self.placement.adopt(tensor, source):
+            return True
+        tensor.memory = self.placement.acquire(tensor, StorageType.DYNAMIC_SEPERATE)
+        self.recording.imports.append((source, tensor))
         return True
 
     def onReleaseBuffer(self, tensor: Tensor, storage_type: StorageType) -> bool:

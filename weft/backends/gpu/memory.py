@@ -90,6 +90,16 @@ class Placement:
         self._roots[root] = (slot, users + 1)
         return Region(slot, view.first if view else 0, view.blocks if view else 0)
 
+    def adopt(self, tensor: Tensor, source: Tensor) -> bool:
+        """Let a tensor, and the views of it, lie where a tensor of another pipeline lies; False if it is a view."""
+        region: Region = source.memory
+        if self.root_name(tensor) != tensor.name or region.blocks:
+            return False
+        if tensor.name in self._root_bytes:
+            self._roots[tensor.name] = (region.slot, 1)
+        tensor.memory = Region(region.slot)
+        return True
+
     def release(self, tensor: Tensor, storage: StorageType) -> None:
         """Take a region back; the slot goes when its last view does."""
         region: Region = tensor.memory

@@ -25,6 +25,8 @@ class PipelineRecording:
 
     device: GpuDevice
     launches: list[PlannedLaunch] = field(default_factory=list)
+    imports: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """Tensors of other pipelines on the device, each with the one that every run copies it to first."""
     _staged: list[tuple[GpuBuffer, Tensor]] = field(default_factory=list)
     _handle: Any = None
     _running: bool = False
@@ -44,6 +46,7 @@ class PipelineRecording:
     def seal(self) -> None:
         """Record everything; the tensors have addresses now."""
         accesses = [_staging(b, t) for b, t in self._staged if b.kind is MemoryKind.UPLOAD]
+        accesses += [_inside(source, target) for source, target in self.imports]
         accesses += [access(launch) for launch in self.launches]
         accesses += [_staging(b, t) for b, t in self._staged if b.kind is MemoryKind.DOWNLOAD]
         self._handle = self.device.record(schedule(accesses))
@@ -77,7 +80,7 @@ class PipelineRecording:
             self.device.release(self._handle)
         for buffer, _ in self._staged:
             self.device.free(buffer)
-        self._handle, self._staged, self.launches = None, [], []
+        self._handle, self._staged, self.launches, self.imports = None, [], [], []
 
 
 def run_once(device: GpuDevice, accesses: Sequence[Access]) -> None:
@@ -97,6 +100,11 @@ def access(launch: PlannedLaunch) -> Access:
     # STATIC memory is never written by a launch, so it takes no part in the search for hazards.
     reads = tuple(touched(t) for t in launch.reads if t.memory.slot.storage is not StorageType.STATIC)
     return Access(command, reads, tuple(touched(t) for t in launch.writes))
+
+
+def _inside(source: Tensor, target: Tensor) -> Access:
+    a, b = touched(source), touched(target)
+    return Access(CopyCommand(a, b, f"copy {source.name}"), (a,), (b,))
 
 
 def _staging(buffer: GpuBuffer, tensor: Tensor) -> Access:

@@ -1,8 +1,9 @@
-"""Backend-independent rewrites. Each pass is a function `Graph -> Graph`; `PASSES` lists them in order."""
+"""Backend-independent rewrites: `PASSES` lists them in order; each can be found by name and run alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from weft.core.graph import Graph
 from weft.core.optimize.batch_norm import fold_batch_norm
@@ -10,15 +11,73 @@ from weft.core.optimize.constants import fold_constants
 from weft.core.optimize.dead import remove_dead_nodes
 from weft.core.optimize.identities import remove_identities
 from weft.core.optimize.pads import fold_pads
+from weft.core.optimize.settle import settle_moves
+from weft.core.optimize.squash import squash_moves
+from weft.core.optimize.transposes import move_transposes_up, transposes_as_reshapes
+from weft.core.optimized import PassRecord
+from weft.errors import ConfigError
 
-Pass = Callable[[Graph], Graph]
-
-PASSES: tuple[Pass, ...] = (fold_constants, remove_identities, fold_pads, fold_batch_norm, remove_dead_nodes)
-"""The standard passes; they expect a bound graph with all specs (`infer_shapes`) and keep it so."""
+Rewrite = Callable[[Graph], Graph]
 
 
-def run_passes(graph: Graph, passes: tuple[Pass, ...] = PASSES) -> Graph:
+@dataclass(frozen=True)
+class Pass:
+    """A rewrite and its name; it expects a bound graph with all specs (`infer_shapes`) and keeps it so."""
+
+    name: str
+    rewrite: Rewrite
+
+    def __call__(self, graph: Graph) -> Graph:
+        """Return the rewritten graph; the given one stays as it is."""
+        return self.rewrite(graph)
+
+    @property
+    def description(self) -> str:
+        """Return in one line what the rewrite does."""
+        return (self.rewrite.__doc__ or "").strip().partition("\n")[0]
+
+
+PASSES: tuple[Pass, ...] = tuple(
+    Pass(each.__name__, each)
+    for each in (
+        fold_constants,
+        # Early, too: a reader whose result nobody wants must not keep the passes below from folding.
+        remove_dead_nodes,
+        remove_identities,
+        squash_moves,
+        move_transposes_up,
+        transposes_as_reshapes,
+        settle_moves,
+        # Once the moves between them are gone, pads and batch norms are next to what they fold into.
+        fold_pads,
+        fold_batch_norm,
+        remove_dead_nodes,
+    )
+)
+"""The standard passes. Run on their own result they change nothing."""
+
+
+def find_pass(name: str) -> Pass:
+    """Return the standard pass of that name; ConfigError, with the names there are, if there is none."""
+    for each in PASSES:
+        if each.name == name:
+            return each
+    names = ", ".join(dict.fromkeys(p.name for p in PASSES))
+    raise ConfigError(f"there is no pass {name!r}", fix=f"choose one of {names}")
+
+
+def run_passes(graph: Graph, passes: Sequence[Rewrite] = PASSES) -> Graph:
     """Return the graph after the given passes, in order."""
-    for p in passes:
-        graph = p(graph)
+    for each in passes:
+        graph = each(graph)
     return graph
+
+
+def record_passes(graph: Graph, passes: Sequence[Pass] = PASSES) -> tuple[Graph, tuple[PassRecord, ...]]:
+    """Return the graph after the given passes, in order, and what each did to the number of nodes."""
+    records = []
+    for each in passes:
+        before = len(graph.nodes)
+        graph = each(graph)
+        records.append(PassRecord(each.name, before, len(graph.nodes)))
+    return graph, tuple(records)

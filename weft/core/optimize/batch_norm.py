@@ -1,4 +1,4 @@
-"""Fold an inference batch norm into the convolution before it."""
+"""Fold an inference batch norm into the convolution or matrix product before it."""
 
 from __future__ import annotations
 
@@ -8,46 +8,97 @@ from typing import Any
 import numpy as np
 
 from weft.core.graph import Graph, Node
-from weft.core.layout import Array
+from weft.core.layout import Array, Shape
+from weft.core.op import Op, find_op
+
+FOLDING = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+"""The ops that multiply by weights, their second input, and can add a bias, the third."""
 
 
 def fold_batch_norm(graph: Graph) -> Graph:
-    """Return the graph with every Conv -> BatchNormalization pair as one Conv.
+    """Return the graph with the factors and shifts of every batch norm in the weights and biases before it.
 
-    Exact in real arithmetic: scale and shift go into weights and bias, computed in float64 and rounded
-    once. Pairs are left alone where the convolution's result has another reader or a parameter is not
-    constant.
+    That is exact in real arithmetic: computed in float64 and rounded once. It is done behind Conv,
+    ConvTranspose, Gemm and the MatMul of two matrices, which becomes a Gemm, where nobody else reads the
+    result, all parameters are constants, and the new ones are finite.
     """
     out = graph.copy()
-    producers, readers = graph.producers(), graph.readers()
-    merged: dict[str, Node] = {}
-    dropped: set[str] = set()
-    for norm in graph.nodes:
-        conv = producers.get(norm.inputs[0]) if norm.op.type == "BatchNormalization" else None
-        if conv is None or conv.op.type != "Conv" or readers[conv.outputs[0]] != 1:
-            continue
-        params = [*norm.inputs[1:5], *(i for i in conv.inputs[1:] if i)]
-        if not all(p in graph.constants for p in params):
-            continue
-        merged[conv.name] = _merge(out, conv, norm)
-        dropped.add(norm.name)
-    out.nodes = [merged.get(n.name, n) for n in graph.nodes if n.name not in dropped]
+    readers = graph.readers()
+    makers: dict[str, int] = {}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        place = makers.get(node.inputs[0]) if node.op.type == "BatchNormalization" else None
+        merged = None
+        if place is not None and readers[node.inputs[0]] == 1:
+            merged = _merge(out, nodes[place], node)
+        if place is not None and merged is not None:
+            nodes[place] = merged
+        else:
+            place = len(nodes)
+            nodes.append(node)
+        makers.update(dict.fromkeys(node.outputs, place))
+    out.nodes = nodes
     return out
 
 
-def _merge(graph: Graph, conv: Node, norm: Node) -> Node:
+def _merge(graph: Graph, node: Node, norm: Node) -> Node | None:
+    """Return the node that does the work of both, None if there is none; its weights join the graph."""
+    params, known = graph.input_constants(norm)[1:5], graph.input_constants(node)
+    given = [k for i, k in zip(node.inputs[1:], known[1:], strict=True) if i]
+    if node.op.type not in FOLDING or any(p is None for p in (*params, *given)):
+        return None
+    weight, old = known[1], known[2] if len(known) > 2 else None
+    assert weight is not None
     op: Any = norm.op
-    scale, shift, mean, var = (graph.constants[i].astype(np.float64) for i in norm.inputs[1:5])
-    weight = graph.constants[conv.inputs[1]]
-    has_bias = len(conv.inputs) > 2 and conv.inputs[2]
-    bias: Array | float = graph.constants[conv.inputs[2]].astype(np.float64) if has_bias else 0.0
-    factor = scale / np.sqrt(var + op.epsilon)
-    new_weight = (weight * factor.reshape(-1, *[1] * (weight.ndim - 1))).astype(weight.dtype)
-    new_bias = ((bias - mean) * factor + shift).astype(weight.dtype)
+    scale, shift, mean, var = (np.asarray(p, np.float64) for p in params)
+    with np.errstate(all="ignore"):
+        factor = scale / np.sqrt(var + op.epsilon)
+        spread = _spread(graph, node, weight.shape, factor)
+        bias = _vector(node, old, scale.size)
+        if spread is None or bias is None:
+            return None
+        parts = {"weight": weight * spread, "bias": (bias - mean) * factor + shift}
+        parts = {tag: part.astype(weight.dtype) for tag, part in parts.items()}
+    if not all(np.isfinite(part).all() for part in parts.values()):
+        return None
     names = []
-    for value, tag in ((new_weight, "weight"), (new_bias, "bias")):
-        name = graph.fresh_name(f"{conv.name}.{tag}")
+    for tag, value in parts.items():
+        name = graph.fresh_name(f"{node.name}.{tag}")
         graph.constants[name] = value
-        graph.specs[name] = replace(graph.specs[conv.inputs[1]], shape=value.shape)
+        graph.specs[name] = replace(graph.specs[node.inputs[1]], shape=value.shape)
         names.append(name)
-    return replace(conv, inputs=(conv.inputs[0], *names), outputs=norm.outputs[:1])
+    return Node(node.name, _with_bias(node.op), (node.inputs[0], *names), norm.outputs[:1])
+
+
+def _spread(graph: Graph, node: Node, weight: Shape, factor: Array) -> Array | None:
+    """Return the factors of the channels as they multiply weights of that shape; None if they cannot."""
+    op: Any = node.op
+    if op.type == "Conv":
+        return factor.reshape(-1, *[1] * (len(weight) - 1))
+    if op.type == "ConvTranspose":
+        groups = np.repeat(factor.reshape(op.group, -1), weight[0] // op.group, axis=0)
+        return groups.reshape(*groups.shape, *[1] * (len(weight) - 2))
+    if op.type == "Gemm" and op.transB:
+        return factor[:, None]
+    matrices = len(weight) == len(graph.specs[node.inputs[0]].dims) == 2
+    return factor if matrices else None
+
+
+def _vector(node: Node, bias: Array | None, channels: int) -> Array | None:
+    """Return what a node adds to each channel; None if that is not one number for each."""
+    if bias is None:
+        return np.zeros(channels)
+    if bias.ndim == 2 and bias.shape[0] != 1:
+        return None
+    factor = node.op.attributes().get("beta", 1.0)
+    return np.broadcast_to(factor * bias.astype(np.float64).reshape(-1), (channels,))
+
+
+def _with_bias(op: Op) -> Op:
+    """Return an op that computes the same and adds its third input as it is."""
+    if op.type == "Gemm":
+        return replace(op, beta=1.0)  # type: ignore[call-arg]
+    gemm = find_op("Gemm")
+    if op.type != "MatMul" or gemm is None:
+        return op
+    return gemm()

@@ -18,13 +18,14 @@ def fold_constants(graph: Graph) -> Graph:
 
     `Shape` and `Size` count too, since shapes are bound: what follows from a shape is a constant. Specs
     are inferred on the way, so the graph may come with specs of inputs and constants only. A node that
-    fails stays, so that running it says what is wrong with it.
+    fails stays, so that running it says what is wrong with it, and so does one without outputs, which is
+    there for what it does.
     """
     out = graph.copy()
     out.nodes = []
     for node in graph.nodes:
         infer_node(out, node)
-        values = _evaluate(out, node.op, node.inputs)
+        values = _evaluate(out, node.op, node.inputs) if node.outputs else None
         if values is None:
             out.nodes.append(node)
             continue

@@ -6,12 +6,15 @@ from weft.core.graph import Graph
 
 
 def remove_dead_nodes(graph: Graph) -> Graph:
-    """Return the graph without nodes, constants and specs that no output depends on."""
+    """Return the graph without nodes, constants and specs that no output depends on.
+
+    A node that has no outputs at all is there for what it does: it stays, and what it reads.
+    """
     out = graph.copy()
     needed = set(graph.outputs)
     kept = []
     for node in reversed(graph.nodes):
-        if any(o in needed for o in node.outputs):
+        if not node.outputs or any(o in needed for o in node.outputs):
             kept.append(node)
             needed.update(i for i in node.inputs if i)
     out.nodes = kept[::-1]

@@ -2,44 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from weft.core.graph import Graph, Node
+from weft.core.optimize.aliases import Aliases
+from weft.core.optimize.moves import changes_nothing, is_move
 
 
 def remove_identities(graph: Graph) -> Graph:
     """Return the graph without Identity, inference Dropout, and casts, transposes and reshapes to what is.
 
-    A node whose output is an output of the graph stays where its input is one or is an input of the graph:
-    the names of outputs are kept.
+    Where the output of such a node is an output of the graph, what makes its input makes it under that
+    name; the node stays if the input is given, or is an output as well: both names are kept.
     """
     out = graph.copy()
-    renamed: dict[str, str] = {}
-    out.nodes = []
+    aliases = Aliases(graph)
     readers = graph.readers()
-    for node in graph.nodes:
-        node = replace(node, inputs=tuple(renamed.get(i, i) for i in node.inputs))
-        if _changes_nothing(graph, node, readers[node.outputs[1]] if len(node.outputs) > 1 else 0):
-            source, target = node.inputs[0], node.outputs[0]
-            if target not in graph.outputs:
-                renamed[target] = source
-                continue
-        out.nodes.append(node)
+    nodes = []
+    for each in graph.nodes:
+        node = aliases.read(each)
+        others_read = any(readers[o] for o in node.outputs[1:])
+        if others_read or not _changes_nothing(graph, node) or not aliases.join(node.outputs[0], node.inputs[0]):
+            nodes.append(node)
+    out.nodes = aliases.finish(nodes)
     return out
 
 
-def _changes_nothing(graph: Graph, node: Node, mask_readers: int) -> bool:
+def _changes_nothing(graph: Graph, node: Node) -> bool:
     kind = node.op.type
-    if kind == "Identity":
-        return True
-    if kind == "Dropout":
-        return not mask_readers
-    if kind in ("Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Expand"):
+    if is_move(node):
+        return changes_nothing(graph, node)
+    if kind in ("Cast", "Expand"):
         return graph.specs[node.inputs[0]] == graph.specs[node.outputs[0]]
-    if kind == "Transpose":
-        rank = len(graph.specs[node.outputs[0]].shape)
-        axes = range(rank)
-        return (node.op.attributes().get("perm") or tuple(reversed(axes))) == tuple(axes)
-    if kind == "Concat":
-        return len(node.inputs) == 1
-    return False
+    return kind in ("Identity", "Dropout") or (kind == "Concat" and len(node.inputs) == 1)

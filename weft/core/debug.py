@@ -1,0 +1,88 @@
+"""Debug nodes: after every node, somebody is told what its outputs hold (A9)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from weft.core.graph import Graph, Node
+from weft.core.layout import Array, Shape
+from weft.core.op import Constants, Op, register_op
+from weft.core.tensor import TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class DebugRecord:
+    """What one output of a node held: `minimum` and `maximum` leave NaN out, and are None where nothing is left."""
+
+    node: str
+    slot: int
+    device: str
+    shape: Shape
+    dtype: str
+    minimum: float | None
+    maximum: float | None
+    nan_count: int
+
+
+DebugSink = Callable[[DebugRecord], None]
+
+
+@register_op
+@dataclass(frozen=True, eq=False)
+class Debug(Op):
+    """Describe the value to the sink. It has no outputs, runs on the host, and only its reader order matters."""
+
+    node: str
+    slot: int
+    device: str
+    sink: DebugSink
+
+    def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return nothing: there are no outputs."""
+        return ()
+
+    def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
+        """Tell the sink what the value holds."""
+        (value,) = inputs
+        assert value is not None
+        numbers = value.astype(np.float64) if value.dtype.kind != "f" else value
+        real = numbers[~np.isnan(numbers)]
+        low, high = (float(real.min()), float(real.max())) if real.size else (None, None)
+        missing = numbers.size - real.size
+        self.sink(DebugRecord(self.node, self.slot, self.device, value.shape, value.dtype.name, low, high, missing))
+        return ()
+
+    def __str__(self) -> str:
+        return f"Debug(node={self.node}, slot={self.slot})"
+
+
+@dataclass(frozen=True)
+class FileSink:
+    """Appends each record to a file, as a line of JSON."""
+
+    path: Path
+
+    def __call__(self, record: DebugRecord) -> None:
+        """Write one record."""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(record)) + "\n")
+
+
+def add_debug_nodes(graph: Graph, device: dict[str, str], host: str, sink: DebugSink) -> Graph:
+    """Return the graph with a `Debug` node for every output of every node, all on the device `host`.
+
+    `device` gets the place of each. Being last in the order, they do not divide what runs on other devices.
+    """
+    out = graph.copy()
+    for node in graph.nodes:
+        for slot, value in enumerate(node.outputs):
+            if value:
+                name = out.fresh_name(f"debug {node.name}:{slot}")
+                out.nodes.append(Node(name, Debug(node.name, slot, device[node.name], sink), (value,), ()))
+                device[name] = host
+    return out

@@ -1,0 +1,264 @@
+"""A loaded network: one pipeline for each part, and what every run brings from one to another."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+
+from weft.core.assign import Refusal
+from weft.core.backend import Backend, BackendConfig, MemoryMode
+from weft.core.contexts import MemoryManager
+from weft.core.copy import copy_tensor
+from weft.core.graph import Graph
+from weft.core.layout import Array
+from weft.core.optimized import OptimizedNetwork, Part
+from weft.core.pipeline import Pipeline, Progress
+from weft.core.profile import Profile, ProfilingContext
+from weft.core.registry import Choice
+from weft.core.report import CopyRecord, Report, make_report
+from weft.core.tensor import Tensor
+
+log = logging.getLogger("weft.session")
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A copy that every run makes before a pipeline starts."""
+
+    name: str
+    value: str
+    source: Pipeline
+    target: Pipeline
+    made: str
+    """The name of the value in the target."""
+
+    def run(self) -> None:
+        """Wait for the value and copy it."""
+        self.source.wait()
+        copy_tensor(self.source.port(self.value), self.target.port(self.made))
+
+
+class LoadedNetwork:
+    """Owns the pipelines, memory managers and spare backends of one session.
+
+    `choices` are the devices that parts may be on; the first are the user's, in order of preference.
+    """
+
+    def __init__(
+        self,
+        choices: Sequence[Choice],
+        config: BackendConfig,
+        *,
+        progress: Progress | None = None,
+        profile: Profile | None = None,
+    ) -> None:
+        self.config, self.profile = config, profile
+        self.pipelines: list[Pipeline] = []
+        self.graph: Graph = Graph("", [], [])
+        """The network with its copies; its constants are those that are outputs."""
+        self.report: Report | None = None
+        self.on_close: Callable[[], None] | None = None
+        """Called once, when everything is freed."""
+        self._choices = {c.device: c for c in choices}
+        self._progress = progress
+        self._managers: dict[str, MemoryManager | None] = {}
+        self._acquired = False
+        self._spare: dict[str, Backend] = {}
+        self._made: dict[str, Pipeline] = {}
+        self._transfers: dict[Pipeline, list[Transfer]] = {}
+        self._waits: dict[Pipeline, list[Pipeline]] = {}
+        """The pipelines whose memory each one uses."""
+        self._passed: dict[str, Array] | None = None
+        """Of the last run, the inputs that are outputs too; None if there is no run to wait for."""
+
+    # -- backends --------------------------------------------------------------------------------------
+
+    def ask(self, device: str) -> Backend:
+        """Return a backend of the device to ask for support: that of a pipeline, or one for a new pipeline."""
+        for pipeline in self.pipelines:
+            if pipeline.device == device:
+                return pipeline.backend
+        if device not in self._spare:
+            self._spare[device] = self._open(device)
+        return self._spare[device]
+
+    def _open(self, device: str) -> Backend:
+        choice = self._choices[device]
+        if device not in self._managers:
+            self._managers[device] = choice.creator.create_memory_manager(choice.index)
+        profiling = ProfilingContext(device, self.profile) if self.profile is not None else None
+        return choice.open(self.config, self._managers[device], profiling)
+
+    # -- loading ---------------------------------------------------------------------------------------
+
+    def load(self, network: OptimizedNetwork) -> None:
+        """Make or resize the pipelines; NodeRefused if a backend changes its mind about a node."""
+        old = self.pipelines[:]
+        self.pipelines.clear()
+        self._made, self._transfers, self._waits, self.report, self._passed = {}, {}, {}, None, None
+        try:
+            for part in network.parts:
+                self.pipelines.append(self._pipeline(part, network, old))
+        finally:
+            spare, self._spare = self._spare, {}
+            close_all([*old, *spare.values()])
+        thrifty = self.config.memory is MemoryMode.LIMIT
+        self.graph = network.without_constants().graph if thrifty else network.graph
+        records = [self._record(t) for transfers in self._transfers.values() for t in transfers]
+        user = [self._choices[d] for d in network.devices if d in self._choices]
+        self.report = make_report(user, self.pipelines, by_node(network.refusals), records, self.config, network.notes)
+
+    def _pipeline(self, part: Part, network: OptimizedNetwork, old: list[Pipeline]) -> Pipeline:
+        """Resize the old pipeline of the device that comes next, or make a new one."""
+        pipeline = next((p for p in old if p.device == part.device), None)
+        first = pipeline is None
+        if pipeline is None:
+            backend = self._spare.pop(part.device, None) or self._open(part.device)
+            thrifty = self.config.memory is MemoryMode.LIMIT
+            pipeline = Pipeline(part, backend, thrifty=thrifty, progress=self._progress)
+        else:
+            old.remove(pipeline)
+        try:
+            pipeline.resize(part, self._connect(part, pipeline, network), first=first)
+        except BaseException:
+            close_all([pipeline])
+            raise
+        self._made.update(dict.fromkeys(part.graph.outputs, pipeline))
+        return pipeline
+
+    def _connect(self, part: Part, pipeline: Pipeline, network: OptimizedNetwork) -> dict[str, Tensor]:
+        """Note the copies that the part waits for, and return the tensors whose memory it uses."""
+        copies = {n.outputs[0]: n for n in network.copies}
+        imports = {}
+        for name in part.graph.inputs:
+            held = self._made.get(name)
+            if held is not None:
+                imports[name] = held.tensor(name)
+                self._waits.setdefault(pipeline, []).append(held)
+            elif name in copies:
+                value = copies[name].inputs[0]
+                transfer = Transfer(copies[name].name, value, self._made[value], pipeline, name)
+                self._transfers.setdefault(pipeline, []).append(transfer)
+                self._made[name] = pipeline  # from here on others may use its memory
+        return imports
+
+    @staticmethod
+    def _record(t: Transfer) -> CopyRecord:
+        return CopyRecord(t.value, t.source.device, t.target.device, t.source.tensor(t.value).nbytes, t.name)
+
+    # -- running ---------------------------------------------------------------------------------------
+
+    def start(self, arrays: dict[str, Array]) -> None:
+        """Start a run with the given inputs; only the last part is left running."""
+        self._passed = None
+        self._acquire()
+        for pipeline in self.pipelines:
+            pipeline.wait()
+        if self.profile is not None:
+            self.profile.events.clear()
+        for pipeline in self.pipelines:
+            for source in self._waits.get(pipeline, ()):
+                source.wait()
+            for transfer in self._transfers.get(pipeline, ()):
+                self._transfer(transfer)
+            for name in pipeline.graph.inputs:
+                if name in arrays:
+                    feed(pipeline, name, arrays[name])
+            pipeline.execute()
+        self._passed = {i: a.copy() for i, a in arrays.items() if i in self.graph.outputs}
+
+    def _transfer(self, transfer: Transfer) -> None:
+        begun = perf_counter()
+        transfer.run()
+        if self.profile is not None:
+            ProfilingContext(transfer.target.device, self.profile).event(transfer.name, perf_counter() - begun)
+
+    @property
+    def started(self) -> bool:
+        """Tell whether there is a run whose outputs were not taken."""
+        return self._passed is not None
+
+    def finish(self, outputs: Sequence[str], given: Sequence[Array | None]) -> list[Array]:
+        """Wait for the run and return its outputs, in the given arrays where there are any."""
+        for pipeline in self.pipelines:
+            pipeline.wait()
+        results = [self._fetch(name, target) for name, target in zip(outputs, given, strict=True)]
+        self._passed = None
+        return results
+
+    def _fetch(self, name: str, target: Array | None) -> Array:
+        spec = self.graph.specs[name]
+        result: Array = np.empty(spec.dims, spec.dtype.numpy) if target is None else target
+        pipeline = self._made.get(name)
+        if pipeline is None:
+            known = self.graph.constants.get(name)
+            assert self._passed is not None
+            np.copyto(result, known if known is not None else self._passed[name])
+        elif name in pipeline.mapped:
+            np.copyto(result, pipeline.mapped[name])
+        elif result.flags.c_contiguous:
+            copy_tensor(pipeline.tensor(name), Tensor(name, spec.dims, spec.dtype, memory=result))
+        else:
+            np.copyto(result, pipeline.tensor(name).numpy())
+        return result
+
+    def _acquire(self) -> None:
+        """Let the memory managers get their memory, once, before the first run (A11)."""
+        if self._acquired:
+            return
+        for manager in self._managers.values():
+            if manager is not None:
+                manager.acquire()
+        self._acquired = True
+
+    # -- end -------------------------------------------------------------------------------------------
+
+    def drop(self) -> None:
+        """Close the pipelines; a new load must follow."""
+        pipelines = self.pipelines[:]
+        self.pipelines.clear()
+        spare, self._spare = self._spare, {}
+        self._made, self._transfers, self._waits, self.report, self._passed = {}, {}, {}, None, None
+        close_all([*pipelines, *spare.values()])
+
+    def close(self) -> None:
+        """Close everything and release the memory managers."""
+        self.drop()
+        managers, self._managers = self._managers, {}
+        if self._acquired:
+            for manager in managers.values():
+                if manager is not None:
+                    manager.release()
+        self._acquired = False
+        closed, self.on_close = self.on_close, None
+        if closed is not None:
+            closed()
+
+
+def feed(pipeline: Pipeline, name: str, array: Array) -> None:
+    """Put an input where the pipeline reads it."""
+    if name in pipeline.mapped:
+        np.copyto(pipeline.mapped[name], array)
+    else:
+        copy_tensor(Tensor.from_numpy(array, name=name), pipeline.tensor(name))
+
+
+def by_node(refusals: Sequence[Refusal]) -> Mapping[str, Mapping[str, str]]:
+    """Return the reasons by node and device."""
+    out: dict[str, dict[str, str]] = {}
+    for r in refusals:
+        out.setdefault(r.node, {})[r.device] = r.reason
+    return out
+
+
+def close_all(owners: Sequence[Pipeline | Backend | LoadedNetwork]) -> None:
+    """Close each; an error (of a lost device, say) is logged and stops none of the others."""
+    for owner in owners:
+        try:
+            owner.close()
+        except Exception as e:
+            log.warning("closing %s failed: %s", type(owner).__name__, e)

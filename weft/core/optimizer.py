@@ -1,0 +1,212 @@
+"""From a bound graph to an optimised network: rewrite, assign, let each backend optimise, partition, copy (A7).
+
+Each step is a function of its own that can be called and printed alone:
+
+    prepare_network    fold, rewrite, store as fp32 or fp16       weft/core/network.py
+    assign             which device runs which node               weft/core/assign.py
+    optimize_parts     each backend's OptimizeSubgraph            here
+    add_debug_nodes    when asked                                 weft/core/debug.py
+    partition          as few subgraphs as possible               weft/core/partition.py
+    insert_copies      copies, or imports, between subgraphs      here
+
+Debug nodes come before the partition, since they are nodes that must have a place, and after the backends'
+optimisers, so that they see what will run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from weft.core.assign import Assignment, Backends, assign
+from weft.core.backend import BackendConfig
+from weft.core.blame import blame
+from weft.core.debug import DebugSink, add_debug_nodes
+from weft.core.graph import Graph, Node
+from weft.core.network import prepare_network
+from weft.core.optimized import Copy, OptimizedNetwork, Part
+from weft.core.partition import partition
+from weft.core.views import SubgraphView, substitute
+from weft.errors import BackendError, UnsupportedOps
+
+
+@dataclass(frozen=True)
+class OptimizerOptions:
+    """What a user asks of the optimiser.
+
+    `hints`: devices by node name or pattern. `fallback`: "error" forbids any device but the first to the
+    nodes that no hint places. `debug`: told of every output of every node in each run.
+    """
+
+    config: BackendConfig = field(default_factory=BackendConfig)
+    hints: Mapping[str, str] = field(default_factory=dict)
+    fallback: str = "cpu"
+    debug: DebugSink | None = None
+
+
+def optimize(
+    bound: Graph,
+    backends: Backends,
+    options: OptimizerOptions,
+    *,
+    host: str = "cpu:0",
+    before: Assignment | None = None,
+) -> OptimizedNetwork:
+    """Return the network of a graph whose input shapes are all known.
+
+    `backends` are asked in order. `host` is the device that debug nodes run on. `before` holds reasons for
+    refusals that came up when an earlier result was loaded.
+    """
+    prepared = prepare_network(bound, options.config.precision)
+    assignment = assign(prepared.graph, backends, options.hints, before=before)
+    graph, device = optimize_parts(prepared.graph, backends, assignment, options.hints)
+    _check_fallback(assignment, next(iter(backends)), options.fallback)
+    if options.debug is not None:
+        graph = add_debug_nodes(graph, device, host, options.debug)
+    parts = insert_copies(partition(graph, device, tuple(backends)), graph, backends)
+    whole = graph.copy()
+    whole.nodes = [node for part in parts for node in (*part.copies, *part.part.graph.nodes)]
+    whole.specs |= {v: s for part in parts for v, s in part.part.graph.specs.items()}
+    return OptimizedNetwork(
+        whole,
+        tuple(part.part for part in parts),
+        tuple(backends),
+        options.config,
+        tuple(assignment.refusals.values()),
+        prepared.notes,
+        prepared.passes,
+        {b.info.id: b.info.version for b in backends.values()},
+    )
+
+
+# -- the backends' own optimisers (A5, A6) ------------------------------------------------------------------
+
+
+def optimize_parts(
+    graph: Graph, backends: Backends, assignment: Assignment, hints: Mapping[str, str] | None = None
+) -> tuple[Graph, dict[str, str]]:
+    """Return the graph as the backends rewrote their parts of it, and the device of every node.
+
+    Each backend sees its subgraphs once. What it fails goes, alone, to the next backend that supports it,
+    and then that one's optimiser sees it. `assignment` gets the reasons.
+    """
+    device = dict(assignment.device)
+    unseen = {n.name for n in graph.nodes}
+    while unseen:
+        for name in backends:
+            graph = _optimize_on(name, graph, backends, assignment, hints, device, unseen)
+    return graph, device
+
+
+def _optimize_on(
+    name: str,
+    graph: Graph,
+    backends: Backends,
+    assignment: Assignment,
+    hints: Mapping[str, str] | None,
+    device: dict[str, str],
+    unseen: set[str],
+) -> Graph:
+    """Let one backend optimise the subgraphs of it that it has not seen."""
+    # What was seen is kept apart from what was not: it is optimised already.
+    labels = {n.name: device[n.name] + ("" if n.name in unseen else " (done)") for n in graph.nodes}
+    for part in partition(graph, labels):
+        if part.device != name:
+            continue
+        view = SubgraphView(part.graph)
+        with blame(name, "the backend could not optimise its part of the network"):
+            views = backends[name].OptimizeSubgraph(view)
+        views.check(view, name)
+        graph = substitute(graph, views, name)
+        unseen -= {n.name for n in view.nodes}
+        left = {n.name: n for n in graph.nodes}
+        for gone in [n for n in device if n not in left]:
+            del device[gone]
+        device |= {n: name for n in left if n not in device}
+        failed = [(left[n.name], f.reason) for f in views.failed for n in f.part.nodes]
+        for node, reason in failed:
+            assignment.refuse(node, name, reason)
+        again = assign(graph, backends, hints, before=assignment, nodes=[node for node, _ in failed])
+        for node, _ in failed:
+            device[node.name] = again.device[node.name]
+            unseen.add(node.name)
+    return graph
+
+
+def _check_fallback(assignment: Assignment, first: str, fallback: str) -> None:
+    """Raise UnsupportedOps with every node that is not where the user wants everything to be."""
+    if fallback != "error":
+        return
+    refused = [
+        r for (node, d), r in assignment.refusals.items() if d == first and node not in assignment.hinted
+    ]
+    if refused:
+        raise UnsupportedOps(
+            f"{len(refused)} node(s) cannot run on {first}",
+            tuple(str(r) for r in refused),
+            fix='allow other devices: fallback="cpu"',
+            refusals=tuple(assignment.refusals.values()),
+        )
+
+
+# -- copies (A8) ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class CopiedPart:
+    """A part with the copies that must be done before it runs."""
+
+    part: Part
+    copies: tuple[Node, ...] = ()
+
+
+def insert_copies(parts: list[Part], graph: Graph, backends: Backends) -> list[CopiedPart]:
+    """Return the parts with a `Copy` node for every value that one makes and another, elsewhere, reads.
+
+    None is made where the reader can use the memory of a part that holds the value (`Backend.canImport`):
+    then the reader's input has that value's name.
+    """
+    holders: dict[str, list[tuple[str, str]]] = {}
+    taken = graph.copy()
+    out = []
+    for part in parts:
+        copies: list[Node] = []
+        renamed: dict[str, str] = {}
+        for value in part.graph.inputs:
+            held = holders.get(value)
+            if held is None:
+                continue
+            name = _importable(held, part.device, backends)
+            if name is None:
+                source = held[0][0]
+                name = taken.fresh_name(f"{value}@{part.device}")
+                label = taken.fresh_name(f"copy {value}: {source} -> {part.device}")
+                taken.specs[name] = taken.specs[label] = graph.specs[value]
+                copies.append(Node(label, Copy(source, part.device), (value,), (name,)))
+                held.append((part.device, name))
+            renamed[value] = name
+        out.append(CopiedPart(_rename(part, renamed), tuple(copies)))
+        for value in part.graph.outputs:
+            holders[value] = [(part.device, value)]
+    return out
+
+
+def _importable(held: list[tuple[str, str]], device: str, backends: Backends) -> str | None:
+    """Return the name under which some part holds the value where the device can use it."""
+    for where, name in held:
+        if device in backends and where in backends and backends[device].canImport(backends[where]):
+            return name
+    return None
+
+
+def _rename(part: Part, names: Mapping[str, str]) -> Part:
+    """Return the part with its inputs called as the copies call them."""
+    if all(old == new for old, new in names.items()):
+        return part
+    graph = part.graph.copy()
+    graph.inputs = [names.get(i, i) for i in graph.inputs]
+    graph.nodes = [replace(n, inputs=tuple(names.get(i, i) for i in n.inputs)) for n in graph.nodes]
+    graph.specs = {names.get(v, v): spec for v, spec in graph.specs.items()}
+    if len(set(graph.inputs)) < len(graph.inputs):
+        raise BackendError(f"part {graph.name!r} reads a value under two names", where=part.device)
+    return Part(part.device, graph)
