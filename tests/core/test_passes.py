@@ -242,7 +242,8 @@ STAYS: dict[str, Graph] = {
     "that crops": padded(amounts=(0, 0, -1, 0, 0, 0, 0, 0)),
     "that reflects": padded(amounts=(0, 0, 1, 1, 0, 0, 1, 1), pad={"mode": "reflect"}),
     "before a maximum": padded("MaxPool", (0, 0, 1, 1, 0, 0, 1, 1)),
-    "before an average that leaves it out": padded("AveragePool", (0, 0, 1, 1, 0, 0, 1, 1)),
+    "before an average that leaves out its own": padded("AveragePool", (0, 0, 1, 1, 0, 0, 1, 1), pads=(1, 1, 1, 1)),
+    "before an average with a last window that may drop": padded("AveragePool", (0, 0, 1, 1, 0, 0, 1, 1), ceil_mode=1),
     "before an automatic padding": padded(amounts=(0, 0, 1, 1, 0, 0, 1, 1), auto_pad="SAME_UPPER"),
 }
 

@@ -81,7 +81,7 @@ def _passes(graph: Graph) -> None:
     line(str(graph))
     for each in PASSES:
         graph = run_passes(graph, (each,))
-        line(f"after {each.__name__}: {len(graph.nodes)} nodes", "bold")
+        line(f"after {each.name}: {len(graph.nodes)} nodes", "bold")
         line(str(graph))
 
 

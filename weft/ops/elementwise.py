@@ -96,6 +96,7 @@ def literal(value: float) -> str:
 class Elementwise(Op):
     """Apply one function to corresponding elements of the broadcast inputs."""
 
+    is_elementwise: ClassVar[bool] = True
     arity: ClassVar[int] = 1
     """The number of inputs; 0 for any number from one up."""
     types: ClassVar[Types] = FLOATS

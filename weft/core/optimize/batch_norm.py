@@ -90,8 +90,9 @@ def _vector(node: Node, bias: Array | None, channels: int) -> Array | None:
         return np.zeros(channels)
     if bias.ndim == 2 and bias.shape[0] != 1:
         return None
-    factor = node.op.attributes().get("beta", 1.0)
-    return np.broadcast_to(factor * bias.astype(np.float64).reshape(-1), (channels,))
+    op: Any = node.op
+    beta = op.beta if op.type == "Gemm" else 1.0
+    return np.broadcast_to(beta * bias.astype(np.float64).reshape(-1), (channels,))
 
 
 def _with_bias(op: Op) -> Op:

@@ -52,7 +52,7 @@ def _merge(graph: Graph, pad: Node, node: Node, above: Node | None) -> Node | No
         return None
     amounts = _spatial(graph, pad)
     fill = _fill(graph, pad)
-    if amounts is None or fill is None or getattr(op, "ceil_mode", 0):
+    if amounts is None or fill is None or op.attributes().get("ceil_mode"):
         return None
     old = op.pads or (0,) * len(amounts)
     padded: Any = replace(op, pads=tuple(a + b for a, b in zip(old, amounts, strict=True)))
@@ -102,7 +102,7 @@ def _least(graph: Graph, value: str, maker: Node | None) -> float:
     if maker is not None and maker.op.type in NOT_NEGATIVE:
         return max(least, 0.0)
     if maker is not None and maker.op.type == "Clip":
-        low, high = (graph.input_constants(maker) + [None, None])[1:3]
+        _, low, high = (*graph.input_constants(maker), None, None)[:3]
         if low is not None and (high is not None or len(maker.inputs) < 3 or not maker.inputs[2]):
             bounds = [float(b.reshape(-1)[0]) for b in (low, high) if b is not None]
             return max(least, min(bounds))
