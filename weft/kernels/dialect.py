@@ -39,8 +39,12 @@ class Dialect(ABC):
     """Write the parts of a kernel in one language."""
 
     name: ClassVar[str]
-    prelude: ClassVar[str]
-    """The file in `weft/shaders` that defines the names that bodies use."""
+    prelude: ClassVar[str] = ""
+    """The file in a shader folder that defines the names that bodies use; not read if `prelude_text` has them."""
+
+    def prelude_text(self) -> str | None:
+        """Return the definitions themselves, so that a dialect may do without a file; None: they are in `prelude`."""
+        return None
 
     @abstractmethod
     def assemble(self, parts: KernelParts) -> str:

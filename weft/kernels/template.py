@@ -219,7 +219,7 @@ def render(request: KernelRequest, dialect: Dialect) -> KernelSource:
     try:
         template = _lookup().get_template(f"{request.template}.mako")
         body = template.render(k=writer, **dict(request.variant), **writer.args)
-        prelude = _lookup().get_template(dialect.prelude).render()
+        prelude = dialect.prelude_text() or _lookup().get_template(dialect.prelude).render()
     except Exception as e:
         raise CompileError(
             f"the kernel template {request.template!r} does not render: {e}",
