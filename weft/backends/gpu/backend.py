@@ -53,7 +53,7 @@ class GpuBackend(Backend):
             static=(runtime.static.take, runtime.static.give),
         )
         self.placement = Placement(self._memory)
-        self.recording = PipelineRecording(self.device)
+        self.recording = PipelineRecording(self.device, info.profiling)
         self._workplace = Workplace(self.device, self.placement, self.recording)
 
     # -- support and rewriting -----------------------------------------------------------------------------

@@ -8,11 +8,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weft.backends.gpu.builder import PlannedLaunch
-from weft.backends.gpu.device import Binding, CopyCommand, GpuBuffer, GpuDevice, LaunchCommand, MemoryKind
+from weft.backends.gpu.device import (
+    BarrierCommand,
+    Binding,
+    CopyCommand,
+    GpuBuffer,
+    GpuDevice,
+    LaunchCommand,
+    MemoryKind,
+)
 from weft.backends.gpu.memory import Region, touched
 from weft.backends.gpu.schedule import Access, schedule
 from weft.core.backend import StorageType
 from weft.core.layout import Array
+from weft.core.profile import ProfilingContext
 from weft.core.tensor import Tensor
 from weft.errors import DeviceError, DeviceLost
 
@@ -24,11 +33,14 @@ class PipelineRecording:
     """What one pipeline does on the device in every run."""
 
     device: GpuDevice
+    profiling: ProfilingContext | None = None
+    """Where the device's times of a run are reported to; taking them makes a run slower."""
     launches: list[PlannedLaunch] = field(default_factory=list)
     imports: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """Tensors of other pipelines on the device, each with the one that every run copies it to first."""
     _staged: list[tuple[GpuBuffer, Tensor]] = field(default_factory=list)
     _handle: Any = None
+    _labels: list[str] = field(default_factory=list)
     _running: bool = False
 
     @property
@@ -49,7 +61,9 @@ class PipelineRecording:
         accesses += [_inside(source, target) for source, target in self.imports]
         accesses += [access(launch) for launch in self.launches]
         accesses += [_staging(b, t) for b, t in self._staged if b.kind is MemoryKind.DOWNLOAD]
-        self._handle = self.device.record(schedule(accesses))
+        commands = schedule(accesses)
+        self._labels = ["" if isinstance(c, BarrierCommand) else c.label for c in commands]
+        self._handle = self.device.record(commands, profile=self.profiling is not None)
 
     def submit(self) -> None:
         """Start the run."""
@@ -69,6 +83,11 @@ class PipelineRecording:
             self._running = False  # but an interrupt leaves the run to be waited for
             raise
         self._running = False
+        if self.profiling is not None:
+            times = zip(self._labels, self.device.timings(self._handle), strict=False)
+            for label, seconds in times:
+                if label:
+                    self.profiling.event(label, seconds)
 
     def drop(self) -> None:
         """Free the recording and its staging memory, also of a device that was lost while it ran."""

@@ -1,0 +1,107 @@
+"""What those who add a device, a kernel language or an op work with, in one place.
+
+`weft` itself has the classes that every extension subclasses (`Backend`, `BackendCreator`, `Execution`,
+`Op`); this module has the parts to build them from. Importing it imports no driver.
+
+    memory of a backend      BufferManager, Slot, ArenaPlan, convert, copy_tensor
+    a backend like the CPU   CpuBackend
+    a device with kernels    GpuDevice, GpuBackend, GpuCreator, DeviceCaps, the commands, Dialect, KernelSource
+    an op on GPUs            GpuOp, gpu_op, KernelBuilder, Placement, add_shader_folder
+    errors to raise          OutOfMemory, DeviceLost, CompileError, DeviceError, ExecutionError, ModelError
+"""
+
+from __future__ import annotations
+
+from weft.backends.cpu.backend import CpuBackend
+from weft.backends.gpu.backend import GpuBackend
+from weft.backends.gpu.creator import GpuCreator
+from weft.backends.gpu.device import (
+    BarrierCommand,
+    Binding,
+    Command,
+    CopyCommand,
+    DeviceStats,
+    GpuBuffer,
+    GpuDevice,
+    LaunchCommand,
+    MemoryKind,
+)
+from weft.core.backend import API_VERSION, Creator, ExplainsRefusal, is_compatible
+from weft.core.copy import copy_tensor
+from weft.core.layout import Array, Shape, convert, from_storage, storage_shape, to_storage
+from weft.core.memory import ArenaPlan, BufferManager, Slot
+from weft.core.op import Constants, OpClass
+from weft.core.profile import ProfilingContext
+from weft.core.views import FailedPart, Substitution, subgraph
+from weft.errors import (
+    BackendError,
+    ClosedError,
+    CompileError,
+    DeviceError,
+    DeviceLost,
+    ExecutionError,
+    ModelError,
+    NoDevice,
+    OutOfMemory,
+)
+from weft.kernels.cache import DiskCache
+from weft.kernels.dialect import Dialect, KernelParts, Shared
+from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, Placement, gpu_op
+from weft.kernels.source import Arg, KernelSource
+from weft.kernels.template import add_shader_folder
+
+__all__ = [
+    "API_VERSION",
+    "ArenaPlan",
+    "Arg",
+    "Array",
+    "BackendError",
+    "BarrierCommand",
+    "Binding",
+    "BufferManager",
+    "ClosedError",
+    "Command",
+    "CompileError",
+    "Constants",
+    "CopyCommand",
+    "CpuBackend",
+    "Creator",
+    "DeviceCaps",
+    "DeviceError",
+    "DeviceLost",
+    "DeviceStats",
+    "Dialect",
+    "DiskCache",
+    "ExecutionError",
+    "ExplainsRefusal",
+    "FailedPart",
+    "GpuBackend",
+    "GpuBuffer",
+    "GpuCreator",
+    "GpuDevice",
+    "GpuOp",
+    "KernelBuilder",
+    "KernelParts",
+    "KernelSource",
+    "LaunchCommand",
+    "MemoryKind",
+    "ModelError",
+    "NoDevice",
+    "OpClass",
+    "OutOfMemory",
+    "Placement",
+    "ProfilingContext",
+    "Shape",
+    "Shared",
+    "Slot",
+    "Substitution",
+    "add_shader_folder",
+    "convert",
+    "copy_tensor",
+    "from_storage",
+    "gpu_op",
+    "is_compatible",
+    "storage_shape",
+    "subgraph",
+    "to_storage",
+]
