@@ -1,1 +1,19 @@
-"""The conformance kit: hold a backend against the device contract."""
+"""The conformance kit: hold any backend against the device contract.
+
+    report = weft.conformance.run("acme")
+    assert report.ok, report
+
+The same on the command line is `weft conformance acme`, and with pytest, each check and each row a test of
+its own, `pytest --pyargs weft.conformance --weft-backend acme`.
+"""
+
+from __future__ import annotations
+
+from weft.conformance import checks
+from weft.conformance.kit import CHECKS, Check, Kit
+from weft.conformance.report import ConformanceReport, Finding, Verdict
+from weft.conformance.running import open_kit, run, select
+
+__all__ = [
+    "CHECKS", "Check", "ConformanceReport", "Finding", "Kit", "Verdict", "checks", "open_kit", "run", "select",
+]

@@ -1,0 +1,122 @@
+"""Several threads on a session, and several sessions on a device at one time (M14, and section 4)."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+
+from weft.conformance.kit import Kit, check
+from weft.conformance.report import Finding
+from weft.conformance.watch import Call
+from weft.core.graph import Graph
+from weft.core.session import Session
+
+THREADS, RUNS = 4, 6
+PATIENCE = 1.0
+"""Seconds that one session waits for the other at a step: a backend may let only one of them run at a time."""
+
+
+@check("threads", "M14", "threads may share a session, and sessions the device; results are right")
+def threads(kit: Kit) -> Iterable[Finding]:
+    """Run at one time: freely, and with two sessions that take every step in turn."""
+    graph = kit.blocks.diamond()
+    yield kit.attempt("one session, several threads", _one_session, kit, graph)
+    yield kit.attempt("several sessions, a thread each", _several_sessions, kit, graph)
+    yield kit.attempt("sessions loaded by several threads", _loads, kit, graph)
+    yield kit.attempt("two sessions, step by step in turn", _in_turn, kit, graph)
+
+
+@contextmanager
+def _frequent_switches() -> Iterator[None]:
+    """Let threads take turns as often as the interpreter can."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def _together(works: list[Callable[[], str]]) -> str:
+    """Do the works, each in a thread of its own, and return the first problem."""
+    problems: list[str] = []
+
+    def do(work: Callable[[], str]) -> None:
+        try:
+            problem = work()
+        except Exception as e:
+            problem = f"{type(e).__name__}: {e}"
+        if problem:
+            problems.append(problem)
+
+    started = [threading.Thread(target=do, args=(w,), daemon=True) for w in works]
+    with _frequent_switches():
+        for thread in started:
+            thread.start()
+        for thread in started:
+            thread.join()
+    return problems[0] if problems else ""
+
+
+def _runs(kit: Kit, session: Session, graph: Graph, seed: int) -> Callable[[], str]:
+    def work() -> str:
+        for k in range(RUNS):
+            fed = kit.blocks.feeds(100 * seed + k)
+            problem = kit.compare(graph, fed, session.run(fed))
+            if problem:
+                return f"thread {seed}, run {k + 1}: {problem}"
+        return ""
+
+    return work
+
+
+def _one_session(kit: Kit, graph: Graph) -> str:
+    with kit.load(graph) as session:
+        return _together([_runs(kit, session, graph, k) for k in range(THREADS)])
+
+
+def _several_sessions(kit: Kit, graph: Graph) -> str:
+    with ExitStack() as stack:
+        sessions = [stack.enter_context(kit.load(graph)) for _ in range(THREADS)]
+        return _together([_runs(kit, s, graph, k) for k, s in enumerate(sessions)])
+
+
+def _loads(kit: Kit, graph: Graph) -> str:
+    def work(seed: int) -> Callable[[], str]:
+        def load_and_run() -> str:
+            with kit.load(graph) as session:
+                return _runs(kit, session, graph, seed)()
+
+        return load_and_run
+
+    return _together([work(k) for k in range(3)])
+
+
+def _in_turn(kit: Kit, graph: Graph) -> str:
+    """Hold each execution until the other session has come to its own next one."""
+    turns = threading.Barrier(2)
+    running = threading.local()
+
+    def wait(call: Call) -> None:
+        stepped = call.name in ("onExecute", "onExecuteEnd", "onWaitFinish")
+        if getattr(running, "on", False) and stepped and not call.within:
+            try:
+                turns.wait(PATIENCE)
+            except threading.BrokenBarrierError:
+                running.on = False  # the other is done, or may not run now
+
+    def stepwise(session: Session, seed: int) -> Callable[[], str]:
+        def work() -> str:
+            running.on = True
+            try:
+                return _runs(kit, session, graph, seed)()
+            finally:
+                running.on = False
+                turns.abort()
+
+        return work
+
+    with kit.watch(wait), kit.load(graph) as first, kit.load(graph) as second:
+        return _together([stepwise(first, 1), stepwise(second, 2)])

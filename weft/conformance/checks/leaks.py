@@ -1,0 +1,101 @@
+"""What is closed is gone: objects, STATIC memory, and what the device counts (M5, M14, section 4)."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+
+from weft.conformance.kit import Kit, check
+from weft.conformance.report import Finding
+from weft.core.backend import Backend
+from weft.core.graph import Graph
+
+ROUNDS = 4
+
+
+@check("leaks", "M5 M14", "sessions that are closed leave no object and no memory behind, and resizes none that grows")
+def leaks(kit: Kit) -> Iterable[Finding]:
+    """Open and close sessions, resize to and fro, and count."""
+    graph = kit.blocks.diamond(open_batch=True)
+    yield kit.attempt("sessions opened and closed", _sessions, kit, graph)
+    yield kit.attempt("resizes to and fro", _resizes, kit, graph)
+    yield kit.attempt("loads that are refused or fail", _failures, kit, graph)
+
+
+def _sessions(kit: Kit, graph: Graph) -> str:
+    held: list[Mapping[str, int]] = []
+    with kit.watch() as watch:
+        for k in range(ROUNDS):
+            with kit.load(graph) as session:
+                session.run(kit.blocks.feeds(k))
+            del session
+            held.append(_device_counts(kit))
+    gc.collect()
+    backends, executions = watch.alive()
+    if backends or executions:
+        return (
+            f"{backends} of {len(watch.backends)} backend objects and {executions} of {len(watch.executions)} "
+            f"executions are still there after {ROUNDS} sessions were closed"
+        )
+    closed = {c.backend for c in watch.calls if c.name == "close"}
+    if len(closed) < len(watch.backends):
+        return f"{len(watch.backends) - len(closed)} backend objects were never closed"
+    return _growth(held, "after each session that was closed")
+
+
+def _resizes(kit: Kit, graph: Graph) -> str:
+    static, counts = [], []
+    with kit.watch() as watch, kit.load(graph) as session:
+        for k in range(ROUNDS):
+            for batch in (1, 3):
+                session.run(kit.blocks.feeds(k, batch))
+            static.append(watch.held_static())
+            counts.append(_device_counts(kit))
+        if static[-1] > static[1]:
+            return f"STATIC tensors that were acquired and not released grew with each resize: {static}"
+    return _growth(counts, "after each resize there and back")
+
+
+def _failures(kit: Kit, graph: Graph) -> str:
+    """Let loads fail half way, and see that they free what they had."""
+
+    def fail(call: object) -> None:
+        if getattr(call, "name", "") == "onResize":
+            raise RuntimeError("the conformance kit lets this resize fail")
+
+    with kit.watch(fail) as watch:
+        for k in range(ROUNDS):
+            try:
+                with kit.load(graph) as session:
+                    session.run(kit.blocks.feeds(k))
+            except Exception as e:
+                e.__traceback__ = None
+    del session
+    gc.collect()
+    backends, executions = watch.alive()
+    if backends or executions:
+        return f"{backends} backend objects and {executions} executions are still there after loads that failed"
+    return ""
+
+
+def _device_counts(kit: Kit) -> Mapping[str, int]:
+    """Return what the device says is live, if it counts: the attributes `live_*` of `backend.device.stats`."""
+    gc.collect()
+    backend: Backend = kit.choice.open(kit.config)
+    try:
+        stats = getattr(getattr(backend, "device", None), "stats", None)
+        names = [n for n in dir(stats) if n.startswith("live_")]
+        return {n: v for n in names if isinstance(v := getattr(stats, n), int)}
+    finally:
+        backend.close()
+
+
+def _growth(counts: list[Mapping[str, int]], when: str) -> str:
+    """Return what grew in every round after the first, which may fill caches."""
+    grown = [
+        f"{name}: {[c[name] for c in counts]}"
+        for name in counts[0]
+        if all(b[name] > a[name] for a, b in pairwise(counts[1:]))
+    ]
+    return f"{when} the device had more of {'; '.join(grown)}" if grown else ""

@@ -1,0 +1,101 @@
+"""Runs one after the other: other sizes, the same bits again, inputs that stay as they are (M3, M11)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from weft.conformance.kit import Kit, check, same_bits
+from weft.conformance.networks import Net
+from weft.conformance.report import Finding
+from weft.core.graph import Graph
+from weft.core.layout import Array
+
+SIZES = (2, 5, 1, 5, 3, 1)
+
+
+@check("resize", "M3 M11", "results are right after every change of shape, there and back")
+def resize(kit: Kit) -> Iterable[Finding]:
+    """Run with sizes that grow and shrink, by the arrays' shapes and by `resize`."""
+    blocks = kit.blocks
+    for name, graph in (("a chain", blocks.chain(open_batch=True)), ("branches", blocks.diamond(open_batch=True))):
+        yield kit.attempt(f"{name}, by the shapes of arrays", _sizes, kit, graph, by_resize=False)
+        yield kit.attempt(f"{name}, by resize", _sizes, kit, graph, by_resize=True)
+    yield kit.attempt("many runs of one size", _many_runs, kit, blocks.diamond())
+
+
+def _sizes(kit: Kit, graph: Graph, *, by_resize: bool) -> str:
+    with kit.load(graph) as session:
+        for seed, batch in enumerate(SIZES):
+            fed = kit.blocks.feeds(seed, batch)
+            if by_resize:
+                session.resize({"x": fed["x"].shape})
+            problem = kit.compare(graph, fed, session.run(fed))
+            if problem:
+                before = f" after {SIZES[seed - 1]}" if seed else ""
+                return f"with {batch} images{before}: {problem}"
+    return ""
+
+
+def _many_runs(kit: Kit, graph: Graph) -> str:
+    with kit.load(graph) as session:
+        for seed in range(6):
+            fed = kit.blocks.feeds(seed)
+            problem = kit.compare(graph, fed, session.run(fed))
+            if problem:
+                return f"run {seed + 1}: {problem}"
+    return ""
+
+
+@check("determinism", "M3", "the same run gives the same bits")
+def determinism(kit: Kit) -> Iterable[Finding]:
+    """Run several times with the same input, with another in between."""
+    for name, graph in kit.blocks.all().items():
+        yield kit.attempt(name, _same_again, kit, graph)
+
+
+def _same_again(kit: Kit, graph: Graph) -> str:
+    fed, other = kit.blocks.feeds(0), kit.blocks.feeds(1)
+    with kit.load(graph) as session:
+        first = session.run(fed)
+        for k in range(2, 6):
+            again = session.run(fed)
+            if not same_bits(first, again):
+                return f"run {k} gave other bits than the first: {_largest(first, again)}"
+            session.run(other)
+    return ""
+
+
+def _largest(first: list[Array], again: list[Array]) -> str:
+    gaps = [np.nanmax(np.abs(a.astype(np.float64) - b)) for a, b in zip(first, again, strict=True)]
+    return f"by up to {max(gaps):.3g}"
+
+
+@check("inputs", "M10 M6", "a node leaves its inputs as they are: what reads them later sees the same")
+def inputs(kit: Kit) -> Iterable[Finding]:
+    """Let a node, then the same op again, read one value; then feed nothing new to the constants and run again."""
+    blocks = kit.blocks
+    for step in blocks.steps:
+        net = Net(blocks.form)
+        first, again = step(net, "x"), step(net, "x")
+        graph = net.finish(first, again)
+        graph.constants = {name: value.copy() for name, value in graph.constants.items()}
+        yield kit.attempt(graph.nodes[0].op.type, _untouched, kit, graph)
+
+
+def _untouched(kit: Kit, graph: Graph) -> str:
+    fed = kit.blocks.feeds(3)
+    kept, constants = fed["x"].copy(), {name: v.copy() for name, v in graph.constants.items()}
+    with kit.load(graph) as session:
+        first = session.run(fed)
+        problem = kit.compare(graph, {"x": kept}, first)
+        second = session.run({"x": kept})
+    if fed["x"].tobytes() != kept.tobytes():
+        return "the array of the caller was written to"
+    if any(graph.constants[name].tobytes() != value.tobytes() for name, value in constants.items()):
+        return "a constant of the network was written to"
+    if problem:
+        return f"of two nodes that read the input: {problem}"
+    return "" if same_bits(first, second) else "the second run differs: a constant on the device was written to"
+

@@ -1,0 +1,219 @@
+"""The storage types, within a resize and outside of one, by what tensors hold (M5-M8)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import combinations
+
+import numpy as np
+
+from weft.conformance.drive import place, read, write
+from weft.conformance.kit import Kit, check
+from weft.conformance.report import Finding
+from weft.core.backend import Backend, StorageType
+from weft.core.layout import Array, Shape
+from weft.core.tensor import Tensor
+
+STATIC, DYNAMIC, SEPARATE = StorageType.STATIC, StorageType.DYNAMIC, StorageType.DYNAMIC_SEPERATE
+SIZES: tuple[Shape, ...] = ((1, 6, 5, 5), (2, 3), (40,), (1, 6, 5, 5), (1, 4, 2), (3, 5, 7), (1, 1), (2, 6, 5, 5))
+
+
+@check("storage", "M5 M6 M7 M8", "memory lives as long as its storage type says, and no two live tensors overlap")
+def storage(kit: Kit) -> Iterable[Finding]:
+    """Acquire, write, release and read, without any op."""
+    attempts: dict[str, Callable[[Backend], str]] = {
+        "DYNAMIC outside a resize": _eager,
+        "DYNAMIC within a resize": _planned,
+        "DYNAMIC_SEPERATE outside a resize is not reused before a clear": _separate_eager,
+        "DYNAMIC_SEPERATE within a resize is not reused before a clear": _separate_planned,
+        "STATIC outlives the release of others": _static_and_releases,
+        "STATIC outlives a clear": _static_and_clear,
+        "STATIC outlives a resize": _static_and_resize,
+        "STATIC is there at once within a resize": _static_within_resize,
+        "STATIC is released one by one": _static_one_by_one,
+        "callbacks answer True": _answers,
+        "many rounds": _rounds,
+    }
+    for subject, attempt in attempts.items():
+        yield kit.attempt(subject, _on_a_fresh_backend, kit, attempt)
+
+
+def _on_a_fresh_backend(kit: Kit, attempt: Callable[[Backend], str]) -> str:
+    with kit.opened() as backend:
+        return attempt(backend)
+
+
+def _pattern(tensor: Tensor, seed: int) -> Array:
+    return np.asarray(np.random.default_rng(seed).uniform(1, 2, tensor.shape), np.float32)
+
+
+def _fill(backend: Backend, tensors: Iterable[Tensor], seed: int = 0) -> dict[Tensor, Array]:
+    """Write a pattern of its own into each tensor and return the patterns."""
+    patterns = {t: _pattern(t, seed + k) for k, t in enumerate(tensors)}
+    for tensor, pattern in patterns.items():
+        write(backend, tensor, pattern)
+    return patterns
+
+
+def _lost(backend: Backend, patterns: dict[Tensor, Array], when: str) -> str:
+    """Return which tensors do not hold what was written, "" if all do."""
+    lost = [t.name for t, pattern in patterns.items() if not np.array_equal(read(backend, t), pattern)]
+    return f"{', '.join(lost)} lost the content {when}" if lost else ""
+
+
+def _several(backend: Backend, kind: StorageType, count: int = 4, prefix: str = "") -> list[Tensor]:
+    prefix = prefix or kind.value
+    return [place(backend, SIZES[k % len(SIZES)], kind, name=f"{prefix}{k}") for k in range(count)]
+
+
+def _eager(backend: Backend) -> str:
+    a, b, c, d = _several(backend, DYNAMIC)
+    patterns = _fill(backend, (a, b, c, d))
+    problem = _lost(backend, patterns, "when the others were written")
+    backend.onReleaseBuffer(b, DYNAMIC)
+    del patterns[b]
+    again = _several(backend, DYNAMIC, 3, "again")
+    patterns |= _fill(backend, again, 50)
+    return problem or _lost(backend, patterns, "when released memory was given out again")
+
+
+def _planned(backend: Backend) -> str:
+    """Acquire and release as a chain of nodes with a branch does; then try each pair that lives at one time."""
+    backend.onResizeBegin()
+    alive: dict[int, Tensor] = {}
+    every: dict[int, Tensor] = {}
+    together: set[tuple[int, int]] = set()
+    for k in range(10):
+        tensor = place(backend, SIZES[k % len(SIZES)], DYNAMIC, name=f"t{k}")
+        alive[k] = every[k] = tensor
+        together |= set(combinations(sorted(alive), 2))
+        if k % 3 != 0:
+            gone = min(alive)
+            backend.onReleaseBuffer(alive.pop(gone), DYNAMIC)
+    backend.onAllocateBuffer()
+    backend.onResizeEnd()
+    for a, b in sorted(together):
+        problem = _lost(backend, _fill(backend, (every[a], every[b])), f"though t{a} and t{b} live at one time")
+        if problem:
+            return problem
+    return _lost(backend, _fill(backend, alive.values()), "though none of them was released")
+
+
+def _separate_eager(backend: Backend) -> str:
+    separate = _several(backend, SEPARATE)
+    patterns = _fill(backend, separate)
+    for tensor in separate:
+        backend.onReleaseBuffer(tensor, SEPARATE)
+    others = [*_several(backend, SEPARATE, prefix="later"), *_several(backend, DYNAMIC, prefix="dynamic")]
+    _fill(backend, others, 50)
+    return _lost(backend, patterns, "after a release, which must do nothing before a clear")
+
+
+def _separate_planned(backend: Backend) -> str:
+    backend.onResizeBegin()
+    separate = _several(backend, SEPARATE)
+    others: list[Tensor] = []
+    for k, tensor in enumerate(separate):
+        backend.onReleaseBuffer(tensor, SEPARATE)
+        others += [
+            place(backend, tensor.shape, DYNAMIC, name=f"dynamic{k}"),
+            place(backend, tensor.shape, SEPARATE, name=f"later{k}"),
+        ]
+    backend.onAllocateBuffer()
+    backend.onResizeEnd()
+    patterns = _fill(backend, separate)
+    _fill(backend, others, 50)
+    return _lost(backend, patterns, "after a release, which must do nothing before a clear")
+
+
+def _static_and_releases(backend: Backend) -> str:
+    kept, gone = _several(backend, STATIC, 3, "kept"), _several(backend, STATIC, 3, "gone")
+    dynamic = _several(backend, DYNAMIC, 3)
+    patterns = _fill(backend, kept)
+    _fill(backend, (*gone, *dynamic), 50)
+    for tensor, kind in (*((t, STATIC) for t in gone), *((t, DYNAMIC) for t in dynamic)):
+        backend.onReleaseBuffer(tensor, kind)
+    later = [*_several(backend, STATIC, 5, "later"), *_several(backend, DYNAMIC, 5, "new")]
+    _fill(backend, later, 90)
+    return _lost(backend, patterns, "when others were released and their memory given out again")
+
+
+def _static_and_clear(backend: Backend) -> str:
+    kept = _several(backend, STATIC, 3)
+    patterns = _fill(backend, kept)
+    _fill(backend, _several(backend, DYNAMIC), 20)
+    backend.onClearBuffer()
+    _fill(backend, _several(backend, DYNAMIC, 6, "new"), 50)
+    return _lost(backend, patterns, "at onClearBuffer, which must leave STATIC memory")
+
+
+def _static_and_resize(backend: Backend) -> str:
+    kept = _several(backend, STATIC, 3)
+    patterns = _fill(backend, kept)
+    for size in (1, 3, 2):
+        backend.onClearBuffer()
+        backend.onResizeBegin()
+        tensors = [place(backend, (size, 6, 5, 5), DYNAMIC, name=f"t{k}") for k in range(4)]
+        backend.onAllocateBuffer()
+        backend.onResizeEnd()
+        _fill(backend, tensors, 50)
+        problem = _lost(backend, patterns, "at a resize, which must leave STATIC memory")
+        if problem:
+            return problem
+    return ""
+
+
+def _static_within_resize(backend: Backend) -> str:
+    backend.onResizeBegin()
+    before = _several(backend, DYNAMIC, 2, "before")
+    kept = _several(backend, STATIC, 2)
+    patterns = _fill(backend, kept)  # an execution uploads its constants in onResize
+    after = _several(backend, DYNAMIC, 2, "after")
+    backend.onAllocateBuffer()
+    backend.onResizeEnd()
+    _fill(backend, (*before, *after), 50)
+    return _lost(backend, patterns, "between its acquire in a resize and the end of it")
+
+
+def _static_one_by_one(backend: Backend) -> str:
+    tensors = _several(backend, STATIC, 6)
+    patterns = _fill(backend, tensors)
+    for k, tensor in enumerate(tensors):
+        del patterns[tensor]
+        backend.onReleaseBuffer(tensor, STATIC)
+        _fill(backend, [place(backend, tensor.shape, STATIC, name=f"new{k}")], 100 + k)
+        problem = _lost(backend, patterns, f"when {tensor.name} was released")
+        if problem:
+            return problem
+    return ""
+
+
+def _answers(backend: Backend) -> str:
+    tensor = place(backend, (2, 3), DYNAMIC)
+    write(backend, tensor, _pattern(tensor, 0))
+    static = place(backend, (2, 3), STATIC)
+    answers = {
+        "onReleaseBuffer of DYNAMIC memory": backend.onReleaseBuffer(tensor, DYNAMIC),
+        "onReleaseBuffer of STATIC memory": backend.onReleaseBuffer(static, STATIC),
+        "onClearBuffer": backend.onClearBuffer(),
+        "onWaitFinish": backend.onWaitFinish(),
+    }
+    backend.onResizeBegin()
+    place(backend, (2, 3), DYNAMIC)
+    answers["onAllocateBuffer"] = backend.onAllocateBuffer()
+    backend.onResizeEnd()
+    bad = [f"{name} returned {answer!r}" for name, answer in answers.items() if answer is not True]
+    return "; ".join(bad)
+
+
+def _rounds(backend: Backend) -> str:
+    for size in (1, 4, 2, 4, 1):
+        backend.onClearBuffer()
+        backend.onResizeBegin()
+        tensors = [place(backend, (size, 6, 5), SEPARATE, name="x"), place(backend, (size, 6, 5), DYNAMIC, name="y")]
+        backend.onAllocateBuffer()
+        backend.onResizeEnd()
+        problem = _lost(backend, _fill(backend, tensors, size), f"in a round with {size} images")
+        if problem:
+            return problem
+    return ""

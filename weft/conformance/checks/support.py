@@ -1,0 +1,85 @@
+"""`why_not`: the same answer twice, a sentence, no traces, and `onCreate` agrees with it (A2, M4)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from weft.conformance.cases.table import Case
+from weft.conformance.checks.optimizing import optimized
+from weft.conformance.checks.table import all_rows, graph_of
+from weft.conformance.drive import Drive, NotCreated, described
+from weft.conformance.kit import Kit, check
+from weft.conformance.report import Finding, Verdict
+from weft.core.backend import Backend, Execution
+from weft.core.graph import Graph
+from weft.core.tensor import Tensor
+
+
+@check("support", "A2 M4", "why_not answers the same each time, with a sentence, and onCreate agrees")
+def support(kit: Kit) -> Iterable[Finding]:
+    """Ask about every row of the op table; create what one row of each op needs. What is well is only counted."""
+    asked: list[Finding] = []
+    created: dict[str, Finding] = {}
+    with kit.opened() as backend:
+        for row in all_rows():
+            finding = _asked(kit, backend, row)
+            asked.append(finding)
+            if finding.verdict is Verdict.SUPPORTED and row.op not in created:
+                created[row.op] = _created(kit, row)
+    for subject, findings in (("why_not", asked), ("onCreate", list(created.values()))):
+        bad = [f for f in findings if f.verdict.is_bad]
+        counts = Counter(f.verdict.value for f in findings)
+        said = ", ".join(f"{verdict} {n}" for verdict, n in counts.items()) or "nothing was taken"
+        yield from bad or [kit.supported(subject, said)]
+
+
+def _asked(kit: Kit, backend: Backend, row: Case) -> Finding:
+    graph = graph_of(row)
+    (node,) = graph.nodes
+    inputs, outputs = described(graph, node)
+    before = _traces([*inputs, *outputs])
+    try:
+        first, second = (backend.why_not(inputs, outputs, node.op) for _ in range(2))
+    except Exception as e:
+        return kit.wrong(row.id, f"why_not raised {type(e).__name__}: {e}")
+    if first != second:
+        return kit.wrong(row.id, f"why_not answered {first!r}, and then {second!r}")
+    if _traces([*inputs, *outputs]) != before:
+        return kit.wrong(row.id, "why_not changed the tensors that it was shown")
+    return kit.supported(row.id) if first is None else kit.refused(row.id, first)
+
+
+def _traces(tensors: Sequence[Tensor | None]) -> list[object]:
+    """Return what must not change about tensors."""
+    return [
+        None
+        if t is None
+        else (t.name, t.shape, t.dtype, t.layout, id(t.memory), id(t.backend), id(t.constant), _bytes(t))
+        for t in tensors
+    ]
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return b"" if tensor.constant is None else tensor.constant.tobytes()
+
+
+class _Creates(Drive):
+    """Creates the executions of a network and goes no further."""
+
+    def _resize(self) -> None:
+        return None
+
+
+def _created(kit: Kit, row: Case) -> Finding:
+    """Create what the backend makes of a row that it takes."""
+    subject = f"onCreate for {row.id}"
+    try:
+        graph: Graph = optimized(kit, graph_of(row))
+        with _Creates(kit.choice.open(kit.config), graph) as made:
+            strange = [e for _, e in made.tasks if not isinstance(e, Execution)]
+    except NotCreated as e:
+        return kit.unexplained(subject, f"{e}, and why_not had taken it")
+    except Exception as e:
+        return kit.raised(subject, e)
+    return kit.judge(subject, f"onCreate returned {strange[0]!r}, which is no Execution" if strange else "")

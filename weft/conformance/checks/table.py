@@ -1,0 +1,119 @@
+"""The op table: each row on the backend alone, against the op's own reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+
+import numpy as np
+
+from weft.conformance.cases.table import Case, all_cases, tolerance
+from weft.conformance.drive import ask
+from weft.conformance.kit import Kit, check
+from weft.conformance.networks import difference
+from weft.conformance.report import Finding, is_sentence
+from weft.core.backend import Precision
+from weft.core.dtypes import DType
+from weft.core.graph import Graph, Node, infer_shapes
+from weft.core.layout import Array
+from weft.errors import UnsupportedOps
+
+NAME = "table"
+
+
+@cache
+def _rows() -> tuple[Case, ...]:
+    return tuple(all_cases())
+
+
+def all_rows() -> list[Case]:
+    """Return every row of the op table."""
+    return list(_rows())
+
+
+@check(NAME, "A2 M3 M4", "each row of the op table agrees with the op's reference, or is refused with a reason")
+def op_table(kit: Kit) -> Iterable[Finding]:
+    """Look at every row."""
+    for row in all_rows():
+        yield from look_at_row(kit, row)
+
+
+def look_at_row(kit: Kit, row: Case) -> list[Finding]:
+    """Return the finding on one row."""
+    kit.begin(NAME)
+    with kit.watch() as watch:
+        try:
+            return [_judge(kit, row)]
+        except Exception as e:
+            return [_raised(kit, row, e, declined=bool(watch.declined))]
+
+
+def _raised(kit: Kit, row: Case, e: Exception, *, declined: bool) -> Finding:
+    """Return the finding on an exception, with what the backend says when it is asked for its support."""
+    with kit.opened() as backend:
+        reason = ask(backend, graph_of(row))
+    if reason is not None and not is_sentence(reason):
+        return kit.refused(row.id, reason)
+    if not isinstance(e, UnsupportedOps):
+        return kit.raised(row.id, e)
+    if declined:
+        return kit.unexplained(row.id, "onCreate returned None, and why_not had not refused the node")
+    if reason is None:
+        kit.note(f"{row.op} is refused only after why_not took it: {kit.reason_of(e)}")
+    return kit.refused(row.id, kit.reason_of(e))
+
+
+def _judge(kit: Kit, row: Case) -> Finding:
+    """Run a row and compare."""
+    arrays = row.arrays()
+    if kit.precision is Precision.LOW:
+        arrays = halved(arrays)
+    fed = feeds_of(row, arrays)
+    given = {name: a.copy() for name, a in fed.items()}
+    with kit.load(graph_of(row)) as session:
+        actual = session.run(fed)
+        if not session.report.placement:
+            return kit.nothing(row.id, "it was computed when it was loaded")
+    if any(a.tobytes() != given[name].tobytes() for name, a in fed.items()):
+        return kit.wrong(row.id, "the arrays of the caller were written to")
+    return kit.judge(row.id, compare_row(row, arrays, actual, kit.precision))
+
+
+def compare_row(row: Case, arrays: Sequence[Array | None], actual: Sequence[Array], precision: Precision) -> str:
+    """Return how outputs differ from the row's reference in types, shapes or numbers; "" if they do not."""
+    op = row.make_op()
+    with np.errstate(all="ignore"):
+        out = op.reference(*arrays)
+    wanted = [np.asarray(a) for a in (out if isinstance(out, tuple) else (out,))]
+    if precision is not Precision.LOW:
+        for k, (mine, theirs) in enumerate(zip(actual, wanted, strict=False)):
+            if mine.dtype != theirs.dtype:
+                return f"output {k} is {mine.dtype} instead of {theirs.dtype}"
+    return difference(actual, wanted, [tolerance(DType.of(a.dtype), op.op_class) for a in wanted])
+
+
+def halved(arrays: Sequence[Array | None]) -> list[Array | None]:
+    """Return arrays with float16 in the place of float32, as precision LOW stores them."""
+    with np.errstate(over="ignore"):
+        return [a.astype(np.float16) if a is not None and a.dtype == np.float32 else a for a in arrays]
+
+
+def graph_of(row: Case) -> Graph:
+    """Return a graph of one node."""
+    op = row.make_op()
+    names = tuple(f"x{k}" if i is not None else "" for k, i in enumerate(row.inputs))
+    outputs = [f"y{k}" for k in range(len(op.infer(row.specs(), row.constants())))]
+    fed = [n for n, i in zip(names, row.inputs, strict=True) if i is not None and not i.constant]
+    graph = Graph(row.id, fed, outputs, [Node("node", op, names, tuple(outputs))])
+    for name, spec, value in zip(names, row.specs(), row.constants(), strict=True):
+        if spec is not None:
+            graph.specs[name] = spec
+        if value is not None:
+            graph.constants[name] = value
+    return infer_shapes(graph)
+
+
+def feeds_of(row: Case, arrays: Sequence[Array | None]) -> dict[str, Array]:
+    """Return the arrays for the inputs of `graph_of`, of the types it declares."""
+    each = enumerate(zip(row.inputs, arrays, strict=True))
+    return {f"x{k}": a.astype(i.dtype) for k, (i, a) in each if i and a is not None and not i.constant}

@@ -1,0 +1,169 @@
+"""Drive a backend object by its callbacks alone, in the contract's order (M11), without a session."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+
+import numpy as np
+
+from weft.core.backend import Backend, Execution, StorageType
+from weft.core.dtypes import DType
+from weft.core.graph import Graph, Node
+from weft.core.layout import Array, Layout, Shape
+from weft.core.tensor import Tensor
+from weft.errors import BackendError
+
+
+class NotCreated(Exception):
+    """`onCreate` returned None for a node."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        super().__init__(f"onCreate returned None for {node.name!r} ({node.op.type})")
+
+
+def describe(graph: Graph, name: str) -> Tensor:
+    """Return a tensor without memory that describes a value."""
+    spec = graph.specs[name]
+    layout = graph.layouts.get(name, Layout.NCHW)
+    return Tensor(name, spec.dims, spec.dtype, layout, constant=graph.constants.get(name))
+
+
+def described(graph: Graph, node: Node) -> tuple[list[Tensor | None], list[Tensor]]:
+    """Return the described inputs and outputs of a node."""
+    inputs = [describe(graph, i) if i else None for i in node.inputs]
+    return inputs, [describe(graph, o) for o in node.outputs if o]
+
+
+def ask(backend: Backend, graph: Graph) -> object:
+    """Return the backend's first reason against the nodes of a graph, whatever that is; None if there is none."""
+    for node in graph.nodes:
+        inputs, outputs = described(graph, node)
+        reason: object = backend.why_not(inputs, outputs, node.op)
+        if reason is not None:
+            return reason
+    return None
+
+
+def place(backend: Backend, shape: Shape, storage: StorageType, dtype: DType = DType.FLOAT32,
+          layout: Layout = Layout.NCHW, name: str = "t") -> Tensor:  # fmt: skip
+    """Return a tensor for which the backend was asked for memory; BackendError if it answered no."""
+    tensor = Tensor(name, shape, dtype, layout, backend=backend)
+    acquire(backend, tensor, storage)
+    return tensor
+
+
+def acquire(backend: Backend, tensor: Tensor, storage: StorageType) -> None:
+    """Ask for memory for a tensor; BackendError if the answer is no."""
+    if not backend.onAcquireBuffer(tensor, storage):
+        what = f"onAcquireBuffer refused {tensor.nbytes} bytes of {storage.name} memory for {tensor.name!r}"
+        raise BackendError(what)
+
+
+def write(backend: Backend, tensor: Tensor, array: Array) -> None:
+    """Copy an array into a tensor of the backend."""
+    backend.onCopyBuffer(Tensor.from_numpy(array, Layout.NCHW, "host"), tensor)
+
+
+def read(backend: Backend, tensor: Tensor) -> Array:
+    """Return what a tensor of the backend holds, as a logical array of its type."""
+    host = Tensor.empty(tensor.shape, tensor.dtype, Layout.NCHW, "host")
+    backend.onCopyBuffer(tensor, host)
+    return host.numpy()
+
+
+class Drive:
+    """A network on one backend object: made and sized on entry, freed on exit; the backend object is closed too."""
+
+    def __init__(self, backend: Backend, graph: Graph) -> None:
+        self.backend, self.outputs = backend, list(graph.outputs)
+        self.graph = graph
+        self.constants: dict[str, Tensor] = {}
+        self.tensors: dict[str, Tensor] = {}
+        self.tasks: list[tuple[Node, Execution]] = []
+
+    def __enter__(self) -> Drive:
+        try:
+            self.graph = self.backend.lower(self.graph.copy())
+            self._create()
+            self._resize()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def tensor(self, name: str) -> Tensor:
+        """Return the tensor of a value."""
+        if name in self.constants:
+            return self.constants[name]
+        if name not in self.tensors:
+            made = self.tensors[name] = describe(self.graph, name)
+            made.backend = self.backend if made.constant is None else None
+        return self.tensors[name]
+
+    def _create(self) -> None:
+        backend, graph = self.backend, self.graph
+        for name in dict.fromkeys(i for n in graph.nodes for i in n.inputs if i in graph.constants):
+            if backend.copies_constants:
+                tensor = describe(graph, name)
+                tensor.backend = backend
+                acquire(backend, tensor, StorageType.STATIC)
+                write(backend, tensor, graph.constants[name])
+                self.constants[name] = tensor
+        for node in graph.nodes:
+            execution = backend.onCreate(*self._operands(node), node.op)
+            if execution is None:
+                raise NotCreated(node)
+            self.tasks.append((node, execution))
+
+    def _operands(self, node: Node) -> tuple[list[Tensor | None], list[Tensor]]:
+        inputs = [self.tensor(i) if i else None for i in node.inputs]
+        return inputs, [self.tensor(o) for o in node.outputs if o]
+
+    def _resize(self) -> None:
+        backend, graph = self.backend, self.graph
+        backend.onResizeBegin()
+        for name in graph.inputs:
+            acquire(backend, self.tensor(name), StorageType.DYNAMIC_SEPERATE)
+        last = {i: k for k, (node, _) in enumerate(self.tasks) for i in node.inputs}
+        for k, (node, execution) in enumerate(self.tasks):
+            inputs, outputs = self._operands(node)
+            for tensor in outputs:
+                acquire(backend, tensor, StorageType.DYNAMIC)
+            execution.onResize(inputs, outputs)
+            dying = [i for i in dict.fromkeys(node.inputs) if i and last[i] == k and i not in graph.constants]
+            for name in [*dying, *(o for o in node.outputs if o and o not in last)]:
+                if name not in self.outputs:
+                    kind = StorageType.DYNAMIC_SEPERATE if name in graph.inputs else StorageType.DYNAMIC
+                    backend.onReleaseBuffer(self.tensors[name], kind)
+        if not backend.onAllocateBuffer():
+            raise BackendError("onAllocateBuffer returned False for a small network")
+        backend.onResizeEnd()
+
+    def run(self, feeds: Mapping[str, Array]) -> list[Array]:
+        """Return the outputs, in order."""
+        backend = self.backend
+        for name in self.graph.inputs:
+            write(backend, self.tensor(name), feeds[name])
+        backend.onExecuteBegin()
+        for node, execution in self.tasks:
+            execution.onExecute(*self._operands(node))
+        backend.onExecuteEnd()
+        if not backend.onWaitFinish():
+            raise BackendError("onWaitFinish returned False")
+        return [np.array(read(backend, self.tensor(o))) for o in self.outputs]
+
+    def close(self) -> None:
+        """Close the executions, release the constants, close the backend object."""
+        tasks, self.tasks = self.tasks, []
+        for _, execution in tasks:
+            execution.close()
+        constants, self.constants = self.constants, {}
+        for tensor in constants.values():
+            self.backend.onReleaseBuffer(tensor, StorageType.STATIC)
+        self.tensors = {}
+        self.backend.close()

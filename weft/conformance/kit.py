@@ -1,0 +1,244 @@
+"""The kit itself: the list of checks, and what a check is given to hold a backend with."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice
+from typing import ParamSpec
+
+import numpy as np
+
+from weft import loading
+from weft.conformance.cases.table import tolerance
+from weft.conformance.networks import (
+    FORMS,
+    JOINS,
+    MOST_STEPS,
+    STEPS,
+    Blocks,
+    Net,
+    Step,
+    difference,
+    expected,
+    make_op,
+)
+from weft.conformance.report import Finding, Verdict, is_sentence
+from weft.conformance.watch import Call, Watch
+from weft.core.backend import Backend, BackendConfig, Precision
+from weft.core.dtypes import DType
+from weft.core.graph import Graph
+from weft.core.layout import Array
+from weft.core.registry import Choice
+from weft.core.session import Session
+from weft.errors import ModelError, UnsupportedOps, WeftError
+
+
+@dataclass(frozen=True)
+class Check:
+    """A thing that every backend is held against; `look` gives what it found."""
+
+    name: str
+    rows: str
+    """The rows of the contract that it is about."""
+    description: str
+    look: Callable[[Kit], Iterable[Finding]]
+
+
+CHECKS: dict[str, Check] = {}
+"""All checks, by name, in the order in which they are done."""
+
+Looks = Callable[["Kit"], Iterable[Finding]]
+Tried = ParamSpec("Tried")
+
+
+def check(name: str, rows: str, description: str) -> Callable[[Looks], Looks]:
+    """Put the decorated function on the list of checks."""
+
+    def register(look: Looks) -> Looks:
+        assert name not in CHECKS, f"two checks are called {name}"
+        CHECKS[name] = Check(name, rows, description, look)
+        return look
+
+    return register
+
+
+class Untried(Exception):
+    """A check needs what the backend refuses; the message says what, and why if that is known."""
+
+
+@dataclass
+class Kit:
+    """A backend under examination, for the time of a block; `choice` is its device.
+
+    Checks open backend objects with `opened`, sessions with `load`, and report with `supported`, `refused`
+    and `wrong`.
+    """
+
+    choice: Choice
+    precision: Precision = Precision.HIGH
+    notes: dict[str, None] = field(default_factory=dict)
+    _current: str = ""
+
+    @property
+    def device(self) -> str:
+        """Return the device's name: "acme:0"."""
+        return self.choice.device
+
+    @property
+    def config(self) -> BackendConfig:
+        """Return what every backend object is made with."""
+        return BackendConfig(precision=self.precision)
+
+    def begin(self, check: str) -> None:
+        """Begin a check: findings are its own from now on."""
+        self._current = check
+
+    # -- findings ------------------------------------------------------------------------------------------
+
+    def supported(self, subject: str, message: str = "") -> Finding:
+        """Return the finding that something works."""
+        return Finding(self._current, subject, Verdict.SUPPORTED, message)
+
+    def wrong(self, subject: str, message: str) -> Finding:
+        """Return the finding that something does not do what the contract says."""
+        return Finding(self._current, subject, Verdict.WRONG, message)
+
+    def refused(self, subject: str, reason: object) -> Finding:
+        """Return the finding that something is refused; without a sentence that says why, that is a fault."""
+        if is_sentence(reason):
+            return Finding(self._current, subject, Verdict.REFUSED, str(reason))
+        return Finding(self._current, subject, Verdict.NO_REASON, f"the reason is {reason!r}")
+
+    def unexplained(self, subject: str, message: str) -> Finding:
+        """Return the finding that something is refused, and in what way the reason is missing."""
+        return Finding(self._current, subject, Verdict.NO_REASON, message)
+
+    def nothing(self, subject: str, message: str) -> Finding:
+        """Return the finding that there was nothing to run."""
+        return Finding(self._current, subject, Verdict.NOTHING, message)
+
+    def judge(self, subject: str, problem: str) -> Finding:
+        """Return `wrong` if there is a problem, else `supported`."""
+        return self.wrong(subject, problem) if problem else self.supported(subject)
+
+    def attempt(self, subject: str, do: Callable[Tried, str], *args: Tried.args, **kwargs: Tried.kwargs) -> Finding:
+        """Return the finding on what `do` returns (a problem, or "") or raises."""
+        try:
+            return self.judge(subject, do(*args, **kwargs))
+        except Exception as e:
+            return self.raised(subject, e)
+
+    def raised(self, subject: str, e: Exception) -> Finding:
+        """Return the finding on an exception: a refusal if it is one, by its kind; else something is wrong."""
+        if isinstance(e, Untried):
+            return self.refused(subject, str(e))
+        if isinstance(e, UnsupportedOps):
+            return self.refused(subject, self.reason_of(e))
+        if isinstance(e, NotImplementedError):
+            return self.refused(subject, str(e))
+        frames = traceback.extract_tb(e.__traceback__)
+        where = f" ({frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno})" if frames else ""
+        return self.wrong(subject, f"{type(e).__name__}: {e}{where}")
+
+    def reason_of(self, e: UnsupportedOps) -> str:
+        """Return the backend's own reason out of a refusal of nodes."""
+        reasons = []
+        for problem in e.problems:
+            _, _, mine = problem.partition(f"{self.device}: ")
+            reasons.append(mine or problem)
+        return "; ".join(dict.fromkeys(reasons)) or e.what
+
+    def note(self, text: str) -> None:
+        """Add a remark to the report, once."""
+        self.notes[text] = None
+
+    # -- what is examined ----------------------------------------------------------------------------------
+
+    @contextmanager
+    def opened(self) -> Iterator[Backend]:
+        """Open a backend object of the device, and close it after the block."""
+        backend = self.choice.open(self.config)
+        try:
+            yield backend
+        finally:
+            backend.close()
+
+    def watch(self, before: Callable[[Call], None] | None = None) -> Watch:
+        """Return what records the callbacks of the backend objects that are made while it is entered."""
+        return Watch(self.choice.creator, before)
+
+    def load(self, graph: Graph) -> Session:
+        """Return a session on this device alone."""
+        return loading.load(graph, self.device, precision=self.precision, fallback="error")
+
+    def look(self, check: Check) -> list[Finding]:
+        """Do a check; what it raises is a finding too, and ends it."""
+        self.begin(check.name)
+        found: list[Finding] = []
+        try:
+            found.extend(check.look(self))
+        except Exception as e:
+            found.append(self.raised("the check itself", e))
+        return found
+
+    # -- networks --------------------------------------------------------------------------------------------
+
+    @cached_property
+    def blocks(self) -> Blocks:
+        """Return the ops that the backend takes, to make networks of; Untried if it takes none."""
+        reasons: dict[str, None] = {}
+        for form in FORMS:
+            taken = tuple(islice((s for name, s in STEPS.items() if self._takes(form, name, s, reasons)), MOST_STEPS))
+            if taken:
+                return Blocks(form, taken, next((j for j in JOINS if self._joins(form, j, reasons)), ""))
+        tried = f"networks are made of {', '.join(STEPS)}, and the backend takes none of them"
+        raise Untried(f"{tried}: {'; '.join(list(reasons)[:3])}")
+
+    def _takes(self, form: tuple[int, ...], name: str, step: Step, reasons: dict[str, None]) -> bool:
+        if name == "Conv" and len(form) < 3:
+            return False
+        net = Net(form)
+        return self._accepts(net.finish(step(net, "x")), reasons)
+
+    def _joins(self, form: tuple[int, ...], kind: str, reasons: dict[str, None]) -> bool:
+        net = Net(form)
+        return self._accepts(net.finish(net.add(make_op(kind), "x", "x")), reasons)
+
+    def _accepts(self, graph: Graph, reasons: dict[str, None]) -> bool:
+        try:
+            self.load(graph).close()
+        except UnsupportedOps as e:
+            reasons[self.reason_of(e)] = None
+        except ModelError as e:
+            reasons[e.what] = None
+        except WeftError:
+            return True  # It took it and failed; the checks that use it will say so.
+        else:
+            return True
+        return False
+
+    def compare(self, graph: Graph, feeds: dict[str, Array], actual: Sequence[Array]) -> str:
+        """Return how outputs of a network differ from what its ops' references give, "" if they do not."""
+        wanted = expected(graph, feeds)
+        return difference(actual, wanted, [self.bounds(len(graph.nodes))] * len(wanted))
+
+    def bounds(self, nodes: int) -> tuple[float, float]:
+        """Return (rtol, atol) for what so many nodes of float32, one after the other, compute."""
+        dtype = DType.FLOAT16 if self.precision is Precision.LOW else DType.FLOAT32
+        rtol, atol = tolerance(dtype, "reduction")
+        return rtol * (nodes + 1), atol * (nodes + 1)
+
+
+def same_bits(first: Sequence[Array], second: Sequence[Array]) -> bool:
+    """Tell whether two lists of arrays are equal to the last bit."""
+    pairs = zip(first, second, strict=True)
+    return all(a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes() for a, b in pairs)
+
+
+def fresh_copy(arrays: dict[str, Array]) -> dict[str, Array]:
+    """Return copies, for what must not see that a backend wrote into its inputs."""
+    return {name: np.array(a) for name, a in arrays.items()}
