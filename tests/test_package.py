@@ -83,6 +83,7 @@ LAYERS = {
     "weft.backends": 4,
     "weft.frontends": 4,
     "weft.models": 4,
+    "weft.plugins": 4,
     "weft.loading": 5,
     "weft": 6,
     "weft.conformance": 7,

@@ -40,6 +40,7 @@ from weft.core.views import OptimizationViews, SubgraphView
 from weft.errors import WeftError
 from weft.frontends.builder import Network, parse
 from weft.loading import devices, load, optimize
+from weft.plugins import PluginFinder as _PluginFinder
 
 __version__ = "0.1.0"
 
@@ -86,4 +87,5 @@ __all__ = [
 ]
 
 for _creator in (CpuCreator(), OpenCLCreator(), VulkanCreator()):
-    registry.insert(_creator.id, _creator)
+    registry.insert(_creator.id, _creator, origin="weft")
+registry.finder = _PluginFinder()

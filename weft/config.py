@@ -34,3 +34,9 @@ def glsl_compiler_disabled() -> bool:
 def vulkan_validation() -> bool:
     """Tell whether `WEFT_VULKAN_VALIDATION=1` asks for the validation layer with synchronization validation."""
     return os.environ.get("WEFT_VULKAN_VALIDATION", "0") == "1"
+
+
+def dynamic_backend_paths() -> list[str]:
+    """Return the folders in `WEFT_DYNAMIC_BACKEND_PATHS`, which colons separate, in their order."""
+    given = os.environ.get("WEFT_DYNAMIC_BACKEND_PATHS", "")
+    return given.split(":") if given else []

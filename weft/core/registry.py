@@ -1,18 +1,27 @@
-"""The registry of backends: by string id and by forward type."""
+"""The registry of backends: by string id and by forward type.
+
+Backends of a program are inserted. Others are found, by a `Finder`, when the registry is first asked: those
+that installed packages announce, then those in the folders of `WEFT_DYNAMIC_BACKEND_PATHS`.
+"""
 
 from __future__ import annotations
 
 import logging
 import re
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+from weft import config
 from weft.core.backend import Backend, BackendConfig, BackendCreator, BackendInfo, DeviceInfo, ForwardType
 from weft.core.contexts import MemoryManager
+from weft.core.entries import Entry, Finder, as_creator
 from weft.core.profile import ProfilingContext
 from weft.errors import BackendError, ConfigError, DeviceError, NoDevice, WeftError
 
 log = logging.getLogger("weft.registry")
+plugin_log = logging.getLogger("weft.plugins")
 
 DeviceName = str | ForwardType
 _NAME = re.compile(r"([A-Za-z][A-Za-z0-9_]*)(?::(\d+))?")
@@ -54,12 +63,31 @@ class Choice:
 class BackendRegistry:
     """Backends by id and forward type; an id or slot can be taken once."""
 
-    def __init__(self) -> None:
-        self._by_id: dict[str, BackendCreator] = {}
-        self._by_type: dict[ForwardType, BackendCreator] = {}
+    _lock = threading.RLock()
+    """Of all registries: a backend that one of them is loading may ask another."""
 
-    def insert(self, key: DeviceName, creator: BackendCreator) -> None:
-        """Register a creator under a forward type or an id (and under its own id and type)."""
+    def __init__(self, finder: Finder | None = None) -> None:
+        self.finder = finder
+        self._by_id: dict[str, Entry] = {}
+        self._by_type: dict[ForwardType, Entry] = {}
+        self._failures: dict[str, tuple[str, bool]] = {}
+        self._paths: tuple[str, ...] | None = None
+        self._asked_packages = self._asked_paths = self._searching = False
+
+    # -- backends of the program -------------------------------------------------------------------------
+
+    def insert(
+        self, key: DeviceName, creator: BackendCreator | type[Backend], *, origin: str = "registry.insert"
+    ) -> None:
+        """Register a creator under a forward type or an id (and under its own id and type).
+
+        A class of backends will do where there is one device. BackendError if the id or the type is taken.
+        """
+        with self._lock:
+            self._put(key, Entry(as_creator(creator), origin))
+
+    def _put(self, key: DeviceName, entry: Entry) -> None:
+        creator = entry.creator
         kind = key if isinstance(key, ForwardType) else creator.forward_type
         id_ = creator.id or key.name.lower() if isinstance(key, ForwardType) else key
         if not isinstance(id_, str) or not _NAME.fullmatch(id_) or ":" in id_:
@@ -70,23 +98,122 @@ class BackendRegistry:
         if holder is None and kind is not None:
             holder, slot = self._by_type.get(kind), f"the slot {kind.name}"
         if holder is not None:
-            raise BackendError(
-                f"{slot} is taken",
-                why=f"held by {holder.id!r} ({type(holder).__module__}.{type(holder).__qualname__})",
-                fix="choose another, or remove the holder",
-            )
+            raise BackendError(f"{slot} is taken", why=f"held by {holder}", fix="choose another, or remove the holder")
         creator.id, creator.forward_type = id_, kind
-        self._by_id[id_.lower()] = creator
+        # A new dict, for other threads may be reading the old one.
+        self._by_id = {**self._by_id, id_.lower(): entry}
         if kind is not None:
-            self._by_type[kind] = creator
+            self._by_type = {**self._by_type, kind: entry}
 
     def remove(self, key: DeviceName) -> None:
         """Unregister a backend and close its devices."""
-        creator = self.find(key)
-        self._by_id.pop(creator.id.lower())
-        if creator.forward_type is not None:
-            self._by_type.pop(creator.forward_type)
-        creator.close()
+        with self._lock:
+            self._drop(self._entry(key))
+
+    def _drop(self, entry: Entry) -> None:
+        self._by_id = {k: e for k, e in self._by_id.items() if e is not entry}
+        self._by_type = {k: e for k, e in self._by_type.items() if e is not entry}
+        entry.creator.close()
+
+    # -- backends that are found ---------------------------------------------------------------------------
+
+    def insert_dynamic(self, creator: BackendCreator, origin: str, *, id: str = "", by_path: bool = False) -> bool:
+        """Register a creator that was found at `origin`, under `id` or its own; tell whether that was done.
+
+        It is skipped, with a warning, if the id is taken (the first wins) or cannot be one.
+        """
+        with self._lock:
+            name = id or creator.id
+            holder = self._by_id.get(name.lower()) if isinstance(name, str) else None
+            if holder is not None and holder.creator is creator:
+                return True
+            try:
+                self._put(name, Entry(creator, origin, by_path))
+            except BackendError as e:
+                self.skip(origin, ", ".join(filter(None, (e.what, e.why))), by_path=by_path)
+                return False
+            return True
+
+    def skip(self, origin: str, reason: str, *, by_path: bool = False) -> None:
+        """Warn that what is at `origin` is not used, and remember the reason."""
+        plugin_log.warning("%s is skipped: %s", origin, reason)
+        self._failures[origin] = (reason, by_path)
+
+    def rescan(self, paths: Sequence[str | Path] | None = None) -> None:
+        """Look in folders again: what came from folders is closed and removed, what is there now is inserted.
+
+        `paths` take the place of `WEFT_DYNAMIC_BACKEND_PATHS` from now on; None goes back to the variable.
+        """
+        if isinstance(paths, (str, Path)):
+            raise ConfigError(f"{str(paths)!r} is one path, not a list of paths", fix=f"write [{str(paths)!r}]")
+        with self._lock:
+            if self._searching:
+                raise BackendError("a backend cannot have folders searched while it is being loaded")
+            self._search(packages_alone=True)
+            self._forget_paths()
+            self._paths = None if paths is None else tuple(map(str, paths))
+            self._asked_paths = False
+            self._search()
+
+    @property
+    def paths(self) -> tuple[str, ...] | None:
+        """Return the folders given to `rescan`, or None where the environment variable decides."""
+        return self._paths
+
+    def derive(self, paths: Sequence[str | Path]) -> BackendRegistry:
+        """Return a registry for one runtime: the present backends, but from folders only those in `paths`.
+
+        No paths, no backends from folders. `close` it in the end.
+        """
+        made = BackendRegistry(self.finder)
+        with self._lock:
+            self._search(packages_alone=True)
+            made._by_id = {k: e for k, e in self._by_id.items() if not e.by_path}
+            made._by_type = {k: e for k, e in self._by_type.items() if not e.by_path}
+            made._failures = {k: f for k, f in self._failures.items() if not f[1]}
+        made._asked_packages = True
+        made.rescan(paths)
+        return made
+
+    def close(self) -> None:
+        """Unregister and close the backends that came from folders; all others stay as they are."""
+        with self._lock:
+            self._asked_paths = True
+            self._forget_paths()
+
+    def _forget_paths(self) -> None:
+        for entry in [e for e in self._by_id.values() if e.by_path]:
+            try:
+                self._drop(entry)
+            except Exception as e:
+                plugin_log.warning("closing %s failed: %s: %s", entry, type(e).__name__, e)
+        self._failures = {k: f for k, f in self._failures.items() if not f[1]}
+
+    def _search(self, *, packages_alone: bool = False) -> None:
+        """Find what there is to find, once. What a backend asks while it is loaded is answered without it."""
+        if self.finder is None or (self._asked_packages and self._asked_paths and not self._searching):
+            return
+        with self._lock:
+            if self._searching:
+                return
+            self._searching = True
+            try:
+                if not self._asked_packages:
+                    self._asked_packages = True
+                    self.finder.insert_installed(self)
+                if not (self._asked_paths or packages_alone):
+                    self._asked_paths = True
+                    given = config.dynamic_backend_paths() if self._paths is None else self._paths
+                    self.finder.insert_from(self, given)
+            finally:
+                self._searching = False
+
+    # -- queries -------------------------------------------------------------------------------------------
+
+    def is_registered(self, key: DeviceName) -> bool:
+        """Tell whether there is a backend of that id or forward type; it may be absent still."""
+        self._search()
+        return (key.lower() in self._by_id) if isinstance(key, str) else (key in self._by_type)
 
     def ids(self) -> list[str]:
         """Return the ids of all registered backends."""
@@ -94,7 +221,19 @@ class BackendRegistry:
 
     def creators(self) -> list[BackendCreator]:
         """Return the creators in the order of registration."""
-        return list(self._by_id.values())
+        self._search()
+        return [e.creator for e in self._by_id.values()]
+
+    def origins(self) -> dict[str, str]:
+        """Return where each backend came from, by id: "weft", a call, an entry point, or a file."""
+        self._search()
+        return {e.creator.id: e.origin for e in self._by_id.values()}
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """Return what was found and is not used: the reason, by where it was found."""
+        self._search()
+        return {origin: reason for origin, (reason, _) in self._failures.items()}
 
     def absent(self) -> dict[str, str]:
         """Return the backends that cannot run here, each with the reason."""
@@ -177,14 +316,19 @@ class BackendRegistry:
 
     def find(self, key: DeviceName) -> BackendCreator:
         """Return the creator of that id or forward type; NoDevice with the registered ids if there is none."""
+        return self._entry(key).creator
+
+    def _entry(self, key: DeviceName) -> Entry:
         if not isinstance(key, (str, ForwardType)):
             raise ConfigError(f"{key!r} is not a device", fix='pass an id such as "cpu", or a ForwardType')
+        self._search()
         found = self._by_type.get(key) if isinstance(key, ForwardType) else self._by_id.get(key.lower())
         if found is None:
             shown = key.name if isinstance(key, ForwardType) else repr(key)
+            skipped = "".join(f"; {origin} was skipped: {why}" for origin, why in self.failures.items())
             raise NoDevice(
                 f"no backend is registered for {shown}",
-                why=f"registered are {', '.join(self.ids())}",
+                why=f"registered are {', '.join(self.ids())}{skipped}",
                 fix="run 'weft devices' for the list",
             )
         return found
@@ -203,6 +347,6 @@ registry = BackendRegistry()
 """The registry that every part of Weft uses."""
 
 
-def insertExtraBackendCreator(key: DeviceName, creator: BackendCreator) -> None:
+def insertExtraBackendCreator(key: DeviceName, creator: BackendCreator | type[Backend]) -> None:
     """Register a backend under a forward type (USER_0 ...) or an id; a taken one is refused, naming the holder."""
-    registry.insert(key, creator)
+    registry.insert(key, creator, origin="insertExtraBackendCreator")

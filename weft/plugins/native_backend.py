@@ -1,0 +1,337 @@
+"""The device contract over a table of C functions: on host memory, or on the library's own buffers."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from ctypes import c_void_p
+from typing import Any
+
+import numpy as np
+
+from weft.core.backend import Backend, BackendInfo, Execution, StorageType
+from weft.core.copy import copy_tensor, is_host
+from weft.core.layout import Array, convert
+from weft.core.memory import BufferManager, Slot
+from weft.core.op import Op
+from weft.core.tensor import Tensor
+from weft.errors import BackendError, DeviceError, ExecutionError, InputError, OutOfMemory
+from weft.plugins.native import NativeDevice
+from weft.plugins.native_abi import CTensor, Message, NodeView
+
+Inputs = Sequence[Tensor | None]
+Outputs = Sequence[Tensor]
+
+
+class NativeExecution(Execution):
+    """One node in C. Its state is made when the shapes are known, and made again when they change."""
+
+    def __init__(self, op: Op, backend: NativeBackend) -> None:
+        self.op, self.backend = op, backend
+        self._device = backend.device
+        self._message = Message()
+        self._state: c_void_p | None = None
+        self._view: NodeView
+
+    def onResize(self, inputs: Inputs, outputs: Outputs) -> None:
+        """Have the node prepared for these shapes."""
+        self.close()
+        self._view = NodeView(inputs, outputs, self.op)
+        device, state = self._device, c_void_p()
+        with device.lock:
+            node = ctypes.byref(self._view.node)
+            status = device.table.create(device.handle, node, ctypes.byref(state), *self._message.clear())
+            if not status:
+                self._state = state
+            self._check(status, "prepare", "create")
+
+    def onExecute(self, inputs: Inputs, outputs: Outputs) -> None:
+        """Tell C where the tensors are, and run."""
+        device, view, place = self._device, self._view, self.backend.place
+        for tensor, seen in zip((*inputs, *outputs), (*view.inputs, *view.outputs), strict=True):
+            if tensor is not None:
+                place(tensor, seen)
+        with device.lock:
+            status = device.table.execute(
+                self._state, view.input_array, view.output_array, *self._message.clear()
+            )
+            self._check(status, "run", "execute")
+
+    def _check(self, status: int, what: str, function: str) -> None:
+        if status:
+            why = self._message.text() or f"{function} returned {status} and wrote no message"
+            raise ExecutionError(f"{self._device.name} could not {what} a node of type {self.op.type}", why=why)
+
+    def close(self) -> None:
+        """Have the state freed, once."""
+        state, self._state = self._state, None
+        if state is not None:
+            with self._device.lock:
+                try:
+                    self._device.wait()
+                finally:
+                    self._device.table.destroy(state)
+
+
+class NativeBackend(Backend):
+    """What both kinds share: support, executions, and memory planned by `BufferManager`."""
+
+    def __init__(self, info: BackendInfo, device: NativeDevice) -> None:
+        super().__init__(info)
+        self.device = device
+        self._memory = BufferManager(self.allocate, self.free)
+        self._is_open = True
+
+    # -- what the kinds differ in --------------------------------------------------------------------------
+
+    def allocate(self, nbytes: int) -> Any:
+        """Return a buffer; OutOfMemory if there is none."""
+        raise NotImplementedError
+
+    def free(self, buffer: Any) -> None:
+        """Take a buffer back."""
+        raise NotImplementedError
+
+    def place(self, tensor: Tensor, seen: CTensor) -> None:
+        """Tell C where a tensor is."""
+        raise NotImplementedError
+
+    # -- ops -------------------------------------------------------------------------------------------------
+
+    def why_not(self, inputs: Inputs, outputs: Outputs, op: Op) -> str | None:
+        """Return the reason of the library, word for word; BackendError if it refuses without one."""
+        try:
+            view = NodeView(inputs, outputs, op)
+        except TypeError as e:
+            return str(e)
+        message, device = Message(), self.device
+        with device.lock:
+            takes = device.table.supports(device.handle, ctypes.byref(view.node), *message.clear())
+        if takes:
+            return None
+        text = message.text()
+        if not text.strip():
+            raise BackendError(
+                f"{self.info.device} refused a node of type {op.type} with an empty reason",
+                where="supports",
+                fix="write the reason into the buffer: a user reads it",
+            )
+        return text
+
+    def onCreate(self, inputs: Inputs, outputs: Outputs, op: Op) -> Execution | None:
+        """Return the execution of a node that the library takes."""
+        return None if self.why_not(inputs, outputs, op) else NativeExecution(op, self)
+
+    # -- memory ------------------------------------------------------------------------------------------------
+
+    def onReleaseBuffer(self, tensor: Tensor, storage_type: StorageType) -> bool:
+        """Take the memory back as the storage type says."""
+        slot = self._slot(tensor)
+        if slot is None:
+            return False
+        if storage_type is StorageType.STATIC:
+            self.onWaitFinish()
+        self._memory.release(slot)
+        return True
+
+    def _slot(self, tensor: Tensor) -> Slot | None:
+        raise NotImplementedError
+
+    def onResizeBegin(self) -> None:
+        """Begin to record lifetimes."""
+        self._memory.begin()
+
+    def onAllocateBuffer(self) -> bool:
+        """Allocate the arena."""
+        self._memory.allocate()
+        return True
+
+    def onClearBuffer(self) -> bool:
+        """Free all that is not STATIC."""
+        self.onWaitFinish()
+        self._memory.clear()
+        return True
+
+    # -- runs ----------------------------------------------------------------------------------------------------
+
+    def onExecuteBegin(self) -> None:
+        """Do nothing: each execution runs, or is queued, when it is called."""
+
+    def onExecuteEnd(self) -> None:
+        """Do nothing: what is queued is waited for by `onWaitFinish`."""
+
+    def onWaitFinish(self) -> bool:
+        """Wait for the queue, if the library has one."""
+        self.device.wait()
+        return True
+
+    def statistics(self) -> Mapping[str, int]:
+        """Return the bytes of the arena, of its lower bound, and of constants."""
+        arena, static = self._memory.arena, self._memory.static_bytes
+        return {"arena_bytes": arena.size, "arena_live_peak": arena.live_peak(), "static_bytes": static}
+
+    def close(self) -> None:
+        """Free all memory of this pipeline, and give up the device."""
+        if self._is_open:
+            self._is_open = False
+            try:
+                self.onWaitFinish()
+            finally:
+                self._memory.close()
+                self.device.release()
+
+
+class HostBackend(NativeBackend):
+    """Tensors are numpy arrays; C gets their addresses."""
+
+    host_memory = True
+
+    def __init__(self, info: BackendInfo, device: NativeDevice) -> None:
+        super().__init__(info, device)
+        self._slots: dict[Tensor, Slot] = {}
+
+    def allocate(self, nbytes: int) -> Array:
+        """Return bytes of the host."""
+        try:
+            return np.empty(nbytes, np.uint8)
+        except (MemoryError, ValueError) as e:
+            raise OutOfMemory(
+                f"{nbytes:,} bytes cannot be allocated",
+                where=self.info.device,
+                why=str(e),
+                fix="use a smaller batch, precision low or memory limit",
+            ) from e
+
+    def free(self, buffer: Array) -> None:
+        """Leave it to numpy."""
+
+    def place(self, tensor: Tensor, seen: CTensor) -> None:
+        """Tell C the address."""
+        seen.data = tensor.memory.ctypes.data
+
+    def _slot(self, tensor: Tensor) -> Slot | None:
+        return self._slots.get(tensor)
+
+    def onAcquireBuffer(self, tensor: Tensor, storage_type: StorageType) -> bool:
+        """Give the tensor an array, at once or in the plan."""
+        slot = self._slots[tensor] = self._memory.acquire(tensor.nbytes, storage_type)
+        tensor.backend = self
+        self._bind(tensor, slot)
+        return True
+
+    @staticmethod
+    def _bind(tensor: Tensor, slot: Slot) -> None:
+        if slot.buffer is not None:
+            piece = slot.buffer[slot.offset : slot.offset + tensor.nbytes]
+            tensor.memory = piece.view(tensor.dtype.numpy).reshape(tensor.storage_shape)
+
+    def canImport(self, source: Backend) -> bool:
+        """Tell whether the source's tensors are arrays on the host."""
+        return source.host_memory
+
+    def onImportBuffer(self, tensor: Tensor, source: Tensor) -> bool:
+        """Use the array of another tensor; C has no strides, so it must lie densely."""
+        tensor.backend, tensor.memory = self, source.memory
+        return source.memory is not None and bool(source.memory.flags.c_contiguous)
+
+    def onReleaseBuffer(self, tensor: Tensor, storage_type: StorageType) -> bool:
+        """Take the array back as the storage type says."""
+        is_ours = super().onReleaseBuffer(tensor, storage_type)
+        if is_ours and storage_type is StorageType.STATIC:
+            del self._slots[tensor]
+        return is_ours
+
+    def onAllocateBuffer(self) -> bool:
+        """Allocate the arena and give every tensor its place in it."""
+        super().onAllocateBuffer()
+        for tensor, slot in self._slots.items():
+            self._bind(tensor, slot)
+        return True
+
+    def onClearBuffer(self) -> bool:
+        """Free all that is not STATIC."""
+        super().onClearBuffer()
+        self._slots = {t: s for t, s in self._slots.items() if s.storage is StorageType.STATIC}
+        return True
+
+    def onCopyBuffer(self, src: Tensor, dst: Tensor) -> None:
+        """Copy between arrays, converting layout and element type."""
+        self.onWaitFinish()
+        copy_tensor(src, dst)
+
+    def close(self) -> None:
+        """Drop all arrays too."""
+        super().close()
+        self._slots.clear()
+
+
+class BufferBackend(NativeBackend):
+    """Tensors are pieces of buffers that the library allocates; the host's copies go through its functions."""
+
+    def allocate(self, nbytes: int) -> int:
+        """Return a buffer of the device."""
+        with self.device.lock:
+            buffer: int | None = self.device.table.allocate(self.device.handle, nbytes)
+        if not buffer:
+            raise OutOfMemory(
+                f"{nbytes:,} bytes cannot be allocated",
+                where=self.info.device,
+                why="the library's allocate returned NULL",
+                fix="use a smaller batch, precision low or memory limit",
+            )
+        return buffer
+
+    def free(self, buffer: int) -> None:
+        """Give a buffer back to the device."""
+        with self.device.lock:
+            self.device.table.free(self.device.handle, buffer)
+
+    def place(self, tensor: Tensor, seen: CTensor) -> None:
+        """Tell C the buffer and the offset."""
+        slot: Slot = tensor.memory
+        seen.data, seen.offset = slot.buffer, slot.offset
+
+    def _slot(self, tensor: Tensor) -> Slot | None:
+        return tensor.memory if isinstance(tensor.memory, Slot) and tensor.backend is self else None
+
+    def onAcquireBuffer(self, tensor: Tensor, storage_type: StorageType) -> bool:
+        """Give the tensor a piece of a buffer, at once or in the plan."""
+        tensor.backend, tensor.memory = self, self._memory.acquire(tensor.nbytes, storage_type)
+        return True
+
+    def onCopyBuffer(self, src: Tensor, dst: Tensor) -> None:
+        """Copy within the device, or between it and anything else; layout and element type are converted."""
+        if src.shape != dst.shape:
+            what = f"cannot copy {src.name!r} {src.shape} to {dst.name!r} {dst.shape}"
+            raise InputError(what, why="the shapes differ")
+        self.onWaitFinish()
+        stored = convert(self._read(src), src.shape, src.layout, dst.layout, dst.dtype.numpy)
+        self._write(dst, np.ascontiguousarray(stored).reshape(dst.storage_shape))
+
+    def _read(self, src: Tensor) -> Array:
+        if src.backend is not self and is_host(src):
+            memory: Array = src.memory
+            return memory
+        host = Tensor.empty(src.shape, src.dtype, src.layout, src.name)
+        if src.backend is self:
+            slot: Slot = src.memory
+            self._move("download", slot, host.memory)
+        else:
+            copy_tensor(src, host)
+        stored: Array = host.memory
+        return stored
+
+    def _write(self, dst: Tensor, stored: Array) -> None:
+        if dst.backend is self:
+            self._move("upload", dst.memory, stored)
+        else:
+            copy_tensor(Tensor(dst.name, dst.shape, dst.dtype, dst.layout, stored), dst)
+
+    def _move(self, function: str, slot: Slot, host: Array) -> None:
+        if not host.nbytes:
+            return
+        device, message = self.device, Message()
+        call = getattr(device.table, function)
+        with device.lock:
+            status = call(device.handle, slot.buffer, slot.offset, host.ctypes.data, host.nbytes, *message.clear())
+        device.check(status, message, DeviceError, f"{function} failed on {device.name}", function)
