@@ -155,6 +155,15 @@ def test_bench_gives_json_with_every_time(cli: Cli, tmp_path: Path) -> None:
     )
 
 
+def test_bench_profiles_a_run(cli: Cli, tmp_path: Path) -> None:
+    model = double(tmp_path / "m.onnx")
+    done = cli("bench", model, "-d", "cpu,opencl", "--iterations", 1, "--profile", "--json")
+    events = [[(e["device"], e["name"]) for e in row["events"]] for row in json.loads(done.out)["rows"]]
+    assert all(len(names) >= 1 for names in events) and events[0][0][0] == "cpu:0"
+    assert any("/" in name for _, name in events[1]), "a launch is called node/kernel"
+    assert "us in one run" in cli("bench", model, "-d", "cpu", "--iterations", 1, "--profile").out
+
+
 def test_compare_shows_every_value(cli: Cli) -> None:
     done = cli("compare", models.path("shapes"), "-d", "cpu,vulkan", "--shape", "image=1,3,128,128")
     relative = float(re.findall(r"the largest is (\S+) of the range", done.out)[0])
@@ -192,9 +201,15 @@ def test_inspect_gives_the_reason_of_each_refusal(cli: Cli, tmp_path: Path) -> N
         helper.make_node("Relu", ["y"], ["z"], name="plain"),
     ]
     model = write_model(tmp_path / "m.onnx", nodes, {"x": (1, 2, 4, 4), "w": (2, 2, 1, 1)}, ["z"])
-    done = cli("inspect", model, "-d", "vulkan", "--unsupported")
+    done = cli("inspect", model, "--devices", "vulkan", "--unsupported")
     assert "vulkan:0: 1 of 2 nodes" in done.out
-    assert re.search(r"'adapted' \(Conv\): \S+", done.out)
+    assert re.search(r"^adapted +Conv +vulkan:0 +the convolution's weights", done.out, re.M)
+    assert "subgraph" not in done.out
+    done = cli("inspect", model, "--devices", "vulkan,cpu", "--nodes")
+    assert "2 subgraph(s), with their nodes after the backends' rewrites: cpu:0 (1) -> vulkan:0 (1)" in done.out
+    assert re.search(r"^copy y: cpu:0 -> vulkan:0 +cpu:0 +vulkan:0 +float32\[1x2x4x4\] +128$", done.out, re.M)
+    assert "1 copies between devices, 128 bytes in every run" in done.out
+    assert "on vulkan:0:" in done.out and "z = Relu" in done.out
 
 
 def test_inspect_prints_each_pass(cli: Cli, tmp_path: Path) -> None:
@@ -202,7 +217,7 @@ def test_inspect_prints_each_pass(cli: Cli, tmp_path: Path) -> None:
     done = cli(
         "inspect", write_model(tmp_path / "m.onnx", nodes, {"x": ("n",)}, ["y"]), "--passes", "-d", "cpu"
     )
-    assert "as read: 2 nodes" in done.out and "after remove_identities: 1 nodes" in done.out
+    assert "as read: 2 nodes" in done.out and "2 -> 1 nodes" in done.out and "remove_identities: " in done.out
     assert "taken as 1 for x" in done.err
 
 

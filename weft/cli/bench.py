@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 import weft
-from weft.cli.console import note, table, working
+from weft.cli.console import line, note, table, working
 from weft.cli.inputs import Preparation, collect
 from weft.cli.measure import Timing, measure, milliseconds
 from weft.cli.options import (
@@ -43,6 +43,7 @@ def bench(
     shape: ShapeOption = None,
     iterations: IterationsOption = 50,
     warmup: WarmupOption = 5,
+    profile: Annotated[bool, typer.Option("--profile", help="Print what takes the time of one run.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Time a network on each device, from host array to host array.
@@ -63,6 +64,8 @@ def bench(
             row, outputs = _time(model, names, each, arrays, (iterations, warmup))
             reference = outputs if reference is None else reference
             rows.append({**row, "difference": largest_difference(outputs, reference)})
+            if profile:
+                rows[-1]["events"] = _events(model, names, each, arrays, warmup)
     _print(model, rows, as_json)
 
 
@@ -90,6 +93,17 @@ def _time(
     return row, outputs
 
 
+def _events(
+    model: Path, names: list[str], precision: Precision, arrays: Mapping[str, Array], warmup: int
+) -> list[dict[str, Any]]:
+    """Return the events of one run of a session of its own, since taking times makes a run slower."""
+    shapes = {name: a.shape for name, a in arrays.items()}
+    with load(model, names, precision=precision, shapes=shapes, profile=True) as session:
+        for _ in range(warmup + 1):
+            session.run(arrays)
+        return [{"device": e.device, "name": e.name, "us": e.seconds * 1e6} for e in session.profile.events]
+
+
 def _times(timing: Timing) -> dict[str, Any]:
     return {
         "first_ms": timing.first,
@@ -110,6 +124,12 @@ def _print(model: Path, rows: list[dict[str, Any]], as_json: bool) -> None:
         }
         print(json.dumps(facts, indent=2))
         return
+    for row in rows:
+        events = row.get("events", ())
+        if events:
+            line(f"{row['device']}, {row['precision']}: {sum(e['us'] for e in events):.1f} us in one run", "bold")
+            shown = [(e["device"], e["name"], f"{e['us']:.1f}") for e in sorted(events, key=lambda e: -e["us"])]
+            table(("device", "name", "us"), shown, numbers=("us",))
     columns = ("load_ms", "first_ms", "median_ms", "p90_ms", "min_ms")
     table(
         ("device", "precision", "nodes", *NUMBERS),

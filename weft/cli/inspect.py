@@ -1,4 +1,4 @@
-"""`weft inspect`: what is in a model, and which devices take it."""
+"""`weft inspect`: what is in a model, which devices take it, and how it is divided over them."""
 
 from __future__ import annotations
 
@@ -7,30 +7,49 @@ from typing import Annotated
 
 import typer
 
+import weft.ops  # noqa: F401  (registers the ops)
 from weft.cli.console import error, line, note, table, working
-from weft.cli.options import DeviceOption, ModelArgument, ShapeOption
+from weft.cli.options import ModelArgument, ShapeOption
 from weft.cli.targets import parse_shapes
 from weft.core.assign import described
-from weft.core.backend import BackendInfo
+from weft.core.backend import Backend, BackendConfig, ForwardType
 from weft.core.graph import Graph, bind
 from weft.core.layout import Shape
-from weft.core.optimize import PASSES, run_passes
+from weft.core.loaded import close_all
+from weft.core.network import prepare_network
+from weft.core.optimize import PASSES
+from weft.core.optimized import Copy, OptimizedNetwork
+from weft.core.optimizer import OptimizerOptions, optimize
 from weft.core.registry import Choice, registry
 from weft.errors import UnsupportedOps
 from weft.frontends.onnx import load as load_onnx
 
+DevicesOption = Annotated[
+    str,
+    typer.Option(
+        "--devices",
+        "--device",
+        "-d",
+        help='Devices in order of preference: "vulkan,opencl,cpu". "all" is every device found.',
+    ),
+]
+
 
 def inspect(
     model: ModelArgument,
-    device: DeviceOption = "all",
+    devices: DevicesOption = "all",
     shape: ShapeOption = None,
-    nodes: Annotated[bool, typer.Option("--nodes", help="Print every node.")] = False,
-    passes: Annotated[bool, typer.Option("--passes", help="Print the network after each rewrite.")] = False,
+    nodes: Annotated[bool, typer.Option("--nodes", help="Print every node, as read and as divided.")] = False,
+    passes: Annotated[
+        bool, typer.Option("--passes", help="List the rewrites, and print the network after each that changes it.")
+    ] = False,
     unsupported: Annotated[bool, typer.Option("--unsupported", help="Print only what cannot run.")] = False,
 ) -> None:
-    """Show a network's inputs, outputs and ops, and the nodes that a device does not take, with the reason.
+    """Show a network's inputs, outputs and ops, and how it would be divided over devices.
 
-    The exit status is 1 if the network has ops that Weft does not know.
+    A table has every node that a device refuses, with the reason; then come the subgraphs in the order of
+    execution, and the copies between them with their bytes. The exit status is 1 if the network has ops
+    that Weft does not know.
     """
     try:
         with working(f"reading {model.name}"):
@@ -47,7 +66,15 @@ def inspect(
     bound = bind(graph, {**_ones(graph), **parse_shapes(shape)})
     if passes:
         _passes(bound)
-    _support(run_passes(bound), device)
+    _division(bound, _chosen(devices), nodes=nodes, brief=unsupported)
+
+
+def _chosen(devices: str) -> list[Choice]:
+    names = [name.strip() for part in devices.split(",") for name in part.split("+") if name.strip()]
+    if "all" in names:
+        found = registry.devices()
+        names = [f"{d.id}:{d.index}" for d in sorted(found, key=lambda d: d.id == "cpu")]
+    return registry.choose(names)
 
 
 def _describe(graph: Graph, nodes: bool) -> None:
@@ -80,30 +107,59 @@ def _passes(graph: Graph) -> None:
     line(f"as read: {len(graph.nodes)} nodes", "bold")
     line(str(graph))
     for each in PASSES:
-        graph = run_passes(graph, (each,))
-        line(f"after {each.name}: {len(graph.nodes)} nodes", "bold")
-        line(str(graph))
+        rewritten = each(graph)
+        changed = [str(n) for n in rewritten.nodes] != [str(n) for n in graph.nodes]
+        line(f"{each.name}: {each.description}", "bold")
+        line(f"  {len(graph.nodes)} -> {len(rewritten.nodes)} nodes" if changed else "  nothing to do")
+        if changed:
+            line(str(rewritten))
+        graph = rewritten
 
 
-def _support(graph: Graph, device: str) -> None:
-    names = [name for part in device.split(",") for name in part.split("+")]
-    if "all" in names:
-        names = [f"{d.id}:{d.index}" for d in registry.devices()]
-    for choice in registry.choose(names):
-        refused = _refusals(graph, choice)
-        line(
-            f"{choice.device}: {len(graph.nodes) - len(refused)} of {len(graph.nodes)} nodes after the rewrites",
-            "bold",
-        )
-        for text in refused:
-            line(f"  {text}")
-
-
-def _refusals(graph: Graph, choice: Choice) -> list[str]:
-    """Return, for each node that a device does not take, the reason."""
-    backend = choice.creator.onCreate(BackendInfo(choice.creator.id, choice.index))
+def _division(bound: Graph, choices: list[Choice], *, nodes: bool, brief: bool) -> None:
+    """Print who refuses what, and what is done about it; as `weft.load` does, the CPU takes what is left."""
+    config = BackendConfig()
+    prepared = prepare_network(bound, config.precision).graph
+    asked = {c.device: c.open(config) for c in choices}
+    cpu = Choice(registry.find(ForwardType.CPU), 0)
+    backends = asked if cpu.device in asked else {**asked, cpu.device: cpu.open(config)}
     try:
-        reasons = [(node, backend.why_not(*described(graph, node), node.op)) for node in graph.nodes]
+        rows = [row for device, backend in asked.items() for row in _refusals(prepared, device, backend)]
+        if rows:
+            table(("node", "op", "device", "reason"), rows)
+        for device in asked:
+            taken = len(prepared.nodes) - sum(row[2] == device for row in rows)
+            line(f"{device}: {taken} of {len(prepared.nodes)} nodes after the rewrites", "bold")
+        network = optimize(bound, backends, OptimizerOptions(config))
     finally:
-        backend.close()
-    return [f"{node.name!r} ({node.op.type}): {why}" for node, why in reasons if why is not None]
+        close_all(list(backends.values()))
+    if not brief:
+        _subgraphs(network, nodes)
+
+
+def _refusals(graph: Graph, device: str, backend: Backend) -> list[tuple[str, str, str, str]]:
+    """Return a row for each node that a device does not take."""
+    asked = ((node, backend.why_not(*described(graph, node), node.op)) for node in graph.nodes)
+    return [(node.name, node.op.type, device, why) for node, why in asked if why is not None]
+
+
+def _subgraphs(network: OptimizedNetwork, nodes: bool) -> None:
+    """Print the parts in the order of execution, and the copies between them."""
+    order = " -> ".join(f"{part.device} ({len(part.graph.nodes)})" for part in network.parts)
+    line(f"{len(network.parts)} subgraph(s), with their nodes after the backends' rewrites: {order or 'none'}", "bold")
+    rows = []
+    total = 0
+    for node in network.copies:
+        assert isinstance(node.op, Copy)
+        spec = network.graph.specs[node.inputs[0]]
+        nbytes = spec.size * spec.dtype.itemsize
+        total += nbytes
+        rows.append((node.name, node.op.source, node.op.target, str(spec), str(nbytes)))
+    if rows:
+        table(("copy", "from", "to", "value", "bytes"), rows, numbers=("bytes",))
+    line(f"{len(rows)} copies between devices, {total} bytes in every run")
+    if nodes:
+        for part in network.parts:
+            line(f"on {part.device}:", "bold")
+            for node in part.graph.nodes:
+                line(f"  {node}")
