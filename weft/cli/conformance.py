@@ -1,0 +1,81 @@
+"""`weft conformance`: hold a backend against the device contract."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from weft.cli.console import error, line, note, table, working
+from weft.cli.options import PrecisionOption
+from weft.core.backend import Precision
+from weft.core.registry import registry
+from weft.errors import ConfigError
+
+if TYPE_CHECKING:
+    from weft.conformance import ConformanceReport
+
+# The kit and its table of ops take longer to import than the command line should take to start.
+
+
+def conformance(
+    name: Annotated[str, typer.Argument(help='A device: "acme", "vulkan:1".', show_default=False)] = "",
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="A check, an op, or a part of a row's name; may be given several times."),
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write everything that was found to a file, as JSON.")
+    ] = None,
+    precision: PrecisionOption = Precision.HIGH,
+    backend_path: Annotated[
+        list[Path] | None,
+        typer.Option(help="A folder with backends; takes the place of WEFT_DYNAMIC_BACKEND_PATHS."),
+    ] = None,
+    list_checks: Annotated[bool, typer.Option("--list", help="List the checks.")] = False,
+) -> None:
+    """Hold a backend against the device contract: count what it supports, refuses with a reason, and does wrong.
+
+    The exit status is 1 if anything is wrong or a reason is missing.
+    """
+    if list_checks:
+        _list()
+        return
+    if not name:
+        raise ConfigError("no device was named", fix="weft conformance NAME; weft devices lists them")
+    if backend_path:
+        registry.rescan([p.absolute() for p in backend_path])
+    from weft.conformance import run
+
+    with working(f"holding {name} against the contract") as progress:
+        report = run(name, only=only or (), precision=precision, progress=progress)
+    if json_file is not None:
+        json_file.write_text(json.dumps(report.to_json(), indent=1) + "\n", encoding="utf-8")
+    _print(report)
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+def _list() -> None:
+    from weft.conformance import CHECKS
+
+    table(("check", "rows", "what it looks at"), [(c.name, c.rows, c.description) for c in CHECKS.values()])
+
+
+def _print(report: ConformanceReport) -> None:
+    from weft.conformance import Verdict
+
+    columns = [v for v in Verdict if v is not Verdict.NOTHING or report.counts()[v]]
+    headers = [v.value for v in columns]
+    rows = [(check, *(str(report.counts(check)[v]) for v in columns)) for check in report.checks]
+    rows.append(("in all", *(str(report.counts()[v]) for v in columns)))
+    table(("check", *headers), rows, numbers=headers)
+    for text in report.notes:
+        note(f"note: {text}")
+    for finding in report.findings:
+        if finding.verdict.is_bad:
+            error(str(finding))
+    verdict = "keeps the contract" if report.ok else "does not keep the contract"
+    line(f"{report.device}, precision {report.precision}: {verdict} in what was tried", "bold")

@@ -1,0 +1,65 @@
+"""The kit as tests: each check is one, and each row of the op table. What is refused with a reason is skipped.
+
+Run with `pytest --pyargs weft.conformance --weft-backend NAME`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from weft.conformance.cases.table import Case
+from weft.conformance.checks import table
+from weft.conformance.kit import Check, Kit
+from weft.conformance.report import Finding, Verdict
+from weft.conformance.running import open_kit, select
+from weft.core.registry import registry
+from weft.errors import WeftError
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Make a test of each check and of each row that are chosen."""
+    config = metafunc.config
+    if not config.getoption("weft_backend", default=None):
+        raise pytest.UsageError("name the device to examine: --weft-backend NAME")
+    try:
+        checks, rows = select(config.getoption("weft_only"))
+    except WeftError as e:
+        raise pytest.UsageError(str(e)) from None
+    if "check" in metafunc.fixturenames:
+        metafunc.parametrize("check", [c for c in checks if c.name != table.NAME], ids=lambda c: c.name)
+    else:
+        metafunc.parametrize("row", rows if table.NAME in [c.name for c in checks] else [], ids=str)
+
+
+@pytest.fixture(scope="session")
+def kit(request: pytest.FixtureRequest) -> Kit:
+    """Return the kit for the device that the command line names."""
+    option = request.config.getoption
+    folders = [Path(p).absolute() for p in option("weft_backend_path")]
+    try:
+        if folders:
+            registry.rescan(folders)
+        return open_kit(option("weft_backend"), option("weft_precision"))
+    except WeftError as e:
+        raise pytest.UsageError(str(e)) from None
+
+
+def test_check(kit: Kit, check: Check) -> None:
+    """Do one check."""
+    _conclude(kit.look(check))
+
+
+def test_row(kit: Kit, row: Case) -> None:
+    """Look at one row of the op table."""
+    _conclude(table.look_at_row(kit, row))
+
+
+def _conclude(findings: Sequence[Finding]) -> None:
+    bad = [str(f) for f in findings if f.verdict.is_bad]
+    if bad:
+        pytest.fail("\n".join(bad), pytrace=False)
+    if findings and all(f.verdict is Verdict.REFUSED for f in findings):
+        pytest.skip(f"refused: {findings[0].message}")

@@ -1,0 +1,19 @@
+"""The pytest plugin of Weft's conformance kit: options, and nothing else unless they are given.
+
+    pytest --pyargs weft.conformance --weft-backend acme
+
+It lies outside of the package because pytest loads plugins in every run, and `import weft` takes time.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options of the kit."""
+    group = parser.getgroup("weft", "conformance of a backend (with --pyargs weft.conformance)")
+    group.addoption("--weft-backend", metavar="NAME", help='the device to examine: "acme", "vulkan:1"')
+    group.addoption("--weft-only", metavar="WORD", action="append", default=[], help="a check, an op, or part of a row")
+    group.addoption("--weft-precision", metavar="PRECISION", default="high", help="high, normal or low")
+    group.addoption("--weft-backend-path", metavar="DIR", action="append", default=[], help="a folder with backends")
