@@ -4,7 +4,7 @@
 `Op`); this module has the parts to build them from. Importing it imports no driver.
 
     memory of a backend      BufferManager, Slot, ArenaPlan, convert, copy_tensor
-    a backend like the CPU   CpuBackend
+    a backend on the host    HostBackend (tensors are numpy arrays), CpuBackend (which runs every op)
     a device with kernels    GpuDevice, GpuBackend, GpuCreator, DeviceCaps, the commands, Dialect, KernelSource
     an op on GPUs            GpuOp, gpu_op, KernelBuilder, Placement, add_shader_folder
     errors to raise          OutOfMemory, DeviceLost, CompileError, DeviceError, ExecutionError, ModelError
@@ -28,6 +28,7 @@ from weft.backends.gpu.device import (
 )
 from weft.core.backend import API_VERSION, Creator, ExplainsRefusal, is_compatible
 from weft.core.copy import copy_tensor
+from weft.core.host import HostBackend
 from weft.core.layout import Array, Shape, convert, from_storage, storage_shape, to_storage
 from weft.core.memory import ArenaPlan, BufferManager, Slot
 from weft.core.op import Constants, OpClass
@@ -80,6 +81,7 @@ __all__ = [
     "GpuCreator",
     "GpuDevice",
     "GpuOp",
+    "HostBackend",
     "KernelBuilder",
     "KernelParts",
     "KernelSource",

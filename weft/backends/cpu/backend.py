@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from weft.core.backend import (
-    Backend,
-    BackendCreator,
-    BackendInfo,
-    DeviceInfo,
-    Execution,
-    ForwardType,
-    StorageType,
-)
-from weft.core.copy import copy_tensor
-from weft.core.layout import Array
-from weft.core.memory import BufferManager, Slot
+from weft.core.backend import Backend, BackendCreator, BackendInfo, DeviceInfo, Execution, ForwardType
+from weft.core.host import HostBackend
 from weft.core.op import Op
 from weft.core.optimized import PreCompiled
 from weft.core.tensor import Tensor
-from weft.errors import OutOfMemory
 
 
 class ReferenceExecution(Execution):
@@ -43,15 +31,8 @@ class ReferenceExecution(Execution):
             np.copyto(tensor.memory, np.asarray(value).reshape(tensor.shape), casting="no")
 
 
-class CpuBackend(Backend):
-    """Numpy on the host. Tensors hold arrays, so other backends copy to and from them directly."""
-
-    host_memory = True
-
-    def __init__(self, info: BackendInfo) -> None:
-        super().__init__(info)
-        self._memory = BufferManager(_allocate, lambda _: None)
-        self._slots: dict[Tensor, Slot] = {}
+class CpuBackend(HostBackend):
+    """Numpy on the host."""
 
     def why_not(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op) -> str | None:
         """Return None: every op has a reference, but for what another backend compiled."""
@@ -61,97 +42,6 @@ class CpuBackend(Backend):
     def onCreate(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op) -> Execution | None:
         """Return the execution a creator makes, or else the op's reference."""
         return super().onCreate(inputs, outputs, op) or ReferenceExecution(op)
-
-    def onAcquireBuffer(self, tensor: Tensor, storage_type: StorageType) -> bool:
-        """Give the tensor an array, at once or in the plan."""
-        slot = self._memory.acquire(tensor.nbytes, storage_type)
-        self._slots[tensor] = slot
-        tensor.backend = self
-        self._bind(tensor, slot)
-        return True
-
-    @staticmethod
-    def _bind(tensor: Tensor, slot: Slot) -> None:
-        if slot.buffer is not None:
-            piece = slot.buffer[slot.offset : slot.offset + tensor.nbytes]
-            tensor.memory = piece.view(tensor.dtype.numpy).reshape(tensor.storage_shape)
-
-    def onReleaseBuffer(self, tensor: Tensor, storage_type: StorageType) -> bool:
-        """Take the array back as the storage type says."""
-        slot = self._slots.get(tensor)
-        if slot is None:
-            return False
-        self._memory.release(slot)
-        if storage_type is StorageType.STATIC:
-            del self._slots[tensor]
-        return True
-
-    def canImport(self, source: Backend) -> bool:
-        """Tell whether the source's tensors are arrays on the host."""
-        return source.host_memory
-
-    def onImportBuffer(self, tensor: Tensor, source: Tensor) -> bool:
-        """Use the array of another tensor."""
-        tensor.backend, tensor.memory = self, source.memory
-        return source.memory is not None
-
-    def onResizeBegin(self) -> None:
-        """Begin to record lifetimes."""
-        self._memory.begin()
-
-    def onAllocateBuffer(self) -> bool:
-        """Allocate the arena and give every tensor its place in it."""
-        self._memory.allocate()
-        for tensor, slot in self._slots.items():
-            self._bind(tensor, slot)
-        return True
-
-    def onClearBuffer(self) -> bool:
-        """Free everything that is not STATIC."""
-        self._memory.clear()
-        self._slots = {t: s for t, s in self._slots.items() if s.storage is StorageType.STATIC}
-        return True
-
-    def onCopyBuffer(self, src: Tensor, dst: Tensor) -> None:
-        """Copy between arrays, converting layout and element type; a tensor of a device is left to that."""
-        copy_tensor(src, dst)
-
-    def onExecuteBegin(self) -> None:
-        """Do nothing: each execution runs when it is called."""
-
-    def onExecuteEnd(self) -> None:
-        """Do nothing: the work is done."""
-
-    def statistics(self) -> Mapping[str, int]:
-        """Return the bytes of the arena, of its lower bound, and of constants."""
-        arena = self._memory.arena
-        static = self._memory.static_bytes
-        return {"arena_bytes": arena.size, "arena_live_peak": arena.live_peak(), "static_bytes": static}
-
-    def close(self) -> None:
-        """Drop all arrays."""
-        self._memory.close()
-        self._slots.clear()
-
-
-def _allocate(nbytes: int) -> Array:
-    try:
-        return np.empty(nbytes, np.uint8)
-    except (MemoryError, ValueError) as e:
-        raise OutOfMemory(
-            f"{nbytes:,} bytes cannot be allocated",
-            where="cpu",
-            why=f"{_free_memory()}; {e}",
-            fix="use a smaller batch, precision low or memory limit",
-        ) from e
-
-
-def _free_memory() -> str:
-    try:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):
-        return "the host has less"
-    return f"the host has {free:,} bytes free"
 
 
 class CpuCreator(BackendCreator):
