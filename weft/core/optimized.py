@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from weft.core.assign import Refusal
 from weft.core.backend import BackendConfig
@@ -12,6 +14,9 @@ from weft.core.layout import Array
 from weft.core.op import Constants, Op, register_op
 from weft.core.tensor import TensorSpec
 from weft.errors import ExecutionError
+
+if TYPE_CHECKING:
+    from weft.core.registry import BackendRegistry
 
 
 @register_op
@@ -112,6 +117,22 @@ class OptimizedNetwork:
         graph = self.graph.copy()
         graph.constants = {o: c for o, c in self.graph.constants.items() if o in self.graph.outputs}
         return replace(self, graph=graph, parts=tuple(Part(p.device, _named(p.graph)) for p in self.parts))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the network to a file, which `load` reads; see `weft.core.saved`."""
+        from weft.core.saved import save  # which knows this class
+
+        save(self, path)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str], *, backends: BackendRegistry | None = None) -> OptimizedNetwork:
+        """Return the network that was saved to a file, for the backends of a registry (default: all known).
+
+        BackendError if one of them is not there or has another version, ModelError if the file is damaged.
+        """
+        from weft.core.saved import load_saved
+
+        return load_saved(path, backends=backends)
 
     def __str__(self) -> str:
         where = self.placement

@@ -1,0 +1,366 @@
+"""Optimised networks as files, so that a second start need not optimise again (F8).
+
+A file has the extension .weft by custom. It is a zip of `network.json`, the constants as .npy files, and the
+bytes of what backends compiled themselves. It holds no Python objects, paths or dates: equal networks give
+equal files. It fits the versions of the backends that it was made for, and no others.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from weft.core.archive import (
+    MANIFEST,
+    SAVE_AGAIN,
+    Archive,
+    array_name,
+    blob_name,
+    open_archive,
+    write_archive,
+)
+from weft.core.assign import Refusal
+from weft.core.backend import BackendConfig, MemoryMode, Power, Precision
+from weft.core.codec import (
+    Damaged,
+    Decoder,
+    Encoder,
+    Json,
+    UnknownOp,
+    Unsavable,
+    expect,
+    npy_header,
+    parse_npy,
+    parse_spec,
+    spec_json,
+    texts,
+)
+from weft.core.dtypes import DType
+from weft.core.graph import Graph, Node
+from weft.core.layout import Array, Layout
+from weft.core.optimized import Copy, OptimizedNetwork, Part, PassRecord
+from weft.core.registry import BackendRegistry, registry
+from weft.core.validate import validate
+from weft.errors import BackendError, ModelError, NoDevice, UnsupportedOps, WeftError
+
+T = TypeVar("T")
+FORMAT = 1
+"""Raised with every change after which an older Weft cannot read the file, or would read it wrongly."""
+OPTIMIZE_AGAIN = "optimise the model again with this installation, and save that"
+
+
+def save(network: OptimizedNetwork, path: str | os.PathLike[str]) -> None:
+    """Write a network to a file, replacing what is there.
+
+    ModelError has every node with an attribute that no file can hold, and the reason. A backend whose
+    `PreCompiled` payloads are not bytes gives them `to_bytes` and its creator `load_payload`.
+    """
+    target, encoder = _path(path), Encoder()
+    _check(network, target)
+    nodes = _NodeTable(encoder)
+    graphs = [_graph_json(g, nodes) for g in (network.graph, *(p.graph for p in network.parts))]
+    if nodes.problems:
+        raise ModelError(
+            f"network {network.graph.name!r} cannot be saved",
+            where=str(target),
+            why="\n    ".join(["", *nodes.problems]),
+            fix="attributes can be numbers, text, element types, arrays and tuples of them; "
+            "a network with debug nodes must be optimised without them",
+        )
+    manifest = {
+        "format": FORMAT,
+        "weft": _weft_version(),
+        "versions": dict(network.versions),
+        "devices": list(network.devices),
+        "config": {k: getattr(network.config, k).name for k in ("memory", "precision", "power")},
+        "nodes": nodes.encoded,
+        "graph": graphs[0],
+        "parts": [{"device": p.device, "graph": g} for p, g in zip(network.parts, graphs[1:], strict=True)],
+        "refusals": [[r.node, r.op, r.device, r.reason] for r in network.refusals],
+        "notes": list(network.notes),
+        "passes": [[p.name, p.before, p.after] for p in network.passes],
+        "arrays": [{"dtype": DType.of(a.dtype).name, "shape": list(a.shape)} for a in encoder.arrays],
+        "bytes": [len(b) for b in encoder.blobs],
+    }
+    write_archive(target, _members(manifest, encoder))
+
+
+def _check(network: OptimizedNetwork, target: Path) -> None:
+    """Raise ModelError if the network could not be loaded again; that of a session may lack its constants."""
+    try:
+        for graph in (network.graph, *(p.graph for p in network.parts)):
+            validate(graph)
+        _check_parts(network)
+    except (ModelError, Damaged) as e:
+        why = e.why if isinstance(e, ModelError) else str(e)
+        what = f"network {network.graph.name!r} is not whole and cannot be saved"
+        raise ModelError(what, where=str(target), why=why, fix="save what weft.optimize returns") from e
+
+
+def _members(manifest: Json, encoder: Encoder) -> Iterator[tuple[str, bytes]]:
+    yield (
+        MANIFEST,
+        json.dumps(manifest, sort_keys=True, allow_nan=False, separators=(",", ":")).encode("ascii"),
+    )
+    for k, array in enumerate(encoder.arrays):
+        yield array_name(k), npy_header(DType.of(array.dtype), array.shape) + array.tobytes()
+    for k, blob in enumerate(encoder.blobs):
+        yield blob_name(k), blob
+
+
+class _NodeTable:
+    """The nodes of all graphs, equal ones once, and those that cannot be saved."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self.encoder = encoder
+        self.encoded: list[Json] = []
+        self.problems: list[str] = []
+        self._by_id: dict[int, int] = {}
+        self._by_text: dict[str, int] = {}
+
+    def add(self, node: Node) -> int:
+        """Return the number of a node."""
+        if id(node) not in self._by_id:
+            self._by_id[id(node)] = self._add(node)
+        return self._by_id[id(node)]
+
+    def _add(self, node: Node) -> int:
+        try:
+            op = self.encoder.op(node.op)
+        except Unsavable as e:
+            self.problems.append(f"node {node.name!r} ({node.op.type}): {e}")
+            return -1
+        made = {"name": node.name, "op": op, "inputs": list(node.inputs), "outputs": list(node.outputs)}
+        index = self._by_text.setdefault(json.dumps(made, sort_keys=True), len(self.encoded))
+        if index == len(self.encoded):
+            self.encoded.append(made)
+        return index
+
+
+def _graph_json(graph: Graph, nodes: _NodeTable) -> Json:
+    constants = {}
+    for name in sorted(graph.constants):
+        try:
+            constants[name] = nodes.encoder.array(graph.constants[name])
+        except Unsavable as e:
+            nodes.problems.append(f"constant {name!r}: {e}")
+    return {
+        "name": graph.name,
+        "inputs": graph.inputs,
+        "outputs": graph.outputs,
+        "nodes": [nodes.add(n) for n in graph.nodes],
+        "specs": {name: spec_json(spec) for name, spec in graph.specs.items()},
+        "constants": constants,
+        "layouts": {name: layout.name for name, layout in graph.layouts.items()},
+    }
+
+
+def load_saved(path: str | os.PathLike[str], *, backends: BackendRegistry | None = None) -> OptimizedNetwork:
+    """Return the network that was saved to a file; its constants cannot be written to.
+
+    ModelError says what is wrong with the file, UnsupportedOps which op types are not registered, and
+    BackendError which backends are missing in `backends` (default: the registry that all of Weft uses) or
+    have another version than the network was made for.
+    """
+    importlib.import_module("weft.ops")  # late, as `weft.load` does it; it registers the ops
+    place = _path(path)
+    try:
+        with open_archive(place) as archive:
+            return _Reader(archive, backends or registry).network()
+    except WeftError as e:
+        WeftError.__init__(e, e.what, where=str(place), why=e.why, fix=e.fix)
+        raise
+    except (Damaged, KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError) as e:
+        # Whatever reading JSON of the wrong form comes to.
+        why = str(e) if isinstance(e, Damaged) else f"{type(e).__name__}: {e}"
+        why = f"{MANIFEST} is not what Weft writes: {why}"
+        raise ModelError("the saved network is damaged", where=str(place), why=why, fix=SAVE_AGAIN) from e
+
+
+class _Reader:
+    """Makes a network of an archive, from the outside in: format, members, backends, ops, graphs."""
+
+    def __init__(self, archive: Archive, backends: BackendRegistry) -> None:
+        self.archive, self.backends = archive, backends
+        self.manifest = self._manifest()
+        self._arrays: dict[int, Array] = {}
+
+    def network(self) -> OptimizedNetwork:
+        """Return the network."""
+        m = self.manifest
+        self._check_members()
+        parts = expect(m["parts"], list)
+        devices = texts(m["devices"])
+        versions = {k: expect(v, str) for k, v in expect(m["versions"], dict).items()}
+        self._check_backends(versions, [*devices, *(expect(p["device"], str) for p in parts)])
+        nodes = self._nodes(expect(m["nodes"], list))
+        network = OptimizedNetwork(
+            self._graph(m["graph"], nodes),
+            tuple(Part(p["device"], self._graph(p["graph"], nodes)) for p in parts),
+            devices,
+            BackendConfig(
+                MemoryMode[m["config"]["memory"]],
+                Precision[m["config"]["precision"]],
+                Power[m["config"]["power"]],
+            ),
+            tuple(Refusal(*_four(texts(r))) for r in expect(m["refusals"], list)),
+            texts(m["notes"]),
+            tuple(_pass(p) for p in expect(m["passes"], list)),
+            versions,
+        )
+        _check_parts(network)
+        return network
+
+    def _manifest(self) -> Json:
+        content = self.archive.read(MANIFEST)
+        manifest = expect(json.loads(content, parse_constant=_no_number), dict)
+        found = manifest["format"]
+        if type(found) is not int or found != FORMAT:
+            raise ModelError(
+                "the saved network is of a format that this Weft does not read",
+                why=f"the file has format {found!r}, saved by Weft {manifest.get('weft', '')}; "
+                f"this is Weft {_weft_version()}, which reads format {FORMAT}",
+                fix=OPTIMIZE_AGAIN,
+            )
+        return manifest
+
+    def _check_members(self) -> None:
+        arrays, blobs = (len(expect(self.manifest[key], list)) for key in ("arrays", "bytes"))
+        wanted = {MANIFEST, *map(array_name, range(arrays)), *map(blob_name, range(blobs))}
+        problems = [f"member {n!r} is missing" for n in sorted(wanted - self.archive.names)]
+        problems += [f"member {n!r} belongs to no network" for n in sorted(self.archive.names - wanted)]
+        if problems:
+            raise ModelError(
+                "the saved network is not complete", why="; ".join(problems[:20]), fix=SAVE_AGAIN
+            )
+
+    def _check_backends(self, versions: dict[str, str], devices: Sequence[str]) -> None:
+        """Raise BackendError with every backend that is not here, or not in the version that was saved."""
+        problems = []
+        for id_ in dict.fromkeys([*versions, *(d.partition(":")[0] for d in devices)]):
+            try:
+                here = _known_version(self.backends.find(id_).version, _weft_version())
+            except NoDevice as e:
+                problems.append(f"backend {id_!r} is not registered ({e.why})")
+                continue
+            saved = _known_version(versions.get(id_, ""), str(self.manifest["weft"]))
+            if saved != here:
+                problems.append(f"backend {id_!r} is of version {here} here and was of {saved} there")
+        if problems:
+            what = "the saved network does not fit this installation"
+            raise BackendError(what, why="; ".join(problems), fix=OPTIMIZE_AGAIN)
+
+    def _nodes(self, encoded: Sequence[Json]) -> list[Node]:
+        """Return the nodes; UnsupportedOps has every one whose op is not registered or has other attributes."""
+        decoder = Decoder(self._array, self._blob, self.backends.find)
+        nodes, problems = [], []
+        for each in encoded:
+            name = expect(each["name"], str)
+            try:
+                nodes.append(
+                    Node(name, decoder.op(each["op"]), texts(each["inputs"]), texts(each["outputs"]))
+                )
+            except UnknownOp as e:
+                problems.append(f"{name!r}: op type {str(e)!r} is not registered")
+            except Damaged as e:
+                problems.append(f"{name!r} ({each['op']['type']}): {e}")
+        if problems:
+            raise UnsupportedOps(
+                f"{len(problems)} node(s) of the saved network cannot be made",
+                tuple(problems),
+                fix=f"import what registers the ops; the file is of Weft {self.manifest['weft']}, "
+                f"this is Weft {_weft_version()}",
+            )
+        return nodes
+
+    def _array(self, index: int) -> Array:
+        """Return an array; the same object each time."""
+        if index not in self._arrays:
+            spec = parse_spec(_at(self.manifest["arrays"], index))
+            try:
+                self._arrays[index] = parse_npy(self.archive.read(array_name(index)), spec)
+            except Damaged as e:
+                raise ModelError(
+                    "the saved network is damaged", why=f"{array_name(index)}: {e}", fix=SAVE_AGAIN
+                ) from e
+        return self._arrays[index]
+
+    def _blob(self, index: int) -> bytes:
+        content = self.archive.read(blob_name(index))
+        if len(content) != _at(self.manifest["bytes"], index):
+            raise Damaged(f"{blob_name(index)} has {len(content):,} bytes")
+        return content
+
+    def _graph(self, encoded: Json, nodes: Sequence[Node]) -> Graph:
+        graph = Graph(
+            expect(encoded["name"], str),
+            list(texts(encoded["inputs"])),
+            list(texts(encoded["outputs"])),
+            [_at(nodes, k) for k in encoded["nodes"]],
+            {name: parse_spec(spec) for name, spec in encoded["specs"].items()},
+            {name: self._array(expect(k, int)) for name, k in encoded["constants"].items()},
+            {name: Layout[layout] for name, layout in encoded["layouts"].items()},
+        )
+        validate(graph)
+        values = {*graph.inputs, *graph.constants, *(o for n in graph.nodes for o in n.outputs if o)}
+        bare = sorted(values - graph.specs.keys())
+        if bare:
+            raise Damaged(f"there is no shape and type of {', '.join(map(repr, bare[:20]))}")
+        return graph
+
+
+def _check_parts(network: OptimizedNetwork) -> None:
+    """Raise Damaged unless the parts have the nodes of the whole, and read what is there by then."""
+    nodes = {n.name: n for n in network.graph.nodes if not isinstance(n.op, Copy)}
+    inside = [n for p in network.parts for n in p.graph.nodes]
+    if len(inside) != len(nodes) or any(nodes.get(n.name) != n for n in inside):
+        raise Damaged("the nodes of the parts are not those of the network")
+    held = {*network.graph.inputs}
+    copied = {n.outputs[0]: n.inputs[0] for n in network.copies}
+    for part in network.parts:
+        lost = [i for i in part.graph.inputs if i not in held and copied.get(i) not in held]
+        if lost:
+            raise Damaged(
+                f"part {part.graph.name!r} reads {', '.join(map(repr, lost))}, which is not made by then"
+            )
+        held.update((*part.graph.inputs, *part.graph.outputs))
+
+
+def _at(values: Sequence[T], index: Json) -> T:
+    if not 0 <= expect(index, int) < len(values):
+        raise Damaged(f"there is no number {index} of {len(values)}")
+    return values[index]
+
+
+def _four(values: tuple[str, ...]) -> tuple[str, str, str, str]:
+    node, op, device, reason = values
+    return node, op, device, reason
+
+
+def _pass(value: Json) -> PassRecord:
+    name, before, after = value
+    return PassRecord(expect(name, str), expect(before, int), expect(after, int))
+
+
+def _no_number(text: str) -> float:
+    raise Damaged(f"{text} is not a number of JSON")
+
+
+def _path(path: str | os.PathLike[str]) -> Path:
+    text = os.fspath(path)
+    if not isinstance(text, str) or "\0" in text or not Path(text).name:
+        raise ModelError(f"{text!r} is not the path of a file")
+    return Path(text)
+
+
+def _known_version(version: str, weft: str) -> str:
+    """Return a backend's own version; one that has none is taken to change with Weft."""
+    return version or f"Weft {weft}"
+
+
+def _weft_version() -> str:
+    return str(importlib.import_module("weft").__version__)
