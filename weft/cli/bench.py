@@ -16,6 +16,7 @@ from weft.cli.console import line, note, table, working
 from weft.cli.inputs import Preparation, collect
 from weft.cli.measure import Timing, measure, milliseconds
 from weft.cli.options import (
+    BackendPathOption,
     DeviceOption,
     InputOption,
     IterationsOption,
@@ -43,6 +44,7 @@ def bench(
     shape: ShapeOption = None,
     iterations: IterationsOption = 50,
     warmup: WarmupOption = 5,
+    backend_path: BackendPathOption = None,
     profile: Annotated[bool, typer.Option("--profile", help="Print what takes the time of one run.")] = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -15,8 +15,9 @@ from weft.backends.vulkan.prebuild import shipped_kernels
 from weft.cli.devices import device_name
 from weft.cli.probe import probe
 from weft.core.backend import DeviceInfo
+from weft.core.entries import WEFT
 from weft.core.registry import registry
-from weft.errors import WeftError
+from weft.errors import UnsupportedOps, WeftError
 
 PASS, FAIL, ABSENT = "PASS", "FAIL", "absent"
 TOLERANCE = 1e-4
@@ -31,7 +32,7 @@ _OPTIONAL = {
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One finding: PASS, FAIL or absent (not installed, which is no failure), and what to do."""
+    """One finding: PASS, FAIL or absent (not there to be tried, which is no failure), and what to do."""
 
     name: str
     status: str
@@ -41,7 +42,7 @@ class Check:
 
 def all_checks() -> list[Check]:
     """Return every finding, in the order in which things depend on each other."""
-    found = [_python(), *_packages(), _cache(), *_backends()]
+    found = [_python(), *_packages(), _cache(), *_backends(), *_skipped()]
     found += [_compiler(needed="vulkan" not in registry.absent())]
     found += [_device(info) for info in registry.devices()]
     return found
@@ -91,13 +92,20 @@ def _backends() -> Iterator[Check]:
         why = creator.absent()
         if why is None:
             count = len(creator.devices())
-            yield Check(creator.id, PASS, f"{count} device{'s' if count > 1 else ''}")
+            origin = registry.origins()[creator.id]
+            source = "" if origin == WEFT else f", from {origin}"
+            yield Check(creator.id, PASS, f"{count} device{'s' if count > 1 else ''}{source}")
             continue
         package = packages.get(creator.id)
         # Where the package is installed, OpenCL or Vulkan is wanted, and a missing driver is a failure.
         wanted = package is not None and _installed(package) is not None
         what, _, fix = why.partition(": ")
         yield Check(creator.id, FAIL if wanted else ABSENT, what, fix)
+
+
+def _skipped() -> Iterator[Check]:
+    for origin, why in registry.failures.items():
+        yield Check(origin, FAIL, why, "mend it, or remove it from the packages or folders that are searched")
 
 
 def _compiler(needed: bool) -> Check:
@@ -124,6 +132,9 @@ def _device(info: DeviceInfo) -> Check:
     label = f"{info.id}:{info.index}"
     try:
         difference = probe(label)
+    except UnsupportedOps as e:
+        problems = "; ".join(e.problems)
+        return Check(label, ABSENT, f"{info.name} does not take the small network, so it was not run: {problems}")
     except WeftError as e:
         return Check(label, FAIL, f"{info.name}: {e.what}", "; ".join(filter(None, (e.why, e.fix))))
     kind = "software" if info.software else "hardware"

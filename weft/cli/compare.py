@@ -10,7 +10,7 @@ import typer
 
 from weft.cli.console import line, note, table, working
 from weft.cli.inputs import Preparation, collect
-from weft.cli.options import DeviceOption, InputOption, ModelArgument, ShapeOption
+from weft.cli.options import BackendPathOption, DeviceOption, InputOption, ModelArgument, ShapeOption
 from weft.cli.results import largest_difference
 from weft.cli.targets import device_orders, parse_pairs, parse_shapes
 from weft.core.backend import Precision
@@ -33,6 +33,7 @@ def compare(
     threshold: Annotated[
         float, typer.Option(min=0, help="Show nodes that differ by more, relative to the range.")
     ] = 0.0,
+    backend_path: BackendPathOption = None,
 ) -> None:
     """Run a network on two devices and compare every value on the way.
 

@@ -5,21 +5,25 @@ from __future__ import annotations
 import json
 
 from weft.cli.console import line, table
-from weft.cli.options import JsonOption
+from weft.cli.options import BackendPathOption, JsonOption
 from weft.core.backend import DeviceInfo
+from weft.core.entries import WEFT
 from weft.core.registry import registry
 
 
 def devices(
+    backend_path: BackendPathOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the devices that networks can run on, and why the other kinds are absent."""
+    """List the devices that networks can run on, and why other kinds are absent or were not loaded."""
     found, absent = registry.devices(), registry.absent()
     choice = registry.choose("auto")[0]
     if as_json:
         facts = {
             "devices": [as_dict(d) for d in found],
             "absent": absent,
+            "origins": registry.origins(),
+            "skipped": registry.failures,
             "auto": {"device": choice.device, "why": choice.why},
         }
         print(json.dumps(facts, indent=2, default=str))
@@ -28,6 +32,11 @@ def devices(
     table(("use as", "device", "driver", "kind"), rows)
     for name, why in absent.items():
         line(f"{name} is absent: {why}")
+    for name, origin in registry.origins().items():
+        if origin != WEFT:
+            line(f"{name} is from {origin}")
+    for origin, why in registry.failures.items():
+        line(f"{origin} is skipped: {why}")
     line(choice.why)
 
 

@@ -10,10 +10,11 @@ import typer
 
 from weft.cli.checks import FAIL, all_checks
 from weft.cli.console import line, table, working
-from weft.cli.options import JsonOption
+from weft.cli.options import BackendPathOption, JsonOption
 
 
 def doctor(
+    backend_path: BackendPathOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check packages, loaders, drivers, compiler and cache, and run a small network on each device.

@@ -9,7 +9,7 @@ import typer
 
 import weft.ops  # noqa: F401  (registers the ops)
 from weft.cli.console import error, line, note, table, working
-from weft.cli.options import ModelArgument, ShapeOption
+from weft.cli.options import BackendPathOption, ModelArgument, ShapeOption
 from weft.cli.targets import parse_shapes
 from weft.core.assign import described
 from weft.core.backend import Backend, BackendConfig, ForwardType
@@ -44,6 +44,7 @@ def inspect(
         bool, typer.Option("--passes", help="List the rewrites, and print the network after each that changes it.")
     ] = False,
     unsupported: Annotated[bool, typer.Option("--unsupported", help="Print only what cannot run.")] = False,
+    backend_path: BackendPathOption = None,
 ) -> None:
     """Show a network's inputs, outputs and ops, and how it would be divided over devices.
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from weft.core.backend import Precision
+from weft.core.registry import registry
 
 ModelArgument = Annotated[Path, typer.Argument(help="An ONNX file.", show_default=False)]
 DeviceOption = Annotated[
@@ -17,6 +18,23 @@ DeviceOption = Annotated[
         "-d",
         help='Devices, one after the other: "vulkan,cpu". "vulkan+opencl" is one run in which OpenCL takes '
         'what Vulkan does not. "all" is every device found.',
+    ),
+]
+
+
+def _search(folders: list[Path] | None) -> list[Path] | None:
+    if folders:
+        registry.rescan(folders)
+    return folders
+
+
+BackendPathOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--backend-path",
+        help="A folder with backends, in place of those in WEFT_DYNAMIC_BACKEND_PATHS; may be repeated.",
+        resolve_path=True,
+        callback=_search,
     ),
 ]
 InputOption = Annotated[

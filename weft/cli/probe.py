@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from signal import Signals
@@ -12,8 +13,9 @@ import numpy as np
 from weft.cli.results import largest_difference
 from weft.core.dtypes import DType
 from weft.core.graph import Graph, Node
+from weft.core.registry import registry
 from weft.core.tensor import TensorSpec
-from weft.errors import DeviceError, WeftError
+from weft.errors import DeviceError, UnsupportedOps, WeftError
 from weft.loading import load
 from weft.ops.conv import Conv
 from weft.ops.unary import Relu
@@ -36,8 +38,9 @@ def small_network() -> Graph:
 
 def probe(device: str) -> float:
     """Run the small network on a device, in a process of its own; return its difference from the CPU."""
-    # The other process finds Weft where this one did, installed or not.
-    code = f"import sys; sys.path[:] = {sys.path!r}; from weft.cli.probe import answer; answer({device!r})"
+    # The other process finds Weft where this one did, installed or not, and backends too.
+    folders = None if registry.paths is None else [os.fspath(path) for path in registry.paths]
+    code = f"import sys; sys.path[:] = {sys.path!r}; from weft.cli.probe import answer; answer({device!r}, {folders!r})"
     command = [sys.executable, "-c", code]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
@@ -49,6 +52,8 @@ def probe(device: str) -> float:
         said = done.stderr.strip().splitlines()[-3:]
         end = Signals(-done.returncode).name if done.returncode < 0 else f"status {done.returncode}"
         raise DeviceError(f"the driver ended the process ({end})", why="; ".join(said), fix=_FIX) from None
+    if "problems" in answer:
+        raise UnsupportedOps(answer["what"], tuple(answer["problems"]))
     if "what" in answer:
         raise DeviceError(answer["what"], why=answer["why"], fix=answer["fix"])
     return float(answer["difference"])
@@ -57,8 +62,10 @@ def probe(device: str) -> float:
 _FIX = "update the driver; PoCL needs a linker and the C library: apt install gcc libc6-dev"
 
 
-def answer(device: str) -> None:
+def answer(device: str, folders: list[str] | None = None) -> None:
     """Run the small network on a device and print what came of it, for `probe` in another process."""
+    if folders is not None:
+        registry.rescan(folders)
     print(json.dumps(_run(device)))
 
 
@@ -68,5 +75,7 @@ def _run(device: str) -> dict[str, object]:
     try:
         with load(graph, "cpu") as cpu, load(graph, device, fallback="error") as session:
             return {"difference": largest_difference(session.run(x), cpu.run(x))}
+    except UnsupportedOps as e:
+        return {"what": e.what, "problems": e.problems}
     except WeftError as e:
         return {"what": e.what, "why": e.why, "fix": e.fix}

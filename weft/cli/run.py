@@ -9,6 +9,7 @@ from weft.cli.console import line, note, working
 from weft.cli.inputs import Preparation, collect
 from weft.cli.measure import Timing, measure
 from weft.cli.options import (
+    BackendPathOption,
     BgrOption,
     DeviceOption,
     InputOption,
@@ -51,6 +52,7 @@ def run(
     scale: ScaleOption = "1",
     bgr: BgrOption = False,
     strict: StrictOption = False,
+    backend_path: BackendPathOption = None,
 ) -> None:
     """Run a network and show its outputs, its time, and what ran where.
 

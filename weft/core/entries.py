@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from weft.core.backend import Backend, BackendCreator, BackendInfo, DeviceInfo
@@ -13,6 +13,7 @@ from weft.errors import BackendError
 if TYPE_CHECKING:
     from weft.core.registry import BackendRegistry
 
+Folder = str | os.PathLike[str]
 WEFT = "weft"
 """The origin of the backends that are part of Weft."""
 
@@ -65,5 +66,5 @@ class Finder(Protocol):
     def insert_installed(self, registry: BackendRegistry) -> None:
         """Insert what installed packages announce."""
 
-    def insert_from(self, registry: BackendRegistry, paths: Sequence[str | Path]) -> None:
+    def insert_from(self, registry: BackendRegistry, paths: Sequence[Folder]) -> None:
         """Insert what lies in folders."""

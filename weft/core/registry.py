@@ -7,16 +7,16 @@ that installed packages announce, then those in the folders of `WEFT_DYNAMIC_BAC
 from __future__ import annotations
 
 import logging
+import os
 import re
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from weft import config
 from weft.core.backend import Backend, BackendConfig, BackendCreator, BackendInfo, DeviceInfo, ForwardType
 from weft.core.contexts import MemoryManager
-from weft.core.entries import Entry, Finder, as_creator
+from weft.core.entries import Entry, Finder, Folder, as_creator
 from weft.core.profile import ProfilingContext
 from weft.errors import BackendError, ConfigError, DeviceError, NoDevice, WeftError
 
@@ -71,7 +71,7 @@ class BackendRegistry:
         self._by_id: dict[str, Entry] = {}
         self._by_type: dict[ForwardType, Entry] = {}
         self._failures: dict[str, tuple[str, bool]] = {}
-        self._paths: tuple[str, ...] | None = None
+        self._paths: tuple[Folder, ...] | None = None
         self._asked_packages = self._asked_paths = self._searching = False
 
     # -- backends of the program -------------------------------------------------------------------------
@@ -139,28 +139,28 @@ class BackendRegistry:
         plugin_log.warning("%s is skipped: %s", origin, reason)
         self._failures[origin] = (reason, by_path)
 
-    def rescan(self, paths: Sequence[str | Path] | None = None) -> None:
+    def rescan(self, paths: Sequence[Folder] | None = None) -> None:
         """Look in folders again: what came from folders is closed and removed, what is there now is inserted.
 
         `paths` take the place of `WEFT_DYNAMIC_BACKEND_PATHS` from now on; None goes back to the variable.
         """
-        if isinstance(paths, (str, Path)):
+        if isinstance(paths, (str, os.PathLike)):
             raise ConfigError(f"{str(paths)!r} is one path, not a list of paths", fix=f"write [{str(paths)!r}]")
         with self._lock:
             if self._searching:
                 raise BackendError("a backend cannot have folders searched while it is being loaded")
             self._search(packages_alone=True)
             self._forget_paths()
-            self._paths = None if paths is None else tuple(map(str, paths))
+            self._paths = None if paths is None else tuple(paths)
             self._asked_paths = False
             self._search()
 
     @property
-    def paths(self) -> tuple[str, ...] | None:
+    def paths(self) -> tuple[Folder, ...] | None:
         """Return the folders given to `rescan`, or None where the environment variable decides."""
         return self._paths
 
-    def derive(self, paths: Sequence[str | Path]) -> BackendRegistry:
+    def derive(self, paths: Sequence[Folder]) -> BackendRegistry:
         """Return a registry for one runtime: the present backends, but from folders only those in `paths`.
 
         No paths, no backends from folders. `close` it in the end.

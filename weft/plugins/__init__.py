@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from weft.core.entries import Folder
     from weft.core.registry import BackendRegistry
 
 
@@ -25,7 +26,7 @@ class PluginFinder:
 
         packages.insert_all(registry)
 
-    def insert_from(self, registry: BackendRegistry, paths: Sequence[str | Path]) -> None:
+    def insert_from(self, registry: BackendRegistry, paths: Sequence[Folder]) -> None:
         """Insert the backends in folders, in the order of the folders and, in each, of the file names."""
         if paths:
             from weft.plugins import folders

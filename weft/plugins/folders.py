@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from weft.core.entries import Folder
 from weft.core.registry import BackendRegistry
 from weft.plugins.interface import Announced, MalformedError, read
 from weft.plugins.python_file import load_module
@@ -18,7 +19,7 @@ FILE_NAME = re.compile(r"[A-Za-z0-9]+_[A-Za-z0-9]+_backend\.(py|so(?:\.[0-9]+)*)
 """<vendor>_<name>_backend.py, or .so with any number of version fields."""
 
 
-def insert_all(registry: BackendRegistry, paths: Sequence[str | Path]) -> None:
+def insert_all(registry: BackendRegistry, paths: Sequence[Folder]) -> None:
     """Insert the backends in folders; report what is wrong with folders and files and go on."""
     seen: set[Path] = set()
     for path in paths:
@@ -41,7 +42,7 @@ def insert_all(registry: BackendRegistry, paths: Sequence[str | Path]) -> None:
 
 def why_not_folder(path: object) -> str | None:
     """Return why nothing is loaded from a path, or None."""
-    if not isinstance(path, (str, Path)):
+    if not isinstance(path, (str, os.PathLike)):
         return "it is not a path"
     try:
         if not os.path.isabs(path):

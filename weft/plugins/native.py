@@ -19,7 +19,7 @@ def load_library(file: Path) -> Announced:
     try:
         library = ctypes.CDLL(str(file))
     except OSError as e:
-        raise MalformedError(f"it cannot be loaded: {e}") from e
+        raise MalformedError(f"it cannot be loaded: {str(e).removeprefix(f'{file}: ')}") from e
     missing = [name for name in FUNCTIONS if not hasattr(library, name)]
     if missing:
         raise MalformedError(
