@@ -14,6 +14,7 @@ import numpy as np
 
 from weft import loading
 from weft.conformance.cases.table import tolerance
+from weft.conformance.drive import ask
 from weft.conformance.networks import (
     FORMS,
     JOINS,
@@ -30,11 +31,11 @@ from weft.conformance.report import Finding, Verdict, is_sentence
 from weft.conformance.watch import Call, Watch
 from weft.core.backend import Backend, BackendConfig, Precision
 from weft.core.dtypes import DType
-from weft.core.graph import Graph
+from weft.core.graph import Graph, infer_shapes
 from weft.core.layout import Array
 from weft.core.registry import Choice
 from weft.core.session import Session
-from weft.errors import ModelError, UnsupportedOps, WeftError
+from weft.errors import ModelError, UnsupportedOps
 
 
 @dataclass(frozen=True)
@@ -210,15 +211,18 @@ class Kit:
 
     def _accepts(self, graph: Graph, reasons: dict[str, None]) -> bool:
         try:
-            self.load(graph).close()
+            with self.opened() as backend:
+                reason = ask(backend, infer_shapes(graph))
+            if reason is None:
+                self.load(graph).close()
+                return True
+            reasons[str(reason)] = None
         except UnsupportedOps as e:
             reasons[self.reason_of(e)] = None
         except ModelError as e:
             reasons[e.what] = None
-        except WeftError:
+        except Exception:
             return True  # It took it and failed; the checks that use it will say so.
-        else:
-            return True
         return False
 
     def compare(self, graph: Graph, feeds: dict[str, Array], actual: Sequence[Array]) -> str:

@@ -36,8 +36,6 @@ def optimized(kit: Kit, graph: Graph) -> Graph:
     view = SubgraphView(graph.copy())
     with kit.opened() as backend:
         result = backend.OptimizeSubgraph(view)
-    del backend
-    gc.collect()
     result.check(view, kit.device)
     if result.failed:
         raise Untried("; ".join(f.reason for f in result.failed))
@@ -63,6 +61,7 @@ def _valid(kit: Kit, graph: Graph) -> str:
 
 def _on_another(kit: Kit, graph: Graph) -> str:
     changed = optimized(kit, graph)
+    gc.collect()  # the object that made it, if nothing holds it
     fed: dict[str, Array] = kit.blocks.feeds(5)
     try:
         with Drive(kit.choice.open(kit.config), replace(changed)) as drive:

@@ -51,9 +51,13 @@ def _results(kit: Kit, graph: Graph) -> str:
 
 
 def _nested(calls: Sequence[Call]) -> str:
-    """Return which execution was run by its backend instead of by the session."""
-    inner = next((c for c in calls if c.name in ("onExecute", "onResize") and c.within), None)
-    return f"{inner.name} of the node that makes {inner.what!r} was called within {inner.within}" if inner else ""
+    """Return which execution its backend called instead of the session, or what a run made instead of a resize."""
+    for call in calls:
+        if call.within and call.name in ("onExecute", "onResize"):
+            return f"{call.name} of the node that makes {call.what!r} was called within {call.within}"
+        if call.within.startswith("onExecute") and call.name in (*QUIET_RUN, "onAcquireBuffer", "onReleaseBuffer"):
+            return f"{call.name} {call.what} was called within {call.within}: a run prepares nothing".replace("  ", " ")
+    return ""
 
 
 def _sequence(calls: Sequence[Call]) -> str:
