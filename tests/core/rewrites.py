@@ -32,3 +32,16 @@ def fusable(graph: Graph, base: Node, step: Node, position: int) -> bool:
     """Return what the loosest of backends would fuse."""
     same = graph.specs[step.outputs[0]] == graph.specs[base.outputs[0]]
     return isinstance(step.op, Elementwise) and same and step.op.type != "Cast"
+
+
+def assert_identical(before: Graph, after: Graph) -> None:
+    """Fail unless both graphs have the same outputs, bit for bit."""
+    assert_same(before, after)
+    fed = feeds(before)
+    for name, a, b in zip(before.outputs, outputs(before, fed), outputs(after, fed), strict=True):
+        assert a.tobytes() == b.tobytes(), name
+
+
+def text(graph: Graph) -> list[str]:
+    """Return the nodes as they are printed, without their names."""
+    return [str(n).partition("  #")[0] for n in graph.nodes]
