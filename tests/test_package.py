@@ -86,6 +86,7 @@ LAYERS = {
     "weft.plugins": 4,
     "weft.loading": 5,
     "weft": 6,
+    "weft.onnx_backend": 6,
     "weft.conformance": 7,
     "weft.cli": 8,
     "weft.__main__": 9,
