@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import numpy as np
+
+from tests.core import nets
 from weft.backends.cpu.backend import CpuBackend
 from weft.core.backend import (
     Backend,
@@ -16,9 +19,12 @@ from weft.core.backend import (
     ForwardType,
     StorageType,
 )
+from weft.core.graph import Graph, Node
 from weft.core.op import Op
+from weft.core.optimized import PreCompiled
 from weft.core.registry import DeviceName, registry
 from weft.core.tensor import Tensor
+from weft.core.views import OptimizationViews, SubgraphView
 
 Inputs = Sequence[Tensor | None]
 Outputs = Sequence[Tensor]
@@ -196,3 +202,112 @@ class AsynchronousBackend(CpuBackend):
         finally:
             for tensor in ours:
                 tensor.backend = self
+
+
+# -- backends that optimise (A5, A6) ---------------------------------------------------------------------------
+
+
+class Interpreted(Execution):
+    """Runs the graph that a `PreCompiled` node holds, node by node, by the ops' references."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+
+    def onResize(self, inputs: Inputs, outputs: Outputs) -> None:
+        """Prepare nothing."""
+
+    def onExecute(self, inputs: Inputs, outputs: Outputs) -> None:
+        fed = {name: t.memory for name, t in zip(self.graph.inputs, inputs, strict=True) if t is not None}
+        known = nets.values(self.graph, fed)
+        for tensor, name in zip(outputs, self.graph.outputs, strict=True):
+            np.copyto(tensor.memory, known[name].reshape(tensor.shape), casting="no")
+
+
+class Mock(CpuBackend):
+    """A CPU backend that takes some ops, fails some nodes when it optimises, and replaces some; see `mock`."""
+
+    takes: frozenset[str] | None = None
+    imports = False
+    fails: Mapping[str, str] = {}
+    replace: Callable[[Sequence[Node]], Sequence[tuple[str, Sequence[Node]]]] = staticmethod(lambda nodes: ())
+    views: list[list[str]] = []
+
+    def canImport(self, source: Backend) -> bool:
+        return self.imports and source.host_memory
+
+    def why_not(self, inputs: Inputs, outputs: Outputs, op: Op) -> str | None:
+        if isinstance(op, PreCompiled):
+            return None if op.backend == self.info.id else f"{op.backend} compiled it for itself"
+        known = self.takes is None or op.type in self.takes
+        return None if known else f"{self.info.id} does not do {op.type}"
+
+    def onCreate(self, inputs: Inputs, outputs: Outputs, op: Op) -> Execution | None:
+        if isinstance(op, PreCompiled):
+            assert isinstance(op.payload, Graph)
+            return Interpreted(op.payload)
+        return super().onCreate(inputs, outputs, op)
+
+    def OptimizeSubgraph(self, view: SubgraphView) -> OptimizationViews:
+        self.views.append([n.name for n in view.nodes])
+        views = OptimizationViews()
+        for node in view.nodes:
+            if node.name in self.fails:
+                views.fail(view.part([node]), self.fails[node.name])
+        for kind, nodes in self.replace([n for n in view.nodes if n.name not in self.fails]):
+            part = view.part(nodes)
+            views.substitute(part, REPLACEMENTS[kind](part, self.info.id))
+        return views.keep_rest(view)
+
+
+def mock(
+    *takes: str,
+    imports: bool = False,
+    fails: Mapping[str, str] | None = None,
+    replace: Callable[[Sequence[Node]], Sequence[tuple[str, Sequence[Node]]]] | None = None,
+) -> type[Mock]:
+    """Return a class of backends that take these op types (none named: all).
+
+    `fails` has a reason for each node that is to fail; `replace` returns, for the nodes that do not, groups
+    of consecutive ones and how each is replaced: a key of `REPLACEMENTS`. `views` gets the nodes' names of
+    every view that is to be optimised.
+    """
+    facts: dict[str, Any] = {"takes": frozenset(takes) or None, "imports": imports, "fails": fails or {}, "views": []}
+    if replace is not None:
+        facts["replace"] = staticmethod(replace)
+    return type("Mocked", (Mock,), facts)
+
+
+def compiled(part: SubgraphView, id_: str) -> Graph:
+    """Return one PreCompiled node in the place of a part."""
+    graph = part.graph.copy()
+    results = tuple(graph.specs[o] for o in part.outputs)
+    op = PreCompiled(id_, part.graph, results)
+    graph.nodes = [Node(f"{id_} runs {part.nodes[0].name}", op, part.inputs, part.outputs)]
+    graph.constants = {}
+    return graph
+
+
+def renamed(part: SubgraphView, id_: str) -> Graph:
+    """Return the same nodes with other names, for them, for what they keep inside, and for their constants."""
+    slots = {*part.inputs, *part.outputs}
+    new = {v: v if v in slots or not v else f"{id_}'s {v}" for v in ("", *part.graph.specs)}
+    graph = part.graph.copy()
+    graph.nodes = [
+        Node(f"{id_}'s {n.name}", n.op, tuple(new[i] for i in n.inputs), tuple(new[o] for o in n.outputs))
+        for n in part.nodes
+    ]
+    graph.specs = {new[v]: s for v, s in part.graph.specs.items()}
+    graph.constants = {new[v]: c for v, c in part.graph.constants.items()}
+    return graph
+
+
+REPLACEMENTS: Mapping[str, Callable[[SubgraphView, str], Graph]] = {"compiled": compiled, "renamed": renamed}
+
+
+@contextmanager
+def mocks(**made: type[Backend]) -> Iterator[list[str]]:
+    """Register a creator for each class, by id, for the time of a test; yields the ids."""
+    with ExitStack() as stack:
+        for id_, cls in made.items():
+            stack.enter_context(registered(Creator(cls), id_))
+        yield list(made)

@@ -12,7 +12,7 @@ import pytest
 
 import weft
 from tests.contract.fakes import Creator, Inputs, Outputs, registered
-from tests.core.nets import Net, branching, feeds, kinds, outputs
+from tests.core.nets import Net, branching, feeds, outputs
 from weft.backends.cpu.backend import CpuBackend
 from weft.core.assign import assign
 from weft.core.backend import Backend, BackendInfo

@@ -26,7 +26,7 @@ from weft.core.graph import Graph, Node
 from weft.core.network import prepare_network
 from weft.core.optimized import Copy, OptimizedNetwork, Part
 from weft.core.partition import partition
-from weft.core.views import SubgraphView, substitute
+from weft.core.views import OptimizationViews, SubgraphView, substitute
 from weft.errors import BackendError, UnsupportedOps
 
 
@@ -116,6 +116,13 @@ def _optimize_on(
         view = SubgraphView(part.graph)
         with blame(name, "the backend could not optimise its part of the network"):
             views = backends[name].OptimizeSubgraph(view)
+        if not isinstance(views, OptimizationViews):
+            raise BackendError(
+                "the backend's OptimizeSubgraph broke its contract",
+                where=name,
+                why=f"it returned {'None' if views is None else f'a {type(views).__name__}'}",
+                fix="return OptimizationViews, with every node of the view in one of its lists",
+            )
         views.check(view, name)
         graph = substitute(graph, views, name)
         unseen -= {n.name for n in view.nodes}

@@ -97,9 +97,10 @@ class OptimizationViews:
         """Raise BackendError, naming the backend and each slot or node, unless the views cover `view` rightly."""
         problems = _coverage(view, self._parts())
         for s in self.substitutions:
-            problems += _slots("input", s.part.inputs, s.replacement.inputs)
-            problems += _slots("output", s.part.outputs, s.replacement.outputs)
-            problems += _types(s)
+            part = view.part(s.part.nodes)  # with the slots that it has, whatever its maker says
+            problems += _slots("input", part.inputs, s.replacement.inputs)
+            problems += _slots("output", part.outputs, s.replacement.outputs)
+            problems += _values(part, s.replacement)
         problems += [f"{_first(f.part)} failed without a reason" for f in self.failed if not f.reason.strip()]
         problems += [f"output slot {o!r} was deleted and is still read" for o in self._lost(view)]
         if problems:
@@ -140,12 +141,47 @@ def _slots(kind: str, wanted: Iterable[str], given: Iterable[str]) -> list[str]:
     return lost + [f"a substitution has {kind} slot {s!r}, which its part has not" for s in got if s not in want]
 
 
-def _types(s: Substitution) -> list[str]:
-    before, after = s.part.graph.specs, s.replacement.specs
-    slots = [v for v in (*s.part.inputs, *s.part.outputs) if v in after and after[v] != before[v]]
-    made = {o for n in s.replacement.nodes for o in n.outputs}
-    missing = [f"a substitution makes no value for output slot {o!r}" for o in s.part.outputs if o not in made]
-    return missing + [f"slot {v!r} was {before[v]} and became {after[v]}" for v in slots]
+def _values(part: SubgraphView, graph: Graph) -> list[str]:
+    """Return what is wrong with the values of a replacement: what it makes, reads and says of them."""
+    slots = (*part.inputs, *part.outputs)
+    before, after = part.graph.specs, graph.specs
+    made = {o for n in graph.nodes for o in n.outputs if o}
+    known = {*made, *part.inputs, *graph.constants, *part.graph.constants}
+    new = "" if part.nodes else ", ".join(repr(n.name) for n in graph.nodes)
+    problems = [f"{new} takes the place of no nodes"] if new else []
+    problems += [f"a substitution makes no value for output slot {o!r}" for o in part.outputs if o not in made]
+    problems += [
+        f"{n.name!r} reads {i!r}, which is no input slot of its part"
+        for n in graph.nodes
+        for i in dict.fromkeys(n.inputs)
+        if i and i not in known
+    ]
+    unknown = sorted(v for v in (*made, *graph.constants) if v not in after and v not in before)
+    problems += [f"value {v!r} has no shape and type (Graph.specs)" for v in unknown]
+    problems += [
+        f"slot {v!r} was {before[v]} and became {after[v]}" for v in slots if v in after and after[v] != before[v]
+    ]
+    moved = [v for v in slots if graph.layouts.get(v) != part.graph.layouts.get(v)]
+    return problems + [f"slot {v!r} became {graph.layouts[v].value}" for v in moved if v in graph.layouts]
+
+
+def _collisions(graph: Graph, gone: set[str], substitutions: Iterable[Substitution]) -> list[str]:
+    """Return the values that a replacement makes and the network has elsewhere."""
+    taken = {*graph.inputs, *(o for n in graph.nodes if n.name not in gone for o in n.outputs)}
+    constants = dict(graph.constants)
+    problems = []
+    for s in substitutions:
+        for node in s.replacement.nodes:
+            for o in (o for o in node.outputs if o):
+                if o in taken or o in constants:
+                    problems.append(f"{node.name!r} makes {o!r}, which the network has already")
+                taken.add(o)
+        for name, value in s.replacement.constants.items():
+            if name in taken:
+                problems.append(f"constant {name!r} has the name of another value")
+            elif constants.setdefault(name, value) is not value:
+                problems.append(f"constant {name!r} of the network has another value")
+    return problems
 
 
 def _first(part: SubgraphView) -> str:
@@ -173,6 +209,10 @@ def substitute(graph: Graph, views: OptimizationViews, device: str) -> Graph:
     out = graph.copy()
     gone = {n.name for s in views.substitutions for n in s.part.nodes}
     gone |= {n.name for part in views.deleted for n in part.nodes}
+    problems = _collisions(graph, gone, views.substitutions)
+    if problems:
+        why, fix = "; ".join(problems), "choose names with graph.fresh_name"
+        raise BackendError("a substitution takes names that are taken", where=device, why=why, fix=fix)
     last = {s.part.nodes[-1].name: s for s in views.substitutions if s.part.nodes}
     nodes: list[Node] = []
     for node in graph.nodes:
