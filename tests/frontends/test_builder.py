@@ -413,6 +413,15 @@ def test_what_makes_no_sense_is_refused_with_a_reason(name: str) -> None:
         act(net, x)
 
 
+def test_a_layer_that_is_refused_leaves_nothing_behind() -> None:
+    net, x = one_input()
+    _, foreign = one_input()
+    for sources in ((HUNDRED, foreign), (HUNDRED, ["a"]), (HUNDRED, x, x)):
+        with pytest.raises(ModelError):
+            net.add_layer("Add", *sources)
+    assert not net.layers and not net.constants and not x.output().targets
+
+
 def test_all_problems_are_told_together() -> None:
     net, x = one_input()
     a = net.add_layer("Add", x, name="a")

@@ -23,7 +23,7 @@ from weft.errors import ConfigError, ModelError
 from weft.frontends.conversion import describe, near, to_graph
 from weft.frontends.inference import Inference, infer
 from weft.frontends.layers import OpLayer
-from weft.frontends.slots import ConstantLayer, InputLayer, InputSlot, Layer, OutputSlot, output_of
+from weft.frontends.slots import ConstantLayer, InputLayer, InputSlot, Layer, OutputSlot, checked, output_of
 
 if TYPE_CHECKING:
     import onnx
@@ -104,10 +104,16 @@ class Network:
         made = self.make_op(op, attributes)
         name = self._name(name, made.type.rpartition("::")[2].lower())
         layer = OpLayer(self, name, made)
-        slots = [(layer.input(k), self._slot(source)) for k, source in enumerate(sources) if source is not None]
+        # All is checked before anything is added: a layer that is refused leaves nothing behind.
+        targets = [(layer.input(k), source) for k, source in enumerate(sources) if source is not None]
+        for _, source in targets:
+            if isinstance(source, (Layer, OutputSlot)):
+                self.check_own(output_of(source))
+            else:
+                checked(source)
         self._layers[name] = layer
-        for target, source in slots:
-            target.connect(source)
+        for target, source in targets:
+            target.connect(self._slot(source))
         self.touch()
         return layer
 
@@ -223,9 +229,7 @@ class Network:
         self.touch()
 
     def _slot(self, source: Source) -> OutputSlot:
-        slot = output_of(source if isinstance(source, (Layer, OutputSlot)) else self.add_constant(source))
-        self.check_own(slot)
-        return slot
+        return output_of(source if isinstance(source, (Layer, OutputSlot)) else self.add_constant(source))
 
     def _name(self, name: str, base: str, *, is_value: bool = False) -> str:
         if name:
