@@ -22,7 +22,7 @@ from weft.core.registry import BackendRegistry, Choice, DeviceName, registry
 from weft.core.runtime import Runtime, default_runtime
 from weft.core.session import Session
 from weft.core.validate import validate
-from weft.errors import ConfigError, InputError
+from weft.errors import ConfigError, InputError, WeftError
 
 if TYPE_CHECKING:
     from enum import Enum
@@ -149,8 +149,16 @@ def _plan(
         choices.append(cpu)
         has_cpu = True
     sink = FileSink(Path(debug)) if isinstance(debug, (str, os.PathLike)) else debug
-    placed = {name: known.choose(d)[0].device for name, d in (hints or {}).items()}
+    placed = {name: _device(known, d) for name, d in (hints or {}).items()}
     return choices, OptimizerOptions(config, placed, fallback, sink), None if has_cpu else cpu
+
+
+def _device(known: BackendRegistry, name: DeviceName) -> str:
+    """Return the device of a hint as the order of preference calls it; if there is none, what the user wrote."""
+    try:
+        return known.choose(name)[0].device
+    except WeftError:
+        return name.name if isinstance(name, ForwardType) else str(name)
 
 
 def _graph(model: Model) -> Graph:

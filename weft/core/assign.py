@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -79,35 +79,52 @@ def assign(
     hints: Mapping[str, str] | None = None,
     *,
     before: Assignment | None = None,
-    nodes: Iterable[Node] | None = None,
 ) -> Assignment:
     """Give each node to the first backend, in order, that supports it; a hint puts its device first.
 
-    `hints` are devices by node name or pattern ("block3/*"). `before` holds reasons that came up earlier
-    and is changed and returned; `nodes` are those to assign, by default all. Nodes that nobody takes raise
-    UnsupportedOps, all of them, each with every backend's reason.
+    `hints` are devices by node name or pattern ("block3/*"); a node's own name goes before patterns, and of
+    those the first that fits counts. `before` holds reasons that came up earlier and is changed and
+    returned. Nodes that nobody takes raise UnsupportedOps, all of them, each with every backend's reason.
     """
     result = before or Assignment()
-    problems: list[str] = []
-    for node in graph.nodes if nodes is None else nodes:
-        hint = next((d for pattern, d in (hints or {}).items() if _fits(node.name, pattern)), None)
-        order = [d for d in (hint, *(d for d in backends if d != hint)) if d is not None]
-        taker = next((d for d in order if _supports(graph, node, d, backends[d], result)), None)
-        if taker is None:
-            reasons = "; ".join(f"{d}: {result.refusals[node.name, d].reason}" for d in order)
-            problems.append(f"{node.name!r} ({node.op.type}): {reasons}")
-            continue
-        result.device[node.name] = taker
-        if taker == hint:
-            result.hinted.add(node.name)
-    if problems:
-        raise UnsupportedOps(
-            f"{len(problems)} node(s) run on none of {', '.join(backends)}",
-            tuple(problems),
-            fix='add "cpu" to the devices, or register an implementation',
-            refusals=tuple(result.refusals.values()),
-        )
+    left = [node for node in graph.nodes if not place(graph, node, backends, hints, result)]
+    if left:
+        raise unsupported(left, backends, result)
     return result
+
+
+def place(
+    graph: Graph, node: Node, backends: Backends, hints: Mapping[str, str] | None, result: Assignment
+) -> bool:
+    """Assign one node, heeding the reasons that are noted already; False if nobody takes it."""
+    hint = _hint(node.name, hints or {})
+    order = [d for d in (hint, *(d for d in backends if d != hint)) if d is not None]
+    taker = next((d for d in order if _supports(graph, node, d, backends[d], result)), None)
+    result.hinted.discard(node.name)
+    if taker is None:
+        result.device.pop(node.name, None)
+        return False
+    result.device[node.name] = taker
+    if taker == hint:
+        result.hinted.add(node.name)
+    return True
+
+
+def unsupported(nodes: Sequence[Node], backends: Backends, result: Assignment) -> UnsupportedOps:
+    """Return the error for nodes that nobody takes, with every backend's reason."""
+    reasons = {n.name: [f"{d}: {result.refusals[n.name, d].reason}" for d in backends] for n in nodes}
+    problems = tuple(f"{n.name!r} ({n.op.type}): {'; '.join(reasons[n.name])}" for n in nodes)
+    return UnsupportedOps(
+        f"{len(problems)} node(s) run on none of {', '.join(backends)}",
+        problems,
+        fix='add "cpu" to the devices, or register an implementation',
+        refusals=tuple(result.refusals.values()),
+    )
+
+
+def _hint(name: str, hints: Mapping[str, str]) -> str | None:
+    """Return the device that the hints want for a node."""
+    return hints.get(name) or next((d for pattern, d in hints.items() if _fits(name, pattern)), None)
 
 
 def _supports(graph: Graph, node: Node, device: str, backend: Backend, result: Assignment) -> bool:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from weft.core.assign import Assignment, Backends, assign
+from weft.core.assign import Assignment, Backends, assign, place, unsupported
 from weft.core.backend import BackendConfig
 from weft.core.blame import blame
 from weft.core.debug import DebugSink, add_debug_nodes
@@ -88,34 +88,43 @@ def optimize_parts(
     """Return the graph as the backends rewrote their parts of it, and the device of every node.
 
     Each backend sees its subgraphs once. What it fails goes, alone, to the next backend that supports it,
-    and then that one's optimiser sees it. `assignment` gets the reasons.
+    and then that one's optimiser sees it. `assignment` gets the reasons. Nodes that in the end nobody takes
+    raise UnsupportedOps, all of them.
     """
-    device = dict(assignment.device)
-    unseen = {n.name for n in graph.nodes}
-    while unseen:
+    work = _Optimisation(graph, backends, assignment, hints)
+    while work.unseen:
         for name in backends:
-            graph = _optimize_on(name, graph, backends, assignment, hints, device, unseen)
-    return graph, device
+            work.ask(name)
+    if work.homeless:
+        raise unsupported(work.homeless, backends, assignment)
+    return work.graph, work.device
 
 
-def _optimize_on(
-    name: str,
-    graph: Graph,
-    backends: Backends,
-    assignment: Assignment,
-    hints: Mapping[str, str] | None,
-    device: dict[str, str],
-    unseen: set[str],
-) -> Graph:
-    """Let one backend optimise the subgraphs of it that it has not seen."""
-    # What was seen is kept apart from what was not: it is optimised already.
-    labels = {n.name: device[n.name] + ("" if n.name in unseen else " (done)") for n in graph.nodes}
-    for part in partition(graph, labels):
-        if part.device != name:
-            continue
-        view = SubgraphView(part.graph)
+class _Optimisation:
+    """How far the backends' optimisers are: `unseen` are the names of the nodes that await one."""
+
+    def __init__(
+        self, graph: Graph, backends: Backends, assignment: Assignment, hints: Mapping[str, str] | None
+    ) -> None:
+        self.graph, self._backends, self._assignment, self._hints = graph, backends, assignment, hints
+        self.device = dict(assignment.device)
+        self.unseen = {n.name for n in graph.nodes}
+        self.homeless: list[Node] = []
+
+    def ask(self, name: str) -> None:
+        """Let one backend optimise the subgraphs of it that it has not seen."""
+        # What was seen is kept apart from what was not: it is optimised already.
+        labels = {
+            n.name: self.device.get(n.name, "nobody") + ("" if n.name in self.unseen else " (done)")
+            for n in self.graph.nodes
+        }
+        for part in partition(self.graph, labels):
+            if part.device == name:
+                self._take(name, SubgraphView(part.graph))
+
+    def _take(self, name: str, view: SubgraphView) -> None:
         with blame(name, "the backend could not optimise its part of the network"):
-            views = backends[name].OptimizeSubgraph(view)
+            views = self._backends[name].OptimizeSubgraph(view)
         if not isinstance(views, OptimizationViews):
             raise BackendError(
                 "the backend's OptimizeSubgraph broke its contract",
@@ -124,20 +133,19 @@ def _optimize_on(
                 fix="return OptimizationViews, with every node of the view in one of its lists",
             )
         views.check(view, name)
-        graph = substitute(graph, views, name)
-        unseen -= {n.name for n in view.nodes}
-        left = {n.name: n for n in graph.nodes}
-        for gone in [n for n in device if n not in left]:
-            del device[gone]
-        device |= {n: name for n in left if n not in device}
-        failed = [(left[n.name], f.reason) for f in views.failed for n in f.part.nodes]
-        for node, reason in failed:
-            assignment.refuse(node, name, reason)
-        again = assign(graph, backends, hints, before=assignment, nodes=[node for node, _ in failed])
-        for node, _ in failed:
-            device[node.name] = again.device[node.name]
-            unseen.add(node.name)
-    return graph
+        self.graph = substitute(self.graph, views, name)
+        self.unseen -= {n.name for n in view.nodes}
+        left = {n.name: n for n in self.graph.nodes}
+        homeless = {n.name for n in self.homeless}
+        self.device = {n: self.device.get(n, name) for n in left if n not in homeless}
+        for node, reason in [(left[n.name], f.reason) for f in views.failed for n in f.part.nodes]:
+            self._assignment.refuse(node, name, reason)
+            if place(self.graph, node, self._backends, self._hints, self._assignment):
+                self.device[node.name] = self._assignment.device[node.name]
+                self.unseen.add(node.name)
+            else:
+                del self.device[node.name]
+                self.homeless.append(node)
 
 
 def _check_fallback(assignment: Assignment, first: str, fallback: str) -> None:
