@@ -1,0 +1,248 @@
+"""ONNX Runtime as a backend of Weft: whole subgraphs become one node that holds an ONNX model.
+
+The package announces `OrtCreator` by an entry point in the group `weft.backends`; see pyproject.toml. The
+payload of a pre-compiled node is bytes, so that networks with such nodes can be saved.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import fields
+from functools import cache, lru_cache
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+import weft
+from weft import DType, Execution, Graph, Node, Op, PreCompiled, Tensor, TensorSpec
+from weft.extend import DeviceError, HostBackend
+
+__version__ = "0.1.0"
+Inputs = Sequence[Tensor | None]
+Outputs = Sequence[Tensor]
+
+LARGEST = 2**31 - 2**20
+"""Bytes of weights in one model: protobuf ends at 2 GiB."""
+SMALL = 64
+"""Constants of so many elements, such as axes and pads, are shown to ONNX Runtime when it is asked about a node."""
+
+
+class NotConvertible(Exception):
+    """There is no ONNX model of this; the message is the reason."""
+
+
+# -- from Weft to ONNX ---------------------------------------------------------------------------------------
+
+
+def to_model(graph: Graph) -> bytes:
+    """Return a graph as an ONNX model, its inputs and outputs in order; raise NotConvertible."""
+    size = sum(value.nbytes for value in graph.constants.values())
+    if size > LARGEST:
+        raise NotConvertible(f"its weights take {size:,} bytes, and an ONNX model holds {LARGEST:,}")
+    nodes = [_node(node) for node in graph.nodes]
+    weights = [numpy_helper.from_array(np.asarray(value), name) for name, value in graph.constants.items()]
+    inputs = [_declared(graph, name) for name in graph.inputs]
+    outputs = [_declared(graph, name) for name in graph.outputs]
+    made = helper.make_graph(nodes, graph.name or "subgraph", inputs, outputs, weights)
+    imports = [helper.make_opsetid("", newest_opset())]
+    version = helper.find_min_ir_version_for(imports, ignore_unknown=True)
+    model = helper.make_model(made, opset_imports=imports, ir_version=version)
+    serialized: bytes = model.SerializeToString(deterministic=True)
+    return serialized
+
+
+def _declared(graph: Graph, name: str) -> onnx.ValueInfoProto:
+    spec = graph.specs[name]
+    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(spec.dtype.numpy), spec.dims)
+
+
+def _node(node: Node) -> onnx.NodeProto:
+    try:
+        schema = onnx.defs.get_schema(node.op.type, newest_opset())
+    except onnx.defs.SchemaError:
+        raise NotConvertible(f"ONNX has no op {node.op.type} in opset {newest_opset()}") from None
+    attributes = _attributes(node.op, schema)
+    return helper.make_node(node.op.type, node.inputs, node.outputs, node.name, **attributes)
+
+
+def _attributes(op: Op, schema: onnx.defs.OpSchema) -> dict[str, Any]:
+    """Return the fields of an op as ONNX attributes: they have the names and the defaults of ONNX."""
+    values = op.attributes()
+    if op.type == "ConstantOfShape":
+        dtype = values["dtype"]
+        assert isinstance(dtype, DType)
+        return {"value": numpy_helper.from_array(np.array([values["value"]], dtype.numpy))}
+    defaults = {f.name: f.default for f in fields(op)}
+    out = {}
+    for name, value in values.items():
+        known = schema.attributes.get(name)
+        if value == defaults[name] and not (known and known.required):
+            continue
+        if known:
+            out[name] = _attribute(value)
+        elif name != "outputs":  # how many outputs there are, the node says as well
+            opset = newest_opset()
+            raise NotConvertible(f"{op.type} has no attribute {name} in opset {opset}; here it is {value}")
+    return out
+
+
+def _attribute(value: Any) -> Any:
+    if isinstance(value, DType):
+        return helper.np_dtype_to_tensor_dtype(value.numpy)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def single(inputs: Inputs, outputs: Outputs, op: Op) -> Graph:
+    """Return the graph of one node, to ask about: large constants are inputs in it."""
+    given = {f"x{k}": t for k, t in enumerate(inputs) if t is not None}
+    made = {f"y{k}": t for k, t in enumerate(outputs)}
+    names = tuple(f"x{k}" if t is not None else "" for k, t in enumerate(inputs))
+    graph = Graph("node", [], list(made), [Node("node", op, names, tuple(made))])
+    graph.specs = {name: TensorSpec(t.shape, t.dtype) for name, t in (given | made).items()}
+    graph.constants = {
+        name: t.constant for name, t in given.items() if t.constant is not None and t.constant.size <= SMALL
+    }
+    graph.inputs = [name for name in given if name not in graph.constants]
+    return graph
+
+
+# -- ONNX Runtime --------------------------------------------------------------------------------------------
+
+
+def open_session(model: bytes) -> Any:
+    """Return an InferenceSession on the CPU that logs nothing."""
+    import onnxruntime  # late, so that `import weft` does not wait for it
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+@lru_cache(4096)
+def why_not_run(model: bytes) -> str | None:
+    """Return ONNX Runtime's own reason for not taking a model, or None."""
+    try:
+        open_session(model)
+    except Exception as e:
+        line = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
+        return "ONNX Runtime: " + re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", line)
+    return None
+
+
+@cache
+def newest_opset() -> int:
+    """Return the newest opset that both onnx and ONNX Runtime know."""
+    value = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
+    for version in range(onnx.defs.onnx_opset_version(), 0, -1):
+        imports = [helper.make_opsetid("", version)]
+        shown = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1])
+        graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "relu", [value], [shown])
+        ir_version = helper.find_min_ir_version_for(imports, ignore_unknown=True)
+        model = helper.make_model(graph, opset_imports=imports, ir_version=ir_version)
+        if why_not_run(model.SerializeToString()) is None:
+            return version
+    raise DeviceError("ONNX Runtime loads no model at all", fix="install another version of onnxruntime")
+
+
+def why_not_right(inputs: Inputs, outputs: Outputs, op: Op) -> str | None:
+    """Return what ONNX Runtime takes, and then fails to run or computes otherwise than ONNX says.
+
+    `weft conformance ort` found these.
+    """
+    values = op.attributes()
+    if op.type == "Mod" and outputs[0].dtype.is_float and not values["fmod"]:
+        return "ONNX Runtime has no Mod of floats with fmod=0"
+    dilations = values.get("dilations")
+    if isinstance(dilations, tuple) and any(d > 1 for d in dilations) and "SAME" in str(values["auto_pad"]):
+        return "ONNX Runtime has no dilated windows with auto_pad SAME_UPPER or SAME_LOWER"
+    if op.type == "ReduceMean" and 0 in (inputs[0].shape if inputs[0] else ()):
+        return "ONNX Runtime says that the mean of nothing is 0, and ONNX that it is no number"
+    if values.get("coordinate_transformation_mode") == "half_pixel_symmetric" and values["mode"] == "nearest":
+        return "ONNX Runtime picks other neighbours for half_pixel_symmetric than ONNX says"
+    return None
+
+
+# -- the backend ---------------------------------------------------------------------------------------------
+
+
+class OrtBackend(HostBackend):
+    """ONNX Runtime as one part of a network sees it; tensors are numpy arrays."""
+
+    copies_constants = False
+
+    def why_not(self, inputs: Inputs, outputs: Outputs, op: Op) -> str | None:
+        """Ask ONNX Runtime about a model of this node alone."""
+        if isinstance(op, PreCompiled):
+            return None if op.backend == self.info.id else f"{op.backend} compiled it for itself"
+        try:
+            model = to_model(single(inputs, outputs, op))
+        except NotConvertible as e:
+            return str(e)
+        return why_not_right(inputs, outputs, op) or why_not_run(model)
+
+    def OptimizeSubgraph(self, view: weft.SubgraphView) -> weft.OptimizationViews:
+        """Put one node with an ONNX model in the place of the whole view."""
+        views = weft.OptimizationViews()
+        try:
+            model = to_model(view.graph)
+            why = why_not_run(model)
+        except NotConvertible as e:
+            why = str(e)
+        if why is not None:
+            views.fail(view, why)
+            return views
+        results = tuple(view.graph.specs[o] for o in view.outputs)
+        name = view.graph.fresh_name(f"ort {view.nodes[0].name}")
+        node = Node(name, PreCompiled(self.info.id, model, results), view.inputs, view.outputs)
+        replacement = Graph(view.graph.name, list(view.inputs), list(view.outputs), [node])
+        replacement.specs = {v: view.graph.specs[v] for v in (*view.inputs, *view.outputs)}
+        views.substitute(view, replacement)
+        return views
+
+
+@OrtBackend.creator("PreCompiled")
+class Subgraph(Execution):
+    """Runs the model of a pre-compiled node."""
+
+    def __init__(self, inputs: Inputs, outputs: Outputs, op: PreCompiled, backend: OrtBackend) -> None:
+        assert isinstance(op.payload, bytes)
+        self.session = open_session(op.payload)
+        self.names = [value.name for value in self.session.get_inputs()]
+
+    def onResize(self, inputs: Inputs, outputs: Outputs) -> None:
+        """Prepare nothing: another shape comes as another model."""
+
+    def onExecute(self, inputs: Inputs, outputs: Outputs) -> None:
+        """Run the model and copy its results."""
+        arrays = [t.memory for t in inputs if t is not None]
+        results = self.session.run(None, dict(zip(self.names, arrays, strict=True)))
+        for tensor, result in zip(outputs, results, strict=True):
+            np.copyto(tensor.memory, result)
+
+
+class OrtCreator(weft.BackendCreator):
+    """One device: ONNX Runtime on the CPU."""
+
+    id = "ort"
+    version = __version__
+    api_version = (1, 0)
+
+    def absent(self) -> str | None:
+        """Return what is missing, or None."""
+        missing = find_spec("onnxruntime") is None
+        return "the Python package onnxruntime is missing: pip install onnxruntime" if missing else None
+
+    def devices(self) -> list[weft.DeviceInfo]:
+        """Return the one device, with the version of the library."""
+        from importlib.metadata import version
+
+        driver = f"onnxruntime {version('onnxruntime')}"
+        return [weft.DeviceInfo("ort", 0, "ONNX Runtime", driver, software=True)]
+
+    def onCreate(self, info: weft.BackendInfo) -> OrtBackend:
+        """Return a backend for one part of a network."""
+        return OrtBackend(info)
