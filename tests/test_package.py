@@ -84,6 +84,7 @@ LAYERS = {
     "weft.frontends": 4,
     "weft.models": 4,
     "weft.plugins": 4,
+    "weft.extend": 5,
     "weft.loading": 5,
     "weft": 6,
     "weft.onnx_backend": 6,

@@ -17,9 +17,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
+from weft.core.configuration import BackendConfig, ForwardType, MemoryMode, Power, Precision, StorageType
 from weft.core.contexts import BackendContext, MemoryManager
 from weft.core.graph import Graph
 from weft.core.layout import Array
@@ -29,6 +29,24 @@ from weft.core.tensor import Tensor
 from weft.core.views import OptimizationViews, SubgraphView
 from weft.errors import BackendError
 
+__all__ = [
+    "API_VERSION",
+    "Backend",
+    "BackendConfig",
+    "BackendCreator",
+    "BackendInfo",
+    "Creator",
+    "DeviceInfo",
+    "Execution",
+    "ExplainsRefusal",
+    "ForwardType",
+    "MemoryMode",
+    "Power",
+    "Precision",
+    "StorageType",
+    "is_compatible",
+]
+
 API_VERSION = (1, 0)
 """(major, minor) of the interface in this file. A backend written for another major, or for a newer minor,
 cannot be used (A20); a change that breaks backends raises the major, an addition the minor."""
@@ -37,64 +55,6 @@ cannot be used (A20); a change that breaks backends raises the major, an additio
 def is_compatible(backend: tuple[int, int], ours: tuple[int, int] = API_VERSION) -> bool:
     """Tell whether a backend written for one version of the interface can be used with another."""
     return backend[0] == ours[0] and backend[1] <= ours[1]
-
-
-class ForwardType(Enum):
-    """The kinds of device that can be asked for, with MNN's numbers."""
-
-    CPU = 0
-    OPENCL = 3
-    AUTO = 4
-    VULKAN = 7
-    USER_0 = 8
-    USER_1 = 9
-    USER_2 = 10
-    USER_3 = 11
-
-
-class StorageType(Enum):
-    """How long a tensor's memory lives, and whether it is reused.
-
-    STATIC: from acquire to release or the end of the backend; a clear leaves it. For constants.
-    DYNAMIC: from acquire to release, then reused; freed by a clear. For activations.
-    DYNAMIC_SEPERATE (the contract's spelling): from acquire to clear; a release does nothing. For inputs.
-    """
-
-    STATIC = "static"
-    DYNAMIC = "dynamic"
-    DYNAMIC_SEPERATE = "dynamic_seperate"
-
-
-class MemoryMode(Enum):
-    """NORMAL: no limit. LIMIT: thrifty; smaller scratch and no second copies of weights."""
-
-    NORMAL = "normal"
-    LIMIT = "limit"
-
-
-class Precision(Enum):
-    """HIGH: strict fp32. NORMAL: fp32 storage, fp32-class accuracy. LOW: fp16 storage, fp32 accumulation."""
-
-    HIGH = "high"
-    NORMAL = "normal"
-    LOW = "low"
-
-
-class Power(Enum):
-    """A wish about clocks; no backend of Weft can influence them, and the report says so."""
-
-    NORMAL = "normal"
-    HIGH = "high"
-    LOW = "low"
-
-
-@dataclass(frozen=True, slots=True)
-class BackendConfig:
-    """What a session asks of its backends."""
-
-    memory: MemoryMode = MemoryMode.NORMAL
-    precision: Precision = Precision.HIGH
-    power: Power = Power.NORMAL
 
 
 @dataclass(frozen=True, slots=True)

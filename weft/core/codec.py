@@ -18,7 +18,18 @@ from dataclasses import fields
 from enum import Enum
 from functools import cache
 from math import prod
-from typing import Any, Protocol, TypeVar, get_args, get_type_hints, runtime_checkable
+from types import UnionType
+from typing import (
+    Any,
+    Literal,
+    Protocol,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    runtime_checkable,
+)
 
 import numpy as np
 
@@ -32,6 +43,8 @@ from weft.errors import WeftError
 
 Json = Any
 T = TypeVar("T")
+MOST_BITS = 1024
+"""Of an integer; the text of a much longer one is not read back."""
 
 
 @runtime_checkable
@@ -141,10 +154,13 @@ class Encoder:
         made = {}
         for f in fields(op):
             if f.init and not (isinstance(op, PreCompiled) and f.name == "payload"):
+                value = getattr(op, f.name)
                 try:
-                    made[f.name] = self.value(getattr(op, f.name), cls)
+                    made[f.name] = self.value(value, cls)
                 except Unsavable as e:
                     raise Unsavable(f"attribute {f.name!r}: {e}") from e
+                if not fits(value, hints_of(cls).get(f.name, Any)):
+                    raise Unsavable(f"attribute {f.name!r}: {value!r:.40} is not a {f.type}")
         if isinstance(op, PreCompiled):
             made["payload"] = self._payload(op)
         return {"kind": "op", "type": op.type, "fields": made}
@@ -165,7 +181,9 @@ class Encoder:
 
     def value(self, value: object, cls: type[Op]) -> Json:
         """Return the JSON of an attribute of an op of that class."""
-        if value is None or type(value) in (bool, int, str):
+        if value is None or type(value) in (bool, str):
+            return value
+        if type(value) is int and value.bit_length() <= MOST_BITS:
             return value
         if type(value) is float:
             if math.isfinite(value):
@@ -203,19 +221,48 @@ def spec_json(spec: TensorSpec) -> Json:
 
 
 @cache
-def enums_of(cls: type[Op]) -> dict[str, type[Enum]]:
-    """Return the enums that an op's attributes may hold: those of its annotations, element types and layouts."""
+def hints_of(cls: type[Op]) -> dict[str, Any]:
+    """Return the types of an op's attributes; none where they name what is imported for type checking alone."""
     try:
-        todo: list[Any] = list(get_type_hints(cls).values())
-    except (NameError, TypeError):  # a name that is imported for type checking alone
-        todo = []
+        return get_type_hints(cls)
+    except (NameError, TypeError):
+        return {}
+
+
+@cache
+def enums_of(cls: type[Op]) -> dict[str, type[Enum]]:
+    """Return the enums that an op's attributes may hold: those of their types, element types and layouts."""
+    todo: list[Any] = list(hints_of(cls).values())
     found: dict[str, type[Enum]] = {}
     while todo:
         hint = todo.pop()
         todo += get_args(hint)
-        if isinstance(hint, type) and issubclass(hint, Enum):
+        if get_origin(hint) is None and isinstance(hint, type) and issubclass(hint, Enum):
             found[hint.__name__] = hint
     return found | {"DType": DType, "Layout": Layout}
+
+
+_NUMBERS: dict[Any, tuple[type, ...]] = {float: (float, int, np.floating, np.integer), int: (int, np.integer)}
+
+
+def fits(value: object, hint: Any) -> bool:
+    """Tell whether a value is of an attribute's type; True for types that cannot be asked."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return any(fits(value, arg) for arg in args)
+    if origin is Literal:
+        return value in args
+    if origin is tuple:
+        if not isinstance(value, tuple):
+            return False
+        if len(args) == 2 and args[1] is ...:
+            return all(fits(v, args[0]) for v in value)
+        return len(value) == len(args) and all(map(fits, value, args))
+    kind = origin or (type(None) if hint is None else hint)
+    try:
+        return not isinstance(kind, type) or isinstance(value, _NUMBERS.get(kind, kind))
+    except TypeError:  # a protocol
+        return True
 
 
 # -- reading -------------------------------------------------------------------------------------------------
@@ -243,6 +290,9 @@ class Decoder:
         made = {expect(k, str): self.value(v, cls) for k, v in expect(value["fields"], dict).items()}
         if issubclass(cls, PreCompiled):
             made["payload"] = self._payload(value["fields"]["payload"], expect(made["backend"], str))
+        for key, v in made.items():
+            if not fits(v, hints_of(cls).get(key, Any)):
+                raise Damaged(f"its attribute {key!r} is {v!r:.40}")
         try:
             return cls(**made)
         except Exception as e:  # whatever a foreign op's own checks raise

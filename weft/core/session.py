@@ -275,7 +275,8 @@ class Session:
         """Log what is not on the first device; a resize that changes nothing about it says nothing."""
         where, first = network.placement, self._choices[0].device
         lines = [
-            f"{r.node!r} ({r.op}) is on {where.get(r.node, 'another')}: {r.device}: {r.reason}" for r in network.refusals
+            f"{r.node!r} ({r.op}) is on {where.get(r.node, 'another')}: {r.device}: {r.reason}"
+            for r in network.refusals
         ]
         moved = len({r.node for r in network.refusals if r.device == first})
         text = "\n  ".join([f"{moved} node(s) do not run on {first}:", *lines])

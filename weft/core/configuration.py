@@ -1,0 +1,64 @@
+"""What a session asks of its backends, in the contract's words: devices, storage, memory, precision, power."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class ForwardType(Enum):
+    """The kinds of device that can be asked for, with MNN's numbers."""
+
+    CPU = 0
+    OPENCL = 3
+    AUTO = 4
+    VULKAN = 7
+    USER_0 = 8
+    USER_1 = 9
+    USER_2 = 10
+    USER_3 = 11
+
+
+class StorageType(Enum):
+    """How long a tensor's memory lives, and whether it is reused.
+
+    STATIC: from acquire to release or the end of the backend; a clear leaves it. For constants.
+    DYNAMIC: from acquire to release, then reused; freed by a clear. For activations.
+    DYNAMIC_SEPERATE (the contract's spelling): from acquire to clear; a release does nothing. For inputs.
+    """
+
+    STATIC = "static"
+    DYNAMIC = "dynamic"
+    DYNAMIC_SEPERATE = "dynamic_seperate"
+
+
+class MemoryMode(Enum):
+    """NORMAL: no limit. LIMIT: thrifty; smaller scratch and no second copies of weights."""
+
+    NORMAL = "normal"
+    LIMIT = "limit"
+
+
+class Precision(Enum):
+    """HIGH: strict fp32. NORMAL: fp32 storage, fp32-class accuracy. LOW: fp16 storage, fp32 accumulation."""
+
+    HIGH = "high"
+    NORMAL = "normal"
+    LOW = "low"
+
+
+class Power(Enum):
+    """A wish about clocks; no backend of Weft can influence them, and the report says so."""
+
+    NORMAL = "normal"
+    HIGH = "high"
+    LOW = "low"
+
+
+@dataclass(frozen=True, slots=True)
+class BackendConfig:
+    """What a session asks of its backends."""
+
+    memory: MemoryMode = MemoryMode.NORMAL
+    precision: Precision = Precision.HIGH
+    power: Power = Power.NORMAL
