@@ -223,13 +223,17 @@ class Interpreted(Execution):
             np.copyto(tensor.memory, known[name].reshape(tensor.shape), casting="no")
 
 
+Replace = Callable[[Sequence[Node]], Sequence[tuple[str, Sequence[Node]]]]
+"""Which nodes of a view are replaced, and how."""
+
+
 class Mock(CpuBackend):
     """A CPU backend that takes some ops, fails some nodes when it optimises, and replaces some; see `mock`."""
 
     takes: frozenset[str] | None = None
     imports = False
     fails: Mapping[str, str] = {}
-    replace: Callable[[Sequence[Node]], Sequence[tuple[str, Sequence[Node]]]] = staticmethod(lambda nodes: ())
+    replace: Replace = staticmethod(lambda nodes: ())
     views: list[list[str]] = []
 
     def canImport(self, source: Backend) -> bool:
@@ -253,9 +257,10 @@ class Mock(CpuBackend):
         for node in view.nodes:
             if node.name in self.fails:
                 views.fail(view.part([node]), self.fails[node.name])
-        for kind, nodes in self.replace([n for n in view.nodes if n.name not in self.fails]):
-            part = view.part(nodes)
-            views.substitute(part, REPLACEMENTS[kind](part, self.info.id))
+        for kind, nodes in self.replace(view.nodes):
+            if not any(n.name in self.fails for n in nodes):
+                part = view.part(nodes)
+                views.substitute(part, REPLACEMENTS[kind](part, self.info.id))
         return views.keep_rest(view)
 
 
@@ -263,13 +268,13 @@ def mock(
     *takes: str,
     imports: bool = False,
     fails: Mapping[str, str] | None = None,
-    replace: Callable[[Sequence[Node]], Sequence[tuple[str, Sequence[Node]]]] | None = None,
+    replace: Replace | None = None,
 ) -> type[Mock]:
     """Return a class of backends that take these op types (none named: all).
 
-    `fails` has a reason for each node that is to fail; `replace` returns, for the nodes that do not, groups
-    of consecutive ones and how each is replaced: a key of `REPLACEMENTS`. `views` gets the nodes' names of
-    every view that is to be optimised.
+    `fails` has a reason for each node that is to fail. `replace` returns, for the nodes of a view, runs of
+    consecutive ones and how each is replaced, a key of `REPLACEMENTS`; a run in which one fails is not. `views`
+    gets the names of the nodes of every view that is to be optimised.
     """
     facts: dict[str, Any] = {"takes": frozenset(takes) or None, "imports": imports, "fails": fails or {}, "views": []}
     if replace is not None:
