@@ -73,7 +73,7 @@ def checked_version(version: object, what: str) -> tuple[int, int]:
     if len(parts) != 2 or not all(type(part) is int and part >= 0 for part in parts):
         raise MalformedError(f"{what} {version!r}, which is not a pair of numbers (major, minor)")
     theirs = (parts[0], parts[1])
-    if not is_compatible(theirs):
+    if not is_compatible(theirs, API_VERSION):
         ours = ".".join(map(str, API_VERSION))
         raise MalformedError(
             f"it was written for version {theirs[0]}.{theirs[1]} of the backend interface, and this is {ours}; "

@@ -10,6 +10,7 @@ from typing import Any
 
 from weft.core.backend import Backend, BackendCreator, BackendInfo, DeviceInfo
 from weft.errors import ClosedError, DeviceError
+from weft.plugins.elf import why_cut_off
 from weft.plugins.interface import FUNCTIONS, Announced, MalformedError, checked_id, checked_version
 from weft.plugins.native_abi import BUFFERS, LEAST_SIZE, REQUIRED, CBackend, CDeviceInfo, Message, decoded
 
@@ -17,6 +18,9 @@ from weft.plugins.native_abi import BUFFERS, LEAST_SIZE, REQUIRED, CBackend, CDe
 def load_library(file: Path) -> Announced:
     """Return the backend in a shared library; MalformedError says why there is none."""
     try:
+        why = why_cut_off(file)
+        if why is not None:
+            raise MalformedError(f"it cannot be loaded: {why}")
         library = ctypes.CDLL(str(file))
     except OSError as e:
         raise MalformedError(f"it cannot be loaded: {str(e).removeprefix(f'{file}: ')}") from e
