@@ -46,7 +46,7 @@ def _pool(draw: Draw, net: Net, x: str) -> str:
     window: dict[str, Any] = {"kernel_shape": (kernel,) * 2, "strides": (stride,) * 2, "pads": pads}
     window |= {"dilations": (dilation,) * 2, "ceil_mode": draw(st.sampled_from([0, 0, 1]))}
     kind = draw(st.sampled_from(["MaxPool", "MaxPool", "AveragePool", "LpPool"]))
-    more = {"count_include_pad": draw(st.integers(0, 1))} if kind == "AveragePool" else {}
+    more: dict[str, Any] = {"count_include_pad": draw(st.integers(0, 1))} if kind == "AveragePool" else {}
     return net.add(kind, x, **window, **more)
 
 

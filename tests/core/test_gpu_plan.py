@@ -23,6 +23,7 @@ from weft.core.fused import Fused
 from weft.core.graph import Graph
 from weft.core.layout import Layout
 from weft.core.optimize import run_passes
+from weft.core.optimize.constants import fold_constants
 from weft.core.optimize.fuse import fuse_epilogues
 
 many = settings(max_examples=120, deadline=None, suppress_health_check=SLOW)
@@ -172,7 +173,8 @@ def test_a_reshape_is_another_name_for_the_same_memory() -> None:
     x = net.add("Exp", net.input("x", 2, 3, 4), name="e")
     flat = net.add("Flatten", net.add("Reshape", x, np.array([6, 4]), name="r"), name="f", axis=0)
     graph = net.finish(net.add("Tanh", flat, name="y"))
-    views = find_views(laid_out(graph))
+    # Not rewritten before: one reshape of a reshape is what the passes would leave.
+    views = find_views(assign_layouts(fold_constants(graph)))
     assert views["r"] == View("e") and views["f"] == View("e")
     assert_plays(graph)
 
