@@ -1,0 +1,108 @@
+"""Contract row A19: memory and copies of native backends, on the library's buffers and on the host's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import weft
+from tests.contract.native_sources import VAULT, loaded, vault_in
+from tests.contract.plugins import ROOT, needs_compiler
+from weft.core.backend import Backend, BackendInfo, StorageType
+from weft.core.dtypes import DType
+from weft.core.layout import Layout
+from weft.core.registry import registry
+from weft.core.tensor import Tensor
+
+pytestmark = needs_compiler
+EXAMPLE = ROOT / "examples" / "c_backend" / "acme_leaky_backend.c"
+
+
+@pytest.fixture(params=["vault", "leaky"])
+def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
+    source = VAULT if request.param == "vault" else EXAMPLE.read_text()
+    own = loaded(tmp_path, source, f"acme_{request.param}_backend.so")
+    made = own.find(request.param).onCreate(BackendInfo(request.param))
+    yield made
+    made.close()
+    own.close()
+
+
+@pytest.mark.parametrize("dtype", list(DType))
+def test_A19_all_element_types_are_stored(backend: Backend, dtype: DType) -> None:
+    array = np.arange(2 * 5 * 3).reshape(2, 5, 3).astype(dtype.numpy)
+    stored = Tensor("t", array.shape, dtype)
+    backend.onAcquireBuffer(stored, StorageType.STATIC)
+    backend.onCopyBuffer(Tensor.from_numpy(array), stored)
+    np.testing.assert_array_equal(stored.numpy(), array)
+    backend.onReleaseBuffer(stored, StorageType.STATIC)
+
+
+@pytest.mark.parametrize("target", list(Layout))
+@pytest.mark.parametrize("source", list(Layout))
+def test_A19_copies_convert_layout_and_type(backend: Backend, source: Layout, target: Layout) -> None:
+    array = np.arange(2 * 5 * 3 * 2, dtype=np.float32).reshape(2, 5, 3, 2)
+    a, b = Tensor("a", array.shape, DType.FLOAT32, source), Tensor("b", array.shape, DType.FLOAT16, target)
+    for each in (a, b):
+        backend.onAcquireBuffer(each, StorageType.DYNAMIC_SEPERATE)
+    backend.onCopyBuffer(Tensor.from_numpy(array), a)
+    backend.onCopyBuffer(a, b)
+    np.testing.assert_array_equal(b.numpy(), array)
+    host = Tensor.empty(array.shape, DType.FLOAT32, target)
+    backend.onCopyBuffer(b, host)
+    np.testing.assert_array_equal(host.numpy(), array)
+    if target is Layout.NC4HW4:
+        assert not host.memory[:, 1, ..., 1:].any()
+
+
+def test_A19_scalars_and_empty_tensors_are_stored(backend: Backend) -> None:
+    for array in (np.array(3, np.float32), np.zeros((0, 4), np.float32)):
+        stored = Tensor("t", array.shape, DType.FLOAT32)
+        backend.onAcquireBuffer(stored, StorageType.DYNAMIC_SEPERATE)
+        backend.onCopyBuffer(Tensor.from_numpy(array), stored)
+        np.testing.assert_array_equal(stored.numpy(), array)
+
+
+def test_A19_copies_between_a_native_device_and_a_gpu(tmp_path: Path) -> None:
+    with vault_in(tmp_path) as vault:
+        _copy_between(vault.backend())
+
+
+def _copy_between(backend: Backend) -> None:
+    (choice,) = registry.choose("opencl")
+    gpu = choice.creator.onCreate(BackendInfo(choice.creator.id, choice.index))
+    array = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    here, there, back = (Tensor(n, array.shape, DType.FLOAT32) for n in "abc")
+    for owner, t in ((backend, here), (gpu, there), (backend, back)):
+        owner.onAcquireBuffer(t, StorageType.DYNAMIC_SEPERATE)
+    backend.onCopyBuffer(Tensor.from_numpy(array), here)
+    backend.onCopyBuffer(here, there)
+    backend.onCopyBuffer(there, back)
+    np.testing.assert_array_equal(back.numpy(), array)
+    with pytest.raises(weft.WeftError, match="cannot copy"):
+        backend.onCopyBuffer(Tensor.from_numpy(array[:1]), here)
+    gpu.close()
+    backend.close()
+
+
+def test_A19_storage_types(backend: Backend) -> None:
+    static, dynamic, kept = (Tensor(n, (16,), DType.FLOAT32) for n in ("s", "d", "k"))
+    backend.onAcquireBuffer(static, StorageType.STATIC)
+    backend.onCopyBuffer(Tensor.from_numpy(np.full(16, 7, np.float32)), static)
+    backend.onResizeBegin()
+    backend.onAcquireBuffer(dynamic, StorageType.DYNAMIC)
+    backend.onReleaseBuffer(dynamic, StorageType.DYNAMIC)
+    later = Tensor("l", (16,), DType.FLOAT32)
+    backend.onAcquireBuffer(later, StorageType.DYNAMIC)
+    backend.onAcquireBuffer(kept, StorageType.DYNAMIC_SEPERATE)
+    assert backend.onAllocateBuffer()
+    assert backend.statistics() == {"arena_bytes": 64, "arena_live_peak": 64, "static_bytes": 64}
+    backend.onCopyBuffer(Tensor.from_numpy(np.full(16, 1, np.float32)), later)
+    backend.onCopyBuffer(Tensor.from_numpy(np.full(16, 2, np.float32)), kept)
+    np.testing.assert_array_equal([t.numpy()[0] for t in (static, later, kept)], [7, 1, 2])
+    backend.onClearBuffer()
+    np.testing.assert_array_equal(static.numpy(), np.full(16, 7))
+    assert backend.onReleaseBuffer(static, StorageType.STATIC)
