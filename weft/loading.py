@@ -72,7 +72,7 @@ def load(
     importlib.import_module("weft.ops")  # late, as it takes longer to import than the rest; it registers the ops
     config, held = _config(precision, memory, power), runtime or default_runtime()
     if isinstance(model, (str, os.PathLike)) and str(model).endswith(SAVED):
-        model = OptimizedNetwork.load(Path(model))
+        model = OptimizedNetwork.load(Path(model), backends=held.registry)
     if isinstance(model, OptimizedNetwork):
         plain = device == "auto" and config == BackendConfig() and fallback == "cpu"
         if not plain or shapes or hints or debug:
@@ -121,7 +121,7 @@ def optimize(
         )
     backends = {c.device: c.open(config) for c in choices}
     try:
-        return optimize_graph(bound, backends, options, host=(host or choices[-1]).device)
+        return optimize_graph(bound, backends, options, host=host.device)
     finally:
         close_all(list(backends.values()))
 
@@ -138,19 +138,17 @@ def _plan(
     hints: Mapping[str, DeviceName] | None,
     debug: DebugSink | str | os.PathLike[str] | None,
     config: BackendConfig,
-) -> tuple[list[Choice], OptimizerOptions, Choice | None]:
-    """Return the devices in order, the options, and where debug nodes run if not on one of the devices."""
+) -> tuple[list[Choice], OptimizerOptions, Choice]:
+    """Return the devices in order, the options, and where debug nodes run: on the CPU, whatever the devices."""
     if fallback not in ("cpu", "error"):
         raise ConfigError(f"fallback={fallback!r} is not known", fix='use "cpu" or "error"')
     choices = known.choose(device)
     cpu = Choice(known.find(ForwardType.CPU), 0)
-    has_cpu = any(c.device == cpu.device for c in choices)
-    if fallback == "cpu" and not has_cpu:
+    if fallback == "cpu" and not any(c.device == cpu.device for c in choices):
         choices.append(cpu)
-        has_cpu = True
     sink = FileSink(Path(debug)) if isinstance(debug, (str, os.PathLike)) else debug
     placed = {name: _device(known, d) for name, d in (hints or {}).items()}
-    return choices, OptimizerOptions(config, placed, fallback, sink), None if has_cpu else cpu
+    return choices, OptimizerOptions(config, placed, fallback, sink), cpu
 
 
 def _device(known: BackendRegistry, name: DeviceName) -> str:

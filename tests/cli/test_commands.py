@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from onnx import helper
 
@@ -219,6 +220,28 @@ def test_inspect_prints_each_pass(cli: Cli, tmp_path: Path) -> None:
     )
     assert "as read: 2 nodes" in done.out and "2 -> 1 nodes" in done.out and "remove_identities: " in done.out
     assert "taken as 1 for x" in done.err
+
+
+# -- optimize ------------------------------------------------------------------------------------------------
+
+
+def test_an_optimised_network_is_saved_and_run(cli: Cli, tmp_path: Path) -> None:
+    model, saved = double(tmp_path / "m.onnx", (3, 4)), tmp_path / "m.weft"
+    done = cli("optimize", model, "-d", "vulkan+cpu", "-o", saved)
+    assert f"wrote {saved}: 1 subgraph(s): vulkan:0 (1)" in done.out
+    ran = cli("run", saved, "-o", tmp_path / "out")
+    assert "vulkan:0+cpu:0" in ran.out and "nodes: vulkan 1" in ran.out
+    cli("run", model, "-d", "cpu", "-o", tmp_path / "plain")
+    (name,) = [p.name for p in (tmp_path / "out").iterdir()]
+    np.testing.assert_array_equal(np.load(tmp_path / "out" / name), np.load(tmp_path / "plain" / name))
+
+
+def test_optimize_says_what_is_wrong(cli: Cli, tmp_path: Path) -> None:
+    model = double(tmp_path / "m.onnx", (3, 4))
+    assert "does not end in .weft" in cli("optimize", model, "-d", "cpu", "-o", tmp_path / "m.zip", status=2).err
+    assert "join them with +" in cli("optimize", model, "-d", "cpu,vulkan", status=2).err
+    cli("optimize", model, "-d", "cpu", "-o", tmp_path / "m.weft")
+    assert "leave --device out" in cli("run", tmp_path / "m.weft", "-d", "cpu", status=2).err
 
 
 # -- cache ---------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from weft.cli.console import line, note, working
 from weft.cli.inputs import Preparation, collect
@@ -31,9 +32,11 @@ from weft.cli.targets import device_orders, parse_pairs, parse_shapes
 from weft.core.backend import Precision
 from weft.core.graph import Graph
 from weft.core.layout import Array
+from weft.core.optimized import OptimizedNetwork
 from weft.core.report import Report
+from weft.errors import ConfigError
 from weft.frontends.onnx import load as load_onnx
-from weft.loading import load
+from weft.loading import SAVED, load
 
 
 def run(
@@ -58,24 +61,35 @@ def run(
 
     A picture is resized to the input's height and width (bilinear), as floats in 0..255, red first; then
     its channels are reversed (--bgr), --mean is subtracted and the result multiplied by --scale. Inputs
-    without a file get random numbers.
+    without a file get random numbers. A file that `weft optimize` wrote runs as it was optimised.
     """
-    orders = device_orders(device)
+    source, graph, orders = _read(model, device)
     writer, ranking = Writer.parse(output, len(orders)), Ranking.parse(top, labels, softmax)
-    with working(f"reading {model.name}"):
-        graph = load_onnx(model)
     files = parse_pairs(inputs, "--input", "x=picture.png")
     arrays, remarks = collect(graph, files, parse_shapes(shape), Preparation.parse(mean, scale, bgr))
     for remark in remarks:
         note(remark)
     first: Run | None = None
     for names in orders:
-        done = _run(graph, names, precision, arrays, (iterations, warmup), strict)
+        done = _run(source, names, precision, arrays, (iterations, warmup), strict)
         _show(done, graph, ranking, first)
         prefix = f"{file_name(done.label)}." if len(orders) > 1 else ""
         for path in writer.write(dict(zip(graph.outputs, done.outputs, strict=True)), prefix):
             line(f"  wrote {path}")
         first = first or done
+
+
+def _read(model: Path, device: str) -> tuple[Graph | OptimizedNetwork, Graph, list[list[str]]]:
+    """Return what to load, its inputs and outputs as a graph, and for each run the devices in order."""
+    if model.suffix == SAVED:
+        if device != "auto":
+            raise ConfigError(f"{model.name} was optimised for its devices", fix="leave --device out")
+        network = OptimizedNetwork.load(model)
+        return network, network.graph, [list(network.devices)]
+    orders = device_orders(device)
+    with working(f"reading {model.name}"):
+        graph = load_onnx(model)
+    return graph, graph, orders
 
 
 @dataclass(frozen=True)
@@ -89,7 +103,7 @@ class Run:
 
 
 def _run(
-    graph: Graph,
+    source: Graph | OptimizedNetwork,
     names: list[str],
     precision: Precision,
     arrays: Mapping[str, Array],
@@ -100,7 +114,12 @@ def _run(
     shapes = {name: a.shape for name, a in arrays.items()}
     fallback = "error" if strict else "cpu"
     with working(f"preparing for {label}") as progress:
-        session = load(graph, names, precision=precision, shapes=shapes, fallback=fallback, progress=progress)
+        if isinstance(source, OptimizedNetwork):
+            session = load(source, progress=progress)
+        else:
+            session = load(
+                source, names, precision=precision, shapes=shapes, fallback=fallback, progress=progress
+            )
     with session:
         outputs, timing = measure(session, arrays, *times)
         return Run(label, outputs, timing, session.report)

@@ -1,0 +1,57 @@
+"""`weft optimize`: divide a network over devices once, and keep the result in a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from weft.cli.console import line, note, working
+from weft.cli.options import (
+    BackendPathOption,
+    DeviceOption,
+    ModelArgument,
+    PrecisionOption,
+    ShapeOption,
+    StrictOption,
+)
+from weft.cli.targets import device_orders, parse_shapes
+from weft.core.backend import Precision
+from weft.errors import ConfigError
+from weft.loading import SAVED
+from weft.loading import optimize as optimize_model
+
+
+def optimize(
+    model: ModelArgument,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help=f"The file to write, *{SAVED}.")] = None,
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = Precision.HIGH,
+    shape: ShapeOption = None,
+    strict: StrictOption = False,
+    backend_path: BackendPathOption = None,
+) -> None:
+    """Rewrite a network, divide it over devices in order of preference ("vulkan+cpu"), and save it.
+
+    `weft run` and `weft.load` take the file in the place of the model. It fits the shapes, the devices and
+    the versions of the backends that it was made with, and no others.
+    """
+    orders = device_orders(device)
+    if len(orders) > 1:
+        raise ConfigError(
+            "an optimised network is for one order of devices", fix='join them with +: "vulkan+opencl+cpu"'
+        )
+    target = output or Path(model.name).with_suffix(SAVED)
+    if target.suffix != SAVED:
+        raise ConfigError(f"{str(target)!r} does not end in {SAVED}", fix=f"write -o {target.with_suffix(SAVED)}")
+    fallback = "error" if strict else "cpu"
+    with working(f"optimising {model.name}"):
+        network = optimize_model(
+            model, orders[0], precision=precision, shapes=parse_shapes(shape), fallback=fallback
+        )
+        network.save(target)
+    order = " -> ".join(f"{part.device} ({len(part.graph.nodes)})" for part in network.parts)
+    line(f"wrote {target}: {len(network.parts)} subgraph(s): {order or 'none'}")
+    for text in network.notes:
+        note(text)
