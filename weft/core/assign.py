@@ -90,6 +90,7 @@ def assign(
     left = [node for node in graph.nodes if not place(graph, node, backends, hints, result)]
     if left:
         raise unsupported(left, backends, result)
+    _move_casts(graph, backends, hints or {}, result)
     return result
 
 
@@ -131,15 +132,42 @@ def _supports(graph: Graph, node: Node, device: str, backend: Backend, result: A
     """Ask a backend, and note its reason."""
     if (node.name, device) in result.refusals:
         return False
+    why = _why_not(graph, node, device, backend)
+    if why is not None:
+        result.refuse(node, device, why)
+    return why is None
+
+
+def _why_not(graph: Graph, node: Node, device: str, backend: Backend) -> str | None:
     inputs, outputs = described(graph, node)
     with blame(at_node(node, device), "the backend could not say whether it takes a node"):
         why = backend.why_not(inputs, outputs, node.op)
-    if why is None:
-        return True
-    if not why.strip():
+    if why is not None and not why.strip():
         raise BackendError(f"{device} refused {node.name!r} ({node.op.type}) with an empty reason")
-    result.refuse(node, device, why)
-    return False
+    return why
+
+
+def _move_casts(graph: Graph, backends: Backends, hints: Mapping[str, str], result: Assignment) -> None:
+    """Let the casts of inputs and outputs, which precision LOW brings, run where their only neighbours do.
+
+    On the first device in the order they would make parts and copies for nothing.
+    """
+    makers, readers = graph.producers(), graph.readers()
+    for node in graph.nodes:
+        if node.op.type != "Cast" or _hint(node.name, hints) is not None:
+            continue
+        value, made = node.inputs[0], node.outputs[0]
+        near: list[Node] = []
+        if value in graph.inputs:
+            near = [n for n in graph.nodes if made in n.inputs]
+        elif made in graph.outputs and readers[made] == 1 and value in makers:
+            near = [makers[value]]
+        devices = {result.device[n.name] for n in near}
+        if len(devices) == 1 and result.device[node.name] not in devices:
+            (there,) = devices
+            known = (node.name, there) in result.refusals
+            if not known and _why_not(graph, node, there, backends[there]) is None:
+                result.device[node.name] = there
 
 
 def _fits(name: str, pattern: str) -> bool:

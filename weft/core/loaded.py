@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from weft.core.assign import Refusal
 from weft.core.backend import Backend, BackendConfig, MemoryMode
+from weft.core.blame import blame
 from weft.core.contexts import MemoryManager
 from weft.core.copy import copy_tensor
 from weft.core.graph import Graph
@@ -39,7 +40,8 @@ class Transfer:
     def run(self) -> None:
         """Wait for the value and copy it."""
         self.source.wait()
-        copy_tensor(self.source.port(self.value), self.target.port(self.made))
+        with blame(self.name, "a copy between devices failed"):
+            copy_tensor(self.source.port(self.value), self.target.port(self.made))
 
 
 class LoadedNetwork:
@@ -66,7 +68,8 @@ class LoadedNetwork:
         self._choices = {c.device: c for c in choices}
         self._progress = progress
         self._managers: dict[str, MemoryManager | None] = {}
-        self._acquired = False
+        self._acquired: set[str] = set()
+        """The devices whose memory managers have their memory."""
         self._spare: dict[str, Backend] = {}
         self._made: dict[str, Pipeline] = {}
         self._transfers: dict[Pipeline, list[Transfer]] = {}
@@ -97,12 +100,15 @@ class LoadedNetwork:
 
     def load(self, network: OptimizedNetwork) -> None:
         """Make or resize the pipelines; NodeRefused if a backend changes its mind about a node."""
+        for pipeline in self.pipelines:
+            pipeline.wait()  # the memory that a resize frees may be what a later part still reads
         old = self.pipelines[:]
         self.pipelines.clear()
         self._made, self._transfers, self._waits, self.report, self._passed = {}, {}, {}, None, None
+        fetched = {*network.graph.outputs, *(n.inputs[0] for n in network.copies)}
         try:
             for part in network.parts:
-                self.pipelines.append(self._pipeline(part, network, old))
+                self.pipelines.append(self._pipeline(part, network, old, fetched))
         finally:
             spare, self._spare = self._spare, {}
             close_all([*old, *spare.values()])
@@ -112,7 +118,9 @@ class LoadedNetwork:
         user = [self._choices[d] for d in network.devices if d in self._choices]
         self.report = make_report(user, self.pipelines, by_node(network.refusals), records, self.config, network.notes)
 
-    def _pipeline(self, part: Part, network: OptimizedNetwork, old: list[Pipeline]) -> Pipeline:
+    def _pipeline(
+        self, part: Part, network: OptimizedNetwork, old: list[Pipeline], fetched: Collection[str]
+    ) -> Pipeline:
         """Resize the old pipeline of the device that comes next, or make a new one."""
         pipeline = next((p for p in old if p.device == part.device), None)
         first = pipeline is None
@@ -123,7 +131,7 @@ class LoadedNetwork:
         else:
             old.remove(pipeline)
         try:
-            pipeline.resize(part, self._connect(part, pipeline, network), first=first)
+            pipeline.resize(part, self._connect(part, pipeline, network), fetched, first=first)
         except BaseException:
             close_all([pipeline])
             raise
@@ -207,19 +215,31 @@ class LoadedNetwork:
         return result
 
     def _acquire(self) -> None:
-        """Let the memory managers get their memory, once, before the first run (A11)."""
-        if self._acquired:
-            return
-        for manager in self._managers.values():
-            if manager is not None:
-                manager.acquire()
-        self._acquired = True
+        """Let the memory managers of the devices that run something get their memory, once each (A11)."""
+        for device in dict.fromkeys(p.device for p in self.pipelines):
+            manager = self._managers.get(device)
+            if manager is not None and device not in self._acquired:
+                with blame(device, "the backend's memory manager could not acquire its memory"):
+                    manager.acquire()
+                self._acquired.add(device)
+
+    def _release(self) -> None:
+        """Let them give it back; an error is logged and stops none of the others."""
+        managers, self._managers = self._managers, {}
+        acquired, self._acquired = self._acquired, set()
+        for device in acquired:
+            manager = managers[device]
+            assert manager is not None
+            try:
+                manager.release()
+            except Exception as e:
+                log.warning("the memory manager of %s could not release its memory: %s", device, e)
 
     # -- end -------------------------------------------------------------------------------------------
 
     def drop(self) -> None:
         """Close the pipelines; a new load must follow."""
-        pipelines = self.pipelines[:]
+        pipelines = self.pipelines[::-1]  # those that use the memory of others go first
         self.pipelines.clear()
         spare, self._spare = self._spare, {}
         self._made, self._transfers, self._waits, self.report, self._passed = {}, {}, {}, None, None
@@ -228,12 +248,7 @@ class LoadedNetwork:
     def close(self) -> None:
         """Close everything and release the memory managers."""
         self.drop()
-        managers, self._managers = self._managers, {}
-        if self._acquired:
-            for manager in managers.values():
-                if manager is not None:
-                    manager.release()
-        self._acquired = False
+        self._release()
         closed, self.on_close = self.on_close, None
         if closed is not None:
             closed()

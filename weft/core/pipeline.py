@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -61,10 +61,13 @@ class Pipeline:
 
     # -- resize ----------------------------------------------------------------------------------------
 
-    def resize(self, part: Part, imports: Mapping[str, Tensor] | None = None, *, first: bool) -> None:
+    def resize(
+        self, part: Part, imports: Mapping[str, Tensor], fetched: Collection[str], *, first: bool
+    ) -> None:
         """Prepare for the part's shapes. Executions of nodes that did not change are kept.
 
-        `imports` are tensors of other pipelines, by the names of the inputs that use their memory.
+        `imports` are tensors of other pipelines, by the names of the inputs that use their memory; `fetched`
+        are the values that the host reads, of this part's outputs and others.
         """
         if not first:
             self.wait()
@@ -77,7 +80,7 @@ class Pipeline:
         self.mapped = {}
         with blame(self.device, "the backend could not be resized"):
             self.backend.onResizeBegin()
-            self._map(part.graph.inputs, part.graph.outputs, imports or {})
+            self._map(part.graph.inputs, part.graph.outputs, imports, fetched)
             self.backend.onResizeEnd()
         if self.thrifty:
             self._forget_constants()
@@ -151,7 +154,9 @@ class Pipeline:
         """Whether constants are read from the model's own arrays."""
         return self.thrifty and self.backend.host_memory
 
-    def _map(self, inputs: Sequence[str], outputs: Sequence[str], imports: Mapping[str, Tensor]) -> None:
+    def _map(
+        self, inputs: Sequence[str], outputs: Sequence[str], imports: Mapping[str, Tensor], fetched: Collection[str]
+    ) -> None:
         """Acquire, resize and release in the order of the nodes, then allocate."""
         for name in inputs:
             if name in imports:
@@ -174,7 +179,7 @@ class Pipeline:
                 if name in self.tensors and not kept:
                     storage = StorageType.DYNAMIC_SEPERATE if name in inputs else StorageType.DYNAMIC
                     self.backend.onReleaseBuffer(self.tensors[name], storage)
-        for name in outputs:
+        for name in (o for o in outputs if o in fetched):
             self._remember(name, self.backend.onMapOutput(self.tensor(name)))
         if not self.backend.onAllocateBuffer():
             total = sum(t.nbytes for t in self.tensors.values() if t.constant is None)

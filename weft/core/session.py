@@ -36,8 +36,8 @@ class Session:
     session may be used from several threads: runs take turns. After an error a session can be used again,
     or closed.
 
-    `choices` are the devices in order of preference; `host`, where it is not among them, is the device of
-    debug nodes. `fixed` is the graph as it was optimised before, for these devices.
+    `choices` are the devices in order of preference; `host`, which may be among them, is the device of debug
+    nodes. `fixed` is the graph as it was optimised before, for these devices.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Session:
         self._creators = [c.creator for c in choices]
         self._lock = threading.RLock()
         self._profile = Profile() if profile else None
-        every = [*choices, *([host] if host else [])]
+        every = [*([host] if host else []), *choices]
         self._loaded = LoadedNetwork(every, self.config, progress=progress, profile=self._profile)
         self._optimized: OptimizedNetwork | None = None
         self._warned = ""
