@@ -4,12 +4,16 @@ What a fenced block is for follows from its language and from a comment directly
 
     ```python               is run; all blocks of a page share their names. If a ```text block comes next, it
                             is what the block prints, log included, or the error that it ends with.
-    ```console              `$ weft ...` lines are run; what follows each is what it prints
+    ```console              lines that begin with `$ ` are run by one shell, which keeps its folder and variables from
+                            block to block; what follows each is what it prints
     <!-- file: PATH -->     the block is written there first; a template under weft/shaders is then found
+    <!-- save: PATH -->     the block is written there, and not run
     <!-- from: PATH -->     the block is not run, but must stand in that file of the repository, as it is
     any other               is not run
 
-In what is expected, `...` stands for any text.
+In what is expected, `...` stands for any text. In the shell, `python`, `python3` and `weft` are those of this
+repository. A page with the line <!-- fresh environment --> installs Weft itself: there they are what an
+environment without Weft has, `$WEFT` is the repository, and pip takes what Weft needs from where this runs.
 """
 
 from __future__ import annotations
@@ -20,6 +24,8 @@ import os
 import re
 import subprocess
 import sys
+import sysconfig
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +33,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 _COMMENT = r"(?:<!-- (?P<verb>\w+): (?P<path>\S+) -->\n+)?"
+FRESH = "<!-- fresh environment -->"
 _BLOCK = re.compile(rf"^{_COMMENT}```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
 
 
@@ -68,19 +75,27 @@ def run_page(page: Path) -> None:
     """Run all blocks; Mismatch names the line of the first that is wrong."""
     names: dict[str, Any] = {"__name__": "__main__"}
     blocks = read(page)
+    with tempfile.TemporaryDirectory(prefix="weft-page-") as folder:
+        shell = Shell(Path(folder), fresh=FRESH in page.read_text(encoding="utf-8"))
+        _run_blocks(page, blocks, names, shell)
+
+
+def _run_blocks(page: Path, blocks: list[Block], names: dict[str, Any], shell: Shell) -> None:
     for block, after in zip(blocks, [*blocks[1:], None], strict=True):
         where = f"{page.name}, line {block.line}"
         if block.verb == "from":
             if block.text not in (ROOT / block.path).read_text(encoding="utf-8"):
                 raise Mismatch(f"{where}: {block.path} has no such lines any more")
             continue
-        if block.verb == "file":
+        if block.verb in ("file", "save"):
             _write(block)
+        if block.verb == "save":
+            continue
         if block.language == "python":
             shown = after.text if after is not None and after.language == "text" else None
             _run_python(block, names, where, shown)
         elif block.language == "console":
-            _run_commands(block, where)
+            _run_commands(block, where, shell)
 
 
 def _write(block: Block) -> None:
@@ -109,15 +124,44 @@ def _run_python(block: Block, names: dict[str, Any], where: str, expected: str |
     _compare(expected or "", heard.getvalue(), where)
 
 
-def _run_commands(block: Block, where: str) -> None:
+def _run_commands(block: Block, where: str, shell: Shell) -> None:
     for command, expected in _commands(block.text):
-        words = command.split()
-        if words[0] != "weft":
-            raise Mismatch(f"{where}: only `weft` can be run, not {words[0]!r}")
-        done = subprocess.run(
-            [sys.executable, "-m", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-        )
-        _compare(expected, done.stdout, f"{where}: {command}")
+        _compare(expected, shell.run(command), f"{where}: {command}")
+
+
+class Shell:
+    """Runs commands one after the other, each in the folder and with the variables that the last one left."""
+
+    _SCRIPT = """
+        if [ -e "$STATE/variables" ]; then . "$STATE/variables"; cd "$(cat "$STATE/folder")"; fi
+        eval "$1"
+        export -p > "$STATE/variables"; pwd > "$STATE/folder"
+    """
+
+    def __init__(self, state: Path, *, fresh: bool) -> None:
+        self.environment = {**os.environ, "STATE": str(state), "COLUMNS": "120", "WEFT": str(ROOT)}
+        shims = {"python": '"$@"', "python3": '"$@"'}
+        if fresh:
+            libraries = dict.fromkeys(sysconfig.get_paths()[kind] for kind in ("purelib", "platlib"))
+            self.environment["PYTHONPATH"] = os.pathsep.join(libraries)
+            # pip reads options from variables; that of build isolation is on when it is 0.
+            self.environment |= {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0"}
+            self.environment["PIP_DISABLE_PIP_VERSION_CHECK"] = "1"
+        else:
+            shims["weft"] = '-m weft "$@"'
+        for name, arguments in shims.items():
+            shim = state / "bin" / name
+            shim.parent.mkdir(exist_ok=True)
+            shim.write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments}\n', encoding="utf-8")
+            shim.chmod(0o755)
+        self.environment["PATH"] = f"{state / 'bin'}{os.pathsep}{os.environ['PATH']}"
+
+    def run(self, command: str) -> str:
+        """Return what a command prints, errors included."""
+        line = ["bash", "-c", self._SCRIPT, "bash", command]
+        return subprocess.run(
+            line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=self.environment, check=False
+        ).stdout
 
 
 def _commands(text: str) -> Iterator[tuple[str, str]]:
