@@ -109,7 +109,7 @@ int32_t mode; /* 1: no card; 2: create fails; 3: execute fails, without a word; 
                  5: no memory; 6: upload fails; 7: open fails; 8: no reason; 9: a reason that is too long */
 
 static char *memory[BUFFERS];
-typedef struct { const char *what; size_t count; int64_t last; } state_t;
+typedef struct { const char *what; size_t count, inputs; } state_t;
 typedef struct { state_t *state; char *a, *b, *y; } job_t;
 static job_t queue[JOBS];
 static int queued;
@@ -129,6 +129,16 @@ static int32_t supports(void *device, const weft_node *n, char *reason, size_t s
         return 0;
     }
     if (n->inputs[0]->dtype != WEFT_FLOAT32) { snprintf(reason, size, "float32 alone"); return 0; }
+    if (n->op_type[0] == 'A') {
+        int same = weft_elements(n->inputs[0]) == weft_elements(n->outputs[0])
+                   && weft_elements(n->inputs[1]) == weft_elements(n->outputs[0]);
+        if (!same) snprintf(reason, size, "the vault adds tensors of one shape");
+        return same;
+    }
+    if (n->input_count > 2 && n->inputs[2]->dtype != WEFT_NONE) {
+        snprintf(reason, size, "the vault clips from below alone");
+        return 0;
+    }
     return 1;
 }
 
@@ -139,7 +149,7 @@ static int32_t create(void *device, const weft_node *n, void **state, char *erro
     state_t *made = calloc(1, sizeof *made);
     made->what = strcmp(n->op_type, "Add") ? "clip" : "add";
     made->count = (size_t)weft_elements(n->outputs[0]);
-    made->last = n->outputs[0]->rank ? n->outputs[0]->shape[n->outputs[0]->rank - 1] : 1;
+    made->inputs = n->input_count;
     *state = made;
     ++counters[CREATED];
     return 0;
@@ -151,7 +161,8 @@ static int32_t execute(void *state, const weft_tensor *const *in, const weft_ten
     (void)error;
     (void)size;
     if (mode == 3) return -5;
-    job_t job = {state, at(in[0]), in[1]->data ? at(in[1]) : NULL, at(out[0])};
+    int has_second = ((state_t *)state)->inputs > 1 && in[1]->data;
+    job_t job = {state, at(in[0]), has_second ? at(in[1]) : NULL, at(out[0])};
     queue[queued++] = job;
     return 0;
 }

@@ -265,18 +265,19 @@ def test_A19_two_sessions_share_an_open_device(vault: Vault) -> None:
     three.close()
 
 
-def test_A19_states_outlive_the_registry_until_their_session_ends(vault: Vault) -> None:
+def test_A19_a_state_keeps_its_device_open_and_is_destroyed_once(vault: Vault) -> None:
     backend = vault.backend()
     x, y = tensor("x", 4), tensor("y", 4)
     execution = backend.onCreate([x, x], [y], op("Add"))
     assert execution is not None
     execution.onResize([x, x], [y])
     vault.registry.close()
-    execution.close()
-    execution.close()
-    assert vault.counters["destroyed"] == vault.counters["created"] and vault.counters["closed"] == 0
     backend.close()
-    assert vault.counters["closed"] == vault.counters["opened"]
+    assert vault.counters["destroyed"] == vault.counters["closed"] == 0
+    execution.close()
+    execution.close()
+    assert vault.counters["destroyed"] == vault.counters["created"] == 1
+    assert vault.counters["closed"] == vault.counters["opened"] == 1
     with pytest.raises(ClosedError):
         backend.device.retain()  # type: ignore[attr-defined]
 

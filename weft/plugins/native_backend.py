@@ -24,7 +24,10 @@ Outputs = Sequence[Tensor]
 
 
 class NativeExecution(Execution):
-    """One node in C. Its state is made when the shapes are known, and made again when they change."""
+    """One node in C. Its state is made when the shapes are known, and made again when they change.
+
+    The device stays open for as long as there is a state, whatever is closed meanwhile.
+    """
 
     def __init__(self, op: Op, backend: NativeBackend) -> None:
         self.op, self.backend = op, backend
@@ -40,8 +43,11 @@ class NativeExecution(Execution):
         device, state = self._device, c_void_p()
         with device.lock:
             node = ctypes.byref(self._view.node)
+            device.retain()
             status = device.table.create(device.handle, node, ctypes.byref(state), *self._message.clear())
-            if not status:
+            if status:
+                device.release()
+            else:
                 self._state = state
             self._check(status, "prepare", "create")
 
@@ -71,6 +77,7 @@ class NativeExecution(Execution):
                     self._device.wait()
                 finally:
                     self._device.table.destroy(state)
+                    self._device.release()
 
 
 class NativeBackend(Backend):
