@@ -10,7 +10,8 @@ import pytest
 
 import weft
 from tests.contract.native_sources import VAULT, loaded, vault_in
-from tests.contract.plugins import ROOT, needs_compiler
+from tests.contract.plugins import ROOT, needs_compiler, write
+from weft import conformance
 from weft.core.backend import Backend, BackendInfo, StorageType
 from weft.core.dtypes import DType
 from weft.core.layout import Layout
@@ -106,3 +107,16 @@ def test_A19_storage_types(backend: Backend) -> None:
     backend.onClearBuffer()
     np.testing.assert_array_equal(static.numpy(), np.full(16, 7))
     assert backend.onReleaseBuffer(static, StorageType.STATIC)
+
+
+@pytest.mark.parametrize("name", ["vault", "leaky"])
+def test_A19_both_kinds_keep_the_device_contract(name: str, tmp_path: Path) -> None:
+    # More room than other tests need: the kit makes many tensors and many nodes.
+    roomy = VAULT.replace("BUFFERS = 256", "BUFFERS = 65536").replace("JOBS = 64", "JOBS = 4096")
+    write(tmp_path / f"acme_{name}_backend.so", roomy if name == "vault" else EXAMPLE.read_text())
+    registry.rescan([tmp_path])
+    try:
+        report = conformance.run(name)
+    finally:
+        registry.rescan()
+    assert report.ok, report
