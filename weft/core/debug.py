@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from math import isinf
 from pathlib import Path
 
 import numpy as np
@@ -67,14 +68,15 @@ class Debug(Op):
 
 @dataclass(frozen=True)
 class FileSink:
-    """Appends each record to a file, as a line of JSON."""
+    """Appends each record to a file, as a line of JSON; infinities, which JSON lacks, as "inf" and "-inf"."""
 
     path: Path
 
     def __call__(self, record: DebugRecord) -> None:
         """Write one record."""
+        facts = {k: str(v) if isinstance(v, float) and isinf(v) else v for k, v in asdict(record).items()}
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(record)) + "\n")
+            file.write(json.dumps(facts, allow_nan=False) + "\n")
 
 
 def add_debug_nodes(graph: Graph, device: dict[str, str], host: str, sink: DebugSink) -> Graph:
