@@ -1,12 +1,12 @@
 """Build the networks that the benchmarks time, as ONNX models with random weights.
 
-The graphs are those of ResNet-50, MobileNetV2 and SqueezeNet 1.1, layer for layer, before any graph
-optimisation: a Conv without bias is followed by its own BatchNormalization, so that what a runtime
-folds and fuses counts towards its time.  The weights are random, but chosen so that the values stay
-of order one through the whole depth: a network whose activations die out or blow up would hide wrong
-arithmetic from the comparison of outputs.
+The graphs are those of ResNet-50, MobileNetV2 and SqueezeNet 1.1, layer for layer, and of the encoder of
+MiniLM-L6 (`benchmarks/minilm.py`), before any graph optimisation: a Conv without bias is followed by its
+own BatchNormalization, so that what a runtime folds and fuses counts towards its time.  The weights are
+random, but chosen so that the values stay of order one through the whole depth: a network whose
+activations die out or blow up would hide wrong arithmetic from the comparison of outputs.
 
-    python benchmarks/models.py OUTDIR        writes resnet50.onnx, mobilenet_v2.onnx, squeezenet1_1.onnx
+    python -m benchmarks.models OUTDIR        writes resnet50.onnx, mobilenet_v2.onnx and so on
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+
+from benchmarks.minilm import minilm_l6
 
 RESNET50_STAGES = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))
 """ResNet-50: inner channels, blocks and first stride of each stage; a stage puts out four times as many."""
@@ -291,8 +293,27 @@ MODELS: dict[str, Callable[..., onnx.ModelProto]] = {
     "resnet50": resnet50,
     "mobilenet_v2": mobilenet_v2,
     "squeezenet1_1": squeezenet1_1,
+    "minilm_l6": minilm_l6,
 }
-"""Every network by name; all of them take the same arguments."""
+"""Every network by name; all of them take a batch, an opset and a seed."""
+
+
+def feeds(model: onnx.ModelProto, seed: int = 0) -> dict[str, NDArray[Any]]:
+    """Return inputs for a model of fixed shapes: pictures of noise, or sentences of which every other is short."""
+    rng = np.random.default_rng(seed)
+    out: dict[str, NDArray[Any]] = {}
+    for value in model.graph.input:
+        shape = tuple(d.dim_value for d in value.type.tensor_type.shape.dim)
+        if value.type.tensor_type.elem_type == TensorProto.FLOAT:
+            out[value.name] = rng.standard_normal(shape, np.float32)
+        elif value.name == "attention_mask":
+            out[value.name] = np.ones(shape, np.int64)
+            out[value.name][1::2, shape[1] * 3 // 4 :] = 0
+        else:
+            words = next(w.dims[0] for w in model.graph.initializer if w.name == "embeddings.words")
+            most = words if value.name == "input_ids" else 2
+            out[value.name] = rng.integers(0, most, shape, np.int64)
+    return out
 
 
 def _shapes(model: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
