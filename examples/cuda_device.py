@@ -197,7 +197,7 @@ def describe(index: int) -> tuple[weft.DeviceInfo, DeviceCaps]:
         local_memory=shared, max_buffer_range=memory, max_allocation=memory, compute_units=units,
         fp16_storage=True, int8_storage=True,
     )  # fmt: skip
-    return weft.DeviceInfo("cuda", index, name.rstrip(b"\0").decode(), driven, details=details), caps
+    return weft.DeviceInfo("cuda", index, name.partition(b"\0")[0].decode(), driven, details=details), caps
 
 
 class Owned:

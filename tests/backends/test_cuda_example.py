@@ -97,11 +97,11 @@ def answering(code: Code, count: int = 0) -> SimpleNamespace:
 
 @pytest.fixture
 def creator() -> Iterator[Any]:
-    """Give a creator that is registered as "cuda" for the time of the test."""
+    """Give a creator that is registered for the time of the test, beside one that may have found a GPU."""
     made = example.CudaCreator()
-    registry.insert("cuda", made)
+    registry.insert("other_cuda", made)
     yield made
-    registry.remove("cuda")
+    registry.remove("other_cuda")
 
 
 NVRTC = SimpleNamespace(nvrtcVersion=lambda: (Code.CUDA_SUCCESS, 12, 9))
@@ -118,10 +118,10 @@ def test_what_is_absent_is_said(case: str, creator: Any, monkeypatch: pytest.Mon
     driver, nvrtc, words = ABSENCES[case]
     monkeypatch.setattr(example, "driver", driver)
     monkeypatch.setattr(example, "nvrtc", nvrtc)
-    assert words in registry.absent()["cuda"]
+    assert words in registry.absent()["other_cuda"]
     assert creator.devices() == []
-    with pytest.raises(NoDevice, match="cuda cannot be used here"):
-        weft.load(ops.graph_of(ops.ROWS[0]), "cuda")
+    with pytest.raises(NoDevice, match="other_cuda cannot be used here"):
+        weft.load(ops.graph_of(ops.ROWS[0]), "other_cuda")
 
 
 @pytest.mark.parametrize(
