@@ -16,9 +16,7 @@ import numpy as np
 
 import weft
 from weft import Backend, BackendCreator, BackendInfo, DeviceInfo, DType, Execution, Op, StorageType, Tensor
-from weft.core.layout import Array, convert
-from weft.core.memory import BufferManager, Slot
-from weft.errors import DeviceError, OutOfMemory
+from weft.extend import Array, BufferManager, DeviceError, OutOfMemory, Slot, convert
 from weft.ops.conv import Conv
 
 Inputs = Sequence[Tensor | None]
