@@ -265,12 +265,14 @@ def test_timings(device: OpenCLDevice) -> None:
     kernel = device.compile(SOURCE, values(n))
     launch = LaunchCommand(kernel, (whole(x), whole(y)), (8, 1, 1))
     recording = device.record([CopyCommand(whole(up), whole(x)), BarrierCommand(), launch], profile=True)
-    assert device.timings(recording) == []
+    assert device.timings(recording) == [] and device.span(recording, 0, 2) is None
     for _ in range(2):
         device.submit(recording)
         device.wait(recording)
         copy, barrier, scale = device.timings(recording)
         assert copy > 0 and barrier == 0.0 and 0 < scale < 10
+        span = device.span(recording, 0, 2)
+        assert span is not None and span >= copy + scale and device.span(recording, 2, 2) == scale
     device.release(recording)
     free(device, x, y, up)
 

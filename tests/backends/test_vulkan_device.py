@@ -474,12 +474,14 @@ def test_timings_per_command(device: VulkanDevice) -> None:
         CopyCommand(whole(y), whole(x)),
     ]
     recording = device.record(commands, profile=True)
-    assert device.timings(recording) == []
+    assert device.timings(recording) == [] and device.span(recording, 0, 4) is None
     for _ in range(2):
         run(device, recording)
         seconds = device.timings(recording)
         assert len(seconds) == len(commands) and seconds[1] == seconds[3] == 0.0
         assert all(0 < seconds[i] < 10 for i in (0, 2, 4))
+        span = device.span(recording, 0, 4)
+        assert span is not None and span >= sum(seconds) - 1e-9 and device.span(recording, 2, 2) == seconds[2]
     assert device.timings(device.record(commands)) == []
 
 

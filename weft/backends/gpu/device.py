@@ -151,6 +151,13 @@ class GpuDevice(ABC):
         """Return seconds per command of the last run of a recording made with `profile`; empty if unknown."""
         return []
 
+    def span(self, recording: Any, first: int, last: int) -> float | None:
+        """Return seconds from the start of command `first` to the end of command `last` in the run of `timings`.
+
+        Waits between the commands count. Both commands enqueue something; None if the times are not known.
+        """
+        return None
+
     def close(self) -> None:
         """Free what the device still holds: kernels, caches, the device itself."""
         return None

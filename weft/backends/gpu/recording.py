@@ -27,6 +27,9 @@ from weft.errors import DeviceError, DeviceLost
 
 log = logging.getLogger("weft.gpu")
 
+SPAN = "span"
+"""The profile's counter of seconds from the start of a run's first launch to the end of its last."""
+
 
 @dataclass
 class PipelineRecording:
@@ -41,6 +44,8 @@ class PipelineRecording:
     _staged: list[tuple[GpuBuffer, Tensor]] = field(default_factory=list)
     _handle: Any = None
     _labels: list[str] = field(default_factory=list)
+    _launched: list[int] = field(default_factory=list)
+    """The places of the launches among the commands."""
     _running: bool = False
 
     @property
@@ -63,6 +68,7 @@ class PipelineRecording:
         accesses += [_staging(b, t) for b, t in self._staged if b.kind is MemoryKind.DOWNLOAD]
         commands = schedule(accesses)
         self._labels = ["" if isinstance(c, BarrierCommand) else c.label for c in commands]
+        self._launched = [i for i, c in enumerate(commands) if isinstance(c, LaunchCommand) and 0 not in c.grid]
         self._handle = self.device.record(commands, profile=self.profiling is not None)
 
     def submit(self) -> None:
@@ -84,10 +90,16 @@ class PipelineRecording:
             raise
         self._running = False
         if self.profiling is not None:
-            times = zip(self._labels, self.device.timings(self._handle), strict=False)
-            for label, seconds in times:
-                if label:
-                    self.profiling.event(label, seconds)
+            self._report(self.profiling)
+
+    def _report(self, profiling: ProfilingContext) -> None:
+        for label, seconds in zip(self._labels, self.device.timings(self._handle), strict=False):
+            if label:
+                profiling.event(label, seconds)
+        if self._launched:
+            span = self.device.span(self._handle, self._launched[0], self._launched[-1])
+            if span is not None:
+                profiling.counter(SPAN, span)
 
     def drop(self) -> None:
         """Free the recording and its staging memory, also of a device that was lost while it ran."""

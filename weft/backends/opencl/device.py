@@ -197,6 +197,13 @@ class OpenCLDevice(GpuDevice):
         except cl.Error as e:
             raise failure(e.code, "the driver gives no timestamps", self._where) from e
 
+    def span(self, recording: Recording, first: int, last: int) -> float | None:
+        """Return seconds from the start of one command to the end of another in the last run, if they are known."""
+        try:
+            return recording.span(first, last)
+        except cl.Error as e:
+            raise failure(e.code, "the driver gives no timestamps", self._where) from e
+
     def close(self) -> None:
         """Wait for all work and free everything; later calls raise ClosedError."""
         with self._lock:

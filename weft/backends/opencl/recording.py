@@ -139,6 +139,15 @@ class Recording:
             seconds[step.index] += (event.profile.end - event.profile.start) * 1e-9
         return seconds
 
+    def span(self, first: int, last: int) -> float | None:
+        """Return seconds from the start of one command to the end of another in the last run, if they are known."""
+        if not self.profile or not self.events:
+            return None
+        pairs = list(zip(self.steps, self.events, strict=True))
+        start = next(event.profile.start for step, event in pairs if step.index == first)
+        end = next(event.profile.end for step, event in reversed(pairs) if step.index == last)
+        return float(end - start) * 1e-9
+
     def _direct(self, api: NativeCalls) -> Start:
         queue = ctypes.c_void_p(None)
         calls = [step.native(api, queue) for step in self.steps]

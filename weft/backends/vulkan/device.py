@@ -133,6 +133,13 @@ class VulkanDevice(GpuDevice):
         timings: list[float] = recording.timings()
         return timings
 
+    def span(self, recording: Any, first: int, last: int) -> float | None:
+        """Return seconds from the start of one command to the end of another in the last run, if they are known."""
+        if not self._finalizer.alive:
+            raise self._closed()
+        span: float | None = recording.span(first, last)
+        return span
+
     def close(self) -> None:
         """Destroy everything the device holds, buffers and recordings included; closing twice is fine."""
         self._finalizer()

@@ -234,21 +234,37 @@ class Recording:
 
     def timings(self) -> list[float]:
         """Return seconds per command of the last run; barriers take 0.0; empty if not profiled."""
-        if not self._profiled or not self._ran or self.pending:
+        ticks = self._ticks()
+        if ticks is None:
             return []
+        seconds = [0.0] * self._count
+        for i, command in enumerate(self._timed):
+            seconds[command] = self._seconds(ticks[2 * i], ticks[2 * i + 1])
+        return seconds
+
+    def span(self, first: int, last: int) -> float | None:
+        """Return seconds from the start of one command to the end of another in the last run, if they are known."""
+        ticks = self._ticks()
+        if ticks is None:
+            return None
+        return self._seconds(ticks[2 * self._timed.index(first)], ticks[2 * self._timed.index(last) + 1])
+
+    def _seconds(self, start: int, end: int) -> float:
+        return float(max(0, end - start) * self._context.physical.timestamp_period * 1e-9)
+
+    def _ticks(self) -> Any | None:
+        """Return the start and end of every timed command of the last run; None if they are not known."""
+        if not self._profiled or not self._ran or self.pending:
+            return None
         ticks = ffi.new("uint64_t[]", 2 * len(self._timed))
         flags = vk.VK_QUERY_RESULT_64_BIT
         result = lib.vkGetQueryPoolResults(
             self._context.device, self._queries, 0, len(ticks), ffi.sizeof(ticks), ticks, 8, flags
         )
         if result == vk.VK_NOT_READY:
-            return []
+            return None
         check(result, "the times of a run cannot be read")
-        seconds = [0.0] * self._count
-        period = self._context.physical.timestamp_period * 1e-9
-        for i, command in enumerate(self._timed):
-            seconds[command] = max(0, ticks[2 * i + 1] - ticks[2 * i]) * period
-        return seconds
+        return ticks
 
     def destroy(self) -> None:
         """Destroy what it holds; nothing of it runs."""
