@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import weft
 from weft.conformance.cases.table import Case, all_cases, tolerance
+from weft.conformance.checks.table import feeds_of, graph_of, halved
 from weft.core.dtypes import DType
 from weft.core.graph import Graph, Node, infer_shapes
 from weft.core.layout import Array
@@ -85,33 +86,12 @@ def refusal(row: Case) -> str | None:
     return None if types <= RUNS_ON_GPUS.get(row.op, frozenset()) else "GPU"
 
 
-def graph_of(row: Case) -> Graph:
-    """Return a graph of one node."""
-    op = row.make_op()
-    names = tuple(f"x{k}" if i is not None else "" for k, i in enumerate(row.inputs))
-    outputs = [f"y{k}" for k in range(len(op.infer(row.specs(), row.constants())))]
-    fed = [n for n, i in zip(names, row.inputs, strict=True) if i is not None and not i.constant]
-    graph = Graph(row.id, fed, outputs, [Node("node", op, names, tuple(outputs))])
-    for name, spec, value in zip(names, row.specs(), row.constants(), strict=True):
-        if spec is not None:
-            graph.specs[name] = spec
-        if value is not None:
-            graph.constants[name] = value
-    return infer_shapes(graph)
-
-
 def run(graph: Graph, feeds: dict[str, Array], device: str, precision: str = "high") -> list[Array]:
     """Return what the device computes, and see that nothing was computed elsewhere."""
     with weft.load(graph, device, precision=precision, fallback="error") as session:
         outputs = session.run(feeds)
         assert set(session.report.placement.values()) <= {device}
     return outputs
-
-
-def feeds_of(row: Case, arrays: list[Array | None]) -> dict[str, Array]:
-    """Return the arrays for the inputs of `graph_of`, of the types it declares."""
-    each = enumerate(zip(row.inputs, arrays, strict=True))
-    return {f"x{k}": a.astype(i.dtype) for k, (i, a) in each if i and a is not None and not i.constant}
 
 
 def reference(op: Op, arrays: list[Array | None]) -> list[Array]:
@@ -152,12 +132,6 @@ def test_row(device: str, row: Case) -> None:
     assert_agree(actual, expected, row.make_op())
 
 
-def halved(row: Case) -> list[Array | None]:
-    """Return the row's inputs with float16 in the place of float32."""
-    with np.errstate(over="ignore"):
-        return [a.astype(np.float16) if a is not None and a.dtype == np.float32 else a for a in row.arrays()]
-
-
 SAMPLE = frozenset("Add Mul Sub PRelu Clip Sigmoid Erf Max Mod Pow Round Where Equal".split())
 """Element-wise ops that stand for all, which share a kernel: compiling every one again takes minutes on a CPU."""
 
@@ -177,8 +151,8 @@ def test_row_with_precision_low(device: str, row: Case) -> None:
 
     What is fed are halves: a step that is fused behind the conversion of an input sees it before it is rounded.
     """
-    actual = run(graph_of(row), feeds_of(row, halved(row)), device, precision="low")
-    assert_agree(actual, reference(row.make_op(), halved(row)), row.make_op())
+    actual = run(graph_of(row), feeds_of(row, halved(row.arrays())), device, precision="low")
+    assert_agree(actual, reference(row.make_op(), halved(row.arrays())), row.make_op())
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -251,7 +225,7 @@ PACKED = [
 @pytest.mark.parametrize("device", GPUS)
 def test_row_behind_pools(device: str, precision: str, row: Case) -> None:
     """Run a row on inputs that lie in NC4HW4, for the kernels that read it as it is."""
-    arrays = halved(row) if precision == "low" else row.arrays()
+    arrays = halved(row.arrays()) if precision == "low" else row.arrays()
     outputs = run(behind_pools(row), feeds_of(row, arrays), device, precision)
     assert_agree(outputs[:1], reference(row.make_op(), arrays), row.make_op())
 

@@ -6,11 +6,11 @@ Run with `pytest --pyargs weft.conformance --weft-backend NAME`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from weft.conformance.cases.table import Case
 from weft.conformance.checks import table
 from weft.conformance.kit import Check, Kit
 from weft.conformance.report import Finding, Verdict
@@ -28,10 +28,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         checks, rows = select(config.getoption("weft_only"))
     except WeftError as e:
         raise pytest.UsageError(str(e)) from None
-    if "check" in metafunc.fixturenames:
-        metafunc.parametrize("check", [c for c in checks if c.name != table.NAME], ids=lambda c: c.name)
-    else:
-        metafunc.parametrize("row", rows if table.NAME in [c.name for c in checks] else [], ids=str)
+    each = [c for c in checks if c.name != table.NAME]
+    each += [Check(row.id, "", "", partial(table.look_at_row, row=row)) for row in rows]
+    metafunc.parametrize("check", each, ids=lambda c: c.name)
 
 
 @pytest.fixture(scope="session")
@@ -47,14 +46,9 @@ def kit(request: pytest.FixtureRequest) -> Kit:
         raise pytest.UsageError(str(e)) from None
 
 
-def test_check(kit: Kit, check: Check) -> None:
-    """Do one check."""
+def test_conformance(kit: Kit, check: Check) -> None:
+    """Do one check, or look at one row of the op table."""
     _conclude(kit.look(check))
-
-
-def test_row(kit: Kit, row: Case) -> None:
-    """Look at one row of the op table."""
-    _conclude(table.look_at_row(kit, row))
 
 
 def _conclude(findings: Sequence[Finding]) -> None:

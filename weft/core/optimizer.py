@@ -124,7 +124,8 @@ class _Optimisation:
 
     def _take(self, name: str, view: SubgraphView) -> None:
         with blame(name, "the backend could not optimise its part of the network"):
-            views = self._backends[name].OptimizeSubgraph(view)
+            # It gets a copy: what it does to that must not decide what it is held against.
+            views = self._backends[name].OptimizeSubgraph(SubgraphView(view.graph.copy()))
         if not isinstance(views, OptimizationViews):
             raise BackendError(
                 "the backend's OptimizeSubgraph broke its contract",

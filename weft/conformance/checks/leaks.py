@@ -8,7 +8,6 @@ from itertools import pairwise
 
 from weft.conformance.kit import Kit, check
 from weft.conformance.report import Finding
-from weft.core.backend import Backend
 from weft.core.graph import Graph
 
 ROUNDS = 4
@@ -81,14 +80,12 @@ def _failures(kit: Kit, graph: Graph) -> str:
 
 def _device_counts(kit: Kit) -> Mapping[str, int]:
     """Return what the device says is live, if it counts: the attributes `live_*` of `backend.device.stats`."""
-    gc.collect()
-    backend: Backend = kit.choice.open(kit.config)
-    try:
+    with kit.opened() as backend:
         stats = getattr(getattr(backend, "device", None), "stats", None)
         names = [n for n in dir(stats) if n.startswith("live_")]
+        if names:
+            gc.collect()
         return {n: v for n in names if isinstance(v := getattr(stats, n), int)}
-    finally:
-        backend.close()
 
 
 def _growth(counts: list[Mapping[str, int]], when: str) -> str:

@@ -1,0 +1,82 @@
+"""The kit can fail: of backends that break the contract in one place, it finds each, and accuses no other."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.conformance.faults import FAULTS
+from tests.contract.fakes import registered
+from weft.backends.cpu.backend import CpuBackend
+from weft.conformance import CHECKS, ConformanceReport, Verdict, run
+from weft.core.backend import Backend, BackendCreator, BackendInfo
+from weft.core.views import OptimizationViews, SubgraphView
+
+CHOSEN = [*(name for name in CHECKS if name != "table"), "Softmax", "Erf", "Relu", "MatMul", "Gather"]
+"""Every check, and rows of a few ops."""
+
+
+class Maker(BackendCreator):
+    """Makes backends of a class, and keeps none of them."""
+
+    def __init__(self, made: type[Backend]) -> None:
+        self.made = made
+
+    def onCreate(self, info: BackendInfo) -> Backend:
+        return self.made(info)
+
+
+def examine(made: type[Backend]) -> ConformanceReport:
+    with registered(Maker(made)):
+        return run("acme", only=CHOSEN)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_found_by_the_right_check(name: str) -> None:
+    fault = FAULTS[name]
+    report = examine(fault.made)
+    assert not report.ok
+    bad = [f for f in report.findings if f.verdict.is_bad]
+    found = [f for f in bad if f.check == fault.check]
+    assert found, report
+    assert any(fault.piece in str(f) for f in found), report
+    assert {f.check for f in bad} <= {fault.check, *fault.others}, report
+
+
+def test_a_right_backend_is_not_accused() -> None:
+    report = examine(CpuBackend)
+    assert report.ok, report
+    assert set(report.checks) == set(CHECKS)
+
+
+class FailsWithReason(CpuBackend):
+    """Refuses an op only when it is to be optimised."""
+
+    def OptimizeSubgraph(self, view: SubgraphView) -> OptimizationViews:
+        views = OptimizationViews()
+        softmax = [n for n in view.nodes if n.op.type == "Softmax"]
+        if softmax:
+            views.fail(view.part(softmax), "its compiler has no exponential function")
+        return views.keep_rest(view)
+
+
+def test_a_late_refusal_with_a_reason_is_right_and_noted() -> None:
+    report = examine(FailsWithReason)
+    assert report.ok, report
+    assert [f.message for f in report.findings if f.verdict is Verdict.REFUSED and f.check == "table"]
+    assert any("Softmax is refused only after why_not took it" in note for note in report.notes)
+
+
+class RefusesAll(CpuBackend):
+    def why_not(self, inputs: object, outputs: object, op: object) -> str | None:
+        return "this backend is on holiday"
+
+
+def test_a_backend_that_refuses_all_is_not_wrong_and_supports_nothing() -> None:
+    report = examine(RefusesAll)
+    assert report.ok, report
+    assert report.counts("order")[Verdict.REFUSED] == 1
+    assert any("this backend is on holiday" in f.message for f in report.findings if f.check == "order")
+
+
+def test_there_are_faults_for_every_check() -> None:
+    assert {fault.check for fault in FAULTS.values()} == set(CHECKS)

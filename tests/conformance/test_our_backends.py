@@ -1,0 +1,48 @@
+"""The kit on the devices that Weft brings, and on the example: nothing wrong, and no reason is missing.
+
+The op table on the GPUs is the matter of tests/test_ops_devices.py; here a sample of its rows stands for it.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from examples.numpy_backend import AcmeCreator
+from tests.contract.fakes import registered
+from weft.conformance import CHECKS, Verdict, run
+
+OTHERS = [name for name in CHECKS if name != "table"]
+SAMPLE = ["Softmax", "Relu", "MatMul", "Concat", "GlobalAveragePool", "Transpose", "Gather", "Shape"]
+SUPPORTED = {"cpu": 60, "opencl": 40, "vulkan": 40}
+"""The least rows of the sample that a device must take: a kit in which all is refused would find nothing."""
+
+
+@pytest.mark.parametrize("device", SUPPORTED)
+def test_a_device_of_ours_keeps_the_contract(device: str) -> None:
+    report = run(device, only=[*OTHERS, *SAMPLE])
+    assert report.ok, report
+    assert report.counts("table")[Verdict.SUPPORTED] >= SUPPORTED[device]
+    assert set(report.checks) == set(CHECKS)
+
+
+@pytest.mark.parametrize("device", ["opencl", "vulkan"])
+def test_a_gpu_keeps_the_contract_at_fp16(device: str) -> None:
+    report = run(device, only=["order", "resize", "determinism", "inputs", "errors", "Relu"], precision="low")
+    assert report.ok, report
+
+
+def test_the_whole_kit_on_the_cpu() -> None:
+    report = run("cpu")
+    assert report.ok, report
+    assert report.counts("table")[Verdict.SUPPORTED] > 1000
+    assert report.counts()[Verdict.REFUSED] == 0
+
+
+def test_the_example_refuses_most_rows_and_says_why() -> None:
+    with registered(AcmeCreator(), "acme"):
+        report = run("acme")
+    assert report.ok, report
+    counts = report.counts("table")
+    assert counts[Verdict.SUPPORTED] > 30
+    assert counts[Verdict.REFUSED] > 800
+    assert any(f.message == "acme has no implementation of Softmax" for f in report.findings)
