@@ -63,6 +63,8 @@ class LoadedNetwork:
         self.graph: Graph = Graph("", [], [])
         """The network with its copies; its constants are those that are outputs."""
         self.report: Report | None = None
+        self.before_close: Callable[[], None] | None = None
+        """To be called by whoever closes this; what it raises forbids the close, if somebody is left to hear."""
         self.on_close: Callable[[], None] | None = None
         """Called once, when everything is freed."""
         self._choices = {c.device: c for c in choices}
@@ -249,7 +251,7 @@ class LoadedNetwork:
         """Close everything and release the memory managers."""
         self.drop()
         self._release()
-        closed, self.on_close = self.on_close, None
+        closed, self.on_close, self.before_close = self.on_close, None, None
         if closed is not None:
             closed()
 

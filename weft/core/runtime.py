@@ -6,10 +6,11 @@ import itertools
 import logging
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 from weft.core.backend import BackendCreator
 from weft.core.blame import blame
@@ -42,6 +43,8 @@ class Runtime:
         self._contexts: dict[BackendCreator, BackendContext | None] = {}
         self._ids = itertools.count(1)
         self._sessions: dict[int, Session] = {}
+        self._known: WeakValueDictionary[int, Session] = WeakValueDictionary()
+        """Every session of this runtime, those of `weft.load(runtime=...)` among them."""
         self._lock = threading.RLock()
         self._closed = False
 
@@ -83,13 +86,27 @@ class Runtime:
         return list(self._sessions)
 
     def close(self) -> None:
-        """Unload everything and drop the contexts and this runtime's own backends."""
-        for network in self.networks:
-            self.unload(network)
+        """Unload everything and drop the contexts and this runtime's own backends.
+
+        BackendError if a context refuses to unload a network; all others are unloaded, and the runtime stays.
+        """
+        from weft.core.session import close_forgotten  # a session knows the runtime, too
+
+        close_forgotten()
+        errors: list[Exception] = []
+        for session in list(self._known.values()):
+            try:
+                session.close()
+            except Exception as e:
+                errors.append(e)
+        if errors and self._known:
+            raise errors[0]
         self._contexts.clear()
         if self._own is not None:
             self._own.close()
         self._closed = True
+        if errors:
+            raise errors[0]
 
     def __enter__(self) -> Runtime:
         return self
@@ -100,24 +117,31 @@ class Runtime:
     # -- what sessions call ----------------------------------------------------------------------------
 
     @contextmanager
-    def loading(self, creators: Sequence[BackendCreator]) -> Iterator[int]:
+    def loading(self, creators: Sequence[BackendCreator], drop: Callable[[], None]) -> Iterator[int]:
         """Tell the contexts of the backends before and after what is done inside; yields the network's id.
 
-        Where that fails, or a context refuses, those that were told hear that the network is gone again.
+        Where that fails, or a context refuses, `drop` frees what was done, and those that were told of the
+        network hear that it is gone again.
         """
         if self._closed:
             raise ClosedError("the runtime is closed", fix="make another")
         network, told = next(self._ids), dict[str, BackendContext]()
         try:
-            for id_, context in self._of(creators).items():
+            for id_, context in self._made(creators).items():
                 told[id_] = context
                 _ask(id_, context, "before_load", network)
             yield network
             for id_, context in told.items():
                 _ask(id_, context, "after_load", network)
         except BaseException:
-            self._notify(told, network)
+            self._notify(told, "before_unload", network)
+            drop()
+            self._notify(told, "after_unload", network)
             raise
+
+    def loaded(self, network: int, session: Session) -> None:
+        """Know the session of a network that was loaded."""
+        self._known[network] = session
 
     def may_unload(self, creators: Sequence[BackendCreator], network: int) -> None:
         """Ask the contexts before an unload; BackendError if one refuses."""
@@ -125,40 +149,45 @@ class Runtime:
             _ask(id_, context, "before_unload", network)
 
     def unloaded(self, creators: Sequence[BackendCreator], network: int) -> None:
-        """Tell the contexts that a network is gone; BackendError if one could not clean up."""
+        """Tell all contexts that a network is gone; then BackendError if one could not clean up."""
         self._sessions.pop(network, None)
-        refused = []
+        self._known.pop(network, None)
+        problems = []
         for id_, context in self._of(creators).items():
-            with blame(id_, f"the backend's context failed in after_unload of network {network}"):
+            try:
                 if context.after_unload(network) is False:
-                    refused.append(id_)
-        if refused:
+                    problems.append(f"after_unload of {id_!r} returned False")
+            except Exception as e:
+                problems.append(f"after_unload of {id_!r} failed with {type(e).__name__}: {e}")
+        if problems:
             raise BackendError(
-                f"network {network} was unloaded, but {', '.join(refused)} could not clean up",
-                why="after_unload returned False",
+                f"network {network} was unloaded, but not all that belongs to it could be cleaned up",
+                where=type(self).__name__,
+                why="; ".join(problems),
             )
 
-    def _of(self, creators: Sequence[BackendCreator]) -> dict[str, BackendContext]:
-        """Return the contexts that there are, making those that were never asked for."""
-        out = {}
+    def _made(self, creators: Sequence[BackendCreator]) -> dict[str, BackendContext]:
+        """Return the contexts of these backends, making those that were never asked for."""
         with self._lock:
             for creator in dict.fromkeys(creators):
                 if creator not in self._contexts:
                     with blame(creator.id, "the backend could not make its context"):
                         self._contexts[creator] = creator.create_context()
-                context = self._contexts[creator]
-                if context is not None:
-                    out[creator.id] = context
-        return out
+        return self._of(creators)
+
+    def _of(self, creators: Sequence[BackendCreator]) -> dict[str, BackendContext]:
+        """Return the contexts that there are, by backend."""
+        with self._lock:
+            made = {c.id: self._contexts.get(c) for c in creators}
+        return {id_: context for id_, context in made.items() if context is not None}
 
     @staticmethod
-    def _notify(told: Mapping[str, BackendContext], network: int) -> None:
+    def _notify(told: Mapping[str, BackendContext], what: str, network: int) -> None:
         for id_, context in told.items():
-            for notice in (context.before_unload, context.after_unload):
-                try:
-                    notice(network)
-                except Exception as e:
-                    log.warning("the context of %s failed after a failed load: %s", id_, e)
+            try:
+                getattr(context, what)(network)
+            except Exception as e:
+                log.warning("the context of %s failed in %s after a failed load: %s", id_, what, e)
 
 
 def _ask(id_: str, context: BackendContext, what: str, network: int) -> None:

@@ -187,8 +187,8 @@ class Session:
         with self._lock:
             if self._closed:
                 return
-            if self.id is not None:
-                self.runtime.may_unload(self._creators, self.id)
+            if self._loaded.before_close is not None:
+                self._loaded.before_close()
             self._closed = True
             self._loaded.close()
 
@@ -218,21 +218,23 @@ class Session:
             self._loaded.drop()
             self._bound = bound
             return
-        try:
-            if self.id is None:
-                with self.runtime.loading(self._creators) as network:
-                    self._place(bound)
-                self._know(network)
-            else:
+        if self.id is None:
+            with self.runtime.loading(self._creators, self._loaded.drop) as network:
                 self._place(bound)
-        except BaseException:
-            self._loaded.drop()
-            raise
+            self._know(network)
+        else:
+            try:
+                self._place(bound)
+            except BaseException:
+                self._loaded.drop()
+                raise
         self._bound = bound
 
     def _know(self, network: int) -> None:
         """Take the id; should nobody close the session, the contexts hear of its end all the same."""
         self.id, runtime, creators = network, self.runtime, self._creators
+        runtime.loaded(network, self)
+        self._loaded.before_close = lambda: runtime.may_unload(creators, network)
         self._loaded.on_close = lambda: runtime.unloaded(creators, network)
 
     def _place(self, bound: Graph) -> None:
@@ -308,4 +310,10 @@ not where the collector ran, which may be in the middle of a driver call."""
 def close_forgotten() -> None:
     """Close what sessions that nobody closed have left behind."""
     while _forgotten:
-        close_all([_forgotten.popleft()])
+        loaded = _forgotten.popleft()
+        if loaded.before_close is not None:
+            try:
+                loaded.before_close()
+            except Exception as e:
+                log.warning("a network whose session is gone is unloaded all the same: %s", e)
+        close_all([loaded])
