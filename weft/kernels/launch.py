@@ -17,6 +17,8 @@ from weft.core.tensor import Tensor
 from weft.errors import BackendError
 
 Size3 = tuple[int, int, int]
+ChoiceT = TypeVar("ChoiceT")
+"""The type of what an op lets tuning choose from."""
 
 
 MAX_ELEMENTS = 1 << 31
@@ -101,6 +103,19 @@ class KernelBuilder(ABC):
 
         In NC4HW4 that is `first` blocks of channels behind where `outer` begins.
         """
+
+    def pick(
+        self, family: str, problem: Mapping[str, int | str | bool], candidates: Sequence[ChoiceT], default: ChoiceT
+    ) -> ChoiceT:
+        """Return the candidate that tuning found best on this device for exactly this problem, else `default`.
+
+        Candidates are frozen dataclasses, known on disk by their `repr`; `default` may be among them or not.
+        `problem` holds all that decides the launches besides the candidate, the element types and the fused
+        steps. Launch what a pick decides after it and before the next one: tuning times those launches, and
+        forgets its answer when their source changes. Candidates that pack a constant differently give it
+        another key.
+        """
+        return default
 
     def tree_items(self, most: int = 64) -> int:
         """Return the items of a group that adds up in a tree: a power of two, at most `most`."""

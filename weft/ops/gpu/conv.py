@@ -164,6 +164,18 @@ TYPICAL_UNITS = 16
 """For drivers that do not say how many compute units there are."""
 
 
+def legal_tiles(caps: DeviceCaps, steps: int) -> list[GemmTile]:
+    """Return the tiles that a device takes, for so many steps of K."""
+    return [
+        t
+        for t in TILES
+        if t.lx * t.ly * t.lz <= caps.max_local_items
+        and t.lz <= caps.max_local_size[2]
+        and t.shared_bytes() <= caps.local_memory
+        and (t.lz == 1 or steps >= 2 * t.lz)
+    ]
+
+
 def choose_tile(caps: DeviceCaps, pixels: int, blocks: int, steps: int) -> GemmTile:
     """Return the tile with the most reuse that still gives every compute unit two groups.
 
@@ -172,14 +184,7 @@ def choose_tile(caps: DeviceCaps, pixels: int, blocks: int, steps: int) -> GemmT
     """
     if caps.software:
         return SOFTWARE_TILE
-    fitting = [
-        t
-        for t in TILES
-        if t.lx * t.ly * t.lz <= caps.max_local_items
-        and t.lz <= caps.max_local_size[2]
-        and t.shared_bytes() <= caps.local_memory
-        and (t.lz == 1 or steps >= 2 * t.lz)
-    ]
+    fitting = legal_tiles(caps, steps)
     units = caps.compute_units if caps.compute_units > 1 else TYPICAL_UNITS
     for tile in fitting:
         if -(-pixels // tile.rows) * -(-blocks // tile.columns) >= 2 * units:
@@ -196,7 +201,10 @@ def launch_gemm(plan: ConvPlan) -> None:
     pixels = plan.y.shape[0] * prod(plan.window.outputs)
     itemsize = weight.dtype.itemsize
     for first, count in plan.pieces(steps * STEP * PACK * PACK * itemsize):
-        tile = choose_tile(k.caps, pixels, count, steps)
+        window, n = window_constants(plan.window), plan.y.shape[0]
+        problem = {**window, "N": n, "C4": ci4, "COUNT": count, "bias": plan.bias is not None}
+        default = choose_tile(k.caps, pixels, count, steps)
+        tile = k.pick("conv_gemm", problem, legal_tiles(k.caps, steps), default)
         pack = partial(pack_gemm, weight, first, count)
         packed = k.constant(f"gemm.{first}", pack, Layout.NC4HW4)
         tiles = -(-pixels // tile.rows)
@@ -206,8 +214,8 @@ def launch_gemm(plan: ConvPlan) -> None:
             reads={"x": plan.x, "w": packed, **plan.bias_vector()},
             writes={"y": plan.y},
             ints={
-                **window_constants(plan.window), "C4": ci4, "STEPS": steps, "PIXELS": pixels,
-                "FIRST": first, "COUNT": count, "TILES": tiles,
+                **window, "C4": ci4, "STEPS": steps, "PIXELS": pixels, "FIRST": first, "COUNT": count,
+                "TILES": tiles,
             },
             variant={"rp": tile.pixels, "rc": tile.blocks, "lx": tile.lx, "ly": tile.ly, "pointwise": pointwise},
             grid=(min(tiles, k.caps.max_grid[0]), -(-count // tile.columns), 1),
