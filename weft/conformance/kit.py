@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
+from pathlib import Path
 from typing import ParamSpec
 
 import numpy as np
@@ -141,9 +142,7 @@ class Kit:
             return self.refused(subject, self.reason_of(e))
         if isinstance(e, NotImplementedError):
             return self.refused(subject, str(e))
-        frames = traceback.extract_tb(e.__traceback__)
-        where = f" ({frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno})" if frames else ""
-        return self.wrong(subject, f"{type(e).__name__}: {e}{where}")
+        return self.wrong(subject, explain(e))
 
     def reason_of(self, e: UnsupportedOps) -> str:
         """Return the backend's own reason out of a refusal of nodes."""
@@ -235,6 +234,16 @@ class Kit:
         dtype = DType.FLOAT16 if self.precision is Precision.LOW else DType.FLOAT32
         rtol, atol = tolerance(dtype, "reduction")
         return rtol * (nodes + 1), atol * (nodes + 1)
+
+
+def explain(e: BaseException) -> str:
+    """Return an exception's class, its message, and the line that raised it or its cause."""
+    first = e
+    while first.__cause__ is not None:
+        first = first.__cause__
+    frames = traceback.extract_tb(first.__traceback__)
+    where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return f"{type(e).__name__}: {e}{where}"
 
 
 def same_bits(first: Sequence[Array], second: Sequence[Array]) -> bool:

@@ -310,7 +310,10 @@ not where the collector ran, which may be in the middle of a driver call."""
 def close_forgotten() -> None:
     """Close what sessions that nobody closed have left behind."""
     while _forgotten:
-        loaded = _forgotten.popleft()
+        try:
+            loaded = _forgotten.popleft()
+        except IndexError:
+            return  # another thread took the last
         if loaded.before_close is not None:
             try:
                 loaded.before_close()

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 
-from weft.conformance.kit import Kit, check
+from weft.conformance.kit import Kit, check, explain
 from weft.conformance.report import Finding
 from weft.conformance.watch import Call
 from weft.core.graph import Graph
@@ -47,7 +47,7 @@ def _together(works: list[Callable[[], str]]) -> str:
         try:
             problem = work()
         except Exception as e:
-            problem = f"{type(e).__name__}: {e}"
+            problem = explain(e)
         if problem:
             problems.append(problem)
 
