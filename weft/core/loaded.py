@@ -243,6 +243,7 @@ class LoadedNetwork:
         """Close the pipelines; a new load must follow."""
         pipelines = self.pipelines[::-1]  # those that use the memory of others go first
         self.pipelines.clear()
+        self.graph = Graph("", [], [])  # and with it the weights
         spare, self._spare = self._spare, {}
         self._made, self._transfers, self._waits, self.report, self._passed = {}, {}, {}, None, None
         close_all([*pipelines, *spare.values()])

@@ -1,0 +1,251 @@
+"""Contract rows A12 and A14: executions are made at load; nothing that was made needs the backend object."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weft
+from tests.contract.fakes import Creator, Inputs, Interpreted, Mock, Outputs, mock, mocks, registered
+from tests.core.nets import Net, branching, feeds, outputs
+from weft.core.backend import Backend, BackendInfo, Execution
+from weft.core.graph import Graph, Node
+from weft.core.op import Op
+from weft.core.optimized import PreCompiled
+from weft.core.registry import Choice, registry
+from weft.core.session import Session
+from weft.core.views import OptimizationViews, SubgraphView
+
+DEVICES = ("cpu", "opencl", "vulkan")
+
+
+def chain(*types: str, n: int | str = 2) -> Graph:
+    net = Net()
+    value = net.input("x", n, 3)
+    for k, kind in enumerate(types):
+        value = net.add(kind, value, name=f"v{k}")
+    return net.finish(value)
+
+
+# -- A12 -------------------------------------------------------------------------------------------------------
+
+
+class Counting(Mock):
+    """Counts its callbacks by name."""
+
+    calls: Counter[str] = Counter()
+    takes = frozenset({"Relu", "Tanh", "Conv", "Add"})
+
+    def why_not(self, inputs: Inputs, outputs: Outputs, op: Op) -> str | None:
+        self.calls["why_not"] += 1
+        return super().why_not(inputs, outputs, op)
+
+    def OptimizeSubgraph(self, view: SubgraphView) -> OptimizationViews:
+        self.calls["OptimizeSubgraph"] += 1
+        return OptimizationViews().keep_rest(view)
+
+    def lower(self, graph: Graph) -> Graph:
+        self.calls["lower"] += 1
+        return super().lower(graph)
+
+    def onCreate(self, inputs: Inputs, outputs: Outputs, op: Op) -> Execution | None:
+        self.calls["onCreate"] += 1
+        return super().onCreate(inputs, outputs, op)
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    Counting.calls.clear()
+
+
+def test_A12_a_load_makes_one_execution_for_each_node_and_a_run_makes_none() -> None:
+    graph = branching()
+    mine = [n for n in graph.nodes if n.op.type in Counting.takes]
+    with mocks(acme=Counting), weft.load(graph, "acme") as session:
+        assert Counting.calls["onCreate"] == len(mine) < len(graph.nodes)
+        assert Counting.calls["OptimizeSubgraph"] == Counting.calls["lower"] == session.report.subgraphs.count("acme:0")
+        before = Counting.calls.copy()
+        for seed in range(3):
+            session.run(feeds(graph, seed))
+        session.submit(feeds(graph))
+        session.wait()
+        assert Counting.calls == before, "running asks for nothing"
+
+
+def test_A12_loading_an_optimised_network_optimises_nothing() -> None:
+    graph = branching()
+    with mocks(acme=Counting):
+        network = weft.optimize(graph, "acme")
+        assert Counting.calls["onCreate"] == 0, "optimising creates nothing"
+        Counting.calls.clear()
+        with weft.Runtime() as runtime:
+            id_ = runtime.load(network)
+            made = Counting.calls.copy()
+            assert made["OptimizeSubgraph"] == made["why_not"] == 0
+            assert made["onCreate"] == sum(d == "acme:0" for d in network.placement.values())
+            for _ in range(3):
+                runtime.run(id_, feeds(graph))
+            assert Counting.calls == made
+
+
+def test_A12_a_resize_keeps_executions_and_may_optimise_again() -> None:
+    with mocks(acme=Counting), weft.load(chain("Relu", "Tanh", n="N"), "acme") as session:
+        session.run(np.ones((2, 3), np.float32))
+        assert (Counting.calls["onCreate"], Counting.calls["OptimizeSubgraph"]) == (2, 1)
+        session.run(np.ones((4, 3), np.float32))
+        assert (Counting.calls["onCreate"], Counting.calls["OptimizeSubgraph"]) == (2, 2)
+
+
+def test_A12_a_precompiled_node_of_another_payload_is_created_anew() -> None:
+    """Two PreCompiled nodes are equal only if they are the same: a resize must not keep what the first one made."""
+
+    class Compiling(Mock):
+        def OptimizeSubgraph(self, view: SubgraphView) -> OptimizationViews:
+            rows = view.graph.specs["x"].dims[0]
+            op = PreCompiled("acme", rows, tuple(view.graph.specs[o] for o in view.outputs))
+            graph = view.graph.copy()
+            graph.nodes = [Node("compiled", op, view.inputs, view.outputs)]
+            views = OptimizationViews()
+            views.substitute(view, graph)
+            return views
+
+        def onCreate(self, inputs: Inputs, outputs: Outputs, op: Op) -> Execution | None:
+            return Filling(op.payload) if isinstance(op, PreCompiled) else super().onCreate(inputs, outputs, op)
+
+    with mocks(acme=Compiling), weft.load(chain("Relu", n="N"), "acme") as session:
+        for rows in (2, 5, 2):
+            (y,) = session.run(np.zeros((rows, 3), np.float32))
+            np.testing.assert_array_equal(y, np.full((rows, 3), rows))
+
+
+class Filling(Execution):
+    """Fills its output with a number."""
+
+    def __init__(self, number: object) -> None:
+        self.number = number
+
+    def onResize(self, inputs: Inputs, outputs: Outputs) -> None:
+        """Prepare nothing."""
+
+    def onExecute(self, inputs: Inputs, outputs: Outputs) -> None:
+        outputs[0].memory[...] = self.number
+
+
+# -- A14 -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Backend]]:
+    """Return weak references to every backend object that is opened."""
+    known: list[weakref.ref[Backend]] = []
+    open_ = Choice.open
+
+    def noting(self: Choice, *given: Any) -> Backend:
+        backend = open_(self, *given)
+        known.append(weakref.ref(backend))
+        return backend
+
+    monkeypatch.setattr(Choice, "open", noting)
+    return known
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("precision", ["high", "low"])
+def test_A14_an_optimised_network_outlives_the_backends_that_made_it(
+    device: str, precision: str, opened: list[weakref.ref[Backend]]
+) -> None:
+    graph = branching(8)
+    network = weft.optimize(graph, [device, "cpu"], precision=precision)
+    assert opened
+    gc.collect()
+    assert [ref() for ref in opened] == [None] * len(opened)
+    wanted = outputs(graph, feeds(graph))[0]
+    with weft.Runtime() as runtime:
+        first, second = runtime.load(network), runtime.load(network)
+        for id_ in (first, second):
+            np.testing.assert_allclose(runtime.run(id_, feeds(graph))[0], wanted, atol=0.01)
+        runtime.unload(first)
+        np.testing.assert_allclose(runtime.run(second, feeds(graph))[0], wanted, atol=0.01)
+    gc.collect()
+    assert not any(ref() for ref in opened)
+
+
+def test_A14_a_precompiled_payload_belongs_to_its_node(opened: list[weakref.ref[Backend]]) -> None:
+    graph = branching()
+    creator = Creator(mock(replace=lambda nodes: [("compiled", nodes[:3]), ("compiled", nodes[3:])]))
+    with registered(creator, "acme"):
+        network = weft.optimize(graph, "acme", fallback="error")
+        creator.backends.clear()
+        gc.collect()
+        assert len(opened) == 1 and opened[0]() is None
+        payloads = [weakref.ref(n.op.payload) for n in network.graph.nodes if isinstance(n.op, PreCompiled)]
+        assert len(payloads) == 2 and all(isinstance(p(), Graph) for p in payloads)
+        with weft.load(network) as session:
+            np.testing.assert_array_equal(session.run(feeds(graph))[0], outputs(graph, feeds(graph))[0])
+            for pipeline in session._loaded.pipelines:
+                assert all(isinstance(t.execution, Interpreted) for t in pipeline.tasks)
+        del network, session, pipeline
+    gc.collect()
+    assert [p() for p in payloads] == [None, None], "and goes with it"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_A14_executions_of_our_backends_hold_no_backend_object(device: str) -> None:
+    with weft.load(branching(8), device) as session:
+        for pipeline in session._loaded.pipelines:
+            for task in pipeline.tasks:
+                kept = vars(task.execution)
+                assert not holds_backend(list(kept.values())), f"{type(task.execution).__name__}: {kept}"
+
+
+def holds_backend(start: list[object]) -> bool:
+    """Tell whether a backend can be reached from objects, other than by tensors that lie in its memory."""
+    seen: set[int] = set()
+    while start:
+        thing = start.pop()
+        if isinstance(thing, Backend):
+            return True
+        skipped = isinstance(thing, (weft.Tensor, type)) or type(thing).__module__ in ("builtins.module", "numpy")
+        if id(thing) in seen or skipped or not type(thing).__module__.startswith(("weft", "builtins", "tests")):
+            continue
+        seen.add(id(thing))
+        if not callable(thing) or type(thing).__module__.startswith("weft"):
+            start += gc.get_referents(thing)
+    return False
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_A14_a_closed_session_leaves_no_backend_object(device: str, opened: list[weakref.ref[Backend]]) -> None:
+    session = weft.load(branching(8), device)
+    session.run(feeds(branching(8)))
+    session.close()
+    gc.collect()
+    assert opened and not any(ref() for ref in opened)
+
+
+def test_A14_a_creator_that_keeps_nothing_can_be_called_for_each_backend_object() -> None:
+    """A fresh object for each part and for each question: nothing is shared but by the creator."""
+    graph = chain("Relu", "Exp", "Tanh")
+    creator = Creator(mock("Relu", "Tanh"))
+    with registered(creator, "acme"), weft.load(graph, "acme") as session:
+        assert [p.device for p in session._loaded.pipelines] == ["acme:0", "cpu:0", "acme:0"]
+        assert len({id(p.backend) for p in session._loaded.pipelines}) == 3
+        assert len(creator.backends) == 2, "what was asked first runs the first part"
+        np.testing.assert_array_equal(session.run(feeds(graph))[0], outputs(graph, feeds(graph))[0])
+
+
+def test_A14_the_device_stays_open_for_as_long_as_its_creator() -> None:
+    (choice,) = registry.choose("vulkan")
+    runtime = choice.creator.runtime(0)  # type: ignore[attr-defined]
+    for _ in range(2):
+        backend = choice.creator.onCreate(BackendInfo("vulkan"))
+        assert backend.runtime is runtime  # type: ignore[attr-defined]
+        backend.close()
+    graph = branching(8)
+    with Session(graph, [choice]) as session:
+        np.testing.assert_allclose(session.run(feeds(graph))[0], outputs(graph, feeds(graph))[0], atol=1e-5)
