@@ -17,10 +17,7 @@ import numpy as np
 
 import weft
 from weft import Op, Tensor, TensorSpec, register_op
-from weft.core.layout import Array, Shape
-from weft.core.op import Constants, OpClass
-from weft.errors import ModelError
-from weft.kernels.launch import GpuOp, KernelBuilder, Placement, gpu_op
+from weft.extend import Array, Constants, GpuOp, KernelBuilder, ModelError, OpClass, Placement, Shape, gpu_op
 from weft.ops.elementwise import Elementwise
 from weft.ops.gpu.elementwise import launch_expression
 from weft.ops.gpu.move import Strides, launch_move, row_major

@@ -6,7 +6,6 @@ What a fenced block is for follows from its language and from a comment directly
                             is what the block prints, log included, or the error that it ends with.
     ```console              lines that begin with `$ ` are run by one shell, which keeps its folder and variables from
                             block to block; what follows each is what it prints
-    <!-- file: PATH -->     the block is written there first; a template under weft/shaders is then found
     <!-- save: PATH -->     the block is written there, and not run
     <!-- from: PATH -->     the block is not run, but must stand in that file of the repository, as it is
     any other               is not run
@@ -87,26 +86,16 @@ def _run_blocks(page: Path, blocks: list[Block], names: dict[str, Any], shell: S
             if block.text not in (ROOT / block.path).read_text(encoding="utf-8"):
                 raise Mismatch(f"{where}: {block.path} has no such lines any more")
             continue
-        if block.verb in ("file", "save"):
-            _write(block)
         if block.verb == "save":
+            target = Path(block.path)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(block.text, encoding="utf-8")
             continue
         if block.language == "python":
             shown = after.text if after is not None and after.language == "text" else None
             _run_python(block, names, where, shown)
         elif block.language == "console":
             _run_commands(block, where, shell)
-
-
-def _write(block: Block) -> None:
-    target = Path(block.path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(block.text, encoding="utf-8")
-    if target.suffix == ".mako":
-        # As if it had been put into the package: there is no other door for templates.
-        from weft.kernels import template
-
-        template._lookup().directories.append(str(target.parent.absolute()))
 
 
 def _run_python(block: Block, names: dict[str, Any], where: str, expected: str | None) -> None:

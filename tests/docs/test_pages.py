@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.page import Block, matches, read
+from tests.docs.page import Block, Shell, matches, read
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -52,8 +52,15 @@ def test_every_command_is_described() -> None:
 
 def test_reading_of_a_page(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text("# A\n\n```python\nx = 1\n```\n\n<!-- file: a/b.mako -->\n```mako\ny\n```\n")
-    assert read(page) == [Block(3, "python", "x = 1\n", "", ""), Block(8, "mako", "y\n", "file", "a/b.mako")]
+    page.write_text("# A\n\n```python\nx = 1\n```\n\n<!-- save: a/b.mako -->\n```mako\ny\n```\n")
+    assert read(page) == [Block(3, "python", "x = 1\n", "", ""), Block(8, "mako", "y\n", "save", "a/b.mako")]
+
+
+def test_the_shell_keeps_its_folder_and_variables(tmp_path: Path) -> None:
+    shell = Shell(tmp_path, fresh=False)
+    assert shell.run(f'mkdir {tmp_path}/there && cd {tmp_path}/there && export A="b c"') == ""
+    assert shell.run('echo "$A" in $(basename "$PWD")') == "b c in there\n"
+    assert shell.run("weft --version").startswith("weft ")
 
 
 @pytest.mark.parametrize(
