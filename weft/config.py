@@ -21,6 +21,11 @@ def cache_enabled() -> bool:
     return os.environ.get("WEFT_CACHE", "1") != "0"
 
 
+def tuning_enabled() -> bool:
+    """Tell whether kernels are chosen by the tables of `weft tune`; `WEFT_TUNING=0` leaves the defaults."""
+    return os.environ.get("WEFT_TUNING", "1") != "0"
+
+
 def glslang_library() -> str | None:
     """Return the path in `GLSLANG_LIBRARY`: a glslang shared library to compile Vulkan kernels with."""
     return os.environ.get("GLSLANG_LIBRARY") or None

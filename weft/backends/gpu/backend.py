@@ -7,10 +7,12 @@ downloads of its outputs. `onResizeEnd` seals it; a run is one submit.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import numpy as np
 
+from weft.backends.gpu.builds import Builds
 from weft.backends.gpu.device import Binding, CopyCommand, MemoryKind
 from weft.backends.gpu.execution import GpuExecution, Workplace
 from weft.backends.gpu.fusion import can_fuse
@@ -21,6 +23,7 @@ from weft.backends.gpu.runtime import GpuRuntime
 from weft.backends.gpu.schedule import Access
 from weft.backends.gpu.support import why_not
 from weft.core.backend import Backend, BackendInfo, Execution, MemoryMode, StorageType
+from weft.core.blame import at_node, blame
 from weft.core.copy import copy_tensor
 from weft.core.graph import Graph, Node, depths
 from weft.core.layout import Array, Layout, convert, storage_shape
@@ -54,7 +57,10 @@ class GpuBackend(Backend):
         )
         self.placement = Placement(self._memory)
         self.recording = PipelineRecording(self.device, info.profiling)
-        self._workplace = Workplace(self.device, self.placement, self.recording)
+        self._builds = Builds(self.device)
+        self._workplace = Workplace(self.device, self.placement, self.recording, self._builds, runtime.tuning)
+        self._makers: dict[str, Node] = {}
+        """The nodes of the lowered part, by their first outputs."""
 
     # -- support and rewriting -----------------------------------------------------------------------------
 
@@ -86,6 +92,7 @@ class GpuBackend(Backend):
         depth = depths(graph)
         # Side by side in the order means side by side in the memory plan, and so on the device.
         graph.nodes.sort(key=lambda node: depth[node.outputs[0]])
+        self._makers = {next(o for o in node.outputs if o): node for node in graph.nodes}
         self.placement.follow(graph, find_views(graph, self._is_special))
         return graph
 
@@ -131,6 +138,7 @@ class GpuBackend(Backend):
 
     def onClearBuffer(self) -> bool:
         """Free the recording and all memory that is not STATIC."""
+        self._builds.drop()
         self.recording.drop()
         self.placement.clear()
         return True
@@ -155,8 +163,12 @@ class GpuBackend(Backend):
         return not thrifty and tensor.nbytes > 0 and tensor.layout is Layout.NCHW
 
     def onResizeEnd(self) -> None:
-        """Record everything: addresses are known now."""
+        """Wait for the kernels, then record everything: addresses are known now."""
+        self._builds.finish(self._blame)
         self.recording.seal()
+
+    def _blame(self, label: str) -> AbstractContextManager[None]:
+        return blame(at_node(self._makers[label], self.info.device))
 
     # -- run -------------------------------------------------------------------------------------------------
 
@@ -219,6 +231,11 @@ class GpuBackend(Backend):
             "staging_bytes": self.recording.staging_bytes,
             "launches": len(self.recording.launches),
         }
+
+    def notes(self) -> Sequence[str]:
+        """Return what was not granted, and how many kernels tuning chose."""
+        tuned = self.recording.tuned
+        return [*super().notes(), *([f"{tuned} kernels tuned for this device"] if tuned else [])]
 
     def close(self) -> None:
         """Free everything of this pipeline; the device stays open."""

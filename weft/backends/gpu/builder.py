@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
+from weft.backends.gpu.builds import Build
 from weft.backends.gpu.device import GpuDevice
 from weft.backends.gpu.memory import Placement, Region, is_packed, place_constants
+from weft.backends.gpu.picks import Choices, Pick, problem_key
 from weft.core.backend import StorageType
 from weft.core.dtypes import DType
 from weft.core.fused import RUNNING, Fused
@@ -16,7 +18,7 @@ from weft.core.layout import Array, Layout
 from weft.core.op import Op
 from weft.core.tensor import Tensor
 from weft.errors import ExecutionError
-from weft.kernels.launch import MAX_ELEMENTS, KernelBuilder, Size3
+from weft.kernels.launch import MAX_ELEMENTS, ChoiceT, KernelBuilder, Size3
 from weft.kernels.source import Arg, ArgKind
 from weft.kernels.template import KernelRequest, Operand, Stage, render
 from weft.ops.elementwise import Elementwise
@@ -27,13 +29,18 @@ Upload = Callable[[str, Callable[[], Array], Layout], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class PlannedLaunch:
-    """A launch whose tensors have no address yet."""
+    """A launch whose tensors have no address yet, and whose kernel may still be built."""
 
-    kernel: Any
+    build: Build
     reads: tuple[Tensor, ...]
     writes: tuple[Tensor, ...]
     grid: Size3
     label: str
+
+    @property
+    def kernel(self) -> Any:
+        """Return the device's kernel, waiting for it."""
+        return self.build.kernel
 
 
 @dataclass
@@ -55,11 +62,13 @@ class NodeBuilder(KernelBuilder):
         label: str,
         inputs: Sequence[Tensor | None],
         upload: Upload,
+        choices: Choices | None = None,
     ) -> None:
         self.caps = device.caps
         self._device, self._placement, self._op, self._label = device, placement, op, label
-        self._inputs, self._upload = inputs, upload
+        self._inputs, self._upload, self._choices = inputs, upload, choices
         self.launched: list[PlannedLaunch] = []
+        self.picks: list[Pick] = []
         self.scratches: list[Tensor] = []
 
     # -- the interface of ops ----------------------------------------------------------------------------
@@ -78,7 +87,7 @@ class NodeBuilder(KernelBuilder):
         raw: bool = False,
         epilogue: bool = True,
     ) -> None:
-        """Render, compile and plan one launch."""
+        """Render and plan one launch; its kernel is built later."""
         if not any(t.nbytes for t in writes.values()):
             return
         target = next(iter(writes))
@@ -102,9 +111,23 @@ class NodeBuilder(KernelBuilder):
             if is_packed(tensor):
                 all_ints |= place_constants(tensor, name)
         values = {n: all_ints[n] if kind == "int" else all_floats[n] for n, kind in source.constants}
-        kernel = self._device.compile(source, values)
+        build = Build(self._device, source, values)
         label = f"{self._label}/{template}"
-        self.launched.append(PlannedLaunch(kernel, tuple(sources.values()), tuple(writes.values()), grid, label))
+        planned = PlannedLaunch(build, tuple(sources.values()), tuple(writes.values()), grid, label)
+        self.launched.append(planned)
+        if self.picks:
+            self.picks[-1].launches.append(planned)
+
+    def pick(
+        self, family: str, problem: Mapping[str, int | str | bool], candidates: Sequence[ChoiceT], default: ChoiceT
+    ) -> ChoiceT:
+        """Return what was chosen for this problem, if it is still offered."""
+        key = problem_key(family, problem, self._op, self._inputs)
+        offered = {repr(c): c for c in (*candidates, default)}
+        chosen = self._choices.choose(key, offered.keys()) if self._choices else None
+        text = chosen if chosen in offered else None
+        self.picks.append(Pick(key, tuple(offered), repr(default), text or repr(default), text is not None))
+        return offered[text or repr(default)]
 
     def constant(self, key: str, make: Callable[[], Array], layout: Layout = Layout.NCHW) -> Tensor:
         """Return the constant of that key, uploading it the first time."""

@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from weft.backends.gpu.builder import NodeBuilder, PlannedLaunch
+from weft.backends.gpu.builds import Builds
 from weft.backends.gpu.device import GpuDevice
 from weft.backends.gpu.layouts import base_inputs, base_op
 from weft.backends.gpu.memory import Placement
+from weft.backends.gpu.picks import Choices, Pick
 from weft.backends.gpu.recording import PipelineRecording
 from weft.core.backend import Execution, StorageType
 from weft.core.dtypes import DType
@@ -25,6 +27,9 @@ class Workplace:
     device: GpuDevice
     placement: Placement
     recording: PipelineRecording
+    builds: Builds
+    choices: Choices | None = None
+    """The device's tuning table."""
 
 
 class GpuExecution(Execution):
@@ -35,24 +40,41 @@ class GpuExecution(Execution):
         self._place = place
         self._constants: dict[str, Tensor] = {}
         self._used: set[str] = set()
+        self.picks: list[Pick] = []
+        """What the op left to tuning at the last resize."""
 
     def onResize(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
-        """Choose, render and compile the kernels and hand their launches to the backend."""
+        """Choose and render the kernels, have them built, and hand their launches to the backend."""
         self._used.clear()
-        self._place.recording.launches += self.launches(inputs, outputs)
+        launches = self.launches(inputs, outputs)
+        self._place.builds.add(self.label, [launch.build for launch in launches])
+        self._place.recording.launches += launches
+        self._place.recording.tuned += sum(len(pick.launches) for pick in self.picks if pick.made)
         for key in self._constants.keys() - self._used:
             self._place.placement.release(self._constants.pop(key), StorageType.STATIC)
 
     def launches(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> list[PlannedLaunch]:
-        """Return the launches for these shapes, with their kernels compiled."""
+        """Return the launches for these shapes; a choice whose kernels changed since it was tuned is not taken."""
+        choices = self._place.choices
+        builder = self.plan(inputs, outputs, choices)
+        if choices is not None and not all(choices.allows(pick) for pick in builder.picks if pick.made):
+            self._used.clear()
+            builder = self.plan(inputs, outputs, None)
+        self.picks = builder.picks
+        return builder.launched
+
+    def plan(
+        self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], choices: Choices | None
+    ) -> NodeBuilder:
+        """Return the node's launches and picks, with its constants uploaded; nothing is built yet."""
         form = find_gpu_op(self.op)
         assert form is not None
         place = self._place
-        builder = NodeBuilder(place.device, place.placement, self.op, self.label, inputs, self.constant)
+        builder = NodeBuilder(place.device, place.placement, self.op, self.label, inputs, self.constant, choices)
         form.launches(base_op(self.op), builder, base_inputs(self.op, inputs), outputs)
         for scratch in builder.scratches:
             place.placement.release(scratch, StorageType.DYNAMIC)
-        return builder.launched
+        return builder
 
     def onExecute(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
         """Do nothing: the launches were recorded, `onExecuteEnd` submits them all at once."""

@@ -41,6 +41,8 @@ class PipelineRecording:
     launches: list[PlannedLaunch] = field(default_factory=list)
     imports: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """Tensors of other pipelines on the device, each with the one that every run copies it to first."""
+    tuned: int = 0
+    """How many of the launches' kernels were chosen by a tuning table."""
     _staged: list[tuple[GpuBuffer, Tensor]] = field(default_factory=list)
     _handle: Any = None
     _labels: list[str] = field(default_factory=list)
@@ -111,7 +113,7 @@ class PipelineRecording:
             self.device.release(self._handle)
         for buffer, _ in self._staged:
             self.device.free(buffer)
-        self._handle, self._staged, self.launches, self.imports = None, [], [], []
+        self._handle, self._staged, self.launches, self.imports, self.tuned = None, [], [], [], 0
 
 
 def run_once(device: GpuDevice, accesses: Sequence[Access]) -> None:

@@ -6,6 +6,7 @@ import threading
 from dataclasses import dataclass, field
 
 from weft.backends.gpu.device import GpuBuffer, GpuDevice
+from weft.backends.gpu.tuning_table import TuningTable
 
 CHUNK = 16 << 20
 
@@ -70,9 +71,11 @@ class GpuRuntime:
 
     device: GpuDevice
     static: StaticPool = field(init=False)
+    tuning: TuningTable = field(init=False)
 
     def __post_init__(self) -> None:
         self.static = StaticPool(self.device)
+        self.tuning = TuningTable(self.device.info)
 
     def close(self) -> None:
         """Close the device."""
