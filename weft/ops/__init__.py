@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from weft.ops import (
+    attention,
     binary,
     concat,
     conv,
@@ -23,6 +24,7 @@ from weft.ops import (
 )
 
 __all__ = [
+    "attention",
     "binary",
     "concat",
     "conv",

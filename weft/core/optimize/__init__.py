@@ -11,6 +11,13 @@ from weft.core.optimize.constants import fold_constants
 from weft.core.optimize.dead import remove_dead_nodes
 from weft.core.optimize.identities import remove_identities
 from weft.core.optimize.pads import fold_pads
+from weft.core.optimize.patterns import (
+    attend_in_place,
+    fuse_attention,
+    fuse_gelu,
+    fuse_layer_norm,
+    join_projections,
+)
 from weft.core.optimize.settle import settle_moves
 from weft.core.optimize.squash import squash_moves
 from weft.core.optimize.transposes import move_transposes_up, transposes_as_reshapes
@@ -48,6 +55,11 @@ PASSES: tuple[Pass, ...] = tuple(
         move_transposes_up,
         transposes_as_reshapes,
         settle_moves,
+        fuse_gelu,
+        fuse_layer_norm,
+        fuse_attention,
+        attend_in_place,
+        join_projections,
         # Once the moves between them are gone, pads and batch norms are next to what they fold into.
         fold_pads,
         fold_batch_norm,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from weft.ops.gpu import (
+    attention,
     concat,
     conv,
     conv_transpose,
@@ -21,6 +22,7 @@ from weft.ops.gpu import (
 )
 
 __all__ = [
+    "attention",
     "concat",
     "conv",
     "conv_transpose",

@@ -1,0 +1,120 @@
+"""Scaled dot-product attention as one op; the passes in `weft.core.optimize.patterns` make it of its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar
+
+import numpy as np
+
+from weft.core.layout import Array, Shape
+from weft.core.op import Constants, Op, OpClass, register_op
+from weft.core.tensor import TensorSpec
+from weft.ops.elementwise import FLOATS, broadcast, check_type, misfit, take_inputs, widen
+
+
+@dataclass(frozen=True, slots=True)
+class Extents:
+    """The sizes of an attention: `queries` rows and `keys` rows a head, of `depth` and `width` elements.
+
+    `lead` are the axes before these two in the scores: (batch, heads), or one axis.
+    """
+
+    lead: Shape
+    queries: int
+    keys: int
+    depth: int
+    width: int
+
+    @property
+    def scores(self) -> Shape:
+        """Return the shape to which a mask is broadcast."""
+        return (*self.lead, self.queries, self.keys)
+
+
+@register_op
+@dataclass(frozen=True)
+class Attention(Op):
+    """Compute softmax(scale * Q K^T + mask) V for every head; the mask is optional.
+
+    With heads = 0, Q is (lead..., s, d), K (lead..., t, d), V (lead..., t, e) and the result
+    (lead..., s, e), where `lead` are one or two axes. Else heads lie side by side: Q is
+    (batch, s, heads * d), K (batch, t, heads * d), V (batch, t, heads * e), the result
+    (batch, s, heads * e). With `packed` Q, K and V are one input, side by side along its last axis. The
+    mask is broadcast to (lead..., s, t), or (batch, heads, s, t).
+    """
+
+    type: ClassVar[str] = "weft::Attention"
+    op_class: ClassVar[OpClass] = "transcendental"
+    scale: float = 1.0
+    heads: int = 0
+    packed: int = 0
+
+    def extents(self, shapes: Sequence[Shape]) -> Extents:
+        """Return the sizes for the shapes of the inputs but the mask; ModelError if they do not fit."""
+        if self.heads:
+            shapes = [self._split(s) for s in self._parts(shapes)]
+        q, k, v = shapes
+        fits = len(q) in (3, 4) and len(q) == len(k) == len(v) and q[:-2] == k[:-2] == v[:-2]
+        if not fits or q[-1] != k[-1] or k[-2] != v[-2] or not prod(k) or not prod(v):
+            raise misfit(self, f"Q, K and V of shapes {q}, {k} and {v} do not belong together")
+        return Extents(q[:-2], q[-2], k[-2], q[-1], v[-1])
+
+    def _parts(self, shapes: Sequence[Shape]) -> Sequence[Shape]:
+        """Return the shapes of Q, K and V."""
+        if not self.packed:
+            return shapes
+        (whole,) = shapes
+        if not whole or whole[-1] % 3:
+            raise misfit(self, f"the last axis of {whole} is not Q, K and V side by side")
+        return [(*whole[:-1], whole[-1] // 3)] * 3
+
+    def _split(self, shape: Shape) -> Shape:
+        """Return (batch, heads, rows, elements of a head)."""
+        if len(shape) != 3 or shape[2] % self.heads:
+            raise misfit(self, f"{shape} is not (batch, rows, {self.heads} heads)")
+        return (shape[0], self.heads, shape[1], shape[2] // self.heads)
+
+    def count(self) -> int:
+        """Return the number of inputs without the mask."""
+        return 1 if self.packed else 3
+
+    def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return the spec of the result."""
+        if self.packed and not self.heads:
+            raise misfit(self, "packed inputs need a number of heads")
+        *given, mask = take_inputs(self, inputs, self.count(), 1)
+        specs = [s for s in given if s is not None]
+        check_type(self, specs[0], FLOATS)
+        if any(s.dtype is not specs[0].dtype for s in (*specs, mask) if s is not None):
+            raise misfit(self, f"inputs must have one type, got {', '.join(map(str, inputs))}")
+        each = self.extents([s.dims for s in specs])
+        if mask is not None and broadcast(self, [each.scores, mask.dims]) != each.scores:
+            raise misfit(self, f"a mask of {mask} does not broadcast to {each.scores}")
+        if self.heads:
+            shape: Shape = (each.lead[0], each.queries, self.heads * each.width)
+        else:
+            shape = (*each.lead, each.queries, each.width)
+        return (TensorSpec(shape, specs[0].dtype),)
+
+    def reference(self, *inputs: Array | None) -> Array:
+        """Return the result; float16 is computed in float32."""
+        arrays = [widen(np.asarray(a)) for a in inputs[: self.count()]]
+        mask = inputs[self.count()] if len(inputs) > self.count() else None
+        dtype = np.asarray(inputs[0]).dtype
+        if self.packed:
+            arrays = np.split(arrays[0], 3, axis=-1)
+        if self.heads:
+            arrays = [a.reshape(*a.shape[:2], self.heads, -1).swapaxes(1, 2) for a in arrays]
+        q, k, v = arrays
+        with np.errstate(all="ignore"):
+            scores = np.matmul(q * q.dtype.type(self.scale), np.ascontiguousarray(k.swapaxes(-1, -2)))
+            if mask is not None:
+                scores = scores + widen(mask)
+            shares = np.exp(scores - scores.max(-1, keepdims=True))
+            out = np.matmul(shares / shares.sum(-1, keepdims=True), v)
+        if self.heads:
+            out = out.swapaxes(1, 2).reshape(out.shape[0], out.shape[2], -1)
+        return np.ascontiguousarray(out).astype(dtype, copy=False)
