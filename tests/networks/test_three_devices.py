@@ -1,0 +1,127 @@
+"""A network of at least 50 nodes, divided over Vulkan, OpenCL and the CPU, with the right numbers (A3, A4, A8)."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import groupby
+
+import numpy as np
+import onnx
+import pytest
+
+import weft
+from benchmarks.models import resnet50, squeezenet1_1
+from weft.core.layout import Array
+
+ORDER = ("vulkan", "opencl", "cpu")
+MODELS = {
+    "squeezenet": lambda: squeezenet1_1("N", image=63, width=0.25, classes=40),
+    "resnet50": lambda: resnet50("N", image=32, width=0.125, classes=40),
+}
+
+
+@cache
+def model(name: str) -> onnx.ModelProto:
+    return MODELS[name]()
+
+
+@cache
+def picture(name: str, batch: int) -> Array:
+    size = model(name).graph.input[0].type.tensor_type.shape.dim[2].dim_value
+    return np.random.default_rng(batch).standard_normal((batch, 3, size, size)).astype(np.float32)
+
+
+@cache
+def alone(name: str, batch: int) -> Array:
+    """Return what the CPU makes of the pictures."""
+    with weft.load(model(name), "cpu") as session:
+        return session.run(picture(name, batch))[0]
+
+
+def block(node: str) -> str:
+    """Return the block that a node belongs to: "features.3", "layer2.1"."""
+    return ".".join(node.partition("/")[0].split(".")[:2])
+
+
+def by_block(name: str) -> dict[str, str]:
+    """Return a device for each node, the blocks taking turns."""
+    nodes = [n.name for n in model(name).graph.node]
+    turns = {b: ORDER[k % 3] for k, (b, _) in enumerate(groupby(nodes, block))}
+    return {n: turns[block(n)] for n in nodes}
+
+
+def by_node(name: str) -> dict[str, str]:
+    """Return a device for each node, every one on the next device."""
+    return {n.name: ORDER[k % 3] for k, n in enumerate(model(name).graph.node)}
+
+
+def assert_close(name: str, got: Array, batch: int, tolerance: float) -> None:
+    wanted = alone(name, batch)
+    scale = np.abs(wanted).max()
+    np.testing.assert_allclose(got / scale, wanted / scale, rtol=0, atol=tolerance)
+
+
+def check_placement(session: weft.Session, hints: dict[str, str]) -> int:
+    """Every node is where its hint says; return how many there are."""
+    report = session.report
+    assert not report.refusals
+    assert set(report.nodes_by_device) == set(ORDER)
+    network = session.optimized
+    hinted = {n: d.removesuffix(":0") for n, d in network.placement.items() if n in hints}
+    assert len(hinted) > 0.9 * len(network.placement), "few nodes are not of the model"
+    assert hinted == {n: hints[n] for n in hinted}
+    assert [p.device for p in network.parts] == list(report.subgraphs)
+    assert all(a != b for a, b in zip(report.subgraphs, report.subgraphs[1:], strict=False))
+    assert len({n for p in network.parts for n in (x.name for x in p.graph.nodes)}) == len(network.placement)
+    copied = {c.name for c in report.copies}
+    assert copied == {n.name for n in network.copies} and all(c.source != c.target for c in report.copies)
+    return len(network.placement)
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes", "parts", "precision", "batches"),
+    [("squeezenet", 36, 13, "low", (1,)), ("resnet50", 70, 18, "high", (1, 2, 1))],
+)
+def test_blocks_take_turns_on_three_devices(
+    name: str, nodes: int, parts: int, precision: str, batches: tuple[int, ...]
+) -> None:
+    assert len(model(name).graph.node) >= 50
+    hints, tolerance = by_block(name), 1e-4 if precision == "high" else 0.03
+    with weft.load(model(name), ORDER, hints=hints, precision=precision, fallback="error") as session:
+        for batch in batches:
+            (y,) = session.run(picture(name, batch))
+            assert_close(name, y, batch, tolerance)
+            assert check_placement(session, hints) >= nodes
+            assert len(session.report.subgraphs) >= parts
+            assert len(session.report.copies) >= parts - 1
+
+
+def test_at_least_fifty_nodes_each_on_the_next_device() -> None:
+    """The worst case: nearly every value crosses."""
+    name = "resnet50"
+    hints = by_node(name)
+    network = weft.optimize(model(name), ORDER, hints=hints, shapes={"x": picture(name, 1).shape})
+    with weft.Runtime() as runtime:
+        id_ = runtime.load(network)
+        for _ in range(2):
+            assert_close(name, runtime.run(id_, picture(name, 1))[0], 1, 1e-4)
+        assert check_placement(runtime.session(id_), hints) >= 70
+        assert len(runtime.session(id_).report.subgraphs) > 40
+
+
+def test_a_divided_network_tells_of_every_node_in_debug_and_profile() -> None:
+    name = "resnet50"
+    heard: list[weft.DebugRecord] = []
+    shapes = {"x": picture(name, 1).shape}
+    with weft.load(
+        model(name), ORDER, hints=by_block(name), shapes=shapes, debug=heard.append, profile=True
+    ) as session:
+        (y,) = session.run(picture(name, 1))
+        assert_close(name, y, 1, 1e-4)
+        placed = {n: d for n, d in session.optimized.placement.items() if not n.startswith("debug ")}
+        assert {r.node: r.device for r in heard} == placed
+        assert all(r.nan_count == 0 and r.minimum is not None for r in heard)
+        last = heard[[r.node for r in heard].index(session.optimized.graph.producers()["y"].name)]
+        np.testing.assert_allclose([last.minimum, last.maximum], [y.min(), y.max()], rtol=1e-6)
+        assert {e.device for e in session.profile.events} == {f"{d}:0" for d in ORDER}
+        assert {c.name for c in session.report.copies} <= {e.name for e in session.profile.events}
