@@ -1,156 +1,206 @@
-"""Time Weft and ncnn side by side on one GPU, host array to host array, and check every output.
+"""Time Weft and its peers side by side on one GPU, check every output, and print how they compare.
 
-    python -m benchmarks.gpu [--ncnn FOLDER] [--json FILE] [--iterations 100] [--only resnet50,...]
+    python -m benchmarks.gpu --ncnn FOLDER --json results.json
 
-The networks are those of `benchmarks/models.py` (random weights). Outputs are compared with ONNX
-Runtime on the CPU. ncnn runs its own benchmark networks (FOLDER holds resnet50.param and so on, weights
-random), on the same device, in the same process. Times are medians and 90th percentiles, in ms.
+The networks are those of `benchmarks/models.py` with random weights. Each runs at batch 1 and 32 on Weft's Vulkan and
+OpenCL (high = fp32, normal = fp32 accuracy by faster means, low = fp16), in PyTorch (CUDA graph and eager, both layouts
+of pictures, TF32 on and off, fp16), ncnn (its own benchmark networks, in FOLDER), tinygrad and ONNX Runtime on the CPU,
+all in this process. Matrix products of fp16 follow, against cuBLAS. A peer that is not there, or fails, is listed with
+the reason. What a time covers is said at the head of each side's module: own.py, peers_*.py, gemm.py.
+
+Every row is printed, and written to the JSON file, as it is taken. The last thing printed is the table of the bars
+(bars.py): each ratio is the peer's time over Weft's.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import gc
+import platform
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from datetime import date
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 import weft
-from benchmarks import models
+from benchmarks import gemm, models, own, peers_ncnn, peers_onnxruntime, peers_tinygrad, peers_torch
+from benchmarks.bars import bars, table
+from benchmarks.measure import Case, Counts, Record, build
 
-NCNN_NAMES = {
-    "resnet50": ("resnet50", 224),
-    "mobilenet_v2": ("mobilenet_v2", 224),
-    "squeezenet1_1": ("squeezenet", 227),
+PEERS: dict[str, Callable[[], str]] = {
+    "torch": peers_torch.facts,
+    "ncnn": peers_ncnn.facts,
+    "onnxruntime": lambda: version("onnxruntime"),
+    "tinygrad": peers_tinygrad.facts,
 }
-"""The file and the picture size of ncnn's own version of each network."""
-HEADERS = ("network", "who", "precision", "median ms", "p90 ms", "error (norm)", "best ncnn / this")
-Row = dict[str, Any]
+"""Every peer, and what tells its version and device or says why it is not there."""
 
 
-def timed(run: Callable[[], object], iterations: int, seconds: float = 4.0) -> tuple[float, float]:
-    """Return median and 90th percentile of the milliseconds that `run` takes, after ten warm-up calls."""
-    for _ in range(10):
-        run()
-    times: list[float] = []
-    stop = time.perf_counter() + seconds
-    while len(times) < iterations and time.perf_counter() < stop:
-        start = time.perf_counter()
-        run()
-        times.append((time.perf_counter() - start) * 1e3)
-    return float(np.median(times)), float(np.percentile(times, 90))
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the options of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--networks", type=_words, default=list(models.MODELS))
+    parser.add_argument("--batch", type=lambda text: [int(b) for b in text.split(",")], default=[1, 32])
+    parser.add_argument("--devices", type=_words, default=["vulkan", "opencl"], help="Weft's, in order")
+    parser.add_argument("--precision", type=_words, default=list(own.PRECISIONS), help="some of high,normal,low")
+    parser.add_argument("--peers", type=_words, default=list(PEERS), help=f"some of {','.join(PEERS)}; '' for none")
+    parser.add_argument("--ncnn", type=Path, metavar="FOLDER", help="of ncnn's benchmark networks")
+    parser.add_argument("--iterations", type=int, default=Counts().iterations, help="at batch 1; a fifth above")
+    parser.add_argument("--seconds", type=float, default=Counts().seconds, help="after which a row's runs end")
+    parser.add_argument("--budget", type=float, default=1e9, help="seconds after which nothing new is begun")
+    parser.add_argument("--gemm", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--sizes", type=lambda text: [int(n) for n in text.split(",")], default=list(gemm.SIZES))
+    parser.add_argument("--quick", action="store_true", help="a trial: small pictures, two runs of each, no results")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything to this file")
+    options = parser.parse_args(arguments)
+    options.image = 64 if options.quick else 224
+    return options
 
 
-def reference(model: Any, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return ONNX Runtime's output on the CPU."""
-    import onnxruntime as ort
-
-    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    return np.asarray(session.run(None, {"x": x})[0])
-
-
-def weft_rows(name: str, model: Any, iterations: int, batch: int, software: bool = False) -> list[Row]:
-    """Return the rows of Weft for one network: every GPU device, both precisions."""
-    x = np.random.default_rng(0).standard_normal((batch, 3, 224, 224), np.float32)
-    want = reference(model, x)
-    rows = []
-    for device in weft.devices():
-        if device.id == "cpu" or (device.software and not software):
-            continue
-        for precision in ("high", "low"):
-            name_of_device = f"{device.id}:{device.index}"
-            start = time.perf_counter()
-            with weft.load(model, name_of_device, precision=precision, fallback="error") as session:
-                loaded = time.perf_counter() - start
-                (got,) = session.run(x)
-                error = float(np.linalg.norm(got - want) / np.linalg.norm(want))
-                median, p90 = timed(lambda s=session: s.run(x), iterations)  # type: ignore[misc]
-            kind = "fp32" if precision == "high" else "fp16"
-            rows.append(_row(f"weft {device.id}", name, batch, kind, median, p90, error=error, load_s=loaded))
-    return rows
-
-
-def ncnn_rows(name: str, folder: Path, iterations: int) -> list[Row]:
-    """Return the rows of ncnn's Vulkan back end for one network at batch 1."""
-    import ncnn
-
-    ncnn.create_gpu_instance()
-    device = ncnn.get_gpu_device(0)
-    file, size = NCNN_NAMES[name]
-    rows = []
-    for kind in ("fp32", "fp16"):
-        blobs, staging = ncnn.VkBlobAllocator(device), ncnn.VkStagingAllocator(device)
-        option = ncnn.Option()
-        option.lightmode = option.use_vulkan_compute = True
-        option.blob_vkallocator = option.workspace_vkallocator = blobs
-        option.staging_vkallocator = staging
-        option.use_fp16_packed = option.use_fp16_storage = option.use_fp16_arithmetic = kind == "fp16"
-        option.num_threads = 1
-        net = ncnn.Net()
-        net.opt = option
-        net.set_vulkan_device(device)
-        net.load_param(str(folder / f"{file}.param"))
-        net.load_model(ncnn.DataReaderFromEmpty())
-        x = ncnn.Mat(size, size, 3)
-        x.fill(0.01)
-
-        def run(net: Any = net, x: Any = x) -> object:
-            with net.create_extractor() as extractor:
-                extractor.input(net.input_names()[0], x)
-                return extractor.extract(net.output_names()[0])
-
-        median, p90 = timed(run, iterations)
-        rows.append(_row("ncnn vulkan", name, 1, kind, median, p90))
-    return rows
-
-
-def _row(who: str, network: str, batch: int, precision: str, median: float, p90: float, **more: float) -> Row:
-    row = {"who": who, "network": network, "batch": batch, "precision": precision, "median_ms": median, "p90_ms": p90}
-    return row | more
-
-
-def table(rows: list[Row]) -> str:
-    """Return the rows as a table; `best ncnn / this` is against ncnn's better precision."""
-    best: dict[str, float] = {}
-    for r in rows:
-        if r["who"].startswith("ncnn"):
-            best[r["network"]] = min(best.get(r["network"], r["median_ms"]), r["median_ms"])
-    lines = ["| " + " | ".join(HEADERS) + " |", "|---" * len(HEADERS) + "|"]
-    for r in rows:
-        ratio = f"{best[r['network']] / r['median_ms']:.2f}" if r["network"] in best else "-"
-        error = f"{r['error']:.1e}" if "error" in r else "-"
-        times = f"{r['median_ms']:.3f} | {r['p90_ms']:.3f}"
-        lines.append(f"| {r['network']} | {r['who']} | {r['precision']} | {times} | {error} | {ratio} |")
-    return "\n".join(lines)
+def _words(text: str) -> list[str]:
+    return [word for word in text.split(",") if word]
 
 
 def main() -> None:
     """Run what the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ncnn", type=Path, help="folder of ncnn's benchmark networks")
-    parser.add_argument("--json", type=Path, help="write the rows to this file")
-    parser.add_argument("--iterations", type=int, default=100)
-    parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--only", default=",".join(models.MODELS))
-    parser.add_argument("--software", action="store_true", help="time software devices too (to try the script)")
-    arguments = parser.parse_args()
-    rows: list[Row] = []
-    for name in arguments.only.split(","):
-        model = models.MODELS[name](arguments.batch)
-        rows += weft_rows(name, model, arguments.iterations, arguments.batch, arguments.software)
-        if arguments.ncnn:
-            rows += ncnn_rows(name, arguments.ncnn, arguments.iterations)
+    options = parse(sys.argv[1:])
+    counts = Counts(1, 2, options.seconds) if options.quick else Counts(5, options.iterations, options.seconds)
+    record = Record(_facts(), options.json, options.budget)
+    peers = _present(options.peers, record)
+    devices = _weft_devices(options.devices, record)
+    for batch in options.batch:
+        for network in options.networks:
+            record.attempt(
+                f"{network} x{batch}",
+                lambda n=network, b=batch: _network(n, b, options, devices, peers, counts, record),  # type: ignore[misc]
+            )
+    if options.gemm:
+        for size in options.sizes:
+            record.attempt(
+                f"gemm {size}",
+                lambda n=size: gemm.measure(n, devices, "torch" in peers, counts, record),  # type: ignore[misc]
+            )
+            gc.collect()
+    if "tinygrad" in peers:  # last: it takes longest to compile
+        _tinygrad(options, counts, record)
+    _conclude(record)
+
+
+def _network(
+    network: str,
+    batch: int,
+    options: argparse.Namespace,
+    devices: Sequence[str],
+    peers: Sequence[str],
+    counts: Counts,
+    record: Record,
+) -> None:
+    """Take all rows of one network at one batch size."""
+    case = _case(network, batch, options.image, record)
+    counts = counts.for_batch(batch)
+    for device in devices:
+        for precision in options.precision:
+            what = f"{network} x{batch} weft {device} {precision}"
+            record.attempt(what, lambda d=device, p=precision: record.add(own.row(case, d, p, counts)))  # type: ignore[misc]
+            gc.collect()
+    if "torch" in peers:
+        peers_torch.measure(case, counts, record)
+    if "ncnn" in peers:
+        _ncnn(network, batch, options.ncnn, counts, record)
+    if "onnxruntime" in peers:
+        few = Counts(1, counts.iterations, min(counts.seconds, 1.5))
+        record.attempt(f"{network} x{batch} onnxruntime", lambda: record.add(peers_onnxruntime.row(case, few)))
+
+
+def _case(network: str, batch: int, image: int, record: Record) -> Case:
+    case = build(network, batch, image)
+    shapes = ", ".join(f"{name} {'x'.join(map(str, a.shape))}" for name, a in case.inputs.items())
+    print(f"[{record.seconds:4.0f} s] {network}: {shapes}, {case.flops / 1e9:.3f} GFLOP a run", flush=True)
+    return case
+
+
+def _ncnn(network: str, batch: int, folder: Path | None, counts: Counts, record: Record) -> None:
+    if network not in peers_ncnn.NETWORKS or folder is None:
+        why = "ncnn has no such benchmark network" if folder else "--ncnn names no folder of its networks"
+        record.miss(f"{network} x{batch} ncnn", why)
+        return
+    for precision in peers_ncnn.PRECISIONS:
+        record.attempt(
+            f"{network} x{batch} ncnn {precision}",
+            lambda p=precision: record.add(peers_ncnn.row(network, batch, p, folder, counts)),  # type: ignore[misc]
+        )
+
+
+def _tinygrad(options: argparse.Namespace, counts: Counts, record: Record) -> None:
+    for batch in options.batch:
+        for network in options.networks:
+
+            def run(network: str = network, batch: int = batch) -> None:
+                record.add(peers_tinygrad.row(build(network, batch, options.image), counts.for_batch(batch)))
+
+            record.attempt(f"{network} x{batch} tinygrad", run)
+
+
+def _present(names: Sequence[str], record: Record) -> list[str]:
+    """Return the peers that can run; the others are listed with the reason."""
+    found = []
+    for name in names:
+        try:
+            record.facts["versions"][name] = PEERS[name]()
+            found.append(name)
+        except Exception as e:  # a peer that is not there raises what it likes
+            record.miss(name, f"{type(e).__name__}: {e}")
+    return found
+
+
+def _weft_devices(wanted: Sequence[str], record: Record) -> list[str]:
+    """Return the devices of Weft that are there, each as id and index."""
+    known = {d.id: d for d in reversed(weft.devices())}
+    for name in wanted:
+        if name.split(":")[0] not in known:
+            record.miss(f"weft {name}", "weft.devices() does not list it; `weft doctor` says why")
+    return [name for name in wanted if name.split(":")[0] in known]
+
+
+def _facts() -> dict[str, object]:
     devices = [f"{d.id}:{d.index} {d.name}, {d.driver}" for d in weft.devices()]
-    print(f"{date.today()}  python -m benchmarks.gpu {' '.join(sys.argv[1:])}")
-    print("\n".join(devices))
-    print(table(rows))
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"date": str(date.today()), "devices": devices, "rows": rows}, indent=1))
+    versions = {name: version(name) for name in ("weft", "numpy", "onnx") if _installed(name)}
+    versions["python"] = platform.python_version()
+    return {
+        "date": str(date.today()),
+        "command": f"python -m benchmarks.gpu {' '.join(sys.argv[1:])}",
+        "devices": devices,
+        "versions": versions,
+    }
+
+
+def _installed(name: str) -> bool:
+    from importlib.util import find_spec
+
+    return find_spec(name) is not None
+
+
+def _conclude(record: Record) -> None:
+    found = bars(record.rows, record.gemm)
+    record.bars = [b.found() for b in found]
+    record.write()
+    print("\n".join(_summary(record)))
+    print(table(found))
+    reached = [b.met for b in found]
+    print(f"{reached.count(True)} bars reached, {reached.count(False)} not, {reached.count(None)} not measured")
+
+
+def _summary(record: Record) -> Iterator[str]:
+    """Say what ran where, FLOPs of each side included, and what did not."""
+    yield f"{record.facts['date']}  {record.facts['command']}"
+    yield from record.facts["devices"]
+    yield ", ".join(f"{name} {value}" for name, value in record.facts["versions"].items())
+    for network in dict.fromkeys(row.network for row in record.rows):
+        rows = [r for r in record.rows if r.network == network and "gflop" in r.more]
+        sides = {r.who.split()[0]: r.more["gflop"] / r.batch for r in rows}
+        yield f"GFLOP of {network} at batch 1: " + ", ".join(f"{who} {value:.3f}" for who, value in sides.items())
+    yield from (f"absent: {what}: {why}" for what, why in record.absent.items())
 
 
 if __name__ == "__main__":

@@ -1,0 +1,174 @@
+"""The bars that Weft is to clear on a real GPU, and the table of where it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from benchmarks.measure import Row
+
+APIS = ("vulkan", "opencl")
+RUNTIMES = ("ncnn vulkan", "tinygrad opencl", "mnn opencl")
+MNN = {
+    ("resnet50", 1): 3.94, ("mobilenet_v2", 1): 1.34, ("squeezenet1_1", 1): 0.59,
+    ("resnet50", 32): 26.8, ("mobilenet_v2", 32): 4.3, ("squeezenet1_1", 32): 6.2,
+}  # fmt: skip
+"""MNN 3.6.1's OpenCL on an H200 with these networks, ms from host to host, fp32; taken before, not in the run."""
+ACCURACY = {"fp32": 1e-5, "normal": 1e-5, "fp16": 1e-2}
+"""The largest error by norm of each precision."""
+GEMM_BARS = {1024: {"vulkan": 0.6, "opencl": 0.8}, 4096: {"vulkan": 0.45, "opencl": 0.9}}
+DEVICE_BARS = {
+    "fp16": {"vulkan": 0.6, "opencl": 0.8},
+    "fp32": {"vulkan": 0.7, "opencl": 0.7},
+    "normal": {"vulkan": 1.0, "opencl": 1.0},
+}
+"""At batch 32 against PyTorch; its fp32 is what normal is compared with."""
+HEADERS = ("bar", "network", "precision", "weft", "peer", "its time", "ratio", "at least", "met")
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One comparison: times in ms (in us for products), or errors for the bars of accuracy."""
+
+    bar: str
+    network: str
+    precision: str
+    weft: float | None
+    peer: str
+    its: float | None
+    needed: float
+
+    @property
+    def ratio(self) -> float | None:
+        """Return how many times faster Weft is than the peer; None where either was not measured."""
+        return self.its / self.weft if self.weft and self.its else None
+
+    @property
+    def met(self) -> bool | None:
+        """Tell whether the bar is reached; None where that is not known."""
+        return None if self.ratio is None else self.ratio >= self.needed
+
+    def found(self) -> dict[str, Any]:
+        """Return everything, for the JSON file."""
+        return asdict(self) | {"ratio": self.ratio, "met": self.met}
+
+
+def bars(rows: Sequence[Row], gemm: Sequence[dict[str, Any]]) -> list[Bar]:
+    """Return every bar in the order of the task; those of networks that have no rows are left out."""
+    names = list(dict.fromkeys(row.network for row in rows))
+    found = _Rows(rows)
+    return [
+        *(b for n in names for b in _runtimes(found, n)),
+        *(b for n in names for b in _torch_at_batch_1(found, n)),
+        *(b for n in names for b in _torch_at_batch_32(found, n)),
+        *_products(gemm),
+        *_accuracy(rows),
+    ]
+
+
+class _Rows:
+    """Finds the fastest of some rows."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._rows = rows
+
+    def best(
+        self, network: str, batch: int, who: Callable[[str], bool], precisions: Sequence[str], time: str
+    ) -> tuple[str, float | None]:
+        """Return who is fastest and the time; `time` is "host" or "device"."""
+        times = [
+            (value, f"{row.who} {row.precision}")
+            for row in self._rows
+            if (row.network, row.batch) == (network, batch) and who(row.who) and row.precision in precisions
+            for value in [_time(row, time)]
+            if value is not None
+        ]
+        value, name = min(times, default=(None, "-"))
+        return name, value
+
+    def weft(self, network: str, batch: int, api: str, precision: str, time: str) -> float | None:
+        """Return Weft's time."""
+        return self.best(network, batch, lambda w: w == f"weft {api}", [precision], time)[1]
+
+
+def _time(row: Row, time: str) -> float | None:
+    if time == "host":
+        return row.host_ms
+    known = [t for t in (row.device_ms, row.host_ms) if t is not None]
+    # A run contains its work on the device: where taking the times slowed that down, the whole run is the bound.
+    return None if row.device_ms is None else min(known)
+
+
+def _runtimes(rows: _Rows, network: str) -> Iterator[Bar]:
+    """Against the best runtime on OpenCL or Vulkan: fp32 against its fp32, fp16 against whatever is fastest."""
+    for batch, needed in ((1, {"vulkan": 3.0, "opencl": 2.0}), (32, {"vulkan": 3.0, "opencl": 3.0})):
+        for precision, theirs in (("fp32", ["fp32"]), ("fp16", ["fp32", "fp16"])):
+            name, its = rows.best(network, batch, lambda w: w in RUNTIMES, theirs, "host")
+            known = MNN.get((network, batch))
+            if known is not None and (its is None or known < its):
+                name, its = "mnn opencl fp32, before", known
+            for api in APIS:
+                ours = rows.weft(network, batch, api, precision, "host")
+                title = f"{api} x{batch}, host to host, best runtime"
+                yield Bar(title, network, precision, ours, name, its, needed[api])
+
+
+def _torch_at_batch_1(rows: _Rows, network: str) -> Iterator[Bar]:
+    for precision in ("fp32", "fp16"):
+        name, its = rows.best(network, 1, _is_graph, [precision], "host")
+        for api in APIS:
+            if api == "opencl" and not (precision == "fp16" and network in ("resnet50", "squeezenet1_1")):
+                continue
+            ours = rows.weft(network, 1, api, precision, "host")
+            yield Bar(f"{api} x1, host to host, CUDA graph", network, precision, ours, name, its, 1.0)
+
+
+def _torch_at_batch_32(rows: _Rows, network: str) -> Iterator[Bar]:
+    for precision, needed in DEVICE_BARS.items():
+        theirs = "fp16" if precision == "fp16" else "fp32"
+        name, its = rows.best(network, 32, _is_graph, [theirs], "device")
+        for api in APIS:
+            ours = rows.weft(network, 32, api, precision, "device")
+            yield Bar(f"{api} x32, device, CUDA graph", network, precision, ours, name, its, needed[api])
+
+
+def _is_graph(who: str) -> bool:
+    return who.startswith("torch graph")
+
+
+def _products(gemm: Sequence[dict[str, Any]]) -> Iterator[Bar]:
+    times = {(entry["size"], entry["who"]): entry["us"] for entry in gemm}
+    for size, needed in GEMM_BARS.items():
+        for api in APIS:
+            if gemm:
+                ours, its = times.get((size, f"weft {api}")), times.get((size, "cublas"))
+                yield Bar(f"{api} product, us a launch", str(size), "fp16", ours, "cublas", its, needed[api])
+
+
+def _accuracy(rows: Sequence[Row]) -> Iterator[Bar]:
+    """Yield the largest error of each API and precision; the ratio is what is allowed over what there is."""
+    for api in APIS:
+        for precision, allowed in ACCURACY.items():
+            errors = [r for r in rows if r.who == f"weft {api}" and r.precision == precision and r.error is not None]
+            if errors:
+                worst = max(errors, key=lambda r: r.error or 0.0)
+                name = f"{worst.network} x{worst.batch}"
+                yield Bar(f"{api} error by norm", name, precision, worst.error or 1e-30, "allowed", allowed, 1.0)
+
+
+def table(every: Sequence[Bar]) -> str:
+    """Return the bars as a table of Markdown."""
+    lines = ["| " + " | ".join(HEADERS) + " |", "|---" * len(HEADERS) + "|"]
+    for b in every:
+        ratio = "-" if b.ratio is None else f"{b.ratio:.2f}"
+        met = {None: "not measured", True: "yes", False: "NO"}[b.met]
+        cells = (b.bar, b.network, b.precision, _number(b.weft), b.peer, _number(b.its), ratio, f"{b.needed:g}", met)
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.1e}" if value < 1e-2 else f"{value:.3f}"

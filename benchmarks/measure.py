@@ -1,0 +1,202 @@
+"""What every side of a measurement shares: cases with their references, counts, rows, and the record of a run."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from benchmarks import models
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How often things run: calls that are not counted, calls that are, and the seconds after which it is enough."""
+
+    warmup: int = 5
+    iterations: int = 50
+    seconds: float = 3.0
+
+    def for_batch(self, batch: int) -> Counts:
+        """Return a fifth of the calls where a run takes many pictures."""
+        return self if batch == 1 else Counts(max(1, self.warmup - 2), max(2, self.iterations // 5), self.seconds)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One network at one batch size, its inputs, and what ONNX Runtime makes of them on the CPU."""
+
+    network: str
+    batch: int
+    model: onnx.ModelProto
+    inputs: Mapping[str, Array]
+    outputs: Sequence[Array]
+    flops: int
+    """Operations of one run as the builder of the network counts them: two for a multiply-add."""
+
+
+@dataclass
+class Row:
+    """One measurement; a time that was not or cannot be taken is None."""
+
+    network: str
+    batch: int
+    who: str
+    precision: str
+    """fp32, tf32, normal (fp32 accuracy by faster means, Weft only) or fp16."""
+    host_ms: float | None = None
+    """Median from host array to host array."""
+    host_p90_ms: float | None = None
+    device_ms: float | None = None
+    """Median on the device, without transfers; each side's module says how it is taken."""
+    device_p90_ms: float | None = None
+    error: float | None = None
+    """Norm of the difference from ONNX Runtime over the norm of its output."""
+    note: str = ""
+    more: dict[str, float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        error = f"{self.error:.1e}" if self.error is not None else "-"
+        host = f"host {shown(self.host_ms)} (p90 {shown(self.host_p90_ms)}) ms"
+        more = "".join(f", {name} {value:.4g}" for name, value in self.more.items())
+        return (
+            f"{self.network:14s} x{self.batch:<3d} {self.who:30s} {self.precision:6s} {host}, "
+            f"device {shown(self.device_ms)} ms, error {error}{more}{', ' + self.note if self.note else ''}"
+        )
+
+
+def shown(value: float | None) -> str:
+    """Return a number of milliseconds, or a dash for none."""
+    return "-" if value is None else f"{value:.3f}"
+
+
+class Record:
+    """Everything a run finds; it is printed at once and written to the JSON file after each row."""
+
+    def __init__(self, facts: Mapping[str, Any], path: Path | None = None, budget: float = 1e9) -> None:
+        self.facts = dict(facts)
+        self.rows: list[Row] = []
+        self.gemm: list[dict[str, Any]] = []
+        self.absent: dict[str, str] = {}
+        self.bars: list[dict[str, Any]] = []
+        self._path, self._budget, self._start = path, budget, time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        """Return how long the run has taken so far."""
+        return time.perf_counter() - self._start
+
+    def add(self, row: Row) -> None:
+        """Keep a row."""
+        self.rows.append(row)
+        print(f"[{self.seconds:4.0f} s] {row}", flush=True)
+        self.write()
+
+    def add_gemm(self, entry: dict[str, Any]) -> None:
+        """Keep a matrix product's figures."""
+        self.gemm.append(entry)
+        print(f"[{self.seconds:4.0f} s] gemm {entry}", flush=True)
+        self.write()
+
+    def miss(self, what: str, why: object) -> None:
+        """Keep the reason why something is not measured."""
+        reason = " ".join(str(why).split()) or type(why).__name__
+        self.absent[what] = reason[:400]
+        print(f"[{self.seconds:4.0f} s] absent: {what}: {self.absent[what]}", flush=True)
+        self.write()
+
+    def attempt(self, what: str, run: Callable[[], None]) -> None:
+        """Measure something unless the time is up; whatever it raises becomes the reason why it is absent."""
+        if self.seconds > self._budget:
+            self.miss(what, f"not begun: {self._budget:.0f} s were given")
+            return
+        try:
+            run()
+        except Exception as e:  # a peer that fails must not take the others' rows with it
+            self.miss(what, f"{type(e).__name__}: {e}")
+
+    def write(self) -> None:
+        """Write the JSON file, if there is to be one."""
+        if self._path:
+            rows = [asdict(row) for row in self.rows]
+            found = {"rows": rows, "gemm": self.gemm, "absent": self.absent, "bars": self.bars}
+            self._path.write_text(json.dumps(self.facts | {"seconds": self.seconds} | found, indent=1))
+
+
+def timed(run: Callable[[], object], counts: Counts) -> tuple[float, float]:
+    """Return the median and the 90th percentile of the milliseconds that `run` takes."""
+    stop = time.perf_counter() + counts.seconds
+    for _ in range(counts.warmup):
+        run()
+        if time.perf_counter() > stop:
+            break
+    times: list[float] = []
+    stop = time.perf_counter() + counts.seconds
+    while len(times) < counts.iterations and (len(times) < 2 or time.perf_counter() < stop):
+        start = time.perf_counter()
+        run()
+        times.append((time.perf_counter() - start) * 1e3)
+    return middle(times)
+
+
+def middle(times: Sequence[float]) -> tuple[float, float]:
+    """Return the median and the 90th percentile."""
+    return float(np.median(times)), float(np.percentile(times, 90))
+
+
+def relative_error(got: Sequence[Array], want: Sequence[Array]) -> float:
+    """Return the largest of the outputs' errors: the norm of the difference over that of what is right."""
+    errors = []
+    for a, b in zip(got, want, strict=True):
+        if a.shape != b.shape:
+            raise ValueError(f"the output has shape {a.shape}, and {b.shape} is right")
+        right = b.astype(np.float64)
+        errors.append(float(np.linalg.norm(a.astype(np.float64) - right) / np.linalg.norm(right)))
+    return max(errors)
+
+
+def random_inputs(model: onnx.ModelProto, seed: int = 0) -> dict[str, Array]:
+    """Return normal numbers for inputs of float; for integers, ones for a mask, zeros for types, else token ids."""
+    rng = np.random.default_rng(seed)
+    rows = max((t.dims[0] for t in model.graph.initializer if len(t.dims) == 2), default=2)
+    arrays: dict[str, Array] = {}
+    for info in model.graph.input:
+        kind = info.type.tensor_type
+        shape = tuple(d.dim_value or 1 for d in kind.shape.dim)
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
+        if dtype.kind == "f":
+            arrays[info.name] = rng.standard_normal(shape).astype(dtype)
+        elif "mask" in info.name:
+            arrays[info.name] = np.ones(shape, dtype)
+        elif "type" in info.name:
+            arrays[info.name] = np.zeros(shape, dtype)
+        else:
+            arrays[info.name] = rng.integers(0, rows, shape).astype(dtype)
+    return arrays
+
+
+def onnxruntime_session(model: onnx.ModelProto) -> Any:
+    """Return ONNX Runtime's session on the CPU, with as many threads as it takes by itself."""
+    import onnxruntime as ort
+
+    return ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+
+
+def build(network: str, batch: int, image: int = 224) -> Case:
+    """Build a network of `benchmarks.models` and compute its reference; `image` is for those that take pictures."""
+    make = models.MODELS[network]
+    keywords = {"image": image} if "image" in inspect.signature(make).parameters else {}
+    model = make(batch, **keywords)
+    inputs = random_inputs(model)
+    outputs = onnxruntime_session(model).run(None, dict(inputs))
+    return Case(network, batch, model, inputs, [np.asarray(o) for o in outputs], models.flops(model))

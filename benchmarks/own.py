@@ -1,0 +1,60 @@
+"""Weft's side of the measurement.
+
+Host to host: `Session.run`, from numpy arrays to numpy arrays, everything included.
+
+Device: a session of its own, loaded with `profile=True` (timestamps cost time, so nothing else is taken from it).
+`device_ms` is the span from the start of the first launch to the end of the last: conversions of the input's layout
+and type, and every gap between launches, count; the transfers of inputs and outputs do not. It is an upper bound:
+the timestamps of Vulkan keep launches from overlapping, and OpenCL's events about double the gap after each launch.
+`busy_ms` is the sum of the single launches and so a lower bound; on NVIDIA's OpenCL no event is shorter than 4 us,
+though. OpenCL runs cannot be queued behind each other by the public API: `Session.submit` waits for the run before.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+import weft
+from benchmarks.measure import Case, Counts, Row, middle, relative_error, timed
+
+PRECISIONS = {"high": "fp32", "normal": "normal", "low": "fp16"}
+"""Weft's names of precisions, and what the rows call them."""
+TRANSFERS = ("upload ", "download ")
+"""How the events of transfers begin."""
+
+
+def row(case: Case, device: str, precision: str, counts: Counts) -> Row:
+    """Load, check and time a network on one device; WeftError if it does not take all of it."""
+    found = Row(case.network, case.batch, f"weft {device.split(':')[0]}", PRECISIONS[precision])
+    found.more["gflop"] = case.flops / 1e9
+    start = time.perf_counter()
+    with weft.load(case.model, device, precision=precision, fallback="error") as session:
+        found.more["load_s"] = time.perf_counter() - start
+        found.error = relative_error(session.run(case.inputs), case.outputs)
+        found.host_ms, found.host_p90_ms = timed(lambda: session.run(case.inputs), counts)
+    _device_times(found, case, device, precision, counts)
+    return found
+
+
+def _device_times(found: Row, case: Case, device: str, precision: str, counts: Counts) -> None:
+    spans: list[float] = []
+    busy: list[float] = []
+    with weft.load(case.model, device, precision=precision, fallback="error", profile=True) as session:
+
+        def sample() -> None:
+            session.run(case.inputs)
+            profile = session.profile
+            spans.extend(value * 1e3 for (_, name), value in profile.counters.items() if name == "span")
+            launches = [e.seconds for e in profile.events if not e.name.startswith(TRANSFERS)]
+            busy.append(sum(launches) * 1e3)
+            found.more["launches"] = len(launches)
+
+        timed(sample, counts)
+    if len(spans) != len(busy):
+        found.note = "the device gives no times"
+        return
+    kept = slice(min(counts.warmup, len(spans) - 1), None)
+    found.device_ms, found.device_p90_ms = middle(spans[kept])
+    found.more["busy_ms"] = float(np.median(busy[kept]))

@@ -1,0 +1,155 @@
+"""PyTorch's side of the measurement: cuDNN and cuBLAS, eager and as a CUDA graph.
+
+Host to host: a numpy array is copied into pinned memory, from there to the device; the result comes back the same
+way and is copied to a numpy array. `pinned_ms` is the same without the first copy, as if the caller's array lay in
+pinned memory. The cast to fp16 and the change of layout are part of the network (and of its graph), as they are in
+Weft's. Device: CUDA events around five replays queued behind each other, a fifth of it; transfers do not count.
+cuDNN searches for the fastest algorithms (`cudnn.benchmark`). TF32 is off but for the rows that say tf32.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import onnx
+
+from benchmarks.measure import Array, Case, Counts, Record, Row, middle, relative_error, timed
+
+REPLAYS = 5
+PLANS = (
+    ("graph", "fp32"),
+    ("graph", "fp16"),
+    ("graph", "tf32"),
+    ("eager", "fp32"),
+    ("eager", "fp16"),
+)
+
+
+def facts() -> str:
+    """Return the versions and the device; an error if PyTorch has no CUDA device."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise RuntimeError(f"PyTorch {torch.__version__} finds no CUDA device")
+    name, cudnn = torch.cuda.get_device_name(), torch.backends.cudnn.version()
+    return f"{torch.__version__}, CUDA {torch.version.cuda}, cuDNN {cudnn}, {name}"
+
+
+def measure(case: Case, counts: Counts, record: Record) -> None:
+    """Add the rows of one network: both ways of running, its variants, and precisions."""
+    import torch
+
+    variants = torch_side(case.model).variants
+    for way, precision in PLANS:
+        for variant in variants if way == "graph" else variants[:1]:
+            who = f"torch {way} {variant}"
+
+            def add(way: str = way, precision: str = precision, variant: str = variant, who: str = who) -> None:
+                record.add(_row(case, Row(case.network, case.batch, who, precision), way, variant, counts))
+
+            record.attempt(f"{case.network} x{case.batch} {who} {precision}", add)
+            torch.cuda.empty_cache()
+
+
+def torch_side(model: onnx.ModelProto) -> Any:
+    """Return a network as PyTorch runs it."""
+    from benchmarks.torch_encoder import TorchEncoder
+    from benchmarks.torch_networks import TorchNetwork
+
+    return TorchEncoder(model) if model.graph.input[0].name == "input_ids" else TorchNetwork(model)
+
+
+def _row(case: Case, row: Row, way: str, variant: str, counts: Counts) -> Row:
+    import torch
+
+    _set_precision(row.precision)
+    side = _Side(case, torch.float16 if row.precision == "fp16" else torch.float32, variant)
+    with torch.inference_mode():
+        row.more["gflop"] = side.flops() / 1e9
+        start = side.captured() if way == "graph" else side.compute
+        row.error = relative_error(side.run(start), case.outputs)
+        row.host_ms, row.host_p90_ms = timed(lambda: side.run(start), counts)
+        row.more["pinned_ms"], _ = timed(lambda: side.run(start, pinned=True), counts)
+        row.device_ms, row.device_p90_ms = middle(list(_device_times(start, counts)))
+    return row
+
+
+def _set_precision(precision: str) -> None:
+    import torch
+
+    torch.backends.cudnn.benchmark = True
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # these switches have newer names, which older versions lack
+        torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+        torch.backends.cudnn.allow_tf32 = precision == "tf32"
+
+
+def _device_times(start: Callable[[], object], counts: Counts) -> Iterator[float]:
+    import torch
+
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    for _ in range(max(3, counts.iterations // REPLAYS)):
+        begin.record()
+        for _ in range(REPLAYS):
+            start()
+        end.record()
+        end.synchronize()
+        yield begin.elapsed_time(end) / REPLAYS
+
+
+class _Side:
+    """A network on the device with its inputs and outputs, there and in pinned memory."""
+
+    def __init__(self, case: Case, dtype: Any, variant: str) -> None:
+        import torch
+
+        self._network = torch_side(case.model).to("cuda", dtype, variant)
+        self._arrays = list(case.inputs.values())
+        self._pinned = [torch.from_numpy(a).pin_memory() for a in self._arrays]
+        self._inputs = [t.cuda() for t in self._pinned]
+        self._results = [torch.empty(o.shape, dtype=torch.float32).pin_memory() for o in case.outputs]
+        self._outputs: list[Any] = []
+
+    def compute(self) -> None:
+        """Start the network on the inputs that are on the device."""
+        self._outputs = self._network(*self._inputs)
+
+    def captured(self) -> Callable[[], None]:
+        """Return what starts the network as a CUDA graph."""
+        import torch
+
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                self.compute()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.compute()
+        replay: Callable[[], None] = graph.replay
+        return replay
+
+    def run(self, start: Callable[[], None], pinned: bool = False) -> list[Array]:
+        """Return the outputs for the arrays of the case."""
+        import torch
+
+        for array, host, device in zip(self._arrays, self._pinned, self._inputs, strict=True):
+            if not pinned:
+                host.copy_(torch.from_numpy(array))
+            device.copy_(host, non_blocking=True)
+        start()
+        for host, device in zip(self._results, self._outputs, strict=True):
+            host.copy_(device, non_blocking=True)
+        torch.cuda.synchronize()
+        return [r.numpy().copy() for r in self._results]
+
+    def flops(self) -> float:
+        """Count the operations as PyTorch does."""
+        from torch.utils.flop_counter import FlopCounterMode
+
+        with FlopCounterMode(display=False) as counter:
+            self.compute()
+        return float(counter.get_total_flops())
