@@ -122,6 +122,6 @@ def test_a_divided_network_tells_of_every_node_in_debug_and_profile() -> None:
         assert {r.node: r.device for r in heard} == placed
         assert all(r.nan_count == 0 and r.minimum is not None for r in heard)
         last = heard[[r.node for r in heard].index(session.optimized.graph.producers()["y"].name)]
-        np.testing.assert_allclose([last.minimum, last.maximum], [y.min(), y.max()], rtol=1e-6)
+        np.testing.assert_allclose(np.array([last.minimum, last.maximum], float), [y.min(), y.max()], rtol=1e-6)
         assert {e.device for e in session.profile.events} == {f"{d}:0" for d in ORDER}
         assert {c.name for c in session.report.copies} <= {e.name for e in session.profile.events}
