@@ -19,7 +19,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import weft
-from weft import Network, Node
+from weft import Network, Node, conformance
 from weft.core.assign import described
 from weft.core.graph import bind, infer_shapes
 from weft.models import path
@@ -304,3 +304,24 @@ def test_A22_a_resize_makes_another_object(custom: ModuleType) -> None:
     with weft.load(net, ["custom", "cpu"]) as session:
         for n in (1, 3, 2):
             np.testing.assert_array_equal(session.run(np.zeros((n, 2), np.float32))[0], np.ones((n, 2)))
+
+
+# -- all of them against the contract ----------------------------------------------------------------------------
+
+
+def test_A22_the_backend_of_two_ops_keeps_the_contract(registered: list[str]) -> None:
+    module = load_example(EXAMPLES / "two_ops_backend.py", "two_ops_backend")
+    weft.registry.insert(module.GetBackendId(), module.BackendFactory())
+    registered.append("twoops")
+    report = conformance.run("twoops")
+    assert report.ok, str(report)
+
+
+def test_A22_the_backend_that_compiles_keeps_the_contract(custom: ModuleType) -> None:
+    report = conformance.run("custom")
+    assert report.ok, str(report)
+
+
+def test_A22_the_backend_that_takes_subgraphs_keeps_the_contract(ort: ModuleType) -> None:
+    report = conformance.run("ort")
+    assert report.ok, str(report)

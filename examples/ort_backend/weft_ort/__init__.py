@@ -113,12 +113,13 @@ def single(inputs: Inputs, outputs: Outputs, op: Op) -> Graph:
 # -- ONNX Runtime --------------------------------------------------------------------------------------------
 
 
-def open_session(model: bytes) -> Any:
-    """Return an InferenceSession on the CPU that logs nothing."""
+def open_session(model: bytes, threads: int = 0) -> Any:
+    """Return an InferenceSession on the CPU that logs nothing; 0 threads are as many as there are cores."""
     import onnxruntime  # late, so that `import weft` does not wait for it
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
+    options.intra_op_num_threads = threads
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
@@ -126,7 +127,7 @@ def open_session(model: bytes) -> Any:
 def why_not_run(model: bytes) -> str | None:
     """Return ONNX Runtime's own reason for not taking a model, or None."""
     try:
-        open_session(model)
+        open_session(model, threads=1)  # one that is not run needs no pool
     except Exception as e:
         line = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
         return "ONNX Runtime: " + re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", line)
@@ -156,6 +157,8 @@ def why_not_right(inputs: Inputs, outputs: Outputs, op: Op) -> str | None:
     values = op.attributes()
     if op.type == "Mod" and outputs[0].dtype.is_float and not values["fmod"]:
         return "ONNX Runtime has no Mod of floats with fmod=0"
+    if op.type.startswith("Scatter") and values["reduction"] != "none" and outputs[0].dtype is DType.FLOAT16:
+        return f"ONNX Runtime has no {op.type} of float16 with a reduction"
     dilations = values.get("dilations")
     if isinstance(dilations, tuple) and any(d > 1 for d in dilations) and "SAME" in str(values["auto_pad"]):
         return "ONNX Runtime has no dilated windows with auto_pad SAME_UPPER or SAME_LOWER"
@@ -183,6 +186,12 @@ class OrtBackend(HostBackend):
         except NotConvertible as e:
             return str(e)
         return why_not_right(inputs, outputs, op) or why_not_run(model)
+
+    def notes(self) -> Sequence[str]:
+        """Return what is not as the configuration asks."""
+        low = self.info.config.precision is weft.Precision.LOW
+        wider = ["inside of a subgraph, values may keep more digits than float16 has"] if low else []
+        return [*super().notes(), *wider]
 
     def OptimizeSubgraph(self, view: weft.SubgraphView) -> weft.OptimizationViews:
         """Put one node with an ONNX model in the place of the whole view."""
