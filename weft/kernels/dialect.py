@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from weft.core.dtypes import DType
 from weft.kernels.source import Arg, ConstantKind
 
 
@@ -69,6 +70,18 @@ class Dialect(ABC):
     @abstractmethod
     def load_lane(self, arg: Arg, index: str, lane: str) -> str:
         """Return the expression of element 4 * `index` + `lane` of a c4 argument, as f32."""
+
+    def load_high(self, arg: Arg, index: str) -> str:
+        """Return the upper 32 bits of element `index` of an integer argument, widened to 64 bits, as i32."""
+        if arg.dtype is DType.INT64:
+            return f"TO_I32({arg.name}[{index}] >> 32)"
+        return "0" if arg.dtype in (DType.BOOL, DType.UINT8) else f"({self.load(arg, index)} < 0 ? -1 : 0)"
+
+    def store_pair(self, arg: Arg, index: str, low: str, high: str) -> str:
+        """Return the statement that stores an integer of which two `uint` are the lower and upper 32 bits."""
+        if arg.dtype is DType.INT64:
+            return f"{arg.name}[{index}] = TO_I32({high}) * 4294967296 + {low};"
+        return self.store(arg, index, f"TO_I32({low})")
 
     @abstractmethod
     def move(self, target: Arg, to: str, source: Arg, at: str) -> str:

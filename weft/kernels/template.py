@@ -129,6 +129,14 @@ class ArgWriter:
         """Store an i32 (a variable) as one element of an integer argument; there is no epilogue."""
         return self._dialect.store(self.arg, index, value)
 
+    def load_high(self, index: str) -> str:
+        """Return the upper 32 bits of element `index` of an integer argument, as i32; `load` has the lower ones."""
+        return self._dialect.load_high(self.arg, index)
+
+    def store_pair(self, index: str, low: str, high: str) -> str:
+        """Store an integer by its lower and upper 32 bits (`uint` variables); there is no epilogue."""
+        return self._dialect.store_pair(self.arg, index, low, high)
+
     def move(self, to: str, source: ArgWriter, at: str) -> str:
         """Store element `at` of another argument as element `to`, bit for bit."""
         return self._dialect.move(self.arg, to, source.arg, at)

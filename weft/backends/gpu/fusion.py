@@ -17,7 +17,7 @@ def can_fuse(graph: Graph, base: Node, step: Node, position: int) -> bool:
     if not isinstance(op, Elementwise) or first is None or not first.fuses_into_store:
         return False
     result, before = graph.specs[step.outputs[0]], graph.specs[base.outputs[0]]
-    if result != before or op.expression(tuple(bool(i) for i in step.inputs)) is None:
+    if result != before or not result.dtype.is_float or op.expression(tuple(bool(i) for i in step.inputs)) is None:
         return False
     if any(graph.specs[i].dtype is not result.dtype for i in step.inputs if i):
         return False

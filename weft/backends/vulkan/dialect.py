@@ -69,6 +69,16 @@ class GlslDialect(Dialect):
             return f"{arg.name}[{index}] = {_TYPES[arg.dtype]}(int({value}));"
         return f"{arg.name}[{index}] = {_TYPES[arg.dtype]}({value});"
 
+    def load_high(self, arg: Arg, index: str) -> str:
+        """Return the upper half of an integer, widened to 64 bits."""
+        return f"{arg.name}[{index}].y" if arg.dtype is DType.INT64 else super().load_high(arg, index)
+
+    def store_pair(self, arg: Arg, index: str, low: str, high: str) -> str:
+        """Return the statement that stores an integer of two halves."""
+        if arg.dtype is DType.INT64:
+            return f"{arg.name}[{index}] = ivec2({low}, {high});"
+        return super().store_pair(arg, index, low, high)
+
     def load4(self, arg: Arg, index: str) -> str:
         """Return four elements as vec4."""
         return f"vec4({arg.name}[{index}])"

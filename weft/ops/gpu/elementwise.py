@@ -10,7 +10,6 @@ from weft.core.tensor import Tensor
 from weft.errors import ExecutionError
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, Placement, gpu_op
 from weft.ops.elementwise import Elementwise
-from weft.ops.unary import Cast
 
 
 @gpu_op(Elementwise)
@@ -38,23 +37,6 @@ class ElementwiseOnGpu(GpuOp):
         expr = op.expression(tuple(t is not None for t in inputs))
         assert expr is not None
         launch_expression(k, expr, inputs, outputs[0])
-
-
-@gpu_op(Cast)
-class CastOnGpu(ElementwiseOnGpu):
-    """Between float types: loads and stores convert."""
-
-    def why_not(
-        self, op: Elementwise, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
-    ) -> str | None:
-        """Accept all: types other than floats are refused for all ops that compute."""
-        return None
-
-    def launches(
-        self, op: Elementwise, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
-        """Launch a copy that converts."""
-        launch_expression(k, "{0}", inputs, outputs[0])
 
 
 def fits_packed(shape: Shape, output: Shape) -> bool:

@@ -11,6 +11,7 @@ from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, gpu_op
 from weft.ops.binary import And, Equal, Greater, GreaterOrEqual, Less, LessOrEqual, Or, Where, Xor
 from weft.ops.elementwise import Elementwise
 from weft.ops.gpu.elementwise import collapse, launch_expression
+from weft.ops.gpu.integers import INTEGERS, OPERATIONS, is_integer, launch_integers
 from weft.ops.unary import IsInf, IsNaN, Not
 
 EXPRESSIONS: dict[type[Elementwise], str] = {
@@ -29,15 +30,18 @@ EXPRESSIONS: dict[type[Elementwise], str] = {
 
 @gpu_op(*EXPRESSIONS, IsInf)
 class TruthOnGpu(GpuOp):
-    """Expressions of floats and truth values that are stored as bytes of 0 or 1."""
+    """Expressions of floats and truth values that are stored as bytes of 0 or 1; relations of integers."""
 
     fuses_into_store = False
-    integers = frozenset({DType.BOOL})
+    integers = INTEGERS | {DType.BOOL}
 
     def launches(
         self, op: Elementwise, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
         """Launch the expression over the output."""
+        if any(map(is_integer, inputs)):
+            launch_integers(k, OPERATIONS[type(op)], inputs, outputs[0])
+            return
         expr = _infinity(op) if isinstance(op, IsInf) else EXPRESSIONS[type(op)]
         launch_expression(k, expr, inputs, outputs[0])
 
