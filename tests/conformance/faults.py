@@ -21,7 +21,7 @@ from weft.core.views import OptimizationViews, SubgraphView
 
 Inputs = Sequence[Tensor | None]
 Outputs = Sequence[Tensor]
-RUNS = frozenset({"order", "resize", "determinism", "inputs", "errors", "threads", "short-lived", "leaks"})
+RUNS = frozenset({"imports", "order", "resize", "determinism", "inputs", "errors", "threads", "short-lived", "leaks"})
 """Checks that run networks: a fault that spoils every network may show in each."""
 LOADS = RUNS | {"table", "support", "views"}
 
@@ -574,6 +574,21 @@ class CompilesIntoItself(CpuBackend):
         for payload in self._compiled:
             payload.clear()
         super().close()
+
+
+# -- imports -------------------------------------------------------------------------------------------------
+
+
+@fault("imports", "differ")
+class ImportsACopy(CpuBackend):
+    """It takes what the other object has at the time of the resize, and never looks again."""
+
+    def canImport(self, source: Backend) -> bool:
+        return isinstance(source, CpuBackend)
+
+    def onImportBuffer(self, tensor: Tensor, source: Tensor) -> bool:
+        tensor.backend, tensor.memory = self, source.memory.copy()
+        return True
 
 
 # -- creator -------------------------------------------------------------------------------------------------

@@ -74,10 +74,13 @@ def read(backend: Backend, tensor: Tensor) -> Array:
 
 
 class Drive:
-    """A network on one backend object: made and sized on entry, freed on exit; the backend object is closed too."""
+    """A network on one backend object: made and sized on entry, freed on exit; the backend object is closed too.
 
-    def __init__(self, backend: Backend, graph: Graph) -> None:
-        self.backend, self.outputs = backend, list(graph.outputs)
+    `imports` are tensors of other objects whose memory inputs use, by the names of the inputs.
+    """
+
+    def __init__(self, backend: Backend, graph: Graph, imports: Mapping[str, Tensor] | None = None) -> None:
+        self.backend, self.outputs, self.imports = backend, list(graph.outputs), dict(imports or {})
         self.graph = graph
         self.constants: dict[str, Tensor] = {}
         self.tensors: dict[str, Tensor] = {}
@@ -128,7 +131,10 @@ class Drive:
         backend, graph = self.backend, self.graph
         backend.onResizeBegin()
         for name in graph.inputs:
-            acquire(backend, self.tensor(name), StorageType.DYNAMIC_SEPERATE)
+            if name not in self.imports:
+                acquire(backend, self.tensor(name), StorageType.DYNAMIC_SEPERATE)
+            elif not backend.onImportBuffer(self.tensor(name), self.imports[name]):
+                raise BackendError("onImportBuffer returned False, and canImport had returned True")
         last = {i: k for k, (node, _) in enumerate(self.tasks) for i in node.inputs}
         for k, (node, execution) in enumerate(self.tasks):
             inputs, outputs = self._operands(node)
@@ -137,7 +143,7 @@ class Drive:
             execution.onResize(inputs, outputs)
             dying = [i for i in dict.fromkeys(node.inputs) if i and last[i] == k and i not in graph.constants]
             for name in [*dying, *(o for o in node.outputs if o and o not in last)]:
-                if name not in self.outputs:
+                if name not in self.outputs and name not in self.imports:
                     kind = StorageType.DYNAMIC_SEPERATE if name in graph.inputs else StorageType.DYNAMIC
                     backend.onReleaseBuffer(self.tensors[name], kind)
         if not backend.onAllocateBuffer():
@@ -145,10 +151,11 @@ class Drive:
         backend.onResizeEnd()
 
     def run(self, feeds: Mapping[str, Array]) -> list[Array]:
-        """Return the outputs, in order."""
+        """Return the outputs, in order; inputs that are imported are not fed."""
         backend = self.backend
         for name in self.graph.inputs:
-            write(backend, self.tensor(name), feeds[name])
+            if name not in self.imports:
+                write(backend, self.tensor(name), feeds[name])
         backend.onExecuteBegin()
         for node, execution in self.tasks:
             execution.onExecute(*self._operands(node))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import closing
 from itertools import product
 
 import numpy as np
@@ -11,8 +12,10 @@ from weft.conformance.drive import place, read, write
 from weft.conformance.kit import Kit, Untried, check
 from weft.conformance.report import Finding
 from weft.core.backend import Backend, StorageType
+from weft.core.copy import copy_tensor
 from weft.core.dtypes import DType
 from weft.core.layout import Array, Layout, Shape, to_storage
+from weft.core.registry import registry
 from weft.core.tensor import Tensor
 from weft.errors import WeftError
 
@@ -37,6 +40,8 @@ def copies(kit: Kit) -> Iterable[Finding]:
         subject = f"inside the device, {_name(one)} to {_name(other)}"
         yield kit.attempt(subject, _inside, kit, one, other, why)
     yield kit.attempt("special values", _special_values, kit)
+    for name in dict.fromkeys((kit.device, "cpu:0")):
+        yield kit.attempt(f"between two objects, one of {name}", _between, kit, name)
 
 
 @check("element types", "M10", "a copy to the device and back keeps every element type that the device takes")
@@ -136,6 +141,20 @@ def _inside(kit: Kit, one: Form, other: Form, why: str) -> str:
             for tensor in (a, b):
                 backend.onReleaseBuffer(tensor, StorageType.DYNAMIC)
     return ""
+
+
+def _between(kit: Kit, name: str) -> str:
+    """Copy to an object of another device, or to a second one of this, and back."""
+    x = numbers((2, 5, 3))
+    (other,) = registry.choose(name)
+    with kit.opened() as mine, closing(other.open(kit.config)) as theirs:
+        a = place(mine, x.shape, StorageType.DYNAMIC, name="a")
+        b = place(theirs, x.shape, StorageType.DYNAMIC, name="b")
+        c = place(mine, x.shape, StorageType.DYNAMIC, name="c")
+        copy_tensor(Tensor.from_numpy(x), a)
+        copy_tensor(a, b)
+        copy_tensor(b, c)
+        return "" if np.array_equal(read(mine, c), x) else "what came back is not what was sent"
 
 
 def _special_values(kit: Kit) -> str:
