@@ -34,6 +34,8 @@ class KernelParts:
     constants: Sequence[tuple[str, ConstantKind]]
     shared: Sequence[Shared]
     body: str
+    extensions: Sequence[str] = ()
+    """What a template written for one language asks of its compiler."""
 
 
 class Dialect(ABC):

@@ -54,6 +54,8 @@ class DeviceCaps:
     fp16_storage: bool = False
     int8_storage: bool = False
     subgroup_size: int = 1
+    matrix_units: bool = False
+    """A subgroup of 32 multiplies fp16 tiles of 16 x 16 and adds them in fp32."""
     compute_units: int = 1
     software: bool = False
 

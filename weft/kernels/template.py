@@ -82,6 +82,10 @@ class ArgWriter:
         """One channel of one pixel of a c4 argument."""
         return self._dialect.load_lane(self.arg, self._place(n, f"({c}) / 4", hw), f"({c}) % 4")
 
+    def raw4(self, n: str, c4: str, hw: str) -> str:
+        """Four channels of one pixel of a c4 argument, in the type they are stored in."""
+        return f"{self.name}[{self._place(n, c4, hw)}]"
+
     def vector(self, index: str) -> str:
         """Vector `index` of a c4 argument, counted from the start of its buffer (for packed constants)."""
         return self._dialect.load4(self.arg, index)
@@ -153,6 +157,7 @@ class Writer:
     request: KernelRequest
     dialect: Dialect
     shared_arrays: list[Shared] = field(default_factory=list)
+    extensions: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.args = {a.name: ArgWriter(a, self) for a in self.request.args}
@@ -160,6 +165,11 @@ class Writer:
     def shared(self, type_: str, name: str, size: str) -> str:
         """Declare an array shared by the work-group."""
         self.shared_arrays.append(Shared(type_, name, size))
+        return ""
+
+    def extension(self, *names: str) -> str:
+        """Ask the compiler for extensions of the language that the template is written for."""
+        self.extensions += names
         return ""
 
     def for_each(self, index: str, total: str) -> str:
@@ -225,7 +235,9 @@ def render(request: KernelRequest, dialect: Dialect) -> KernelSource:
     writer = Writer(request, dialect)
     entry = request.template.replace(".", "_")
     try:
-        template = _lookup().get_template(f"{request.template}.mako")
+        special = f"{request.template}.{dialect.name}.mako"  # written for one language, where that is faster
+        file = special if _lookup().has_template(special) else f"{request.template}.mako"
+        template = _lookup().get_template(file)
         body = template.render(k=writer, **dict(request.variant), **writer.args)
         prelude = dialect.prelude_text() or _lookup().get_template(dialect.prelude).render()
     except Exception as e:
@@ -235,6 +247,6 @@ def render(request: KernelRequest, dialect: Dialect) -> KernelSource:
             why=_trace(),
         ) from e
     constants = _constants(request)
-    parts = KernelParts(entry, prelude, request.args, constants, writer.shared_arrays, body)
+    parts = KernelParts(entry, prelude, request.args, constants, writer.shared_arrays, body, writer.extensions)
     text = dialect.assemble(parts)
     return KernelSource(entry, text, request.args, constants)

@@ -1,14 +1,15 @@
-## Matrix product in NCHW with any strides: tiles of 32 x 32 by 8 x 8 items of 4 x 4, K in steps of 16.
-## Shared: 2 x 2 KiB. FIRST and COUNT are the columns of y that b holds.
+## Matrix product in NCHW with any strides: tiles by 8 x 8 items of `each` x `each` (4: 32 x 32), K in steps of 16.
+## Shared: 2 x 16 rows of a tile, 4 KiB at most. FIRST and COUNT are the columns of y that b holds.
 <%
-k.shared("f32", "As", "16 * 32")
-k.shared("f32", "Bs", "16 * 32")
-acc = [(i, j) for i in range(4) for j in range(4)]
+tile = 8 * each
+k.shared("f32", "As", f"16 * {tile}")
+k.shared("f32", "Bs", f"16 * {tile}")
+acc = [(i, j) for i in range(each) for j in range(each)]
 %>
 const int item = LOCAL_Y * 8 + LOCAL_X;
-for (int tile = GROUP_X; tile < TILES; tile += GROUPS_X) {
-  const int m0 = tile / TILES_N % TILES_M * 32, n0 = tile % TILES_N * 32;
-  int rest = tile / TILES_N / TILES_M, a_base = 0, b_base = 0;
+for (int number = GROUP_X; number < TILES; number += GROUPS_X) {
+  const int m0 = number / TILES_N % TILES_M * ${tile}, n0 = number % TILES_N * ${tile};
+  int rest = number / TILES_N / TILES_M, a_base = 0, b_base = 0;
   const int batch_index = rest;
 % for d in reversed(range(batch)):
   a_base += rest % D${d} * AB${d};
@@ -19,19 +20,19 @@ for (int tile = GROUP_X; tile < TILES; tile += GROUPS_X) {
   f32 acc${i}_${j} = 0.0;
 % endfor
   for (int k0 = 0; k0 < K; k0 += 16) {
-    for (int e = item; e < 512; e += 64) {
-      const int am = AK == 1 ? e / 16 : e % 32, ak = AK == 1 ? e % 16 : e / 32;
-      const int bn = BN == 1 ? e % 32 : e / 16, bk = BN == 1 ? e / 32 : e % 16;
-      As[ak * 32 + am] = 0.0;
-      Bs[bk * 32 + bn] = 0.0;
-      if (m0 + am < M && k0 + ak < K) As[ak * 32 + am] = ${a.load("a_base + (m0 + am) * AM + (k0 + ak) * AK")};
-      if (n0 + bn < COUNT && k0 + bk < K) Bs[bk * 32 + bn] = ${b.load("b_base + (k0 + bk) * BK + (n0 + bn) * BN")};
+    for (int e = item; e < ${16 * tile}; e += 64) {
+      const int am = AK == 1 ? e / 16 : e % ${tile}, ak = AK == 1 ? e % 16 : e / ${tile};
+      const int bn = BN == 1 ? e % ${tile} : e / 16, bk = BN == 1 ? e / ${tile} : e % 16;
+      As[ak * ${tile} + am] = 0.0;
+      Bs[bk * ${tile} + bn] = 0.0;
+      if (m0 + am < M && k0 + ak < K) As[ak * ${tile} + am] = ${a.load("a_base + (m0 + am) * AM + (k0 + ak) * AK")};
+      if (n0 + bn < COUNT && k0 + bk < K) Bs[bk * ${tile} + bn] = ${b.load("b_base + (k0 + bk) * BK + (n0 + bn) * BN")};
     }
     BARRIER;
     for (int kk = 0; kk < 16; kk++) {
-% for i in range(4):
-      const f32 a${i} = As[kk * 32 + ${i} * 8 + LOCAL_Y];
-      const f32 b${i} = Bs[kk * 32 + ${i} * 8 + LOCAL_X];
+% for i in range(each):
+      const f32 a${i} = As[kk * ${tile} + ${i} * 8 + LOCAL_Y];
+      const f32 b${i} = Bs[kk * ${tile} + ${i} * 8 + LOCAL_X];
 % endfor
 % for i, j in acc:
       acc${i}_${j} += a${i} * b${j};

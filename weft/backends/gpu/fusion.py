@@ -11,7 +11,7 @@ def can_fuse(graph: Graph, base: Node, step: Node, position: int) -> bool:
     """Tell whether `step` may be pasted into the store of `base`, whose result is its operand `position`.
 
     Every other operand must be a scalar constant, a value of the result's shape, or a constant along the
-    channels (of a kernel that works in NC4HW4) or along the last axis (of one that works in NCHW).
+    channels (of a kernel that works in NC4HW4) or over the last axes (of one that works in NCHW).
     """
     op, first = step.op, find_gpu_op(base.op)
     if not isinstance(op, Elementwise) or first is None or not first.fuses_into_store:
@@ -30,8 +30,10 @@ def _operand_fits(graph: Graph, base: GpuOp, name: str, shape: tuple[int, ...]) 
         return dims == shape
     if graph.specs[name].size == 1:
         return True
-    if dims == shape or len(dims) > len(shape):
+    if len(dims) > len(shape):
         return False
     full = (1,) * (len(shape) - len(dims)) + dims
-    axis = {Placement.CHANNELS: 1, Placement.LINEAR: len(shape) - 1}.get(base.placement)
-    return axis is not None and all(d == (shape[a] if a == axis else 1) for a, d in enumerate(full))
+    if base.placement is Placement.CHANNELS:
+        return dims != shape and all(d == (shape[a] if a == 1 else 1) for a, d in enumerate(full))
+    first = next(a for a, d in enumerate(full) if d != 1)
+    return base.placement is Placement.LINEAR and full[first:] == shape[first:]

@@ -76,6 +76,8 @@ def _fields(name: str) -> dict[str, Any]:
 @lru_cache(maxsize=256)
 def _structure_type(name: str) -> int:
     """Return the sType of a struct: VkSubmitInfo is VK_STRUCTURE_TYPE_SUBMIT_INFO."""
+    if name == "VkPhysicalDeviceShaderFloat16Int8Features":  # where digits do not follow the rule
+        return int(vk.VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_FLOAT16_INT8_FEATURES)
     return int(getattr(vk, "VK_STRUCTURE_TYPE_" + _WORD_STARTS.sub("_", name[2:]).upper()))
 
 
@@ -135,6 +137,9 @@ def enumerate_all(function: Any, item: str, what: str, *arguments: Any) -> list[
     if result not in (0, 5, None):
         raise failure(result, what)
     items = ffi.new(f"{item}[]", max(1, count[0]))
+    if ffi.typeof(item).kind == "struct" and "sType" in _fields(item):
+        for i in range(count[0]):
+            items[i].sType = _structure_type(item)
     result = function(*arguments, count, items)
     if result not in (0, 5, None):
         raise failure(result, what)

@@ -8,7 +8,7 @@ from typing import Any
 
 from weft.backends.gpu.device import DeviceStats
 from weft.backends.vulkan._vk import NULL, Arena, check, create, failure, ffi, lib, vk
-from weft.backends.vulkan.physical import Physical
+from weft.backends.vulkan.physical import MATRIX_EXTENSIONS, MATRIX_FEATURES, Physical
 from weft.errors import NoDevice
 
 SPIN_SECONDS = 0.002
@@ -48,6 +48,9 @@ class Context:
             "VkPhysicalDevice16BitStorageFeatures": "storageBuffer16BitAccess",
             "VkPhysicalDevice8BitStorageFeatures": "storageBuffer8BitAccess",
         }
+        if physical.matrix_units():
+            extensions += sorted(MATRIX_EXTENSIONS)
+            storage |= MATRIX_FEATURES
         for name, feature in storage.items():
             if name in supported and getattr(supported[name], feature):
                 features.pNext = arena.new(name, pNext=features.pNext, **{feature: 1})

@@ -19,6 +19,7 @@ _TYPES = {
     DType.INT8: "int8_t",
     DType.BOOL: "uint8_t",
 }
+_MATRICES = "GL_KHR_cooperative_matrix"
 _EXTENSIONS = {
     1: "#extension GL_EXT_shader_8bit_storage : require\n",
     2: "#extension GL_EXT_shader_16bit_storage : require\n",
@@ -36,6 +37,9 @@ class GlslDialect(Dialect):
         """Return version, extensions, constants, buffers, work-group arrays, prelude and main."""
         sizes = sorted({a.dtype.itemsize for a in parts.args} & _EXTENSIONS.keys())
         lines = ["#version 450\n" + "".join(_EXTENSIONS[s] for s in sizes)]
+        lines += [f"#extension {name} : require" for name in parts.extensions]
+        if _MATRICES in parts.extensions:
+            lines.append("#pragma use_vulkan_memory_model")
         lines.append("layout(local_size_x_id = 0, local_size_y_id = 1, local_size_z_id = 2) in;")
         for i, (name, kind) in enumerate(parts.constants):
             lines.append(f"layout(constant_id = {i + 3}) const {kind} {name} = 1;")

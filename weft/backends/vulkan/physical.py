@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from weft.backends.gpu.device import DeviceCaps, Size3
-from weft.backends.vulkan._vk import NULL, Arena, enumerate_all, lib, string, vk
+from weft.backends.vulkan._vk import NULL, Arena, enumerate_all, ffi, lib, string, vk
 from weft.backends.vulkan.instance import instance
 from weft.core.backend import DeviceInfo
 
@@ -18,6 +18,13 @@ _KINDS = {0: "other", 1: "integrated GPU", 2: "discrete GPU", 3: "virtual GPU", 
 _RANK = {2: 0, 1: 1, 3: 2, 0: 3, 4: 5}
 _CPU = 4
 _MIB = 1 << 20
+MATRIX_EXTENSIONS = {"VK_KHR_cooperative_matrix", "VK_KHR_vulkan_memory_model", "VK_KHR_shader_float16_int8"}
+MATRIX_FEATURES = {
+    "VkPhysicalDeviceCooperativeMatrixFeaturesKHR": "cooperativeMatrix",
+    "VkPhysicalDeviceVulkanMemoryModelFeatures": "vulkanMemoryModel",
+    "VkPhysicalDeviceShaderFloat16Int8Features": "shaderFloat16",
+}
+"""What kernels with cooperative matrices need of a device, by feature struct."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +130,8 @@ class Physical:
         names = ["VkPhysicalDevice16BitStorageFeatures"]
         if self.api >= _API_1_2 or "VK_KHR_8bit_storage" in self.extensions:
             names.append("VkPhysicalDevice8BitStorageFeatures")
+        if MATRIX_EXTENSIONS <= self.extensions:
+            names += MATRIX_FEATURES
         base = self._arena.new("VkPhysicalDeviceFeatures2")
         found = {}
         for name in names:
@@ -130,6 +139,25 @@ class Physical:
             base.pNext = found[name]
         lib.vkGetPhysicalDeviceFeatures2(self.handle, base)
         return found
+
+    def matrix_units(self) -> bool:
+        """Tell whether subgroups of 32 multiply matrices of 16 x 16 in fp16 and add in fp32."""
+        features = self.features()
+        if not all(name in features and getattr(features[name], f) for name, f in MATRIX_FEATURES.items()):
+            return False
+        name = ffi.new("char[]", b"vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR")
+        address = lib.vkGetInstanceProcAddr(instance(), name)
+        if address == NULL or int(self._extra["VkPhysicalDeviceSubgroupProperties"].subgroupSize) != 32:
+            return False
+        function = ffi.cast("PFN_vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR", address)
+        kinds = enumerate_all(function, "VkCooperativeMatrixPropertiesKHR", "matrix types", self.handle)
+        half, single = vk.VK_COMPONENT_TYPE_FLOAT16_KHR, vk.VK_COMPONENT_TYPE_FLOAT32_KHR
+        return any(
+            (k.MSize, k.NSize, k.KSize) == (16, 16, 16)
+            and (k.AType, k.BType, k.CType, k.ResultType) == (half, half, single, single)
+            and k.scope == vk.VK_SCOPE_SUBGROUP_KHR
+            for k in kinds
+        )
 
     def compute_units(self) -> int:
         """Return how many work-groups' worth of hardware there is; 1 if the driver does not say."""
@@ -159,6 +187,7 @@ class Physical:
             fp16_storage=bool(features["VkPhysicalDevice16BitStorageFeatures"].storageBuffer16BitAccess),
             int8_storage=bool(eight and eight.storageBuffer8BitAccess),
             subgroup_size=max(1, int(self._extra["VkPhysicalDeviceSubgroupProperties"].subgroupSize)),
+            matrix_units=self.matrix_units(),
             compute_units=self.compute_units(),
             software=self.software,
         )

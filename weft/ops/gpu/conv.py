@@ -13,6 +13,7 @@ from weft.core.layout import PACK, Array, Layout
 from weft.core.tensor import Tensor
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, Placement, gpu_op
 from weft.ops.conv import Conv
+from weft.ops.gpu import conv_matrix
 from weft.ops.window import Window
 
 VECTOR_BYTES = 16
@@ -41,7 +42,9 @@ class ConvOnGpu(GpuOp):
         bias = inputs[2] if len(inputs) > 2 else None
         assert x is not None and w is not None and w.constant is not None
         plan = ConvPlan(k, op, x, y, w.constant, None if bias is None else bias.constant)
-        if op.group == 1 and plan.window.rank <= 2:
+        if op.group == 1 and plan.window.rank <= 2 and conv_matrix.fits(plan):
+            conv_matrix.launch_matrix(plan, window_constants(plan.window))
+        elif op.group == 1 and plan.window.rank <= 2:
             launch_gemm(plan)
         elif op.group == x.shape[1] == y.shape[1] and plan.window.rank <= 2:
             launch_depthwise(plan)

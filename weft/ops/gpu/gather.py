@@ -32,6 +32,8 @@ def _launch(
     tensors: tuple[Tensor, Tensor, Tensor],
     ints: Mapping[str, int],
     variant: Mapping[str, int] | None = None,
+    *,
+    raw: bool = True,
 ) -> None:
     """Launch a kernel over the elements of y, the last of the tensors x, places and y."""
     x, places, y = tensors
@@ -45,14 +47,16 @@ def _launch(
         variant=variant,
         grid=grid,
         local=local,
-        raw=True,
-        epilogue=False,
+        raw=raw,
+        epilogue=not raw,
     )
 
 
 @gpu_op(Gather)
 class GatherOnGpu(_Gather):
-    """Slices along one axis; a single constant place is a strided copy."""
+    """Slices along one axis; of what is no float, a single constant place is a strided copy."""
+
+    fuses_into_store = True
 
     def launches(
         self, op: Gather, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
@@ -62,12 +66,13 @@ class GatherOnGpu(_Gather):
         assert x is not None and places is not None
         axis = op.axis % len(x.shape)
         outer, size, inner = prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1 :])
-        if places.constant is not None and places.constant.size == 1:
+        floats = x.dtype.is_float
+        if not floats and places.constant is not None and places.constant.size == 1:
             start = int(places.constant.item()) % size * inner
             launch_move(k, x, y, (outer, inner), Strides((size * inner, 1), start), Strides((inner, 1)))
             return
         ints = {"SIZE": size, "INNER": max(inner, 1), "COUNT": max(prod(places.shape), 1)}
-        _launch(k, "gather", (x, places, y), ints)
+        _launch(k, "gather", (x, places, y), ints, {"floats": floats}, raw=not floats)
 
 
 @gpu_op(GatherElements)

@@ -13,7 +13,11 @@ from weft.ops.gpu.move import row_major
 from weft.ops.matmul import Gemm, MatMul
 
 FEW_ROWS = 4
-TILE = 32
+ITEMS = 8
+"""The items along either side of a tile."""
+EACH = (4, 2)
+"""Rows and columns of an item: as many as still make FULL tiles a compute unit."""
+FULL = 2
 
 
 @dataclass(frozen=True)
@@ -139,10 +143,11 @@ def _launch_rows(k: KernelBuilder, p: Product, matrix: Array, first: int, count:
 
 
 def _launch_tiles(k: KernelBuilder, p: Product, b: Tensor, b_steps: tuple[int, int], first: int, count: int) -> None:
-    """Launch 32 x 32 tiles of 8 x 8 items."""
+    """Launch tiles of 8 x 8 items."""
     addend, steps = _addend(k, p)
-    tiles_m, tiles_n = -(-p.m // TILE), -(-count // TILE)
     batches = prod(p.batch)
+    each = choose_each(k, p.m, count, batches)
+    tiles_m, tiles_n = -(-p.m // (ITEMS * each)), -(-count // (ITEMS * each))
     ints = {
         "M": p.m, "N": p.n, "K": p.k, "FIRST": first, "COUNT": count, "TILES_M": tiles_m, "TILES_N": tiles_n,
         "TILES": tiles_m * tiles_n * batches, "AM": p.a_steps[0], "AK": p.a_steps[1],
@@ -156,7 +161,17 @@ def _launch_tiles(k: KernelBuilder, p: Product, b: Tensor, b_steps: tuple[int, i
         writes={"y": p.y},
         ints=ints,
         floats={"ALPHA": p.alpha, "BETA": p.beta},
-        variant={"batch": len(p.batch)},
+        variant={"batch": len(p.batch), "each": each},
         grid=(max(1, min(ints["TILES"], k.caps.max_grid[0])), 1, 1),
-        local=(8, 8, 1),
+        local=(ITEMS, ITEMS, 1),
     )
+
+
+def choose_each(k: KernelBuilder, rows: int, columns: int, batches: int) -> int:
+    """Return the rows and columns that one item should compute: fewer where large tiles would leave units idle."""
+
+    def tiles(each: int) -> int:
+        return -(-rows // (ITEMS * each)) * -(-columns // (ITEMS * each)) * batches
+
+    wanted = 0 if k.caps.software else FULL * k.caps.compute_units
+    return 2 if 1 else next((each for each in EACH if tiles(each) >= wanted), EACH[-1])

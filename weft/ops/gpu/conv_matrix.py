@@ -1,0 +1,140 @@
+"""Convolution on matrix units: the implicit GEMM in tiles of 16 x 16, fp16 products summed in fp32."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from weft.core.dtypes import DType
+from weft.core.layout import PACK, Array, Layout
+from weft.kernels.launch import DeviceCaps
+
+if TYPE_CHECKING:
+    from weft.ops.gpu.conv import ConvPlan
+
+SUBGROUP = 32
+SIDE = 16
+"""Rows and columns of the tiles that a subgroup multiplies."""
+
+
+@dataclass(frozen=True)
+class MatrixTile:
+    """How a work-group divides its work.
+
+    A subgroup holds `fm` x `fn` tiles of sums; `sm` x `sn` subgroups make the group's tile; `lz` such sets
+    take turns in K and are summed at the end. A step stages `kb` blocks of four input channels. All items
+    fetch alike: 32 * sm * sn divides both `rows` * kb and `columns` * kb.
+    """
+
+    fm: int
+    fn: int
+    sm: int
+    sn: int
+    lz: int = 1
+    kb: int = 8
+
+    @property
+    def rows(self) -> int:
+        """Return the pixels of a group."""
+        return SIDE * self.fm * self.sm
+
+    @property
+    def columns(self) -> int:
+        """Return the output channels of a group."""
+        return SIDE * self.fn * self.sn
+
+    @property
+    def items(self) -> int:
+        """Return the work-items of a group."""
+        return SUBGROUP * self.sm * self.sn * self.lz
+
+    def shared_bytes(self) -> int:
+        """Return the bytes of work-group memory: staged tiles, sums of slices, and a tile a subgroup to store."""
+        staged = self.rows * (self.kb + 2) + PACK * self.kb * (self.columns // PACK + 2)
+        sums = max((self.lz - 1) * self.rows * self.columns, 1)
+        return 8 * self.lz * staged + 4 * (sums + self.sm * self.sn * SIDE * (SIDE + 4))
+
+
+TILES = (
+    MatrixTile(2, 4, 4, 2),
+    MatrixTile(2, 4, 4, 1),
+    MatrixTile(2, 2, 2, 2),
+    MatrixTile(2, 1, 2, 2),
+    MatrixTile(2, 1, 2, 2, 2),
+    MatrixTile(2, 2, 1, 1, 4),
+    MatrixTile(1, 1, 2, 1, 4),
+    MatrixTile(1, 1, 1, 1, 8),
+)
+"""From the best reuse to the most parallelism."""
+
+
+def fits(plan: ConvPlan) -> bool:
+    """Tell whether the device has matrix units for a convolution in fp16 whose packed weights fit an argument."""
+    caps, weight = plan.k.caps, plan.weight
+    if not caps.matrix_units or plan.x.dtype is not DType.FLOAT16 or weight.dtype != np.float16:
+        return False
+    depth = prod(weight.shape[2:]) * (weight.shape[1] + PACK) + PACK * max(t.kb for t in TILES)
+    width = weight.shape[0] + max(t.columns for t in TILES)
+    return bool(depth * width * weight.dtype.itemsize <= caps.max_buffer_range)
+
+
+def choose_tile(caps: DeviceCaps, pixels: int, channels: int, k: int) -> MatrixTile:
+    """Return the tile with the most reuse that gives every compute unit a group; slices of K come last."""
+    fitting = [
+        t
+        for t in TILES
+        if t.items <= caps.max_local_items
+        and t.shared_bytes() <= caps.local_memory
+        and (t.lz == 1 or -(-k // (PACK * t.kb)) >= 2 * t.lz)
+    ]
+    for tile in fitting:
+        if -(-pixels // tile.rows) * -(-channels // tile.columns) >= caps.compute_units:
+            return tile
+    return fitting[-1]
+
+
+def pack_weights(weight: Array, tile: MatrixTile) -> Array:
+    """Return weights (co, ci, *kernel) as rows of output channels: [tap][ci][co].
+
+    Rows are padded with zeros to whole steps and columns to whole tiles, so that the kernel needs no bounds.
+    The result is the logical array whose NC4HW4 form these rows are.
+    """
+    co, ci, taps = weight.shape[0], weight.shape[1], prod(weight.shape[2:])
+    ci4 = -(-ci // PACK)
+    step, width = PACK * tile.kb, -(-co // tile.columns) * tile.columns
+    full = np.zeros((taps, ci4 * PACK, width), weight.dtype)
+    full[:, :ci, :co] = weight.reshape(co, ci, taps).transpose(2, 1, 0)
+    rows = full.reshape(-1, width)
+    out = np.zeros((-(-rows.shape[0] // step) * step, width), weight.dtype)
+    out[: rows.shape[0]] = rows
+    return out.reshape(1, -1, PACK).transpose(0, 2, 1)
+
+
+def launch_matrix(plan: ConvPlan, constants: dict[str, int]) -> None:
+    """Launch the implicit GEMM: pixels times output channels, over taps and input channels."""
+    k, weight = plan.k, plan.weight
+    ci4 = -(-weight.shape[1] // PACK)
+    depth = prod(weight.shape[2:]) * ci4 * PACK
+    pixels, channels = plan.y.shape[0] * prod(plan.window.outputs), weight.shape[0]
+    tile = choose_tile(k.caps, pixels, channels, depth)
+    packed = k.constant(f"matrix.{tile.columns}.{tile.kb}", partial(pack_weights, weight, tile), Layout.NC4HW4)
+    tiles, wide = -(-pixels // tile.rows), -(-channels // tile.columns)
+    k.launch(
+        "conv_matrix",
+        reads={"x": plan.x, "w": packed, **plan.bias_vector()},
+        writes={"y": plan.y},
+        ints={
+            **constants, "C4": ci4, "STEPS": -(-depth // (PACK * tile.kb)), "PIXELS": pixels,
+            "COUNT": plan.blocks, "TILES": tiles, "WIDTH": wide * tile.columns // PACK,
+        },
+        variant={
+            "fm": tile.fm, "fn": tile.fn, "sm": tile.sm, "sn": tile.sn, "kb": tile.kb,
+            "pointwise": plan.window.is_pointwise, "sliced": tile.lz > 1,
+        },
+        grid=(min(tiles, k.caps.max_grid[0]), wide, 1),
+        local=(SUBGROUP, tile.sm * tile.sn, tile.lz),
+    )  # fmt: skip
