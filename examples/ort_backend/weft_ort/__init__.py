@@ -96,15 +96,15 @@ def _attribute(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def single(inputs: Inputs, outputs: Outputs, op: Op) -> Graph:
-    """Return the graph of one node, to ask about: large constants are inputs in it."""
+def single(inputs: Inputs, outputs: Outputs, op: Op, largest: float) -> Graph:
+    """Return the graph of one node; constants of more elements than `largest` are inputs of it."""
     given = {f"x{k}": t for k, t in enumerate(inputs) if t is not None}
     made = {f"y{k}": t for k, t in enumerate(outputs)}
     names = tuple(f"x{k}" if t is not None else "" for k, t in enumerate(inputs))
     graph = Graph("node", [], list(made), [Node("node", op, names, tuple(made))])
     graph.specs = {name: TensorSpec(t.shape, t.dtype) for name, t in (given | made).items()}
     graph.constants = {
-        name: t.constant for name, t in given.items() if t.constant is not None and t.constant.size <= SMALL
+        name: t.constant for name, t in given.items() if t.constant is not None and t.constant.size <= largest
     }
     graph.inputs = [name for name in given if name not in graph.constants]
     return graph
@@ -182,7 +182,7 @@ class OrtBackend(HostBackend):
         if isinstance(op, PreCompiled):
             return None if op.backend == self.info.id else f"{op.backend} compiled it for itself"
         try:
-            model = to_model(single(inputs, outputs, op))
+            model = to_model(single(inputs, outputs, op, SMALL))
         except NotConvertible as e:
             return str(e)
         return why_not_right(inputs, outputs, op) or why_not_run(model)
@@ -212,23 +212,30 @@ class OrtBackend(HostBackend):
         views.substitute(view, replacement)
         return views
 
+    def onCreate(self, inputs: Inputs, outputs: Outputs, op: Op) -> Execution:
+        """Return what runs the model of a pre-compiled node, or of a node that was left as it is."""
+        if isinstance(op, PreCompiled):
+            assert isinstance(op.payload, bytes)
+            return Subgraph(inputs, op.payload)
+        return Subgraph(inputs, to_model(single(inputs, outputs, op, float("inf"))))
 
-@OrtBackend.creator("PreCompiled")
+
 class Subgraph(Execution):
-    """Runs the model of a pre-compiled node."""
+    """Runs an ONNX model; its inputs are those of the node that are not constant."""
 
-    def __init__(self, inputs: Inputs, outputs: Outputs, op: PreCompiled, backend: OrtBackend) -> None:
-        assert isinstance(op.payload, bytes)
-        self.session = open_session(op.payload)
-        self.names = [value.name for value in self.session.get_inputs()]
+    def __init__(self, inputs: Inputs, model: bytes) -> None:
+        self.session = open_session(model)
+        names = [value.name for value in self.session.get_inputs()]
+        fed = [k for k, t in enumerate(inputs) if t is not None and t.constant is None]
+        self.inputs = list(zip(names, fed, strict=True))
 
     def onResize(self, inputs: Inputs, outputs: Outputs) -> None:
         """Prepare nothing: another shape comes as another model."""
 
     def onExecute(self, inputs: Inputs, outputs: Outputs) -> None:
         """Run the model and copy its results."""
-        arrays = [t.memory for t in inputs if t is not None]
-        results = self.session.run(None, dict(zip(self.names, arrays, strict=True)))
+        given = [(name, inputs[k]) for name, k in self.inputs]
+        results = self.session.run(None, {name: t.memory for name, t in given if t is not None})
         for tensor, result in zip(outputs, results, strict=True):
             np.copyto(tensor.memory, result)
 
