@@ -7,7 +7,8 @@ does not make, constants aside, and its output slots are the values that it make
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from weft.core.graph import Graph, Node, sort_nodes
 from weft.errors import BackendError, ModelError
@@ -36,8 +37,30 @@ class SubgraphView:
 
     def part(self, nodes: Iterable[Node]) -> SubgraphView:
         """Return some of the nodes as a view of their own, with the slots that they then have."""
-        chosen = {n.name for n in nodes}
-        return SubgraphView(subgraph(self.graph, self.graph.name, [n for n in self.nodes if n.name in chosen]))
+        chosen = sorted({self._places[n.name] for n in nodes if n.name in self._places})
+        own = [self.graph.nodes[k] for k in chosen]
+        made = [o for n in own for o in n.outputs if o]
+        near = [n for o in made for n in self._readers.get(o, ())]
+        around = replace(self.graph, nodes=near, outputs=[o for o in made if o in self._results])
+        return SubgraphView(subgraph(around, self.graph.name, own))
+
+    # A network may have thousands of parts: each is made of what it touches, not of a look at the whole.
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {n.name: k for k, n in enumerate(self.graph.nodes)}
+
+    @cached_property
+    def _results(self) -> set[str]:
+        return set(self.graph.outputs)
+
+    @cached_property
+    def _readers(self) -> dict[str, list[Node]]:
+        readers: dict[str, list[Node]] = {}
+        for node in self.graph.nodes:
+            for i in node.inputs:
+                readers.setdefault(i, []).append(node)
+        return readers
 
 
 @dataclass(frozen=True, eq=False)
