@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import weft
-from weft.cli import bench, cache, compare, conformance, devices, doctor, inspect, optimize, run
+from weft.cli import bench, cache, compare, conformance, devices, doctor, inspect, optimize, run, tune
 from weft.cli.console import error
 from weft.errors import WeftError
 
@@ -32,6 +32,7 @@ app.command("bench")(bench.bench)
 app.command("compare")(compare.compare)
 app.command("inspect")(inspect.inspect)
 app.command("optimize")(optimize.optimize)
+app.command("tune")(tune.tune)
 app.command("conformance")(conformance.conformance)
 app.add_typer(cache.app, name="cache")
 

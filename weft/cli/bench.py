@@ -26,10 +26,9 @@ from weft.cli.options import (
     WarmupOption,
 )
 from weft.cli.results import largest_difference
-from weft.cli.targets import device_orders, parse_pairs, parse_shapes
+from weft.cli.targets import device_orders, parse_pairs, parse_precisions, parse_shapes
 from weft.core.backend import Precision
 from weft.core.layout import Array
-from weft.errors import ConfigError
 from weft.frontends.onnx import load as load_onnx
 from weft.loading import load
 
@@ -62,21 +61,13 @@ def bench(
     rows: list[dict[str, Any]] = []
     reference: list[Array] | None = None
     for names in device_orders(device):
-        for each in _precisions(precision):
+        for each in parse_precisions(precision):
             row, outputs = _time(model, names, each, arrays, (iterations, warmup))
             reference = outputs if reference is None else reference
             rows.append({**row, "difference": largest_difference(outputs, reference)})
             if profile:
                 rows[-1]["events"] = _events(model, names, each, arrays, warmup)
     _print(model, rows, as_json)
-
-
-def _precisions(text: str) -> list[Precision]:
-    names = {p.value: p for p in Precision}
-    wrong = [part for part in text.split(",") if part.strip().lower() not in names]
-    if wrong:
-        raise ConfigError(f"--precision {text!r} is not known", fix=f"use some of {', '.join(names)}")
-    return [names[part.strip().lower()] for part in text.split(",")]
 
 
 def _time(

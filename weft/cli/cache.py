@@ -1,4 +1,4 @@
-"""`weft cache`: what compiled kernels take on disk, and a way to be rid of them."""
+"""`weft cache`: what compiled kernels and tuning tables take on disk, and a way to be rid of them."""
 
 from __future__ import annotations
 
@@ -6,22 +6,26 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from weft import config
 from weft.cli.console import line, note, table
 
-app = typer.Typer(no_args_is_help=True, help="Show or clear the kernels that are kept on disk.")
+app = typer.Typer(no_args_is_help=True, help="Show or clear the kernels and tuning tables that are kept on disk.")
+TUNING = "tuning"
 # A blob is named by a hash; a file of another name in that folder is not ours to remove.
 _BLOB = re.compile(r"[0-9a-f]{40}")
+_TABLE = re.compile(r"[a-z0-9-]+-[0-9a-f]{8}\.json")
 
 
 def _blobs() -> Iterator[Path]:
     folder = config.cache_dir()
     if folder.is_dir():
         for path in sorted(folder.glob("*/*")):
-            if path.is_file() and _BLOB.fullmatch(path.name):
+            name = _TABLE if path.parent.name == TUNING else _BLOB
+            if path.is_file() and name.fullmatch(path.name):
                 yield path
 
 
@@ -42,10 +46,14 @@ def info() -> None:
 
 
 @app.command()
-def clear() -> None:
-    """Remove the compiled kernels; they are made anew when they are needed."""
+def clear(
+    keep_tuning: Annotated[bool, typer.Option("--keep-tuning", help="Leave what `weft tune` found.")] = False,
+) -> None:
+    """Remove the compiled kernels, which are made anew when they are needed, and the tuning tables."""
     removed = size = 0
     for path in _blobs():
+        if keep_tuning and path.parent.name == TUNING:
+            continue
         try:
             bytes_ = path.stat().st_size
             path.unlink()

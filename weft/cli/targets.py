@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from weft.core.backend import Precision
 from weft.core.layout import Shape
 from weft.core.registry import registry
 from weft.errors import ConfigError
@@ -54,3 +55,12 @@ def parse_shapes(given: Sequence[str] | None) -> dict[str, Shape]:
                 fix="write, for instance, --shape x=1,3,224,224",
             ) from None
     return shapes
+
+
+def parse_precisions(text: str) -> list[Precision]:
+    """Return the precisions of "high,low"."""
+    names = {p.value: p for p in Precision}
+    wrong = [part for part in text.split(",") if part.strip().lower() not in names]
+    if wrong:
+        raise ConfigError(f"--precision {text!r} is not known", fix=f"use some of {', '.join(names)}")
+    return [names[part.strip().lower()] for part in text.split(",")]

@@ -18,7 +18,7 @@ from weft.core.layout import Array, Shape
 from weft.core.loaded import LoadedNetwork, close_all
 from weft.core.optimized import OptimizedNetwork
 from weft.core.optimizer import OptimizerOptions, optimize
-from weft.core.pipeline import NodeRefused, Progress
+from weft.core.pipeline import NodeRefused, Pipeline, Progress
 from weft.core.profile import Profile
 from weft.core.registry import Choice
 from weft.core.report import Report
@@ -123,6 +123,12 @@ class Session:
                 + ", ".join(c.why or c.device for c in self._choices),
             )
         return report
+
+    @property
+    def pipelines(self) -> Sequence[Pipeline]:
+        """Return what runs on each device, in the order of execution, for tools that look inside."""
+        self._check_open()
+        return tuple(self._loaded.pipelines)
 
     @property
     def profile(self) -> Profile:

@@ -117,6 +117,10 @@ class TuningTable:
                     merge(self._entries, _read_or_warn(path).get(self.key, {}))
             return self._entries
 
+    def subset(self, keys: Collection[str]) -> Entries:
+        """Return the entries of some problems."""
+        return {key: entry for key, entry in self.entries().items() if key in keys}
+
     def known(self, key: str, text: str, digest: str) -> Trial | None:
         """Return what is known of a candidate whose kernels have that hash."""
         entry = self.entries().get(key)

@@ -1,0 +1,208 @@
+"""One node apart from its network: run with any choice its op offers, on random data, timed and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from math import prod
+from statistics import median
+from types import TracebackType
+
+import numpy as np
+
+from weft.backends.gpu.builder import PlannedLaunch
+from weft.backends.gpu.builds import Builds
+from weft.backends.gpu.device import BarrierCommand, Command, DeviceCaps
+from weft.backends.gpu.execution import GpuExecution, Workplace
+from weft.backends.gpu.memory import Placement, Region
+from weft.backends.gpu.picks import Pick
+from weft.backends.gpu.recording import PipelineRecording, access
+from weft.backends.gpu.runtime import GpuRuntime
+from weft.backends.gpu.schedule import schedule
+from weft.core.backend import StorageType
+from weft.core.dtypes import DType
+from weft.core.layout import Array, storage_shape, to_storage
+from weft.core.memory import BufferManager
+from weft.core.tensor import Tensor
+
+REPEATS = 10
+SUBMITS = 3
+LONG = 0.05
+"""Seconds that one submit should take at most: slow kernels are repeated less, as they need it less."""
+BETWEEN = 2e-6
+"""Seconds from one launch to the next that waits for it (H200): timestamps do not see them."""
+TOLERANCES = {DType.FLOAT32: (1e-5, 1e-4), DType.FLOAT16: (2e-3, 1e-2)}
+"""How far a candidate may be from the default: by norm, and at the worst place against the largest value."""
+_RESIDENT = 2048
+_FILLING = 512
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The launches of the node with one candidate."""
+
+    text: str
+    launches: tuple[PlannedLaunch, ...]
+    digest: str
+
+    def build(self) -> None:
+        """Build its kernels, or wait for them; CompileError if the device refuses one."""
+        for launch in self.launches:
+            _ = launch.kernel
+
+
+@dataclass(frozen=True)
+class _Forced:
+    key: str
+    text: str
+
+    def choose(self, key: str, texts: Collection[str]) -> str | None:
+        return self.text if key == self.key else None
+
+    def allows(self, pick: Pick) -> bool:
+        return True
+
+
+class NodeBench:
+    """Owns copies of a node's inputs and outputs on the device; a context manager that frees them."""
+
+    def __init__(
+        self,
+        runtime: GpuRuntime,
+        execution: GpuExecution,
+        inputs: Sequence[Tensor | None],
+        outputs: Sequence[Tensor],
+        clock: Callable[[], float],
+    ) -> None:
+        self._device, self._clock = runtime.device, clock
+        device, static = runtime.device, (runtime.static.take, runtime.static.give)
+        self._memory = BufferManager(
+            device.allocate, device.free, alignment=device.caps.offset_alignment, static=static
+        )
+        self._placement = Placement(self._memory)
+        place = Workplace(device, self._placement, PipelineRecording(device), Builds(device))
+        self._execution = GpuExecution(execution.op, place, execution.label)
+        self._rng = np.random.default_rng(0)
+        copies: dict[int, Tensor] = {}
+        try:
+            self._inputs = [t if t is None or t.constant is not None else self._copy(t, copies) for t in inputs]
+            self._outputs = [self._copy(t, copies) for t in outputs]
+        except BaseException:
+            self.close()
+            raise
+
+    def _copy(self, tensor: Tensor, copies: dict[int, Tensor]) -> Tensor:
+        if id(tensor) not in copies:
+            made = Tensor(tensor.name, tensor.shape, tensor.dtype, tensor.layout)
+            made.memory = self._placement.acquire(made, StorageType.DYNAMIC)
+            self._upload(made, to_storage(_random(self._rng, made), made.layout))
+            copies[id(tensor)] = made
+        return copies[id(tensor)]
+
+    def _upload(self, tensor: Tensor, stored: Array) -> None:
+        region: Region = tensor.memory
+        if stored.nbytes:
+            self._device.upload(region.slot.buffer, region.slot.offset, np.ascontiguousarray(stored))
+
+    def plan(self, key: str, text: str) -> Variant:
+        """Return the launches with a candidate for one problem, and the op's defaults for others."""
+        builder = self._execution.plan(self._inputs, self._outputs, _Forced(key, text))
+        pick = next(p for p in builder.picks if p.key == key)
+        return Variant(text, tuple(builder.launched), pick.digest)
+
+    def seconds(self, variant: Variant, once: float) -> float:
+        """Return the time of one run on the device: the smallest median of several rows of runs.
+
+        `once` is the time of a single run, and decides how many there are.
+        """
+        repeats = max(1, min(REPEATS, int(LONG / max(once, 1e-9))))
+        return self._seconds(variant, repeats, SUBMITS if once < LONG else 1)
+
+    def once(self, variant: Variant) -> float:
+        """Run once, and return the time. Devices without timestamps are timed from submit to wait."""
+        return self._seconds(variant, 1, 1)
+
+    def _seconds(self, variant: Variant, repeats: int, submits: int) -> float:
+        once = schedule([access(launch) for launch in variant.launches])
+        commands: list[Command] = [c for _ in range(repeats) for c in (*once, BarrierCommand())]
+        gaps = BETWEEN * sum(isinstance(c, BarrierCommand) for c in once)
+        device, found = self._device, []
+        handle = device.record(commands, profile=True)
+        try:
+            for _ in range(submits):
+                begun = self._clock()
+                device.submit(handle)
+                device.wait(handle)
+                elapsed = self._clock() - begun
+                times, step = device.timings(handle), len(once) + 1
+                runs = [sum(times[k : k + step]) for k in range(0, len(times), step)]
+                found.append(median(runs) + gaps if any(runs) else elapsed / repeats)
+        finally:
+            device.release(handle)
+        return min(found)
+
+    def poison(self) -> None:
+        """Fill the outputs with NaN, so that what a candidate does not write is seen."""
+        for tensor in self._outputs:
+            self._upload(tensor, np.full(tensor.nbytes, 0xFF, np.uint8))
+
+    def results(self) -> list[Array]:
+        """Return the outputs as they are stored."""
+        out = []
+        for tensor in self._outputs:
+            stored = np.empty(storage_shape(tensor.shape, tensor.layout), tensor.dtype.numpy)
+            region: Region = tensor.memory
+            if stored.nbytes:
+                self._device.download(region.slot.buffer, region.slot.offset, stored)
+            out.append(stored)
+        return out
+
+    def close(self) -> None:
+        """Free everything."""
+        self._execution.close()
+        self._memory.close()
+
+    def __enter__(self) -> NodeBench:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _random(rng: np.random.Generator, tensor: Tensor) -> Array:
+    kind = tensor.dtype.numpy
+    if np.issubdtype(kind, np.floating):
+        return rng.standard_normal(tensor.shape, np.float32).astype(kind)
+    return rng.integers(0, 2, tensor.shape).astype(kind)
+
+
+def difference(got: Sequence[Array], want: Sequence[Array]) -> str | None:
+    """Return how far results are from those of the default if that is too far, as a sentence; else None."""
+    for a, b in zip(got, want, strict=True):
+        if b.size == 0:
+            continue
+        by_norm, by_largest = TOLERANCES.get(DType.of(b.dtype), (0.0, 0.0))
+        x, y = a.astype(np.float64), b.astype(np.float64)
+        finite = np.isfinite(y)
+        if not np.array_equal(np.isfinite(x), finite):
+            return f"{np.count_nonzero(np.isfinite(x) != finite)} elements are not written, or not finite"
+        apart, scale = np.abs(x - y, where=finite, out=np.zeros_like(x)), np.where(finite, np.abs(y), 0.0)
+        off, worst = float(np.linalg.norm(apart)), float(apart.max())
+        if off > by_norm * float(np.linalg.norm(scale)) or worst > by_largest * float(scale.max()):
+            return f"wrong numbers: off by {off:.1e} by norm, by {worst:.1e} at most, of {scale.max():.1e}"
+    return None
+
+
+def estimate(variant: Variant, caps: DeviceCaps) -> float:
+    """Return a relative time: waves of work-groups, each a share of the same work. It only orders candidates."""
+    return max(_waves(launch, max(caps.compute_units, 1)) for launch in variant.launches) if variant.launches else 0.0
+
+
+def _waves(launch: PlannedLaunch, units: int) -> float:
+    groups = max(prod(launch.grid), 1)
+    items = prod(int(launch.build.values[axis]) for axis in ("LX", "LY", "LZ"))
+    on_a_unit = -(-groups // units)
+    together = min(on_a_unit, max(_RESIDENT // items, 1))
+    return on_a_unit / groups / min(1.0, together * items / _FILLING)

@@ -1,0 +1,280 @@
+"""The tuner: for each problem that ops leave open, run the candidates on the device and keep the fastest that is right.
+
+Problems that take the most of the network's time come first, and of each the candidates that a model of
+the device expects most of. What is tried is noted on disk before, so that a candidate that ends the
+process is not tried again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from weft.backends.gpu.backend import GpuBackend
+from weft.backends.gpu.builds import Builds, thread_count
+from weft.backends.gpu.execution import GpuExecution
+from weft.backends.gpu.node_bench import NodeBench, Variant, difference, estimate
+from weft.backends.gpu.picks import Pick
+from weft.backends.gpu.recording import access
+from weft.backends.gpu.runtime import GpuRuntime
+from weft.backends.gpu.schedule import schedule
+from weft.backends.gpu.tuning_table import Entry, Trial, TuningTable
+from weft.core.layout import Array
+from weft.core.pipeline import Pipeline, Task
+from weft.errors import DeviceLost, OutOfMemory, WeftError
+
+MARGIN = 0.98
+"""A candidate replaces the default if it takes at most so much of its time: less is noise."""
+HOPELESS = 4.0
+"""A candidate whose first run takes so many times the best's is not measured further."""
+PENDING = "the process ended while it was built or run"
+
+
+@dataclass
+class Problem:
+    """What several nodes of a network may have in common, with one of them to try candidates on."""
+
+    pick: Pick
+    task: Task
+    nodes: int = 0
+    weight: float = 0.0
+    """Seconds of one run that all of them take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """What came of one problem; times are microseconds of one node on the device."""
+
+    device: str
+    problem: str
+    nodes: int
+    default: str
+    choice: str
+    default_us: float | None
+    us: float | None
+    """None where nothing was measured, now or before."""
+    tried: int
+    skipped: int
+    """Candidates for which the budget did not suffice."""
+    failed: Mapping[str, str]
+
+    @property
+    def gain(self) -> float:
+        """Return how many times faster the choice is than the default."""
+        return self.default_us / self.us if self.default_us and self.us else 1.0
+
+
+Progress = Callable[[int, int], None]
+
+
+def tune_pipelines(
+    pipelines: Iterable[Pipeline],
+    *,
+    budget: float = 60.0,
+    again: bool = False,
+    clock: Callable[[], float] = perf_counter,
+    progress: Progress | None = None,
+) -> list[Tuned]:
+    """Tune what ops of loaded pipelines leave open on their GPUs, for `budget` seconds a device at most.
+
+    Candidates that were timed or failed before are not tried once more, unless `again`. New choices serve
+    the sessions that are loaded or resized from now on.
+    """
+    rows: list[Tuned] = []
+    for runtime, group in by_runtime(pipelines):
+        tuner = _Tuner(runtime, group[0].device, clock() + budget, again, clock)
+        problems = open_problems(group)
+        for k, problem in enumerate(problems):
+            rows.append(tuner.tune(problem))
+            if progress is not None:
+                progress(k + 1, len(problems))
+    return rows
+
+
+def by_runtime(pipelines: Iterable[Pipeline]) -> list[tuple[GpuRuntime, list[Pipeline]]]:
+    """Return the GPUs that run some of the pipelines, with these."""
+    found: dict[int, tuple[GpuRuntime, list[Pipeline]]] = {}
+    for pipeline in pipelines:
+        if isinstance(pipeline.backend, GpuBackend):
+            runtime = pipeline.backend.runtime
+            found.setdefault(id(runtime), (runtime, []))[1].append(pipeline)
+    return list(found.values())
+
+
+def open_problems(pipelines: Sequence[Pipeline]) -> list[Problem]:
+    """Return the distinct problems of some pipelines on one device, those that take most of the time first."""
+    out: dict[str, Problem] = {}
+    for pipeline in pipelines:
+        times = _times(pipeline)
+        for task in pipeline.tasks:
+            if isinstance(task.execution, GpuExecution):
+                for pick in task.execution.picks:
+                    if pick.launches and len(pick.candidates) > 1:
+                        problem = out.setdefault(pick.key, Problem(pick, task))
+                        problem.nodes += 1
+                        problem.weight += sum(times.get(id(launch), 0.0) for launch in pick.launches)
+    return sorted(out.values(), key=lambda p: -p.weight)
+
+
+def _times(pipeline: Pipeline) -> dict[int, float]:
+    """Return the seconds of each launch in one run of a pipeline, whatever lies in its memory."""
+    backend = pipeline.backend
+    assert isinstance(backend, GpuBackend)
+    backend.recording.wait()
+    device, launches = backend.device, backend.recording.launches
+    accesses = [access(launch) for launch in launches]
+    commands = schedule(accesses)
+    handle = device.record(commands, profile=True)
+    try:
+        device.submit(handle)
+        device.wait(handle)
+        by_command = dict(zip(map(id, commands), device.timings(handle), strict=False))
+    finally:
+        device.release(handle)
+    return {id(x): by_command.get(id(a.command), 0.0) for x, a in zip(launches, accesses, strict=True)}
+
+
+def _us(seconds: float) -> float:
+    return round(seconds * 1e6, 3)
+
+
+@dataclass
+class _Round:
+    """The work on one problem."""
+
+    bench: NodeBench
+    default: Variant
+    reference: list[Array] = field(default_factory=list)
+    trials: dict[str, Trial] = field(default_factory=dict)
+    """All that is known of its candidates as they are now, of this time and of earlier ones."""
+    tried: int = 0
+
+    @property
+    def best(self) -> float:
+        """Return the shortest time so far."""
+        return min((t.us for t in self.trials.values() if t.us is not None), default=float("inf"))
+
+    def choice(self) -> str:
+        """Return the fastest candidate, or the default if that is hardly slower."""
+        timed = {text: t.us for text, t in self.trials.items() if t.us is not None}
+        fastest = min(timed, key=lambda text: timed[text])
+        default = timed.get(self.default.text, float("inf"))
+        return fastest if timed[fastest] <= MARGIN * default else self.default.text
+
+
+@dataclass
+class _Tuner:
+    runtime: GpuRuntime
+    device: str
+    deadline: float
+    again: bool
+    clock: Callable[[], float]
+
+    @property
+    def table(self) -> TuningTable:
+        return self.runtime.tuning
+
+    def tune(self, problem: Problem) -> Tuned:
+        """Try what is left of a problem's candidates, as long as there is time."""
+        task, pick = problem.task, problem.pick
+        if self.clock() >= self.deadline:
+            return self._row(problem, None, len(pick.candidates))
+        assert isinstance(task.execution, GpuExecution)
+        with NodeBench(self.runtime, task.execution, task.inputs, task.outputs, self.clock) as bench:
+            work = _Round(bench, bench.plan(pick.key, pick.default))
+            rest = self._untried(problem, work)
+            if rest or pick.default not in work.trials:
+                self._measure_default(work)
+            size = thread_count(self.runtime.device.caps)
+            while rest and self.clock() < self.deadline:
+                batch, rest = rest[:size], rest[size:]
+                self._try_all(pick.key, work, batch)
+            if work.tried or not rest:
+                self.table.note(pick.key, Entry(work.choice(), dict(work.trials)))
+                self.table.save()
+        return self._row(problem, work, len(rest))
+
+    def _untried(self, problem: Problem, work: _Round) -> list[Variant]:
+        """Return the candidates of which nothing is known yet, the most promising first."""
+        key, out = problem.pick.key, []
+        for text in problem.pick.candidates:
+            try:
+                variant = work.default if text == work.default.text else work.bench.plan(key, text)
+            except OutOfMemory:
+                continue  # not a fault of its own: another time there may be room
+            except WeftError as e:
+                work.trials[text] = Trial("", failed=e.what)  # no hash: it is rendered anew each time
+                continue
+            known = None if self.again else self.table.known(key, text, variant.digest)
+            if known is not None:
+                work.trials[text] = known
+            elif variant is not work.default:
+                out.append(variant)
+        return sorted(out, key=lambda v: estimate(v, self.runtime.device.caps))
+
+    def _measure_default(self, work: _Round) -> None:
+        work.default.build()
+        work.bench.poison()
+        seconds = work.bench.seconds(work.default, work.bench.once(work.default))
+        work.reference = work.bench.results()
+        work.trials[work.default.text] = Trial(work.default.digest, us=_us(seconds))
+
+    def _try_all(self, key: str, work: _Round, batch: Sequence[Variant]) -> None:
+        """Build some candidates side by side, then try each; all are noted as failed until they are not."""
+        pending = {v.text: Trial(v.digest, failed=PENDING) for v in batch}
+        self._note(key, pending)
+        builds, done = Builds(self.runtime.device), {}
+        try:
+            for variant in batch:
+                with suppress(WeftError):
+                    builds.add(variant.text, [launch.build for launch in variant.launches])
+            for variant in batch:
+                with suppress(WeftError):
+                    variant.build()
+            for variant in batch:
+                done[variant.text] = work.trials[variant.text] = self._try(work, variant)
+                work.tried += 1
+        except DeviceLost as e:
+            self.runtime.device.gone = True
+            lost = batch[len(done)]
+            done[lost.text] = Trial(lost.digest, failed=e.what)
+            raise
+        finally:
+            builds.drop()
+            # Without its hash, a candidate that was not reached is as good as unknown.
+            self._note(key, {text: done.get(text, Trial("", failed="it was interrupted")) for text in pending})
+
+    def _note(self, key: str, trials: Mapping[str, Trial]) -> None:
+        self.table.note(key, Entry(None, trials))
+        self.table.save()
+
+    def _try(self, work: _Round, variant: Variant) -> Trial:
+        """Return the time of a candidate, or why it is out."""
+        bench = work.bench
+        try:
+            variant.build()
+            bench.poison()
+            once = bench.once(variant)
+            wrong = difference(bench.results(), work.reference)
+            if wrong is not None:
+                return Trial(variant.digest, failed=wrong)
+            hopeless = once * 1e6 > HOPELESS * work.best
+            return Trial(variant.digest, us=_us(once if hopeless else bench.seconds(variant, once)))
+        except DeviceLost:
+            raise
+        except WeftError as e:
+            return Trial(variant.digest, failed=e.what)
+
+    def _row(self, problem: Problem, work: _Round | None, skipped: int) -> Tuned:
+        pick = problem.pick
+        trials = work.trials if work is not None else self.table.entries().get(pick.key, Entry()).trials
+        chosen = work.choice() if work is not None else pick.chosen
+        us = {text: t.us for text, t in trials.items()}
+        failed = {text: t.failed for text, t in trials.items() if t.failed}
+        tried = work.tried if work is not None else 0
+        return Tuned(
+            self.device, pick.key, problem.nodes, pick.default, chosen,
+            us.get(pick.default), us.get(chosen), tried, skipped, failed,
+        )  # fmt: skip
