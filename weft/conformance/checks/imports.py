@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from weft.conformance.checks.optimizing import optimized
 from weft.conformance.drive import Drive
 from weft.conformance.kit import Kit, Untried, check
 from weft.conformance.networks import expected
@@ -22,11 +23,12 @@ def imports(kit: Kit) -> Iterable[Finding]:
 def _imported(kit: Kit, name: str) -> str:
     first, then = infer_shapes(kit.blocks.chain(2)), infer_shapes(kit.blocks.chain(3))
     (other,) = registry.choose(name)
-    with Drive(other.open(kit.config), first) as source:
+    with Drive(other.open(kit.config), optimized(kit, first, other)) as source:
         with kit.opened() as asked:
             if not asked.canImport(source.backend):
                 raise Untried(f"{kit.device} does not use the memory of {name}: values are copied")
-        with Drive(kit.choice.open(kit.config), then, {"x": source.tensor(source.outputs[0])}) as target:
+        imported = {then.inputs[0]: source.tensor(source.outputs[0])}
+        with Drive(kit.choice.open(kit.config), optimized(kit, then), imported) as target:
             for seed in range(3):
                 fed = kit.blocks.feeds(seed)
                 source.run(fed)

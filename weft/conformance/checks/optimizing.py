@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import replace
 
 from weft.conformance.drive import Drive, NotCreated
@@ -14,6 +15,7 @@ from weft.conformance.kit import Kit, Untried, check
 from weft.conformance.report import Finding, is_sentence
 from weft.core.graph import Graph, infer_shapes
 from weft.core.layout import Array
+from weft.core.registry import Choice
 from weft.core.views import SubgraphView, substitute
 
 
@@ -31,15 +33,19 @@ def short_lived(kit: Kit) -> Iterable[Finding]:
         yield kit.attempt(name, _on_another, kit, infer_shapes(graph))
 
 
-def optimized(kit: Kit, graph: Graph) -> Graph:
-    """Return a graph as the backend leaves it, made by a backend object that is gone; Untried if parts failed."""
+def optimized(kit: Kit, graph: Graph, choice: Choice | None = None) -> Graph:
+    """Return a graph as a backend, by default the one examined, leaves it; Untried if parts failed.
+
+    The object that made it is closed.
+    """
+    device = choice or kit.choice
     view = SubgraphView(graph.copy())
-    with kit.opened() as backend:
+    with closing(device.open(kit.config)) as backend:
         result = backend.OptimizeSubgraph(view)
-    result.check(view, kit.device)
+    result.check(view, device.device)
     if result.failed:
         raise Untried("; ".join(f.reason for f in result.failed))
-    return substitute(graph, result, kit.device)
+    return substitute(graph, result, device.device)
 
 
 def _valid(kit: Kit, graph: Graph) -> str:
