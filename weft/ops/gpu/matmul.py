@@ -174,4 +174,4 @@ def choose_each(k: KernelBuilder, rows: int, columns: int, batches: int) -> int:
         return -(-rows // (ITEMS * each)) * -(-columns // (ITEMS * each)) * batches
 
     wanted = 0 if k.caps.software else FULL * k.caps.compute_units
-    return 2 if 1 else next((each for each in EACH if tiles(each) >= wanted), EACH[-1])
+    return next((each for each in EACH if tiles(each) >= wanted), EACH[-1])
