@@ -147,7 +147,8 @@ def _plan(
     if fallback == "cpu" and not any(c.device == cpu.device for c in choices):
         choices.append(cpu)
     sink = FileSink(Path(debug)) if isinstance(debug, (str, os.PathLike)) else debug
-    placed = {name: _device(known, d) for name, d in (hints or {}).items()}
+    found = {d: _device(known, d) for d in (hints or {}).values()}
+    placed = {name: found[d] for name, d in (hints or {}).items()}
     return choices, OptimizerOptions(config, placed, fallback, sink), cpu
 
 

@@ -17,6 +17,9 @@ Backends = Mapping[str, Backend]
 """A backend object to ask for each device, in the user's order of preference."""
 
 
+_WILD = frozenset("*?[")
+
+
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """Why a device does not run a node."""
@@ -171,4 +174,4 @@ def _move_casts(graph: Graph, backends: Backends, hints: Mapping[str, str], resu
 
 
 def _fits(name: str, pattern: str) -> bool:
-    return name == pattern or fnmatchcase(name, pattern)
+    return name == pattern or (not _WILD.isdisjoint(pattern) and fnmatchcase(name, pattern))

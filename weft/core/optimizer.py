@@ -134,12 +134,13 @@ class _Optimisation:
                 fix="return OptimizationViews, with every node of the view in one of its lists",
             )
         views.check(view, name)
-        self.graph = substitute(self.graph, views, name)
         self.unseen -= {n.name for n in view.nodes}
-        left = {n.name: n for n in self.graph.nodes}
-        homeless = {n.name for n in self.homeless}
-        self.device = {n: self.device.get(n, name) for n in left if n not in homeless}
-        for node, reason in [(left[n.name], f.reason) for f in views.failed for n in f.part.nodes]:
+        if views.substitutions or views.deleted:
+            self.graph = substitute(self.graph, views, name)
+            homeless = {n.name for n in self.homeless}
+            self.device = {n.name: self.device.get(n.name, name) for n in self.graph.nodes if n.name not in homeless}
+        mine = {n.name: n for n in view.nodes}
+        for node, reason in [(mine[n.name], f.reason) for f in views.failed for n in f.part.nodes]:
             self._assignment.refuse(node, name, reason)
             if place(self.graph, node, self._backends, self._hints, self._assignment):
                 self.device[node.name] = self._assignment.device[node.name]
