@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import weft
+from weft.conformance import Verdict, run
 from weft.conformance.cases.table import build_model, case, f32, feeds
 from weft.core import op as ops
 from weft.core.layout import Array
@@ -55,3 +56,11 @@ def test_the_model_of_a_row_imports_the_domain_of_its_op() -> None:
 def test_the_model_of_a_row_of_onnx_has_one_domain() -> None:
     model = build_model(case("Relu", f32(2, 3)))
     assert [o.domain for o in model.opset_import] == [""]
+
+
+@pytest.mark.usefixtures("twice")
+def test_rows_of_an_op_of_ones_own_are_looked_at_besides() -> None:
+    row = case("acme::Twice", f32(2, 3))
+    report = run("cpu", only="creator", rows=[row])
+    assert report.ok, report
+    assert [f.verdict for f in report.findings if f.subject == row.id] == [Verdict.SUPPORTED]

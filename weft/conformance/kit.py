@@ -11,8 +11,6 @@ from itertools import islice
 from pathlib import Path
 from typing import ParamSpec
 
-import numpy as np
-
 from weft import loading
 from weft.conformance.cases.table import tolerance
 from weft.conformance.drive import ask
@@ -250,8 +248,3 @@ def same_bits(first: Sequence[Array], second: Sequence[Array]) -> bool:
     """Tell whether two lists of arrays are equal to the last bit."""
     pairs = zip(first, second, strict=True)
     return all(a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes() for a, b in pairs)
-
-
-def fresh_copy(arrays: dict[str, Array]) -> dict[str, Array]:
-    """Return copies, for what must not see that a backend wrote into its inputs."""
-    return {name: np.array(a) for name, a in arrays.items()}

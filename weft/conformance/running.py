@@ -63,21 +63,24 @@ def run(
     name: str,
     *,
     only: str | Sequence[str] = (),
+    rows: Sequence[Case] = (),
     precision: str | Precision = Precision.HIGH,
     progress: Progress | None = None,
 ) -> ConformanceReport:
     """Return what the kit finds on a device, with some checks and rows (see `select`) or all.
 
-    `progress` is called with the number of checks and rows that are done, and of all.
+    `rows` are looked at besides: those of a vendor's own ops, made with `weft.conformance.case`. `progress` is
+    called with the number of checks and rows that are done, and of all.
     """
-    checks, rows = select(only)
+    checks, chosen = select(only)
     kit = open_kit(name, precision)
     steps: list[Callable[[], list[Finding]]] = []
     for each in checks:
         if each.name == table.NAME:
-            steps += [partial(table.look_at_row, kit, row) for row in rows]
+            steps += [partial(table.look_at_row, kit, row) for row in chosen]
         else:
             steps.append(partial(kit.look, each))
+    steps += [partial(table.look_at_row, kit, row) for row in rows]
     findings: list[Finding] = []
     for done, step in enumerate(steps):
         if progress is not None:
