@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import weft
 from tests.contract.fakes import AsynchronousBackend, mock, mocks
 from tests.core.nets import Net, feeds, outputs
+from tests.core.random_nets import SLOW, networks
 from weft.core.backend import Backend
 from weft.core.graph import Graph, bind
 from weft.core.loaded import Transfer
@@ -366,3 +367,16 @@ def test_A8_any_network_on_three_devices(precision: str, memory: str, case: tupl
         assert all(placed[n] == d for n, d in wanted.items() if n in placed)
         assert {n for n in wanted if n not in placed} <= {n for n, d in wanted.items() if d != "cpu"}, "only fused"
         check(session, graph, 2, 0.02 if precision == "low" else 1e-5)
+
+
+@pytest.mark.parametrize(("precision", "memory"), [("high", "normal"), ("low", "limit")])
+@given(data=st.data())
+@settings(max_examples=10, deadline=None, suppress_health_check=SLOW)
+def test_A8_any_convolution_network_on_three_devices(precision: str, memory: str, data: st.DataObject) -> None:
+    """Concats in place, views, fused nodes and rewritten ones, on both sides of a copy."""
+    graph = data.draw(networks(8))
+    hints = {n.name: data.draw(st.sampled_from(EVERY)) for n in graph.nodes}
+    with weft.load(graph, EVERY, hints=hints, precision=precision, memory=memory) as session:
+        placed = session.report.placement
+        assert all(placed[n] == d for n, d in hints.items() if n in placed) and not session.report.refusals
+        check(session, graph, 2, 0.05 if precision == "low" else 1e-4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import numpy as np
@@ -171,6 +172,28 @@ def test_A10_a_context_lives_as_long_as_its_runtime(acme: WithContext) -> None:
 def test_A10_backends_without_a_context_are_left_alone() -> None:
     with registered(Creator(mock()), "acme"), weft.Runtime() as runtime:
         runtime.unload(runtime.load(network()))
+
+
+def test_A10_threads_load_run_and_unload_at_the_same_time(acme: WithContext) -> None:
+    graph, optimised = chain("Relu", "Tanh"), network()
+    wanted = outputs(graph, feeds(graph))[0]
+
+    def work(runtime: weft.Runtime) -> list[int]:
+        ids = []
+        for _ in range(5):
+            ids.append(runtime.load(optimised))
+            np.testing.assert_array_equal(runtime.run(ids[-1], feeds(graph))[0], wanted)
+            if len(ids) % 2:
+                runtime.unload(ids[-1])
+        return ids
+
+    with weft.Runtime() as runtime:
+        with ThreadPoolExecutor(4) as pool:
+            ids = [i for done in [pool.submit(work, runtime) for _ in range(4)] for i in done.result()]
+        assert len(set(ids)) == 20 and len(runtime.networks) == 8
+    assert acme.contexts == 1
+    for id_ in ids:
+        assert [what for what, n in said(acme.heard) if n == id_] == list(NOTICES)
 
 
 def test_A10_an_id_that_is_not_loaded_is_an_error_that_says_what_is(acme: WithContext) -> None:
