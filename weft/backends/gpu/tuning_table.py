@@ -173,7 +173,7 @@ def read_tables(path: Path) -> Tables:
 def write_tables(path: Path, tables: Mapping[DeviceKey, Entries]) -> None:
     """Add tables to those in a file; writers wait for each other, readers see the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(path):
+    with _locked(path.parent):
         held = _read_or_warn(path)
         for key, entries in tables.items():
             merge(held.setdefault(key, {}), entries)
@@ -189,10 +189,13 @@ def write_tables(path: Path, tables: Mapping[DeviceKey, Entries]) -> None:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with (path.parent / f".{path.name}.lock").open("w") as f:
-        fcntl.flock(f, fcntl.LOCK_EX)
+def _locked(folder: Path) -> Iterator[None]:
+    fd = os.open(folder, os.O_RDONLY)  # the folder itself, so that no file for it is left behind
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(fd)
 
 
 def _read_or_warn(path: Path) -> Tables:

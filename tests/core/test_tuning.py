@@ -1,0 +1,359 @@
+"""Tuning: the fastest candidate that is right is found, kept, and used for exactly its problem."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import weft
+from tests.core.nets import feeds, outputs
+from tests.core.timed_gpu import GEMM, TimedDevice, convolutions, timed_gpu
+from weft.backends.gpu.creator import GpuCreator
+from weft.backends.gpu.node_bench import difference
+from weft.backends.gpu.tuning import PENDING, Tuned, tune_pipelines
+from weft.backends.gpu.tuning_table import DeviceKey, Entry, Trial, TuningTable, read_tables, write_tables
+from weft.core.backend import DeviceInfo
+from weft.core.graph import Graph
+from weft.core.registry import registry
+from weft.errors import ConfigError, DeviceLost
+from weft.kernels import template
+from weft.ops.gpu import conv
+from weft.ops.gpu.conv import GemmTile
+
+TILES = tuple(GemmTile(4, 1, 8, 8, slices) for slices in (1, 2, 4))
+"""The first is the default of the null device."""
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[TimedDevice]:
+    three_tiles(monkeypatch)
+    with timed_gpu() as made:
+        yield made
+
+
+def three_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conv, "TILES", TILES)
+    monkeypatch.setattr(conv, "choose_tile", lambda *_: TILES[0])
+
+
+def tune(graph: Graph, on: str = "null", **options: object) -> list[Tuned]:
+    with weft.load(graph, device=on, fallback="error") as session:
+        return tune_pipelines(session.pipelines, **options)  # type: ignore[arg-type]
+
+
+def slices(graph: Graph, on: str = "null", precision: str = "high") -> list[int]:
+    """Return which tiles a session that is loaded now uses."""
+    with weft.load(graph, device=on, fallback="error", precision=precision) as session:
+        launches = session.pipelines[0].backend.recording.launches  # type: ignore[attr-defined]
+        return [launch.kernel.slices for launch in launches if launch.kernel.entry == GEMM]
+
+
+def table_of(device: TimedDevice) -> TuningTable:
+    return TuningTable(device.info)
+
+
+# -- choosing ------------------------------------------------------------------------------------------------
+
+
+def test_the_candidate_with_the_shortest_time_is_chosen_and_used(device: TimedDevice) -> None:
+    assert slices(convolutions()) == [1]
+    (row,) = tune(convolutions())
+    assert (row.nodes, row.tried, row.skipped, row.failed) == (1, 2, 0, {})
+    assert (row.default, row.choice) == (repr(TILES[0]), repr(TILES[1]))
+    assert (row.default_us, row.us) == (100.0, 60.0) and row.gain == pytest.approx(100 / 60)
+    assert slices(convolutions()) == [2]
+    with weft.load(convolutions(), device="null", fallback="error") as session:
+        assert "null: 1 kernels tuned for this device" in session.report.notes
+
+
+def test_nothing_is_left_on_the_device(device: TimedDevice) -> None:
+    tune(convolutions((8, 9)))
+    stats = device.stats
+    assert (stats.live_buffers, stats.live_bytes, stats.live_recordings) == (0, 0, 0)
+
+
+def test_the_choice_is_on_disk_for_the_next_process(device: TimedDevice) -> None:
+    (row,) = tune(convolutions())
+    entry = table_of(device).entries()[row.problem]
+    assert entry.choice == repr(TILES[1])
+    assert {text: t.us for text, t in entry.trials.items()} == dict(
+        zip(map(repr, TILES), (100.0, 60.0, 80.0), strict=True)
+    )
+    with timed_gpu(name="later") as later:
+        assert slices(convolutions(), on="later") == [2]
+        assert [k.slices for k in later.compiled if k.entry == GEMM] == [2], "the default is not built"
+
+
+def test_a_candidate_that_is_hardly_faster_does_not_replace_the_default(device: TimedDevice) -> None:
+    device.does.microseconds = {1: 100.0, 2: 99.0, 4: 99.5}
+    (row,) = tune(convolutions())
+    assert row.choice == row.default
+    assert slices(convolutions()) == [1]
+
+
+def test_equal_problems_are_tuned_once(device: TimedDevice) -> None:
+    rows = tune(convolutions((8, 8, 9)))
+    assert sorted((r.nodes, r.tried) for r in rows) == [(1, 2), (2, 2)]
+    assert rows[0].nodes == 2, "what takes most of the time comes first"
+
+
+def test_a_slow_candidate_is_run_once(device: TimedDevice) -> None:
+    device.does.microseconds[4] = 10000.0
+    tune(convolutions())
+    assert device.ran.count(4) == 1 and device.ran.count(2) > 10
+
+
+# -- failures ------------------------------------------------------------------------------------------------
+
+
+def test_wrong_numbers_disqualify_and_are_remembered(device: TimedDevice) -> None:
+    device.does.wrong = {2}
+    (row,) = tune(convolutions())
+    assert row.choice == repr(TILES[2])
+    assert "wrong numbers: off by" in row.failed[repr(TILES[1])]
+    ran = len(device.ran)
+    (row,) = tune(convolutions())
+    assert row.tried == 0 and repr(TILES[1]) in row.failed and row.choice == repr(TILES[2])
+    assert 2 not in device.ran[ran:]
+    device.does.wrong = set()
+    (row,) = tune(convolutions(), again=True)
+    assert (row.tried, row.choice) == (2, repr(TILES[1]))
+
+
+def test_a_candidate_that_does_not_compile_is_remembered(device: TimedDevice) -> None:
+    device.does.broken = {2, 4}
+    (row,) = tune(convolutions())
+    assert row.choice == row.default
+    assert row.failed == {repr(TILES[k]): f"{2 * k} slices are refused" for k in (1, 2)}
+    assert slices(convolutions()) == [1]
+    trials = table_of(device).entries()[row.problem].trials
+    assert trials[repr(TILES[1])].failed == "2 slices are refused"
+
+
+def test_a_candidate_that_loses_the_device_is_never_tried_again(device: TimedDevice) -> None:
+    device.does.deadly = {2}
+    with pytest.raises(DeviceLost):
+        tune(convolutions())
+    assert device.gone
+    device.gone, device.does.deadly = False, set()
+    (row,) = tune(convolutions())
+    assert row.failed == {repr(TILES[1]): "the device stopped answering"} and row.choice == repr(TILES[2])
+
+
+def test_what_is_tried_is_noted_before_in_case_the_process_ends(
+    device: TimedDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted = []
+
+    def dies(recording: object) -> None:
+        entries = table_of(device).entries()
+        noted.append({text for e in entries.values() for text, t in e.trials.items() if t.failed == PENDING})
+
+    monkeypatch.setattr(device, "wait", dies)
+    tune(convolutions())
+    assert set(map(repr, TILES[1:])) in noted
+
+
+def test_an_interrupt_leaves_no_failure(device: TimedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("weft.backends.gpu.tuning.difference", interrupted)
+        tune(convolutions())
+    (row,) = tune(convolutions())
+    assert (row.tried, row.failed, row.choice) == (2, {}, repr(TILES[1]))
+
+
+@pytest.mark.parametrize(
+    ("got", "why"),
+    [
+        ([1.0, 2.0, 3.0], None),
+        ([1.0, 2.0, 3.00001], None),
+        ([1.0, 2.0, 3.001], "wrong numbers"),
+        ([1.0, 2.0, np.nan], "not written, or not finite"),
+    ],
+)
+def test_results_are_compared_with_those_of_the_default(got: list[float], why: str | None) -> None:
+    said = difference([np.array(got, np.float32)], [np.array([1.0, 2.0, 3.0], np.float32)])
+    assert said is None if why is None else why in (said or "")
+    assert difference([np.array([1, 2])], [np.array([1, 3])]) is not None
+
+
+# -- exact matches only --------------------------------------------------------------------------------------
+
+
+def test_another_driver_uses_nothing_of_it(device: TimedDevice) -> None:
+    tune(convolutions())
+    with timed_gpu("1.1", name="updated"):
+        assert slices(convolutions(), on="updated") == [1]
+
+
+def test_another_shape_type_or_epilogue_uses_nothing_of_it(device: TimedDevice) -> None:
+    tune(convolutions())
+    assert slices(convolutions((9,))) == [1]
+    assert slices(convolutions(relu=False)) == [1]
+    assert slices(convolutions(), precision="low") == [1]
+    assert slices(convolutions()) == [2]
+
+
+def test_another_source_uses_nothing_of_it(device: TimedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    tune(convolutions())
+    render = template.render
+
+    def changed(*request: object) -> object:
+        source = render(*request)  # type: ignore[arg-type]
+        return replace(source, text=source.text + "// a change\n")
+
+    monkeypatch.setattr("weft.backends.gpu.builder.render", changed)
+    assert slices(convolutions()) == [1]
+    (row,) = tune(convolutions())
+    assert row.tried == 2, "what is known of the old source does not count"
+    assert slices(convolutions()) == [2]
+
+
+def test_a_choice_that_is_not_offered_any_more_is_not_taken(
+    device: TimedDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tune(convolutions())
+    monkeypatch.setattr(conv, "TILES", (TILES[0], TILES[2]))
+    assert slices(convolutions()) == [1]
+
+
+def test_tables_can_be_turned_off(device: TimedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    tune(convolutions())
+    monkeypatch.setenv("WEFT_TUNING", "0")
+    assert slices(convolutions()) == [1]
+
+
+# -- the budget ----------------------------------------------------------------------------------------------
+
+
+def ticking(step: float) -> Callable[[], float]:
+    """Return a clock that goes on by `step` seconds at each look."""
+    seconds = iter(range(1 << 30))
+    return lambda: next(seconds) * step
+
+
+def test_what_the_budget_does_not_suffice_for_is_said_and_done_the_next_time(device: TimedDevice) -> None:
+    graph = convolutions((8, 9, 10))
+    rows = tune(graph, budget=0.0, clock=ticking(1.0))
+    assert [(r.tried, r.skipped, r.choice == r.default) for r in rows] == [(0, 3, True)] * 3
+    rows = tune(graph, budget=20.0, clock=ticking(1.0))
+    assert sum(r.tried for r in rows) > 0 < sum(r.skipped for r in rows)
+    done = sum(r.tried for r in rows)
+    rows = tune(graph)
+    assert sum(r.tried for r in rows) == 6 - done and not any(r.skipped for r in rows)
+    assert slices(graph) == [2, 2, 2]
+
+
+# -- files ---------------------------------------------------------------------------------------------------
+
+INFO = DeviceInfo("vulkan", 0, "A GPU", "7.0")
+KEY = DeviceKey.of(INFO)
+ENTRY = Entry("b", {"a": Trial("00", us=2.0), "b": Trial("01", us=1.0), "c": Trial("02", failed="wrong")})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "{", "[]", "null", '{"schema": 2, "devices": []}', '{"schema": 1}', '{"schema": 1, "devices": [{}]}',
+        '{"schema": 1, "devices": [{"api": "vulkan", "name": "A GPU", "driver": "7.0", "problems": {"p": 1}}]}',
+        '{"schema": 1, "devices": [{"api": "vulkan", "name": "A GPU", "driver": "7.0", "problems": '
+        '{"p": {"choice": 3, "trials": {}}}}]}',
+    ],
+)  # fmt: skip
+def test_a_damaged_table_is_a_warning_and_is_replaced(
+    text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = TuningTable(INFO, tmp_path)
+    assert table.path is not None
+    table.path.write_text(text, encoding="utf-8")
+    with caplog.at_level(logging.WARNING):
+        assert table.entries() == {}
+    assert str(table.path) in caplog.text and "is ignored" in caplog.text
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_tables(table.path)
+    table.note("p", ENTRY)
+    table.save()
+    assert read_tables(table.path) == {KEY: {"p": ENTRY}}
+
+
+def test_tables_of_several_devices_share_a_file_and_the_users_own_win(tmp_path: Path) -> None:
+    other = DeviceKey("opencl", "A GPU", "7.0")
+    shipped = tmp_path / "shipped"
+    write_tables(shipped / "a-gpu.json", {KEY: {"p": ENTRY, "q": ENTRY}})
+    write_tables(shipped / "a-gpu.json", {other: {"p": Entry("x")}})
+    assert [d["api"] for d in json.loads((shipped / "a-gpu.json").read_text())["devices"]] == ["opencl", "vulkan"]
+    table = TuningTable(INFO, tmp_path / "own", shipped)
+    assert table.entries() == {"p": ENTRY, "q": ENTRY}
+    table.note("p", Entry("a", {"d": Trial("03", us=5.0)}))
+    table.save()
+    again = TuningTable(INFO, tmp_path / "own", shipped)
+    assert again.choose("p", ["a", "b"]) == "a" and again.choose("q", ["a", "b"]) == "b"
+    assert again.choose("p", ["b"]) is None and again.choose("r", ["a"]) is None
+    assert again.known("p", "d", "03") == Trial("03", us=5.0) and again.known("p", "d", "04") is None
+    assert [f.name for f in shipped.iterdir()] == ["a-gpu.json"], "nothing is left beside a table"
+
+
+def test_writers_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
+    tables = [TuningTable(INFO, tmp_path) for _ in range(8)]
+
+    def write(number: int) -> None:
+        for k in range(10):
+            tables[number].note(f"p{number}.{k}", ENTRY)
+            tables[number].save()
+
+    threads = [threading.Thread(target=write, args=(n,)) for n in range(len(tables))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(TuningTable(INFO, tmp_path).entries()) == 80
+
+
+def test_without_a_cache_nothing_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    three_tiles(monkeypatch)
+    monkeypatch.setenv("WEFT_CACHE", "0")
+    with timed_gpu():
+        (row,) = tune(convolutions())
+        assert row.choice == repr(TILES[1]) and slices(convolutions()) == [2], "this process knows"
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- on devices ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["opencl", "vulkan"])
+def test_a_network_is_tuned_on_a_device_and_stays_right(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    three_tiles(monkeypatch)
+    creator = registry.find(name)
+    assert isinstance(creator, GpuCreator)
+    runtime = creator.runtime(0)
+    monkeypatch.setattr(runtime, "tuning", TuningTable(runtime.device.info))
+    graph = convolutions((5, 6))
+    before = (runtime.device.stats.live_buffers, runtime.device.stats.live_recordings)
+    rows = tune(graph, on=name)
+    assert [(r.nodes, r.tried, r.skipped, r.failed) for r in rows] == [(1, 2, 0, {})] * 2
+    assert all(r.us is not None and r.us > 0 for r in rows)
+    assert (runtime.device.stats.live_buffers, runtime.device.stats.live_recordings) == before
+    for row in rows:  # whichever was the fastest here, let it be the one with the most slices
+        entry = runtime.tuning.entries()[row.problem]
+        runtime.tuning.note(row.problem, Entry(repr(TILES[2]), entry.trials))
+    with weft.load(graph, device=name, fallback="error") as session:
+        assert f"{name}: 2 kernels tuned for this device" in session.report.notes
+        got = session.run(feeds(graph))
+    for y, want in zip(got, outputs(graph, feeds(graph)), strict=True):
+        np.testing.assert_allclose(y, want, rtol=1e-4, atol=1e-4)
