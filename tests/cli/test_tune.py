@@ -1,0 +1,107 @@
+"""`weft tune`, and what `weft cache` knows of its tables."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import helper
+
+from tests.cli.driver import Cli, double, write_model
+from tests.core.test_tuning import TILES, three_tiles
+from tests.core.timed_gpu import TimedDevice, timed_gpu
+from weft.backends.gpu.tuning_table import DeviceKey, read_tables
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    weights = np.random.default_rng(0).standard_normal((16, 16, 3, 3))
+    node = helper.make_node("Conv", ["x", "w"], ["y"], name="conv", pads=[1, 1, 1, 1])
+    return write_model(tmp_path / "conv.onnx", [node], {"x": ("n", 16, 8, 8)}, ["y"], w=weights)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    three_tiles(monkeypatch)
+    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_a_network_is_tuned_and_the_table_is_printed(cli: Cli, model: Path, cache: Path, tmp_path: Path) -> None:
+    table = tmp_path / "tuned" / "null.json"
+    with timed_gpu() as device:
+        done = cli("tune", model, "-d", "null", "--shape", "x=2,16,8,8", "-o", table)
+        row = next(text for text in done.out.splitlines() if text.startswith("conv_gemm("))
+        assert "100.0" in row and "60.0" in row and "1.67" in row and "N=2" in row
+        assert "in total: 100.0 us by default, 60.0 us tuned, 1.67 times faster" in done.out
+        assert "candidates tried: 2\n" in done.out and f"table: {table}" in done.out
+        assert str(cache) in done.out
+        assert "candidates tried: 0\n" in cli("tune", model, "-d", "null", "--shape", "x=2,16,8,8").out
+        assert "candidates tried: 2\n" in cli("tune", model, "-d", "null", "--shape", "x=2,16,8,8", "--again").out
+        (entry,) = read_tables(table)[DeviceKey.of(device.info)].values()
+    assert entry.choice == repr(TILES[1])
+
+
+def test_each_precision_has_its_own_choices(cli: Cli, model: Path, cache: Path) -> None:
+    with timed_gpu():
+        done = cli("tune", model, "-d", "null,cpu", "--precision", "high,normal", "--budget", "30")
+    assert [text for text in done.out.splitlines() if text.startswith(("null, ", "cpu, "))] == [
+        "null, high", "null, normal", "cpu, high: there is nothing to choose from",
+        "cpu, normal: there is nothing to choose from",
+    ]  # fmt: skip
+
+
+def test_failures_and_a_spent_budget_are_said(cli: Cli, model: Path, cache: Path) -> None:
+    def tune(device: TimedDevice, *options: str) -> str:
+        done = cli("tune", model, "-d", "null", *options)
+        return done.out + done.err
+
+    with timed_gpu() as device:
+        device.does.broken = {4}
+        assert "candidates tried: 0; 3 not, for lack of time: --budget" in tune(device, "--budget", "0")
+        assert f"{TILES[2]!r} is out: 4 slices are refused" in tune(device)
+
+
+def test_an_output_that_is_no_table_is_refused_before_the_work(
+    cli: Cli, model: Path, cache: Path, tmp_path: Path
+) -> None:
+    wrong = tmp_path / "notes.json"
+    wrong.write_text("[1, 2]")
+    with timed_gpu() as device:
+        done = cli("tune", model, "-d", "null", "-o", wrong, status=2)
+        assert device.ran == []
+    assert "a tuning table cannot be read" in done.err and str(wrong) in done.err
+    assert json.loads(wrong.read_text()) == [1, 2]
+
+
+def test_without_a_cache_it_says_so(cli: Cli, model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_CACHE", "0")
+    monkeypatch.setenv("WEFT_TUNING", "0")
+    with timed_gpu():
+        said = cli("tune", model, "-d", "null").err
+    assert "nothing is kept for later loads" in said and "WEFT_TUNING=0" in said
+
+
+def test_a_network_without_choices_is_said_to_have_none(cli: Cli, cache: Path, tmp_path: Path) -> None:
+    with timed_gpu():
+        out = cli("tune", double(tmp_path / "double.onnx"), "-d", "null").out
+    assert "null, high: there is nothing to choose from" in out
+
+
+def test_the_cache_shows_and_clears_tables(
+    cli: Cli, model: Path, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with timed_gpu(), caplog.at_level(logging.WARNING):
+        cli("tune", model, "-d", "null")
+    (table,) = (cache / "tuning").glob("*.json")
+    (cache / "tuning" / "mine.json").write_text("kept")
+    assert re.search(r"^tuning\s+1\s", cli("cache", "info").out, re.M)
+    cli("cache", "clear", "--keep-tuning")
+    assert table.exists()
+    cli("cache", "clear")
+    assert not table.exists() and (cache / "tuning" / "mine.json").exists()
+    assert caplog.records == []
