@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 import weft
-from weft import DType, Execution, Graph, Node, OptimizationViews, PreCompiled, SubgraphView, Tensor
-from weft.extend import Array, HostBackend
+from weft import DType, Execution, OptimizationViews, PreCompiled, SubgraphView, Tensor
+from weft.extend import Array, HostBackend, precompiled
 
 Inputs = Sequence[Tensor | None]
 Outputs = Sequence[Tensor]
@@ -48,13 +48,9 @@ class CustomBackend(HostBackend):
         if [node.op.type for node in view.nodes] != ["Add"]:
             return views.keep_rest(view)
         (add,) = view.nodes
-        result = view.graph.specs[add.outputs[0]]
-        compiled = PreCompiled("custom", CompiledAddition(result.size), (result,))
-        # The same input and output slots as the part, and its constants.
-        node = Node(view.graph.fresh_name(f"{add.name} compiled"), compiled, add.inputs, add.outputs)
-        replacement = Graph(view.graph.name, list(view.inputs), list(view.outputs), [node])
-        replacement.specs, replacement.constants = dict(view.graph.specs), dict(view.graph.constants)
-        views.substitute(view, replacement)
+        compiled = CompiledAddition(view.graph.specs[add.outputs[0]].size)
+        # The same slots as the part; the node reads what the addition read, constants among it.
+        views.substitute(view, precompiled(view, "custom", compiled, add.inputs))
         return views
 
 
@@ -68,9 +64,6 @@ class Addition(Execution):
         if isinstance(op, PreCompiled):
             assert isinstance(op.payload, CompiledAddition)
             self.add = op.payload
-
-    def onResize(self, inputs: Inputs, outputs: Outputs) -> None:
-        """Prepare nothing: what there is to prepare was compiled."""
 
     def onExecute(self, inputs: Inputs, outputs: Outputs) -> None:
         """Add into the memory of the output."""

@@ -29,17 +29,8 @@ class TwoOps(HostBackend):
         return super().why_not(inputs, outputs, op)
 
 
-class EngineOp(Execution):
-    """What both ops share: they are made of nothing but the op."""
-
-    def __init__(self, inputs: Inputs, outputs: Outputs, op: Op, backend: TwoOps) -> None: ...
-
-    def onResize(self, inputs: Inputs, outputs: Outputs) -> None:
-        """Prepare nothing; a real engine would choose its kernel here."""
-
-
 @TwoOps.creator("MatMul")
-class MatMul(EngineOp):
+class MatMul(Execution):
     """A product of two matrices."""
 
     @staticmethod
@@ -55,7 +46,7 @@ class MatMul(EngineOp):
 
 
 @TwoOps.creator("Relu")
-class Relu(EngineOp):
+class Relu(Execution):
     """What is below zero becomes zero."""
 
     def onExecute(self, inputs: Inputs, outputs: Outputs) -> None:

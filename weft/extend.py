@@ -32,6 +32,7 @@ from weft.core.host import HostBackend
 from weft.core.layout import Array, Shape, convert, from_storage, storage_shape, to_storage
 from weft.core.memory import ArenaPlan, BufferManager, Slot
 from weft.core.op import Constants, OpClass
+from weft.core.optimized import precompiled
 from weft.core.profile import ProfilingContext
 from weft.core.views import FailedPart, Substitution, subgraph
 from weft.errors import (
@@ -103,6 +104,7 @@ __all__ = [
     "from_storage",
     "gpu_op",
     "is_compatible",
+    "precompiled",
     "storage_shape",
     "subgraph",
     "to_storage",

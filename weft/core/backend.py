@@ -80,12 +80,16 @@ class BackendInfo:
 class Execution(ABC):
     """One node on one backend."""
 
-    @abstractmethod
+    def __init__(self, *arguments: Any) -> None:
+        """Take what creators are called with, (inputs, outputs, op, backend), for classes that need none of it."""
+        return None
+
     def onResize(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
-        """Prepare for these shapes: choose kernels, acquire scratch, upload constants.
+        """Prepare for these shapes: choose kernels, acquire scratch, upload constants; nothing by default.
 
         The tensors' memory may be planned only: its address is final after `onResizeEnd`.
         """
+        return None
 
     @abstractmethod
     def onExecute(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
@@ -152,6 +156,8 @@ class Backend(ABC):
             def __init__(self, inputs, outputs, op, backend): ...
     """
 
+    version: ClassVar[str] = ""
+    """The backend's own version, where the class is registered without a creator."""
     host_memory: ClassVar[bool] = False
     """Tensors of this backend hold numpy arrays in the storage shape, so that the host reads them directly."""
     copies_constants: ClassVar[bool] = True

@@ -22,15 +22,15 @@ class ClassCreator(BackendCreator):
     """Makes backends of a class that has no creator of its own: one device, which is always there."""
 
     def __init__(self, made: type[Backend]) -> None:
-        self.made = made
+        self.made, self.version = made, made.version
 
     def onCreate(self, info: BackendInfo) -> Backend:
         """Return a backend of the class."""
         return self.made(info)
 
     def devices(self) -> list[DeviceInfo]:
-        """Return the one device, named after the class."""
-        return [DeviceInfo(self.id, 0, self.made.__name__)]
+        """Return the one device, named after the class; what computes in the host's memory is software."""
+        return [DeviceInfo(self.id, 0, self.made.__name__, self.version, software=self.made.host_memory)]
 
 
 def as_creator(what: object) -> BackendCreator:

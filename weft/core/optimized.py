@@ -13,6 +13,7 @@ from weft.core.graph import Graph, Node
 from weft.core.layout import Array
 from weft.core.op import Constants, Op, register_op
 from weft.core.tensor import TensorSpec
+from weft.core.views import SubgraphView
 from weft.errors import ExecutionError
 
 if TYPE_CHECKING:
@@ -67,6 +68,22 @@ class PreCompiled(Op):
 
     def __str__(self) -> str:
         return f"PreCompiled(backend={self.backend})"
+
+
+def precompiled(
+    part: SubgraphView, backend: str, payload: object, inputs: Sequence[str] | None = None
+) -> Graph:
+    """Return the graph of one `PreCompiled` node that takes the place of a part, with the part's slots.
+
+    The node reads `inputs`, which may name constants of the part; by default the input slots alone.
+    """
+    read = tuple(part.inputs if inputs is None else inputs)
+    op = PreCompiled(backend, payload, tuple(part.graph.specs[o] for o in part.outputs))
+    node = Node(f"{backend}:{part.outputs[0] if part.outputs else part.nodes[0].name}", op, read, part.outputs)
+    graph = Graph(part.graph.name, list(part.inputs), list(part.outputs), [node])
+    graph.specs = {v: part.graph.specs[v] for v in (*part.inputs, *read, *part.outputs) if v}
+    graph.constants = {v: part.graph.constants[v] for v in read if v in part.graph.constants}
+    return graph
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,7 +19,7 @@ from onnx import helper, numpy_helper
 
 import weft
 from weft import DType, Execution, Graph, Node, Op, PreCompiled, Tensor, TensorSpec
-from weft.extend import DeviceError, HostBackend
+from weft.extend import DeviceError, HostBackend, precompiled
 
 __version__ = "0.1.0"
 Inputs = Sequence[Tensor | None]
@@ -164,6 +164,8 @@ def why_not_right(inputs: Inputs, outputs: Outputs, op: Op) -> str | None:
         return "ONNX Runtime has no dilated windows with auto_pad SAME_UPPER or SAME_LOWER"
     if op.type == "ReduceMean" and 0 in (inputs[0].shape if inputs[0] else ()):
         return "ONNX Runtime says that the mean of nothing is 0, and ONNX that it is no number"
+    if op.type in ("Max", "Min") and outputs[0].dtype is DType.INT64:
+        return "ONNX Runtime does not tell large numbers of int64 apart in Max and Min"
     if values.get("coordinate_transformation_mode") == "half_pixel_symmetric" and values["mode"] == "nearest":
         return "ONNX Runtime picks other neighbours for half_pixel_symmetric than ONNX says"
     return None
@@ -204,12 +206,7 @@ class OrtBackend(HostBackend):
         if why is not None:
             views.fail(view, why)
             return views
-        results = tuple(view.graph.specs[o] for o in view.outputs)
-        name = view.graph.fresh_name(f"ort {view.nodes[0].name}")
-        node = Node(name, PreCompiled(self.info.id, model, results), view.inputs, view.outputs)
-        replacement = Graph(view.graph.name, list(view.inputs), list(view.outputs), [node])
-        replacement.specs = {v: view.graph.specs[v] for v in (*view.inputs, *view.outputs)}
-        views.substitute(view, replacement)
+        views.substitute(view, precompiled(view, self.info.id, model))
         return views
 
     def onCreate(self, inputs: Inputs, outputs: Outputs, op: Op) -> Execution:
