@@ -33,7 +33,7 @@ from weft.ops.slicing import Slice
 GPUS = ("opencl", "vulkan")
 FLOATS = frozenset({"float32", "float16"})
 ANY = frozenset(t.value for t in DType)
-INDEXED = FLOATS | {"int64"}
+INTEGERS = frozenset({"int64", "int32", "int8", "uint8"})
 
 
 def _each(names: str, types: frozenset[str]) -> dict[str, frozenset[str]]:
@@ -42,16 +42,16 @@ def _each(names: str, types: frozenset[str]) -> dict[str, frozenset[str]]:
 
 RUNS_ON_GPUS: dict[str, frozenset[str]] = {
     **_each(
-        "Abs Acos Acosh Asin Asinh Atan Atanh Ceil Celu Cos Cosh Elu Erf Exp Floor Gelu HardSigmoid", FLOATS
+        "Acos Acosh Asin Asinh Atan Atanh Ceil Celu Cos Cosh Elu Erf Exp Floor Gelu HardSigmoid", FLOATS
     ),
-    **_each(
-        "HardSwish LeakyRelu Log Mish Neg Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh", FLOATS
-    ),
-    **_each("Softplus Softsign Sqrt Swish Tan Tanh ThresholdedRelu Cast IsNaN IsInf", FLOATS),
-    **_each("Add Sub Mul Div Max Min Sum Mean Mod Pow PRelu SwiGLU Clip", FLOATS),
-    **_each("Less LessOrEqual Greater GreaterOrEqual", FLOATS),
-    **_each("Equal And Or Xor Not", FLOATS | {"bool"}),
-    **_each("MatMul Gemm Conv ConvTranspose Softmax LogSoftmax", FLOATS),
+    **_each("HardSwish LeakyRelu Log Mish Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh", FLOATS),
+    **_each("Softplus Softsign Sqrt Swish Tan Tanh ThresholdedRelu IsNaN IsInf", FLOATS),
+    **_each("Div Sum Mean Mod Pow PRelu SwiGLU Clip", FLOATS),
+    **_each("Abs Neg Add Sub Mul Max Min", FLOATS | INTEGERS),
+    **_each("Less LessOrEqual Greater GreaterOrEqual", FLOATS | INTEGERS),
+    **_each("Cast Equal", FLOATS | INTEGERS | {"bool"}),
+    **_each("And Or Xor Not", FLOATS | {"bool"}),
+    **_each("MatMul Gemm Conv ConvTranspose Softmax LogSoftmax weft::Attention", FLOATS),
     **_each("MaxPool AveragePool LpPool GlobalAveragePool GlobalMaxPool", FLOATS),
     **_each("ReduceSum ReduceMean ReduceProd ReduceL1 ReduceL2 ReduceSumSquare ReduceLogSum", FLOATS),
     **_each("ReduceLogSumExp ReduceMax ReduceMin ArgMax ArgMin CumSum CumProd", FLOATS),
@@ -68,7 +68,7 @@ REFUSED = {
     r"Conv-f32\[2x3x8x8\]-f32": "computed at run time",
     r"MaxPool-.*-outputs=2": "int64",
     r"Dropout-.*-outputs=2": "mask",
-    r"Cast-.*-to=(bool|u?int\d+|float64)$": "compute in float32",
+    r"Cast-.*-to=(uint16|uint32|uint64|int16|float64)$": "compute in float32",
 }
 """Rows of types that fit which GPUs must refuse all the same, by a pattern, with a piece of the reason."""
 

@@ -26,20 +26,20 @@ def fuse_gelu(graph: Graph) -> Graph:
 
 def _of_erf(reader: Reader, value: str) -> Iterator[str]:
     """Yield the x for which a value is x / sqrt 2."""
-    number, x = reader.scaled(value)
-    if is_about(number, sqrt(0.5)):
-        yield x
+    for number, x in reader.scalings(value):
+        if is_about(number, sqrt(0.5)):
+            yield x
 
 
 def _of_tanh(reader: Reader, value: str) -> Iterator[str]:
     """Yield the x for which a value is sqrt(2 / pi) * (x + 0.044715 * x^3)."""
-    number, total = reader.scaled(value)
-    node = reader.maker(total, "Add")
-    if node is None or not is_about(number, sqrt(2 / pi)):
-        return
-    for x, cubic in (node.inputs, node.inputs[::-1]):
-        if reader.product(cubic, x).is_about(0.044715, x, x, x):
-            yield x
+    for number, total in reader.scalings(value):
+        node = reader.maker(total, "Add")
+        if node is None or not is_about(number, sqrt(2 / pi)):
+            continue
+        for x, cubic in (node.inputs, node.inputs[::-1]):
+            if reader.product(cubic, x).is_about(0.044715, x, x, x):
+                yield x
 
 
 def _root(reader: Reader, value: str, x: str) -> Node | None:

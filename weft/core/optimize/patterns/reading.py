@@ -115,9 +115,10 @@ class Reader:
             return Product(base.number ** int(known), base.factors * int(known))
         return Product(1.0, (value,))
 
-    def scaled(self, value: str) -> tuple[float, str]:
-        """Return a number and the value of which `value` is that many times."""
+    def scalings(self, value: str) -> Iterator[tuple[float, str]]:
+        """Yield numbers and the values of which `value` is that many times, further and further up."""
         number = 1.0
+        yield number, value
         while (node := self.maker(value, "Mul", "Div")) is not None:
             found = self.with_number(node)
             if found is None or (node.op.type == "Div" and found[1] != node.inputs[0]):
@@ -126,7 +127,11 @@ class Reader:
                 break
             number *= found[0] if node.op.type == "Mul" else 1 / found[0]
             value = found[1]
-        return number, value
+            yield number, value
+
+    def scaled(self, value: str) -> tuple[float, str]:
+        """Return the last of the `scalings`."""
+        return list(self.scalings(value))[-1]
 
     def put(self, root: Node, *nodes: Node) -> None:
         """Let other nodes stand in the place of a node; the last of them makes its output."""

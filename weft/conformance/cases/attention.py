@@ -1,0 +1,50 @@
+"""Rows of attention, an op of Weft's own."""
+
+from __future__ import annotations
+
+from math import inf
+
+import numpy as np
+
+from weft.conformance.cases.table import Case, Input, case, f16, f32, given
+
+ALONE = "an op of Weft's own: its rows stand for networks that are compared with onnxruntime"
+
+
+def heads(*lead: int, queries: int, keys: int, depth: int, width: int | None = None) -> tuple[Input, ...]:
+    """Return Q, K and V."""
+    return f32(*lead, queries, depth), f32(*lead, keys, depth), f32(*lead, keys, width or depth)
+
+
+def _hidden(fill: float) -> Input:
+    """Return a mask that hides other keys from each query, and all keys but the last from the first."""
+    hidden = np.zeros((5, 40), np.float32)
+    hidden[0, :39] = fill
+    hidden[1, 3:] = fill
+    hidden[2, :20] = fill
+    return given(hidden)
+
+
+CASES: list[Case] = [
+    case("weft::Attention", *inputs, name=name, unverified=ALONE, **attributes)
+    for name, inputs, attributes in (
+        ("plain", heads(2, 3, queries=7, keys=7, depth=16), {"scale": 0.25}),
+        ("one-axis", heads(4, queries=9, keys=33, depth=8, width=10), {}),
+        ("odd-sizes", heads(1, 2, queries=17, keys=70, depth=5, width=13), {"scale": 0.5}),
+        ("largest", heads(1, 1, queries=3, keys=19, depth=128), {"scale": 0.1}),
+        ("mask-of-keys", (*heads(2, 3, queries=5, keys=9, depth=8), f32(2, 1, 1, 9, low=-9)), {}),
+        ("mask-of-all", (*heads(2, 3, queries=5, keys=9, depth=8), f32(2, 3, 5, 9, low=-9)), {}),
+        ("mask-of-rows", (*heads(2, queries=5, keys=9, depth=8), f32(5, 1)), {}),
+        ("hidden", (*heads(1, 2, queries=5, keys=40, depth=8), _hidden(-inf)), {}),
+        ("lowest", (*heads(1, 2, queries=5, keys=40, depth=8), _hidden(float(np.finfo(np.float32).min))), {}),
+        (
+            "all-hidden",
+            (*heads(1, 1, queries=1, keys=33, depth=8), given(np.full((1, 33), -inf, np.float32))),
+            {},
+        ),
+        ("large-scores", heads(1, 1, queries=5, keys=40, depth=64), {"scale": 400.0}),
+        ("heads", (*heads(2, queries=5, keys=9, depth=24, width=30), f32(2, 1, 5, 9)), {"heads": 3}),
+        ("packed", (f32(2, 20, 72), f32(2, 1, 1, 20)), {"heads": 3, "packed": 1, "scale": 0.3}),
+        ("halves", (f16(2, 20, 72),), {"heads": 3, "packed": 1, "scale": 0.3}),
+    )
+]
