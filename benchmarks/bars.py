@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -152,7 +153,7 @@ def _accuracy(rows: Sequence[Row]) -> Iterator[Bar]:
         for precision, allowed in ACCURACY.items():
             errors = [r for r in rows if r.who == f"weft {api}" and r.precision == precision and r.error is not None]
             if errors:
-                worst = max(errors, key=lambda r: r.error or 0.0)
+                worst = max(errors, key=lambda r: math.inf if r.error != r.error else r.error or 0.0)  # NaN is worst
                 name = f"{worst.network} x{worst.batch}"
                 yield Bar(f"{api} error by norm", name, precision, worst.error or 1e-30, "allowed", allowed, 1.0)
 

@@ -5,8 +5,9 @@
 The networks are those of `benchmarks/models.py` with random weights. Each runs at batch 1 and 32 on Weft's Vulkan and
 OpenCL (high = fp32, normal = fp32 accuracy by faster means, low = fp16), in PyTorch (CUDA graph and eager, both layouts
 of pictures, TF32 on and off, fp16), ncnn (its own benchmark networks, in FOLDER), tinygrad and ONNX Runtime on the CPU,
-all in this process. Matrix products of fp16 follow, against cuBLAS. A peer that is not there, or fails, is listed with
-the reason. What a time covers is said at the head of each side's module: own.py, peers_*.py, gemm.py.
+all in this process. Matrix products of fp16 against cuBLAS come after the first batch size. A peer that is not there,
+or fails, is listed with the reason. What a time covers is said at the head of each side's module: own.py, peers_*.py,
+gemm.py.
 
 Every row is printed, and written to the JSON file, as it is taken. The last thing printed is the table of the bars
 (bars.py): each ratio is the peer's time over Weft's.
@@ -69,19 +70,14 @@ def main() -> None:
     record = Record(_facts(), options.json, options.budget)
     peers = _present(options.peers, record)
     devices = _weft_devices(options.devices, record)
-    for batch in options.batch:
+    for position, batch in enumerate(options.batch):
         for network in options.networks:
             record.attempt(
                 f"{network} x{batch}",
                 lambda n=network, b=batch: _network(n, b, options, devices, peers, counts, record),  # type: ignore[misc]
             )
-    if options.gemm:
-        for size in options.sizes:
-            record.attempt(
-                f"gemm {size}",
-                lambda n=size: gemm.measure(n, devices, "torch" in peers, counts, record),  # type: ignore[misc]
-            )
-            gc.collect()
+        if position == 0 and options.gemm:
+            _products(options.sizes, devices, "torch" in peers, counts, record)
     if "tinygrad" in peers:  # last: it takes longest to compile
         _tinygrad(options, counts, record)
     _conclude(record)
@@ -111,6 +107,12 @@ def _network(
     if "onnxruntime" in peers:
         few = Counts(1, counts.iterations, min(counts.seconds, 1.5))
         record.attempt(f"{network} x{batch} onnxruntime", lambda: record.add(peers_onnxruntime.row(case, few)))
+
+
+def _products(sizes: Sequence[int], devices: Sequence[str], cublas: bool, counts: Counts, record: Record) -> None:
+    for size in sizes:
+        record.attempt(f"gemm {size}", lambda n=size: gemm.measure(n, devices, cublas, counts, record))  # type: ignore[misc]
+        gc.collect()
 
 
 def _case(network: str, batch: int, image: int, record: Record) -> Case:
@@ -165,20 +167,14 @@ def _weft_devices(wanted: Sequence[str], record: Record) -> list[str]:
 
 def _facts() -> dict[str, object]:
     devices = [f"{d.id}:{d.index} {d.name}, {d.driver}" for d in weft.devices()]
-    versions = {name: version(name) for name in ("weft", "numpy", "onnx") if _installed(name)}
-    versions["python"] = platform.python_version()
+    versions = {"weft": weft.__version__, "python": platform.python_version()}
+    versions |= {name: version(name) for name in ("numpy", "onnx")}
     return {
         "date": str(date.today()),
         "command": f"python -m benchmarks.gpu {' '.join(sys.argv[1:])}",
         "devices": devices,
         "versions": versions,
     }
-
-
-def _installed(name: str) -> bool:
-    from importlib.util import find_spec
-
-    return find_spec(name) is not None
 
 
 def _conclude(record: Record) -> None:

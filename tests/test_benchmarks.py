@@ -1,0 +1,112 @@
+"""The measurement's own arithmetic: references, products, bars. What it times needs no test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import measure, models, peers_ncnn
+from benchmarks.bars import bars, table
+from benchmarks.gemm import Chain
+from benchmarks.measure import Record, Row, random_inputs, relative_error
+
+
+def test_error_is_of_the_worst_output_and_nan_never_passes() -> None:
+    right = np.array([3.0, 4.0], np.float32)
+    assert relative_error([right, right * 1.1], [right, right]) == pytest.approx(0.1, rel=1e-5)
+    assert not relative_error([right, right * np.nan], [right, right]) <= 1.0
+    with pytest.raises(ValueError, match="shape"):
+        relative_error([right[:1]], [right])
+
+
+@pytest.mark.parametrize("ahead", [0, 96])
+def test_chain_is_right(ahead: int) -> None:
+    pytest.importorskip("onnxruntime", reason="the chain's network is run by ONNX Runtime")
+    chain = Chain.random(64, ahead)
+    for launches in (1, 5):
+        session = measure.onnxruntime_session(chain.model(launches))
+        assert relative_error(session.run(None, {"x": chain.x}), [chain.result(launches)]) < 1e-5
+    assert 0.1 < float(np.std(chain.result(5))) < 10
+
+
+@pytest.mark.parametrize("name", list(models.MODELS))
+def test_torch_computes_what_the_network_says(name: str) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch's side needs PyTorch")
+    pytest.importorskip("onnxruntime", reason="the reference is ONNX Runtime's")
+    from benchmarks.peers_torch import torch_side
+
+    case = measure.build(name, 2, 64)
+    for variant in torch_side(case.model).variants:
+        side = torch_side(case.model).to("cpu", torch.float32, variant)
+        with torch.inference_mode():
+            for _ in range(2):  # nothing that is kept may be written in place
+                got = side(*(torch.from_numpy(a.copy()) for a in case.inputs.values()))
+        assert relative_error([y.numpy() for y in got], case.outputs) < 1e-5
+
+
+def test_inputs_suit_their_names() -> None:
+    inputs = random_inputs(models.MODELS["minilm_l6"](2))
+    assert inputs["attention_mask"].all() and not inputs["token_type_ids"].any()
+    assert inputs["input_ids"].max() > 1000 and inputs["input_ids"].max() < 30522
+
+
+def test_flops_of_a_param_file(tmp_path: Path) -> None:
+    text = """7767517
+4 4
+Input data 0 1 data -23330=4,3,8,8,3 0=8 1=8 2=3
+Convolution a 1 1 data a -23330=4,3,4,2,16 0=16 1=3 6=432
+ConvolutionDepthWise b 1 1 a b -23330=4,3,4,2,16 0=16 1=3 6=144 7=16
+InnerProduct c 1 1 b c -23330=4,1,10,1,1 0=10 1=1 2=1280
+"""
+    path = tmp_path / "small.param"
+    path.write_text(text)
+    assert peers_ncnn.flops(path) == 2 * (8 * 432 + 8 * 144 + 1280)
+
+
+def rows() -> list[Row]:
+    return [
+        Row("resnet50", 1, "weft vulkan", "fp16", host_ms=0.5, device_ms=0.7, error=2e-3),
+        Row("resnet50", 32, "weft vulkan", "fp16", host_ms=5.0, device_ms=4.0, error=2e-2),
+        Row("resnet50", 1, "ncnn vulkan", "fp32", host_ms=3.0),
+        Row("resnet50", 1, "torch graph nchw", "fp16", host_ms=1.0, device_ms=0.9),
+        Row("resnet50", 1, "torch graph channels-last", "fp16", host_ms=0.9, device_ms=0.8),
+        Row("resnet50", 1, "torch graph nchw", "tf32", host_ms=0.1),
+        Row("resnet50", 32, "torch graph nchw", "fp16", host_ms=3.5, device_ms=3.0),
+    ]
+
+
+def test_bars_take_the_fastest_peer_of_the_same_class() -> None:
+    found = {(b.bar, b.precision): b for b in bars(rows(), [])}
+    best = found["vulkan x1, host to host, best runtime", "fp16"]
+    assert (best.peer, best.its, best.ratio, best.met) == ("ncnn vulkan fp32", 3.0, 6.0, True)
+    graph = found["vulkan x1, host to host, CUDA graph", "fp16"]
+    assert graph.peer == "torch graph channels-last fp16" and graph.ratio == pytest.approx(1.8) and graph.met
+    device = found["vulkan x32, device, CUDA graph", "fp16"]
+    assert device.ratio == 0.75 and device.met
+    assert found["vulkan x1, host to host, CUDA graph", "fp32"].met is None
+    error = found["vulkan error by norm", "fp16"]
+    assert error.network == "resnet50 x32" and error.met is False
+
+
+def test_products_have_bars_and_the_table_has_them_all() -> None:
+    gemm = [{"size": 4096, "who": w, "us": t} for w, t in (("weft opencl", 200.0), ("cublas", 190.0))]
+    found = bars(rows(), gemm)
+    (product,) = [b for b in found if b.network == "4096" and b.bar.startswith("opencl")]
+    assert product.ratio == 0.95 and product.met
+    assert len(table(found).splitlines()) == 2 + len(found)
+
+
+def test_a_row_that_fails_is_listed_and_the_file_is_always_whole(tmp_path: Path) -> None:
+    import json
+
+    path = tmp_path / "r.json"
+    record = Record({"date": "today", "versions": {}}, path)
+    record.attempt("a peer", lambda: 1 / 0)  # type: ignore[arg-type, return-value]
+    record.add(rows()[0])
+    found = json.loads(path.read_text())
+    assert found["absent"] == {"a peer": "ZeroDivisionError: division by zero"} and len(found["rows"]) == 1
+    late = Record({}, None, budget=-1.0)
+    late.attempt("more", lambda: pytest.fail("the time is up"))
+    assert "were given" in late.absent["more"]
