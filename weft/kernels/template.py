@@ -8,12 +8,15 @@ epilogue, is pasted by the argument itself, so no template knows of it.
 
 from __future__ import annotations
 
+import hashlib
+import sys
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft.errors import CompileError, ConfigError
+from weft.kernels.cache import DiskCache
 from weft.kernels.dialect import Dialect, KernelParts, Shared
 from weft.kernels.source import Arg, ConstantKind, KernelSource
 
@@ -206,6 +209,7 @@ def add_shader_folder(folder: str | Path) -> None:
             )
     _folders.append(folder)
     _lookup.cache_clear()
+    _writers.cache_clear()
     render.cache_clear()
 
 
@@ -229,11 +233,35 @@ def _constants(request: KernelRequest) -> tuple[tuple[str, ConstantKind], ...]:
     return tuple((n, "int") for n in ints) + tuple((n, "float") for n in sorted(request.floats))
 
 
+@lru_cache(maxsize=16)
+def _writers(dialect: Dialect) -> str:
+    """Return the hash of all that turns a request into text: templates, and the modules beside this and the dialect."""
+    modules = {cls.__module__ for cls in type(dialect).__mro__ if issubclass(cls, Dialect)}
+    places = [Path(file).parent for m in modules if (file := getattr(sys.modules[m], "__file__", None))]
+    hashed = hashlib.blake2b(f"{dialect.name} {vars(dialect)!r}".encode(), digest_size=16)
+    for folder in sorted({*places, *_folders, Path(__file__).parent}):
+        for file in sorted((*folder.glob("*.mako"), *folder.glob("*.py"))):
+            hashed.update(file.read_bytes())
+    return hashed.hexdigest()
+
+
 @lru_cache(maxsize=4096)
 def render(request: KernelRequest, dialect: Dialect) -> KernelSource:
-    """Return the kernel's source; CompileError shows the template's own trace if the template fails."""
-    writer = Writer(request, dialect)
+    """Return the kernel's source; CompileError shows the template's own trace if the template fails.
+
+    Texts are kept on disk: a process that finds all of its own there need not import Mako.
+    """
     entry = request.template.replace(".", "_")
+    cache, key = DiskCache("sources"), f"{_writers(dialect)} {request!r}"
+    held = cache.get(key)
+    text = held.decode() if held else _written(request, dialect, entry)
+    if not held:
+        cache.put(key, text.encode())
+    return KernelSource(entry, text, request.args, _constants(request))
+
+
+def _written(request: KernelRequest, dialect: Dialect, entry: str) -> str:
+    writer = Writer(request, dialect)
     try:
         special = f"{request.template}.{dialect.name}.mako"  # written for one language, where that is faster
         file = special if _lookup().has_template(special) else f"{request.template}.mako"
@@ -248,5 +276,4 @@ def render(request: KernelRequest, dialect: Dialect) -> KernelSource:
         ) from e
     constants = _constants(request)
     parts = KernelParts(entry, prelude, request.args, constants, writer.shared_arrays, body, writer.extensions)
-    text = dialect.assemble(parts)
-    return KernelSource(entry, text, request.args, constants)
+    return dialect.assemble(parts)

@@ -95,25 +95,30 @@ class NodeBuilder(KernelBuilder):
         sources = {n: self._on_device(n, t) for n, t in {**reads, **extra.reads}.items()}
         args = [self._arg(n, t, raw, False) for n, t in sources.items()]
         args += [self._arg(n, t, raw, True) for n, t in writes.items()]
-        all_ints = {**(ints or {}), **extra.ints, "LX": local[0], "LY": local[1], "LZ": local[2]}
+        all_ints = {**(ints or {}), **extra.ints}
         all_floats = {**(floats or {}), **extra.floats}
         request = KernelRequest(
             template,
             tuple(sorted((variant or {}).items())),
             tuple(args),
-            tuple(n for n in all_ints if n not in ("LX", "LY", "LZ")),
+            tuple(all_ints),
             tuple(all_floats),
             extra.stages,
             target if extra.stages else "",
         )
         source = render(request, self._device.dialect)
+        all_ints |= {"LX": local[0], "LY": local[1], "LZ": local[2]}
         for name, tensor in {**sources, **writes}.items():
             if is_packed(tensor):
                 all_ints |= place_constants(tensor, name)
         values = {n: all_ints[n] if kind == "int" else all_floats[n] for n, kind in source.constants}
         build = Build(self._device, source, values)
-        label = f"{self._label}/{template}"
-        planned = PlannedLaunch(build, tuple(sources.values()), tuple(writes.values()), grid, label)
+        self._add(build, tuple(sources.values()), tuple(writes.values()), grid, template)
+
+    def _add(
+        self, build: Build, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], grid: Size3, template: str
+    ) -> None:
+        planned = PlannedLaunch(build, reads, writes, grid, f"{self._label}/{template}")
         self.launched.append(planned)
         if self.picks:
             self.picks[-1].launches.append(planned)

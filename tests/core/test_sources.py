@@ -1,0 +1,80 @@
+"""Rendered kernels are kept on disk: found again without Mako, and never after a change of what wrote them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from weft.backends.opencl.dialect import OpenCLDialect
+from weft.core.dtypes import DType
+from weft.kernels import template
+from weft.kernels.source import Arg
+from weft.kernels.template import KernelRequest, render
+
+REQUEST = KernelRequest("mine", (), (Arg("y", DType.FLOAT32, "linear", True),), ("TOTAL",))
+BODY = "${k.for_each('i', 'TOTAL')} { ${y.store('i', '1.0')} }\n"
+
+
+@pytest.fixture
+def shaders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(template, "_folders", [*template._folders, tmp_path])
+    (tmp_path / "mine.mako").write_text(BODY)
+    forget()
+    yield tmp_path
+    monkeypatch.undo()
+    forget()
+
+
+def forget() -> None:
+    """Forget what this process knows, as a new one would."""
+    for cached in (template._lookup, template._writers, template.render):
+        cached.cache_clear()
+
+
+def test_a_source_is_found_again_without_rendering(shaders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = render(REQUEST, OpenCLDialect())
+    forget()
+    monkeypatch.setattr(template, "_written", lambda *_: pytest.fail("it is rendered again"))
+    assert render(REQUEST, OpenCLDialect()) == first
+
+
+def test_a_changed_template_is_rendered_anew(shaders: Path) -> None:
+    first = render(REQUEST, OpenCLDialect())
+    (shaders / "mine.mako").write_text(BODY.replace("1.0", "2.0"))
+    forget()
+    second = render(REQUEST, OpenCLDialect())
+    assert second.digest != first.digest and "2.0" in second.text
+
+
+def test_another_dialect_has_its_own_text(shaders: Path) -> None:
+    from weft.backends.vulkan.dialect import GlslDialect
+
+    assert render(REQUEST, OpenCLDialect()).text != render(REQUEST, GlslDialect()).text
+
+
+def test_a_damaged_blob_is_rendered_anew(shaders: Path) -> None:
+    first = render(REQUEST, OpenCLDialect())
+    for blob in (shaders / "cache" / "sources").iterdir():
+        blob.write_bytes(b"damaged")
+    forget()
+    assert render(REQUEST, OpenCLDialect()) == first
+
+
+LOAD = """
+import sys, weft
+from weft import models
+weft.load(models.path("shapes"), "opencl", shapes={"image": (1, 3, 128, 128)}).close()
+print("mako" in sys.modules)
+"""
+
+
+def test_a_second_process_does_not_import_mako(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
+    command = [sys.executable, "-c", LOAD]
+    said = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2)]
+    assert said == ["True\n", "False\n"]
