@@ -22,7 +22,7 @@ from weft.errors import DeviceError
 
 def test_without_a_command_there_is_help(cli: Cli) -> None:
     done = cli(status=2)
-    for command in ("run", "devices", "doctor", "bench", "compare", "inspect", "cache"):
+    for command in ("run", "devices", "doctor", "bench", "compare", "inspect", "tune", "cache"):
         assert re.search(rf"\b{command}\b", done.out + done.err)
     assert cli("--version").out == f"weft {weft.__version__}\n"
     assert "--precision" in cli("run", "--help").out
