@@ -179,9 +179,8 @@ class CublasChain(Contender):
 
 def measure(size: int, devices: Sequence[str], cublas: bool, counts: Counts, record: Record) -> None:
     """Add the figures of one size, for each device and for cuBLAS."""
-    quick = counts.iterations < Counts().iterations
-    launches = 4 if quick else LAUNCHES
-    chain = Chain.random(size, AHEAD if size <= SMALL and not quick else 0)
+    launches = 4 if counts.trial else LAUNCHES
+    chain = Chain.random(size, AHEAD if size <= SMALL and not counts.trial else 0)
     with ExitStack() as held:
         contenders: list[Contender] = []
 
@@ -192,9 +191,9 @@ def measure(size: int, devices: Sequence[str], cublas: bool, counts: Counts, rec
             record.attempt(f"gemm {size} {device}", lambda d=device: join(d))  # type: ignore[misc]
         if cublas:
             record.attempt(f"gemm {size} cublas", lambda: contenders.append(CublasChain(chain, launches)))
-        for _ in range(2 if quick else 9):
+        for _ in range(2 if counts.trial else 9):
             for contender in contenders:
-                contender.sample(2 if quick else 5)
+                contender.sample(2 if counts.trial else 5)
         for contender in contenders:
             _add(contender, size, record)
 

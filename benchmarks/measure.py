@@ -27,6 +27,11 @@ class Counts:
     iterations: int = 50
     seconds: float = 3.0
 
+    @property
+    def trial(self) -> bool:
+        """Tell whether the figures mean nothing: so few calls only show that everything works."""
+        return self.iterations <= 2
+
     def for_batch(self, batch: int) -> Counts:
         """Return a fifth of the calls where a run takes many pictures."""
         return self if batch == 1 else Counts(max(1, self.warmup - 2), max(2, self.iterations // 5), self.seconds)
