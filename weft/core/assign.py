@@ -101,7 +101,7 @@ def place(
     graph: Graph, node: Node, backends: Backends, hints: Mapping[str, str] | None, result: Assignment
 ) -> bool:
     """Assign one node, heeding the reasons that are noted already; False if nobody takes it."""
-    hint = _hint(node.name, hints or {})
+    hint = hinted_device(node.name, hints or {})
     order = [d for d in (hint, *(d for d in backends if d != hint)) if d is not None]
     taker = next((d for d in order if _supports(graph, node, d, backends[d], result)), None)
     result.hinted.discard(node.name)
@@ -126,7 +126,7 @@ def unsupported(nodes: Sequence[Node], backends: Backends, result: Assignment) -
     )
 
 
-def _hint(name: str, hints: Mapping[str, str]) -> str | None:
+def hinted_device(name: str, hints: Mapping[str, str]) -> str | None:
     """Return the device that the hints want for a node."""
     return hints.get(name) or next((d for pattern, d in hints.items() if _fits(name, pattern)), None)
 
@@ -135,13 +135,14 @@ def _supports(graph: Graph, node: Node, device: str, backend: Backend, result: A
     """Ask a backend, and note its reason."""
     if (node.name, device) in result.refusals:
         return False
-    why = _why_not(graph, node, device, backend)
-    if why is not None:
-        result.refuse(node, device, why)
-    return why is None
+    reason = why_not(graph, node, device, backend)
+    if reason is not None:
+        result.refuse(node, device, reason)
+    return reason is None
 
 
-def _why_not(graph: Graph, node: Node, device: str, backend: Backend) -> str | None:
+def why_not(graph: Graph, node: Node, device: str, backend: Backend) -> str | None:
+    """Return the reason for which a backend refuses a node, or None; BackendError if it is empty."""
     inputs, outputs = described(graph, node)
     with blame(at_node(node, device), "the backend could not say whether it takes a node"):
         why = backend.why_not(inputs, outputs, node.op)
@@ -157,7 +158,7 @@ def _move_casts(graph: Graph, backends: Backends, hints: Mapping[str, str], resu
     """
     makers, readers = graph.producers(), graph.readers()
     for node in graph.nodes:
-        if node.op.type != "Cast" or _hint(node.name, hints) is not None:
+        if node.op.type != "Cast" or hinted_device(node.name, hints) is not None:
             continue
         value, made = node.inputs[0], node.outputs[0]
         near: list[Node] = []
@@ -169,7 +170,7 @@ def _move_casts(graph: Graph, backends: Backends, hints: Mapping[str, str], resu
         if len(devices) == 1 and result.device[node.name] not in devices:
             (there,) = devices
             known = (node.name, there) in result.refusals
-            if not known and _why_not(graph, node, there, backends[there]) is None:
+            if not known and why_not(graph, node, there, backends[there]) is None:
                 result.device[node.name] = there
 
 

@@ -3,6 +3,7 @@
 Each step is a function of its own that can be called and printed alone:
 
     prepare_network    fold, rewrite, store as fp32 or fp16       weft/core/network.py
+    expand_refused     ops of which a device knows the parts      weft/core/expand.py
     assign             which device runs which node               weft/core/assign.py
     optimize_parts     each backend's OptimizeSubgraph            here
     add_debug_nodes    when asked                                 weft/core/debug.py
@@ -22,6 +23,7 @@ from weft.core.assign import Assignment, Backends, assign, place, unsupported
 from weft.core.backend import BackendConfig
 from weft.core.blame import blame
 from weft.core.debug import DebugSink, add_debug_nodes
+from weft.core.expand import expand_refused
 from weft.core.graph import Graph, Node
 from weft.core.network import prepare_network
 from weft.core.optimized import Copy, OptimizedNetwork, Part
@@ -58,8 +60,9 @@ def optimize(
     refusals that came up when an earlier result was loaded.
     """
     prepared = prepare_network(bound, options.config.precision)
-    assignment = assign(prepared.graph, backends, options.hints, before=before)
-    graph, device = optimize_parts(prepared.graph, backends, assignment, options.hints)
+    graph, notes = expand_refused(prepared.graph, backends, options.hints)
+    assignment = assign(graph, backends, options.hints, before=before)
+    graph, device = optimize_parts(graph, backends, assignment, options.hints)
     _check_fallback(assignment, next(iter(backends)), options.fallback)
     if options.debug is not None:
         graph = add_debug_nodes(graph, device, host, options.debug)
@@ -73,7 +76,7 @@ def optimize(
         tuple(backends),
         options.config,
         tuple(assignment.refusals.values()),
-        prepared.notes,
+        (*prepared.notes, *notes),
         prepared.passes,
         {b.info.id: b.info.version for b in backends.values()},
     )
