@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from weft.backends.gpu.device import GpuBuffer, GpuDevice
 from weft.backends.gpu.tuning_table import TuningTable
@@ -71,11 +72,14 @@ class GpuRuntime:
 
     device: GpuDevice
     static: StaticPool = field(init=False)
-    tuning: TuningTable = field(init=False)
 
     def __post_init__(self) -> None:
         self.static = StaticPool(self.device)
-        self.tuning = TuningTable(self.device.info)
+
+    @cached_property
+    def tuning(self) -> TuningTable:
+        """Return the choices that were tuned for the device."""
+        return TuningTable(self.device.info)
 
     def close(self) -> None:
         """Close the device."""

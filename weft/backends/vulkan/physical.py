@@ -130,7 +130,7 @@ class Physical:
         names = ["VkPhysicalDevice16BitStorageFeatures"]
         if self.api >= _API_1_2 or "VK_KHR_8bit_storage" in self.extensions:
             names.append("VkPhysicalDevice8BitStorageFeatures")
-        if MATRIX_EXTENSIONS <= self.extensions:
+        if self.extensions >= MATRIX_EXTENSIONS:
             names += MATRIX_FEATURES
         base = self._arena.new("VkPhysicalDeviceFeatures2")
         found = {}
