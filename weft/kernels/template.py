@@ -85,9 +85,9 @@ class ArgWriter:
         """One channel of one pixel of a c4 argument."""
         return self._dialect.load_lane(self.arg, self._place(n, f"({c}) / 4", hw), f"({c}) % 4")
 
-    def raw4(self, n: str, c4: str, hw: str) -> str:
-        """Four channels of one pixel of a c4 argument, in the type they are stored in."""
-        return f"{self.name}[{self._place(n, c4, hw)}]"
+    def place4(self, n: str, c4: str, hw: str) -> str:
+        """The index of four channels of one pixel of a c4 argument, for templates of one language."""
+        return self._place(n, c4, hw)
 
     def vector(self, index: str) -> str:
         """Vector `index` of a c4 argument, counted from the start of its buffer (for packed constants)."""

@@ -1,123 +1,119 @@
 ## Convolution as an implicit GEMM on cooperative matrices: rows are output pixels, columns output channels,
 ## K runs over taps and blocks of four input channels. A subgroup of 32 holds ${fm} x ${fn} tiles of 16 x 16;
 ## ${sm} x ${sn} subgroups make a group's tile, LZ slices of K work side by side and are summed at the end.
-## Each step stages ${kb} blocks of K as fp16: items fetch the next step into registers meanwhile.
+## A step stages ${kb} blocks of K as fp16. What the next step needs is fetched into registers meanwhile,
+## unconditionally, so that all loads are under way together: what lies outside is dropped later.
 <%
-rows, cols, items = 16 * fm * sm, 16 * fn * sn, 32 * sm * sn
-a_stride, b_stride = kb + 2, cols // 4 + 2
-fetched_a, fetched_b = rows * kb // items, kb * cols // items
+rows, cols, items, depth = 16 * fm * sm, 16 * fn * sn, 32 * sm * sn, kb // 4
+stride, fetched = kb + 2, rows * kb // items
+w_stride, w_fetched = cols // 4 + 2, cols * kb // items
 frags = [(i, j) for i in range(fm) for j in range(fn)]
+meet = "subgroupBarrier()" if sm * sn == 1 else "BARRIER"
 k.extension("GL_KHR_cooperative_matrix", "GL_KHR_memory_scope_semantics", "GL_KHR_shader_subgroup_basic",
             "GL_EXT_shader_explicit_arithmetic_types_float16")
-k.shared("f16vec4", "As", f"LZ * {rows * a_stride}")
-k.shared("f16vec4", "Bs", f"LZ * {4 * kb * b_stride}")
-k.shared("float", "Cs", f"{sm * sn * 320}")
+k.shared("f16vec4", "As", f"LZ * {rows * stride}")
+k.shared("f16vec4", "Bs", f"LZ * {4 * kb * w_stride}")
 if sliced:
     k.shared("float", "Sum", f"(LZ - 1) * {rows * cols}")
+pixels = "coopmat<float16_t, gl_ScopeSubgroup, 16, 16, gl_MatrixUseA>"
+weights = "coopmat<float16_t, gl_ScopeSubgroup, 16, 16, gl_MatrixUseB>"
+sums = "coopmat<float, gl_ScopeSubgroup, 16, 16, gl_MatrixUseAccumulator>"
+by_rows = "gl_CooperativeMatrixLayoutRowMajor"
 %>
 <%def name="fetch(step)">
-% for u in range(fetched_a):
+% for u in range(fetched):
   {
     const int kk = (${step}) * ${kb} + ak${u};
-    va${u} = f16vec4(0.0);
 % if pointwise:
-    if (row${u} < PIXELS && kk < C4) va${u} = ${x.raw4(f"an{u}", "kk", f"ap{u}")};
+    inside${u} = row${u} < PIXELS && kk < C4;
+    va${u} = x[inside${u} ? ${x.place4(f"an{u}", "kk", f"ap{u}")} : 0];
 % else:
     const int tap = kk / C4, ih = ah${u} + tap / KW * DH, iw = aw${u} + tap % KW * DW;
-    if (row${u} < PIXELS && tap < KH * KW && ih >= 0 && ih < IH && iw >= 0 && iw < IW)
-      va${u} = ${x.raw4(f"an{u}", "kk % C4", "ih * IW + iw")};
+    inside${u} = row${u} < PIXELS && tap < KH * KW && ih >= 0 && ih < IH && iw >= 0 && iw < IW;
+    va${u} = x[inside${u} ? ${x.place4(f"an{u}", "kk % C4", "ih * IW + iw")} : 0];
 % endif
   }
 % endfor
-% for u in range(fetched_b):
-  vb${u} = (${step}) < STEPS ? w[(${step}) * ${4 * kb} * WIDTH + bfrom${u}] : f16vec4(0.0);
+% for u in range(w_fetched):
+  vb${u} = w[min(${step}, STEPS - 1) * ${4 * kb} * WIDTH + from${u}];
 % endfor
 </%def>
 const int lane = LOCAL_X, part = LOCAL_Y, item = part * 32 + lane;
 const int part_m = part % ${sm}, part_n = part / ${sm};
-const int a_base = LOCAL_Z * ${rows * a_stride}, b_base = LOCAL_Z * ${4 * kb * b_stride};
-const int column0 = GROUP_Y * ${cols // 4};
-% for u in range(fetched_b):
-const int bcolumn${u} = (item + ${u * items}) % ${cols // 4}, brow${u} = (item + ${u * items}) / ${cols // 4};
-const int bfrom${u} = brow${u} * WIDTH + column0 + bcolumn${u}, bto${u} = b_base + brow${u} * ${b_stride} + bcolumn${u};
+const int a_base = LOCAL_Z * ${rows * stride}, b_base = LOCAL_Z * ${4 * kb * w_stride};
+const int sum_base = part * ${256 * fm * fn}, column16 = GROUP_Y * ${cols // 16} + part_n * ${fn};
+% for u in range(w_fetched):
+const int bc${u} = (item + ${u * items}) % ${cols // 4}, bk${u} = (item + ${u * items}) / ${cols // 4};
+const int from${u} = bk${u} * WIDTH + GROUP_Y * ${cols // 4} + bc${u}, to${u} = b_base + bk${u} * ${w_stride} + bc${u};
 f16vec4 vb${u};
 % endfor
 for (int tile = GROUP_X; tile < TILES; tile += GROUPS_X) {
   const int first_row = tile * ${rows};
-% for u in range(fetched_a):
-  const int ak${u} = (item + ${u * items}) / ${rows}, am${u} = (item + ${u * items}) % ${rows}, row${u} = first_row + am${u};
+% for u in range(fetched):
+  const int e${u} = item + ${u * items}, ak${u} = e${u} / ${rows}, am${u} = e${u} % ${rows}, row${u} = first_row + am${u};
   const int an${u} = row${u} / (OH * OW), ap${u} = row${u} % (OH * OW);
 % if not pointwise:
   const int ah${u} = ap${u} / OW * SH - PH, aw${u} = ap${u} % OW * SW - PW;
 % endif
   f16vec4 va${u};
+  bool inside${u};
 % endfor
 % for i, j in frags:
-  coopmat<float, gl_ScopeSubgroup, 16, 16, gl_MatrixUseAccumulator> acc${i}_${j} =
-    coopmat<float, gl_ScopeSubgroup, 16, 16, gl_MatrixUseAccumulator>(0.0);
+  ${sums} acc${i}_${j} = ${sums}(0.0);
 % endfor
   ${fetch("LOCAL_Z")}
   for (int round = 0; round < (STEPS + LZ - 1) / LZ; round++) {
-% for u in range(fetched_a):
-    As[a_base + am${u} * ${a_stride} + ak${u}] = va${u};
+% for u in range(fetched):
+    As[a_base + am${u} * ${stride} + ak${u}] = inside${u} ? va${u} : f16vec4(0.0);
 % endfor
-% for u in range(fetched_b):
-    Bs[bto${u}] = vb${u};
+% for u in range(w_fetched):
+    Bs[to${u}] = vb${u};
 % endfor
-    BARRIER;
+    ${meet};
     ${fetch("(round + 1) * LZ + LOCAL_Z")}
-% for kk in range(kb // 4):
-    {
-% for i in range(fm):
-      coopmat<float16_t, gl_ScopeSubgroup, 16, 16, gl_MatrixUseA> a${i};
-      coopMatLoad(a${i}, As, a_base + (part_m * ${16 * fm} + ${16 * i}) * ${a_stride} + ${4 * kk}, ${a_stride}, gl_CooperativeMatrixLayoutRowMajor);
-% endfor
+% for q in range(depth):
 % for j in range(fn):
-      coopmat<float16_t, gl_ScopeSubgroup, 16, 16, gl_MatrixUseB> b${j};
-      coopMatLoad(b${j}, Bs, b_base + ${16 * kk * b_stride} + (part_n * ${16 * fn} + ${16 * j}) / 4, ${b_stride}, gl_CooperativeMatrixLayoutRowMajor);
+    ${weights} b${q}_${j};
+    coopMatLoad(b${q}_${j}, Bs, b_base + ${16 * q * w_stride} + part_n * ${4 * fn} + ${4 * j}, ${w_stride}, ${by_rows});
 % endfor
-% for i, j in frags:
-      acc${i}_${j} = coopMatMulAdd(a${i}, b${j}, acc${i}_${j});
+% for i in range(fm):
+    ${pixels} a${q}_${i};
+    coopMatLoad(a${q}_${i}, As, a_base + (part_m * ${16 * fm} + ${16 * i}) * ${stride} + ${4 * q}, ${stride}, ${by_rows});
+% for j in range(fn):
+    acc${i}_${j} = coopMatMulAdd(a${q}_${i}, b${q}_${j}, acc${i}_${j});
 % endfor
-    }
 % endfor
-    BARRIER;
+% endfor
+    ${meet};
   }
 % if sliced:
-    if (LOCAL_Z > 0) {
+  if (LOCAL_Z > 0) {
 % for i, j in frags:
-      coopMatStore(acc${i}_${j}, Sum, ((LOCAL_Z - 1) * ${sm * sn} + part) * ${256 * fm * fn} + ${256 * (i * fn + j)}, 16, gl_CooperativeMatrixLayoutRowMajor);
-% endfor
-    }
-    BARRIER;
-    if (LOCAL_Z == 0) {
-      for (int s = 0; s < LZ - 1; s++) {
-% for i, j in frags:
-        {
-          coopmat<float, gl_ScopeSubgroup, 16, 16, gl_MatrixUseAccumulator> other;
-          coopMatLoad(other, Sum, (s * ${sm * sn} + part) * ${256 * fm * fn} + ${256 * (i * fn + j)}, 16, gl_CooperativeMatrixLayoutRowMajor);
-          acc${i}_${j} = acc${i}_${j} + other;
-        }
-% endfor
-      }
-    }
-% endif
-  if (LOCAL_Z == 0) {
-    const int c_base = part * 320;
-% for i, j in frags:
-    coopMatStore(acc${i}_${j}, Cs, c_base, 20, gl_CooperativeMatrixLayoutRowMajor);
-    subgroupBarrier();
-    for (int u = 0; u < 2; u++) {
-      const int m = first_row + part_m * ${16 * fm} + ${16 * i} + lane % 16;
-      const int v = lane / 16 + u * 2, column = column0 + (part_n * ${16 * fn} + ${16 * j}) / 4 + v;
-      if (m < PIXELS && column < COUNT) {
-        const int at = c_base + lane % 16 * 20 + v * 4, block = column;
-        const f32x4 sum = F4(Cs[at], Cs[at + 1], Cs[at + 2], Cs[at + 3])${' + ' + k.args["b"].load4("0", "block", "0") if k.has("b") else ""};
-        ${y.store4("m / (OH * OW)", "block", "m % (OH * OW)", "sum")}
-      }
-    }
-    subgroupBarrier();
+    coopMatStore(acc${i}_${j}, Sum, (LOCAL_Z - 1) * ${rows * cols} + sum_base + ${256 * (i * fn + j)}, 16, ${by_rows});
 % endfor
   }
   BARRIER;
+  for (int s = 0; LOCAL_Z == 0 && s < LZ - 1; s++) {
+    ${sums} other;
+% for i, j in frags:
+    coopMatLoad(other, Sum, s * ${rows * cols} + sum_base + ${256 * (i * fn + j)}, 16, ${by_rows});
+    acc${i}_${j} = acc${i}_${j} + other;
+% endfor
+  }
+  BARRIER;
+% endif
+## An item has four channels of two pixels of a tile; `pack_weights` puts the columns in the order for that.
+% for j in range(fn):
+  if (LOCAL_Z == 0 && column16 * 4 + ${4 * j} + lane % 4 < COUNT) {
+    const int block = column16 * 4 + ${4 * j} + lane % 4;
+    const f32x4 bias = ${k.args["b"].load4("0", "block", "0") if k.has("b") else "SPLAT(0.0)"};
+% for i, half in [(i, half) for i in range(fm) for half in range(2)]:
+    {
+      const int m = first_row + part_m * ${16 * fm} + ${16 * i + 8 * half} + lane / 4;
+      const f32x4 sum = F4(${", ".join(f"acc{i}_{j}[{e + 4 * half}]" for e in range(4))}) + bias;
+      if (m < PIXELS) ${y.store4("m / (OH * OW)", "block", "m % (OH * OW)", "sum")}
+    }
+% endfor
+  }
+% endfor
 }
