@@ -119,6 +119,13 @@ class KernelBuilder(ABC):
         """
         return default
 
+    def joins_channels(self, channels: int) -> bool:
+        """Tell whether the node's fused steps can be pasted where a store has four of so many channels.
+
+        A linear value whose last axis they are may then be written as NC4HW4 of one pixel an image.
+        """
+        return True
+
     def tree_items(self, most: int = 64) -> int:
         """Return the items of a group that adds up in a tree: a power of two, at most `most`."""
         return int(2 ** int(log2(min(most, self.caps.max_local_items))))

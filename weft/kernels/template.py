@@ -86,7 +86,7 @@ class ArgWriter:
         return self._dialect.load_lane(self.arg, self._place(n, f"({c}) / 4", hw), f"({c}) % 4")
 
     def place4(self, n: str, c4: str, hw: str) -> str:
-        """The index of four channels of one pixel of a c4 argument, for templates of one language."""
+        """Return the index of four channels of one pixel of a c4 argument, for templates of one language."""
         return self._place(n, c4, hw)
 
     def vector(self, index: str) -> str:

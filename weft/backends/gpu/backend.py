@@ -233,9 +233,10 @@ class GpuBackend(Backend):
         }
 
     def notes(self) -> Sequence[str]:
-        """Return what was not granted, and how many kernels tuning chose."""
+        """Return what was not granted, what the device failed, and how many kernels tuning chose."""
         tuned = self.recording.tuned
-        return [*super().notes(), *([f"{tuned} kernels tuned for this device"] if tuned else [])]
+        chosen = [f"{tuned} kernels tuned for this device"] if tuned else []
+        return [*super().notes(), *self.runtime.notes, *chosen]
 
     def close(self) -> None:
         """Free everything of this pipeline; the device stays open."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -153,6 +153,12 @@ class NodeBuilder(KernelBuilder):
         whole: Region = outer.memory
         return part.slot is whole.slot and part.first == whole.first + first
 
+    def joins_channels(self, channels: int) -> bool:
+        """Tell whether each operand of the fused steps is a value of its own, a scalar, or one of the channels."""
+        steps = self._op.steps if isinstance(self._op, Fused) else ()
+        read = [self._inputs[i] for step in steps for i in step.operands if i != RUNNING]
+        return all(t is None or t.constant is None or t.constant.size in (1, channels) for t in read)
+
     # -- parts ---------------------------------------------------------------------------------------------
 
     def _arg(self, name: str, tensor: Tensor, raw: bool, written: bool) -> Arg:
@@ -196,7 +202,11 @@ class NodeBuilder(KernelBuilder):
         if tensor.shape == target.shape:
             out.reads[name] = tensor
             return Operand("same", name)
-        assert tensor.constant is not None, "only constants are broadcast in an epilogue"
+        if tensor.constant is None:
+            assert prod(tensor.shape) == prod(target.shape), "only constants are broadcast in an epilogue"
+            # The target is a linear value under another shape, and so is this.
+            out.reads[name] = replace(tensor, shape=target.shape, layout=target.layout)
+            return Operand("same", name)
         value = tensor.constant
         if target.layout is Layout.NC4HW4:
             shape = (1, value.size, *[1] * (len(target.shape) - 2))

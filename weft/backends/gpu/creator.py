@@ -47,7 +47,9 @@ class GpuCreator(BackendCreator):
 
     def onCreate(self, info: BackendInfo) -> Backend:
         """Return a backend for one pipeline; all on one device share its runtime."""
-        return self.backend_class()(info, self.runtime(info.index))
+        runtime = self.runtime(info.index)
+        runtime.verify()
+        return self.backend_class()(info, runtime)
 
     def close(self) -> None:
         """Close the devices that were opened; sessions on them must be closed before."""

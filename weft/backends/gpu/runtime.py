@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from weft.backends.gpu.device import GpuBuffer, GpuDevice
+from weft.backends.gpu.selftest import verify_matrix_units
 from weft.backends.gpu.tuning_table import TuningTable
 
 CHUNK = 16 << 20
@@ -72,9 +73,25 @@ class GpuRuntime:
 
     device: GpuDevice
     static: StaticPool = field(init=False)
+    notes: list[str] = field(default_factory=list)
+    """What every report on the device says."""
+    _verified: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self.static = StaticPool(self.device)
+
+    def verify(self) -> None:
+        """Test the kernels for special hardware, once; those that are wrong here are not used."""
+        with self._lock:
+            if self._verified:
+                return
+            self._verified = True
+            if self.device.caps.matrix_units:
+                why = verify_matrix_units(self)
+                if why is not None:
+                    self.device.caps = replace(self.device.caps, matrix_units=False)
+                    self.notes.append(f"matrix units are not used: {why}")
 
     @cached_property
     def tuning(self) -> TuningTable:

@@ -61,6 +61,7 @@ class MatrixTile:
 TILES = (
     MatrixTile(2, 2, 4, 2),
     MatrixTile(2, 2, 2, 2),
+    MatrixTile(2, 1, 2, 2),
     MatrixTile(2, 1, 2, 2, 2),
     MatrixTile(1, 1, 2, 2, 4),
     MatrixTile(1, 1, 1, 2, 8),
@@ -79,15 +80,20 @@ def fits(plan: ConvPlan) -> bool:
     return bool(depth * width * weight.dtype.itemsize <= caps.max_buffer_range)
 
 
-def choose_tile(caps: DeviceCaps, pixels: int, channels: int, k: int) -> MatrixTile:
-    """Return the tile with the most reuse that gives every compute unit a group; slices of K come last."""
-    fitting = [
+def legal_tiles(caps: DeviceCaps, k: int) -> list[MatrixTile]:
+    """Return the tiles that the device takes; those with slices of K only where there are steps for each."""
+    return [
         t
         for t in TILES
         if t.items <= caps.max_local_items
         and t.shared_bytes() <= caps.local_memory
         and (t.lz == 1 or -(-k // (PACK * t.kb)) >= 2 * t.lz)
     ]
+
+
+def choose_tile(caps: DeviceCaps, pixels: int, channels: int, k: int) -> MatrixTile:
+    """Return the tile with the most reuse that gives every compute unit a group; slices of K come last."""
+    fitting = legal_tiles(caps, k)
     for tile in fitting:
         if -(-pixels // tile.rows) * -(-channels // tile.columns) >= caps.compute_units:
             return tile
@@ -119,7 +125,9 @@ def launch_matrix(plan: ConvPlan, constants: dict[str, int]) -> None:
     ci4 = -(-weight.shape[1] // PACK)
     depth = prod(weight.shape[2:]) * ci4 * PACK
     pixels, channels = plan.y.shape[0] * prod(plan.window.outputs), weight.shape[0]
-    tile = choose_tile(k.caps, pixels, channels, depth)
+    problem = {**constants, "N": plan.y.shape[0], "CI": weight.shape[1], "CO": channels, "bias": plan.bias is not None}
+    default = choose_tile(k.caps, pixels, channels, depth)
+    tile = k.pick("conv_matrix", problem, legal_tiles(k.caps, depth), default)
     packed = k.constant(f"matrix.{tile.columns}.{tile.kb}", partial(pack_weights, weight, tile), Layout.NC4HW4)
     tiles, wide = -(-pixels // tile.rows), -(-channels // tile.columns)
     k.launch(

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
+
+import numpy as np
 
 from weft.core.layout import PACK, Array, Layout, Shape
 from weft.core.tensor import Tensor
 from weft.kernels.launch import GpuOp, KernelBuilder, gpu_op
+from weft.ops.conv import Conv
+from weft.ops.gpu import conv_matrix
+from weft.ops.gpu.conv import ConvPlan, window_constants
 from weft.ops.gpu.move import row_major
 from weft.ops.matmul import Gemm, MatMul
 
@@ -100,6 +105,8 @@ class GemmOnGpu(GpuOp):
 def launch_product(k: KernelBuilder, p: Product) -> None:
     """Launch the kernel that fits; constant weights beyond a kernel argument's range go piece by piece."""
     if p.b.constant is not None and not p.batch:
+        if _launch_matrix(k, p):
+            return
         few = p.m <= FEW_ROWS and p.a_steps == (p.k, 1)
         row_bytes = max(p.k, 1) * p.b.dtype.itemsize + PACK * 4
         most = max(k.caps.max_buffer_range // row_bytes, 1)
@@ -113,6 +120,29 @@ def launch_product(k: KernelBuilder, p: Product) -> None:
                 _launch_tiles(k, p, part, (count, 1), first, count)
     else:
         _launch_tiles(k, p, p.b, p.b_steps, 0, p.n)
+
+
+def _launch_matrix(k: KernelBuilder, p: Product) -> bool:
+    """Launch on matrix units, as a convolution of images of one pixel, if the product is one; tell whether it was.
+
+    A row-major matrix whose columns are a multiple of four lies in memory as such images do in NC4HW4.
+    """
+    assert p.b.constant is not None
+    bias = None if p.c is None else p.c.constant
+    plain = p.a_steps == (p.k, 1) and p.k % PACK == 0 and p.n % PACK == 0 and p.m > FEW_ROWS
+    if not plain or (p.c is not None and (bias is None or bias.size != p.n)) or not k.joins_channels(p.n):
+        return False
+    weight = p.b.constant.reshape(p.n, p.k) if p.b_steps == (1, p.k) else p.b.constant.reshape(p.k, p.n).T
+    x = replace(p.a, shape=(p.m, p.k, 1, 1), layout=Layout.NC4HW4)
+    y = replace(p.y, shape=(p.m, p.n, 1, 1), layout=Layout.NC4HW4)
+    weight = weight if p.alpha == 1 else (weight.astype(np.float32) * p.alpha).astype(weight.dtype)
+    bias = bias if bias is None or p.beta == 1 else (bias.astype(np.float32) * p.beta).astype(bias.dtype)
+    shift = None if bias is None else bias.reshape(-1)
+    plan = ConvPlan(k, Conv(kernel_shape=(1, 1)), x, y, weight.reshape(p.n, p.k, 1, 1), shift)
+    if not conv_matrix.fits(plan):
+        return False
+    conv_matrix.launch_matrix(plan, window_constants(plan.window))
+    return True
 
 
 def _addend(k: KernelBuilder, p: Product) -> tuple[dict[str, Tensor], dict[str, int]]:
