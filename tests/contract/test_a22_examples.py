@@ -195,6 +195,33 @@ def test_A22_a_saved_network_has_the_models_in_it(ort: ModuleType, tmp_path: Pat
     assert abs(y - expected).max() < 1e-6
 
 
+@pytest.mark.parametrize("last", ["Relu", "ReduceSum"])
+@pytest.mark.parametrize("read", [0, 1, 2])
+def test_A22_outputs_that_nobody_reads_are_in_the_model(ort: ModuleType, last: str, read: int, tmp_path: Path) -> None:
+    """A Split of three, of which one part is read, is no Split of fewer; nor when it was saved."""
+    net = Network("split")
+    parts = net.add_layer("Split", net.add_input("x", (1, 6)), axis=1, num_outputs=3, name="split")
+    net.add_output("y", net.add_layer(last, parts.output(read)))
+    x = np.arange(6, dtype=np.float32)[None]
+    (expected,) = weft.load(net, "cpu").run(x)
+    weft.optimize(net, "ort").save(tmp_path / "split.weft")
+    for model in (net, tmp_path / "split.weft"):
+        with weft.load(model, *(["ort"] if model is net else [])) as session:
+            np.testing.assert_array_equal(session.run(x)[0], expected)
+            assert session.report.nodes_by_device == {"ort": 1}
+
+
+def test_A22_a_split_that_counts_its_outputs_runs_as_a_single_node(ort: ModuleType) -> None:
+    """Before opset 18 nothing but the outputs said how many there are."""
+    made = helper.make_node("Split", ["x"], ["a", "b"], axis=1)
+    ends = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4])]
+    shown = [helper.make_tensor_value_info("b", TensorProto.FLOAT, [1, 2])]
+    graph = helper.make_graph([made], "split", ends, shown)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    with weft.load(model, "ort", fallback="error") as session:
+        assert session.run(np.arange(4, dtype=np.float32)[None])[0].tolist() == [[2, 3]]
+
+
 def reason(ort: ModuleType, net: Network) -> str:
     """Return why the last node of a network is not for ONNX Runtime."""
     graph = infer_shapes(bind(net.to_graph(), {}))

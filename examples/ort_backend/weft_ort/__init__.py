@@ -39,12 +39,16 @@ class NotConvertible(Exception):
 
 
 def to_model(graph: Graph) -> bytes:
-    """Return a graph as an ONNX model, its inputs and outputs in order; raise NotConvertible."""
-    size = sum(value.nbytes for value in graph.constants.values())
+    """Return a graph as an ONNX model, its inputs and outputs in order; raise NotConvertible.
+
+    A constant that the graph names as an input is one in the model, too.
+    """
+    given = {name: value for name, value in graph.constants.items() if name not in graph.inputs}
+    size = sum(value.nbytes for value in given.values())
     if size > LARGEST:
         raise NotConvertible(f"its weights take {size:,} bytes, and an ONNX model holds {LARGEST:,}")
-    nodes = [_node(node) for node in graph.nodes]
-    weights = [numpy_helper.from_array(np.asarray(value), name) for name, value in graph.constants.items()]
+    nodes = [_node(node, graph) for node in graph.nodes]
+    weights = [numpy_helper.from_array(np.asarray(value), name) for name, value in given.items()]
     inputs = [_declared(graph, name) for name in graph.inputs]
     outputs = [_declared(graph, name) for name in graph.outputs]
     made = helper.make_graph(nodes, graph.name or "subgraph", inputs, outputs, weights)
@@ -60,13 +64,25 @@ def _declared(graph: Graph, name: str) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(spec.dtype.numpy), spec.dims)
 
 
-def _node(node: Node) -> onnx.NodeProto:
+def _node(node: Node, graph: Graph) -> onnx.NodeProto:
     try:
         schema = onnx.defs.get_schema(node.op.type, newest_opset())
     except onnx.defs.SchemaError:
         raise NotConvertible(f"ONNX has no op {node.op.type} in opset {newest_opset()}") from None
-    attributes = _attributes(node.op, schema)
-    return helper.make_node(node.op.type, node.inputs, node.outputs, node.name, **attributes)
+    attributes, outputs = _attributes(node.op, schema), _outputs(node, graph)
+    if node.op.type == "Split" and not any(node.inputs[1:]):
+        attributes["num_outputs"] = len(outputs)  # before opset 18, a count of the outputs said it
+    return helper.make_node(node.op.type, node.inputs, outputs, node.name, **attributes)
+
+
+def _outputs(node: Node, graph: Graph) -> list[str]:
+    """Return a name for each output that the op makes: Weft leaves out the last ones if nothing reads them.
+
+    To ONNX, a Split with fewer outputs is another Split.
+    """
+    made = len(node.op.infer(graph.input_specs(node), graph.input_constants(node)))
+    unread = (graph.fresh_name(f"{node.name}.unread{k}") for k in range(len(node.outputs), made))
+    return [*node.outputs, *unread]
 
 
 def _attributes(op: Op, schema: onnx.defs.OpSchema) -> dict[str, Any]:
@@ -97,16 +113,14 @@ def _attribute(value: Any) -> Any:
 
 
 def single(inputs: Inputs, outputs: Outputs, op: Op, largest: float) -> Graph:
-    """Return the graph of one node; constants of more elements than `largest` are inputs of it."""
+    """Return the graph of one node; constants of more elements than `largest` are inputs of it, too."""
     given = {f"x{k}": t for k, t in enumerate(inputs) if t is not None}
     made = {f"y{k}": t for k, t in enumerate(outputs)}
     names = tuple(f"x{k}" if t is not None else "" for k, t in enumerate(inputs))
     graph = Graph("node", [], list(made), [Node("node", op, names, tuple(made))])
     graph.specs = {name: TensorSpec(t.shape, t.dtype) for name, t in (given | made).items()}
-    graph.constants = {
-        name: t.constant for name, t in given.items() if t.constant is not None and t.constant.size <= largest
-    }
-    graph.inputs = [name for name in given if name not in graph.constants]
+    graph.constants = {name: t.constant for name, t in given.items() if t.constant is not None}
+    graph.inputs = [name for name, t in given.items() if t.constant is None or t.constant.size > largest]
     return graph
 
 
