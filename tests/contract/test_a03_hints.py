@@ -95,14 +95,24 @@ def test_A3_hints_that_cannot_be_followed_are_named_all_at_once(how: object) -> 
 
 
 def test_A3_a_hint_is_no_fallback() -> None:
-    """What a hint puts elsewhere is wanted there; what else is refused by the first device is an error."""
+    """What a hint puts elsewhere is wanted there; all that is not where a hint or the order puts it is an error."""
     graph = chain("Relu", "Tanh", "Exp")
     with mocks(one=mock("Relu", "Exp"), two=mock("Tanh")):
         with weft.load(graph, ["one", "two"], hints={"n_v1": "two"}, fallback="error") as session:
             assert session.report.placement == {"n_v0": "one", "n_v1": "two", "n_v2": "one"}
         with pytest.raises(UnsupportedOps) as caught:
             weft.load(graph, ["one", "two"], hints={"n_v0": "two"}, fallback="error")
-    assert caught.value.problems == ("'n_v1' (Tanh): one:0: one does not do Tanh",)
+    assert caught.value.what == "2 node(s) cannot run on two:0, one:0"
+    assert caught.value.problems == (
+        "'n_v0' (Relu): two:0: two does not do Relu",
+        "'n_v1' (Tanh): one:0: one does not do Tanh",
+    )
+
+
+def test_A3_a_hint_that_is_refused_is_an_error_without_a_fallback() -> None:
+    """The first device would take the node, but the user wants it on the other."""
+    with mocks(one=mock(), two=mock("Tanh")), pytest.raises(UnsupportedOps, match="1 node.* cannot run on two:0"):
+        weft.load(chain("Relu", "Tanh"), ["one", "two"], hints={"n_*": "two"}, fallback="error")
 
 
 def test_A3_a_hint_that_fails_is_no_excuse_for_a_fallback() -> None:

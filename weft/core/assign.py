@@ -6,12 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
+from weft.core import answers
 from weft.core.backend import Backend
-from weft.core.blame import at_node, blame
+from weft.core.blame import at_node, blame, callback_of
 from weft.core.graph import Graph, Node
 from weft.core.layout import Layout
 from weft.core.tensor import Tensor
-from weft.errors import BackendError, ConfigError, UnsupportedOps
+from weft.errors import ConfigError, UnsupportedOps
 
 Backends = Mapping[str, Backend]
 """A backend object to ask for each device, in the user's order of preference."""
@@ -142,13 +143,11 @@ def _supports(graph: Graph, node: Node, device: str, backend: Backend, result: A
 
 
 def why_not(graph: Graph, node: Node, device: str, backend: Backend) -> str | None:
-    """Return the reason for which a backend refuses a node, or None; BackendError if it is empty."""
+    """Return the reason for which a backend refuses a node, or None; BackendError if it is no reason."""
     inputs, outputs = described(graph, node)
-    with blame(at_node(node, device), "the backend could not say whether it takes a node"):
-        why = backend.why_not(inputs, outputs, node.op)
-    if why is not None and not why.strip():
-        raise BackendError(f"{device} refused {node.name!r} ({node.op.type}) with an empty reason")
-    return why
+    place, callback = at_node(node, device), callback_of(backend, "why_not")
+    with blame(place, "the backend could not say whether it takes a node", callback=callback):
+        return answers.reason(backend.why_not(inputs, outputs, node.op), f"{place}: {callback}")
 
 
 def _move_casts(graph: Graph, backends: Backends, hints: Mapping[str, str], result: Assignment) -> None:

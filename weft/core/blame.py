@@ -12,9 +12,16 @@ from weft.errors import ExecutionError, OutOfMemory, WeftError
 SHOWN = 8
 
 
+FAILURES = (Exception, SystemExit, GeneratorExit)
+"""What code that is not ours can raise as its own failure. A KeyboardInterrupt is the user's, who gets it."""
+
+
 @contextmanager
-def blame(where: str, what: str = "a node failed") -> Iterator[None]:
-    """Add `where` to what is raised inside: a WeftError keeps its class, others become ExecutionError."""
+def blame(where: str, what: str = "a node failed", *, callback: str = "") -> Iterator[None]:
+    """Add `where` to what is raised inside: a WeftError keeps its class, others become ExecutionError.
+
+    Those name the callback, too ("AcmeBackend.onResizeEnd").
+    """
     try:
         yield
     except WeftError as e:
@@ -22,9 +29,20 @@ def blame(where: str, what: str = "a node failed") -> Iterator[None]:
             place = f"{where}: {e.where}" if e.where else where
             WeftError.__init__(e, e.what, where=place, why=e.why, fix=e.fix)
         raise
-    except Exception as e:
+    except FAILURES as e:
         kind = OutOfMemory if isinstance(e, MemoryError) else ExecutionError
-        raise kind(what, where=where, why=f"{type(e).__name__}: {e}") from e
+        place = f"{where}: {callback}" if callback else where
+        raise kind(what, where=place, why=failure(e)) from e
+
+
+def failure(e: BaseException) -> str:
+    """Return what was raised, with its type, as a message shows it."""
+    return f"{type(e).__name__}: {e}"
+
+
+def callback_of(owner: object, name: str) -> str:
+    """Return a callback as messages name it."""
+    return f"{type(owner).__name__}.{name}"
 
 
 def at_node(node: Node, device: str) -> str:

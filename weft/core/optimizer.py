@@ -19,9 +19,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from weft.core.assign import Assignment, Backends, assign, place, unsupported
-from weft.core.backend import BackendConfig
-from weft.core.blame import blame
+from weft.core.assign import Assignment, Backends, assign, hinted_device, place, unsupported
+from weft.core.backend import Backend, BackendConfig
+from weft.core.blame import blame, callback_of
 from weft.core.debug import DebugSink, add_debug_nodes
 from weft.core.expand import expand_refused
 from weft.core.graph import Graph, Node
@@ -29,15 +29,15 @@ from weft.core.network import prepare_network
 from weft.core.optimized import Copy, OptimizedNetwork, Part
 from weft.core.partition import partition
 from weft.core.views import OptimizationViews, SubgraphView, substitute
-from weft.errors import BackendError, UnsupportedOps
+from weft.errors import BackendError, ExecutionError, UnsupportedOps
 
 
 @dataclass(frozen=True)
 class OptimizerOptions:
     """What a user asks of the optimiser.
 
-    `hints`: devices by node name or pattern. `fallback`: "error" forbids any device but the first to the
-    nodes that no hint places. `debug`: told of every output of every node in each run.
+    `hints`: devices by node name or pattern. `fallback`: "error" forbids any device but the hinted one, and
+    but the first to nodes without a hint. `debug`: told of every output of every node in each run.
     """
 
     config: BackendConfig = field(default_factory=BackendConfig)
@@ -63,7 +63,7 @@ def optimize(
     graph, notes = expand_refused(prepared.graph, backends, options.hints)
     assignment = assign(graph, backends, options.hints, before=before)
     graph, device = optimize_parts(graph, backends, assignment, options.hints)
-    _check_fallback(assignment, next(iter(backends)), options.fallback)
+    _check_fallback(assignment, next(iter(backends)), options)
     if options.debug is not None:
         graph = add_debug_nodes(graph, device, host, options.debug)
     parts = insert_copies(partition(graph, device, tuple(backends)), graph, backends)
@@ -96,8 +96,15 @@ def optimize_parts(
     """
     work = _Optimisation(graph, backends, assignment, hints)
     while work.unseen:
+        before = work.progress
         for name in backends:
             work.ask(name)
+        if work.progress == before:
+            raise BackendError(
+                "the backends' optimisers do not come to an end",
+                where=", ".join(sorted({work.device.get(n, "no device") for n in work.unseen})),
+                why=f"nobody optimised {', '.join(map(repr, sorted(work.unseen)[:20]))}",
+            )
     if work.homeless:
         raise unsupported(work.homeless, backends, assignment)
     return work.graph, work.device
@@ -114,6 +121,11 @@ class _Optimisation:
         self.unseen = {n.name for n in graph.nodes}
         self.homeless: list[Node] = []
 
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Return what each step makes smaller or larger: the nodes that wait, and the reasons that are known."""
+        return len(self.unseen), len(self._assignment.refusals)
+
     def ask(self, name: str) -> None:
         """Let one backend optimise the subgraphs of it that it has not seen."""
         # What was seen is kept apart from what was not: it is optimised already.
@@ -126,17 +138,7 @@ class _Optimisation:
                 self._take(name, SubgraphView(part.graph))
 
     def _take(self, name: str, view: SubgraphView) -> None:
-        with blame(name, "the backend could not optimise its part of the network"):
-            # It gets a copy: what it does to that must not decide what it is held against.
-            views = self._backends[name].OptimizeSubgraph(SubgraphView(view.graph.copy()))
-        if not isinstance(views, OptimizationViews):
-            raise BackendError(
-                "the backend's OptimizeSubgraph broke its contract",
-                where=name,
-                why=f"it returned {'None' if views is None else f'a {type(views).__name__}'}",
-                fix="return OptimizationViews, with every node of the view in one of its lists",
-            )
-        views.check(view, name)
+        views = _ask(self._backends[name], name, view)
         self.unseen -= {n.name for n in view.nodes}
         if views.substitutions or views.deleted:
             self.graph = substitute(self.graph, views, name)
@@ -153,16 +155,49 @@ class _Optimisation:
                 self.homeless.append(node)
 
 
-def _check_fallback(assignment: Assignment, first: str, fallback: str) -> None:
-    """Raise UnsupportedOps with every node that is not where the user wants everything to be."""
-    if fallback != "error":
+def _ask(backend: Backend, name: str, view: SubgraphView) -> OptimizationViews:
+    """Return what a backend makes of a view; BackendError if that is not what the contract says."""
+    # It gets a copy: what it does to that must not decide what it is held against.
+    shown = view.graph.copy()
+    shown.nodes = [replace(n) for n in shown.nodes]
+    callback = callback_of(backend, "OptimizeSubgraph")
+    try:
+        with blame(name, "the backend could not optimise its part of the network", callback=callback):
+            views = backend.OptimizeSubgraph(SubgraphView(shown))
+            if not isinstance(views, OptimizationViews):
+                raise BackendError(
+                    "the backend's OptimizeSubgraph broke its contract",
+                    why=f"it returned {'None' if views is None else f'a {type(views).__name__}'}",
+                    fix="return OptimizationViews, with every node of the view in one of its lists",
+                )
+            views.check(view, name)
+    except (BackendError, ExecutionError) as e:
+        changed = [f for f in ("inputs", "outputs", "nodes", "specs") if getattr(shown, f) != getattr(view.graph, f)]
+        if not changed:
+            raise
+        raise BackendError(
+            "the backend's OptimizeSubgraph changed the view that it was shown",
+            where=f"{name}: {callback}",
+            why=f"its {', '.join(changed)} are not what they were, and then: {e.why or e.what}",
+            fix="work on a copy, graph.copy() with dataclasses.replace(node, ...), and substitute that",
+        ) from e
+    return views
+
+
+def _check_fallback(assignment: Assignment, first: str, options: OptimizerOptions) -> None:
+    """Raise UnsupportedOps with every node that is not where the user wants it: where a hint says, or first."""
+    if options.fallback != "error":
         return
+    wanted = {node: hinted_device(node, options.hints) or first for node, _ in assignment.refusals}
     refused = [
-        r for (node, d), r in assignment.refusals.items() if d == first and node not in assignment.hinted
+        r
+        for (node, d), r in assignment.refusals.items()
+        if d in (wanted[node], first) and node not in assignment.hinted
     ]
     if refused:
+        devices = dict.fromkeys(wanted[r.node] for r in refused)
         raise UnsupportedOps(
-            f"{len(refused)} node(s) cannot run on {first}",
+            f"{len({r.node for r in refused})} node(s) cannot run on {', '.join(devices)}",
             tuple(str(r) for r in refused),
             fix='allow other devices: fallback="cpu"',
             refusals=tuple(assignment.refusals.values()),
@@ -214,8 +249,13 @@ def insert_copies(parts: list[Part], graph: Graph, backends: Backends) -> list[C
 def _importable(held: list[tuple[str, str]], device: str, backends: Backends) -> str | None:
     """Return the name under which some part holds the value where the device can use it."""
     for where, name in held:
-        if device in backends and where in backends and backends[device].canImport(backends[where]):
-            return name
+        if device not in backends or where not in backends:
+            continue
+        backend = backends[device]
+        what = "the backend could not say whether it imports a value"
+        with blame(device, what, callback=callback_of(backend, "canImport")):
+            if backend.canImport(backends[where]):
+                return name
     return None
 
 

@@ -6,11 +6,14 @@ does not make, constants aside, and its output slots are the values that it make
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
+from weft.core.answers import shown
 from weft.core.graph import Graph, Node, sort_nodes
+from weft.core.op import Op
 from weft.errors import BackendError, ModelError
 
 
@@ -37,7 +40,7 @@ class SubgraphView:
 
     def part(self, nodes: Iterable[Node]) -> SubgraphView:
         """Return some of the nodes as a view of their own, with the slots that they then have."""
-        chosen = sorted({self._places[n.name] for n in nodes if n.name in self._places})
+        chosen = sorted({self._places[n.name] for n in _nodes(nodes) if n.name in self._places})
         own = [self.graph.nodes[k] for k in chosen]
         made = [o for n in own for o in n.outputs if o]
         near = [n for o in made for n in self._readers.get(o, ())]
@@ -90,22 +93,25 @@ class OptimizationViews:
 
     def substitute(self, part: SubgraphView, replacement: Graph) -> None:
         """Put a graph in the place of a part; its inputs and outputs are the part's."""
-        self.substitutions.append(Substitution(part, replacement))
+        _hold(_no_graph(replacement), "substitute")
+        self.substitutions.append(Substitution(_part(part, "substitute"), replacement))
 
     def fail(self, part: SubgraphView, reason: str) -> None:
         """Give a part back, for the next backend that supports it; `reason` is a sentence for the user."""
-        self.failed.append(FailedPart(part, reason))
+        self.failed.append(FailedPart(_part(part, "fail"), reason))
 
     def keep(self, part: SubgraphView) -> None:
         """Leave a part as it is: the backend runs it node by node."""
-        self.untouched.append(part)
+        self.untouched.append(_part(part, "keep"))
 
     def delete(self, part: SubgraphView) -> None:
         """Drop a part whose results nobody reads any more."""
-        self.deleted.append(part)
+        self.deleted.append(_part(part, "delete"))
 
     def keep_rest(self, view: SubgraphView) -> OptimizationViews:
         """Leave every node of the view that is in none of the lists as it is, and return these views."""
+        _part(view, "keep_rest")
+        _hold(self._kinds(), "keep_rest")
         known = {n.name for part in self._parts() for n in part.nodes}
         rest = [n for n in view.nodes if n.name not in known]
         if rest:
@@ -118,14 +124,7 @@ class OptimizationViews:
 
     def check(self, view: SubgraphView, device: str) -> None:
         """Raise BackendError, naming the backend and each slot or node, unless the views cover `view` rightly."""
-        problems = _coverage(view, self._parts())
-        for s in self.substitutions:
-            part = view.part(s.part.nodes)  # with the slots that it has, whatever its maker says
-            problems += _slots("input", part.inputs, s.replacement.inputs)
-            problems += _slots("output", part.outputs, s.replacement.outputs)
-            problems += _values(part, s.replacement)
-        problems += [f"{_first(f.part)} failed without a reason" for f in self.failed if not f.reason.strip()]
-        problems += [f"output slot {o!r} was deleted and is still read" for o in self._lost(view)]
+        problems = self._kinds() or self._problems(view)
         if problems:
             raise BackendError(
                 "the backend's OptimizeSubgraph broke its contract",
@@ -133,6 +132,37 @@ class OptimizationViews:
                 why="; ".join(problems),
                 fix="put every node of the view into one list, and keep the slots of what is substituted",
             )
+
+    def _kinds(self) -> list[str]:
+        """Return what in the lists is not what belongs there; a backend may have put it there itself."""
+        fields = {"substitutions": Substitution, "failed": FailedPart}
+        problems = []
+        for name in ("substitutions", "failed", "untouched", "deleted"):
+            held, kind = getattr(self, name), fields.get(name, SubgraphView)
+            if not isinstance(held, list):
+                problems.append(f"{name} is {shown(held)} and no list")
+                continue
+            problems += [f"{name} holds {shown(e)}, which is no {kind.__name__}" for e in held if not isinstance(e, kind)]
+        if problems:
+            return problems
+        parts = [*(s.part for s in self.substitutions), *(f.part for f in self.failed)]
+        problems += [f"{shown(p)} is no part; use view.part(nodes)" for p in parts if not isinstance(p, SubgraphView)]
+        problems += [p for s in self.substitutions for p in _no_graph(s.replacement)]
+        if problems:
+            return problems
+        reasons = [(_first(f.part), f.reason) for f in self.failed if not isinstance(f.reason, str)]
+        return [f"{first} failed with the reason {shown(why)}; write a sentence" for first, why in reasons]
+
+    def _problems(self, view: SubgraphView) -> list[str]:
+        """Return what is wrong with parts, slots and reasons."""
+        problems = _coverage(view, self._parts())
+        for s in self.substitutions:
+            part = view.part(s.part.nodes)  # with the slots that it has, whatever its maker says
+            problems += _slots("input", part.inputs, s.replacement.inputs)
+            problems += _slots("output", part.outputs, s.replacement.outputs)
+            problems += _values(part, s.replacement)
+        problems += [f"{_first(f.part)} failed without a reason" for f in self.failed if not f.reason.strip()]
+        return problems + [f"output slot {o!r} was deleted and is still read" for o in self._lost(view)]
 
     def _lost(self, view: SubgraphView) -> list[str]:
         """Return the values of deleted parts that something still reads."""
@@ -143,6 +173,46 @@ class OptimizationViews:
         made = {o for n in left for o in n.outputs}
         read = {i for n in left for i in n.inputs} | set(view.outputs)
         return sorted({o for part in self.deleted for n in part.nodes for o in n.outputs} & read - made)
+
+
+def _hold(problems: Sequence[str], method: str, fix: str = "") -> None:
+    """Raise BackendError if something is wrong with what a method of the views was given."""
+    if problems:
+        where = f"OptimizationViews.{method}"
+        raise BackendError("views were made of what they do not take", where=where, why=problems[0], fix=fix)
+
+
+def _part(part: object, method: str) -> Any:
+    wrong = [] if isinstance(part, SubgraphView) else [f"it got {shown(part)}, which is no SubgraphView"]
+    _hold(wrong, method, "use view.part(nodes), or the view itself for all of them")
+    return part
+
+
+def _nodes(nodes: Iterable[Node]) -> list[Node]:
+    if isinstance(nodes, Node):
+        raise BackendError("part was called with one node", where="SubgraphView.part", fix="write view.part([node])")
+    chosen = list(nodes) if isinstance(nodes, Iterable) else [nodes]
+    wrong = [n for n in chosen if not isinstance(n, Node)]
+    if wrong:
+        why = f"it got {shown(wrong[0])}"
+        raise BackendError("part was called with what is no node", where="SubgraphView.part", why=why)
+    return chosen
+
+
+def _no_graph(graph: object) -> list[str]:
+    """Return in which way this is no graph at all."""
+    if not isinstance(graph, Graph):
+        return [f"the replacement is {shown(graph)}, which is no Graph"]
+    lists = {"inputs": (list, str), "outputs": (list, str), "nodes": (list, Node)}
+    for name, (kind, item) in lists.items():
+        held = getattr(graph, name)
+        if not isinstance(held, kind) or not all(isinstance(e, item) for e in held):
+            return [f"{name} of the replacement must be a list of {item.__name__}, and is {shown(held)}"]
+    for node in graph.nodes:
+        texts = (node.name, *node.inputs, *node.outputs)
+        if not all(isinstance(t, str) for t in texts) or not isinstance(node.op, Op):
+            return [f"a node of the replacement is not made of names and an op: {shown(node)}"]
+    return []
 
 
 def _coverage(view: SubgraphView, parts: list[SubgraphView]) -> list[str]:
