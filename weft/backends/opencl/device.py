@@ -332,6 +332,15 @@ def _caps(device: cl.Device) -> DeviceCaps:
         fp16_storage=True,
         int8_storage=True,
         subgroup_size=1,
+        matrix_units=_has_matrix_units(device),
         compute_units=int(device.max_compute_units),
         software=bool(device.type & cl.device_type.CPU),
     )
+
+
+def _has_matrix_units(device: cl.Device) -> bool:
+    """Tell whether it is an NVIDIA GPU of compute capability 8.0 or later, whose compiler takes PTX within C."""
+    try:
+        return "NVIDIA" in device.platform.name and int(device.compute_capability_major_nv) >= 8
+    except (AttributeError, cl.Error):
+        return False

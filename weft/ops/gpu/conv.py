@@ -42,10 +42,8 @@ class ConvOnGpu(GpuOp):
         bias = inputs[2] if len(inputs) > 2 else None
         assert x is not None and w is not None and w.constant is not None
         plan = ConvPlan(k, op, x, y, w.constant, None if bias is None else bias.constant)
-        if op.group == 1 and plan.window.rank <= 2 and conv_matrix.fits(plan):
-            conv_matrix.launch_matrix(plan, window_constants(plan.window))
-        elif op.group == 1 and plan.window.rank <= 2:
-            launch_gemm(plan)
+        if op.group == 1 and plan.window.rank <= 2:
+            launch_ungrouped(plan)
         elif op.group == x.shape[1] == y.shape[1] and plan.window.rank <= 2:
             launch_depthwise(plan)
         else:
@@ -193,6 +191,14 @@ def choose_tile(caps: DeviceCaps, pixels: int, blocks: int, steps: int) -> GemmT
         if -(-pixels // tile.rows) * -(-blocks // tile.columns) >= 2 * units:
             return tile
     return fitting[-1]
+
+
+def launch_ungrouped(plan: ConvPlan) -> None:
+    """Launch the implicit GEMM that fits the device and the types."""
+    if conv_matrix.fits(plan):
+        conv_matrix.launch_matrix(plan, window_constants(plan.window))
+    else:
+        launch_gemm(plan)
 
 
 def launch_gemm(plan: ConvPlan) -> None:

@@ -12,8 +12,7 @@ from weft.core.layout import PACK, Array, Layout, Shape
 from weft.core.tensor import Tensor
 from weft.kernels.launch import GpuOp, KernelBuilder, gpu_op
 from weft.ops.conv import Conv
-from weft.ops.gpu import conv_matrix
-from weft.ops.gpu.conv import ConvPlan, window_constants
+from weft.ops.gpu.conv import ConvPlan, launch_ungrouped
 from weft.ops.gpu.move import row_major
 from weft.ops.matmul import Gemm, MatMul
 
@@ -105,7 +104,7 @@ class GemmOnGpu(GpuOp):
 def launch_product(k: KernelBuilder, p: Product) -> None:
     """Launch the kernel that fits; constant weights beyond a kernel argument's range go piece by piece."""
     if p.b.constant is not None and not p.batch:
-        if _launch_matrix(k, p):
+        if _launch_as_convolution(k, p):
             return
         few = p.m <= FEW_ROWS and p.a_steps == (p.k, 1)
         row_bytes = max(p.k, 1) * p.b.dtype.itemsize + PACK * 4
@@ -122,8 +121,8 @@ def launch_product(k: KernelBuilder, p: Product) -> None:
         _launch_tiles(k, p, p.b, p.b_steps, 0, p.n)
 
 
-def _launch_matrix(k: KernelBuilder, p: Product) -> bool:
-    """Launch on matrix units, as a convolution of images of one pixel, if the product is one; tell whether it was.
+def _launch_as_convolution(k: KernelBuilder, p: Product) -> bool:
+    """Launch as a convolution of images of one pixel, if the product is one; tell whether it was.
 
     A row-major matrix whose columns are a multiple of four lies in memory as such images do in NC4HW4.
     """
@@ -138,10 +137,7 @@ def _launch_matrix(k: KernelBuilder, p: Product) -> bool:
     weight = weight if p.alpha == 1 else (weight.astype(np.float32) * p.alpha).astype(weight.dtype)
     bias = bias if bias is None or p.beta == 1 else (bias.astype(np.float32) * p.beta).astype(bias.dtype)
     shift = None if bias is None else bias.reshape(-1)
-    plan = ConvPlan(k, Conv(kernel_shape=(1, 1)), x, y, weight.reshape(p.n, p.k, 1, 1), shift)
-    if not conv_matrix.fits(plan):
-        return False
-    conv_matrix.launch_matrix(plan, window_constants(plan.window))
+    launch_ungrouped(ConvPlan(k, Conv(kernel_shape=(1, 1)), x, y, weight.reshape(p.n, p.k, 1, 1), shift))
     return True
 
 

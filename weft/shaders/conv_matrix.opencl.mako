@@ -1,0 +1,121 @@
+## Convolution as an implicit GEMM on NVIDIA's matrix units (mma.sync, from sm_80 on): see the GLSL twin, whose
+## tiles, packing and order of work these are. A warp of 32 holds ${fm} x ${fn} tiles of 16 x 16 sums, in the
+## layout of m16n8k16: an item has columns 2t, 2t + 1, 2t + 8, 2t + 9 of rows g and g + 8 (PTX ISA, mma).
+<%
+rows, cols, items, depth = 16 * fm * sm, 16 * fn * sn, 32 * sm * sn, kb // 4
+stride, fetched = kb + 2, rows * kb // items
+w_stride, w_fetched = cols // 4 + 2, cols * kb // items
+frags = [(i, j) for i in range(fm) for j in range(fn)]
+meet = 'asm volatile("bar.warp.sync 0xffffffff;" ::: "memory")' if sm * sn == 1 else "BARRIER"
+k.shared("uint4", "As4", f"LZ * {rows * stride // 2}")
+k.shared("uint4", "Bs4", f"LZ * {2 * kb * w_stride}")
+if sliced:
+    k.shared("f32", "Sum", f"(LZ - 1) * {rows * cols}")
+%>
+<%def name="fetch(step)">
+% for u in range(fetched):
+  {
+    const int kk = (${step}) * ${kb} + ak${u};
+% if pointwise:
+    inside${u} = row${u} < PIXELS && kk < C4;
+    va${u} = ((__global const uint2*)x)[inside${u} ? ${x.place4(f"an{u}", "kk", f"ap{u}")} : 0];
+% else:
+    const int tap = kk / C4, ih = ah${u} + tap / KW * DH, iw = aw${u} + tap % KW * DW;
+    inside${u} = row${u} < PIXELS && tap < KH * KW && ih >= 0 && ih < IH && iw >= 0 && iw < IW;
+    va${u} = ((__global const uint2*)x)[inside${u} ? ${x.place4(f"an{u}", "kk % C4", "ih * IW + iw")} : 0];
+% endif
+  }
+% endfor
+% for u in range(w_fetched):
+  vb${u} = ((__global const uint2*)w)[min(${step}, STEPS - 1) * ${4 * kb} * WIDTH + from${u}];
+% endfor
+</%def>
+<%def name="load4(to, address, transposed)">
+asm volatile("ldmatrix.sync.aligned.m8n8.x4${".trans" if transposed else ""}.shared.b16 {%0,%1,%2,%3}, [%4];"
+  : "=r"(${to}0), "=r"(${to}1), "=r"(${to}2), "=r"(${to}3) : "r"(${address}) : "memory");
+</%def>
+__local uint2* As = (__local uint2*)As4;
+__local uint2* Bs = (__local uint2*)Bs4;
+const int lane = LOCAL_X, part = LOCAL_Y, item = part * 32 + lane;
+const int part_m = part % ${sm}, part_n = part / ${sm};
+const int a_base = LOCAL_Z * ${rows * stride}, b_base = LOCAL_Z * ${4 * kb * w_stride};
+const int sum_base = part * ${256 * fm * fn}, column16 = GROUP_Y * ${cols // 16} + part_n * ${fn};
+## What ldmatrix reads: row lane % 16, and the second half of the columns in the upper half of the warp.
+const uint a_at = (uint)(ulong)(As + a_base + (part_m * ${16 * fm} + lane % 16) * ${stride} + lane / 16 * 2);
+const uint b_at = (uint)(ulong)(Bs + b_base + lane % 16 * ${w_stride} + part_n * ${4 * fn} + lane / 16 * 2);
+% for u in range(w_fetched):
+const int bc${u} = (item + ${u * items}) % ${cols // 4}, bk${u} = (item + ${u * items}) / ${cols // 4};
+const int from${u} = bk${u} * WIDTH + GROUP_Y * ${cols // 4} + bc${u}, to${u} = b_base + bk${u} * ${w_stride} + bc${u};
+uint2 vb${u};
+% endfor
+for (int tile = GROUP_X; tile < TILES; tile += GROUPS_X) {
+  const int first_row = tile * ${rows};
+% for u in range(fetched):
+  const int e${u} = item + ${u * items}, ak${u} = e${u} / ${rows}, am${u} = e${u} % ${rows}, row${u} = first_row + am${u};
+  const int an${u} = row${u} / (OH * OW), ap${u} = row${u} % (OH * OW);
+% if not pointwise:
+  const int ah${u} = ap${u} / OW * SH - PH, aw${u} = ap${u} % OW * SW - PW;
+% endif
+  uint2 va${u};
+  bool inside${u};
+% endfor
+% for i, j in frags:
+  f32 ${", ".join(f"acc{i}_{j}_{e} = 0.0" for e in range(8))};
+% endfor
+  ${fetch("LOCAL_Z")}
+  for (int round = 0; round < (STEPS + LZ - 1) / LZ; round++) {
+% for u in range(fetched):
+    As[a_base + am${u} * ${stride} + ak${u}] = inside${u} ? va${u} : (uint2)(0, 0);
+% endfor
+% for u in range(w_fetched):
+    Bs[to${u}] = vb${u};
+% endfor
+    ${meet};
+    ${fetch("(round + 1) * LZ + LOCAL_Z")}
+% for q in range(depth):
+    {
+% for j in range(fn):
+      uint ${", ".join(f"b{j}_{r}" for r in range(4))};
+      ${load4(f"b{j}_", f"b_at + {(16 * q * w_stride + 4 * j) * 8}", True)}
+% endfor
+% for i in range(fm):
+      uint ${", ".join(f"a{i}_{r}" for r in range(4))};
+      ${load4(f"a{i}_", f"a_at + {(16 * i * stride + 4 * q) * 8}", False)}
+% for j, half in [(j, half) for j in range(fn) for half in range(2)]:
+      asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : ${", ".join(f'"+f"(acc{i}_{j}_{2 * half + e})' for e in (0, 1, 4, 5))}
+        : ${", ".join(f'"r"(a{i}_{r})' for r in range(4))}, "r"(b${j}_${2 * half}), "r"(b${j}_${2 * half + 1}));
+% endfor
+% endfor
+    }
+% endfor
+    ${meet};
+  }
+% if sliced:
+  if (LOCAL_Z > 0) {
+% for (i, j), e in [(f, e) for f in frags for e in range(8)]:
+    Sum[(LOCAL_Z - 1) * ${rows * cols} + sum_base + ${256 * (i * fn + j) + 32 * e} + lane] = acc${i}_${j}_${e};
+% endfor
+  }
+  BARRIER;
+  for (int s = 0; LOCAL_Z == 0 && s < LZ - 1; s++) {
+% for (i, j), e in [(f, e) for f in frags for e in range(8)]:
+    acc${i}_${j}_${e} += Sum[s * ${rows * cols} + sum_base + ${256 * (i * fn + j) + 32 * e} + lane];
+% endfor
+  }
+  BARRIER;
+% endif
+% for j in range(fn):
+  if (LOCAL_Z == 0 && column16 * 4 + ${4 * j} + lane % 4 < COUNT) {
+    const int block = column16 * 4 + ${4 * j} + lane % 4;
+    const f32x4 bias = ${k.args["b"].load4("0", "block", "0") if k.has("b") else "SPLAT(0.0)"};
+% for i, half in [(i, half) for i in range(fm) for half in range(2)]:
+    {
+      const int m = first_row + part_m * ${16 * fm} + ${16 * i + 8 * half} + lane / 4;
+      const f32x4 sum = F4(${", ".join(f"acc{i}_{j}_{e + 4 * half}" for e in range(4))}) + bias;
+      if (m < PIXELS) ${y.store4("m / (OH * OW)", "block", "m % (OH * OW)", "sum")}
+    }
+% endfor
+  }
+% endfor
+}
