@@ -25,6 +25,15 @@ if TYPE_CHECKING:
     from weft.core.assign import Refusal
 
 
+MOST_OF_A_REASON = 500
+"""Characters of a text of others that a message shows."""
+
+
+def brief(text: str, most: int = MOST_OF_A_REASON) -> str:
+    """Return a text as messages show it: what goes beyond that many characters is counted, not shown."""
+    return text if len(text) <= most else f"{text[:most]}... ({len(text) - most} more characters)"
+
+
 class WeftError(Exception):
     """Say what happened, where, why and what to do next; the root of all errors of Weft."""
 

@@ -72,8 +72,8 @@ PYTHON = {
     "factory returns nothing": (py(factory="def BackendFactory(): pass\n"), "BackendFactory returned nothing"),
     "factory raises": (py(factory="def BackendFactory(): raise OSError('no card')\n"), "failed: OSError: no card"),
     "factory exits": (py(factory="def BackendFactory(): raise SystemExit\n"), "BackendFactory failed: SystemExit"),
-    "factory returns a number": (py(factory="def BackendFactory(): return 3\n"), "returned 3 is not a backend"),
-    "factory returns a class": (py(factory="def BackendFactory(): return int\n"), "<class 'int'> is not a backend"),
+    "factory returns a number": (py(factory="def BackendFactory(): return 3\n"), "returned 3, which is not a backend"),
+    "factory returns a class": (py(factory="def BackendFactory(): return int\n"), "'int'>, which is not a backend"),
     "creator that is abstract": (
         py(factory="from weft import BackendCreator\ndef BackendFactory(): return BackendCreator\n"),
         "of which no object can be made: TypeError",

@@ -16,6 +16,7 @@ from weft.cli.devices import device_name
 from weft.cli.probe import probe
 from weft.core.backend import DeviceInfo
 from weft.core.entries import WEFT
+from weft.core.presence import present
 from weft.core.registry import registry
 from weft.errors import UnsupportedOps, WeftError
 
@@ -89,9 +90,9 @@ def _cache() -> Check:
 def _backends() -> Iterator[Check]:
     packages = {"opencl": "pyopencl", "vulkan": "vulkan"}
     for creator in registry.creators():
-        why = creator.absent()
+        devices, why = present(creator)
         if why is None:
-            count = len(creator.devices())
+            count = len(devices)
             origin = registry.origins()[creator.id]
             source = "" if origin == WEFT else f", from {origin}"
             yield Check(creator.id, PASS, f"{count} device{'s' if count > 1 else ''}{source}")

@@ -17,8 +17,9 @@ from weft import config
 from weft.core.backend import Backend, BackendConfig, BackendCreator, BackendInfo, DeviceInfo, ForwardType
 from weft.core.contexts import MemoryManager
 from weft.core.entries import Entry, Finder, Folder, as_creator
+from weft.core.presence import CAUGHT, described, present
 from weft.core.profile import ProfilingContext
-from weft.errors import BackendError, ConfigError, DeviceError, NoDevice, WeftError
+from weft.errors import BackendError, ConfigError, DeviceError, NoDevice, WeftError, brief
 
 log = logging.getLogger("weft.registry")
 plugin_log = logging.getLogger("weft.plugins")
@@ -49,13 +50,13 @@ class Choice:
             backend = self.creator.onCreate(info)
         except WeftError:
             raise
-        except Exception as e:
-            raise DeviceError(f"{self.device} cannot be used", why=f"{type(e).__name__}: {e}") from e
+        except CAUGHT as e:
+            raise DeviceError(f"{self.device} cannot be used", why=described(e)) from e
         if not isinstance(backend, Backend):
             raise BackendError(
                 f"{self.device} cannot be used",
                 where=f"{type(self.creator).__name__}.onCreate",
-                why=f"it returned {backend!r}, which is not a Backend",
+                why=f"it returned {brief(repr(backend))}, which is not a Backend",
             )
         return backend
 
@@ -136,7 +137,8 @@ class BackendRegistry:
 
     def skip(self, origin: str, reason: str, *, by_path: bool = False) -> None:
         """Warn that what is at `origin` is not used, and remember the reason."""
-        plugin_log.warning("%s is skipped: %s", origin, reason)
+        reason = brief(reason)
+        plugin_log.warning("%s is skipped: %s", origin, reason, extra={"skipped": origin})
         self._failures[origin] = (reason, by_path)
 
     def rescan(self, paths: Sequence[Folder] | None = None) -> None:
@@ -237,15 +239,16 @@ class BackendRegistry:
 
     def absent(self) -> dict[str, str]:
         """Return the backends that cannot run here, each with the reason."""
-        return {c.id: why for c in self.creators() if (why := absence(c)) is not None}
+        return {c.id: why for c in self.creators() if (why := present(c)[1]) is not None}
 
     def devices(self) -> list[DeviceInfo]:
         """Return every device of every backend that can run here."""
-        return [d for c in self.creators() if absence(c) is None for d in c.devices()]
+        return [d for c in self.creators() for d in present(c)[0]]
 
     def choose(self, device: DeviceName | Sequence[DeviceName]) -> list[Choice]:
         """Return the devices for a name or a list of names in order of preference.
 
+        An id alone means the first device of its backend, "id:N" the one with that index and no other.
         Of several names, those whose device is absent are passed over, and the next choice says so; if all
         are absent, NoDevice has every reason.
         """
@@ -283,7 +286,7 @@ class BackendRegistry:
 
     def _auto(self) -> Choice:
         ranked = sorted((c for c in self.creators() if c.auto_rank is not None), key=lambda c: c.auto_rank or 0)
-        found = [(c, d) for c in ranked if absence(c) is None for d in c.devices()]
+        found = [(c, d) for c in ranked for d in present(c)[0]]
         for creator, d in found:
             if not d.software:
                 return Choice(creator, d.index, f"AUTO picked {d.id}:{d.index} ({d.name}), a GPU")
@@ -293,20 +296,21 @@ class BackendRegistry:
         return Choice(fallback, 0, f"AUTO picked {fallback.id}: no GPU was found ({why})")
 
     def _named(self, name: DeviceName) -> Choice:
-        index = 0
+        index = None
         if isinstance(name, str):
             match = _NAME.fullmatch(name.strip())
             if not match:
                 raise ConfigError(f"{name!r} is not a device", fix='write an id, or an id and an index: "vulkan:1"')
-            index = int(match[2] or 0)
+            index = int(match[2]) if match[2] else None
             name = match[1]
         creator = self.find(name)
-        why = absence(creator)
+        devices, why = present(creator)
         if why is not None:
             raise NoDevice(f"{creator.id} cannot be used here", why=why, fix="run 'weft doctor'")
-        devices = creator.devices()
+        if index is None:
+            return Choice(creator, devices[0].index)
         if index not in [d.index for d in devices]:
-            found = ", ".join(f"{d.id}:{d.index} ({d.name})" for d in devices) or "none"
+            found = ", ".join(f"{d.id}:{d.index} ({d.name})" for d in devices)
             raise NoDevice(
                 f"there is no device {creator.id}:{index}",
                 why=f"{creator.id} has {len(devices)} device(s): {found}",
@@ -332,15 +336,6 @@ class BackendRegistry:
                 fix="run 'weft devices' for the list",
             )
         return found
-
-
-def absence(creator: BackendCreator) -> str | None:
-    """Return why nothing of this kind can run here, or None; a creator that fails to answer is absent."""
-    try:
-        why = creator.absent()
-    except Exception as e:
-        return f"asking whether it is there failed: {type(e).__name__}: {e}"
-    return why if why is None or why.strip() else "its creator gives no reason"
 
 
 registry = BackendRegistry()

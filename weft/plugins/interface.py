@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 from weft.core.backend import API_VERSION, BackendCreator, is_compatible
 from weft.core.entries import as_creator
-from weft.errors import BackendError
+from weft.core.presence import CAUGHT, described
+from weft.errors import BackendError, brief
 
 FUNCTIONS = ("GetBackendId", "GetVersion", "BackendFactory")
-CAUGHT = (Exception, SystemExit)
-"""What code of others may raise without stopping the program; Ctrl-C still does."""
 
 
 class MalformedError(Exception):
@@ -53,11 +52,6 @@ def guarded(call: Callable[[], object], what: str) -> object:
         raise MalformedError(f"{what}: {described(e)}") from e
 
 
-def described(error: BaseException) -> str:
-    """Return an exception in one line."""
-    return ": ".join(filter(None, (type(error).__name__, " ".join(str(error).split()))))
-
-
 def checked_id(id_: object) -> str:
     """Return the id, if it is a string that is not empty; what else an id must be the registry knows."""
     if not isinstance(id_, str):
@@ -89,6 +83,6 @@ def checked_creator(made: object, what: str) -> BackendCreator:
     try:
         return as_creator(made)
     except BackendError as e:
-        raise MalformedError(f"{what} {e.what}") from e
+        raise MalformedError(f"{what} {brief(repr(made))}, which is not a backend") from e
     except CAUGHT as e:
-        raise MalformedError(f"{what} {made!r}, of which no object can be made: {described(e)}") from e
+        raise MalformedError(f"{what} {brief(repr(made))}, of which no object can be made: {described(e)}") from e

@@ -14,6 +14,9 @@ from weft.plugins.elf import why_cut_off
 from weft.plugins.interface import FUNCTIONS, Announced, MalformedError, checked_id, checked_version
 from weft.plugins.native_abi import BUFFERS, LEAST_SIZE, REQUIRED, CBackend, CDeviceInfo, Message, decoded
 
+MOST_DEVICES = 64
+"""A library that counts more devices is taken to be wrong: each of them is described, and listed."""
+
 
 def load_library(file: Path) -> Announced:
     """Return the backend in a shared library; MalformedError says why there is none."""
@@ -127,20 +130,29 @@ class NativeCreator(BackendCreator):
 
     def absent(self) -> str | None:
         """Return the library's reason why there is no device, or None."""
-        if not self._table.absent:
-            return None
-        message = Message()
         with self._lock:
-            is_absent = self._table.absent(*message.clear())
-        return message.text() if is_absent else None
+            if self._table.absent:
+                message = Message()
+                status = self._table.absent(*message.clear())
+                if status:
+                    return message.text().strip() or f"absent returned {status} and wrote no reason ({self._file})"
+            count = self._count()
+        if 0 < count <= MOST_DEVICES:
+            return None
+        if not count:
+            return f"device_count returned 0: the library finds no device ({self._file})"
+        return f"device_count returned {count}, which is not a number from 0 to {MOST_DEVICES} ({self._file})"
 
     def devices(self) -> list[DeviceInfo]:
         """Return the devices of the library, as it describes them."""
         if self.absent() is not None:
             return []
         with self._lock:
-            count = self._table.device_count() if self._table.device_count else 1
-            return [self._described(k) for k in range(count)]
+            # The library is asked again: what it says may have changed since.
+            return [self._described(k) for k in range(min(self._count(), MOST_DEVICES))]
+
+    def _count(self) -> int:
+        return int(self._table.device_count()) if self._table.device_count else 1
 
     def _described(self, index: int) -> DeviceInfo:
         info = CDeviceInfo(self.id.encode(), Path(self._file).name.encode(errors="replace")[:127], 0)

@@ -49,6 +49,8 @@ def load(entry_point: EntryPoint) -> Announced:
     A creator has its own id; without one, and for a class of backends, the entry point's name is the id.
     """
     value = entry_point.value
+    if not EntryPoint.pattern.match(value):
+        raise MalformedError(f"its value {value!r} names no module and nothing in one; write package.module:name")
     what = guarded(entry_point.load, f"{value} cannot be imported")
     kind = what if isinstance(what, type) else type(what)
     if not issubclass(kind, (Backend, BackendCreator)):

@@ -154,7 +154,8 @@ typedef struct weft_backend {
     /* Return 0 if there is a device; otherwise 1, and write why there is none and how to get one. */
     int32_t (*absent)(char *reason, size_t size);
 
-    /* Return the number of devices; without it there is one. Not called if `absent` says that there is none. */
+    /* Return the number of devices, 64 at most; without it there is one. Not called if `absent` says that there is
+     * none. */
     int32_t (*device_count)(void);
 
     /* Describe the device `index`, from 0. */
