@@ -299,7 +299,8 @@ def test_4_whatever_an_execution_raises_names_node_op_and_device(where: str, err
     Bad.where, Bad.error = where, error
     with registered(Creator(Acme)), pytest.raises(ExecutionError) as caught:
         run_relu()
-    assert caught.value.where == "node 'n_y' (Relu) on acme:0"
+    callback = "Acme.onCreate" if where == "onCreate" else f"Bad.{where}"
+    assert caught.value.where == f"node 'n_y' (Relu) on acme:0: {callback}"
     assert caught.value.why.startswith(type(error).__name__) and caught.value.__cause__ is error
 
 
@@ -354,6 +355,7 @@ def test_4_a_callback_that_fails_names_the_device(callback: str) -> None:
     with registered(Creator(made)), pytest.raises(ExecutionError, match="acme:0") as caught:
         run_relu()
     assert caught.value.why == "RuntimeError: the bus is down"
+    assert caught.value.where.endswith(f": Failing.{callback}")
     assert_usable()
 
 

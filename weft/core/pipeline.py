@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
+from weft.core import answers
 from weft.core.assign import describe
 from weft.core.backend import Backend, Execution, StorageType
-from weft.core.blame import at_node, at_nodes, blame
+from weft.core.blame import FAILURES, at_node, at_nodes, blame, callback_of
 from weft.core.graph import Graph, Node
 from weft.core.layout import Array, to_storage
 from weft.core.optimized import Part
 from weft.core.tensor import Tensor
 from weft.errors import BackendError, ExecutionError, OutOfMemory
 
+REFUSE_LATE = "return None to refuse the node"
 Progress = Callable[[int, int], None]
 """Called with the nodes that are prepared and all nodes of one device's part, after each."""
 
@@ -37,6 +40,8 @@ class Task:
     execution: Execution
     inputs: list[Tensor | None]
     outputs: list[Tensor]
+    memory: tuple[object, ...] = ()
+    """On the host, the arrays of the outputs, which the execution writes into."""
 
 
 class Pipeline:
@@ -71,19 +76,37 @@ class Pipeline:
         """
         if not first:
             self.wait()
-            self.backend.onClearBuffer()
+            self._call("onClearBuffer")
         if self.thrifty:
             self._drop_tasks()
-        with blame(self.device, "the backend could not lower its part of the network"):
-            self.graph = self.backend.lower(part.graph)
+        self.graph = self._lowered(part.graph)
         self._create()
         self.mapped = {}
-        with blame(self.device, "the backend could not be resized"):
-            self.backend.onResizeBegin()
-            self._map(part.graph.inputs, part.graph.outputs, imports, fetched)
-            self.backend.onResizeEnd()
+        self._call("onResizeBegin")
+        self._map(part.graph.inputs, part.graph.outputs, imports, fetched)
+        self._call("onResizeEnd")
+        self._hold_memory()
         if self.thrifty:
             self._forget_constants()
+
+    def _call(self, name: str, *arguments: object, where: str = "") -> Any:
+        """Return what a callback of the backend answers; what it raises names the backend and the callback."""
+        with blame(where or self.device, f"the backend failed in {name}", callback=callback_of(self.backend, name)):
+            return getattr(self.backend, name)(*arguments)
+
+    def _at(self, callback: str) -> str:
+        return f"{self.device}: {callback_of(self.backend, callback)}"
+
+    def _lowered(self, graph: Graph) -> Graph:
+        made, at = self._call("lower", graph), self._at("lower")
+        lowered = answers.of_kind(made, Graph, at, "the graph that the backend runs", "return the graph as it came")
+        if (lowered.inputs, lowered.outputs) != (graph.inputs, graph.outputs):
+            raise BackendError(
+                "the backend lowered its part to one with other inputs and outputs",
+                where=at,
+                why=f"they were {graph.inputs} -> {graph.outputs} and are {lowered.inputs} -> {lowered.outputs}",
+            )
+        return lowered
 
     def _create(self) -> None:
         kept = {t.node.name: t for t in self.tasks}
@@ -98,14 +121,15 @@ class Pipeline:
                 kept.pop(node.name)
                 tasks.append(Task(node, old.execution, inputs, outputs))
                 continue
-            with blame(at_node(node, self.device)):
-                execution = self.backend.onCreate(inputs, outputs, node.op)
+            place = at_node(node, self.device)
+            made = self._call("onCreate", inputs, outputs, node.op, where=place)
+            at = f"{place}: {callback_of(self.backend, 'onCreate')}"
+            execution = answers.optional(made, Execution, at, "an Execution", REFUSE_LATE)  # type: ignore[type-abstract]
             if execution is None:
                 refused.append(node)
             else:
                 tasks.append(Task(node, execution, inputs, outputs))
-        for task in kept.values():
-            task.execution.close()
+        self._close_tasks(kept.values())
         self.tasks = tasks
         if refused:
             raise NodeRefused(refused, self.device)
@@ -146,7 +170,7 @@ class Pipeline:
             tensor.memory = to_storage(value, tensor.layout)
         else:
             self._acquire(tensor, StorageType.STATIC)
-            self.backend.onCopyBuffer(Tensor.from_numpy(value, tensor.layout, name), tensor)
+            self._call("onCopyBuffer", Tensor.from_numpy(value, tensor.layout, name), tensor)
         return tensor
 
     @property
@@ -163,12 +187,13 @@ class Pipeline:
                 self._import(name, imports[name])
                 continue
             self._acquire(self.tensor(name), StorageType.DYNAMIC_SEPERATE)
-            self._remember(name, self.backend.onMapInput(self.tensor(name)))
+            self._remember(name, "onMapInput")
         last = {i: k for k, task in enumerate(self.tasks) for i in task.node.inputs}
         for k, task in enumerate(self.tasks):
-            with blame(at_node(task.node, self.device)):
-                for tensor in task.outputs:
-                    self._acquire(tensor, StorageType.DYNAMIC)
+            place = at_node(task.node, self.device)
+            for tensor in task.outputs:
+                self._acquire(tensor, StorageType.DYNAMIC, place)
+            with blame(place, callback=callback_of(task.execution, "onResize")):
                 task.execution.onResize(task.inputs, task.outputs)
             if self._progress is not None:
                 self._progress(k + 1, len(self.tasks))
@@ -178,10 +203,14 @@ class Pipeline:
                 kept = name in outputs or name in imports or name in self.graph.constants
                 if name in self.tensors and not kept:
                     storage = StorageType.DYNAMIC_SEPERATE if name in inputs else StorageType.DYNAMIC
-                    self.backend.onReleaseBuffer(self.tensors[name], storage)
+                    self._call("onReleaseBuffer", self.tensors[name], storage)
         for name in (o for o in outputs if o in fetched):
-            self._remember(name, self.backend.onMapOutput(self.tensor(name)))
-        if not self.backend.onAllocateBuffer():
+            self._remember(name, "onMapOutput")
+        self._allocate()
+
+    def _allocate(self) -> None:
+        answer = self._call("onAllocateBuffer")
+        if not answers.granted(answer, self._at("onAllocateBuffer"), "where memory is lacking"):
             total = sum(t.nbytes for t in self.tensors.values() if t.constant is None)
             raise OutOfMemory(
                 f"{self.device} could not allocate what the network needs",
@@ -191,64 +220,99 @@ class Pipeline:
             )
 
     def _import(self, name: str, source: Tensor) -> None:
-        if not self.backend.onImportBuffer(self.tensor(name), source):
+        answer = self._call("onImportBuffer", self.tensor(name), source)
+        if not answers.granted(answer, self._at("onImportBuffer"), "where it cannot import"):
             raise BackendError(
                 f"{self.device} did not import {name!r}",
-                where=f"{type(self.backend).__name__}.onImportBuffer",
+                where=self._at("onImportBuffer"),
                 why="it returned False, and canImport had returned True",
                 fix="answer both alike, or leave canImport out: then the value is copied",
             )
 
-    def _remember(self, name: str, array: Array | None) -> None:
+    def _remember(self, name: str, callback: str) -> None:
+        tensor = self.tensor(name)
+        array = answers.host_array(self._call(callback, tensor), tensor, self._at(callback))
         if array is not None:
             self.mapped[name] = array
 
-    def _acquire(self, tensor: Tensor, storage: StorageType) -> None:
-        if not self.backend.onAcquireBuffer(tensor, storage):
+    def _acquire(self, tensor: Tensor, storage: StorageType, where: str = "") -> None:
+        answer = self._call("onAcquireBuffer", tensor, storage, where=where)
+        place = f"{where or self.device}: {callback_of(self.backend, 'onAcquireBuffer')}"
+        if not answers.granted(answer, place, "where memory is lacking"):
             raise OutOfMemory(
                 f"{self.device} has no memory for {tensor.name!r}",
+                where=where or self.device,
                 why=f"{tensor.nbytes:,} bytes of {storage.name} memory were refused",
                 fix="use a smaller batch, precision low or memory limit, or another device",
             )
+
+    def _hold_memory(self) -> None:
+        """Note where the outputs of nodes are on the host, which runs must not change; BackendError if nowhere."""
+        if not self.backend.host_memory:
+            return
+        for tensor in self.tensors.values():
+            if tensor.backend is not None and not isinstance(tensor.memory, np.ndarray):
+                raise BackendError(
+                    f"{self.device} gave {tensor.name!r} no memory",
+                    where=self._at("onAcquireBuffer"),
+                    why=f"Tensor.memory is {answers.shown(tensor.memory)} after onResizeEnd",
+                    fix="host_memory promises numpy arrays: set Tensor.memory by then, or leave it to HostBackend",
+                )
+        for task in self.tasks:
+            task.memory = tuple(t.memory for t in task.outputs)
 
     # -- run ---------------------------------------------------------------------------------------------
 
     def execute(self) -> None:
         """Start one run; an asynchronous backend may still be at work afterwards."""
-        backend, task = self.backend, None
+        backend, task, callback = self.backend, None, "onExecuteBegin"
         try:
             backend.onExecuteBegin()
             for task in self.tasks:
                 self._run(task)
-            task = None
+            task, callback = None, "onExecuteEnd"
             backend.onExecuteEnd()
-        except Exception:
-            with blame(at_node(task.node, self.device) if task else self._everywhere()):
+        except FAILURES:
+            named = callback_of(task.execution, "onExecute") if task else callback_of(backend, callback)
+            with blame(at_node(task.node, self.device) if task else self._everywhere(), callback=named):
                 raise
         self.running = True
 
     def _run(self, task: Task) -> None:
         """Run or enqueue one node; where it runs at once, the session's profile gets its time."""
         profiling = self.backend.info.profiling
-        if profiling is None or not self.backend.host_memory:
-            task.execution.onExecute(task.inputs, task.outputs)
-            return
         begun = perf_counter()
         task.execution.onExecute(task.inputs, task.outputs)
-        profiling.event(task.node.name, perf_counter() - begun)
+        if profiling is not None and self.backend.host_memory:
+            profiling.event(task.node.name, perf_counter() - begun)
+        for tensor, memory in zip(task.outputs, task.memory, strict=False):
+            if tensor.memory is not memory:
+                self._restore(tensor, memory, task)
+
+    @staticmethod
+    def _restore(tensor: Tensor, memory: object, task: Task) -> None:
+        """Put back the array that others read the output from, and say that it was written nowhere."""
+        got, tensor.memory = tensor.memory, memory
+        raise BackendError(
+            f"the execution put another object in the place of the memory of {tensor.name!r}",
+            where=callback_of(task.execution, "onExecute"),
+            why=f"Tensor.memory became {answers.shown(got)}; it is part of a plan, and others read the old one",
+            fix="write into it: np.maximum(x, 0, out=outputs[0].memory), or outputs[0].memory[...] = result",
+        )
 
     def wait(self) -> None:
         """Wait until a run that was started is done; the backend's errors are raised here at the latest."""
         if not self.running:
             return
         try:
-            finished = self.backend.onWaitFinish()
-        except Exception:
+            answer = self.backend.onWaitFinish()
+        except FAILURES:
             self.running = False  # but an interrupt leaves the run to be waited for
-            with blame(self._everywhere(), "the device failed during a run"):
+            callback = callback_of(self.backend, "onWaitFinish")
+            with blame(self._everywhere(), "the device failed during a run", callback=callback):
                 raise
         self.running = False
-        if not finished:
+        if not answers.granted(answer, self._at("onWaitFinish"), "if the run failed"):
             raise ExecutionError(
                 "the device could not finish a run", where=self._everywhere(), why="onWaitFinish returned False"
             )
@@ -267,15 +331,19 @@ class Pipeline:
 
     def _drop_tasks(self) -> None:
         tasks, self.tasks = self.tasks, []
-        for task in tasks:
-            task.execution.close()
+        self._close_tasks(tasks)
         constants, self.constants = self.constants, {}
         self._release_constants(constants.values())
+
+    def _close_tasks(self, tasks: Iterable[Task]) -> None:
+        for task in tasks:
+            with blame(at_node(task.node, self.device), callback=callback_of(task.execution, "close")):
+                task.execution.close()
 
     def _release_constants(self, tensors: Iterable[Tensor]) -> None:
         if not self._borrows:
             for tensor in tensors:
-                self.backend.onReleaseBuffer(tensor, StorageType.STATIC)
+                self._call("onReleaseBuffer", tensor, StorageType.STATIC)
 
     def _forget_constants(self) -> None:
         self.graph = self.graph.copy()

@@ -142,7 +142,8 @@ class OptimizationViews:
             if not isinstance(held, list):
                 problems.append(f"{name} is {shown(held)} and no list")
                 continue
-            problems += [f"{name} holds {shown(e)}, which is no {kind.__name__}" for e in held if not isinstance(e, kind)]
+            strange = [e for e in held if not isinstance(e, kind)]
+            problems += [f"{name} holds {shown(e)}, which is no {kind.__name__}" for e in strange]
         if problems:
             return problems
         parts = [*(s.part for s in self.substitutions), *(f.part for f in self.failed)]
