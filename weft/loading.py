@@ -147,9 +147,13 @@ def _plan(
     if fallback == "cpu" and not any(c.device == cpu.device for c in choices):
         choices.append(cpu)
     sink = FileSink(Path(debug)) if isinstance(debug, (str, os.PathLike)) else debug
-    found = {d: _device(known, d) for d in (hints or {}).values()}
-    placed = {name: found[d] for name, d in (hints or {}).items()}
-    return choices, OptimizerOptions(config, placed, fallback, sink), cpu
+    return choices, OptimizerOptions(config, resolved(known, hints or {}), fallback, sink), cpu
+
+
+def resolved(known: BackendRegistry, hints: Mapping[str, DeviceName]) -> dict[str, str]:
+    """Return hints with their devices as the order of preference calls them."""
+    found = {d: _device(known, d) for d in hints.values()}
+    return {name: found[d] for name, d in hints.items()}
 
 
 def _device(known: BackendRegistry, name: DeviceName) -> str:

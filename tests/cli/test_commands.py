@@ -241,7 +241,7 @@ def test_optimize_says_what_is_wrong(cli: Cli, tmp_path: Path) -> None:
     assert "does not end in .weft" in cli("optimize", model, "-d", "cpu", "-o", tmp_path / "m.zip", status=2).err
     assert "join them with +" in cli("optimize", model, "-d", "cpu,vulkan", status=2).err
     cli("optimize", model, "-d", "cpu", "-o", tmp_path / "m.weft")
-    assert "leave --device out" in cli("run", tmp_path / "m.weft", "-d", "cpu", status=2).err
+    assert "leave --device and --hint out" in cli("run", tmp_path / "m.weft", "-d", "cpu", status=2).err
 
 
 # -- cache ---------------------------------------------------------------------------------------------------

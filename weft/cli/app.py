@@ -11,11 +11,13 @@ import typer
 
 import weft
 from weft.cli import bench, cache, compare, conformance, devices, doctor, inspect, optimize, run, tune
-from weft.cli.console import error
+from weft.cli.console import PlainFormatter, error
 from weft.errors import WeftError
 
 FAILED = 2
 """The exit status after an error of Weft, as after a wrong option."""
+LISTING = ("devices", "doctor")
+"""The commands that list what was skipped, so that nothing need warn of it."""
 
 app = typer.Typer(
     name="weft",
@@ -45,6 +47,7 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def common(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
@@ -53,13 +56,23 @@ def common(
     ] = False,
 ) -> None:
     """Run neural networks on the CPU, on OpenCL and on Vulkan."""
+    if context.invoked_subcommand in LISTING:
+        plugins = logging.getLogger("weft.plugins")
+        plugins.addFilter(_is_not_listed)
+        context.call_on_close(lambda: plugins.removeFilter(_is_not_listed))
+
+
+def _is_not_listed(record: logging.LogRecord) -> bool:
+    return not hasattr(record, "skipped")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command line, by default that of the process, and exit with its status."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
-    logging.basicConfig(format="weft: %(message)s", level=logging.DEBUG if debug else logging.WARNING)
+    handler = logging.StreamHandler()
+    handler.setFormatter(PlainFormatter("weft: %(message)s"))
+    logging.basicConfig(handlers=[handler], level=logging.DEBUG if debug else logging.WARNING)
     try:
         app([a for a in given if a != "--debug"])
     except (WeftError, MemoryError) as e:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import sys
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -22,6 +24,31 @@ from rich.table import Table
 PIPED_WIDTH = 160
 """Columns where the output is no terminal: a table in a file is not folded to 80."""
 
+_ORDERING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+"""Characters that turn round the text after them."""
+
+
+def plain(text: str, *, lines: bool = False) -> str:
+    """Return a text of others that does to a terminal what text does: nothing but be shown, on one line.
+
+    White space becomes a space (with `lines`, line breaks stay) and other control characters U+FFFD.
+    """
+    kept = "\n" if lines else ""
+    return "".join(c if c in kept else " " if c in "\n\r\t\v\f" else _shown(c) for c in text)
+
+
+def _shown(character: str) -> str:
+    is_text = unicodedata.category(character) not in ("Cc", "Cs", "Zl", "Zp") and character not in _ORDERING
+    return character if is_text else "\ufffd"
+
+
+class PlainFormatter(logging.Formatter):
+    """Writes log records to a terminal: their control characters are replaced."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record as text."""
+        return plain(super().format(record), lines=True)
+
 
 def _console(stderr: bool) -> Console:
     stream = sys.stderr if stderr else sys.stdout
@@ -35,24 +62,24 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Seq
     for header in headers:
         out.add_column(header, justify="right" if header in numbers else "left", overflow="fold")
     for row in rows:
-        out.add_row(*(escape(cell) for cell in row))
+        out.add_row(*(escape(plain(cell)) for cell in row))
     # Unlike text, a table must be fitted to the terminal.
     _console(stderr=False).print(out, soft_wrap=False)
 
 
 def line(text: str = "", style: str = "") -> None:
     """Print a line of results, unfolded."""
-    _console(stderr=False).print(text, markup=False, style=style or None)
+    _console(stderr=False).print(plain(text, lines=True), markup=False, style=style or None)
 
 
 def note(text: str) -> None:
     """Print a remark to stderr."""
-    _console(stderr=True).print(text, markup=False, style="dim")
+    _console(stderr=True).print(plain(text, lines=True), markup=False, style="dim")
 
 
 def error(text: str) -> None:
     """Print an error to stderr, its first line in red."""
-    first, _, rest = text.partition("\n")
+    first, _, rest = plain(text, lines=True).partition("\n")
     console = _console(stderr=True)
     console.print(f"error: {first}", markup=False, style="bold red")
     if rest:
@@ -77,5 +104,5 @@ def working(what: str) -> Iterator[Callable[[int, int], None]]:
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=_console(stderr=True), transient=True) as progress:
-        task = progress.add_task(what, total=None)
+        task = progress.add_task(plain(what), total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from weft.cli.console import line, table
+from weft.cli.console import line, plain, table
 from weft.cli.options import BackendPathOption, JsonOption
 from weft.core.backend import DeviceInfo
 from weft.core.entries import WEFT
@@ -31,13 +31,13 @@ def devices(
     rows = [(device_name(d), d.name, d.driver, "software" if d.software else "hardware") for d in found]
     table(("use as", "device", "driver", "kind"), rows)
     for name, why in absent.items():
-        line(f"{name} is absent: {why}")
+        line(plain(f"{name} is absent: {why}"))
     for name, origin in registry.origins().items():
         if origin != WEFT:
-            line(f"{name} is from {origin}")
+            line(plain(f"{name} is from {origin}"))
     for origin, why in registry.failures.items():
-        line(f"{origin} is skipped: {why}")
-    line(choice.why)
+        line(plain(f"{origin} is skipped: {why}"))
+    line(plain(choice.why))
 
 
 def device_name(info: DeviceInfo) -> str:

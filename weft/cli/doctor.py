@@ -9,7 +9,7 @@ from dataclasses import asdict
 import typer
 
 from weft.cli.checks import FAIL, all_checks
-from weft.cli.console import line, table, working
+from weft.cli.console import line, plain, table, working
 from weft.cli.options import BackendPathOption, JsonOption
 
 
@@ -31,7 +31,7 @@ def doctor(
         table(("check", "", "found"), [(c.name, c.status, c.found) for c in checks])
         for check in checks:
             if check.fix:
-                line(f"{check.name}: {check.fix}")
+                line(plain(f"{check.name}: {check.fix}"))
         line(", ".join(f"{n} {status}" for status, n in sorted(counts.items())))
     if counts[FAIL]:
         raise typer.Exit(1)

@@ -9,9 +9,9 @@ import typer
 
 import weft.ops  # noqa: F401  (registers the ops)
 from weft.cli.console import error, line, note, table, working
-from weft.cli.options import BackendPathOption, ModelArgument, ShapeOption
-from weft.cli.targets import parse_shapes
-from weft.core.assign import described
+from weft.cli.options import BackendPathOption, HintOption, ModelArgument, ShapeOption
+from weft.cli.targets import parse_hints, parse_shapes
+from weft.core.assign import check_hints, why_not
 from weft.core.backend import Backend, BackendConfig, ForwardType
 from weft.core.graph import Graph, bind
 from weft.core.layout import Shape
@@ -21,8 +21,9 @@ from weft.core.optimize import PASSES
 from weft.core.optimized import Copy, OptimizedNetwork
 from weft.core.optimizer import OptimizerOptions, optimize
 from weft.core.registry import Choice, registry
-from weft.errors import UnsupportedOps
+from weft.errors import UnsupportedOps, brief
 from weft.frontends.onnx import load as load_onnx
+from weft.loading import resolved
 
 DevicesOption = Annotated[
     str,
@@ -39,6 +40,7 @@ def inspect(
     model: ModelArgument,
     devices: DevicesOption = "all",
     shape: ShapeOption = None,
+    hint: HintOption = None,
     nodes: Annotated[bool, typer.Option("--nodes", help="Print every node, as read and as divided.")] = False,
     passes: Annotated[
         bool, typer.Option("--passes", help="List the rewrites, and print the network after each that changes it.")
@@ -67,7 +69,7 @@ def inspect(
     bound = bind(graph, {**_ones(graph), **parse_shapes(shape)})
     if passes:
         _passes(bound)
-    _division(bound, _chosen(devices), nodes=nodes, brief=unsupported)
+    _division(bound, _chosen(devices), resolved(registry, parse_hints(hint)), nodes=nodes, short=unsupported)
 
 
 def _chosen(devices: str) -> list[Choice]:
@@ -117,12 +119,13 @@ def _passes(graph: Graph) -> None:
         graph = rewritten
 
 
-def _division(bound: Graph, choices: list[Choice], *, nodes: bool, brief: bool) -> None:
+def _division(bound: Graph, choices: list[Choice], hints: dict[str, str], *, nodes: bool, short: bool) -> None:
     """Print who refuses what, and what is done about it; as `weft.load` does, the CPU takes what is left."""
     config = BackendConfig()
     prepared = prepare_network(bound, config.precision).graph
-    asked = {c.device: c.open(config) for c in choices}
     cpu = Choice(registry.find(ForwardType.CPU), 0)
+    check_hints(bound, hints, dict.fromkeys([*(c.device for c in choices), cpu.device]))
+    asked = {c.device: c.open(config) for c in choices}
     backends = asked if cpu.device in asked else {**asked, cpu.device: cpu.open(config)}
     try:
         rows = [row for device, backend in asked.items() for row in _refusals(prepared, device, backend)]
@@ -131,17 +134,17 @@ def _division(bound: Graph, choices: list[Choice], *, nodes: bool, brief: bool) 
         for device in asked:
             taken = len(prepared.nodes) - sum(row[2] == device for row in rows)
             line(f"{device}: {taken} of {len(prepared.nodes)} nodes after the rewrites", "bold")
-        network = optimize(bound, backends, OptimizerOptions(config))
+        network = optimize(bound, backends, OptimizerOptions(config, hints))
     finally:
         close_all(list(backends.values()))
-    if not brief:
+    if not short:
         _subgraphs(network, nodes)
 
 
 def _refusals(graph: Graph, device: str, backend: Backend) -> list[tuple[str, str, str, str]]:
     """Return a row for each node that a device does not take."""
-    asked = ((node, backend.why_not(*described(graph, node), node.op)) for node in graph.nodes)
-    return [(node.name, node.op.type, device, why) for node, why in asked if why is not None]
+    asked = ((node, why_not(graph, node, device, backend)) for node in graph.nodes)
+    return [(node.name, node.op.type, device, brief(why)) for node, why in asked if why is not None]
 
 
 def _subgraphs(network: OptimizedNetwork, nodes: bool) -> None:

@@ -11,12 +11,13 @@ from weft.cli.console import line, note, working
 from weft.cli.options import (
     BackendPathOption,
     DeviceOption,
+    HintOption,
     ModelArgument,
     PrecisionOption,
     ShapeOption,
     StrictOption,
 )
-from weft.cli.targets import device_orders, parse_shapes
+from weft.cli.targets import device_orders, parse_hints, parse_shapes
 from weft.core.backend import Precision
 from weft.errors import ConfigError
 from weft.loading import SAVED
@@ -29,6 +30,7 @@ def optimize(
     device: DeviceOption = "auto",
     precision: PrecisionOption = Precision.HIGH,
     shape: ShapeOption = None,
+    hint: HintOption = None,
     strict: StrictOption = False,
     backend_path: BackendPathOption = None,
 ) -> None:
@@ -48,7 +50,12 @@ def optimize(
     fallback = "error" if strict else "cpu"
     with working(f"optimising {model.name}"):
         network = optimize_model(
-            model, orders[0], precision=precision, shapes=parse_shapes(shape), fallback=fallback
+            model,
+            orders[0],
+            precision=precision,
+            shapes=parse_shapes(shape),
+            fallback=fallback,
+            hints=parse_hints(hint),
         )
         network.save(target)
     order = " -> ".join(f"{part.device} ({len(part.graph.nodes)})" for part in network.parts)

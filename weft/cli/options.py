@@ -47,6 +47,12 @@ ShapeOption = Annotated[
         "--shape", help="The shape of an input, NAME=1,3,224,224; needed where the model leaves it open."
     ),
 ]
+HintOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--hint", help='The device of a node, NAME=DEVICE; NAME may be a pattern, "head/*=cpu". May be repeated.'
+    ),
+]
 PrecisionOption = Annotated[Precision, typer.Option(help="low stores fp16; sums are fp32 everywhere.")]
 OutputOption = Annotated[
     list[str] | None, typer.Option("--output", "-o", help="A folder for all outputs, or NAME=FILE.npy.")

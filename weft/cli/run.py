@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from weft.cli.console import line, note, working
 from weft.cli.inputs import Preparation, collect
@@ -13,6 +14,7 @@ from weft.cli.options import (
     BackendPathOption,
     BgrOption,
     DeviceOption,
+    HintOption,
     InputOption,
     IterationsOption,
     LabelsOption,
@@ -28,7 +30,7 @@ from weft.cli.options import (
     WarmupOption,
 )
 from weft.cli.results import Ranking, Writer, file_name, largest_difference, summary
-from weft.cli.targets import device_orders, parse_pairs, parse_shapes
+from weft.cli.targets import device_orders, parse_hints, parse_pairs, parse_shapes
 from weft.core.backend import Precision
 from weft.core.graph import Graph
 from weft.core.layout import Array
@@ -54,6 +56,7 @@ def run(
     mean: MeanOption = "0",
     scale: ScaleOption = "1",
     bgr: BgrOption = False,
+    hint: HintOption = None,
     strict: StrictOption = False,
     backend_path: BackendPathOption = None,
 ) -> None:
@@ -63,15 +66,16 @@ def run(
     its channels are reversed (--bgr), --mean is subtracted and the result multiplied by --scale. Inputs
     without a file get random numbers. A file that `weft optimize` wrote runs as it was optimised.
     """
-    source, graph, orders = _read(model, device)
+    source, graph, orders = _read(model, device, hint)
     writer, ranking = Writer.parse(output, len(orders)), Ranking.parse(top, labels, softmax)
     files = parse_pairs(inputs, "--input", "x=picture.png")
     arrays, remarks = collect(graph, files, parse_shapes(shape), Preparation.parse(mean, scale, bgr))
     for remark in remarks:
         note(remark)
+    options = {"precision": precision, "fallback": "error" if strict else "cpu", "hints": parse_hints(hint)}
     first: Run | None = None
     for names in orders:
-        done = _run(source, names, precision, arrays, (iterations, warmup), strict)
+        done = _run(source, names, options, arrays, (iterations, warmup))
         _show(done, graph, ranking, first)
         prefix = f"{file_name(done.label)}." if len(orders) > 1 else ""
         for path in writer.write(dict(zip(graph.outputs, done.outputs, strict=True)), prefix):
@@ -79,11 +83,13 @@ def run(
         first = first or done
 
 
-def _read(model: Path, device: str) -> tuple[Graph | OptimizedNetwork, Graph, list[list[str]]]:
+def _read(
+    model: Path, device: str, hint: list[str] | None
+) -> tuple[Graph | OptimizedNetwork, Graph, list[list[str]]]:
     """Return what to load, its inputs and outputs as a graph, and for each run the devices in order."""
     if model.suffix == SAVED:
-        if device != "auto":
-            raise ConfigError(f"{model.name} was optimised for its devices", fix="leave --device out")
+        if device != "auto" or hint:
+            raise ConfigError(f"{model.name} was optimised for its devices", fix="leave --device and --hint out")
         network = OptimizedNetwork.load(model)
         return network, network.graph, [list(network.devices)]
     orders = device_orders(device)
@@ -105,21 +111,17 @@ class Run:
 def _run(
     source: Graph | OptimizedNetwork,
     names: list[str],
-    precision: Precision,
+    options: Mapping[str, Any],
     arrays: Mapping[str, Array],
     times: tuple[int, int],
-    strict: bool,
 ) -> Run:
     label = "+".join(names)
     shapes = {name: a.shape for name, a in arrays.items()}
-    fallback = "error" if strict else "cpu"
     with working(f"preparing for {label}") as progress:
         if isinstance(source, OptimizedNetwork):
             session = load(source, progress=progress)
         else:
-            session = load(
-                source, names, precision=precision, shapes=shapes, fallback=fallback, progress=progress
-            )
+            session = load(source, names, shapes=shapes, progress=progress, **options)
     with session:
         outputs, timing = measure(session, arrays, *times)
         return Run(label, outputs, timing, session.report)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from weft.core.backend import Precision
 from weft.core.layout import Shape
-from weft.core.registry import registry
+from weft.core.registry import DeviceName, registry
 from weft.errors import ConfigError
 
 ALL = "all"
@@ -41,6 +41,11 @@ def parse_pairs(given: Sequence[str] | None, option: str, example: str) -> dict[
             )
         pairs[name] = value
     return pairs
+
+
+def parse_hints(given: Sequence[str] | None) -> dict[str, DeviceName]:
+    """Return the devices of `--hint` by the name or pattern of nodes."""
+    return dict(parse_pairs(given, "--hint", "head/*=cpu"))
 
 
 def parse_shapes(given: Sequence[str] | None) -> dict[str, Shape]:

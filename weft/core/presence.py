@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from weft.core.backend import BackendCreator, DeviceInfo
+from weft.core.blame import FAILURES
 from weft.errors import WeftError, brief
-
-CAUGHT = (Exception, SystemExit)
-"""What code of others may raise without stopping the program; Ctrl-C still does."""
 
 
 def described(error: BaseException) -> str:
@@ -31,7 +29,7 @@ def present(creator: BackendCreator) -> tuple[list[DeviceInfo], str | None]:
             return [], _reason(why)
         asked = "devices"
         found: object = creator.devices()
-    except CAUGHT as e:
+    except FAILURES as e:
         return [], f"asking whether it is there failed: {_named(creator, asked)} raised {described(e)}"
     wrong = _why_not_devices(found)
     if wrong is not None:

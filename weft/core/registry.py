@@ -10,14 +10,17 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
+from weakref import WeakSet
 
 from weft import config
 from weft.core.backend import Backend, BackendConfig, BackendCreator, BackendInfo, DeviceInfo, ForwardType
+from weft.core.blame import FAILURES
 from weft.core.contexts import MemoryManager
-from weft.core.entries import Entry, Finder, Folder, as_creator
-from weft.core.presence import CAUGHT, described, present
+from weft.core.entries import Entry, Finder, Folder, as_creator, version_of
+from weft.core.presence import described, present
 from weft.core.profile import ProfilingContext
 from weft.errors import BackendError, ConfigError, DeviceError, NoDevice, WeftError, brief
 
@@ -45,13 +48,17 @@ class Choice:
         self, config: BackendConfig, memory: MemoryManager | None = None, profiling: ProfilingContext | None = None
     ) -> Backend:
         """Return a new backend on the device."""
-        info = BackendInfo(self.creator.id, self.index, config, self.creator.version, memory, profiling)
+        info = BackendInfo(self.creator.id, self.index, config, version_of(self.creator), memory, profiling)
         try:
             backend = self.creator.onCreate(info)
         except WeftError:
             raise
-        except CAUGHT as e:
-            raise DeviceError(f"{self.device} cannot be used", why=described(e)) from e
+        except FAILURES as e:
+            raise DeviceError(
+                f"{self.device} cannot be used",
+                where=f"{type(self.creator).__name__}.onCreate",
+                why=described(e),
+            ) from e
         if not isinstance(backend, Backend):
             raise BackendError(
                 f"{self.device} cannot be used",
@@ -67,13 +74,19 @@ class BackendRegistry:
     _lock = threading.RLock()
     """Of all registries: a backend that one of them is loading may ask another."""
 
+    _all: ClassVar[WeakSet[BackendRegistry]] = WeakSet()
+    """All that hold backends: a creator is closed when the last of them drops it."""
+
     def __init__(self, finder: Finder | None = None) -> None:
         self.finder = finder
+        self._is_derived = False
         self._by_id: dict[str, Entry] = {}
         self._by_type: dict[ForwardType, Entry] = {}
         self._failures: dict[str, tuple[str, bool]] = {}
         self._paths: tuple[Folder, ...] | None = None
         self._asked_packages = self._asked_paths = self._searching = False
+        with self._lock:
+            self._all.add(self)
 
     # -- backends of the program -------------------------------------------------------------------------
 
@@ -107,21 +120,28 @@ class BackendRegistry:
             self._by_type = {**self._by_type, kind: entry}
 
     def remove(self, key: DeviceName) -> None:
-        """Unregister a backend and close its devices."""
+        """Unregister a backend, and close its devices unless another registry holds it too."""
         with self._lock:
             self._drop(self._entry(key))
 
     def _drop(self, entry: Entry) -> None:
         self._by_id = {k: e for k, e in self._by_id.items() if e is not entry}
         self._by_type = {k: e for k, e in self._by_type.items() if e is not entry}
-        entry.creator.close()
+        self._close_unheld(entry)
+
+    def _close_unheld(self, entry: Entry) -> None:
+        if not any(e.creator is entry.creator for each in self._all for e in each._by_id.values()):
+            entry.creator.close()
 
     # -- backends that are found ---------------------------------------------------------------------------
 
-    def insert_dynamic(self, creator: BackendCreator, origin: str, *, id: str = "", by_path: bool = False) -> bool:
+    def insert_dynamic(
+        self, creator: BackendCreator, origin: str, *, id: str = "", by_path: bool = False, version: str = ""
+    ) -> bool:
         """Register a creator that was found at `origin`, under `id` or its own; tell whether that was done.
 
-        It is skipped, with a warning, if the id is taken (the first wins) or cannot be one.
+        `version` counts where it has none. It is skipped, with a warning, if the id is taken (the first wins)
+        or cannot be one.
         """
         with self._lock:
             name = id or creator.id
@@ -133,6 +153,7 @@ class BackendRegistry:
             except BackendError as e:
                 self.skip(origin, ", ".join(filter(None, (e.what, e.why))), by_path=by_path)
                 return False
+            creator.found_version = version
             return True
 
     def skip(self, origin: str, reason: str, *, by_path: bool = False) -> None:
@@ -173,23 +194,34 @@ class BackendRegistry:
             made._by_id = {k: e for k, e in self._by_id.items() if not e.by_path}
             made._by_type = {k: e for k, e in self._by_type.items() if not e.by_path}
             made._failures = {k: f for k, f in self._failures.items() if not f[1]}
-        made._asked_packages = True
+        made._asked_packages = made._is_derived = True
         made.rescan(paths)
         return made
 
     def close(self) -> None:
-        """Unregister and close the backends that came from folders; all others stay as they are."""
+        """Unregister the backends that came from folders; all others stay registered.
+
+        Those that no other registry holds are closed; of a derived one, also those that were removed elsewhere.
+        """
         with self._lock:
             self._asked_paths = True
             self._forget_paths()
+            if self._is_derived and self in self._all:
+                self._all.discard(self)
+                self._each(self._close_unheld, self._by_id.values())
 
     def _forget_paths(self) -> None:
-        for entry in [e for e in self._by_id.values() if e.by_path]:
+        self._each(self._drop, [e for e in self._by_id.values() if e.by_path])
+        self._failures = {k: f for k, f in self._failures.items() if not f[1]}
+
+    @staticmethod
+    def _each(close: Callable[[Entry], None], entries: Iterable[Entry]) -> None:
+        """Close one after another, whatever some of them raise."""
+        for entry in entries:
             try:
-                self._drop(entry)
+                close(entry)
             except Exception as e:
                 plugin_log.warning("closing %s failed: %s: %s", entry, type(e).__name__, e)
-        self._failures = {k: f for k, f in self._failures.items() if not f[1]}
 
     def _search(self, *, packages_alone: bool = False) -> None:
         """Find what there is to find, once. What a backend asks while it is loaded is answered without it."""

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from weft.core.backend import BackendConfig
+from weft.core import answers
+from weft.core.backend import Backend, BackendConfig
+from weft.core.blame import FAILURES
 from weft.core.pipeline import Pipeline
+from weft.core.presence import described
 from weft.core.registry import Choice
+from weft.errors import brief
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +62,23 @@ class Report:
         lines += [f"note: {n}" for n in self.notes]
         lines += [str(c) for c in self.copies]
         for node, reasons in self.refusals.items():
-            lines.append(f"{node}: " + "; ".join(f"not on {d}: {why}" for d, why in reasons.items()))
+            lines.append(f"{node}: " + "; ".join(f"not on {d}: {brief(why)}" for d, why in reasons.items()))
         return "\n".join(lines)
+
+
+def answers_of(backend: Backend) -> tuple[Mapping[str, int], list[str]]:
+    """Return the counters and notes of a backend. What it fails to tell is noted: nothing else may be lost for it."""
+    counted: Mapping[str, int] = {}
+    notes: list[str] = []
+    try:
+        counted = answers.counters(backend.statistics(), "statistics")
+    except FAILURES as e:
+        notes.append(f"its statistics are missing: {described(e)}")
+    try:
+        notes += answers.sentences(backend.notes(), "notes")
+    except FAILURES as e:
+        notes.append(f"its notes are missing: {described(e)}")
+    return counted, notes
 
 
 def make_report(
@@ -80,9 +99,10 @@ def make_report(
         counts[label] = counts.get(label, 0) + len(pipeline.tasks)
         placement.update({t.node.name: label for t in pipeline.tasks})
         total = statistics.setdefault(label, {})
-        for key, value in pipeline.backend.statistics().items():
+        counted, said = answers_of(pipeline.backend)
+        for key, value in counted.items():
             total[key] = total.get(key, 0) + value
-        notes += [f"{label}: {note}" for note in pipeline.backend.notes()]
+        notes += [f"{label}: {note}" for note in said]
     devices = tuple(c.device for c in choices)
     distinct = tuple(dict.fromkeys(notes))
     order = tuple(p.device for p in pipelines)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from weft.core.backend import API_VERSION, BackendCreator, is_compatible
+from weft.core.blame import FAILURES
 from weft.core.entries import as_creator
-from weft.core.presence import CAUGHT, described
+from weft.core.presence import described
 from weft.errors import BackendError, brief
 
 FUNCTIONS = ("GetBackendId", "GetVersion", "BackendFactory")
@@ -23,6 +25,13 @@ class Announced:
 
     id: str
     creator: BackendCreator
+    version: str = ""
+    """What counts as the creator's version where it has none."""
+
+
+def version_of_file(content: bytes) -> str:
+    """Return what stands for the version of a backend in a file."""
+    return f"file {hashlib.sha256(content).hexdigest()[:16]}"
 
 
 def read(module: object, what: str) -> Announced:
@@ -48,7 +57,7 @@ def guarded(call: Callable[[], object], what: str) -> object:
     """Return what a call of foreign code returns; whatever it raises becomes MalformedError."""
     try:
         return call()
-    except CAUGHT as e:
+    except FAILURES as e:
         raise MalformedError(f"{what}: {described(e)}") from e
 
 
@@ -84,5 +93,5 @@ def checked_creator(made: object, what: str) -> BackendCreator:
         return as_creator(made)
     except BackendError as e:
         raise MalformedError(f"{what} {brief(repr(made))}, which is not a backend") from e
-    except CAUGHT as e:
+    except FAILURES as e:
         raise MalformedError(f"{what} {brief(repr(made))}, of which no object can be made: {described(e)}") from e
