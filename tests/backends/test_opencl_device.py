@@ -24,7 +24,7 @@ from weft.backends.gpu.device import (
 )
 from weft.backends.opencl.device import OpenCLDevice, open_device
 from weft.backends.opencl.discovery import absent_reason, enumerate_devices
-from weft.backends.opencl.programs import defines, literal
+from weft.backends.opencl.programs import BUILD_OPTIONS, build_options, defines, literal
 from weft.backends.opencl.words import WORDS, failure, listed, words
 from weft.core.dtypes import DType
 from weft.core.layout import Array
@@ -471,3 +471,8 @@ def test_errors_have_words() -> None:
     assert not isinstance(failure(-5, "x", "y"), DeviceLost)
     assert isinstance(failure(-4, "x", "y"), OutOfMemory)
     assert listed([f"l{i}" for i in range(20)]).endswith("l11 and 8 more") and listed(["a", "a"]) == "a"
+
+def test_nvidia_is_told_how_many_registers_an_item_may_have() -> None:
+    assert build_options("Portable Computing Language", (32, 4, 4)) == BUILD_OPTIONS
+    assert build_options("NVIDIA CUDA", (32, 4, 2)) == BUILD_OPTIONS
+    assert build_options("NVIDIA CUDA", (32, 4, 4))[-1] == "-cl-nv-maxrregcount=128"

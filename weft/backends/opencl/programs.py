@@ -28,6 +28,9 @@ is on by default, which is what the language says.
 """
 _CACHE_FORMAT = "1"
 LOCAL_SIZE = ("LX", "LY", "LZ")
+_NVIDIA_REGISTERS = 1 << 16
+"""Of a multiprocessor: its compiler does not look at the size of the group, and may give each item too many."""
+_ITEMS_WITH_ALL_REGISTERS = 256
 _INT_MIN, _INT_MAX = -(1 << 31), (1 << 31) - 1
 
 
@@ -100,10 +103,10 @@ class Programs:
     def _make(self, source: KernelSource, header: str, local: Size3) -> cl._cl._Program:
         key = self.disk_key(source, header)
         binary = self._disk.get(key)
-        program = self._load(binary, source.entry) if binary else None
+        program = self._load(binary, source.entry, local) if binary else None
         from_disk = program is not None
         if program is None:
-            program = self._build(source, header)
+            program = self._build(source, header, local)
             self._keep(key, program)
         self._check_local(program, source, local)
         with self._lock:
@@ -111,20 +114,20 @@ class Programs:
             self.built_from_source += not from_disk
         return program
 
-    def _load(self, binary: bytes, entry: str) -> cl._cl._Program | None:
+    def _load(self, binary: bytes, entry: str, local: Size3) -> cl._cl._Program | None:
         try:
             program = cl._cl._Program(self._context, [self._device], [binary])
-            _build(program, self._device)
+            _build(program, self._device, local)
             cl.Kernel(program, entry)
         except cl.Error as e:
             log.info("a cached kernel cannot be loaded and is built again: %s", words(e.code))
             return None
         return program
 
-    def _build(self, source: KernelSource, header: str) -> cl._cl._Program:
+    def _build(self, source: KernelSource, header: str, local: Size3) -> cl._cl._Program:
         program = cl._cl._Program(self._context, f"{header}#line 1\n{source.text}")
         try:
-            _build(program, self._device)
+            _build(program, self._device, local)
             cl.Kernel(program, source.entry)
         except cl.Error as e:
             raise self._refused(source, header, words(e.code), _log_of(program, self._device)) from e
@@ -204,9 +207,17 @@ def literal(value: int | float, kind: ConstantKind) -> str:
     return f"({text})" if text.startswith("-") else text
 
 
-def _build(program: cl._cl._Program, device: cl.Device) -> None:
+def build_options(platform: str, local: Size3) -> tuple[str, ...]:
+    """Return the options for a kernel of this local size; NVIDIA's compiler is told how few registers it has."""
+    items = math.prod(local)
+    if "NVIDIA" not in platform or items <= _ITEMS_WITH_ALL_REGISTERS:
+        return BUILD_OPTIONS
+    return (*BUILD_OPTIONS, f"-cl-nv-maxrregcount={_NVIDIA_REGISTERS // items}")
+
+
+def _build(program: cl._cl._Program, device: cl.Device, local: Size3) -> None:
     # The public Program.build adds options of its own, a second disk cache, and warnings for harmless logs.
-    program._build(" ".join(BUILD_OPTIONS).encode(), [device])
+    program._build(" ".join(build_options(device.platform.name, local)).encode(), [device])
 
 
 def _log_of(program: cl._cl._Program, device: cl.Device) -> str:
