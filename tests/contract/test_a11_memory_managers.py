@@ -155,6 +155,32 @@ def test_A11_a_resize_keeps_the_memory_and_a_device_that_joins_acquires_then() -
         assert creator.calls == [("acquire", 0), ("release", 0)]
 
 
+def test_A11_a_resize_that_fails_keeps_the_memory_for_the_next_one() -> None:
+    class Brittle(mock("Relu")):  # type: ignore[misc]
+        broken = False
+
+        def onResizeBegin(self) -> None:
+            if self.broken:
+                raise OSError("not now")
+            super().onResizeBegin()
+
+    graph = chain("Relu", n="N")
+    x = np.full((2, 3), -1, np.float32)
+    with registered(creator := WithMemory(Brittle), "acme"):
+        with weft.load(graph, "acme", shapes={"x": (2, 3)}) as session:
+            np.testing.assert_array_equal(session.run(x)[0], 0 * x)
+            Brittle.broken = True
+            with pytest.raises(ExecutionError, match="not now"):
+                session.resize({"x": (4, 3)})
+            assert creator.calls == [("acquire", 0)], "the network is loaded still"
+            Brittle.broken = False
+            np.testing.assert_array_equal(session.run(x)[0], 0 * x)
+            (pipeline,) = session._loaded.pipelines
+            assert pipeline.backend.info.memory_manager is creator.pools[0]
+            assert creator.calls == [("acquire", 0)] and len(creator.pools) == 1
+        assert creator.calls == [("acquire", 0), ("release", 0)]
+
+
 def test_A11_networks_that_nobody_closed_release_later(acme: WithMemory) -> None:
     session = weft.load(chain("Relu"), "acme")
     run(session, chain("Relu"))

@@ -165,6 +165,33 @@ def test_A16_the_command_line_takes_folders(
     assert not registry.is_registered("acme")
 
 
+@pytest.mark.parametrize("differs", ["time", "size", "file"])
+def test_A16_a_rescan_loads_what_a_file_holds_now(differs: str, tmp_path: Path) -> None:
+    """Whichever of its facts tells that it is another one; as it was, it is not executed again."""
+    file = write(tmp_path / "acme_npu_backend.py", COUNT + py_source("one"))
+    made = scanned(tmp_path)
+    made.rescan([tmp_path])
+    assert made.ids() == ["cpu", "one"] and (tmp_path / "count").read_text() == "x"
+    before = file.stat()
+    text = COUNT + py_source("seven" if differs == "size" else "uno")
+    if differs == "file":
+        write(tmp_path / "new", text).replace(file)
+    else:
+        write(file, text)
+    later = before.st_mtime_ns + (10**9 if differs == "time" else 0)
+    os.utime(file, ns=(before.st_atime_ns, later))
+    now = file.stat()
+    facts = {
+        "time": now.st_mtime_ns != before.st_mtime_ns,
+        "size": now.st_size != before.st_size,
+        "file": now.st_ino != before.st_ino,
+    }
+    assert [fact for fact, changed in facts.items() if changed] == [differs]
+    made.rescan([tmp_path])
+    assert made.ids() == ["cpu", "seven" if differs == "size" else "uno"]
+    assert (tmp_path / "count").read_text() == "xx"
+
+
 # -- A17, A18: names -------------------------------------------------------------------------------------------
 
 ACCEPTED = ["Arm_GpuAcc_backend.*", "Arm123_GpuAcc_backend.*", "Arm_GpuAcc456_backend.*", "ArmCo_GpuAcc_backend.*"]

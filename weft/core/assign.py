@@ -41,8 +41,6 @@ class Assignment:
     device: dict[str, str] = field(default_factory=dict)
     refusals: dict[tuple[str, str], Refusal] = field(default_factory=dict)
     """By (node, device)."""
-    hinted: set[str] = field(default_factory=set)
-    """The nodes that are where a hint says."""
 
     def refuse(self, node: Node, device: str, reason: str) -> None:
         """Note a reason, which assigning the node again will heed."""
@@ -105,13 +103,10 @@ def place(
     hint = hinted_device(node.name, hints or {})
     order = [d for d in (hint, *(d for d in backends if d != hint)) if d is not None]
     taker = next((d for d in order if _supports(graph, node, d, backends[d], result)), None)
-    result.hinted.discard(node.name)
     if taker is None:
         result.device.pop(node.name, None)
         return False
     result.device[node.name] = taker
-    if taker == hint:
-        result.hinted.add(node.name)
     return True
 
 

@@ -189,11 +189,7 @@ def _check_fallback(assignment: Assignment, first: str, options: OptimizerOption
     if options.fallback != "error":
         return
     wanted = {node: hinted_device(node, options.hints) or first for node, _ in assignment.refusals}
-    refused = [
-        r
-        for (node, d), r in assignment.refusals.items()
-        if d in (wanted[node], first) and node not in assignment.hinted
-    ]
+    refused = [r for (node, d), r in assignment.refusals.items() if d in (wanted[node], first)]
     if refused:
         devices = dict.fromkeys(wanted[r.node] for r in refused)
         raise UnsupportedOps(
