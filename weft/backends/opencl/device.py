@@ -27,6 +27,8 @@ __all__ = ["OpenCLDevice", "absent_reason", "enumerate_devices", "open_device"]
 _GRANULE = 16
 _TOUCH_FROM = 1 << 20
 _NVIDIA_LOCAL_MEMORY = 48 * 1024 - 1
+_NVIDIA_ITEMS = 256
+"""Its compiler does not look at the size of a group, and may give each item so many registers that no more fit."""
 _MAX_GRID = ((1 << 31) - 1, 65535, 65535)
 
 
@@ -319,10 +321,11 @@ def _empty(recording: Recording) -> None:
 def _caps(device: cl.Device) -> DeviceCaps:
     x, y, z = (int(size) for size in device.max_work_item_sizes[:3])
     local = int(device.local_mem_size)
-    if "NVIDIA" in device.platform.name:  # launches with 48 KiB and more fail there, whatever is reported
-        local = min(local, _NVIDIA_LOCAL_MEMORY)
+    items = int(device.max_work_group_size)
+    if "NVIDIA" in device.platform.name:  # larger launches fail there, or larger groups, whatever is reported
+        local, items = min(local, _NVIDIA_LOCAL_MEMORY), min(items, _NVIDIA_ITEMS)
     return DeviceCaps(
-        max_local_items=int(device.max_work_group_size),
+        max_local_items=items,
         max_local_size=(x, y, z),
         max_grid=_MAX_GRID,
         local_memory=local,

@@ -64,7 +64,9 @@ TILES = (
     MatrixTile(2, 1, 2, 2),
     MatrixTile(2, 1, 2, 2, 2),
     MatrixTile(1, 1, 2, 2, 4),
+    MatrixTile(1, 1, 2, 2, 2),
     MatrixTile(1, 1, 1, 2, 8),
+    MatrixTile(1, 1, 1, 2, 4),
     MatrixTile(1, 1, 1, 1, 8),
 )
 """From the best reuse to the most parallelism; tiles of 128 x 128 were slower on an H200."""
