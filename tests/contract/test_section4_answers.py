@@ -126,7 +126,7 @@ NODES = "use view.part(nodes), or the view itself for all of them"
         (lambda o, v: v.part(["n_v0"]), "it got 'n_v0' (of type str)", ""),
         (lambda o, v: o.failed.append(v), "failed holds", ""),
         (lambda o, v: o.failed.append(FailedPart(v.nodes, "no")), "is no part; use view.part(nodes)", ""),
-        (lambda o, v: o.substitutions.append(Substitution(v, Any)), "the replacement is typing.Any", ""),
+        (lambda o, v: o.substitutions.append(Substitution(v, None)), "the replacement is None", ""),  # type: ignore[arg-type]
     ],
 )
 def test_4_what_is_put_into_the_views_is_held_against_the_contract(how: Optimise, said: str, fix: str) -> None:

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
 
 from weft.core.layout import Array
 from weft.core.tensor import Tensor
-from weft.errors import BackendError
+from weft.errors import BackendError, brief
 
 T = TypeVar("T")
 SHOWN = 80
@@ -27,7 +28,7 @@ def shown(answer: object) -> str:
         text = repr(answer)
     except Exception:
         return f"an object of type {kind}"
-    return f"{text if len(text) <= SHOWN else text[:SHOWN] + '...'} (of type {kind})"
+    return f"{brief(text, SHOWN)} (of type {kind})"
 
 
 def broken(answer: object, where: str, expected: str, fix: str = "") -> BackendError:
@@ -86,3 +87,20 @@ def host_array(answer: object, tensor: Tensor, where: str) -> Array | None:
         why=f"it must return a {dtype} array of shape {shape}, or None",
         fix="return None to be copied to and from",
     )
+
+
+def counters(answer: object, where: str) -> Mapping[str, int]:
+    """Return counters by name; BackendError if they are none."""
+    numbers = isinstance(answer, Mapping) and all(
+        isinstance(k, str) and isinstance(v, (int, float)) for k, v in answer.items()
+    )
+    if not isinstance(answer, Mapping) or not numbers:
+        raise broken(answer, where, "a mapping of numbers by name", "return {} if there are none")
+    return answer
+
+
+def sentences(answer: object, where: str) -> list[str]:
+    """Return a sequence of sentences; BackendError if it is none."""
+    if isinstance(answer, str) or not isinstance(answer, Sequence) or not all(isinstance(s, str) for s in answer):
+        raise broken(answer, where, "a sequence of sentences", "return [] if there are none")
+    return list(answer)

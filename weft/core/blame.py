@@ -32,12 +32,7 @@ def blame(where: str, what: str = "a node failed", *, callback: str = "") -> Ite
     except FAILURES as e:
         kind = OutOfMemory if isinstance(e, MemoryError) else ExecutionError
         place = f"{where}: {callback}" if callback else where
-        raise kind(what, where=place, why=failure(e)) from e
-
-
-def failure(e: BaseException) -> str:
-    """Return what was raised, with its type, as a message shows it."""
-    return f"{type(e).__name__}: {e}"
+        raise kind(what, where=place, why=f"{type(e).__name__}: {e}") from e
 
 
 def callback_of(owner: object, name: str) -> str:

@@ -8,8 +8,9 @@ from abc import ABC, abstractmethod
 class BackendContext:
     """Is told when a network that uses the backend comes and goes (A10); lives as long as the runtime.
 
-    Override what you need. Returning False from a `before_` method refuses: the load or the unload stops
-    with an error that names the backend. A load that fails is followed by the two unload notices.
+    Override what you need. Returning False refuses: the load or the unload stops with an error that names the
+    backend; after an unload it says that cleaning up failed. Anything else is a yes, None too. A load that fails
+    or is refused is followed by the two unload notices, to every context that was told of it.
     """
 
     def before_load(self, network: int) -> bool:

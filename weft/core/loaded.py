@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
 
+from weft.core import answers
 from weft.core.assign import Refusal
 from weft.core.backend import Backend, BackendConfig, MemoryMode
-from weft.core.blame import blame
+from weft.core.blame import FAILURES, blame, callback_of
 from weft.core.contexts import MemoryManager
 from weft.core.copy import copy_tensor
 from weft.core.graph import Graph
@@ -94,7 +96,7 @@ class LoadedNetwork:
     def _open(self, device: str) -> Backend:
         choice = self._choices[device]
         if device not in self._managers:
-            self._managers[device] = choice.creator.create_memory_manager(choice.index)
+            self._managers[device] = _memory_manager(choice)
         profiling = ProfilingContext(device, self.profile) if self.profile is not None else None
         return choice.open(self.config, self._managers[device], profiling)
 
@@ -116,6 +118,8 @@ class LoadedNetwork:
             close_all([*old, *spare.values()])
         thrifty = self.config.memory is MemoryMode.LIMIT
         self.graph = network.without_constants().graph if thrifty else network.graph
+        if self.profile is not None:
+            self.profile.keep([c for p in self.pipelines if (c := p.backend.info.profiling) is not None])
         records = [self._record(t) for transfers in self._transfers.values() for t in transfers]
         user = [self._choices[d] for d in network.devices if d in self._choices]
         self.report = make_report(user, self.pipelines, by_node(network.refusals), records, self.config, network.notes)
@@ -211,9 +215,11 @@ class LoadedNetwork:
         elif name in pipeline.mapped:
             np.copyto(result, pipeline.mapped[name])
         elif result.flags.c_contiguous:
-            copy_tensor(pipeline.tensor(name), Tensor(name, spec.dims, spec.dtype, memory=result))
+            with pipeline.copying(name):
+                copy_tensor(pipeline.tensor(name), Tensor(name, spec.dims, spec.dtype, memory=result))
         else:
-            np.copyto(result, pipeline.tensor(name).numpy())
+            with pipeline.copying(name):
+                np.copyto(result, pipeline.tensor(name).numpy())
         return result
 
     def _acquire(self) -> None:
@@ -221,7 +227,8 @@ class LoadedNetwork:
         for device in dict.fromkeys(p.device for p in self.pipelines):
             manager = self._managers.get(device)
             if manager is not None and device not in self._acquired:
-                with blame(device, "the backend's memory manager could not acquire its memory"):
+                what = "the backend's memory manager could not acquire its memory"
+                with blame(device, what, callback=callback_of(manager, "acquire")):
                     manager.acquire()
                 self._acquired.add(device)
 
@@ -234,7 +241,7 @@ class LoadedNetwork:
             assert manager is not None
             try:
                 manager.release()
-            except Exception as e:
+            except FAILURES as e:
                 log.warning("the memory manager of %s could not release its memory: %s", device, e)
 
     # -- end -------------------------------------------------------------------------------------------
@@ -257,12 +264,20 @@ class LoadedNetwork:
             closed()
 
 
+def _memory_manager(choice: Choice) -> MemoryManager | None:
+    callback = callback_of(choice.creator, "create_memory_manager")
+    with blame(choice.device, "the backend could not make its memory manager", callback=callback):
+        made = choice.creator.create_memory_manager(choice.index)
+    return answers.optional(made, MemoryManager, f"{choice.device}: {callback}", "a MemoryManager")  # type: ignore[type-abstract]
+
+
 def feed(pipeline: Pipeline, name: str, array: Array) -> None:
     """Put an input where the pipeline reads it."""
     if name in pipeline.mapped:
         np.copyto(pipeline.mapped[name], array)
     else:
-        copy_tensor(Tensor.from_numpy(array, name=name), pipeline.tensor(name))
+        with pipeline.copying(name):
+            copy_tensor(Tensor.from_numpy(array, name=name), pipeline.tensor(name))
 
 
 def by_node(refusals: Sequence[Refusal]) -> Mapping[str, Mapping[str, str]]:
@@ -273,10 +288,22 @@ def by_node(refusals: Sequence[Refusal]) -> Mapping[str, Mapping[str, str]]:
     return out
 
 
+@contextmanager
+def opened(choices: Iterable[Choice], config: BackendConfig) -> Iterator[dict[str, Backend]]:
+    """Open a backend of each device, to be asked, and close them after the block, or where one cannot be opened."""
+    backends: dict[str, Backend] = {}
+    try:
+        for choice in choices:
+            backends[choice.device] = choice.open(config)
+        yield backends
+    finally:
+        close_all(list(backends.values()))
+
+
 def close_all(owners: Sequence[Pipeline | Backend | LoadedNetwork]) -> None:
     """Close each; an error (of a lost device, say) is logged and stops none of the others."""
     for owner in owners:
         try:
             owner.close()
-        except Exception as e:
-            log.warning("closing %s failed: %s", type(owner).__name__, e)
+        except FAILURES as e:
+            log.warning("closing %s failed: %s: %s", type(owner).__name__, type(e).__name__, e)

@@ -122,6 +122,8 @@ class OptimizedNetwork:
     passes: tuple[PassRecord, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     """The version of each backend that took part, by its id ("cpu")."""
+    weights: bool = True
+    """Whether the constants that the nodes read are still there; see `without_constants`."""
 
     @property
     def copies(self) -> tuple[Node, ...]:
@@ -137,7 +139,9 @@ class OptimizedNetwork:
         """Return the network without its weights: what is left to know once it is loaded."""
         graph = self.graph.copy()
         graph.constants = {o: c for o, c in self.graph.constants.items() if o in self.graph.outputs}
-        return replace(self, graph=graph, parts=tuple(Part(p.device, _named(p.graph)) for p in self.parts))
+        kept = self.weights and len(graph.constants) == len(self.graph.constants)
+        parts = tuple(Part(p.device, _named(p.graph)) for p in self.parts)
+        return replace(self, graph=graph, parts=parts, weights=kept)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the network to a file, which `load` reads; see `weft.core.saved`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -326,6 +327,11 @@ class Pipeline:
         if name not in self.mapped:
             return tensor
         return Tensor(name, tensor.shape, tensor.dtype, tensor.layout, self.mapped[name])
+
+    def copying(self, name: str) -> AbstractContextManager[None]:
+        """Return a context in which a failure is that of copying this value from or to the host."""
+        what = f"{name!r} could not be copied between the host and the device"
+        return blame(self.device, what, callback=callback_of(self.backend, "onCopyBuffer"))
 
     # -- end ---------------------------------------------------------------------------------------------
 

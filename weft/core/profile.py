@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 
@@ -19,8 +20,20 @@ class Profile:
     """The events of a session's last run, in the order of their report, and the backends' counters."""
 
     events: list[Event] = field(default_factory=list)
-    counters: dict[tuple[str, str], float] = field(default_factory=dict)
-    """The newest value of each counter, by (device, name)."""
+    _counted: dict[ProfilingContext, dict[str, float]] = field(default_factory=dict)
+
+    @property
+    def counters(self) -> dict[tuple[str, str], float]:
+        """Return each counter by (device, name): the newest value, summed over the parts of the network there."""
+        sums: dict[tuple[str, str], float] = {}
+        for context, values in self._counted.items():
+            for name, value in values.items():
+                sums[context.device, name] = sums.get((context.device, name), 0) + value
+        return sums
+
+    def keep(self, contexts: Collection[ProfilingContext]) -> None:
+        """Forget the counters of all other contexts: their parts are gone."""
+        self._counted = {c: values for c, values in self._counted.items() if c in contexts}
 
     def seconds(self, device: str | None = None) -> float:
         """Return the time of all events, or of those of one device."""
@@ -31,9 +44,9 @@ class Profile:
         return "\n".join(lines + [f"{v:15g}  {d}  {n}" for (d, n), v in self.counters.items()])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ProfilingContext:
-    """Where one backend reports to; `BackendInfo.profiling` holds it while a session is profiled."""
+    """Where one backend object reports to; `BackendInfo.profiling` holds it while a session is profiled."""
 
     device: str
     profile: Profile
@@ -44,4 +57,4 @@ class ProfilingContext:
 
     def counter(self, name: str, value: float) -> None:
         """Report the newest value of a counter."""
-        self.profile.counters[self.device, name] = value
+        self.profile._counted.setdefault(self, {})[name] = value

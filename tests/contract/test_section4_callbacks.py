@@ -1,0 +1,228 @@
+"""Section 4: a callback that fails, exits or returns what it must not is an error that names backend and callback."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weft
+from tests.contract.fakes import Creator, Inputs, Outputs, registered
+from tests.core.nets import Net
+from weft.core.backend import Backend, Execution
+from weft.core.graph import Graph
+from weft.core.host import HostBackend
+from weft.errors import BackendError, DeviceError, ExecutionError, WeftError
+
+X = np.array([[-1, 2, -3], [4, -5, 6]], np.float32)
+
+
+def failing(made: type[Backend], *, kind: type[WeftError] = BackendError, graph: Graph) -> Any:
+    """Return the error of a network on a backend of this class, `acme`, with the CPU behind it."""
+    with registered(Creator(made)), pytest.raises(kind) as caught, weft.load(graph, "acme") as session:
+        session.run(X)
+        _ = session.report
+    assert "acme:0" in caught.value.where, str(caught.value)
+    return caught.value
+
+
+class Sum(Execution):
+    """Adds on the host."""
+
+    def __init__(self, inputs: Inputs, outputs: Outputs, op: Any, backend: Any) -> None:
+        """Take nothing of it."""
+
+    def onExecute(self, inputs: Inputs, outputs: Outputs) -> None:
+        outputs[0].memory[...] = sum(t.memory for t in inputs if t is not None)
+
+
+def sums() -> Graph:
+    """Return a network with a constant."""
+    net = Net()
+    return net.finish(net.add("Add", net.input("x", 2, 3), np.ones(3, np.float32), name="y"))
+
+
+def adding(**callbacks: Any) -> type[Backend]:
+    """Return a class of host backends that add, with these callbacks."""
+    made: Any = type("Acme", (HostBackend,), {})
+    made.creator("Add")(type("Summing", (Sum,), {}))
+    for name, value in callbacks.items():
+        setattr(made, name, value)
+    backend: type[Backend] = made
+    return backend
+
+
+def exiting(*_: object) -> Any:
+    raise SystemExit(3)
+
+
+CALLBACKS = (
+    "why_not", "OptimizeSubgraph", "lower", "onCreate", "onAcquireBuffer", "onReleaseBuffer", "onCopyBuffer",
+    "onResizeBegin", "onMapInput", "onMapOutput", "onAllocateBuffer", "onResizeEnd", "onExecuteBegin",
+    "onExecuteEnd", "onWaitFinish",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), GeneratorExit(), ValueError("odd")], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("callback", CALLBACKS)
+def test_4_whatever_a_callback_raises_names_backend_and_callback(callback: str, error: BaseException) -> None:
+    def fail(*_: object) -> Any:
+        raise error
+
+    if callback == "onReleaseBuffer":  # of two nodes, one has an input that nobody reads later
+        net = Net()
+        x = net.input("x", 2, 3)
+        graph = net.finish(net.add("Add", net.add("Add", x, x, name="a"), x, name="y"))
+    else:
+        graph = sums()
+    caught = failing(adding(**{callback: fail}), kind=ExecutionError, graph=graph)
+    assert caught.where.endswith(f": Acme.{callback}"), caught.where
+    assert caught.why == f"{type(error).__name__}: {error}"
+
+
+@pytest.mark.parametrize("callback", ["__init__", "onResize", "onExecute"])
+def test_4_an_execution_that_exits_is_an_error_of_its_node(callback: str) -> None:
+    made = adding()
+    made.creator("Add", replace=True)(type("Summing", (Sum,), {callback: exiting}))
+    caught = failing(made, kind=ExecutionError, graph=sums())
+    named = "Acme.onCreate" if callback == "__init__" else f"Summing.{callback}"
+    assert caught.where == f"node 'n_y' (Add) on acme:0: {named}" and caught.why == "SystemExit: 3"
+
+
+def test_4_a_backend_whose_construction_exits_is_a_device_that_cannot_be_used() -> None:
+    with registered(Creator(adding(__init__=exiting))), pytest.raises(DeviceError, match="acme:0") as caught:
+        weft.load(sums(), "acme")
+    assert caught.value.where == "Creator.onCreate" and "SystemExit" in caught.value.why
+
+
+def test_4_an_interrupt_is_the_users_and_comes_through() -> None:
+    def interrupt(*_: object) -> Any:
+        raise KeyboardInterrupt
+
+    with registered(Creator(adding(onResizeBegin=interrupt))), pytest.raises(KeyboardInterrupt):
+        weft.load(sums(), "acme")
+
+
+def test_4_a_close_that_exits_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    with registered(Creator(adding(close=exiting))):
+        weft.load(sums(), "acme").close()
+    assert "closing Pipeline failed: SystemExit: 3" in caplog.text
+
+
+RETURN = "end it with 'return True'"
+
+
+@pytest.mark.parametrize(
+    ("callback", "answer", "what", "why", "fix"),
+    [
+        ("lower", None, "lower returned None", "it must return the graph that the backend runs", "return the graph"),
+        ("onCreate", False, "onCreate returned False (of type bool)", "an Execution, or None", "return None to refuse"),
+        ("onCreate", Sum, "onCreate returned <class", "an Execution, or None", "return None to refuse"),
+        ("onAcquireBuffer", None, "onAcquireBuffer returned None", "or False where memory is lacking", RETURN),
+        ("onAllocateBuffer", None, "onAllocateBuffer returned None", "or False where memory is lacking", RETURN),
+        ("onWaitFinish", None, "onWaitFinish returned None", "or False if the run failed", RETURN),
+        ("onMapInput", 3, "onMapInput returned 3 (of type int) for 'x'", "a float32 array of shape (2, 3), or", ""),
+        ("onMapInput", np.zeros(6, "f4"), "a float32 array of shape (6,) for 'x'", "array of shape (2, 3)", ""),
+        ("onMapOutput", np.zeros((2, 3)), "a float64 array of shape (2, 3) for 'y'", "a float32 array", ""),
+    ],
+)
+def test_4_what_a_callback_returns_is_shown_with_what_it_must_be(
+    callback: str, answer: object, what: str, why: str, fix: str
+) -> None:
+    error = failing(adding(**{callback: lambda *_: answer}), graph=sums())
+    assert what in error.what and why in error.why and error.fix.startswith(fix), str(error)
+    assert error.where.endswith(f"Acme.{callback}")
+
+
+def test_4_a_lowered_graph_keeps_the_inputs_and_outputs() -> None:
+    def lower(self: Backend, graph: Graph) -> Graph:
+        return replace(graph, outputs=[])
+
+    assert "they were ['x'] -> ['y'] and are ['x'] -> []" in failing(adding(lower=lower), graph=sums()).why
+
+
+@pytest.mark.parametrize("answer", [True, "yes"])
+def test_4_a_host_backend_that_gives_no_memory_is_named_not_the_one_that_would_import_it(answer: object) -> None:
+    """The CPU, which reads the result, is not to blame."""
+    net = Net()
+    graph = net.finish(net.add("Tanh", net.add("Add", net.input("x", 2, 3), np.ones(3, np.float32), name="a")))
+    error = failing(adding(onAcquireBuffer=lambda *_: answer, copies_constants=False), graph=graph)
+    assert error.what == "acme:0 gave 'x' no memory" and error.where == "acme:0: Acme.onAcquireBuffer"
+
+
+# -- the memory of outputs -------------------------------------------------------------------------------------
+
+
+def test_4_an_execution_that_replaces_the_memory_of_its_output_is_told_to_write_into_it() -> None:
+    made, wrong = adding(), True
+
+    class Replacing(Sum):
+        def onExecute(self, inputs: Inputs, outputs: Outputs) -> None:
+            if wrong:
+                outputs[0].memory = outputs[0].memory + 1
+            else:
+                super().onExecute(inputs, outputs)
+
+    made.creator("Add", replace=True)(Replacing)
+    with registered(Creator(made)), weft.load(sums(), "acme") as session:
+        with pytest.raises(BackendError, match="in the place of the memory of 'y'") as caught:
+            session.run(X)
+        assert caught.value.where == "node 'n_y' (Add) on acme:0: Replacing.onExecute"
+        assert "out=outputs[0].memory" in caught.value.fix
+        wrong = False
+        np.testing.assert_array_equal(session.run(X)[0], X + 1, "the memory is the old one again")
+
+
+# -- what is asked beside the work -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("callback", "what", "said"),
+    [
+        ("statistics", lambda *_: None, "acme: its statistics are missing: BackendError: statistics returned None"),
+        ("statistics", lambda *_: {"a": "b"}, "acme: its statistics are missing: BackendError: statistics returned"),
+        ("statistics", exiting, "acme: its statistics are missing: SystemExit: 3"),
+        ("notes", lambda *_: None, "acme: its notes are missing: BackendError: notes returned None"),
+        ("notes", lambda *_: "one", "acme: its notes are missing: BackendError: notes returned 'one'"),
+        ("notes", exiting, "acme: its notes are missing: SystemExit: 3"),
+    ],
+)
+def test_4_a_report_is_not_lost_for_what_a_backend_fails_to_tell(callback: str, what: Any, said: str) -> None:
+    with registered(Creator(adding(**{callback: what}))), weft.load(sums(), "acme") as session:
+        assert any(note.startswith(said) for note in session.report.notes), session.report.notes
+        assert session.report.nodes_by_device == {"acme": 1}
+
+
+def with_creator(**functions: Any) -> Any:
+    made = type("AcmeCreator", (Creator,), functions)
+    return made(adding())
+
+
+@pytest.mark.parametrize(
+    ("function", "kind"), [("create_memory_manager", "a MemoryManager"), ("create_context", "a BackendContext")]
+)
+def test_4_a_manager_or_context_of_another_type_is_an_error_when_it_is_made(function: str, kind: str) -> None:
+    for answer, what in (("x", f"{function} returned 'x' (of type str)"), (weft.MemoryManager, "returned <class")):
+        creator = with_creator(**{function: lambda *_, answer=answer: answer})
+        with registered(creator), weft.Runtime() as runtime, pytest.raises(BackendError, match=kind) as caught:
+            weft.load(sums(), "acme", runtime=runtime)
+        assert what in caught.value.what and caught.value.where.endswith(f": AcmeCreator.{function}")
+    creator = with_creator(**{function: exiting})
+    with registered(creator), weft.Runtime() as runtime, pytest.raises(ExecutionError, match="SystemExit: 3") as failed:
+        weft.load(sums(), "acme", runtime=runtime)
+    assert failed.value.where.endswith(f": AcmeCreator.{function}")
+
+
+@pytest.mark.parametrize("notice", ["before_load", "after_load", "before_unload", "after_unload"])
+def test_4_a_context_that_returns_None_says_yes_and_one_that_exits_is_named(notice: str) -> None:
+    silent = type("Silent", (weft.BackendContext,), {notice: lambda *_: None})
+    with registered(with_creator(create_context=lambda *_: silent())), weft.Runtime() as runtime:
+        weft.load(sums(), "acme", runtime=runtime).close()
+    leaving = type("Leaving", (weft.BackendContext,), {notice: exiting})
+    with registered(with_creator(create_context=lambda *_: leaving())):
+        runtime = weft.Runtime()
+        with pytest.raises(WeftError, match="SystemExit: 3") as caught:
+            weft.load(sums(), "acme", runtime=runtime).close()
+        assert notice in str(caught.value) and "acme" in str(caught.value)
