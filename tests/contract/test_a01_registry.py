@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -142,6 +144,71 @@ def test_A1_a_derived_registry_has_its_own_folders(tmp_path: Path) -> None:
     derived.close()
     assert closed == ["own"] and derived.ids() == ["cpu", "mine", "installed"]
     assert base.ids() == ["cpu", "one", "mine", "installed"]
+
+
+ONE_OBJECT = """
+from weft import BackendCreator
+from weft.backends.cpu.backend import CpuBackend
+
+class AcmeCreator(BackendCreator):
+    closed = 0
+    def onCreate(self, info):
+        if self.closed:
+            raise RuntimeError("the device is closed")
+        return CpuBackend(info)
+    def close(self):
+        self.closed += 1
+
+ONE = AcmeCreator()
+def GetBackendId(): return "acme"
+def GetVersion(): return (1, 0)
+def BackendFactory(): return ONE
+"""
+
+
+def test_A1_a_creator_that_two_runtimes_share_is_closed_by_the_last(tmp_path: Path) -> None:
+    write(tmp_path / "acme_one_backend.py", ONE_OBJECT)
+    net = Net()
+    graph = net.finish(net.add("Relu", net.input("x", 2), name="y"))
+    first, second = weft.Runtime(dynamic_backend_paths=[tmp_path]), weft.Runtime(dynamic_backend_paths=[tmp_path])
+    creator: Any = second.registry.find("acme")
+    assert first.registry.find("acme") is second.registry.find("acme")
+    first.close()
+    with weft.load(graph, "acme", runtime=second, fallback="error") as session:
+        assert session.run(np.ones(2, np.float32))[0].tolist() == [1, 1]
+    assert creator.closed == 0
+    second.close()
+    second.close()
+    assert creator.closed == 1
+
+
+def test_A1_one_object_under_two_ids_is_closed_with_the_second() -> None:
+    made, creator = new_registry(), Creator()
+    assert made.insert_dynamic(creator, "/one", id="one") and made.insert_dynamic(creator, "/two", id="two")
+    made.remove("one")
+    assert not creator.closed
+    made.remove("two")
+    assert creator.closed
+
+
+def test_A1_what_is_removed_while_a_runtime_has_it_is_closed_with_that() -> None:
+    base, creator = new_registry(), Creator()
+    base.insert("acme", creator)
+    derived = base.derive([])
+    base.remove("acme")
+    assert not creator.closed and "acme" in derived.ids()
+    derived.close()
+    assert creator.closed
+
+
+def test_A1_a_registry_that_is_gone_holds_nothing() -> None:
+    base, creator = new_registry(), Creator()
+    base.insert("acme", creator)
+    derived = base.derive([])
+    del derived
+    gc.collect()
+    base.remove("acme")
+    assert creator.closed
 
 
 def test_A1_a_backend_that_cannot_be_closed_does_not_stop_the_others(tmp_path: Path) -> None:

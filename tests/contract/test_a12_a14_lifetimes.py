@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ import pytest
 
 import weft
 from tests.contract.fakes import Creator, Inputs, Interpreted, Mock, Outputs, mock, mocks, registered
+from tests.contract.native_sources import VAULT
+from tests.contract.plugins import ROOT, needs_compiler, write
 from tests.core.nets import Net, branching, feeds, outputs
 from weft.core.backend import Backend, BackendInfo, Execution
 from weft.core.graph import Graph, Node
@@ -20,6 +23,7 @@ from weft.core.optimized import PreCompiled
 from weft.core.registry import Choice, registry
 from weft.core.session import Session
 from weft.core.views import OptimizationViews, SubgraphView
+from weft.plugins.native_backend import NativeExecution
 
 DEVICES = ("cpu", "opencl", "vulkan")
 
@@ -201,6 +205,24 @@ def test_A14_executions_of_our_backends_hold_no_backend_object(device: str) -> N
             for task in pipeline.tasks:
                 kept = vars(task.execution)
                 assert not holds_backend(list(kept.values())), f"{type(task.execution).__name__}: {kept}"
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["leaky", "vault"])
+def test_A14_executions_in_C_hold_no_backend_object(name: str, tmp_path: Path) -> None:
+    """On the host's memory, and on buffers of the library's own."""
+    source = VAULT if name == "vault" else (ROOT / "examples" / "c_backend" / "acme_leaky_backend.c").read_text()
+    write(tmp_path / f"acme_{name}_backend.so", source)
+    net = Net()
+    x = net.input("x", 2, 3)
+    graph = net.finish(net.add("Add", x, x, name="y") if name == "vault" else net.add("Relu", x, name="y"))
+    runtime = weft.Runtime(dynamic_backend_paths=[tmp_path])
+    with runtime, weft.load(graph, name, runtime=runtime, fallback="error") as session:
+        ((task,),) = (p.tasks for p in session._loaded.pipelines)
+        assert isinstance(task.execution, NativeExecution)
+        for _ in range(2):
+            assert not holds_backend(list(vars(task.execution).values()))
+            np.testing.assert_array_equal(session.run(feeds(graph))[0], outputs(graph, feeds(graph))[0])
 
 
 def holds_backend(start: list[object]) -> bool:

@@ -11,12 +11,16 @@ import pytest
 import weft
 from tests.contract.native_sources import VAULT, loaded, vault_in
 from tests.contract.plugins import ROOT, needs_compiler, write
+from tests.core.nets import Net
 from weft import conformance
+from weft.backends.cpu.backend import CpuBackend
 from weft.core.backend import Backend, BackendInfo, StorageType
 from weft.core.dtypes import DType
+from weft.core.host import HostBackend
 from weft.core.layout import Layout
 from weft.core.registry import registry
 from weft.core.tensor import Tensor
+from weft.plugins.native_backend import NativeHostBackend
 
 pytestmark = needs_compiler
 EXAMPLE = ROOT / "examples" / "c_backend" / "acme_leaky_backend.c"
@@ -120,3 +124,41 @@ def test_A19_both_kinds_keep_the_device_contract(name: str, tmp_path: Path) -> N
     finally:
         registry.rescan()
     assert report.ok, report
+
+
+class Spread(CpuBackend):
+    """Its outputs lie with gaps between their elements."""
+
+    def onAllocateBuffer(self) -> bool:
+        done = super().onAllocateBuffer()
+        for tensor in self._slots:
+            tensor.memory = np.zeros((*tensor.shape, 2), tensor.dtype.numpy)[..., 0]
+        return done
+
+
+def test_A19_what_does_not_lie_densely_is_copied_in_place_of_an_import(tmp_path: Path) -> None:
+    write(tmp_path / "acme_leaky_backend.so", EXAMPLE.read_text())
+    net = Net()
+    graph = net.finish(net.add("Relu", net.add("Tanh", net.input("x", "N", 3), name="v"), name="y"))
+    with weft.Runtime(dynamic_backend_paths=[tmp_path]) as runtime:
+        runtime.registry.insert("spread", Spread)
+        with weft.load(graph, ["leaky", "spread"], runtime=runtime) as session:
+            for rows in (2, 5, 5, 2):
+                x = np.linspace(-2, 2, rows * 3, dtype=np.float32).reshape(rows, 3)
+                np.testing.assert_allclose(session.run(x)[0], np.maximum(np.tanh(x), 0), rtol=1e-6)
+            assert session.report.subgraphs == ("spread:0", "leaky:0") and session.report.copies == ()
+            first, last = session._loaded.pipelines
+            source, copy = first.tensor("v").memory, last.tensor("v").memory
+            assert not source.flags.c_contiguous and copy.flags.c_contiguous
+            np.testing.assert_array_equal(source, copy)
+
+
+def test_A19_what_lies_densely_is_not_copied(tmp_path: Path) -> None:
+    write(tmp_path / "acme_leaky_backend.so", EXAMPLE.read_text())
+    net = Net()
+    graph = net.finish(net.add("Relu", net.add("Tanh", net.input("x", 2, 3), name="v"), name="y"))
+    runtime = weft.Runtime(dynamic_backend_paths=[tmp_path])
+    with runtime, weft.load(graph, ["leaky", "cpu"], runtime=runtime) as session:
+        first, last = session._loaded.pipelines
+        assert isinstance(last.backend, HostBackend) and isinstance(last.backend, NativeHostBackend)
+        assert last.tensor("v").memory is first.tensor("v").memory

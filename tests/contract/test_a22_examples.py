@@ -175,6 +175,21 @@ def test_A22_a_network_goes_whole_to_onnx_runtime(ort: ModuleType, precision: st
         assert abs(both - expected).max() < bound
 
 
+def test_A22_answers_are_kept_by_models_without_weights(ort: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, sizes = ort.why_not_run_one, set()
+
+    def noting(model: bytes) -> str | None:
+        sizes.add(len(model))
+        return str(why) if (why := one(model)) else None
+
+    monkeypatch.setattr(ort, "why_not_run_one", noting)
+    with weft.load(path("shapes"), "ort", fallback="error") as session:
+        session.run(PICTURE)
+        session.run(np.concatenate([PICTURE, PICTURE]))
+    assert sizes and max(sizes) < 2000
+    assert not hasattr(ort.why_not_run, "cache_info"), "whole subgraphs are asked about each time"
+
+
 def test_A22_subgraphs_around_what_is_elsewhere_are_one_node_each(ort: ModuleType) -> None:
     with weft.load(path("shapes"), "cpu") as cpu:
         (expected,) = cpu.run(PICTURE)

@@ -65,7 +65,7 @@ class BackendInfo:
     index: int = 0
     config: BackendConfig = field(default_factory=BackendConfig)
     version: str = ""
-    """The creator's version."""
+    """The creator's version, or its `found_version`."""
     memory_manager: MemoryManager | None = None
     """What the creator's `create_memory_manager` returned for this network."""
     profiling: ProfilingContext | None = None
@@ -365,6 +365,8 @@ class BackendCreator(ABC):
     forward_type: ForwardType | None = None
     version: str = ""
     """The backend's own version: an optimised network that was saved by another version is refused."""
+    found_version: str = ""
+    """What counts where that is empty, set by what found the backend: "file 3fa9..." or "acme-weft 1.2"."""
     api_version: tuple[int, int] | None = None
     """The version of Weft's backend interface that it was written for, `API_VERSION` then; None: this one."""
     auto_rank: int | None = None
@@ -394,5 +396,5 @@ class BackendCreator(ABC):
         return None
 
     def close(self) -> None:
-        """Close the devices that are still open."""
+        """Close the devices that are still open: the last registry that held this creator drops it."""
         return None

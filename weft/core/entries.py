@@ -46,6 +46,11 @@ def as_creator(what: object) -> BackendCreator:
     return what
 
 
+def version_of(creator: BackendCreator) -> str:
+    """Return a backend's own version, or that of what it was found in; "" is that of Weft."""
+    return creator.version or creator.found_version
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A registered creator, and where it came from: "weft", a call, an entry point or a file."""

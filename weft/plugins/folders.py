@@ -6,6 +6,7 @@ import logging
 import os
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from weft.core.entries import Folder
@@ -37,7 +38,9 @@ def insert_all(registry: BackendRegistry, paths: Sequence[Folder]) -> None:
             except MalformedError as e:
                 registry.skip(str(file), str(e), by_path=True)
                 continue
-            registry.insert_dynamic(announced.creator, str(file), id=announced.id, by_path=True)
+            registry.insert_dynamic(
+                announced.creator, str(file), id=announced.id, by_path=True, version=announced.version
+            )
 
 
 def why_not_folder(path: object) -> str | None:
@@ -91,4 +94,5 @@ def load(file: Path, *, is_native: bool) -> Announced:
         from weft.plugins.native import load_library
 
         return load_library(file)
-    return read(load_module(file), "it")
+    module, version = load_module(file)
+    return replace(read(module, "it"), version=version)

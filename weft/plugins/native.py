@@ -5,13 +5,21 @@ from __future__ import annotations
 import ctypes
 import threading
 from ctypes import POINTER, c_char_p, c_size_t, c_uint32, c_void_p
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from weft.core.backend import Backend, BackendCreator, BackendInfo, DeviceInfo
 from weft.errors import ClosedError, DeviceError
 from weft.plugins.elf import why_cut_off
-from weft.plugins.interface import FUNCTIONS, Announced, MalformedError, checked_id, checked_version
+from weft.plugins.interface import (
+    FUNCTIONS,
+    Announced,
+    MalformedError,
+    checked_id,
+    checked_version,
+    version_of_file,
+)
 from weft.plugins.native_abi import BUFFERS, LEAST_SIZE, REQUIRED, CBackend, CDeviceInfo, Message, decoded
 
 MOST_DEVICES = 64
@@ -41,7 +49,16 @@ def load_library(file: Path) -> Announced:
     version = checked_version((major.value, minor.value), "GetVersion gave")
     creator = NativeCreator(_table_at(library.BackendFactory()), str(file))
     creator.api_version = version
-    return Announced(id_, creator)
+    return Announced(id_, creator, "" if creator.version else _version_of(file))
+
+
+@cache
+def _version_of(file: Path) -> str:
+    # A process loads a path once: what is put in its place later does not run here.
+    try:
+        return version_of_file(file.read_bytes())
+    except OSError as e:
+        raise MalformedError(f"it cannot be read: {e.strerror}") from e
 
 
 def _id_of(given: bytes | None) -> str:
@@ -162,13 +179,13 @@ class NativeCreator(BackendCreator):
 
     def onCreate(self, info: BackendInfo) -> Backend:
         """Return a backend on an open device."""
-        from weft.plugins.native_backend import BufferBackend, HostBackend
+        from weft.plugins.native_backend import BufferBackend, NativeHostBackend
 
         with self._lock:
             if info.index not in self._devices:
                 self._devices[info.index] = NativeDevice(self._table, self.id, info.index)
             device = self._devices[info.index].retain()
-        made: type[Any] = BufferBackend if self._table.allocate else HostBackend
+        made: type[Any] = BufferBackend if self._table.allocate else NativeHostBackend
         backend: Backend = made(info, device)
         return backend
 

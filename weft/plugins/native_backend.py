@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from ctypes import c_void_p
-from typing import Any
 
 import numpy as np
 
 from weft.core.backend import Backend, BackendInfo, Execution, StorageType
-from weft.core.copy import copy_tensor, is_host
+from weft.core.copy import copy_host, copy_tensor, is_host
+from weft.core.host import HostBackend
 from weft.core.layout import Array, convert
 from weft.core.memory import BufferManager, Slot
 from weft.core.op import Op
@@ -21,17 +21,19 @@ from weft.plugins.native_abi import CTensor, Message, NodeView
 
 Inputs = Sequence[Tensor | None]
 Outputs = Sequence[Tensor]
+Place = Callable[[Tensor, CTensor], None]
 
 
 class NativeExecution(Execution):
     """One node in C. Its state is made when the shapes are known, and made again when they change.
 
-    The device stays open for as long as there is a state, whatever is closed meanwhile.
+    The device stays open for as long as there is a state, whatever is closed meanwhile; of the backend object
+    nothing is kept. `place` tells C where a tensor is.
     """
 
-    def __init__(self, op: Op, backend: NativeBackend) -> None:
-        self.op, self.backend = op, backend
-        self._device = backend.device
+    def __init__(self, op: Op, device: NativeDevice, place: Place) -> None:
+        self.op = op
+        self._device, self._place = device, place
         self._message = Message()
         self._state: c_void_p | None = None
         self._view: NodeView
@@ -53,7 +55,7 @@ class NativeExecution(Execution):
 
     def onExecute(self, inputs: Inputs, outputs: Outputs) -> None:
         """Tell C where the tensors are, and run."""
-        device, view, place = self._device, self._view, self.backend.place
+        device, view, place = self._device, self._view, self._place
         for tensor, seen in zip((*inputs, *outputs), (*view.inputs, *view.outputs), strict=True):
             if tensor is not None:
                 place(tensor, seen)
@@ -81,32 +83,31 @@ class NativeExecution(Execution):
 
 
 class NativeBackend(Backend):
-    """What both kinds share: support, executions, and memory planned by `BufferManager`."""
+    """What both kinds share: support, executions, the queue and the device."""
 
     def __init__(self, info: BackendInfo, device: NativeDevice) -> None:
         super().__init__(info)
         self.device = device
-        self._memory = BufferManager(self.allocate, self.free)
         self._is_open = True
 
     # -- what the kinds differ in --------------------------------------------------------------------------
 
-    def allocate(self, nbytes: int) -> Any:
-        """Return a buffer; OutOfMemory if there is none."""
-        raise NotImplementedError
-
-    def free(self, buffer: Any) -> None:
-        """Take a buffer back."""
-        raise NotImplementedError
-
-    def place(self, tensor: Tensor, seen: CTensor) -> None:
+    @staticmethod
+    def place(tensor: Tensor, seen: CTensor) -> None:
         """Tell C where a tensor is."""
+        raise NotImplementedError
+
+    def free_all(self) -> None:
+        """Free all memory of this pipeline; nothing uses it any more."""
         raise NotImplementedError
 
     # -- ops -------------------------------------------------------------------------------------------------
 
     def why_not(self, inputs: Inputs, outputs: Outputs, op: Op) -> str | None:
-        """Return the reason of the library, word for word; BackendError if it refuses without one."""
+        """Return the reason of the library, word for word, which is empty where it gave none.
+
+        BackendError if it answers neither 1 nor 0.
+        """
         try:
             view = NodeView(inputs, outputs, op)
         except TypeError as e:
@@ -114,50 +115,18 @@ class NativeBackend(Backend):
         message, device = Message(), self.device
         with device.lock:
             takes = device.table.supports(device.handle, ctypes.byref(view.node), *message.clear())
-        if takes:
-            return None
-        text = message.text()
-        if not text.strip():
+        if takes not in (0, 1):
             raise BackendError(
-                f"{self.info.device} refused a node of type {op.type} with an empty reason",
+                f"{self.info.device} did not say whether it takes a node of type {op.type}",
                 where="supports",
-                fix="write the reason into the buffer: a user reads it",
+                why=f"it returned {takes}",
+                fix="return 1, or 0 and a reason",
             )
-        return text
+        return None if takes else message.text()
 
     def onCreate(self, inputs: Inputs, outputs: Outputs, op: Op) -> Execution | None:
         """Return the execution of a node that the library takes."""
-        return None if self.why_not(inputs, outputs, op) else NativeExecution(op, self)
-
-    # -- memory ------------------------------------------------------------------------------------------------
-
-    def onReleaseBuffer(self, tensor: Tensor, storage_type: StorageType) -> bool:
-        """Take the memory back as the storage type says."""
-        slot = self._slot(tensor)
-        if slot is None:
-            return False
-        if storage_type is StorageType.STATIC:
-            self.onWaitFinish()
-        self._memory.release(slot)
-        return True
-
-    def _slot(self, tensor: Tensor) -> Slot | None:
-        raise NotImplementedError
-
-    def onResizeBegin(self) -> None:
-        """Begin to record lifetimes."""
-        self._memory.begin()
-
-    def onAllocateBuffer(self) -> bool:
-        """Allocate the arena."""
-        self._memory.allocate()
-        return True
-
-    def onClearBuffer(self) -> bool:
-        """Free all that is not STATIC."""
-        self.onWaitFinish()
-        self._memory.clear()
-        return True
+        return NativeExecution(op, self.device, self.place) if self.why_not(inputs, outputs, op) is None else None
 
     # -- runs ----------------------------------------------------------------------------------------------------
 
@@ -172,11 +141,6 @@ class NativeBackend(Backend):
         self.device.wait()
         return True
 
-    def statistics(self) -> Mapping[str, int]:
-        """Return the bytes of the arena, of its lower bound, and of constants."""
-        arena, static = self._memory.arena, self._memory.static_bytes
-        return {"arena_bytes": arena.size, "arena_live_peak": arena.live_peak(), "static_bytes": static}
-
     def close(self) -> None:
         """Free all memory of this pipeline, and give up the device."""
         if self._is_open:
@@ -184,96 +148,69 @@ class NativeBackend(Backend):
             try:
                 self.onWaitFinish()
             finally:
-                self._memory.close()
+                self.free_all()
                 self.device.release()
 
 
-class HostBackend(NativeBackend):
-    """Tensors are numpy arrays; C gets their addresses."""
+class NativeHostBackend(NativeBackend, HostBackend):
+    """Tensors are numpy arrays; C gets their addresses.
 
-    host_memory = True
+    C has no strides: an imported array that does not lie densely is copied at the beginning of each run.
+    """
 
     def __init__(self, info: BackendInfo, device: NativeDevice) -> None:
         super().__init__(info, device)
-        self._slots: dict[Tensor, Slot] = {}
+        self._spread: dict[Tensor, Tensor] = {}
+        """What is copied: the source of each such tensor."""
 
-    def allocate(self, nbytes: int) -> Array:
-        """Return bytes of the host."""
-        try:
-            return np.empty(nbytes, np.uint8)
-        except (MemoryError, ValueError) as e:
-            raise OutOfMemory(
-                f"{nbytes:,} bytes cannot be allocated",
-                where=self.info.device,
-                why=str(e),
-                fix="use a smaller batch, precision low or memory limit",
-            ) from e
-
-    def free(self, buffer: Array) -> None:
-        """Leave it to numpy."""
-
-    def place(self, tensor: Tensor, seen: CTensor) -> None:
+    @staticmethod
+    def place(tensor: Tensor, seen: CTensor) -> None:
         """Tell C the address."""
         seen.data = tensor.memory.ctypes.data
 
-    def _slot(self, tensor: Tensor) -> Slot | None:
-        return self._slots.get(tensor)
-
-    def onAcquireBuffer(self, tensor: Tensor, storage_type: StorageType) -> bool:
-        """Give the tensor an array, at once or in the plan."""
-        slot = self._slots[tensor] = self._memory.acquire(tensor.nbytes, storage_type)
-        tensor.backend = self
-        self._bind(tensor, slot)
-        return True
-
-    @staticmethod
-    def _bind(tensor: Tensor, slot: Slot) -> None:
-        if slot.buffer is not None:
-            piece = slot.buffer[slot.offset : slot.offset + tensor.nbytes]
-            tensor.memory = piece.view(tensor.dtype.numpy).reshape(tensor.storage_shape)
-
-    def canImport(self, source: Backend) -> bool:
-        """Tell whether the source's tensors are arrays on the host."""
-        return source.host_memory
-
     def onImportBuffer(self, tensor: Tensor, source: Tensor) -> bool:
-        """Use the array of another tensor; C has no strides, so it must lie densely."""
-        tensor.backend, tensor.memory = self, source.memory
-        return source.memory is not None and bool(source.memory.flags.c_contiguous)
+        """Use the array of another tensor, or a copy where C could not read it."""
+        if not super().onImportBuffer(tensor, source):
+            return False
+        if source.memory.flags.c_contiguous and source.memory.flags.aligned:
+            return True
+        self._spread[tensor] = source
+        return self.onAcquireBuffer(tensor, StorageType.DYNAMIC_SEPERATE)
+
+    def onExecuteBegin(self) -> None:
+        """Copy what does not lie densely; each execution runs, or is queued, when it is called."""
+        for tensor, source in self._spread.items():
+            copy_host(source, tensor)
 
     def onReleaseBuffer(self, tensor: Tensor, storage_type: StorageType) -> bool:
         """Take the array back as the storage type says."""
-        is_ours = super().onReleaseBuffer(tensor, storage_type)
-        if is_ours and storage_type is StorageType.STATIC:
-            del self._slots[tensor]
-        return is_ours
-
-    def onAllocateBuffer(self) -> bool:
-        """Allocate the arena and give every tensor its place in it."""
-        super().onAllocateBuffer()
-        for tensor, slot in self._slots.items():
-            self._bind(tensor, slot)
-        return True
+        if storage_type is StorageType.STATIC:
+            self.onWaitFinish()
+        return super().onReleaseBuffer(tensor, storage_type)
 
     def onClearBuffer(self) -> bool:
         """Free all that is not STATIC."""
-        super().onClearBuffer()
-        self._slots = {t: s for t, s in self._slots.items() if s.storage is StorageType.STATIC}
-        return True
+        self.onWaitFinish()
+        self._spread.clear()
+        return super().onClearBuffer()
 
     def onCopyBuffer(self, src: Tensor, dst: Tensor) -> None:
         """Copy between arrays, converting layout and element type."""
         self.onWaitFinish()
-        copy_tensor(src, dst)
+        super().onCopyBuffer(src, dst)
 
-    def close(self) -> None:
-        """Drop all arrays too."""
-        super().close()
-        self._slots.clear()
+    def free_all(self) -> None:
+        """Drop all arrays."""
+        self._spread.clear()
+        HostBackend.close(self)
 
 
 class BufferBackend(NativeBackend):
     """Tensors are pieces of buffers that the library allocates; the host's copies go through its functions."""
+
+    def __init__(self, info: BackendInfo, device: NativeDevice) -> None:
+        super().__init__(info, device)
+        self._memory = BufferManager(self.allocate, self.free)
 
     def allocate(self, nbytes: int) -> int:
         """Return a buffer of the device."""
@@ -293,7 +230,8 @@ class BufferBackend(NativeBackend):
         with self.device.lock:
             self.device.table.free(self.device.handle, buffer)
 
-    def place(self, tensor: Tensor, seen: CTensor) -> None:
+    @staticmethod
+    def place(tensor: Tensor, seen: CTensor) -> None:
         """Tell C the buffer and the offset."""
         slot: Slot = tensor.memory
         seen.data, seen.offset = slot.buffer, slot.offset
@@ -305,6 +243,40 @@ class BufferBackend(NativeBackend):
         """Give the tensor a piece of a buffer, at once or in the plan."""
         tensor.backend, tensor.memory = self, self._memory.acquire(tensor.nbytes, storage_type)
         return True
+
+    def onReleaseBuffer(self, tensor: Tensor, storage_type: StorageType) -> bool:
+        """Take the memory back as the storage type says."""
+        slot = self._slot(tensor)
+        if slot is None:
+            return False
+        if storage_type is StorageType.STATIC:
+            self.onWaitFinish()
+        self._memory.release(slot)
+        return True
+
+    def onResizeBegin(self) -> None:
+        """Begin to record lifetimes."""
+        self._memory.begin()
+
+    def onAllocateBuffer(self) -> bool:
+        """Allocate the arena."""
+        self._memory.allocate()
+        return True
+
+    def onClearBuffer(self) -> bool:
+        """Free all that is not STATIC."""
+        self.onWaitFinish()
+        self._memory.clear()
+        return True
+
+    def statistics(self) -> Mapping[str, int]:
+        """Return the bytes of the arena, of its lower bound, and of constants."""
+        arena, static = self._memory.arena, self._memory.static_bytes
+        return {"arena_bytes": arena.size, "arena_live_peak": arena.live_peak(), "static_bytes": static}
+
+    def free_all(self) -> None:
+        """Free all buffers."""
+        self._memory.close()
 
     def onCopyBuffer(self, src: Tensor, dst: Tensor) -> None:
         """Copy within the device, or between it and anything else; layout and element type are converted."""

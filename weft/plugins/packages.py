@@ -33,7 +33,8 @@ def insert_all(registry: BackendRegistry) -> None:
         except MalformedError as e:
             registry.skip(origin, str(e))
             continue
-        registry.insert_dynamic(announced.creator, origin, id=announced.id)
+        version = f"{each.dist.name} {each.dist.version}" if each.dist is not None else ""
+        registry.insert_dynamic(announced.creator, origin, id=announced.id, version=version)
 
 
 def origin_of(entry_point: EntryPoint) -> str:

@@ -9,22 +9,27 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import CodeType, ModuleType
 
-from weft.plugins.interface import MalformedError, guarded
+from weft.plugins.interface import MalformedError, guarded, version_of_file
 
-_modules: dict[Path, tuple[tuple[int, int, int], ModuleType]] = {}
+_modules: dict[Path, tuple[tuple[int, int, int], ModuleType, str]] = {}
 _loading: set[Path] = set()
 
 
 class _Loader(SourceFileLoader):
     """Compiles the file each time: nothing is written beside it, and a changed file is never taken for the old one."""
 
+    version = ""
+    """That of the text which was compiled last."""
+
     def get_code(self, fullname: str) -> CodeType:
         """Return the code of the file."""
-        return self.source_to_code(self.get_data(self.path), self.path)
+        source = self.get_data(self.path)
+        self.version = version_of_file(source)
+        return self.source_to_code(source, self.path)
 
 
-def load_module(file: Path) -> ModuleType:
-    """Return the module of a file, executed once for as long as the file does not change."""
+def load_module(file: Path) -> tuple[ModuleType, str]:
+    """Return the module of a file, executed once for as long as the file does not change, and its version."""
     if file in _loading:
         raise MalformedError("it asks, while it is imported, for folders to be searched in which it lies")
     _loading.add(file)
@@ -33,15 +38,15 @@ def load_module(file: Path) -> ModuleType:
         state = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
         known = _modules.get(file)
         if known is None or known[0] != state:
-            _modules[file] = known = (state, _executed(file))
-        return known[1]
+            _modules[file] = known = (state, *_executed(file))
+        return known[1:]
     except OSError as e:
         raise MalformedError(f"it cannot be read: {e.strerror}") from e
     finally:
         _loading.discard(file)
 
 
-def _executed(file: Path) -> ModuleType:
+def _executed(file: Path) -> tuple[ModuleType, str]:
     digest = hashlib.sha256(str(file).encode(errors="surrogateescape")).hexdigest()[:12]
     name = f"_weft_backend_{digest}_{file.stem}"
     loader = _Loader(name, str(file))
@@ -54,4 +59,4 @@ def _executed(file: Path) -> ModuleType:
     except BaseException:
         sys.modules.pop(name, None)
         raise
-    return module
+    return module, loader.version

@@ -137,7 +137,6 @@ def open_session(model: bytes, threads: int = 0) -> Any:
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
-@lru_cache(4096)
 def why_not_run(model: bytes) -> str | None:
     """Return ONNX Runtime's own reason for not taking a model, or None."""
     try:
@@ -146,6 +145,10 @@ def why_not_run(model: bytes) -> str | None:
         line = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
         return "ONNX Runtime: " + re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", line)
     return None
+
+
+why_not_run_one = lru_cache(4096)(why_not_run)
+"""The same for models of one node without weights, which are small: subgraphs would be kept with theirs."""
 
 
 @cache
@@ -201,7 +204,7 @@ class OrtBackend(HostBackend):
             model = to_model(single(inputs, outputs, op, SMALL))
         except NotConvertible as e:
             return str(e)
-        return why_not_right(inputs, outputs, op) or why_not_run(model)
+        return why_not_right(inputs, outputs, op) or why_not_run_one(model)
 
     def notes(self) -> Sequence[str]:
         """Return what is not as the configuration asks."""
