@@ -40,6 +40,7 @@ from weft.core.codec import (
     texts,
 )
 from weft.core.dtypes import DType
+from weft.core.entries import version_of
 from weft.core.graph import Graph, Node
 from weft.core.layout import Array, Layout
 from weft.core.optimized import Copy, OptimizedNetwork, Part, PassRecord
@@ -243,7 +244,7 @@ class _Reader:
         problems = []
         for id_ in dict.fromkeys([*versions, *(d.partition(":")[0] for d in devices)]):
             try:
-                here = _known_version(self.backends.find(id_).version, _weft_version())
+                here = _known_version(version_of(self.backends.find(id_)), _weft_version())
             except NoDevice as e:
                 problems.append(f"backend {id_!r} is not registered ({e.why})")
                 continue
