@@ -94,6 +94,21 @@ def test_inputs_are_given_in_every_way_that_onnx_does(inputs: Any) -> None:
     np.testing.assert_array_equal(y, np.maximum(X, 0))
 
 
+@pytest.mark.parametrize("inputs", [X, 3, "x", iter([X, X]), None, [X]], ids=lambda v: type(v).__name__)
+def test_inputs_are_a_list_or_a_dict_where_there_are_several(inputs: Any) -> None:
+    add = helper.make_node("Add", ["x", "x2"], ["y"])
+    several = model(add)
+    several.graph.input.append(helper.make_tensor_value_info("x2", TensorProto.FLOAT, (2, 3)))
+    with backend.prepare(several) as prepared:
+        with pytest.raises(InputError) as caught:
+            prepared.run(inputs)
+        assert caught.value.why == "the model reads x, x2"
+        np.testing.assert_array_equal(prepared.run([X, X]).y, 2 * X)  # type: ignore[attr-defined]
+    with pytest.raises(InputError) as caught:
+        backend.run_node(add, inputs)
+    assert caught.value.why == "the node reads x, x2"
+
+
 def test_a_path_is_a_model_too() -> None:
     image = np.zeros((1, 3, 128, 128), np.float32)
     assert backend.run_model(models.path("shapes"), [image])[0].shape == (1, 5, 64, 64)

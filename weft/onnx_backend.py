@@ -47,13 +47,14 @@ class WeftRep(BackendRep):
         """The session that runs it; its report says what runs where."""
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Return the outputs, by place and by name, for a list of arrays, a dict by name, or a single array."""
+        """Return the outputs, by place and by name, for a list or tuple of arrays or a dict by name.
+
+        An array by itself will do where the model has one input. InputError for anything else.
+        """
         if kwargs:
             raise ConfigError(f"run takes no options; given: {', '.join(kwargs)}", fix="give them to prepare")
-        if not isinstance(inputs, (Mapping, Sequence)):
-            inputs = [inputs]
-        given = (inputs,) if isinstance(inputs, Mapping) else inputs
-        results = self.session.run(*given)
+        given = _listed(inputs, list(self.session.inputs), "the model")
+        results = self.session.run(*((given,) if isinstance(given, Mapping) else given))
         outputs: tuple[Any, ...] = namedtupledict("Outputs", self.session.outputs)(*results)
         return outputs
 
@@ -137,16 +138,28 @@ def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
     return dict(options)
 
 
+def _listed(inputs: Any, names: Sequence[str], reader: str) -> Mapping[str, Any] | Sequence[Any]:
+    """Return inputs as a dict or a list; a list has one for each name, and an array stands for its only one."""
+    if isinstance(inputs, Mapping):
+        return inputs
+    wanted = f"{reader} reads {', '.join(names) or 'nothing'}"
+    if not isinstance(inputs, (list, tuple)):
+        if not hasattr(inputs, "__array__"):
+            kind = type(inputs).__name__
+            raise InputError(f"{kind} cannot be the inputs", why=wanted, fix="give a list of arrays, or a dict by name")
+        if len(names) != 1:
+            raise InputError("an array by itself was given", why=wanted, fix="give a list of arrays, or a dict by name")
+        inputs = [inputs]
+    if len(inputs) != len(names):
+        raise InputError(f"{len(inputs)} input(s) were given", why=wanted)
+    given: Sequence[Any] = inputs
+    return given
+
+
 def _by_name(node: NodeProto, inputs: Any) -> dict[str, Array]:
     names = list(dict.fromkeys(name for name in node.input if name))
-    if isinstance(inputs, Mapping):
-        given = dict(inputs)
-    else:
-        arrays = list(inputs) if isinstance(inputs, Sequence) else [inputs]
-        if len(arrays) != len(names):
-            wanted = ", ".join(names) or "nothing"
-            raise InputError(f"{len(arrays)} input(s) were given", why=f"the node reads {wanted}")
-        given = dict(zip(names, arrays, strict=True))
+    listed = _listed(inputs, names, "the node")
+    given = listed if isinstance(listed, Mapping) else dict(zip(names, listed, strict=True))
     return {name: np.asarray(value) for name, value in given.items()}
 
 

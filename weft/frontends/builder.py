@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from weft.core.dtypes import DType
 from weft.core.graph import Graph
+from weft.core.layout import Array
 from weft.core.op import Op
 from weft.core.tensor import Dim, TensorSpec
 from weft.core.validate import validate
@@ -23,7 +25,8 @@ from weft.errors import ConfigError, ModelError
 from weft.frontends.conversion import describe, near, to_graph
 from weft.frontends.inference import Inference, infer
 from weft.frontends.layers import OpLayer
-from weft.frontends.slots import ConstantLayer, InputLayer, InputSlot, Layer, OutputSlot, checked, output_of
+from weft.frontends.literals import array_of
+from weft.frontends.slots import ConstantLayer, InputLayer, InputSlot, Layer, OutputSlot, output_of
 
 if TYPE_CHECKING:
     import onnx
@@ -78,13 +81,8 @@ class Network:
     def add_input(self, name: str, shape: Sequence[Dim], dtype: object = "float32") -> InputLayer:
         """Add an input. A str in the shape is a symbolic dimension, bound when the network is loaded."""
         self._check_free(name, is_value=True)
-        wrong = [d for d in shape if not ((isinstance(d, int) and d >= 0) or (isinstance(d, str) and d))]
-        if wrong or isinstance(shape, str):
-            raise ModelError(
-                f"{shape!r} is not a shape for input {name!r}", why="a dimension is an int from 0 on, or a name"
-            )
         element = dtype if isinstance(dtype, DType) else DType.of(dtype)
-        self._inputs[name] = InputLayer(self, name, TensorSpec(tuple(shape), element))
+        self._inputs[name] = InputLayer(self, name, TensorSpec(_checked_shape(name, shape), element))
         self.touch()
         return self._inputs[name]
 
@@ -98,22 +96,25 @@ class Network:
     def add_layer(self, op: str | Op, *sources: Source | None, name: str = "", **attributes: object) -> OpLayer:
         """Add a layer: an op, or the ONNX name of one with its attributes as keywords.
 
-        `sources` are connected to its inputs, in order; None leaves one out. ModelError if there is no such
-        op, or its attributes, or so many inputs.
+        `sources` are connected to its inputs, in order; None leaves one out. A Python number or list gets the
+        element type that fits the op and its other inputs. ModelError if there is no such op, or its attributes,
+        or so many inputs.
         """
         made = self.make_op(op, attributes)
         name = self._name(name, made.type.rpartition("::")[2].lower())
         layer = OpLayer(self, name, made)
         # All is checked before anything is added: a layer that is refused leaves nothing behind.
         targets = [(layer.input(k), source) for k, source in enumerate(sources) if source is not None]
-        for _, source in targets:
-            if isinstance(source, (Layer, OutputSlot)):
-                self.check_own(output_of(source))
-            else:
-                checked(source)
-        self._layers[name] = layer
+        read: list[OutputSlot | Array] = []
         for target, source in targets:
-            target.connect(self._slot(source))
+            if isinstance(source, (Layer, OutputSlot)):
+                self.check_own(slot := output_of(source))
+                read.append(slot)
+            else:
+                read.append(array_of(source, layer, target.index, sources))
+        self._layers[name] = layer
+        for (target, _), given in zip(targets, read, strict=True):
+            target.connect(given if isinstance(given, OutputSlot) else self.add_constant(given))
         self.touch()
         return layer
 
@@ -228,9 +229,6 @@ class Network:
                 self._outputs[name] = target
         self.touch()
 
-    def _slot(self, source: Source) -> OutputSlot:
-        return output_of(source if isinstance(source, (Layer, OutputSlot)) else self.add_constant(source))
-
     def _name(self, name: str, base: str, *, is_value: bool = False) -> str:
         if name:
             self._check_free(name, is_value=is_value)
@@ -302,6 +300,23 @@ def _move(targets: Iterable[InputSlot], layer: OpLayer) -> None:
     for target in targets:
         target.disconnect()
         target.connect(layer.outputs[0])
+
+
+def _checked_shape(name: str, shape: Sequence[Dim]) -> tuple[Dim, ...]:
+    """Return a shape with its numbers as Python's; ModelError if it is none."""
+    is_list = isinstance(shape, Iterable) and not isinstance(shape, (str, Mapping))
+    dims = tuple(shape) if is_list else ()
+    if not is_list or not all(_is_size(d) or (isinstance(d, str) and d) for d in dims):
+        raise ModelError(
+            f"{shape!r} is not a shape for input {name!r}",
+            why="a shape is a list of dimensions, and a dimension is an int from 0 on, or a name",
+            fix="" if is_list else f"write ({shape!r},)",
+        )
+    return tuple(d if isinstance(d, str) else int(d) for d in dims)
+
+
+def _is_size(dim: object) -> bool:
+    return isinstance(dim, Integral) and not isinstance(dim, bool) and int(dim) >= 0
 
 
 def _op_of(op_type: str, attributes: Mapping[str, object]) -> Op:

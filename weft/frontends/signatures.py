@@ -5,8 +5,8 @@ ONNX's own definitions say it for ops that bear an ONNX name. Of other ops the a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from typing import Any
 
@@ -40,6 +40,10 @@ class Signature:
     least_outputs: int = 1
     most_outputs: int = UNBOUNDED
     is_known: bool = False
+    types: tuple[str, ...] = ()
+    """ONNX's name of the element type of each input: "T", which others may share, or "tensor(int64)"."""
+    allowed: Mapping[str, frozenset[DType]] = field(default_factory=dict)
+    """The element types that each of those names stands for."""
 
     def needs(self, index: int) -> bool:
         """Tell whether that input must be connected."""
@@ -48,6 +52,10 @@ class Signature:
     def label(self, index: int) -> str:
         """Return ONNX's name of an input; all of a variadic one share it. "" where there is none."""
         return self.inputs[min(index, len(self.inputs) - 1)] if self.inputs else ""
+
+    def type_of(self, index: int) -> str:
+        """Return the name of the element type of an input; "" where there is none."""
+        return self.types[min(index, len(self.types) - 1)] if self.types else ""
 
 
 @cache
@@ -65,7 +73,18 @@ def signature_of(op_type: str) -> Signature:
         schema.min_output,
         min(schema.max_output, UNBOUNDED),
         True,
+        tuple(formal.type_str for formal in schema.inputs),
+        {formal.type_str: _elements(formal.types) for formal in schema.inputs},
     )
+
+
+def _elements(types: Iterable[str]) -> frozenset[DType]:
+    """Return the element types of ONNX's "tensor(float)" and the like, as far as Weft knows them."""
+    return frozenset(_ONNX_TYPES[t] for t in types if t in _ONNX_TYPES)
+
+
+_ONNX_NAMES = {DType.FLOAT32: "float", DType.FLOAT64: "double"}
+_ONNX_TYPES = {f"tensor({_ONNX_NAMES.get(d, d.value)})": d for d in DType}
 
 
 def op_of(op_type: str, attributes: Mapping[str, object]) -> Op:

@@ -229,7 +229,8 @@ def output_of(source: Layer | OutputSlot) -> OutputSlot:
         return source
     if not isinstance(source, Layer):
         raise ModelError(
-            f"{type(source).__name__} {str(source)[:60]} is no output slot", fix="pass a layer or layer.output(k)"
+            f"{type(source).__name__} {str(source)[:60]} is no output slot",
+            fix="pass a layer, not its name, or layer.output(k)",
         )
     if len(source.outputs) != 1:
         many = f"{source.name!r} has {len(source.outputs)} outputs"
@@ -239,6 +240,9 @@ def output_of(source: Layer | OutputSlot) -> OutputSlot:
 
 def checked(value: Any) -> Array:
     """Return an array of a type that Weft knows; ModelError if it is of another."""
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError as e:
+        raise ModelError(f"{type(value).__name__} {str(value)[:60]} is no array", why=str(e)) from None
     DType.of(array.dtype)
     return array
