@@ -14,7 +14,7 @@ from onnx import helper
 
 import weft
 from tests.cli.driver import Cli, double, write_model
-from weft import config, models
+from weft import OptimizationViews, SubgraphView, config, models
 from weft.cli import checks, probe
 from weft.core.registry import registry
 from weft.errors import DeviceError
@@ -220,6 +220,26 @@ def test_inspect_prints_each_pass(cli: Cli, tmp_path: Path) -> None:
     )
     assert "as read: 2 nodes" in done.out and "2 -> 1 nodes" in done.out and "remove_identities: " in done.out
     assert "taken as 1 for x" in done.err
+
+
+def test_inspect_lists_the_rewrites_and_says_what_failed_later(cli: Cli, tmp_path: Path) -> None:
+    listed = cli("inspect", "--passes", "--precision", "low").out
+    assert "fold_batch_norm" in listed and "set_storage" in listed and "OptimizeSubgraph" in listed
+    assert "no model was named" in cli("inspect", status=2).err
+
+    class Late(CpuBackend):
+        def OptimizeSubgraph(self, view: SubgraphView) -> OptimizationViews:
+            views = OptimizationViews()
+            views.fail(view, "the compiler ran out of registers")
+            return views
+
+    weft.registry.insert("late", Late)
+    try:
+        done = cli("inspect", double(tmp_path / "m.onnx", (3, 4)), "--devices", "late,cpu")
+    finally:
+        weft.registry.remove("late")
+    assert re.search(r"^twice +Add +late:0 +the compiler ran out of registers$", done.out, re.M)
+    assert "late:0: 0 of 1 nodes" in done.out
 
 
 # -- optimize ------------------------------------------------------------------------------------------------

@@ -11,10 +11,12 @@ import pytest
 
 from tests.core.nets import Net, kinds, op
 from tests.core.rewrites import assert_same, text
+from weft.core.backend import Precision
 from weft.core.graph import Graph, Node
 from weft.core.layout import Array
+from weft.core.network import prepare_network, steps
 from weft.core.op import Constants, Op
-from weft.core.optimize import PASSES, find_pass, record_passes, run_passes
+from weft.core.optimize import PASSES, find_pass, run_passes
 from weft.core.tensor import TensorSpec
 from weft.errors import ConfigError
 
@@ -49,9 +51,10 @@ def test_an_unknown_pass_is_answered_with_the_names_of_all() -> None:
 def test_what_each_pass_did_is_recorded() -> None:
     net = Net()
     a = net.add("Transpose", net.add("Relu", net.input("x", 2, 3)))
-    _, records = record_passes(net.finish(net.add("Transpose", a, name="y")))
-    assert [(r.name, r.before, r.after) for r in records if r.before != r.after] == [("squash_moves", 3, 1)]
-    assert [r.name for r in records] == [p.name for p in PASSES]
+    prepared = prepare_network(net.finish(net.add("Transpose", a, name="y")), Precision.LOW)
+    changed = [(r.name, r.before, r.after) for r in prepared.passes if r.before != r.after]
+    assert changed == [("squash_moves", 3, 1), ("set_storage", 1, 3)]
+    assert [r.name for r in prepared.passes] == [s.name for s in steps(Precision.LOW)]
 
 
 # -- nodes without outputs -----------------------------------------------------------------------------------

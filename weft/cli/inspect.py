@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 import weft.ops  # noqa: F401  (registers the ops)
 from weft.cli.console import error, line, note, table, working
-from weft.cli.options import BackendPathOption, HintOption, ModelArgument, ShapeOption
+from weft.cli.options import BackendPathOption, HintOption, PrecisionOption, ShapeOption
 from weft.cli.targets import parse_hints, parse_shapes
-from weft.core.assign import check_hints, why_not
-from weft.core.backend import Backend, BackendConfig, ForwardType
+from weft.core.assign import why_not
+from weft.core.backend import Backend, BackendConfig, ForwardType, Precision
 from weft.core.graph import Graph, bind
+from weft.core.hints import check_hints
 from weft.core.layout import Shape
-from weft.core.loaded import close_all
-from weft.core.network import prepare_network
-from weft.core.optimize import PASSES
+from weft.core.loaded import opened
+from weft.core.network import prepare_network, steps
 from weft.core.optimized import Copy, OptimizedNetwork
 from weft.core.optimizer import OptimizerOptions, optimize
 from weft.core.registry import Choice, registry
-from weft.errors import UnsupportedOps, brief
+from weft.errors import ConfigError, UnsupportedOps, brief
 from weft.frontends.onnx import load as load_onnx
 from weft.loading import resolved
 
@@ -37,10 +38,11 @@ DevicesOption = Annotated[
 
 
 def inspect(
-    model: ModelArgument,
+    model: Annotated[Path | None, typer.Argument(help="An ONNX file.", show_default=False)] = None,
     devices: DevicesOption = "all",
     shape: ShapeOption = None,
     hint: HintOption = None,
+    precision: PrecisionOption = Precision.HIGH,
     nodes: Annotated[bool, typer.Option("--nodes", help="Print every node, as read and as divided.")] = False,
     passes: Annotated[
         bool, typer.Option("--passes", help="List the rewrites, and print the network after each that changes it.")
@@ -52,8 +54,14 @@ def inspect(
 
     A table has every node that a device refuses, with the reason; then come the subgraphs in the order of
     execution, and the copies between them with their bytes. The exit status is 1 if the network has ops
-    that Weft does not know.
+    that Weft does not know. Without a model, --passes lists the rewrites.
     """
+    if model is None:
+        if not passes:
+            raise ConfigError("no model was named", fix="write: weft inspect model.onnx")
+        last = ("OptimizeSubgraph", "By each backend on its parts; GPUs fuse activations here.")
+        table(("rewrite", "what it does"), [*((each.name, each.description) for each in steps(precision)), last])
+        return
     try:
         with working(f"reading {model.name}"):
             graph = load_onnx(model)
@@ -68,8 +76,9 @@ def inspect(
         _note_open(graph, parse_shapes(shape))
     bound = bind(graph, {**_ones(graph), **parse_shapes(shape)})
     if passes:
-        _passes(bound)
-    _division(bound, _chosen(devices), resolved(registry, parse_hints(hint)), nodes=nodes, short=unsupported)
+        _passes(bound, precision)
+    options = OptimizerOptions(BackendConfig(precision=precision), resolved(registry, parse_hints(hint)))
+    _division(bound, _chosen(devices), options, nodes=nodes, short=unsupported)
 
 
 def _chosen(devices: str) -> list[Choice]:
@@ -106,10 +115,10 @@ def _note_open(graph: Graph, shapes: dict[str, Shape]) -> None:
         note(f"sizes that the model leaves open are taken as 1 for {', '.join(left)}; --shape gives others")
 
 
-def _passes(graph: Graph) -> None:
+def _passes(graph: Graph, precision: Precision) -> None:
     line(f"as read: {len(graph.nodes)} nodes", "bold")
     line(str(graph))
-    for each in PASSES:
+    for each in steps(precision):
         rewritten = each(graph)
         changed = [str(n) for n in rewritten.nodes] != [str(n) for n in graph.nodes]
         line(f"{each.name}: {each.description}", "bold")
@@ -119,24 +128,29 @@ def _passes(graph: Graph) -> None:
         graph = rewritten
 
 
-def _division(bound: Graph, choices: list[Choice], hints: dict[str, str], *, nodes: bool, short: bool) -> None:
+def _division(bound: Graph, choices: list[Choice], options: OptimizerOptions, *, nodes: bool, short: bool) -> None:
     """Print who refuses what, and what is done about it; as `weft.load` does, the CPU takes what is left."""
-    config = BackendConfig()
-    prepared = prepare_network(bound, config.precision).graph
+    prepared = prepare_network(bound, options.config.precision).graph
     cpu = Choice(registry.find(ForwardType.CPU), 0)
-    check_hints(bound, hints, dict.fromkeys([*(c.device for c in choices), cpu.device]))
-    asked = {c.device: c.open(config) for c in choices}
-    backends = asked if cpu.device in asked else {**asked, cpu.device: cpu.open(config)}
-    try:
-        rows = [row for device, backend in asked.items() for row in _refusals(prepared, device, backend)]
-        if rows:
-            table(("node", "op", "device", "reason"), rows)
+    asked = [c.device for c in choices]
+    order = choices if cpu.device in asked else [*choices, cpu]
+    check_hints(bound, options.hints, [c.device for c in order])
+    with opened(order, options.config) as backends:
+        network = optimize(bound, backends, options)
+        # What was asked on the way, and failed there, then what the devices after a node's own would say.
+        rows = {(r.node, r.device): (r.node, r.op, r.device, brief(r.reason)) for r in network.refusals}
         for device in asked:
-            taken = len(prepared.nodes) - sum(row[2] == device for row in rows)
-            line(f"{device}: {taken} of {len(prepared.nodes)} nodes after the rewrites", "bold")
-        network = optimize(bound, backends, OptimizerOptions(config, hints))
-    finally:
-        close_all(list(backends.values()))
+            for row in _refusals(prepared, device, backends[device]):
+                rows.setdefault((row[0], device), row)
+    shown = [row for (_, device), row in rows.items() if device in asked]
+    if shown:
+        table(("node", "op", "device", "reason"), shown)
+    names = {n.name for n in prepared.nodes}
+    for device in asked:
+        taken = len(names) - sum(node in names and where == device for node, where in rows)
+        line(f"{device}: {taken} of {len(names)} nodes after the rewrites", "bold")
+    for text in network.notes:
+        note(text)
     if not short:
         _subgraphs(network, nodes)
 

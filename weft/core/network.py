@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from weft.core.backend import Precision
 from weft.core.dtypes import DType
 from weft.core.graph import Graph
-from weft.core.optimize import record_passes
+from weft.core.optimize import PASSES, Pass
 from weft.core.optimize.constants import fold_constants
 from weft.core.optimize.identities import remove_identities
 from weft.core.optimize.precision import set_storage
@@ -25,24 +26,38 @@ class Network:
     passes: tuple[PassRecord, ...] = ()
 
 
-def prepare_network(bound: Graph, precision: Precision) -> Network:
-    """Return the network of a bound graph.
+def steps(precision: Precision) -> tuple[Pass, ...]:
+    """Return the rewrites that a bound graph goes through before backends are asked, in order.
 
     Passes compute in fp32, whatever the model stores, so that folded weights are rounded once at most.
     """
-    folded = fold_constants(bound)
-    wide, passes = record_passes(set_storage(folded, DType.FLOAT32))
-    notes = []
+    widen = Pass("set_storage", partial(set_storage, dtype=DType.FLOAT32))
+    wide = (Pass("fold_constants", fold_constants), widen, *PASSES)
     if precision is not Precision.LOW:
-        casts = [n.name for n in folded.nodes if n.op.attributes().get("to") is DType.FLOAT16]
-        if casts:
-            notes.append(
-                f"{len(casts)} cast(s) to float16 keep float32 at precision {precision.name}: {', '.join(casts[:5])}"
-            )
-        return Network(wide, tuple(notes), passes)
-    low = remove_identities(set_storage(wide, DType.FLOAT16))
-    last = PassRecord("set_storage", len(wide.nodes), len(low.nodes))
-    return Network(low, (*notes, *_rounded(wide)), (*passes, last))
+        return wide
+    narrow = Pass("set_storage", partial(set_storage, dtype=DType.FLOAT16))
+    return (*wide, narrow, Pass("remove_identities", remove_identities))
+
+
+def prepare_network(bound: Graph, precision: Precision) -> Network:
+    """Return the network of a bound graph: after all `steps`, with what should be known of them."""
+    graph, records, notes = bound, [], list[str]()
+    for k, step in enumerate(steps(precision)):
+        before = graph
+        graph = step(graph)
+        records.append(PassRecord(step.name, len(before.nodes), len(graph.nodes)))
+        if step.name == "set_storage":
+            notes += _casts(before, precision) if k == 1 else _rounded(before)
+    return Network(graph, tuple(notes), tuple(records))
+
+
+def _casts(folded: Graph, precision: Precision) -> list[str]:
+    """Return a note on casts to fp16 of the model's own that have no effect."""
+    casts = [n.name for n in folded.nodes if n.op.attributes().get("to") is DType.FLOAT16]
+    if not casts or precision is Precision.LOW:
+        return []
+    shown = ", ".join(casts[:5])
+    return [f"{len(casts)} cast(s) to float16 keep float32 at precision {precision.name}: {shown}"]
 
 
 def _rounded(wide: Graph) -> list[str]:

@@ -21,7 +21,6 @@ from weft.core.optimize.patterns import (
 from weft.core.optimize.settle import settle_moves
 from weft.core.optimize.squash import squash_moves
 from weft.core.optimize.transposes import move_transposes_up, transposes_as_reshapes
-from weft.core.optimized import PassRecord
 from weft.errors import ConfigError
 
 Rewrite = Callable[[Graph], Graph]
@@ -41,7 +40,8 @@ class Pass:
     @property
     def description(self) -> str:
         """Return in one line what the rewrite does."""
-        return (self.rewrite.__doc__ or "").strip().partition("\n")[0]
+        of_partial = getattr(self.rewrite, "func", self.rewrite)
+        return (of_partial.__doc__ or "").strip().partition("\n")[0]
 
 
 PASSES: tuple[Pass, ...] = tuple(
@@ -83,13 +83,3 @@ def run_passes(graph: Graph, passes: Sequence[Rewrite] = PASSES) -> Graph:
     for each in passes:
         graph = each(graph)
     return graph
-
-
-def record_passes(graph: Graph, passes: Sequence[Pass] = PASSES) -> tuple[Graph, tuple[PassRecord, ...]]:
-    """Return the graph after the given passes, in order, and what each did to the number of nodes."""
-    records = []
-    for each in passes:
-        before = len(graph.nodes)
-        graph = each(graph)
-        records.append(PassRecord(each.name, before, len(graph.nodes)))
-    return graph, tuple(records)
