@@ -149,7 +149,8 @@ def test_4_a_host_backend_that_gives_no_memory_is_named_not_the_one_that_would_i
     net = Net()
     graph = net.finish(net.add("Tanh", net.add("Add", net.input("x", 2, 3), np.ones(3, np.float32), name="a")))
     error = failing(adding(onAcquireBuffer=lambda *_: answer, copies_constants=False), graph=graph)
-    assert error.what == "acme:0 gave 'x' no memory" and error.where == "acme:0: Acme.onAcquireBuffer"
+    assert error.what == "acme:0 gave 'x' no memory" and "after onAllocateBuffer" in error.why
+    assert error.where == "acme:0: Acme.onAcquireBuffer"
 
 
 # -- the memory of outputs -------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ def shown(answer: object) -> str:
         return "None"
     kind = type(answer).__name__
     try:
-        text = repr(answer)
+        text = " ".join(repr(answer).split())
     except Exception:
         return f"an object of type {kind}"
     return f"{brief(text, SHOWN)} (of type {kind})"

@@ -86,7 +86,7 @@ class Pipeline:
         self._call("onResizeBegin")
         self._map(part.graph.inputs, part.graph.outputs, imports, fetched)
         self._call("onResizeEnd")
-        self._hold_memory()
+        self._hold_memory(imports)
         if self.thrifty:
             self._forget_constants()
 
@@ -247,7 +247,7 @@ class Pipeline:
                 fix="use a smaller batch, precision low or memory limit, or another device",
             )
 
-    def _hold_memory(self) -> None:
+    def _hold_memory(self, imports: Collection[str]) -> None:
         """Note where the outputs of nodes are on the host, which runs must not change; BackendError if nowhere."""
         if not self.backend.host_memory:
             return
@@ -255,8 +255,8 @@ class Pipeline:
             if tensor.backend is not None and not isinstance(tensor.memory, np.ndarray):
                 raise BackendError(
                     f"{self.device} gave {tensor.name!r} no memory",
-                    where=self._at("onAcquireBuffer"),
-                    why=f"Tensor.memory is {answers.shown(tensor.memory)} after onResizeEnd",
+                    where=self._at("onImportBuffer" if tensor.name in imports else "onAcquireBuffer"),
+                    why=f"Tensor.memory is {answers.shown(tensor.memory)} after onAllocateBuffer and onResizeEnd",
                     fix="host_memory promises numpy arrays: set Tensor.memory by then, or leave it to HostBackend",
                 )
         for task in self.tasks:

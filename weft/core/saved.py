@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -182,6 +182,27 @@ def load_saved(path: str | os.PathLike[str], *, backends: BackendRegistry | None
         raise ModelError("the saved network is damaged", where=str(place), why=why, fix=SAVE_AGAIN) from e
 
 
+def check_backends(
+    what: str, versions: Mapping[str, str], devices: Iterable[str], backends: BackendRegistry, weft: str = ""
+) -> None:
+    """Raise BackendError with every backend that is not here, or not in the version a network was optimised for.
+
+    `versions` are those of the backends that optimised it, `weft` that of Weft then (default: this one).
+    """
+    problems = []
+    for id_ in dict.fromkeys([*versions, *(d.partition(":")[0] for d in devices)]):
+        try:
+            here = _known_version(version_of(backends.find(id_)), _weft_version())
+        except NoDevice as e:
+            problems.append(f"backend {id_!r} is not registered ({e.why})")
+            continue
+        there = _known_version(versions.get(id_, ""), weft or _weft_version())
+        if there != here:
+            problems.append(f"backend {id_!r} is of version {here} here and was of {there} there")
+    if problems:
+        raise BackendError(f"{what} does not fit this installation", why="; ".join(problems), fix=OPTIMIZE_AGAIN)
+
+
 class _Reader:
     """Makes a network of an archive, from the outside in: format, members, backends, ops, graphs."""
 
@@ -197,7 +218,8 @@ class _Reader:
         parts = expect(m["parts"], list)
         devices = texts(m["devices"])
         versions = {k: expect(v, str) for k, v in expect(m["versions"], dict).items()}
-        self._check_backends(versions, [*devices, *(expect(p["device"], str) for p in parts)])
+        ids = [*devices, *(expect(p["device"], str) for p in parts)]
+        check_backends("the saved network", versions, ids, self.backends, str(self.manifest["weft"]))
         nodes = self._nodes(expect(m["nodes"], list))
         network = OptimizedNetwork(
             self._graph(m["graph"], nodes),
@@ -238,22 +260,6 @@ class _Reader:
             raise ModelError(
                 "the saved network is not complete", why="; ".join(problems[:20]), fix=SAVE_AGAIN
             )
-
-    def _check_backends(self, versions: dict[str, str], devices: Sequence[str]) -> None:
-        """Raise BackendError with every backend that is not here, or not in the version that was saved."""
-        problems = []
-        for id_ in dict.fromkeys([*versions, *(d.partition(":")[0] for d in devices)]):
-            try:
-                here = _known_version(version_of(self.backends.find(id_)), _weft_version())
-            except NoDevice as e:
-                problems.append(f"backend {id_!r} is not registered ({e.why})")
-                continue
-            saved = _known_version(versions.get(id_, ""), str(self.manifest["weft"]))
-            if saved != here:
-                problems.append(f"backend {id_!r} is of version {here} here and was of {saved} there")
-        if problems:
-            what = "the saved network does not fit this installation"
-            raise BackendError(what, why="; ".join(problems), fix=OPTIMIZE_AGAIN)
 
     def _nodes(self, encoded: Sequence[Json]) -> list[Node]:
         """Return the nodes; UnsupportedOps has every one whose op is not registered or has other attributes."""
