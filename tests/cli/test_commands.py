@@ -15,6 +15,7 @@ from onnx import helper
 import weft
 from tests.cli.driver import Cli, double, write_model
 from weft import OptimizationViews, SubgraphView, config, models
+from weft.backends.cpu.backend import CpuBackend
 from weft.cli import checks, probe
 from weft.core.registry import registry
 from weft.errors import DeviceError
