@@ -34,8 +34,7 @@ if sliced:
 asm volatile("ldmatrix.sync.aligned.m8n8.x4${".trans" if transposed else ""}.shared.b16 {%0,%1,%2,%3}, [%4];"
   : "=r"(${to}0), "=r"(${to}1), "=r"(${to}2), "=r"(${to}3) : "r"(${address}) : "memory");
 </%def>
-__local uint2* As = (__local uint2*)As4;
-__local uint2* Bs = (__local uint2*)Bs4;
+__local uint2 *As = (__local uint2*)As4, *Bs = (__local uint2*)Bs4;
 const int lane = LOCAL_X, part = LOCAL_Y, item = part * 32 + lane;
 const int part_m = part % ${sm}, part_n = part / ${sm};
 const int a_base = LOCAL_Z * ${rows * stride}, b_base = LOCAL_Z * ${4 * kb * w_stride};
