@@ -14,6 +14,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of the kit."""
     group = parser.getgroup("weft", "conformance of a backend (with --pyargs weft.conformance)")
     group.addoption("--weft-backend", metavar="NAME", help='the device to examine: "acme", "vulkan:1"')
-    group.addoption("--weft-only", metavar="WORD", action="append", default=[], help="a check, an op, or part of a row")
+    group.addoption("--weft-only", metavar="WORD", action="append", default=[], help="checks, ops, parts of rows")
     group.addoption("--weft-precision", metavar="PRECISION", default="high", help="high, normal or low")
     group.addoption("--weft-backend-path", metavar="DIR", action="append", default=[], help="a folder with backends")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Open the device that was named, so that one that is not there ends the run before any test."""
+    if session.config.getoption("weft_backend"):
+        from weft.conformance.options import kit_of  # only now: see above
+
+        kit_of(session.config)

@@ -21,9 +21,12 @@ from weft.core.views import OptimizationViews, SubgraphView
 
 Inputs = Sequence[Tensor | None]
 Outputs = Sequence[Tensor]
-RUNS = frozenset({"imports", "order", "resize", "determinism", "inputs", "errors", "threads", "short-lived", "leaks"})
+RUNS = frozenset({
+    "imports", "order", "resize", "limit", "determinism", "inputs", "errors", "threads", "short-lived", "leaks",
+    "tensors",
+})  # fmt: skip
 """Checks that run networks: a fault that spoils every network may show in each."""
-LOADS = RUNS | {"table", "support", "views"}
+LOADS = RUNS | {"table", "outputs", "support", "views"}
 
 
 @dataclass(frozen=True)
@@ -189,7 +192,7 @@ class ChangesItsMind(CpuBackend):
         return "it is a bad day for this op" if op.type == "Erf" and self._asked % 2 else None
 
 
-@fault("support", "why_not changed the tensors", frozenset({"table"}))
+@fault("support", "why_not changed the layout of output 0", frozenset({"table"}))
 class MarksTensors(CpuBackend):
     def why_not(self, inputs: Inputs, outputs: Outputs, op: Op) -> str | None:
         if op.type == "Erf":
@@ -350,7 +353,7 @@ class _Drifting(Wrapped):
             outputs[0].memory *= np.float32(1 + 2e-7 * (self.runs % 2))
 
 
-@fault("determinism", "other bits", frozenset({"inputs"}))
+@fault("determinism", "other bits", frozenset({"inputs", "threads"}))
 class ChangesBetweenRuns(Wrapping):
     execution, ops = _Drifting, ("MatMul", "Softmax", "Conv")
 
@@ -412,7 +415,7 @@ class _Scratch(Wrapped):
             self.backend.pending.append(tensor)
 
 
-@fault("threads", "differ")
+@fault("threads", "differ", frozenset({"outputs"}))
 class SharesScratch(Wrapping):
     execution = _Scratch
     scratch: ClassVar[dict[tuple[int, ...], Array]] = {}

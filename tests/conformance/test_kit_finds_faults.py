@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.conformance import more_faults  # noqa: F401  (adds to FAULTS)
 from tests.conformance.faults import FAULTS
 from tests.contract.fakes import registered
 from weft.backends.cpu.backend import CpuBackend
@@ -80,3 +81,45 @@ def test_a_backend_that_refuses_all_is_not_wrong_and_supports_nothing() -> None:
 
 def test_there_are_faults_for_every_check() -> None:
     assert {fault.check for fault in FAULTS.values()} == set(CHECKS)
+
+
+class Talks(CpuBackend):
+    def why_not(self, inputs: object, outputs: object, op: object) -> str | None:
+        print("asked again")
+        return None
+
+
+def test_what_callbacks_print_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
+    with registered(Maker(Talks)):
+        report = run("acme", only="support,creator")
+    assert report.ok, report
+    assert report.notes == ("why_not writes to stdout, which is the user's: 'asked again'",)
+    assert "asked again" in capsys.readouterr().out
+
+
+class NeverOpens(BackendCreator):
+    def onCreate(self, info: BackendInfo) -> Backend:
+        raise SystemExit("this device is not to be had")
+
+
+def test_a_device_that_cannot_be_opened_is_wrong_in_every_check() -> None:
+    with registered(NeverOpens()):
+        report = run("acme", only=CHOSEN)
+    assert set(report.checks) == set(CHECKS)
+    assert report.counts()[Verdict.SUPPORTED] <= 3, report  # the creator says what devices there are
+    assert any("not to be had" in f.message and "BackendCreator.onCreate" in f.message for f in report.wrong)
+
+
+class Interrupted(CpuBackend):
+    def why_not(self, inputs: object, outputs: object, op: object) -> str | None:
+        raise KeyboardInterrupt
+
+
+def test_the_user_ends_the_kit() -> None:
+    with registered(Maker(Interrupted)), pytest.raises(KeyboardInterrupt):
+        run("acme", only="support")
+
+
+def test_an_internal_error_names_the_callback_and_what_it_returned() -> None:
+    report = examine(FAULTS["OptimizesToNothing"].made)
+    assert all("OptimizeSubgraph" in f.message for f in report.wrong), report

@@ -67,6 +67,23 @@ def test_a_right_backend_ends_with_status_0(cli: Cli) -> None:
     assert "storage" in done.out and "table" in done.out and "copies" not in done.out
 
 
+def test_words_may_be_joined_by_commas(cli: Cli) -> None:
+    out = cli("conformance", "cpu", "--only", "storage,creator, Erf").out
+    assert all(check in out for check in ("storage", "creator", "table"))
+    assert "copies" not in out
+
+
+def test_a_part_of_a_row_may_have_commas(cli: Cli) -> None:
+    assert "table" in cli("conformance", "cpu", "--only", "=3,1,4-axis=1").out
+
+
+def test_what_is_said_of_many_rows_is_said_once(cli: Cli) -> None:
+    with registered(Maker(FAULTS["GivesNoReason"].made)):
+        done = cli("conformance", "acme", "--only", "Softmax", status=1)
+    assert done.err.count("the reason is ''") == 1
+    assert "and so for" in done.err
+
+
 @pytest.mark.parametrize("name", ["WrongPaddingLanes", "GivesNoReason"])
 def test_a_broken_backend_ends_with_status_1_and_says_why(cli: Cli, name: str) -> None:
     with registered(Maker(FAULTS[name].made)):
@@ -108,6 +125,7 @@ def test_a_backend_in_a_folder_is_examined(cli: Cli, folder: Path) -> None:
         (("nosuch",), "no backend is registered"),
         (("cpu", "--only", "nosuch"), "nothing is called 'nosuch'"),
         ((), "no device was named"),
+        (("cpu", "--only", "storage,nosuch"), "nothing is called 'nosuch'"),
     ],
 )
 def test_what_makes_no_sense_ends_with_status_2(cli: Cli, arguments: tuple[str, ...], said: str) -> None:
@@ -166,6 +184,13 @@ def test_without_a_backend_the_kit_says_what_is_missing(tmp_path: Path) -> None:
     done = pytest_with_plugin(tmp_path, "--pyargs", "weft.conformance")
     assert done.returncode != 0
     assert "--weft-backend NAME" in done.stdout + done.stderr
+
+
+def test_a_device_that_is_not_there_is_one_usage_error(tmp_path: Path) -> None:
+    done = pytest_with_plugin(tmp_path, "--pyargs", "weft.conformance", "--weft-backend", "nosuch")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR, done.stdout
+    said = done.stdout + done.stderr
+    assert said.count("no backend is registered for 'nosuch'") == 1 and "Traceback" not in said
 
 
 def test_loading_the_plugin_imports_nothing_of_weft() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +16,10 @@ from weft.core.registry import registry
 from weft.errors import ConfigError
 
 if TYPE_CHECKING:
-    from weft.conformance import ConformanceReport
+    from weft.conformance import ConformanceReport, Finding, Verdict
+
+SHOWN = 3
+"""Subjects that are named of those about which the same is said."""
 
 # The kit and its table of ops take longer to import than the command line should take to start.
 
@@ -24,7 +28,7 @@ def conformance(
     name: Annotated[str, typer.Argument(help='A device: "acme", "vulkan:1".', show_default=False)] = "",
     only: Annotated[
         list[str] | None,
-        typer.Option(help="A check, an op, or a part of a row's name; may be given several times."),
+        typer.Option(help="Checks, ops, or parts of rows' names, with commas; may be given several times."),
     ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write everything that was found to a file, as JSON.")
@@ -64,6 +68,15 @@ def _list() -> None:
     table(("check", "rows", "what it looks at"), [(c.name, c.rows, c.description) for c in CHECKS.values()])
 
 
+def _alike(report: ConformanceReport) -> Iterable[Sequence[Finding]]:
+    """Return the bad findings, those together of which one check says the same."""
+    groups: dict[tuple[str, Verdict, str], list[Finding]] = {}
+    for f in report.findings:
+        if f.verdict.is_bad:
+            groups.setdefault((f.check, f.verdict, f.message.replace(f.subject, "")), []).append(f)
+    return groups.values()
+
+
 def _print(report: ConformanceReport) -> None:
     from weft.conformance import Verdict
 
@@ -74,8 +87,11 @@ def _print(report: ConformanceReport) -> None:
     table(("check", *headers), rows, numbers=headers)
     for text in report.notes:
         note(f"note: {text}")
-    for finding in report.findings:
-        if finding.verdict.is_bad:
-            error(str(finding))
+    for alike in _alike(report):
+        first, *others = alike
+        text = str(first)
+        if others:
+            text += f"\n  and so for {len(others)} more: {', '.join(f.subject for f in others[:SHOWN])}"
+        error(text + (" ..." if len(others) > SHOWN else ""))
     verdict = "keeps the contract" if report.ok else "does not keep the contract"
     line(f"{report.device}, precision {report.precision}: {verdict} in what was tried", "bold")

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from types import TracebackType
+from typing import TypeVar
 
 import numpy as np
 
+from weft.core import answers
+from weft.core.assign import describe, described
 from weft.core.backend import Backend, Execution, StorageType
 from weft.core.dtypes import DType
 from weft.core.graph import Graph, Node
 from weft.core.layout import Array, Layout, Shape
 from weft.core.tensor import Tensor
 from weft.errors import BackendError
+
+Called = TypeVar("Called")
 
 
 class NotCreated(Exception):
@@ -21,19 +27,6 @@ class NotCreated(Exception):
     def __init__(self, node: Node) -> None:
         self.node = node
         super().__init__(f"onCreate returned None for {node.name!r} ({node.op.type})")
-
-
-def describe(graph: Graph, name: str) -> Tensor:
-    """Return a tensor without memory that describes a value."""
-    spec = graph.specs[name]
-    layout = graph.layouts.get(name, Layout.NCHW)
-    return Tensor(name, spec.dims, spec.dtype, layout, constant=graph.constants.get(name))
-
-
-def described(graph: Graph, node: Node) -> tuple[list[Tensor | None], list[Tensor]]:
-    """Return the described inputs and outputs of a node."""
-    inputs = [describe(graph, i) if i else None for i in node.inputs]
-    return inputs, [describe(graph, o) for o in node.outputs if o]
 
 
 def ask(backend: Backend, graph: Graph) -> object:
@@ -56,7 +49,8 @@ def place(backend: Backend, shape: Shape, storage: StorageType, dtype: DType = D
 
 def acquire(backend: Backend, tensor: Tensor, storage: StorageType) -> None:
     """Ask for memory for a tensor; BackendError if the answer is no."""
-    if not backend.onAcquireBuffer(tensor, storage):
+    answer: object = backend.onAcquireBuffer(tensor, storage)
+    if not answers.granted(answer, "onAcquireBuffer", "if there is no memory"):
         what = f"onAcquireBuffer refused {tensor.nbytes} bytes of {storage.name} memory for {tensor.name!r}"
         raise BackendError(what)
 
@@ -88,7 +82,8 @@ class Drive:
 
     def __enter__(self) -> Drive:
         try:
-            self.graph = self.backend.lower(self.graph.copy())
+            lowered: object = self.backend.lower(self.graph.copy())
+            self.graph = answers.of_kind(lowered, Graph, "lower", "a Graph")
             self._create()
             self._resize()
         except BaseException:
@@ -118,10 +113,14 @@ class Drive:
                 write(backend, tensor, graph.constants[name])
                 self.constants[name] = tensor
         for node in graph.nodes:
-            execution = backend.onCreate(*self._operands(node), node.op)
+            execution = self._call("onCreate", node, partial(backend.onCreate, *self._operands(node), node.op))
             if execution is None:
                 raise NotCreated(node)
             self.tasks.append((node, execution))
+
+    def _call(self, name: str, node: Node, do: Callable[[], Called]) -> Called:
+        """Call a callback about a node and return what it returns; subclasses look at what it leaves."""
+        return do()
 
     def _operands(self, node: Node) -> tuple[list[Tensor | None], list[Tensor]]:
         inputs = [self.tensor(i) if i else None for i in node.inputs]
@@ -140,7 +139,7 @@ class Drive:
             inputs, outputs = self._operands(node)
             for tensor in outputs:
                 acquire(backend, tensor, StorageType.DYNAMIC)
-            execution.onResize(inputs, outputs)
+            self._call("onResize", node, partial(execution.onResize, inputs, outputs))
             dying = [i for i in dict.fromkeys(node.inputs) if i and last[i] == k and i not in graph.constants]
             for name in [*dying, *(o for o in node.outputs if o and o not in last)]:
                 if name not in self.outputs and name not in self.imports:
@@ -158,7 +157,7 @@ class Drive:
                 write(backend, self.tensor(name), feeds[name])
         backend.onExecuteBegin()
         for node, execution in self.tasks:
-            execution.onExecute(*self._operands(node))
+            self._call("onExecute", node, partial(execution.onExecute, *self._operands(node)))
         backend.onExecuteEnd()
         if not backend.onWaitFinish():
             raise BackendError("onWaitFinish returned False")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,14 +28,15 @@ from weft.conformance.networks import (
     make_op,
 )
 from weft.conformance.report import Finding, Verdict, is_sentence
-from weft.conformance.watch import Call, Watch
-from weft.core.backend import Backend, BackendConfig, Precision
+from weft.conformance.streams import heard
+from weft.conformance.watch import RAISED_BY, Call, Watch
+from weft.core.backend import Backend, BackendConfig, MemoryMode, Precision
 from weft.core.dtypes import DType
 from weft.core.graph import Graph, infer_shapes
 from weft.core.layout import Array
 from weft.core.registry import Choice
 from weft.core.session import Session
-from weft.errors import ModelError, UnsupportedOps
+from weft.errors import BackendError, ModelError, UnsupportedOps, WeftError
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,8 @@ class Kit:
     precision: Precision = Precision.HIGH
     notes: dict[str, None] = field(default_factory=dict)
     _current: str = ""
+    _witness: Watch | None = None
+    """Sees every callback during a check, to say which one an error came from."""
 
     @property
     def device(self) -> str:
@@ -129,18 +133,36 @@ class Kit:
         """Return the finding on what `do` returns (a problem, or "") or raises."""
         try:
             return self.judge(subject, do(*args, **kwargs))
-        except Exception as e:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as e:
             return self.raised(subject, e)
 
-    def raised(self, subject: str, e: Exception) -> Finding:
-        """Return the finding on an exception: a refusal if it is one, by its kind; else something is wrong."""
+    def raised(self, subject: str, e: BaseException) -> Finding:
+        """Return the finding on an exception: a refusal if it is one, by its kind; else something is wrong.
+
+        A SystemExit or GeneratorExit is wrong too: callers end the kit for a KeyboardInterrupt alone.
+        """
         if isinstance(e, Untried):
             return self.refused(subject, str(e))
         if isinstance(e, UnsupportedOps):
             return self.refused(subject, self.reason_of(e))
         if isinstance(e, NotImplementedError):
             return self.refused(subject, str(e))
-        return self.wrong(subject, explain(e))
+        if isinstance(e, BackendError) and e.what.startswith("why_not returned"):
+            return self.unexplained(subject, e.what)
+        return self.wrong(subject, self.explain(e))
+
+    def explain(self, e: BaseException) -> str:
+        """Return an exception's class and message, the line that raised it or its cause, and the last callback."""
+        text, first = explain(e)
+        if not isinstance(first, Exception):
+            text += ": a callback may not end the process"
+        raised_by = getattr(first, RAISED_BY, "")
+        if raised_by:
+            return f"{text}; it came out of {raised_by}"
+        latest = self._witness.latest if self._witness is not None else ""
+        return f"{text}; before it, {latest}" if latest and not isinstance(first, WeftError) else text
 
     def reason_of(self, e: UnsupportedOps) -> str:
         """Return the backend's own reason out of a refusal of nodes."""
@@ -169,19 +191,32 @@ class Kit:
         """Return what records the callbacks of the backend objects that are made while it is entered."""
         return Watch(self.choice.creator, before)
 
-    def load(self, graph: Graph) -> Session:
+    def load(self, graph: Graph, memory: MemoryMode = MemoryMode.NORMAL) -> Session:
         """Return a session on this device alone."""
-        return loading.load(graph, self.device, precision=self.precision, fallback="error")
+        return loading.load(graph, self.device, precision=self.precision, memory=memory, fallback="error")
 
     def look(self, check: Check) -> list[Finding]:
-        """Do a check; what it raises is a finding too, and ends it."""
+        """Do a check; what it raises, but for a KeyboardInterrupt, is a finding too, and ends it."""
         self.begin(check.name)
         found: list[Finding] = []
-        try:
-            found.extend(check.look(self))
-        except Exception as e:
-            found.append(self.raised("the check itself", e))
+        before, witness = self._witness, Watch(self.choice.creator, record=False)
+        self._witness = witness
+        with witness, heard(self._heard), warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # numpy's, of numbers that are meant to overflow
+            try:
+                found.extend(check.look(self))
+            except KeyboardInterrupt:
+                raise
+            except BaseException as e:
+                found.append(self.raised("the check itself", e))
+        self._witness = before
         return found
+
+    def _heard(self, stream: str, text: str) -> None:
+        callback = self._witness.within if self._witness is not None else ""
+        remark = f"{callback} writes to {stream}, which is the user's"
+        if callback and text.strip() and not any(n.startswith(remark) for n in self.notes):
+            self.note(f"{remark}: {text.strip()[:60]!r}")
 
     # -- networks --------------------------------------------------------------------------------------------
 
@@ -218,7 +253,9 @@ class Kit:
             reasons[self.reason_of(e)] = None
         except ModelError as e:
             reasons[e.what] = None
-        except Exception:
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
             return True  # It took it and failed; the checks that use it will say so.
         return False
 
@@ -234,14 +271,14 @@ class Kit:
         return rtol * (nodes + 1), atol * (nodes + 1)
 
 
-def explain(e: BaseException) -> str:
-    """Return an exception's class, its message, and the line that raised it or its cause."""
+def explain(e: BaseException) -> tuple[str, BaseException]:
+    """Return an exception's class, its message, and the line that raised it or its cause; and that cause."""
     first = e
     while first.__cause__ is not None:
         first = first.__cause__
     frames = traceback.extract_tb(first.__traceback__)
     where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    return f"{type(e).__name__}: {e}{where}"
+    return f"{type(e).__name__}: {e}{where}", first
 
 
 def same_bits(first: Sequence[Array], second: Sequence[Array]) -> bool:

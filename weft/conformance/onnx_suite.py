@@ -141,7 +141,9 @@ def _attempt(
     except ModelError as e:
         reason = " ".join(f"{e.what} {e.why}".split())
         return (Verdict.REFUSED if is_sentence(reason) else Verdict.NO_REASON), reason
-    except Exception as e:  # whatever else is raised is a finding, and the next case is run
+    except KeyboardInterrupt:
+        raise
+    except BaseException as e:  # whatever else is raised is a finding, and the next case is run
         return Verdict.WRONG, f"{type(e).__name__}: {' '.join(str(e).split())[:500]}"
     return (Verdict.SUPPORTED if ran else Verdict.NOTHING), ""
 

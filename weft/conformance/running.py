@@ -25,27 +25,38 @@ def open_kit(name: str, precision: str | Precision = Precision.HIGH) -> Kit:
         raise ConfigError(f"precision {precision!r} is not known", fix=f"use one of {known}") from None
     (choice,) = registry.choose(name)
     kit = Kit(choice, wanted)
-    with kit.opened() as backend:
-        for note in backend.notes():
-            kit.note(note)
+    _take_notes(kit)
     return kit
+
+
+def _take_notes(kit: Kit) -> None:
+    """Take over what the backend remarks on its configuration; what is wrong with that, `creator` says."""
+    try:
+        with kit.opened() as backend:
+            notes: object = backend.notes()
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        return
+    for note in notes if isinstance(notes, Sequence) else ():
+        kit.note(str(note))
 
 
 def select(only: str | Sequence[str] = ()) -> tuple[list[Check], list[Case]]:
     """Return the checks and the rows of the op table that the words name; all of them without a word.
 
-    A word is the name of a check, an op ("Softmax": its rows), or a part of a row's id. ConfigError names
-    the words that fit nothing.
+    A word is the name of a check, an op ("Softmax": its rows), or a part of a row's id; several may be joined
+    by commas. ConfigError names the words that fit nothing.
     """
-    words = [only] if isinstance(only, str) else list(only)
     rows = table.all_rows()
-    if not [w for w in words if w]:
+    words = [w for given in ([only] if isinstance(only, str) else only) for w in _split(given, rows)]
+    if not words:
         return list(CHECKS.values()), rows
     checks = [c for c in CHECKS.values() if c.name in words]
     chosen = rows if table.NAME in words else []
     unknown = []
-    for word in (w for w in words if w and w not in CHECKS):
-        fitting = [r for r in rows if r.op == word] or [r for r in rows if word.lower() in r.id.lower()]
+    for word in (w for w in words if w not in CHECKS):
+        fitting = _fitting(word, rows)
         chosen += [r for r in fitting if r not in chosen]
         unknown += [] if fitting else [word]
     if unknown:
@@ -57,6 +68,17 @@ def select(only: str | Sequence[str] = ()) -> tuple[list[Check], list[Case]]:
     if chosen and table.NAME not in words:
         checks.insert(0, CHECKS[table.NAME])
     return checks, chosen
+
+
+def _split(given: str, rows: Sequence[Case]) -> list[str]:
+    """Return the words of a list with commas; the ids of some rows have commas too."""
+    if "," in given and _fitting(given, rows):
+        return [given]
+    return [w.strip() for w in given.split(",") if w.strip()]
+
+
+def _fitting(word: str, rows: Sequence[Case]) -> list[Case]:
+    return [r for r in rows if r.op == word] or [r for r in rows if word.lower() in r.id.lower()]
 
 
 def run(

@@ -7,27 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 import pytest
 
 from weft.conformance.checks import table
 from weft.conformance.kit import Check, Kit
+from weft.conformance.options import chosen, kit_of
 from weft.conformance.report import Finding, Verdict
-from weft.conformance.running import open_kit, select
-from weft.core.registry import registry
-from weft.errors import WeftError
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make a test of each check and of each row that are chosen."""
-    config = metafunc.config
-    if not config.getoption("weft_backend", default=None):
-        raise pytest.UsageError("name the device to examine: --weft-backend NAME")
-    try:
-        checks, rows = select(config.getoption("weft_only"))
-    except WeftError as e:
-        raise pytest.UsageError(str(e)) from None
+    checks, rows = chosen(metafunc.config)
     each = [c for c in checks if c.name != table.NAME]
     each += [Check(row.id, "", "", partial(table.look_at_row, row=row)) for row in rows]
     metafunc.parametrize("check", each, ids=lambda c: c.name)
@@ -36,14 +27,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(scope="session")
 def kit(request: pytest.FixtureRequest) -> Kit:
     """Return the kit for the device that the command line names."""
-    option = request.config.getoption
-    folders = [Path(p).absolute() for p in option("weft_backend_path")]
-    try:
-        if folders:
-            registry.rescan(folders)
-        return open_kit(option("weft_backend"), option("weft_precision"))
-    except WeftError as e:
-        raise pytest.UsageError(str(e)) from None
+    return kit_of(request.config)
 
 
 def test_conformance(kit: Kit, check: Check) -> None:

@@ -14,9 +14,15 @@ from weft.core.backend import Backend, BackendCreator, BackendInfo, Execution, S
 CALLBACKS = (
     "onCreate", "onAcquireBuffer", "onReleaseBuffer", "onImportBuffer", "onClearBuffer", "onCopyBuffer",
     "onExecuteBegin", "onExecuteEnd", "onResizeBegin", "onResizeEnd", "onAllocateBuffer", "onWaitFinish",
-    "OptimizeSubgraph", "close",
+    "onMapInput", "onMapOutput", "why_not", "OptimizeSubgraph", "lower", "canImport", "statistics", "notes", "close",
 )  # fmt: skip
 OF_EXECUTIONS = ("onResize", "onExecute", "close")
+CLEANING = frozenset({"onReleaseBuffer", "onClearBuffer", "onWaitFinish", "close", "Execution.close"})
+"""Callbacks that come after an error, too."""
+RAISED_BY = "raised_by_callback"
+"""The attribute of an exception that says which callback it came out of."""
+ABOUT_NODES = ("onCreate", "why_not")
+"""Callbacks whose second argument is the outputs of a node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,30 +41,37 @@ class Call:
         """Tell whether it acquires or releases STATIC memory."""
         return self.storage is StorageType.STATIC
 
+    def __str__(self) -> str:
+        return f"{self.name} for {self.what!r}" if self.what else self.name
+
 
 class Watch:
     """Records the callbacks of all backends that a creator makes while the block runs.
 
     `before` is called with each callback before it happens, in its place: what it raises is raised there.
-    Objects are held by weak references only.
+    Objects are held by weak references only. One that does not `record` keeps nothing but `latest`.
     """
 
-    def __init__(self, creator: BackendCreator, before: Callable[[Call], None] | None = None) -> None:
+    def __init__(
+        self, creator: BackendCreator, before: Callable[[Call], None] | None = None, *, record: bool = True
+    ) -> None:
         self.calls: list[Call] = []
         self.backends: list[weakref.ref[Backend]] = []
         self.executions: list[weakref.ref[Execution]] = []
         self.declined: list[str] = []
         """The first outputs of nodes for which `onCreate` returned None."""
         self.before = before
+        self.record = record
         self._creator = creator
         self._held = vars(creator).get("onCreate")
         self._local = threading.local()
+        self._mark = f"_watch_{id(self)}"
 
     def __enter__(self) -> Watch:
         make = self._creator.onCreate
 
         def onCreate(info: BackendInfo) -> Backend:
-            return self._watched(make(info))
+            return self._watched(self._call(Call(-1, "BackendCreator.onCreate"), make, (info,), {}))
 
         vars(self._creator)["onCreate"] = onCreate
         return self
@@ -68,6 +81,18 @@ class Watch:
             vars(self._creator).pop("onCreate", None)
         else:
             vars(self._creator)["onCreate"] = self._held
+
+    @property
+    def within(self) -> str:
+        """Return the callback that is under way in this thread, "" if there is none."""
+        stack: list[str] = getattr(self._local, "stack", [])
+        return stack[-1] if stack else ""
+
+    @property
+    def latest(self) -> str:
+        """Return what the last callback of this thread returned, those that free aside; "" if there was none."""
+        ended: str = getattr(self._local, "ended", "")
+        return ended
 
     def alive(self) -> tuple[int, int]:
         """Return how many of the backend objects and of the executions still exist."""
@@ -84,7 +109,8 @@ class Watch:
         if not isinstance(backend, Backend):
             return backend  # for whoever asked to complain about
         index = len(self.backends)
-        self.backends.append(weakref.ref(backend))
+        if self.record:
+            self.backends.append(weakref.ref(backend))
         for name in CALLBACKS:
             vars(backend)[name] = self._wrapped(index, name, getattr(backend, name))
         return backend
@@ -92,8 +118,8 @@ class Watch:
     def _wrapped(self, index: int, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def callback(*args: Any, **kwargs: Any) -> Any:
             storage = args[1] if name in ("onAcquireBuffer", "onReleaseBuffer") and len(args) > 1 else None
-            what = args[1][0].name if name == "onCreate" else getattr(args[0], "name", "") if args else ""
-            result = self._call(Call(index, name, what, storage, self._within), call, args, kwargs)
+            what = _node(args) if name in ABOUT_NODES else getattr(args[0], "name", "") if args else ""
+            result = self._call(Call(index, name, what, storage, self.within), call, args, kwargs)
             if name == "onCreate":
                 return self._created(index, what, result)
             return result
@@ -101,10 +127,12 @@ class Watch:
         return callback
 
     def _created(self, index: int, what: str, execution: Execution | None) -> Execution | None:
-        if execution is None:
+        if execution is None and self.record:
             self.declined.append(what)
-        elif "onExecute" not in vars(execution):  # one object may serve several nodes
-            self.executions.append(weakref.ref(execution))
+        elif isinstance(execution, Execution) and self._mark not in vars(execution):  # one may serve several nodes
+            vars(execution)[self._mark] = True
+            if self.record:
+                self.executions.append(weakref.ref(execution))
             for name in OF_EXECUTIONS:
                 vars(execution)[name] = self._step(index, name, getattr(execution, name))
         return execution
@@ -113,23 +141,36 @@ class Watch:
         label = name if name != "close" else "Execution.close"
 
         def callback(*args: Any) -> Any:
-            what = args[1][0].name if len(args) > 1 and args[1] else ""
-            return self._call(Call(index, label, what, None, self._within), call, args, {})
+            return self._call(Call(index, label, _node(args), None, self.within), call, args, {})
 
         return callback
 
-    @property
-    def _within(self) -> str:
-        stack: list[str] = getattr(self._local, "stack", [])
-        return stack[-1] if stack else ""
-
     def _call(self, call: Call, do: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self.calls.append(call)
+        if self.record:
+            self.calls.append(call)
         stack: list[str] = self._local.__dict__.setdefault("stack", [])
         stack.append(call.name)
         try:
             if self.before is not None:
                 self.before(call)
-            return do(*args, **kwargs)
+            result = do(*args, **kwargs)
+        except BaseException as e:
+            vars(e).setdefault(RAISED_BY, str(call))
+            raise
         finally:
             stack.pop()
+        if call.name not in CLEANING:
+            self._local.ended = f"{call} returned {_brief(result)}"
+        return result
+
+
+def _node(args: tuple[Any, ...]) -> str:
+    """Return the name of the first output among the arguments of a callback that is about a node."""
+    return getattr(args[1][0], "name", "") if len(args) > 1 and args[1] else ""
+
+
+def _brief(result: object) -> str:
+    """Return what was returned, or its type: no object is held on to."""
+    if result is None or isinstance(result, (bool, int, float)):
+        return repr(result)
+    return repr(result[:60]) if isinstance(result, str) else f"a {type(result).__name__}"

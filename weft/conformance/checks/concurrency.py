@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 
-from weft.conformance.kit import Kit, check, explain
+from weft.conformance.kit import Kit, check, same_bits
 from weft.conformance.report import Finding
 from weft.conformance.watch import Call
 from weft.core.graph import Graph
@@ -26,6 +26,7 @@ def threads(kit: Kit) -> Iterable[Finding]:
     yield kit.attempt("several sessions, a thread each", _several_sessions, kit, graph)
     yield kit.attempt("sessions loaded by several threads", _loads, kit, graph)
     yield kit.attempt("two sessions, step by step in turn", _in_turn, kit, graph)
+    yield kit.attempt("the same bits in every thread", _same_bits, kit, graph)
 
 
 @contextmanager
@@ -39,15 +40,15 @@ def _frequent_switches() -> Iterator[None]:
         sys.setswitchinterval(interval)
 
 
-def _together(works: list[Callable[[], str]]) -> str:
+def _together(kit: Kit, works: list[Callable[[], str]]) -> str:
     """Do the works, each in a thread of its own, and return the first problem."""
     problems: list[str] = []
 
     def do(work: Callable[[], str]) -> None:
         try:
             problem = work()
-        except Exception as e:
-            problem = explain(e)
+        except BaseException as e:  # in a thread of the kit's own nobody interrupts
+            problem = kit.explain(e)
         if problem:
             problems.append(problem)
 
@@ -74,13 +75,13 @@ def _runs(kit: Kit, session: Session, graph: Graph, seed: int) -> Callable[[], s
 
 def _one_session(kit: Kit, graph: Graph) -> str:
     with kit.load(graph) as session:
-        return _together([_runs(kit, session, graph, k) for k in range(THREADS)])
+        return _together(kit, [_runs(kit, session, graph, k) for k in range(THREADS)])
 
 
 def _several_sessions(kit: Kit, graph: Graph) -> str:
     with ExitStack() as stack:
         sessions = [stack.enter_context(kit.load(graph)) for _ in range(THREADS)]
-        return _together([_runs(kit, s, graph, k) for k, s in enumerate(sessions)])
+        return _together(kit, [_runs(kit, s, graph, k) for k, s in enumerate(sessions)])
 
 
 def _loads(kit: Kit, graph: Graph) -> str:
@@ -91,7 +92,7 @@ def _loads(kit: Kit, graph: Graph) -> str:
 
         return load_and_run
 
-    return _together([work(k) for k in range(3)])
+    return _together(kit, [work(k) for k in range(3)])
 
 
 def _in_turn(kit: Kit, graph: Graph) -> str:
@@ -119,4 +120,25 @@ def _in_turn(kit: Kit, graph: Graph) -> str:
         return work
 
     with kit.watch(wait), kit.load(graph) as first, kit.load(graph) as second:
-        return _together([stepwise(first, 1), stepwise(second, 2)])
+        return _together(kit, [stepwise(first, 1), stepwise(second, 2)])
+
+
+def _same_bits(kit: Kit, graph: Graph) -> str:
+    """Run in the thread that loaded, and in others, one after the other; then load in another."""
+    fed = kit.blocks.feeds(11)
+    with kit.load(graph) as session:
+        first = session.run(fed)
+
+        def again() -> str:
+            return "" if same_bits(first, session.run(fed)) else "another thread than that which loaded got other bits"
+
+        for _ in range(THREADS):
+            problem = _together(kit, [again])
+            if problem:
+                return problem
+
+    def elsewhere() -> str:
+        with kit.load(graph) as mine:
+            return "" if same_bits(first, mine.run(fed)) else "a session that another thread loaded gave other bits"
+
+    return _together(kit, [elsewhere])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from weft.conformance.kit import Kit, check
 from weft.conformance.report import Finding
@@ -47,9 +47,14 @@ def _objects(kit: Kit) -> str:
 def _told(backend: Backend, kit: Kit) -> str:
     if backend.info.id.lower() != kit.choice.creator.id.lower() or backend.info.index != kit.choice.index:
         return f"it was made for {kit.device} and says it is {backend.info.device}"
-    statistics = backend.statistics()
+    statistics: object = backend.statistics()
+    if not isinstance(statistics, Mapping):
+        return f"statistics() returned {statistics!r} instead of a mapping of names to whole numbers"
     strange = [f"{k!r}: {v!r}" for k, v in statistics.items() if not (isinstance(k, str) and isinstance(v, int))]
     if strange:
         return f"statistics() has {', '.join(strange)}; names and whole numbers were expected"
-    notes = [n for n in backend.notes() if not isinstance(n, str) or not n.strip()]
-    return f"notes() has {notes[0]!r}" if notes else ""
+    notes: object = backend.notes()
+    if not isinstance(notes, Sequence) or isinstance(notes, str):
+        return f"notes() returned {notes!r} instead of a list of sentences"
+    empty = [n for n in notes if not isinstance(n, str) or not n.strip()]
+    return f"notes() has {empty[0]!r}" if empty else ""

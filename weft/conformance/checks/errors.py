@@ -72,7 +72,9 @@ def _raises(kind: type[WeftError], do: Callable[[], object]) -> tuple[str, str]:
         do()
     except kind as e:
         return str(e), ""
-    except Exception as e:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as e:
         return str(e), f"{type(e).__name__} was raised instead of {kind.__name__}: {e}"
     return "", f"no {kind.__name__} was raised"
 
@@ -114,7 +116,9 @@ def _unheard(kit: Kit) -> Finding:
             return kit.judge(subject, kit.compare(graph, fed, session.run(fed)))
     except UnsupportedOps as e:
         return kit.refused(subject, kit.reason_of(e))
-    except Exception as e:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as e:
         return kit.raised(subject, e)
 
 

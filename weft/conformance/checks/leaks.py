@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 
+from weft.conformance.growth import growth
 from weft.conformance.kit import Kit, check
 from weft.conformance.report import Finding
 from weft.core.graph import Graph
 
 ROUNDS = 4
+MOST_KEPT = 128
+"""Bytes that a session or a run may leave behind: less than an object with a small array."""
 
 
 @check("leaks", "M5 M14", "sessions that are closed leave no object and no memory behind, and resizes none that grows")
@@ -20,6 +23,8 @@ def leaks(kit: Kit) -> Iterable[Finding]:
     yield kit.attempt("sessions opened and closed", _sessions, kit, graph)
     yield kit.attempt("resizes to and fro", _resizes, kit, graph)
     yield kit.attempt("loads that are refused or fail", _failures, kit, graph)
+    yield kit.attempt("memory of the host, by sessions", _kept_by_sessions, kit, graph)
+    yield kit.attempt("memory of the host, by runs", _kept_by_runs, kit, graph)
 
 
 def _sessions(kit: Kit, graph: Graph) -> str:
@@ -65,17 +70,41 @@ def _failures(kit: Kit, graph: Graph) -> str:
 
     with kit.watch(fail) as watch:
         for k in range(ROUNDS):
-            try:
-                with kit.load(graph) as session:
-                    session.run(kit.blocks.feeds(k))
-            except Exception as e:
-                e.__traceback__ = None
-    del session
+            _attempted(kit, graph, k)
     gc.collect()
     backends, executions = watch.alive()
     if backends or executions:
         return f"{backends} backend objects and {executions} executions are still there after loads that failed"
     return ""
+
+
+def _attempted(kit: Kit, graph: Graph, seed: int) -> None:
+    """Load and run, whatever comes of it; nothing of it is kept."""
+    try:
+        with kit.load(graph) as session:
+            session.run(kit.blocks.feeds(seed))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as e:
+        e.__traceback__ = None
+
+
+def _kept_by_sessions(kit: Kit, graph: Graph) -> str:
+    def session(k: int) -> None:
+        with kit.load(graph) as made:
+            made.run(kit.blocks.feeds(k))
+
+    return _kept("session that was closed", session)
+
+
+def _kept_by_runs(kit: Kit, graph: Graph) -> str:
+    with kit.load(graph) as session:
+        return _kept("run", lambda k: session.run(kit.blocks.feeds(k)))
+
+
+def _kept(what: str, do: Callable[[int], object]) -> str:
+    grown = growth(do, MOST_KEPT)
+    return f"each {what} left {grown}" if grown else ""
 
 
 def _device_counts(kit: Kit) -> Mapping[str, int]:

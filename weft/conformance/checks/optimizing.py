@@ -13,10 +13,11 @@ from dataclasses import replace
 from weft.conformance.drive import Drive, NotCreated
 from weft.conformance.kit import Kit, Untried, check
 from weft.conformance.report import Finding, is_sentence
+from weft.core import answers
 from weft.core.graph import Graph, infer_shapes
 from weft.core.layout import Array
 from weft.core.registry import Choice
-from weft.core.views import SubgraphView, substitute
+from weft.core.views import OptimizationViews, SubgraphView, substitute
 
 
 @check("views", "A5", "OptimizeSubgraph covers its part once, keeps the slots, changes nothing that it was shown")
@@ -41,11 +42,15 @@ def optimized(kit: Kit, graph: Graph, choice: Choice | None = None) -> Graph:
     device = choice or kit.choice
     view = SubgraphView(graph.copy())
     with closing(device.open(kit.config)) as backend:
-        result = backend.OptimizeSubgraph(view)
+        result = _views(backend.OptimizeSubgraph(view))
     result.check(view, device.device)
     if result.failed:
         raise Untried("; ".join(f.reason for f in result.failed))
     return substitute(graph, result, device.device)
+
+
+def _views(answer: object) -> OptimizationViews:
+    return answers.of_kind(answer, OptimizationViews, "OptimizeSubgraph", "OptimizationViews")
 
 
 def _valid(kit: Kit, graph: Graph) -> str:
@@ -53,7 +58,7 @@ def _valid(kit: Kit, graph: Graph) -> str:
     weights = {name: value.copy() for name, value in graph.constants.items()}
     view = SubgraphView(shown)
     with kit.opened() as backend:
-        result = backend.OptimizeSubgraph(view)
+        result = _views(backend.OptimizeSubgraph(view))
         result.check(view, kit.device)
     if any(getattr(shown, part) != getattr(graph, part) for part in ("nodes", "inputs", "outputs", "specs")):
         return "it changed the graph that it was shown"

@@ -9,6 +9,7 @@ import numpy as np
 from weft.conformance.kit import Kit, check, same_bits
 from weft.conformance.networks import Net
 from weft.conformance.report import Finding
+from weft.core.backend import MemoryMode
 from weft.core.graph import Graph
 from weft.core.layout import Array
 
@@ -25,8 +26,8 @@ def resize(kit: Kit) -> Iterable[Finding]:
     yield kit.attempt("many runs of one size", _many_runs, kit, blocks.diamond())
 
 
-def _sizes(kit: Kit, graph: Graph, *, by_resize: bool) -> str:
-    with kit.load(graph) as session:
+def _sizes(kit: Kit, graph: Graph, *, by_resize: bool, memory: MemoryMode = MemoryMode.NORMAL) -> str:
+    with kit.load(graph, memory) as session:
         for seed, batch in enumerate(SIZES):
             fed = kit.blocks.feeds(seed, batch)
             if by_resize:
@@ -46,6 +47,14 @@ def _many_runs(kit: Kit, graph: Graph) -> str:
             if problem:
                 return f"run {seed + 1}: {problem}"
     return ""
+
+
+@check("limit", "M9", "under memory mode LIMIT, which drops the host's constants, results are the same")
+def limit(kit: Kit) -> Iterable[Finding]:
+    """Run, resize and run again in the thrifty mode."""
+    blocks = kit.blocks
+    for name, graph in (("a chain", blocks.chain(6, open_batch=True)), ("branches", blocks.diamond(open_batch=True))):
+        yield kit.attempt(name, _sizes, kit, graph, by_resize=False, memory=MemoryMode.LIMIT)
 
 
 @check("determinism", "M3", "the same run gives the same bits")

@@ -11,6 +11,7 @@ from weft.conformance.drive import place, read, write
 from weft.conformance.kit import Kit, check
 from weft.conformance.report import Finding
 from weft.core.backend import Backend, StorageType
+from weft.core.dtypes import DType
 from weft.core.layout import Array, Shape
 from weft.core.tensor import Tensor
 
@@ -189,17 +190,21 @@ def _static_one_by_one(backend: Backend) -> str:
 
 
 def _answers(backend: Backend) -> str:
-    tensor = place(backend, (2, 3), DYNAMIC)
+    tensor, static = (Tensor(n, (2, 3), DType.FLOAT32, backend=backend) for n in ("dynamic", "static"))
+    answers: dict[str, object] = {
+        "onAcquireBuffer of DYNAMIC memory": backend.onAcquireBuffer(tensor, DYNAMIC),
+        "onAcquireBuffer of STATIC memory": backend.onAcquireBuffer(static, STATIC),
+    }
     write(backend, tensor, _pattern(tensor, 0))
-    static = place(backend, (2, 3), STATIC)
-    answers = {
+    answers |= {
         "onReleaseBuffer of DYNAMIC memory": backend.onReleaseBuffer(tensor, DYNAMIC),
         "onReleaseBuffer of STATIC memory": backend.onReleaseBuffer(static, STATIC),
         "onClearBuffer": backend.onClearBuffer(),
         "onWaitFinish": backend.onWaitFinish(),
     }
     backend.onResizeBegin()
-    place(backend, (2, 3), DYNAMIC)
+    later = Tensor("later", (2, 3), DType.FLOAT32, backend=backend)
+    answers["onAcquireBuffer within a resize"] = backend.onAcquireBuffer(later, DYNAMIC)
     answers["onAllocateBuffer"] = backend.onAllocateBuffer()
     backend.onResizeEnd()
     bad = [f"{name} returned {answer!r}" for name, answer in answers.items() if answer is not True]

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from weft.conformance.cases.table import Case
 from weft.conformance.checks.optimizing import optimized
 from weft.conformance.checks.table import all_rows, graph_of
-from weft.conformance.drive import Drive, NotCreated, described
-from weft.conformance.kit import Kit, check
+from weft.conformance.drive import Drive, NotCreated
+from weft.conformance.kit import Kit, check, explain
 from weft.conformance.report import Finding, Verdict
+from weft.conformance.traces import changes, traces
+from weft.core.assign import described
 from weft.core.backend import Backend, Execution
 from weft.core.graph import Graph
-from weft.core.tensor import Tensor
 
 
 @check("support", "A2 M4", "why_not answers the same each time, with a sentence, and onCreate agrees")
@@ -38,30 +39,19 @@ def _asked(kit: Kit, backend: Backend, row: Case) -> Finding:
     graph = graph_of(row)
     (node,) = graph.nodes
     inputs, outputs = described(graph, node)
-    before = _traces([*inputs, *outputs])
+    before = traces(node, inputs, outputs)
     try:
         first, second = (backend.why_not(inputs, outputs, node.op) for _ in range(2))
-    except Exception as e:
-        return kit.wrong(row.id, f"why_not raised {type(e).__name__}: {e}")
+    except KeyboardInterrupt:
+        raise
+    except BaseException as e:
+        return kit.wrong(row.id, f"why_not raised {explain(e)[0]}")
     if first != second:
         return kit.wrong(row.id, f"why_not answered {first!r}, and then {second!r}")
-    if _traces([*inputs, *outputs]) != before:
-        return kit.wrong(row.id, "why_not changed the tensors that it was shown")
+    changed = changes(before, traces(node, inputs, outputs))
+    if changed:
+        return kit.wrong(row.id, f"why_not changed {changed}")
     return kit.supported(row.id) if first is None else kit.refused(row.id, first)
-
-
-def _traces(tensors: Sequence[Tensor | None]) -> list[object]:
-    """Return what must not change about tensors."""
-    return [
-        None
-        if t is None
-        else (t.name, t.shape, t.dtype, t.layout, id(t.memory), id(t.backend), id(t.constant), _bytes(t))
-        for t in tensors
-    ]
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    return b"" if tensor.constant is None else tensor.constant.tobytes()
 
 
 class _Creates(Drive):
@@ -80,6 +70,8 @@ def _created(kit: Kit, row: Case) -> Finding:
             strange = [e for _, e in made.tasks if not isinstance(e, Execution)]
     except NotCreated as e:
         return kit.unexplained(subject, f"{e}, and why_not had taken it")
-    except Exception as e:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as e:
         return kit.raised(subject, e)
     return kit.judge(subject, f"onCreate returned {strange[0]!r}, which is no Execution" if strange else "")

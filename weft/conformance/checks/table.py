@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 
 from weft.conformance.cases.table import Case, all_cases, tolerance
 from weft.conformance.drive import ask
-from weft.conformance.kit import Kit, check
+from weft.conformance.kit import Check, Kit, check
 from weft.conformance.networks import difference
 from weft.conformance.report import Finding, is_sentence
 from weft.core.backend import Precision
@@ -40,22 +40,33 @@ def op_table(kit: Kit) -> Iterable[Finding]:
 
 def look_at_row(kit: Kit, row: Case) -> list[Finding]:
     """Return the finding on one row."""
-    kit.begin(NAME)
+    return kit.look(Check(NAME, "", "", partial(_look, row=row)))
+
+
+def _look(kit: Kit, row: Case) -> list[Finding]:
     with kit.watch() as watch:
         try:
             return [_judge(kit, row)]
-        except Exception as e:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as e:
             return [_raised(kit, row, e, declined=bool(watch.declined))]
 
 
-def _raised(kit: Kit, row: Case, e: Exception, *, declined: bool) -> Finding:
+def _raised(kit: Kit, row: Case, e: BaseException, *, declined: bool) -> Finding:
     """Return the finding on an exception, with what the backend says when it is asked for its support."""
-    with kit.opened() as backend:
-        reason = ask(backend, graph_of(row))
+    said = kit.raised(row.id, e)
+    try:
+        with kit.opened() as backend:
+            reason = ask(backend, graph_of(row))
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        return said
     if reason is not None and not is_sentence(reason):
         return kit.refused(row.id, reason)
     if not isinstance(e, UnsupportedOps):
-        return kit.raised(row.id, e)
+        return said
     if declined:
         return kit.unexplained(row.id, "onCreate returned None, and why_not had not refused the node")
     if reason is None:

@@ -1,0 +1,96 @@
+"""Nodes of several outputs of which some are not read, alone and with a node behind (A2, A5)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+
+from weft.conformance.cases.table import Case, tolerance
+from weft.conformance.checks.table import all_rows, feeds_of, graph_of, halved
+from weft.conformance.kit import Kit, Untried, check
+from weft.conformance.networks import difference, make_op
+from weft.conformance.report import Finding
+from weft.core.backend import Precision
+from weft.core.dtypes import DType
+from weft.core.graph import Graph, Node, infer_shapes
+from weft.core.layout import Array
+from weft.core.op import Op
+from weft.errors import UnsupportedOps
+
+BEHIND = ("Relu", "Neg", "Abs", "Sigmoid")
+"""Ops that may stand behind an output that is read, the first that the backend takes."""
+
+
+@check("outputs", "A2 A5", "of a node with several outputs, those that are read are right, whichever are not")
+def outputs(kit: Kit) -> Iterable[Finding]:
+    """Read some of the outputs of every row of the op table that has several."""
+    for row in all_rows():
+        graph = graph_of(row)
+        if len(graph.outputs) > 1:
+            yield kit.attempt(row.id, _some_read, kit, row, graph)
+
+
+def _some_read(kit: Kit, row: Case, graph: Graph) -> str:
+    names = graph.outputs
+    for count in range(1, len(names)):
+        for read in combinations(range(len(names)), count):
+            for named in (True, False):
+                problem = _read(kit, row, _reading(graph, read, named=named), read, None)
+                problem = problem or _with_a_node_behind(kit, row, graph, read, named=named)
+                if problem:
+                    others = "named" if named else "without names"
+                    return f"reading output {' and '.join(map(str, read))}, the others {others}: {problem}"
+    return ""
+
+
+def _with_a_node_behind(kit: Kit, row: Case, graph: Graph, read: Sequence[int], *, named: bool) -> str:
+    """Return what is wrong where another node reads the output, "" also if the backend takes no such node."""
+    if len(read) > 1 or not graph.specs[graph.outputs[read[0]]].dtype.is_float:
+        return ""
+    for kind in BEHIND:
+        behind = make_op(kind)
+        whole = _reading(graph, read, named=named)
+        (value,) = whole.outputs
+        whole.nodes.append(Node("behind", behind, (value,), ("z",)))
+        whole.outputs = ["z"]
+        try:
+            return _read(kit, row, infer_shapes(whole), read, behind)
+        except UnsupportedOps:
+            continue
+    return ""
+
+
+def _reading(graph: Graph, read: Sequence[int], *, named: bool) -> Graph:
+    """Return the graph with some of its outputs; the others of the node keep their names, or have none."""
+    made = graph.copy()
+    made.outputs = [graph.outputs[k] for k in read]
+    if not named:
+        (node,) = graph.nodes
+        made.nodes = [replace(node, outputs=tuple(o if o in made.outputs else "" for o in node.outputs))]
+    return made
+
+
+def _read(kit: Kit, row: Case, graph: Graph, read: Sequence[int], behind: Op | None) -> str:
+    arrays = row.arrays()
+    if kit.precision is Precision.LOW:
+        arrays = halved(arrays)
+    op = row.make_op()
+    with np.errstate(all="ignore"):
+        made = op.reference(*arrays)
+        assert isinstance(made, tuple)
+        wanted = [np.asarray(made[k]) for k in read]
+        wanted = [np.asarray(behind.reference(a)) for a in wanted] if behind else wanted
+    with kit.load(graph) as session:
+        actual: list[Array] = session.run(feeds_of(row, arrays))
+        if not session.report.placement:
+            raise Untried("it was computed when it was loaded, and nothing is left to run")
+    classes = (op.op_class, behind.op_class) if behind else (op.op_class,)
+    bounds = [_sum([tolerance(DType.of(a.dtype), c) for c in classes]) for a in wanted]
+    return difference(actual, wanted, bounds)
+
+
+def _sum(bounds: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    return sum(r for r, _ in bounds), sum(a for _, a in bounds)
