@@ -54,7 +54,11 @@ static int32_t execute(void *state, const weft_tensor *const *inputs, const weft
         snprintf(error, size, "the slope of '%s' is not a number: set alpha to a finite value", outputs[0]->name);
         return 1;
     }
-    for (size_t k = 0; k < node->count; ++k) y[k] = x[k] < 0.0f ? x[k] * node->slope : x[k];
+    if (node->slope == 0.0f) { /* 0 times -infinity is not a number */
+        for (size_t k = 0; k < node->count; ++k) y[k] = x[k] < 0.0f ? 0.0f : x[k];
+    } else {
+        for (size_t k = 0; k < node->count; ++k) y[k] = x[k] < 0.0f ? x[k] * node->slope : x[k];
+    }
     return 0;
 }
 
