@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from weft.core.assign import check_hints
 from weft.core.backend import BackendConfig, DeviceInfo, ForwardType, MemoryMode, Power, Precision
 from weft.core.debug import DebugSink, FileSink
 from weft.core.graph import Graph, bind
+from weft.core.hints import check_hints
 from weft.core.layout import Shape
-from weft.core.loaded import close_all
+from weft.core.loaded import opened
 from weft.core.optimized import OptimizedNetwork
 from weft.core.optimizer import OptimizerOptions
 from weft.core.optimizer import optimize as optimize_graph
@@ -22,7 +22,7 @@ from weft.core.registry import BackendRegistry, Choice, DeviceName, registry
 from weft.core.runtime import Runtime, default_runtime
 from weft.core.session import Session
 from weft.core.validate import validate
-from weft.errors import ConfigError, InputError, WeftError
+from weft.errors import ConfigError, InputError, WeftError, brief
 
 if TYPE_CHECKING:
     from enum import Enum
@@ -61,16 +61,20 @@ def load(
 
     Nodes that no named device supports go to the CPU with a warning; `fallback="error"` forbids any device
     but the first, and raises UnsupportedOps. `hints` puts nodes on devices of the list, by name or pattern
-    ({"head/*": "cpu"}). `debug` is told of every output of every node in each run, or names a file that
-    gets these records as lines of JSON. With `profile`, `Session.profile` says what the last run cost.
-    `progress` is called after each node is prepared, with the number prepared and that of all nodes of one
-    device's part. `runtime` holds the session and its backends' contexts; by default that of the process.
+    ({"head/*": "cpu"}); where such a device refuses the node, it goes down the list, or with
+    `fallback="error"` it is an error, even if the first device takes it. `debug` is told of every output of
+    every node in each run, or names a file that gets these records as lines of JSON. With `profile`,
+    `Session.profile` says what the last run cost. `progress` is called after each node is prepared, with the
+    number prepared and that of all nodes of one device's part; what it raises stops the load and comes out
+    as it is. `runtime` holds the session and its backends' contexts; by default that of the process.
 
     An `OptimizedNetwork`, or the path of a saved one ("model.weft"), is loaded as it was optimised: of the
     options above, only `profile`, `runtime` and `progress` are taken then.
     """
     importlib.import_module("weft.ops")  # late, as it takes longer to import than the rest; it registers the ops
     config, held = _config(precision, memory, power), runtime or default_runtime()
+    if progress is not None and not callable(progress):
+        raise ConfigError(f"progress={brief(repr(progress))} cannot be called", fix="pass a function of two numbers")
     if isinstance(model, (str, os.PathLike)) and str(model).endswith(SAVED):
         model = OptimizedNetwork.load(Path(model), backends=held.registry)
     if isinstance(model, OptimizedNetwork):
@@ -119,11 +123,8 @@ def optimize(
             why=f"the sizes of {', '.join(sorted(bound.symbols()))} are not known",
             fix="pass shapes={name: shape}",
         )
-    backends = {c.device: c.open(config) for c in choices}
-    try:
+    with opened(choices, config) as backends:
         return optimize_graph(bound, backends, options, host=host.device)
-    finally:
-        close_all(list(backends.values()))
 
 
 def devices() -> list[DeviceInfo]:
@@ -146,12 +147,42 @@ def _plan(
     cpu = Choice(known.find(ForwardType.CPU), 0)
     if fallback == "cpu" and not any(c.device == cpu.device for c in choices):
         choices.append(cpu)
-    sink = FileSink(Path(debug)) if isinstance(debug, (str, os.PathLike)) else debug
-    return choices, OptimizerOptions(config, resolved(known, hints or {}), fallback, sink), cpu
+    placed = resolved(known, {} if hints is None else hints)
+    return choices, OptimizerOptions(config, placed, fallback, _sink(debug)), cpu
+
+
+def _sink(debug: object) -> DebugSink | None:
+    """Return what is told of values; ConfigError for what cannot be called, nor be written to as a file."""
+    if debug is None:
+        return None
+    if isinstance(debug, (str, os.PathLike)):
+        path = Path(debug)
+        why = "" if path.parent.is_dir() else f"there is no folder {path.parent}"
+        why = "it is a folder" if path.is_dir() else why
+        if why:
+            fix = "name a file in a folder that exists"
+            raise ConfigError(f"debug={str(path)!r} cannot be written", why=why, fix=fix)
+        return FileSink(path)
+    if not callable(debug):
+        fix = "pass a function of one DebugRecord, or the path of a file"
+        raise ConfigError(f"debug={brief(repr(debug))} cannot be called and is no path", fix=fix)
+    sink: DebugSink = debug
+    return sink
 
 
 def resolved(known: BackendRegistry, hints: Mapping[str, DeviceName]) -> dict[str, str]:
-    """Return hints with their devices as the order of preference calls them."""
+    """Return hints with their devices as the order of preference calls them.
+
+    ConfigError unless they are a mapping of names to devices.
+    """
+    problems: list[str] = [] if isinstance(hints, Mapping) else [f"they are a {type(hints).__name__}"]
+    if not problems:
+        problems += [f"{brief(repr(name))} is no name" for name in hints if not isinstance(name, str)]
+        strange = [d for d in hints.values() if not isinstance(d, (str, ForwardType))]
+        problems += [f"{brief(repr(d))} is no device" for d in strange]
+    if problems:
+        fix = 'write {name or pattern of nodes: device}: {"head/*": "cpu"}'
+        raise ConfigError(f"hints={brief(repr(hints))} are not understood", why="; ".join(problems), fix=fix)
     found = {d: _device(known, d) for d in hints.values()}
     return {name: found[d] for name, d in hints.items()}
 

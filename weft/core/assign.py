@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 
 from weft.core import answers
 from weft.core.backend import Backend
 from weft.core.blame import at_node, blame, callback_of
 from weft.core.graph import Graph, Node
+from weft.core.hints import Hints
 from weft.core.layout import Layout
 from weft.core.tensor import Tensor
-from weft.errors import ConfigError, UnsupportedOps
+from weft.errors import UnsupportedOps
 
 Backends = Mapping[str, Backend]
 """A backend object to ask for each device, in the user's order of preference."""
-
-
-_WILD = frozenset("*?[")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,47 +57,30 @@ def described(graph: Graph, node: Node) -> tuple[list[Tensor | None], list[Tenso
     return inputs, [describe(graph, o) for o in node.outputs if o]
 
 
-def check_hints(graph: Graph, hints: Mapping[str, str], devices: Iterable[str]) -> None:
-    """Raise ConfigError with every hint that names no node or no device of the order of preference."""
-    known = list(devices)
-    problems = [
-        f"no node is called {pattern!r}" for pattern in hints if not any(_fits(n.name, pattern) for n in graph.nodes)
-    ]
-    problems += [f"{d!r}, for {pattern!r}, is not in the order" for pattern, d in hints.items() if d not in known]
-    if problems:
-        raise ConfigError(
-            "some hints cannot be followed",
-            why="; ".join(problems),
-            fix=f"the order is {', '.join(known)}; 'weft inspect --nodes' prints the names of nodes",
-        )
-
-
 def assign(
     graph: Graph,
     backends: Backends,
-    hints: Mapping[str, str] | None = None,
+    hints: Mapping[str, str] | Hints | None = None,
     *,
     before: Assignment | None = None,
 ) -> Assignment:
     """Give each node to the first backend, in order, that supports it; a hint puts its device first.
 
-    `hints` are devices by node name or pattern ("block3/*"); a node's own name goes before patterns, and of
-    those the first that fits counts. `before` holds reasons that came up earlier and is changed and
-    returned. Nodes that nobody takes raise UnsupportedOps, all of them, each with every backend's reason.
+    `hints` are devices by node name or pattern ("block3/*"). `before` holds reasons that came up earlier and
+    is changed and returned. Nodes that nobody takes raise UnsupportedOps, all of them, each with every
+    backend's reason.
     """
-    result = before or Assignment()
+    result, hints = before or Assignment(), Hints.of(hints)
     left = [node for node in graph.nodes if not place(graph, node, backends, hints, result)]
     if left:
         raise unsupported(left, backends, result)
-    _move_casts(graph, backends, hints or {}, result)
+    _move_casts(graph, backends, hints, result)
     return result
 
 
-def place(
-    graph: Graph, node: Node, backends: Backends, hints: Mapping[str, str] | None, result: Assignment
-) -> bool:
+def place(graph: Graph, node: Node, backends: Backends, hints: Hints, result: Assignment) -> bool:
     """Assign one node, heeding the reasons that are noted already; False if nobody takes it."""
-    hint = hinted_device(node.name, hints or {})
+    hint = hints.device(node.name)
     order = [d for d in (hint, *(d for d in backends if d != hint)) if d is not None]
     taker = next((d for d in order if _supports(graph, node, d, backends[d], result)), None)
     if taker is None:
@@ -122,11 +102,6 @@ def unsupported(nodes: Sequence[Node], backends: Backends, result: Assignment) -
     )
 
 
-def hinted_device(name: str, hints: Mapping[str, str]) -> str | None:
-    """Return the device that the hints want for a node."""
-    return hints.get(name) or next((d for pattern, d in hints.items() if _fits(name, pattern)), None)
-
-
 def _supports(graph: Graph, node: Node, device: str, backend: Backend, result: Assignment) -> bool:
     """Ask a backend, and note its reason."""
     if (node.name, device) in result.refusals:
@@ -145,14 +120,14 @@ def why_not(graph: Graph, node: Node, device: str, backend: Backend) -> str | No
         return answers.reason(backend.why_not(inputs, outputs, node.op), f"{place}: {callback}")
 
 
-def _move_casts(graph: Graph, backends: Backends, hints: Mapping[str, str], result: Assignment) -> None:
+def _move_casts(graph: Graph, backends: Backends, hints: Hints, result: Assignment) -> None:
     """Let the casts of inputs and outputs, which precision LOW brings, run where their only neighbours do.
 
     On the first device in the order they would make parts and copies for nothing.
     """
     makers, readers = graph.producers(), graph.readers()
     for node in graph.nodes:
-        if node.op.type != "Cast" or hinted_device(node.name, hints) is not None:
+        if node.op.type != "Cast" or hints.device(node.name) is not None:
             continue
         value, made = node.inputs[0], node.outputs[0]
         near: list[Node] = []
@@ -166,7 +141,3 @@ def _move_casts(graph: Graph, backends: Backends, hints: Mapping[str, str], resu
             known = (node.name, there) in result.refusals
             if not known and why_not(graph, node, there, backends[there]) is None:
                 result.device[node.name] = there
-
-
-def _fits(name: str, pattern: str) -> bool:
-    return name == pattern or (not _WILD.isdisjoint(pattern) and fnmatchcase(name, pattern))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from weft.core.graph import Graph, Node
+from weft.core.graph import Graph, Names, Node
 from weft.core.layout import Array, Shape
 from weft.core.op import Constants, Op, register_op
 from weft.core.tensor import TensorSpec
@@ -84,11 +84,11 @@ def add_debug_nodes(graph: Graph, device: dict[str, str], host: str, sink: Debug
 
     `device` gets the place of each. Being last in the order, they do not divide what runs on other devices.
     """
-    out = graph.copy()
+    out, names = graph.copy(), Names(graph)
     for node in graph.nodes:
         for slot, value in enumerate(node.outputs):
             if value:
-                name = out.fresh_name(f"debug {node.name}:{slot}")
+                name = names.fresh(f"debug {node.name}:{slot}")
                 out.nodes.append(Node(name, Debug(node.name, slot, device[node.name], sink), (value,), ()))
                 device[name] = host
     return out

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from weft.core.assign import Backends, hinted_device, why_not
+from weft.core.assign import Backends, why_not
 from weft.core.dtypes import DType
-from weft.core.graph import Graph, Node, infer_node
+from weft.core.graph import Graph, Names, Node, infer_node
+from weft.core.hints import Hints
 from weft.core.layout import Array
 from weft.core.op import find_op
 from weft.core.tensor import TensorSpec
@@ -19,25 +20,27 @@ from weft.errors import WeftError
 
 
 def expand_refused(
-    graph: Graph, backends: Backends, hints: Mapping[str, str] | None = None
+    graph: Graph, backends: Backends, hints: Mapping[str, str] | Hints | None = None
 ) -> tuple[Graph, list[str]]:
     """Return the graph with parts in the place of whole ops, and notes that say which and why.
 
     It is done where a node's device (the one hinted at, else the first) refuses the op, one that the passes
-    may have made of such parts, and takes every part. Else the node stays, for the devices behind.
+    may have made of such parts, and takes every part. Else the node stays, for the devices behind. `Hints`
+    get the parts of what they place.
     """
-    out, notes = graph.copy(), []
+    out, notes, names, hints = graph.copy(), [], Names(graph), Hints.of(hints)
     out.nodes = []
     for node in graph.nodes:
-        device = hinted_device(node.name, hints or {}) or next(iter(backends))
+        device = hints.device(node.name) or next(iter(backends))
         backend, expand = backends[device], EXPANSIONS.get(node.op.type)
         reason = why_not(graph, node, device, backend) if expand else None
         if expand is None or reason is None:
             out.nodes.append(node)
             continue
-        parts = _Parts(out.copy(), node)
+        parts = _Parts(out.copy(), node, names)
         if expand(parts) and not any(why_not(parts.graph, n, device, backend) for n in parts.nodes):
             out = replace(parts.graph, nodes=[*out.nodes, *parts.nodes])
+            hints.carry(node.name, [n.name for n in parts.nodes])
             notes.append(f"{node.name!r} ({node.op.type}) runs in {len(parts.nodes)} parts: {device}: {reason}")
         else:
             out.nodes.append(node)
@@ -47,8 +50,8 @@ def expand_refused(
 class _Parts:
     """The nodes that do the work of one, in a graph that has their specs and constants."""
 
-    def __init__(self, graph: Graph, whole: Node) -> None:
-        self.graph, self.whole = graph, whole
+    def __init__(self, graph: Graph, whole: Node, names: Names) -> None:
+        self.graph, self.whole, self.names = graph, whole, names
         self.op: Any = whole.op
         self.nodes: list[Node] = []
 
@@ -58,7 +61,7 @@ class _Parts:
 
     def constant(self, value: Array) -> str:
         """Add a constant."""
-        name = self.graph.fresh_name(f"{self.whole.name}.constant")
+        name = self.names.fresh(f"{self.whole.name}.constant")
         self.graph.constants[name] = value
         self.graph.specs[name] = TensorSpec(value.shape, DType.of(value.dtype))
         return name
@@ -68,12 +71,12 @@ class _Parts:
         return self.constant(np.asarray(value, self.graph.specs[self.whole.outputs[0]].dtype.numpy))
 
     def add(self, kind: str, *inputs: str, made: int = 1, **attributes: Any) -> str:
-        """Add a node of `made` outputs and return the first; others are called after it, with .1, .2 behind."""
+        """Add a node of `made` outputs and return the first."""
         found = find_op(kind)
         if found is None:
             raise WeftError(f"no {kind} op is registered", fix="import weft.ops")
-        name = self.graph.fresh_name(f"{self.whole.name}.{kind}")
-        node = Node(name, found(**attributes), inputs, (name, *(f"{name}.{k}" for k in range(1, made))))
+        name = self.names.fresh(f"{self.whole.name}.{kind}")
+        node = Node(name, found(**attributes), inputs, (name, *(self.names.fresh(name) for _ in range(1, made))))
         infer_node(self.graph, node)
         self.nodes.append(node)
         return name
@@ -117,8 +120,8 @@ def _attention(parts: _Parts) -> bool:
     given, mask = list(parts.whole.inputs[:count]), [i for i in parts.whole.inputs[count:] if i]
     if parts.op.packed:
         each = parts.dims(given[0])[-1] // 3
-        first = parts.add("Split", given[0], parts.constant(np.full(3, each)), made=3, axis=-1, outputs=3)
-        given = [first, f"{first}.1", f"{first}.2"]
+        parts.add("Split", given[0], parts.constant(np.full(3, each)), made=3, axis=-1, outputs=3)
+        given = list(parts.nodes[-1].outputs)
     if heads:
         given = [_apart(parts, value, heads) for value in given]
     q, k, v = given

@@ -75,13 +75,8 @@ class Graph:
         return [self.constants.get(i) if i else None for i in node.inputs]
 
     def fresh_name(self, base: str) -> str:
-        """Return a value or node name that starts with `base` and is not taken."""
-        taken = self.specs.keys() | self.constants.keys() | {n.name for n in self.nodes}
-        name, k = base, 0
-        while name in taken:
-            k += 1
-            name = f"{base}.{k}"
-        return name
+        """Return a value or node name that starts with `base` and is not taken; for many, make `Names` once."""
+        return Names(self).fresh(base)
 
     def symbols(self) -> set[str]:
         """Return the names of the symbolic dimensions of the inputs."""
@@ -95,6 +90,24 @@ class Graph:
         head += [f"  input  {i}: {self.specs[i]}" for i in self.inputs]
         body = [f"  {node}  -> {', '.join(str(self.specs.get(o, '?')) for o in node.outputs)}" for node in self.nodes]
         return "\n".join(head + body + [f"  output {o}" for o in self.outputs])
+
+
+class Names:
+    """Gives names that a graph has neither for values nor for nodes, each once; makes them without a search."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._taken = {*graph.specs, *graph.constants, *(n.name for n in graph.nodes)}
+        self._last: Counter[str] = Counter()
+
+    def fresh(self, base: str) -> str:
+        """Return a name that starts with `base`, and take it."""
+        name, k = base, self._last[base]
+        while name in self._taken:
+            k += 1
+            name = f"{base}.{k}"
+        self._last[base] = k
+        self._taken.add(name)
+        return name
 
 
 def bind(graph: Graph, shapes: Mapping[str, Shape]) -> Graph:

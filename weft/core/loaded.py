@@ -16,7 +16,7 @@ from weft.core.backend import Backend, BackendConfig, MemoryMode
 from weft.core.blame import FAILURES, blame, callback_of
 from weft.core.contexts import MemoryManager
 from weft.core.copy import copy_tensor
-from weft.core.graph import Graph
+from weft.core.graph import Graph, Node
 from weft.core.layout import Array
 from weft.core.optimized import OptimizedNetwork, Part
 from weft.core.pipeline import Pipeline, Progress
@@ -109,10 +109,11 @@ class LoadedNetwork:
         old = self.pipelines[:]
         self.pipelines.clear()
         self._made, self._transfers, self._waits, self.report, self._passed = {}, {}, {}, None, None
-        fetched = {*network.graph.outputs, *(n.inputs[0] for n in network.copies)}
+        copies = {n.outputs[0]: n for n in network.copies}
+        fetched = {*network.graph.outputs, *(n.inputs[0] for n in copies.values())}
         try:
             for part in network.parts:
-                self.pipelines.append(self._pipeline(part, network, old, fetched))
+                self.pipelines.append(self._pipeline(part, copies, old, fetched))
         finally:
             spare, self._spare = self._spare, {}
             close_all([*old, *spare.values()])
@@ -125,7 +126,7 @@ class LoadedNetwork:
         self.report = make_report(user, self.pipelines, by_node(network.refusals), records, self.config, network.notes)
 
     def _pipeline(
-        self, part: Part, network: OptimizedNetwork, old: list[Pipeline], fetched: Collection[str]
+        self, part: Part, copies: Mapping[str, Node], old: list[Pipeline], fetched: Collection[str]
     ) -> Pipeline:
         """Resize the old pipeline of the device that comes next, or make a new one."""
         pipeline = next((p for p in old if p.device == part.device), None)
@@ -137,16 +138,15 @@ class LoadedNetwork:
         else:
             old.remove(pipeline)
         try:
-            pipeline.resize(part, self._connect(part, pipeline, network), fetched, first=first)
+            pipeline.resize(part, self._connect(part, pipeline, copies), fetched, first=first)
         except BaseException:
             close_all([pipeline])
             raise
         self._made.update(dict.fromkeys(part.graph.outputs, pipeline))
         return pipeline
 
-    def _connect(self, part: Part, pipeline: Pipeline, network: OptimizedNetwork) -> dict[str, Tensor]:
-        """Note the copies that the part waits for, and return the tensors whose memory it uses."""
-        copies = {n.outputs[0]: n for n in network.copies}
+    def _connect(self, part: Part, pipeline: Pipeline, copies: Mapping[str, Node]) -> dict[str, Tensor]:
+        """Note the copies, by what they make, that the part waits for; return the tensors whose memory it uses."""
         imports = {}
         for name in part.graph.inputs:
             held = self._made.get(name)

@@ -19,15 +19,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from weft.core.assign import Assignment, Backends, assign, hinted_device, place, unsupported
+from weft.core.assign import Assignment, Backends, assign, place, unsupported
 from weft.core.backend import Backend, BackendConfig
 from weft.core.blame import blame, callback_of
 from weft.core.debug import DebugSink, add_debug_nodes
 from weft.core.expand import expand_refused
-from weft.core.graph import Graph, Node
+from weft.core.graph import Graph, Names, Node
+from weft.core.hints import Hints, lost_hints
 from weft.core.network import prepare_network
+from weft.core.optimize.dead import remove_unread
 from weft.core.optimized import Copy, OptimizedNetwork, Part
-from weft.core.partition import partition
+from weft.core.partition import CHOICES, partition
 from weft.core.views import OptimizationViews, SubgraphView, substitute
 from weft.errors import BackendError, ExecutionError, UnsupportedOps
 
@@ -60,10 +62,12 @@ def optimize(
     refusals that came up when an earlier result was loaded.
     """
     prepared = prepare_network(bound, options.config.precision)
-    graph, notes = expand_refused(prepared.graph, backends, options.hints)
-    assignment = assign(graph, backends, options.hints, before=before)
-    graph, device = optimize_parts(graph, backends, assignment, options.hints)
-    _check_fallback(assignment, next(iter(backends)), options)
+    hints = Hints(options.hints)
+    graph, notes = expand_refused(prepared.graph, backends, hints)
+    notes += lost_hints(graph, options.hints)
+    assignment = assign(graph, backends, hints, before=before)
+    graph, device = optimize_parts(graph, backends, assignment, hints)
+    _check_fallback(assignment, next(iter(backends)), options.fallback, hints)
     if options.debug is not None:
         graph = add_debug_nodes(graph, device, host, options.debug)
     parts = insert_copies(partition(graph, device, tuple(backends)), graph, backends)
@@ -86,7 +90,7 @@ def optimize(
 
 
 def optimize_parts(
-    graph: Graph, backends: Backends, assignment: Assignment, hints: Mapping[str, str] | None = None
+    graph: Graph, backends: Backends, assignment: Assignment, hints: Mapping[str, str] | Hints | None = None
 ) -> tuple[Graph, dict[str, str]]:
     """Return the graph as the backends rewrote their parts of it, and the device of every node.
 
@@ -94,7 +98,7 @@ def optimize_parts(
     and then that one's optimiser sees it. `assignment` gets the reasons. Nodes that in the end nobody takes
     raise UnsupportedOps, all of them.
     """
-    work = _Optimisation(graph, backends, assignment, hints)
+    work = _Optimisation(graph, backends, assignment, Hints.of(hints))
     while work.unseen:
         before = work.progress
         for name in backends:
@@ -107,19 +111,19 @@ def optimize_parts(
             )
     if work.homeless:
         raise unsupported(work.homeless, backends, assignment)
-    return work.graph, work.device
+    return remove_unread(work.graph), work.device
 
 
 class _Optimisation:
     """How far the backends' optimisers are: `unseen` are the names of the nodes that await one."""
 
-    def __init__(
-        self, graph: Graph, backends: Backends, assignment: Assignment, hints: Mapping[str, str] | None
-    ) -> None:
+    def __init__(self, graph: Graph, backends: Backends, assignment: Assignment, hints: Hints) -> None:
         self.graph, self._backends, self._assignment, self._hints = graph, backends, assignment, hints
         self.device = dict(assignment.device)
         self.unseen = {n.name for n in graph.nodes}
         self.homeless: list[Node] = []
+        self._parts: list[Part] | None = None
+        """Of the graph as it is, until a backend changes it or the device of a node."""
 
     @property
     def progress(self) -> tuple[int, int]:
@@ -128,25 +132,34 @@ class _Optimisation:
 
     def ask(self, name: str) -> None:
         """Let one backend optimise the subgraphs of it that it has not seen."""
-        # What was seen is kept apart from what was not: it is optimised already.
+        if not any(self.device.get(n) == name for n in self.unseen):
+            return
+        if self._parts is None:
+            self._parts = self._divided()
+        for part in self._parts:
+            if part.device == name:
+                self._take(name, SubgraphView(part.graph))
+
+    def _divided(self) -> list[Part]:
+        """Return the subgraphs to be seen, and those of what was: it is kept apart, as it is optimised already."""
         labels = {
             n.name: self.device.get(n.name, "nobody") + ("" if n.name in self.unseen else " (done)")
             for n in self.graph.nodes
         }
-        for part in partition(self.graph, labels):
-            if part.device == name:
-                self._take(name, SubgraphView(part.graph))
+        # Between the parts that were seen, a search for the fewest would look for what nobody runs.
+        return partition(self.graph, labels, choices=CHOICES if len(self.unseen) == len(labels) else 0)
 
     def _take(self, name: str, view: SubgraphView) -> None:
         views = _ask(self._backends[name], name, view)
         self.unseen -= {n.name for n in view.nodes}
         if views.substitutions or views.deleted:
-            self.graph = substitute(self.graph, views, name)
+            self.graph, self._parts = substitute(self.graph, views, name), None
             homeless = {n.name for n in self.homeless}
             self.device = {n.name: self.device.get(n.name, name) for n in self.graph.nodes if n.name not in homeless}
         mine = {n.name: n for n in view.nodes}
         for node, reason in [(mine[n.name], f.reason) for f in views.failed for n in f.part.nodes]:
             self._assignment.refuse(node, name, reason)
+            self._parts = None
             if place(self.graph, node, self._backends, self._hints, self._assignment):
                 self.device[node.name] = self._assignment.device[node.name]
                 self.unseen.add(node.name)
@@ -184,11 +197,11 @@ def _ask(backend: Backend, name: str, view: SubgraphView) -> OptimizationViews:
     return views
 
 
-def _check_fallback(assignment: Assignment, first: str, options: OptimizerOptions) -> None:
+def _check_fallback(assignment: Assignment, first: str, fallback: str, hints: Hints) -> None:
     """Raise UnsupportedOps with every node that is not where the user wants it: where a hint says, or first."""
-    if options.fallback != "error":
+    if fallback != "error":
         return
-    wanted = {node: hinted_device(node, options.hints) or first for node, _ in assignment.refusals}
+    wanted = {node: hints.device(node) or first for node, _ in assignment.refusals}
     refused = [r for (node, d), r in assignment.refusals.items() if d in (wanted[node], first)]
     if refused:
         devices = dict.fromkeys(wanted[r.node] for r in refused)
@@ -218,8 +231,7 @@ def insert_copies(parts: list[Part], graph: Graph, backends: Backends) -> list[C
     then the reader's input has that value's name.
     """
     holders: dict[str, list[tuple[str, str]]] = {}
-    taken = graph.copy()
-    out = []
+    names, out = Names(graph), []
     for part in parts:
         copies: list[Node] = []
         renamed: dict[str, str] = {}
@@ -230,9 +242,8 @@ def insert_copies(parts: list[Part], graph: Graph, backends: Backends) -> list[C
             name = _importable(held, part.device, backends)
             if name is None:
                 source = held[0][0]
-                name = taken.fresh_name(f"{value}@{part.device}")
-                label = taken.fresh_name(f"copy {value}: {source} -> {part.device}")
-                taken.specs[name] = taken.specs[label] = graph.specs[value]
+                name = names.fresh(f"{value}@{part.device}")
+                label = names.fresh(f"copy {value}: {source} -> {part.device}")
                 copies.append(Node(label, Copy(source, part.device), (value,), (name,)))
                 held.append((part.device, name))
             renamed[value] = name

@@ -40,7 +40,7 @@ def partition(
     ranks = {d: k for k, d in enumerate(dict.fromkeys([*order, *(device[n.name] for n in graph.nodes)]))}
     names = list(ranks)
     blocks = _contract(graph, [ranks[device[n.name]] for n in graph.nodes], len(ranks))
-    turns = _turns(blocks, choices)
+    turns = _turns(_with_ends_joined(blocks), choices)
     place = _place(blocks, turns)
     chosen: list[list[Node]] = [[] for _ in turns]
     for node, block in zip(graph.nodes, blocks.of, strict=True):
@@ -94,6 +94,26 @@ def _contract(graph: Graph, device: Sequence[int], devices: int) -> _Blocks:
             ahead[where] += blocks.device[b] != where
             runs[:] = map(max, runs, ahead)
     return blocks
+
+
+def _with_ends_joined(blocks: _Blocks) -> _Blocks:
+    """Return the blocks with one in the place of all of a device that nobody waits for.
+
+    It costs no turn: the last of them decides when their device must have one, and then all can be done. But
+    there may be thousands (debug nodes), of which every state would hold those that are ready.
+    """
+    ends: dict[int, int] = {}
+    stand_in = list(range(len(blocks.device)))
+    before = blocks.before.copy()
+    for block, readers in enumerate(blocks.after):
+        if not readers:
+            stand_in[block] = ends.setdefault(blocks.device[block], block)
+            before[stand_in[block]] |= blocks.before[block]
+    gone = [b for b, one in enumerate(stand_in) if one != b]
+    for block in gone:
+        before[block] = 1 << block  # it waits for itself, forever
+    after = [list(dict.fromkeys(stand_in[b] for b in readers)) for readers in blocks.after]
+    return replace(blocks, before=before, after=after) if gone else blocks
 
 
 class _State(NamedTuple):

@@ -8,17 +8,20 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
+from weft.core import answers
 from weft.core.backend import BackendCreator
-from weft.core.blame import blame
+from weft.core.blame import FAILURES, blame, callback_of
 from weft.core.contexts import BackendContext
+from weft.core.gate import Gate
 from weft.core.layout import Array
 from weft.core.optimized import OptimizedNetwork
 from weft.core.registry import BackendRegistry, registry
-from weft.errors import BackendError, ClosedError, InputError
+from weft.errors import BackendError, ConfigError, InputError
 
 if TYPE_CHECKING:
     from weft.core.arrays import Outputs
@@ -46,25 +49,45 @@ class Runtime:
         self._known: WeakValueDictionary[int, Session] = WeakValueDictionary()
         """Every session of this runtime, those of `weft.load(runtime=...)` among them."""
         self._lock = threading.RLock()
-        self._closed = False
+        self._gate = Gate("the runtime")
+        """Loads are inside, so that a close waits for those that run and lets in no more."""
 
     # -- what a user calls -----------------------------------------------------------------------------
 
-    def load(self, network: OptimizedNetwork, *, profile: bool = False, progress: Progress | None = None) -> int:
-        """Load a network and return its id."""
+    def load(
+        self,
+        network: OptimizedNetwork | str | os.PathLike[str],
+        *,
+        profile: bool = False,
+        progress: Progress | None = None,
+    ) -> int:
+        """Load a network, or the saved one in a file, and return its id.
+
+        ConfigError for a model that was not optimised: `weft.optimize` makes a network of it.
+        """
         from weft.core.session import Session  # a session knows the runtime, too
 
-        session = Session.of_optimized(network, runtime=self, profile=profile, progress=progress)
-        assert session.id is not None
-        with self._lock:
-            self._sessions[session.id] = session
+        if isinstance(network, (str, os.PathLike)) and Path(network).suffix != ".onnx":
+            network = OptimizedNetwork.load(network, backends=self.registry)
+        if not isinstance(network, OptimizedNetwork):
+            raise ConfigError(
+                f"a runtime does not load {answers.shown(network)}",
+                why="it takes what weft.optimize returns, or the path of a saved network (.weft)",
+                fix="runtime.load(weft.optimize(model, device, runtime=runtime)), or weft.load(model, runtime=runtime)",
+            )
+        with self._gate.inside():
+            session = Session.of_optimized(network, runtime=self, profile=profile, progress=progress)
+            assert session.id is not None
+            with self._lock:
+                self._sessions[session.id] = session
         return session.id
 
     def session(self, network: int) -> Session:
         """Return the session of a network that was loaded here."""
-        session = self._sessions.get(network)
+        with self._lock:
+            session = self._sessions.get(network)
         if session is None:
-            loaded = ", ".join(map(str, self._sessions)) or "none"
+            loaded = ", ".join(map(str, self.networks)) or "none"
             raise InputError(f"no network {network} is loaded", why=f"loaded are {loaded}", fix="load it first")
         return session
 
@@ -83,30 +106,41 @@ class Runtime:
     @property
     def networks(self) -> list[int]:
         """Return the ids of the networks that `load` returned and nobody unloaded."""
-        return list(self._sessions)
+        with self._lock:
+            return list(self._sessions)
 
     def close(self) -> None:
         """Unload everything and drop the contexts and this runtime's own backends.
 
-        BackendError if a context refuses to unload a network; all others are unloaded, and the runtime stays.
+        New loads are refused with ClosedError, and those that run are waited for: a load cannot close its
+        own runtime (InputError). BackendError if a context refuses to unload a network; all others are
+        unloaded, and the runtime stays.
         """
         from weft.core.session import close_forgotten  # a session knows the runtime, too
 
         close_forgotten()
         errors: list[Exception] = []
-        for session in list(self._known.values()):
-            try:
-                session.close()
-            except Exception as e:
-                errors.append(e)
-        if errors and self._known:
-            raise errors[0]
-        self._contexts.clear()
-        if self._own is not None:
-            self._own.close()
-        self._closed = True
+        with self._gate.closing():
+            with self._lock:
+                sessions = list(self._known.values())
+            for session in sessions:
+                try:
+                    session.close()
+                except Exception as e:
+                    errors.append(e)
+            with self._lock:
+                if errors and self._known:
+                    raise errors[0]
+                self._contexts.clear()
+            if self._own is not None:
+                self._own.close()
         if errors:
             raise errors[0]
+
+    @property
+    def is_open(self) -> bool:
+        """Tell whether networks can be loaded: nobody has closed the runtime or is about to."""
+        return self._gate.is_open
 
     def __enter__(self) -> Runtime:
         return self
@@ -117,31 +151,36 @@ class Runtime:
     # -- what sessions call ----------------------------------------------------------------------------
 
     @contextmanager
-    def loading(self, creators: Sequence[BackendCreator], drop: Callable[[], None]) -> Iterator[int]:
+    def loading(
+        self, creators: Sequence[BackendCreator], drop: Callable[[], None], loaded: Callable[[int], None]
+    ) -> Iterator[int]:
         """Tell the contexts of the backends before and after what is done inside; yields the network's id.
+
+        Then `loaded` is called with it, before a close, which waits until here, can ask what is loaded.
 
         Where that fails, or a context refuses, `drop` frees what was done, and those that were told of the
         network hear that it is gone again.
         """
-        if self._closed:
-            raise ClosedError("the runtime is closed", fix="make another")
-        network, told = next(self._ids), dict[str, BackendContext]()
-        try:
-            for id_, context in self._made(creators).items():
-                told[id_] = context
-                _ask(id_, context, "before_load", network)
-            yield network
-            for id_, context in told.items():
-                _ask(id_, context, "after_load", network)
-        except BaseException:
-            self._notify(told, "before_unload", network)
-            drop()
-            self._notify(told, "after_unload", network)
-            raise
+        with self._gate.inside():
+            network, told = next(self._ids), dict[str, BackendContext]()
+            try:
+                for id_, context in self._made(creators).items():
+                    told[id_] = context
+                    _ask(id_, context, "before_load", network)
+                yield network
+                for id_, context in told.items():
+                    _ask(id_, context, "after_load", network)
+            except BaseException:
+                self._notify(told, "before_unload", network)
+                drop()
+                self._notify(told, "after_unload", network)
+                raise
+            loaded(network)
 
     def loaded(self, network: int, session: Session) -> None:
         """Know the session of a network that was loaded."""
-        self._known[network] = session
+        with self._lock:
+            self._known[network] = session
 
     def may_unload(self, creators: Sequence[BackendCreator], network: int) -> None:
         """Ask the contexts before an unload; BackendError if one refuses."""
@@ -150,14 +189,15 @@ class Runtime:
 
     def unloaded(self, creators: Sequence[BackendCreator], network: int) -> None:
         """Tell all contexts that a network is gone; then BackendError if one could not clean up."""
-        self._sessions.pop(network, None)
-        self._known.pop(network, None)
+        with self._lock:
+            self._sessions.pop(network, None)
+            self._known.pop(network, None)
         problems = []
         for id_, context in self._of(creators).items():
             try:
                 if context.after_unload(network) is False:
                     problems.append(f"after_unload of {id_!r} returned False")
-            except Exception as e:
+            except FAILURES as e:
                 problems.append(f"after_unload of {id_!r} failed with {type(e).__name__}: {e}")
         if problems:
             raise BackendError(
@@ -171,8 +211,7 @@ class Runtime:
         with self._lock:
             for creator in dict.fromkeys(creators):
                 if creator not in self._contexts:
-                    with blame(creator.id, "the backend could not make its context"):
-                        self._contexts[creator] = creator.create_context()
+                    self._contexts[creator] = _context(creator)
         return self._of(creators)
 
     def _of(self, creators: Sequence[BackendCreator]) -> dict[str, BackendContext]:
@@ -186,12 +225,20 @@ class Runtime:
         for id_, context in told.items():
             try:
                 getattr(context, what)(network)
-            except Exception as e:
-                log.warning("the context of %s failed in %s after a failed load: %s", id_, what, e)
+            except FAILURES as e:
+                log.warning("the context of %s failed in %s after a failed load: %s", id_, what, e or type(e).__name__)
+
+
+def _context(creator: BackendCreator) -> BackendContext | None:
+    callback = callback_of(creator, "create_context")
+    with blame(creator.id, "the backend could not make its context", callback=callback):
+        made = creator.create_context()
+    return answers.optional(made, BackendContext, f"{creator.id}: {callback}", "a BackendContext")
 
 
 def _ask(id_: str, context: BackendContext, what: str, network: int) -> None:
-    with blame(id_, f"the backend's context failed in {what} of network {network}"):
+    callback = callback_of(context, what)
+    with blame(id_, f"the backend's context failed in {what} of network {network}", callback=callback):
         answer = getattr(context, what)(network)
     if answer is False:
         verb = "unload" if "unload" in what else "load"
@@ -204,11 +251,13 @@ def _ask(id_: str, context: BackendContext, what: str, network: int) -> None:
 
 
 _default: Runtime | None = None
+_default_lock = threading.Lock()
 
 
 def default_runtime() -> Runtime:
     """Return the runtime of the process, made when it is first asked for."""
     global _default
-    if _default is None or _default._closed:
-        _default = Runtime()
-    return _default
+    with _default_lock:
+        if _default is None or not _default.is_open:
+            _default = Runtime()
+        return _default

@@ -11,20 +11,23 @@ from types import TracebackType
 from typing import Any
 
 from weft.core.arrays import Outputs, take_inputs, take_outputs, take_shapes
-from weft.core.assign import Assignment, check_hints
+from weft.core.assign import Assignment
 from weft.core.backend import MemoryMode
 from weft.core.graph import Graph, bind
+from weft.core.hints import Hints, check_hints
 from weft.core.layout import Array, Shape
 from weft.core.loaded import LoadedNetwork, close_all
 from weft.core.optimized import OptimizedNetwork
 from weft.core.optimizer import OptimizerOptions, optimize
 from weft.core.pipeline import NodeRefused, Pipeline, Progress
 from weft.core.profile import Profile
+from weft.core.recent import RecentNetworks
 from weft.core.registry import Choice
 from weft.core.report import Report
 from weft.core.runtime import Runtime, default_runtime
+from weft.core.saved import check_backends
 from weft.core.validate import validate
-from weft.errors import BackendError, ClosedError, ConfigError, InputError
+from weft.errors import BackendError, ClosedError, ConfigError, InputError, ModelError
 
 log = logging.getLogger("weft.session")
 
@@ -69,6 +72,7 @@ class Session:
         every = [*([host] if host else []), *choices]
         self._loaded = LoadedNetwork(every, self.config, progress=progress, profile=self._profile)
         self._optimized: OptimizedNetwork | None = None
+        self._recent = RecentNetworks()
         self._warned = ""
         self._bound: Graph | None = None
         self._closed = False
@@ -86,8 +90,18 @@ class Session:
         profile: bool = False,
         progress: Progress | None = None,
     ) -> Session:
-        """Return a session that runs a network as it was optimised, on the devices it was optimised for."""
+        """Return a session that runs a network as it was optimised, on the devices it was optimised for.
+
+        BackendError if a backend has another version now, ModelError if the network has lost its weights.
+        """
         held = runtime or default_runtime()
+        if not network.weights:
+            raise ModelError(
+                f"network {network.graph.name!r} has no weights and cannot be loaded",
+                why="memory LIMIT lets a session keep the rest alone in Session.optimized",
+                fix="load what weft.optimize returns",
+            )
+        check_backends("the optimised network", network.versions, (), held.registry)
         devices = dict.fromkeys((*network.devices, *(p.device for p in network.parts)))
         choices = [held.registry.choose(d)[0] for d in devices]
         options = OptimizerOptions(network.config)
@@ -140,7 +154,10 @@ class Session:
 
     @property
     def optimized(self) -> OptimizedNetwork:
-        """Return the network as it was optimised for the present shapes; InputError while they are unbound."""
+        """Return the network as it was optimised for the present shapes; InputError while they are unbound.
+
+        In memory mode LIMIT it is without its weights: to be printed, not loaded or saved.
+        """
         if self._optimized is None:
             raise InputError("the network is not optimised yet", why="its shapes are not all known", fix="call resize")
         return self._optimized
@@ -196,6 +213,7 @@ class Session:
             if self._loaded.before_close is not None:
                 self._loaded.before_close()
             self._closed = True
+            self._recent.clear()
             self._loaded.close()
 
     def __enter__(self) -> Session:
@@ -225,9 +243,8 @@ class Session:
             self._bound = bound
             return
         if self.id is None:
-            with self.runtime.loading(self._creators, self._loaded.drop) as network:
+            with self.runtime.loading(self._creators, self._loaded.drop, self._know):
                 self._place(bound)
-            self._know(network)
         else:
             try:
                 self._place(bound)
@@ -245,21 +262,33 @@ class Session:
 
     def _place(self, bound: Graph) -> None:
         """Optimise and load; again, for as long as a backend refuses nodes that it had taken."""
-        before = Assignment()
+        before, shapes = Assignment(), tuple(bound.specs[i].shape for i in bound.inputs)
         while True:
-            network = self._fixed or self._optimize(bound, before)
+            network = self._fixed or self._recent.find(shapes) or self._optimize(bound, before)
             self._warn(network)
             try:
                 self._loaded.load(network)
             except NodeRefused as e:
+                self._recent.forget(shapes)
                 self._note_refusal(network, e, before)
                 continue
-            self._optimized = network.without_constants() if self.config.memory is MemoryMode.LIMIT else network
+            self._hold(network, shapes)
             return
+
+    def _hold(self, network: OptimizedNetwork, shapes: tuple[object, ...]) -> None:
+        """Keep what was loaded, to be looked at and, unless memory is short, for the next time."""
+        if self.config.memory is MemoryMode.LIMIT:
+            self._optimized = network.without_constants()
+            return
+        self._optimized = network
+        if self._fixed is None:
+            self._recent.keep(shapes, network)
 
     def _optimize(self, bound: Graph, before: Assignment) -> OptimizedNetwork:
         backends = {c.device: self._loaded.ask(c.device) for c in self._choices}
-        return optimize(bound, backends, self.options, host=self._host, before=before)
+        network = optimize(bound, backends, self.options, host=self._host, before=before)
+        self._recent.share_weights(network)
+        return network
 
     def _note_refusal(self, network: OptimizedNetwork, refusal: NodeRefused, before: Assignment) -> None:
         """Note what a backend refused late, so that the node is assigned anew."""
@@ -281,16 +310,28 @@ class Session:
 
     def _warn(self, network: OptimizedNetwork) -> None:
         """Log what is not on the first device; a resize that changes nothing about it says nothing."""
-        where, first = network.placement, self._choices[0].device
+        where = network.placement
         lines = [
             f"{r.node!r} ({r.op}) is on {where.get(r.node, 'another')}: {r.device}: {r.reason}"
             for r in network.refusals
         ]
-        moved = len({r.node for r in network.refusals if r.device == first})
-        text = "\n  ".join([f"{moved} node(s) do not run on {first}:", *lines])
+        text = "\n  ".join([f"{self._astray(network)}:", *lines])
         if lines and text != self._warned:
             log.warning("%s", text)
         self._warned = text
+
+    def _astray(self, network: OptimizedNetwork) -> str:
+        """Return how many nodes are not where the order of preference, or a hint, puts them."""
+        first, hints = self._choices[0].device, Hints.of(self.options.hints)
+        wanted = {r.node: hints.device(r.node) for r in network.refusals}
+        moved = {r.node for r in network.refusals if r.device == first and wanted[r.node] in (None, first)}
+        unheeded: dict[str, set[str]] = {}
+        for r in network.refusals:
+            if r.device == wanted[r.node] != first:
+                unheeded.setdefault(r.device, set()).add(r.node)
+        parts = [f"{len(moved)} node(s) do not run on {first}"] if moved else []
+        parts += [f"{len(those)} node(s) do not run on {d}, as a hint asks" for d, those in unheeded.items()]
+        return "; ".join(parts) or f"{len(wanted)} node(s) were refused by a device before their own"
 
     # -- running ---------------------------------------------------------------------------------------
 

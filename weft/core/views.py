@@ -315,9 +315,12 @@ def substitute(graph: Graph, views: OptimizationViews, device: str) -> Graph:
         elif node.name in last:
             nodes += last[node.name].replacement.nodes
     for s in views.substitutions:
-        out.specs |= s.replacement.specs
-        out.constants |= s.replacement.constants
-        out.layouts |= s.replacement.layouts
+        # Of its slots and of the rest of the network it says nothing new.
+        brought = s.replacement.constants.keys() - graph.constants.keys()
+        made = {o for n in s.replacement.nodes for o in n.outputs} | brought
+        out.constants |= {v: s.replacement.constants[v] for v in brought}
+        out.specs |= {v: spec for v, spec in s.replacement.specs.items() if v in made}
+        out.layouts |= {v: layout for v, layout in s.replacement.layouts.items() if v in made}
     _check_names(nodes, device)
     try:
         out.nodes = sort_nodes(nodes, {*out.inputs, *out.constants})

@@ -8,7 +8,7 @@ from math import prod
 from typing import TypeVar
 
 from weft.core.fused import Fused
-from weft.core.graph import Graph, Node
+from weft.core.graph import Graph, Names, Node
 from weft.core.layout import Layout, Shape
 from weft.core.op import Op, find_op
 from weft.kernels.launch import Placement, find_gpu_op
@@ -47,7 +47,7 @@ def base_inputs(op: Op, inputs: Sequence[T]) -> Sequence[T]:
 class _Assigner:
     def __init__(self, graph: Graph, special: Special) -> None:
         self.source, self.special = graph, special
-        self.out = graph.copy()
+        self.out, self.names = graph.copy(), Names(graph)
         self.out.nodes = []
         self.lies = dict.fromkeys(graph.inputs, LINEAR)
         self.twins: dict[tuple[str, Layout], str] = {}
@@ -93,7 +93,7 @@ class _Assigner:
     def _out(self, name: str, layout: Layout) -> str:
         """Return the name under which a node writes: outputs of the part keep theirs for the NCHW form."""
         if name in self.source.outputs and layout is C4:
-            twin = self.out.fresh_name(f"{name}.c4")
+            twin = self.names.fresh(f"{name}.c4")
             self.out.specs[twin] = self.source.specs[name]
             self.twins[name, C4] = twin
             return twin
@@ -114,7 +114,7 @@ class _Assigner:
         if self.lies[name] is layout:
             return self.twins.get((name, layout), name)
         if (name, layout) not in self.twins:
-            twin = self.out.fresh_name(f"{name}.{'c4' if layout is C4 else 'nchw'}")
+            twin = self.names.fresh(f"{name}.{'c4' if layout is C4 else 'nchw'}")
             self.out.specs[twin] = self.source.specs[name]
             self.twins[name, layout] = twin
             self._convert(name, twin, layout, self.readers[name] == 1)
@@ -131,7 +131,7 @@ class _Assigner:
             else:
                 source = name
         relayout = Relayout(layout, self.out.specs[target].dtype)
-        node = Node(self.out.fresh_name(f"Relayout.{target}"), relayout, (source,), (target,))
+        node = Node(self.names.fresh(f"Relayout.{target}"), relayout, (source,), (target,))
         self.out.nodes.append(node)
         self.makers[target] = node
         self.lies[target] = layout

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.core.graph import Graph, Node
+from weft.core.graph import Graph, Names, Node
 from weft.core.layout import Array, Shape
 from weft.core.op import Op, find_op
 
@@ -22,7 +22,7 @@ def fold_batch_norm(graph: Graph) -> Graph:
     ConvTranspose, Gemm and the MatMul of two matrices, which becomes a Gemm, where nobody else reads the
     result, all parameters are constants, and the new ones are finite.
     """
-    out = graph.copy()
+    out, names = graph.copy(), Names(graph)
     readers = graph.readers()
     makers: dict[str, int] = {}
     nodes: list[Node] = []
@@ -30,7 +30,7 @@ def fold_batch_norm(graph: Graph) -> Graph:
         place = makers.get(node.inputs[0]) if node.op.type == "BatchNormalization" else None
         merged = None
         if place is not None and readers[node.inputs[0]] == 1:
-            merged = _merge(out, nodes[place], node)
+            merged = _merge(out, nodes[place], node, names)
         if place is not None and merged is not None:
             nodes[place] = merged
         else:
@@ -41,7 +41,7 @@ def fold_batch_norm(graph: Graph) -> Graph:
     return out
 
 
-def _merge(graph: Graph, node: Node, norm: Node) -> Node | None:
+def _merge(graph: Graph, node: Node, norm: Node, names: Names) -> Node | None:
     """Return the node that does the work of both, None if there is none; its weights join the graph."""
     params, known = graph.input_constants(norm)[1:5], graph.input_constants(node)
     given = [k for i, k in zip(node.inputs[1:], known[1:], strict=True) if i]
@@ -61,13 +61,13 @@ def _merge(graph: Graph, node: Node, norm: Node) -> Node | None:
         parts = {tag: part.astype(weight.dtype) for tag, part in parts.items()}
     if not all(np.isfinite(part).all() for part in parts.values()):
         return None
-    names = []
+    added = []
     for tag, value in parts.items():
-        name = graph.fresh_name(f"{node.name}.{tag}")
+        name = names.fresh(f"{node.name}.{tag}")
         graph.constants[name] = value
         graph.specs[name] = replace(graph.specs[node.inputs[1]], shape=value.shape)
-        names.append(name)
-    return Node(node.name, _with_bias(node.op), (node.inputs[0], *names), norm.outputs[:1])
+        added.append(name)
+    return Node(node.name, _with_bias(node.op), (node.inputs[0], *added), norm.outputs[:1])
 
 
 def _spread(graph: Graph, node: Node, weight: Shape, factor: Array) -> Array | None:

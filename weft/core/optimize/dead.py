@@ -18,7 +18,14 @@ def remove_dead_nodes(graph: Graph) -> Graph:
             kept.append(node)
             needed.update(i for i in node.inputs if i)
     out.nodes = kept[::-1]
-    made = {o for n in out.nodes for o in n.outputs if o}
-    out.constants = {k: v for k, v in graph.constants.items() if k in needed}
-    out.specs = {k: v for k, v in graph.specs.items() if k in needed or k in made or k in graph.inputs}
+    return remove_unread(out)
+
+
+def remove_unread(graph: Graph) -> Graph:
+    """Return the graph without constants that nobody reads, and without specs of values that it has not."""
+    out = graph.copy()
+    read = {i for n in graph.nodes for i in n.inputs} | set(graph.outputs)
+    known = {*read, *graph.inputs, *(o for n in graph.nodes for o in n.outputs)}
+    out.constants = {k: v for k, v in graph.constants.items() if k in read}
+    out.specs = {k: v for k, v in graph.specs.items() if k in known}
     return out

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from weft.core.dtypes import DType
-from weft.core.graph import Graph, Node
+from weft.core.graph import Graph, Names, Node
 from weft.core.layout import Shape
 from weft.core.op import Op, find_op
 from weft.core.tensor import TensorSpec
@@ -58,10 +58,10 @@ def transpose(node: Node, source: str, order: Order) -> Node:
     return Node(node.name, _make("Transpose", perm=order), (source,), node.outputs)
 
 
-def reshape(graph: Graph, node: Node, source: str) -> Node:
+def reshape(graph: Graph, node: Node, source: str, names: Names) -> Node:
     """Return a Reshape of `source` in the place of the node; its shape becomes a constant of the graph."""
     dims = graph.specs[node.outputs[0]].dims
-    name = graph.fresh_name(f"{node.name}.shape")
+    name = names.fresh(f"{node.name}.shape")
     graph.constants[name] = np.array(dims, np.int64)
     graph.specs[name] = TensorSpec((len(dims),), DType.INT64)
     return Node(node.name, _make("Reshape", allowzero=int(0 in dims)), (source, name), node.outputs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.core.graph import Graph, Node
+from weft.core.graph import Graph, Names, Node
 from weft.core.optimize.aliases import Aliases
 from weft.core.optimize.moves import (
     changes_nothing,
@@ -22,7 +22,7 @@ def squash_moves(graph: Graph) -> Graph:
     transposes that only move axes of size 1); what is left of them and changes nothing goes; of two moves
     of one value with one result the later goes. What other nodes or the outputs of the graph read stays.
     """
-    out = graph.copy()
+    out, names = graph.copy(), Names(graph)
     aliases = Aliases(graph)
     made: dict[str, Node] = {}
     equal: dict[object, str] = {}
@@ -32,7 +32,7 @@ def squash_moves(graph: Graph) -> Graph:
         node = aliases.read(each)
         if is_move(node):
             target = node.outputs[0]
-            node = _shorten(out, node, made, bypassed)
+            node = _shorten(out, node, made, bypassed, names)
             key = _key(out, node)
             same = node.inputs[0] if changes_nothing(out, node) else equal.get(key)
             if same is not None and aliases.join(target, same):
@@ -44,7 +44,7 @@ def squash_moves(graph: Graph) -> Graph:
     return out
 
 
-def _shorten(graph: Graph, node: Node, made: dict[str, Node], bypassed: set[str]) -> Node:
+def _shorten(graph: Graph, node: Node, made: dict[str, Node], bypassed: set[str], names: Names) -> Node:
     """Return one move that does what the node and the moves before it do, from as far up as that can be."""
     source, order = node.inputs[0], order_of(graph, node)
     while (before := made.get(source)) is not None:
@@ -59,7 +59,7 @@ def _shorten(graph: Graph, node: Node, made: dict[str, Node], bypassed: set[str]
         source = before.inputs[0]
     if source == node.inputs[0]:
         return node
-    return reshape(graph, node, source) if order is None else transpose(node, source, order)
+    return reshape(graph, node, source, names) if order is None else transpose(node, source, order)
 
 
 def _key(graph: Graph, node: Node) -> object:

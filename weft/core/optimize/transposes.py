@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from weft.core.graph import Graph, Node
+from weft.core.graph import Graph, Names, Node
 from weft.core.layout import Shape
 from weft.core.optimize.moves import (
     Order,
@@ -26,12 +26,12 @@ def transposes_as_reshapes(graph: Graph) -> Graph:
 
     A Reshape need not copy, and other reshapes swallow it.
     """
-    out = graph.copy()
+    out, names = graph.copy(), Names(graph)
     out.nodes = []
     for node in graph.nodes:
         order = order_of(graph, node)
         if order is not None and keeps_elements(graph.specs[node.inputs[0]].dims, order):
-            node = reshape(out, node, node.inputs[0])
+            node = reshape(out, node, node.inputs[0], names)
         out.nodes.append(node)
     return out
 
@@ -66,7 +66,7 @@ class _Region:
     def rewrite(self, graph: Graph) -> None:
         """Take the transpose out of the graph."""
         renamed = {self.last.inputs[0]: self.last.outputs[0]}
-        readers = graph.readers()
+        readers, names = graph.readers(), Names(graph)
         replaced: dict[str, Node | None] = {self.last.name: None}
         for value, leaf in self.leaves.items():
             order = compose(_order(graph, leaf), self.order)
@@ -75,31 +75,31 @@ class _Region:
                 if readers[value] == self.reads[value]:
                     replaced[leaf.name] = None
             else:
-                renamed[value] = self._fresh(graph, value)
+                renamed[value] = self._fresh(graph, value, names)
                 replaced[leaf.name] = replace(transpose(leaf, leaf.inputs[0], order), outputs=(renamed[value],))
         for value in self.nodes:
             if value not in renamed:
-                renamed[value] = self._fresh(graph, value)
+                renamed[value] = self._fresh(graph, value, names)
         for node in self.nodes.values():
-            inputs = tuple(renamed.get(i) or self._constant(graph, i) for i in node.inputs)
+            inputs = tuple(renamed.get(i) or self._constant(graph, i, names) for i in node.inputs)
             replaced[node.name] = replace(node, inputs=inputs, outputs=(renamed[node.outputs[0]],))
         nodes = (replaced.get(n.name, n) for n in graph.nodes)
         graph.nodes = [n for n in nodes if n is not None]
 
-    def _fresh(self, graph: Graph, value: str) -> str:
+    def _fresh(self, graph: Graph, value: str, names: Names) -> str:
         """Return a name for a value of which the graph now has the transpose: it is not what it was."""
-        name = graph.fresh_name(f"{value}.transposed")
+        name = names.fresh(f"{value}.transposed")
         shape = tuple(self.dims[axis] for axis in self.order)
         graph.specs[name] = TensorSpec(shape, graph.specs[value].dtype)
         return name
 
-    def _constant(self, graph: Graph, value: str) -> str:
+    def _constant(self, graph: Graph, value: str, names: Names) -> str:
         """Return the name of an operand that no node of the region makes, transposed unless it is a scalar."""
         if not value or graph.specs[value].size == 1:
             return value
         array = graph.constants[value]
         full = array.reshape(*(1,) * (len(self.order) - array.ndim), *array.shape).transpose(self.order)
-        name = graph.fresh_name(f"{value}.transposed")
+        name = names.fresh(f"{value}.transposed")
         graph.constants[name] = np.array(full, order="C")
         graph.specs[name] = TensorSpec(full.shape, graph.specs[value].dtype)
         return name
