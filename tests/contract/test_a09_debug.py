@@ -220,9 +220,11 @@ def test_A9_a_file_gets_lines_of_json(device: str, tmp_path: Path) -> None:
 
 def test_A9_a_file_that_cannot_be_written_is_an_error_that_says_so(tmp_path: Path) -> None:
     graph = branching()
-    path = tmp_path / "no" / "such" / "folder.jsonl"
+    path = tmp_path / "gone" / "folder.jsonl"
+    path.parent.mkdir()
     wanted = pytest.raises(ExecutionError, match=r"debug n_stem:0[\s\S]*folder.jsonl")
     with weft.load(graph, "cpu", debug=path) as session, wanted:
+        path.parent.rmdir()
         session.run(feeds(graph))
     with weft.load(graph, "cpu") as session:
         session.run(feeds(graph))
