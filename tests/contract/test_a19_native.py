@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -331,11 +332,30 @@ def test_A19_each_failure_has_the_librarys_words(vault: Vault, mode: int) -> Non
             np.testing.assert_array_equal(session.run(x)[0], x + 1)
 
 
-@pytest.mark.parametrize(("mode", "what"), [(8, "with an empty reason"), (9, "a message is longer than its buffer")])
-def test_A19_a_reason_is_not_empty_and_not_too_long(vault: Vault, mode: int, what: str) -> None:
+def test_A19_a_reason_is_not_empty(vault: Vault) -> None:
+    net = Net()
+    graph = net.finish(net.add("Add", net.input("x", 4), np.ones(4, np.float32), name="a"))
+    vault.mode(8)
+    with weft.Runtime(dynamic_backend_paths=[vault.folder]) as runtime:
+        with pytest.raises(BackendError, match="a reason that is not empty"):
+            weft.load(graph, device="vault", runtime=runtime)
+
+
+@pytest.mark.parametrize("answer", [2, -1])
+def test_A19_supports_answers_1_or_0(vault: Vault, monkeypatch: pytest.MonkeyPatch, answer: int) -> None:
     backend = vault.backend()
-    vault.mode(mode)
-    with pytest.raises(BackendError, match=what):
+    with monkeypatch.context() as patched:
+        patched.setattr(backend.device, "table", SimpleNamespace(supports=lambda *_: answer))
+        with pytest.raises(BackendError, match="did not say whether it takes a node of type Relu") as caught:
+            backend.why_not([tensor("x", 1)], [tensor("y", 1)], op("Relu"))
+    assert caught.value.why == f"it returned {answer}"
+    backend.close()
+
+
+def test_A19_a_reason_is_not_too_long(vault: Vault) -> None:
+    backend = vault.backend()
+    vault.mode(9)
+    with pytest.raises(BackendError, match="a message is longer than its buffer"):
         backend.why_not([tensor("x", 1)], [tensor("y", 1)], op("Relu"))
     vault.mode(0)
     assert backend.why_not([tensor("x", 1)], [tensor("y", 1)], op("Abs"))
