@@ -171,6 +171,21 @@ def test_A8_what_two_parts_of_a_device_read_is_copied_once_if_they_can_import() 
         check(session, graph)
 
 
+@pytest.mark.parametrize("imports", [False, True])
+def test_A8_of_many_who_hold_a_value_its_maker_comes_first(imports: bool) -> None:
+    net = Net()
+    v = net.add("Relu", net.input("x", 2, 3), name="v")
+    graph = net.finish(net.add("Sub", net.add("Tanh", v, name="t"), v, name="y"))
+    made = {"one": mock("Relu"), "two": mock("Tanh"), "three": mock("Sub", imports=imports)}
+    with mocks(**made) as ids, weft.load(graph, ids) as session:
+        wanted = [("v", "v@two:0", "one:0")]  # two has a copy, from which nobody copies
+        wanted += [] if imports else [("t", "t@three:0", "two:0"), ("v", "v@three:0", "one:0")]
+        network = session.optimized
+        assert sorted((*n.inputs, *n.outputs, n.op.source) for n in network.copies) == sorted(wanted)  # type: ignore[attr-defined]
+        assert set(network.parts[2].graph.inputs) == ({"t", "v"} if imports else {"t@three:0", "v@three:0"})
+        check(session, graph)
+
+
 @pytest.mark.parametrize("gpu", ["opencl", "vulkan"])
 @pytest.mark.parametrize("memory", ["normal", "limit"])
 def test_A8_two_parts_of_a_gpu_share_memory_and_only_what_crosses_is_moved(

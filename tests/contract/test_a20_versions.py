@@ -62,6 +62,13 @@ def test_A20_the_factory_of_another_version_is_not_called(tmp_path: Path) -> Non
     assert "9.0" in why and "AssertionError" not in why
 
 
+def test_A20_a_version_may_be_a_list(tmp_path: Path) -> None:
+    write(tmp_path / "acme_npu_backend.py", py_source(version=[1, 0]))
+    registry = new_registry()
+    registry.rescan([tmp_path])
+    assert registry.find("acme").api_version == (1, 0) and registry.failures == {}
+
+
 def test_A20_the_rule_for_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     source = "from weft.backends.cpu.backend import CpuCreator\nclass Acme(CpuCreator):\n"

@@ -11,13 +11,31 @@ import weft
 from tests.contract.fakes import Creator, Inputs, Outputs, registered
 from tests.core.nets import Net, feeds, outputs
 from weft.backends.cpu.backend import CpuBackend
-from weft.core.backend import Execution
+from weft.core.backend import BackendInfo, Execution
 from weft.core.graph import Graph, bind
 from weft.core.layout import Shape
 from weft.core.op import Op
 from weft.core.tensor import Tensor
 
 IMAGE = (1, 4, 6, 6)
+
+
+class Narrow(CpuBackend):
+    """Takes at most two rows of its first op; notes what is closed."""
+
+    alive = 0
+
+    def __init__(self, info: BackendInfo) -> None:
+        super().__init__(info)
+        type(self).alive += 1
+
+    def why_not(self, inputs: Inputs, outputs: Outputs, op: Op) -> str | None:
+        wide = op.type == "Relu" and outputs[0].shape[0] > 2
+        return "at most two rows" if wide or op.type == "Exp" else None
+
+    def close(self) -> None:
+        type(self).alive -= 1
+        super().close()
 
 
 class Baked(Execution):
@@ -113,3 +131,16 @@ def test_executions_are_made_anew_where_their_constants_changed_and_only_there()
         Baking.made = []
         session.resize({"x": (3, 4, 6, 6)})
         assert Baking.made == []
+
+
+def test_parts_that_a_resize_leaves_without_nodes_are_closed() -> None:
+    net = Net()
+    x = net.input("x", "N", 3)
+    graph = net.finish(net.add("Tanh", net.add("Exp", net.add("Relu", x, name="r"), name="e"), name="y"))
+    with registered(Creator(Narrow), "narrow"):
+        with weft.load(graph, "narrow", shapes={"x": (2, 3)}) as session:
+            for rows, parts in ((2, 2), (3, 1), (4, 1), (1, 2), (3, 1)):
+                session.resize({"x": (rows, 3)})
+                assert session.report.subgraphs.count("narrow:0") == parts
+                assert Narrow.alive == parts
+        assert Narrow.alive == 0

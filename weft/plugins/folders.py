@@ -47,14 +47,11 @@ def why_not_folder(path: object) -> str | None:
     """Return why nothing is loaded from a path, or None."""
     if not isinstance(path, (str, os.PathLike)):
         return "it is not a path"
-    try:
-        if not os.path.isabs(path):
-            return "it is not an absolute path"
-        if not os.path.exists(path):
-            return "it does not exist"
-        return None if os.path.isdir(path) else "it is not a directory"
-    except ValueError as e:
-        return f"it is not a path: {e}"
+    if not os.path.isabs(path):
+        return "it is not an absolute path"
+    if not os.path.exists(path):
+        return "it does not exist"
+    return None if os.path.isdir(path) else "it is not a directory"
 
 
 def is_considered(name: str) -> bool:
