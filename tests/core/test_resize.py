@@ -16,6 +16,7 @@ from weft.core.graph import Graph, bind
 from weft.core.layout import Shape
 from weft.core.op import Op
 from weft.core.tensor import Tensor
+from weft.errors import UnsupportedOps
 
 IMAGE = (1, 4, 6, 6)
 
@@ -144,3 +145,14 @@ def test_parts_that_a_resize_leaves_without_nodes_are_closed() -> None:
                 assert session.report.subgraphs.count("narrow:0") == parts
                 assert Narrow.alive == parts
         assert Narrow.alive == 0
+
+
+def test_backends_that_were_only_asked_are_closed() -> None:
+    net = Net()
+    graph = net.finish(net.add("Exp", net.input("x", 2, 3), name="y"))
+    with registered(Creator(Narrow), "narrow"):
+        with weft.load(graph, "narrow") as session:
+            assert session.report.subgraphs == ("cpu:0",) and Narrow.alive == 0
+        with pytest.raises(UnsupportedOps):
+            weft.load(graph, "narrow", fallback="error")
+        assert Narrow.alive == 0, "nor is one left where nothing was loaded"
