@@ -111,7 +111,7 @@ def test_A3_a_hint_is_no_fallback() -> None:
 
 def test_A3_a_hint_that_is_refused_is_an_error_without_a_fallback() -> None:
     """The first device would take the node, but the user wants it on the other."""
-    with mocks(one=mock(), two=mock("Tanh")), pytest.raises(UnsupportedOps, match="1 node.* cannot run on two:0"):
+    with mocks(one=mock(), two=mock("Tanh")), pytest.raises(UnsupportedOps, match=r"1 node.* cannot run on two:0"):
         weft.load(chain("Relu", "Tanh"), ["one", "two"], hints={"n_*": "two"}, fallback="error")
 
 
