@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -336,14 +337,14 @@ def test_A19_a_reason_is_not_empty(vault: Vault) -> None:
     net = Net()
     graph = net.finish(net.add("Add", net.input("x", 4), np.ones(4, np.float32), name="a"))
     vault.mode(8)
-    with weft.Runtime(dynamic_backend_paths=[vault.folder]) as runtime:
-        with pytest.raises(BackendError, match="a reason that is not empty"):
-            weft.load(graph, device="vault", runtime=runtime)
+    said = pytest.raises(BackendError, match="a reason that is not empty")
+    with weft.Runtime(dynamic_backend_paths=[vault.folder]) as runtime, said:
+        weft.load(graph, device="vault", runtime=runtime)
 
 
 @pytest.mark.parametrize("answer", [2, -1])
 def test_A19_supports_answers_1_or_0(vault: Vault, monkeypatch: pytest.MonkeyPatch, answer: int) -> None:
-    backend = vault.backend()
+    backend: Any = vault.backend()
     with monkeypatch.context() as patched:
         patched.setattr(backend.device, "table", SimpleNamespace(supports=lambda *_: answer))
         with pytest.raises(BackendError, match="did not say whether it takes a node of type Relu") as caught:
