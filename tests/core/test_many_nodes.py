@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from tests.contract.fakes import mock, mocks
 from tests.core.nets import Net, op
 from weft.core import debug, expand, optimizer
 from weft.core import graph as graphs
+from weft.core import partition as partitions
 from weft.core.graph import Graph, Names, Node
 from weft.core.optimized import Part
 from weft.core.partition import partition
@@ -74,7 +76,7 @@ def test_the_graph_is_divided_once_where_no_backend_changes_it(monkeypatch: pyte
     assert divided[1] == 0 and len(divided) == 3  # what one has seen is not searched again
 
 
-def test_results_that_nobody_reads_cost_no_turn_each() -> None:
+def test_results_that_nobody_reads_cost_no_turn_and_no_place_in_a_state(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each node of a chain has a reader on another device, as debug nodes are."""
     graph = chain(60, "Relu", "Tanh", "Exp")
     device = {f"n{k}": "abc"[k % 3] for k in range(60)}
@@ -82,7 +84,15 @@ def test_results_that_nobody_reads_cost_no_turn_each() -> None:
         graph.nodes.append(Node(f"d{k}", op("Relu"), (f"v{k + 1}",), (f"w{k}",)))
         device[f"d{k}"] = "host"
     graph = graphs.infer_shapes(graph)
+    ready, take = [], partitions._take
+
+    def noted(blocks: Any, state: Any, turn: int) -> Any:
+        ready.append(len(state.ready))
+        return take(blocks, state, turn)
+
+    monkeypatch.setattr(partitions, "_take", noted)
     parts = partition(graph, device)
+    assert max(ready) == 1
     assert [p.device for p in parts] == ["a", "b", "c"] * 20 + ["host"]
     assert [n.name for n in parts[-1].graph.nodes] == [f"d{k}" for k in range(60)]
 
