@@ -26,6 +26,7 @@ from tests.networks import test_real_models as real
 from weft.backends.gpu.device import Binding, LaunchCommand, MemoryKind
 from weft.backends.vulkan.prebuild import standard_requests
 from weft.conformance.cases.table import Case
+from weft.conformance.checks import table
 from weft.core.dtypes import DType
 from weft.core.layout import Array
 from weft.core.registry import registry
@@ -121,7 +122,7 @@ def test_what_is_absent_is_said(case: str, creator: Any, monkeypatch: pytest.Mon
     assert words in registry.absent()["other_cuda"]
     assert creator.devices() == []
     with pytest.raises(NoDevice, match="other_cuda cannot be used here"):
-        weft.load(ops.graph_of(ops.ROWS[0]), "other_cuda")
+        weft.load(table.graph_of(ops.ROWS[0]), "other_cuda")
 
 
 @pytest.mark.parametrize(
@@ -178,7 +179,7 @@ def kernels() -> Mapping[str, list[tuple[str, str]]]:
     with null_gpu() as device:
         device.caps, device.dialect = H200, example.CudaDialect()
         device.compile = note  # type: ignore[method-assign]
-        graphs = [ops.graph_of(row) for row in ops.ROWS if ops.refusal(row) is None]
+        graphs = [table.graph_of(row) for row in ops.ROWS if ops.refusal(row) is None]
         graphs += [*map(ops.behind_pools, ops.PACKED), *(make() for make in fused.FUSED.values())]
         for graph in graphs:
             for precision in ("high", "low"):
@@ -259,7 +260,7 @@ def test_row(cuda: str, row: Case) -> None:
     if piece is not None:
         ops.assert_refused(row, cuda, piece)
         return
-    actual = ops.run(ops.graph_of(row), ops.feeds_of(row, row.arrays()), cuda)
+    actual = ops.run(table.graph_of(row), table.feeds_of(row, row.arrays()), cuda)
     expected = ops.reference(row.make_op(), row.arrays())
     assert [a.dtype for a in actual] == [e.dtype for e in expected]
     ops.assert_agree(actual, expected, row.make_op())
