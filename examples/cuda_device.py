@@ -42,6 +42,7 @@ PRELUDE = """\
 #define f32 float
 #define f32x4 float4
 #define i32 int
+#define uint unsigned int
 #define F4(a, b, c, d) make_float4((a), (b), (c), (d))
 #define TO_F32(a) ((float)(a))
 #define TO_I32(a) ((int)(a))
