@@ -26,6 +26,8 @@ from weft.core.tensor import Tensor
 DEVICES = ("cpu", "opencl", "vulkan")
 GPUS = ("opencl", "vulkan")
 SESSIONS = 100
+WINDOWS, MOST_LEFT = 6, 300
+"""How often half of the sessions are made and closed, and the bytes a session that one of these may leave."""
 GRAPH = branching(8)
 
 
@@ -126,21 +128,21 @@ def drop(device: str) -> None:
 @pytest.mark.parametrize("once", [use, drop])
 def test_a_hundred_sessions_leave_nothing_behind(device: str, once: Callable[[str], None]) -> None:
     once(device)
-    objects_before, held_before, sizes = objects(), held(device), []
+    objects_before, held_before, growth = objects(), held(device), [float("inf")]
     tracemalloc.start()
     try:
-        for _ in range(2):
+        # A leak grows in every window; caches of limited size, of re, abc and pyopencl, fill up in some.
+        while len(growth) < 3 or (min(growth) > MOST_LEFT and len(growth) <= WINDOWS):
+            before = tracemalloc.get_traced_memory()[0]
             for _ in range(SESSIONS // 2):
                 once(device)
             objects_after = objects()
-            sizes.append(tracemalloc.get_traced_memory()[0])
+            growth.append((tracemalloc.get_traced_memory()[0] - before) / (SESSIONS // 2))
     finally:
         tracemalloc.stop()
     assert objects_after == objects_before
     assert held(device) == held_before
-    # The first half fills caches of limited size: of re, abc and pyopencl.
-    growth = (sizes[1] - sizes[0]) / (SESSIONS // 2)
-    assert growth < 500, f"each session leaves {growth:.0f} bytes of Python objects"
+    assert min(growth) <= MOST_LEFT, f"each session leaves {min(growth):.0f} bytes of Python objects"
 
 
 @pytest.mark.parametrize("device", GPUS)
