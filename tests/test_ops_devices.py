@@ -16,14 +16,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import weft
+from weft.backends.gpu.backend import GpuBackend
 from weft.conformance.cases.table import Case, all_cases, tolerance
 from weft.conformance.checks.table import feeds_of, graph_of, halved
 from weft.core.dtypes import DType
 from weft.core.graph import Graph, Node, infer_shapes
-from weft.core.layout import Array
+from weft.core.layout import Array, Layout
 from weft.core.op import Op, op_types
 from weft.core.tensor import TensorSpec
 from weft.errors import UnsupportedOps
+from weft.kernels.launch import Placement, find_gpu_op
 from weft.ops.concat import Concat
 from weft.ops.elementwise import Elementwise
 from weft.ops.pool import MaxPool
@@ -228,6 +230,26 @@ def test_row_behind_pools(device: str, precision: str, row: Case) -> None:
     arrays = halved(row.arrays()) if precision == "low" else row.arrays()
     outputs = run(behind_pools(row), feeds_of(row, arrays), device, precision)
     assert_agree(outputs[:1], reference(row.make_op(), arrays), row.make_op())
+
+
+IMAGES = [
+    row
+    for row in HALVED
+    if row in PACKED or ((form := find_gpu_op(row.make_op())) and form.placement is Placement.CHANNELS)
+]
+"""What may be told how images lie."""
+
+
+@pytest.mark.parametrize("row", IMAGES, ids=str)
+@pytest.mark.parametrize("device", GPUS)
+def test_row_with_channels_last(monkeypatch: pytest.MonkeyPatch, device: str, row: Case) -> None:
+    """Run a row on images that lie in NHWC4, as they do in fp16 on devices with matrix units."""
+    monkeypatch.setattr(GpuBackend, "packed_layout", lambda self: Layout.NHWC4)
+    arrays = halved(row.arrays())
+    graph = behind_pools(row) if row in PACKED else graph_of(row)
+    outputs = run(graph, feeds_of(row, arrays), device, "low")
+    expected = reference(row.make_op(), arrays)
+    assert_agree(outputs[: len(expected)], expected, row.make_op())
 
 
 Shape = tuple[int, ...]

@@ -1,8 +1,8 @@
-"""How the elements of a tensor lie in memory: NCHW, NHWC and NC4HW4.
+"""How the elements of a tensor lie in memory: NCHW, NHWC, NC4HW4 and NHWC4.
 
 A tensor's *shape* is always the logical one, channels second. A layout maps it to a *storage shape*:
-`(N, C, ...)`, `(N, ..., C)` or `(N, ceil(C/4), ..., 4)`. Shapes without a channel axis (rank 0 and 1)
-lie linearly in every layout. The padding lanes of NC4HW4 are zero, always.
+`(N, C, ...)`, `(N, ..., C)`, `(N, ceil(C/4), ..., 4)` or `(N, ..., 4 * ceil(C/4))`. Shapes without a channel axis (rank 0 and 1)
+lie linearly in every layout. The padding lanes of NC4HW4 and NHWC4 are zero, always.
 """
 
 from __future__ import annotations
@@ -25,6 +25,12 @@ class Layout(Enum):
     NCHW = "NCHW"
     NHWC = "NHWC"
     NC4HW4 = "NC4HW4"
+    NHWC4 = "NHWC4"
+
+    @property
+    def packed(self) -> bool:
+        """Tell whether channels lie in whole blocks of four, so that kernels see vectors of them."""
+        return self in (Layout.NC4HW4, Layout.NHWC4)
 
 
 def storage_shape(shape: Shape, layout: Layout) -> Shape:
@@ -34,6 +40,8 @@ def storage_shape(shape: Shape, layout: Layout) -> Shape:
     n, c, *rest = shape
     if layout is Layout.NHWC:
         return (n, *rest, c)
+    if layout is Layout.NHWC4:
+        return (n, *rest, -(-c // PACK) * PACK)
     return (n, -(-c // PACK), *rest, PACK)
 
 
@@ -52,6 +60,8 @@ def to_storage(array: Array, layout: Layout) -> Array:
     blocks = -(-c // PACK)
     if c % PACK:
         array = np.concatenate([array, np.zeros((n, blocks * PACK - c, *rest), array.dtype)], axis=1)
+    if layout is Layout.NHWC4:
+        return np.ascontiguousarray(np.moveaxis(array, 1, -1))
     packed = np.moveaxis(array.reshape(n, blocks, PACK, *rest), 2, -1)
     return np.ascontiguousarray(packed)
 
@@ -64,6 +74,8 @@ def from_storage(stored: Array, shape: Shape, layout: Layout) -> Array:
     if layout is Layout.NHWC:
         return np.ascontiguousarray(np.moveaxis(stored, -1, 1))
     n, c, *rest = shape
+    if layout is Layout.NHWC4:
+        return np.ascontiguousarray(np.moveaxis(stored[..., :c], -1, 1))
     unpacked = np.moveaxis(stored, -1, 2).reshape(n, stored.shape[1] * PACK, *rest)
     return np.ascontiguousarray(unpacked[:, :c])
 
@@ -73,7 +85,7 @@ def convert(stored: Array, shape: Shape, source: Layout, target: Layout, dtype: 
 
     Whatever the source has in padding lanes, those of the result are zero.
     """
-    if source is not target or (source is Layout.NC4HW4 and len(shape) > 1 and shape[1] % PACK):
+    if source is not target or (source.packed and len(shape) > 1 and shape[1] % PACK):
         stored = to_storage(from_storage(stored, shape, source), target)
     with np.errstate(over="ignore", invalid="ignore"):
         return stored.reshape(storage_shape(shape, target)).astype(dtype, copy=False)

@@ -28,7 +28,7 @@ MAX_ELEMENTS = 1 << 31
 class Placement(Enum):
     """How an op wants the activations it reads and writes to lie.
 
-    LINEAR: as NCHW. CHANNELS: in NC4HW4. EITHER: as its inputs lie. ALIAS: linear, and the first output is
+    LINEAR: as NCHW. CHANNELS: in NC4HW4 or NHWC4, as the device likes. EITHER: as its inputs lie. ALIAS: linear, and the first output is
     the first input's memory.
     """
 
@@ -54,6 +54,8 @@ class DeviceCaps:
     fp16_storage: bool = False
     int8_storage: bool = False
     subgroup_size: int = 1
+    channels_last: bool = False
+    """Images of fp16 lie as NHWC4 instead of NC4HW4: what matrix units stage at a time then lies side by side."""
     matrix_units: bool = False
     """A subgroup of 32 multiplies fp16 tiles of 16 x 16 and adds them in fp32."""
     compute_units: int = 1
@@ -82,7 +84,7 @@ class KernelBuilder(ABC):
     ) -> None:
         """Launch `weft/shaders/<template>.mako` on `grid` work-groups of `local` items.
 
-        `reads` and `writes` are the arguments by the names the template uses; an NC4HW4 tensor is a c4
+        `reads` and `writes` are the arguments by the names the template uses; an NC4HW4 or NHWC4 tensor is a c4
         argument, any other a linear one (a raw one if `raw`: elements are moved as bits). `ints` and
         `floats` are the constants, `variant` what changes the text. The first of `writes` gets the node's
         fused epilogue unless `epilogue` is False. Nothing is launched where all of `writes` are empty.
@@ -103,7 +105,7 @@ class KernelBuilder(ABC):
     def shares_memory(self, inner: Tensor, outer: Tensor, first: int = 0) -> bool:
         """Tell whether `inner` already lies where `outer` holds it, so that nothing need be copied.
 
-        In NC4HW4 that is `first` blocks of channels behind where `outer` begins.
+        In NC4HW4 and NHWC4 that is `first` blocks of channels behind where `outer` begins.
         """
 
     def pick(

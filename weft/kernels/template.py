@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 SHADERS = Path(__file__).parent.parent / "shaders"
 LANES = ("x", "y", "z", "w")
+PLACE = ("NS", "CS", "PS", "O", "C")
+"""Of a c4 argument, constants named after it: the steps in vectors from image to image, from block of channels to
+block and from pixel to pixel, the first vector, and the number of channels."""
 Variant = tuple[tuple[str, str | int | bool | tuple[str, ...]], ...]
 
 
@@ -71,7 +74,7 @@ class ArgWriter:
 
     def _place(self, n: str, c4: str, hw: str) -> str:
         a = self.name
-        return f"(({n}) * {a}_C4T + {a}_C4O + ({c4})) * {a}_HW + ({hw})"
+        return f"({n}) * {a}_NS + ({c4}) * {a}_CS + ({hw}) * {a}_PS + {a}_O"
 
     def load(self, index: str) -> str:
         """Element `index` of a linear argument."""
@@ -179,6 +182,18 @@ class Writer:
         """Return the head of the loop in which all work-items share the indices below `total`."""
         return f"for (int {index} = GLOBAL_ID; {index} < {total}; {index} += GLOBAL_SIZE)"
 
+    def split(self, target: ArgWriter, index: str, places: str, blocks: str) -> str:
+        """Return the pixel p, block c and image n of vector `index` of a c4 argument, so that neighbours lie side by side.
+
+        Where channels come last, the blocks of a pixel run fastest, else the pixels of a block.
+        """
+        last = f"{target.name}_PS != 1"
+        return (
+            f"const int p = {last} ? {index} / {blocks} % ({places}) : {index} % ({places}), "
+            f"c = {last} ? {index} % {blocks} : {index} / ({places}) % {blocks}, "
+            f"n = {index} / ({places}) / {blocks};"
+        )
+
     def has(self, name: str) -> bool:
         """Tell whether the kernel has an argument of that name (an optional one, such as a bias)."""
         return name in self.args
@@ -228,7 +243,7 @@ def _trace() -> str:
 
 
 def _constants(request: KernelRequest) -> tuple[tuple[str, ConstantKind], ...]:
-    placed = [f"{a.name}_{part}" for a in request.args if a.kind == "c4" for part in ("C4T", "C4O", "HW", "C")]
+    placed = [f"{a.name}_{part}" for a in request.args if a.kind == "c4" for part in PLACE]
     ints = ["LX", "LY", "LZ", *sorted(request.ints), *placed]
     return tuple((n, "int") for n in ints) + tuple((n, "float") for n in sorted(request.floats))
 

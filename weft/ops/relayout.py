@@ -51,7 +51,7 @@ def launch_relayout(k: KernelBuilder, x: Tensor, y: Tensor) -> None:
     """Launch the copy of `x` into `y`, of one shape, with whatever layouts and float types they have."""
     _, c, *rest = y.shape if len(y.shape) >= 2 else (1, 1, y.shape[0] if y.shape else 1)
     hw = prod(rest)
-    packed = y.layout is Layout.NC4HW4 and len(y.shape) >= 2
+    packed = y.layout.packed and len(y.shape) >= 2
     total = storage_size(y.shape, y.layout) // (4 if packed else 1)
     grid, local = k.for_items(total)
     k.launch(
@@ -67,4 +67,7 @@ def launch_relayout(k: KernelBuilder, x: Tensor, y: Tensor) -> None:
 
 
 def _form(tensor: Tensor) -> str:
-    return tensor.layout.value if len(tensor.shape) >= 2 else Layout.NCHW.value
+    """Return how the kernel finds elements: of both packed layouts by vectors, whose places are constants."""
+    if len(tensor.shape) < 2:
+        return Layout.NCHW.value
+    return "packed" if tensor.layout.packed else tensor.layout.value

@@ -1,5 +1,5 @@
 ## Copy channel blocks of NC4HW4 to a later place among the channels.
 ${k.for_each("i", "TOTAL")} {
-  const int p = i % HW, c = i / HW % BLOCKS, n = i / HW / BLOCKS;
+  ${k.split(y, "i", "HW", "BLOCKS")}
   ${y.store4("n", "FIRST + c", "p", x.load4("n", "c", "p"))}
 }

@@ -1,6 +1,6 @@
 ## Depthwise convolution over NC4HW4, up to two dimensions: one item, one pixel of one block of channels.
 ${k.for_each("i", "TOTAL")} {
-  const int p = i % (OH * OW), c = i / (OH * OW) % BLOCKS, n = i / (OH * OW) / BLOCKS;
+  ${k.split(y, "i", "OH * OW", "BLOCKS")}
   const int h0 = p / OW * SH - PH, w0 = p % OW * SW - PW;
 % if k.has("b"):
   f32x4 acc = ${k.args["b"].load4("0", "c", "0")};

@@ -6,7 +6,7 @@ names = [p[0] for p in parts]
 operands = [f"v{i}" if f"x{i}" in names else f"K{i}!" for i in range(count)]
 %>
 ${k.for_each("i", "TOTAL")} {
-  const int p = i % HW, c = i / HW % BLOCKS, n = i / HW / BLOCKS;
+  ${k.split(y, "i", "HW", "BLOCKS")}
 % for name, batch, channel, pixel in parts:
 <%
 value = k.args[name].load4(batch, "c" if channel == "c" else "0", "p" if pixel == "p" else "0")

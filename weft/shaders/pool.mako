@@ -2,7 +2,7 @@
 ## An average divides by the places that lie in [-LOW, I + HIGH) along each axis.
 ${k.for_each("i", "TOTAL")} {
   const int PLACES = OD * OH * OW;
-  const int p = i % PLACES, c = i / PLACES % BLOCKS, n = i / PLACES / BLOCKS;
+  ${k.split(y, "i", "PLACES", "BLOCKS")}
   const int d0 = p / (OH * OW) * SD - PD, h0 = p / OW % OH * SH - PH, w0 = p % OW * SW - PW;
   f32x4 acc = SPLAT(${"-INFINITY_F" if mode == "max" else "0.0"});
 % if mode == "average":

@@ -22,11 +22,11 @@ from weft.backends.gpu.recording import PipelineRecording, access, run_once
 from weft.backends.gpu.runtime import GpuRuntime
 from weft.backends.gpu.schedule import Access
 from weft.backends.gpu.support import why_not
-from weft.core.backend import Backend, BackendInfo, Execution, MemoryMode, StorageType
+from weft.core.backend import Backend, BackendInfo, Execution, MemoryMode, Precision, StorageType
 from weft.core.blame import at_node, blame
 from weft.core.copy import copy_tensor
 from weft.core.graph import Graph, Node, depths
-from weft.core.layout import Array, Layout, convert, storage_shape
+from weft.core.layout import PACK, Array, Layout, convert, storage_shape
 from weft.core.memory import BufferManager
 from weft.core.op import Op
 from weft.core.optimize.fuse import fuse_groups
@@ -88,13 +88,18 @@ class GpuBackend(Backend):
 
     def lower(self, graph: Graph) -> Graph:
         """Choose layouts, and find values that need no memory of their own."""
-        graph = assign_layouts(graph, self._is_special)
+        graph = assign_layouts(graph, self._is_special, self.packed_layout())
         depth = depths(graph)
         # Side by side in the order means side by side in the memory plan, and so on the device.
         graph.nodes.sort(key=lambda node: depth[node.outputs[0]])
         self._makers = {next(o for o in node.outputs if o): node for node in graph.nodes}
         self.placement.follow(graph, find_views(graph, self._is_special))
         return graph
+
+    def packed_layout(self) -> Layout:
+        """Return how images lie: with channels last where matrix units then load more at a time."""
+        last = self.device.caps.channels_last and self.info.config.precision is Precision.LOW
+        return Layout.NHWC4 if last else Layout.NC4HW4
 
     def _can_fuse(self, graph: Graph, base: Node, step: Node, position: int) -> bool:
         special = self._is_special(base.op) or self._is_special(step.op)
@@ -248,6 +253,6 @@ def _whole(tensor: Tensor) -> Binding:
     region: Region = tensor.memory
     if region.slot.buffer is None:
         raise BackendError(f"tensor {tensor.name!r} has no memory", why="it was not acquired, or was cleared")
-    if region.blocks and region.blocks != tensor.storage_shape[1]:
+    if region.blocks and region.blocks != -(-tensor.shape[1] // PACK):
         raise BackendError(f"tensor {tensor.name!r} lies inside another and cannot be copied by itself")
     return region.binding()

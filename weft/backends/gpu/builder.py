@@ -208,7 +208,7 @@ class NodeBuilder(KernelBuilder):
             out.reads[name] = replace(tensor, shape=target.shape, layout=target.layout)
             return Operand("same", name)
         value = tensor.constant
-        if target.layout is Layout.NC4HW4:
+        if target.layout.packed:
             shape = (1, value.size, *[1] * (len(target.shape) - 2))
             out.reads[name] = self.constant(f"epilogue{position}", lambda: value.reshape(shape), Layout.NC4HW4)
             return Operand("channel", name)

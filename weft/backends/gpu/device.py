@@ -49,6 +49,9 @@ class Binding:
     buffer: GpuBuffer
     offset: int
     nbytes: int
+    blocks: tuple[int, int] | None = None
+    """Of an access: the first and the end of the blocks of channels that are touched, None for all. A device
+    binds the whole piece."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Where each value lies: NCHW or NC4HW4. Conversions become `Relayout` nodes, as few as the ops allow."""
+"""Where each value lies: NCHW, or packed in fours. Conversions become `Relayout` nodes, as few as the ops allow."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from weft.kernels.launch import Placement, find_gpu_op
 from weft.ops.relayout import Relayout
 
 T = TypeVar("T")
-C4, LINEAR = Layout.NC4HW4, Layout.NCHW
+LINEAR = Layout.NCHW
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A value that lies inside another's memory: `first` and `blocks` count channel blocks of NC4HW4.
+    """A value that lies inside another's memory: `first` and `blocks` count channel blocks.
 
     `blocks` is 0 for an alias: the same bytes under another name.
     """
@@ -45,8 +45,8 @@ def base_inputs(op: Op, inputs: Sequence[T]) -> Sequence[T]:
 
 
 class _Assigner:
-    def __init__(self, graph: Graph, special: Special) -> None:
-        self.source, self.special = graph, special
+    def __init__(self, graph: Graph, special: Special, packed: Layout) -> None:
+        self.source, self.special, self.packed = graph, special, packed
         self.out, self.names = graph.copy(), Names(graph)
         self.out.nodes = []
         self.lies = dict.fromkeys(graph.inputs, LINEAR)
@@ -64,7 +64,7 @@ class _Assigner:
                 if twin != name:
                     self.twins[name, LINEAR] = name
                     self._convert(twin, name, LINEAR, self.readers[name] == 1)
-                    self.lies[name] = C4  # to its readers inside, who take the twin
+                    self.lies[name] = self.packed  # to its readers inside, who take the twin
         return self.out
 
     def _is_activation(self, name: str) -> bool:
@@ -75,13 +75,13 @@ class _Assigner:
         if op is None:
             return LINEAR
         if op.placement is Placement.CHANNELS:
-            return C4
+            return self.packed
         if op.placement is not Placement.EITHER:
             return LINEAR
-        packed = any(self.lies.get(i) is C4 for i in node.inputs)
+        packed = any(self.lies.get(i) is self.packed for i in node.inputs)
         output = self.source.specs[node.outputs[0]].dims
         shapes = [self._operand_shape(i, len(output)) for i in base_inputs(node.op, node.inputs)]
-        return C4 if packed and op.fits_channels(base_op(node.op), shapes, output) else LINEAR
+        return self.packed if packed and op.fits_channels(base_op(node.op), shapes, output) else LINEAR
 
     def _operand_shape(self, name: str, rank: int) -> Shape | None:
         """Return the shape in which an op reads a value: constants can be packed as if they had more axes."""
@@ -92,10 +92,10 @@ class _Assigner:
 
     def _out(self, name: str, layout: Layout) -> str:
         """Return the name under which a node writes: outputs of the part keep theirs for the NCHW form."""
-        if name in self.source.outputs and layout is C4:
+        if name in self.source.outputs and layout.packed:
             twin = self.names.fresh(f"{name}.c4")
             self.out.specs[twin] = self.source.specs[name]
-            self.twins[name, C4] = twin
+            self.twins[name, layout] = twin
             return twin
         return name
 
@@ -106,15 +106,15 @@ class _Assigner:
                 continue
             self.makers[o] = node
             self.lies[o] = layout
-            if layout is C4:
-                self.out.layouts[o] = C4
+            if layout.packed:
+                self.out.layouts[o] = layout
 
     def _get(self, name: str, layout: Layout) -> str:
         """Return the name of the value in that layout, converting it the first time."""
         if self.lies[name] is layout:
             return self.twins.get((name, layout), name)
         if (name, layout) not in self.twins:
-            twin = self.names.fresh(f"{name}.{'c4' if layout is C4 else 'nchw'}")
+            twin = self.names.fresh(f"{name}.{'c4' if layout.packed else 'nchw'}")
             self.out.specs[twin] = self.source.specs[name]
             self.twins[name, layout] = twin
             self._convert(name, twin, layout, self.readers[name] == 1)
@@ -135,17 +135,19 @@ class _Assigner:
         self.out.nodes.append(node)
         self.makers[target] = node
         self.lies[target] = layout
-        if layout is C4:
-            self.out.layouts[target] = C4
+        if layout.packed:
+            self.out.layouts[target] = layout
 
 
-def assign_layouts(graph: Graph, special: Special = lambda op: False) -> Graph:
-    """Return the graph with a layout for every value and the conversions this needs.
+def assign_layouts(
+    graph: Graph, special: Special = lambda op: False, packed: Layout = Layout.NC4HW4
+) -> Graph:
+    """Return the graph with a layout for every value, NCHW or `packed`, and the conversions this needs.
 
     Inputs and outputs of the part lie as NCHW under their own names.
     """
     assert find_op("Relayout") is Relayout
-    return _Assigner(graph, special).run()
+    return _Assigner(graph, special, packed).run()
 
 
 def find_views(graph: Graph, special: Special = lambda op: False) -> dict[str, View]:
@@ -157,13 +159,17 @@ def find_views(graph: Graph, special: Special = lambda op: False) -> dict[str, V
     views: dict[str, View] = {}
     produced = {o: n for n in graph.nodes for o in n.outputs if o}
     for node in reversed(graph.nodes):
-        if base_op(node.op).type == "Concat" and graph.layouts.get(node.outputs[0]) is C4:
+        if base_op(node.op).type == "Concat" and _is_packed(graph, node.outputs[0]):
             _view_concat(graph, node, produced, views)
     for node in graph.nodes:
         if not special(node.op) and _moves_nothing(graph, node, views) and node.outputs[0] not in graph.outputs:
             source = node.inputs[0]
             views[node.outputs[0]] = views.get(source, View(source))
     return views
+
+
+def _is_packed(graph: Graph, name: str) -> bool:
+    return graph.layouts.get(name, LINEAR).packed
 
 
 def _view_concat(graph: Graph, node: Node, produced: dict[str, Node], views: dict[str, View]) -> None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from weft.backends.gpu.device import Binding
 from weft.backends.gpu.layouts import View
 from weft.core.backend import StorageType
 from weft.core.graph import Graph, depths
-from weft.core.layout import Layout, storage_size
+from weft.core.layout import PACK, Layout, storage_size
 from weft.core.memory import BufferManager, Slot
 from weft.core.tensor import Tensor
+from weft.kernels.template import PLACE
 
 SMALLEST = 16
 """Bytes of the smallest slot: an empty tensor has an address too, and drivers bind no empty range."""
@@ -33,17 +34,16 @@ class Region:
 
 def is_packed(tensor: Tensor) -> bool:
     """Tell whether kernels see the tensor as blocks of four channels: one without channels is linear."""
-    return tensor.layout is Layout.NC4HW4 and len(tensor.shape) >= 2
+    return tensor.layout.packed and len(tensor.shape) >= 2
 
 
 def touched(tensor: Tensor) -> Binding:
-    """Return the bytes that belong to the tensor; of a channel view over several images, the whole root."""
+    """Return the bytes of the tensor's slot, and which blocks of channels of it belong to the tensor."""
     region: Region = tensor.memory
     whole = region.binding()
-    if not region.blocks or tensor.shape[0] != 1:
+    if not region.blocks:
         return whole
-    start = region.first * prod(tensor.storage_shape[2:]) * tensor.dtype.itemsize
-    return Binding(whole.buffer, whole.offset + start, tensor.nbytes)
+    return replace(whole, blocks=(region.first, region.first + -(-tensor.shape[1] // PACK)))
 
 
 @dataclass
@@ -138,14 +138,12 @@ def _bytes(graph: Graph, name: str) -> int:
 
 
 def place_constants(tensor: Tensor, name: str) -> Mapping[str, int]:
-    """Return the constants by which a kernel finds a c4 argument: blocks of the root, first block, pixels, channels."""
+    """Return the constants by which a kernel finds a c4 argument, in the order of `template.PLACE`."""
     region: Region = tensor.memory
     _, c, *rest = tensor.shape
-    return {
-        f"{name}_C4T": region.blocks or -(-c // 4),
-        f"{name}_C4O": region.first,
-        f"{name}_HW": prod(rest),
-        f"{name}_C": c,
-    }
+    places, blocks = prod(rest), region.blocks or -(-c // PACK)
+    block_step, pixel_step = (1, blocks) if tensor.layout is Layout.NHWC4 else (places, 1)
+    values = (blocks * places, block_step, pixel_step, region.first * block_step, c)
+    return {f"{name}_{part}": value for part, value in zip(PLACE, values, strict=True)}
 
 

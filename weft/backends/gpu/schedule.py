@@ -17,22 +17,31 @@ class Access:
     writes: tuple[Binding, ...]
 
 
+def overlap(a: Binding, b: Binding) -> bool:
+    """Tell whether two pieces of one buffer share bytes; two views of one tensor do if they share channels."""
+    if a.offset >= b.offset + b.nbytes or b.offset >= a.offset + a.nbytes:
+        return False
+    if a.blocks is None or b.blocks is None or (a.offset, a.nbytes) != (b.offset, b.nbytes):
+        return True
+    return a.blocks[0] < b.blocks[1] and b.blocks[0] < a.blocks[1]
+
+
 def levels(accesses: Sequence[Access]) -> list[list[Command]]:
     """Return the commands by dependency level: none in a level touches what another there writes.
 
     Hazards are found by byte ranges, so memory that is reused orders commands as true dependencies do.
     """
-    history: dict[int, list[tuple[int, int, int, bool]]] = {}
+    history: dict[int, list[tuple[Binding, int, bool]]] = {}
     out: list[list[Command]] = []
     for access in accesses:
         level = 0
         touched = [(b, False) for b in access.reads] + [(b, True) for b in access.writes]
         for b, written in touched:
-            for start, end, at, wrote in history.get(id(b.buffer), ()):
-                if (written or wrote) and start < b.offset + b.nbytes and b.offset < end:
-                    level = max(level, at + 1)
+            for earlier, at, wrote in history.get(id(b.buffer), ()):
+                if (written or wrote) and at >= level and overlap(b, earlier):
+                    level = at + 1
         for b, written in touched:
-            history.setdefault(id(b.buffer), []).append((b.offset, b.offset + b.nbytes, level, written))
+            history.setdefault(id(b.buffer), []).append((b, level, written))
         while len(out) <= level:
             out.append([])
         out[level].append(access.command)

@@ -335,6 +335,7 @@ def _caps(device: cl.Device) -> DeviceCaps:
         fp16_storage=True,
         int8_storage=True,
         subgroup_size=1,
+        channels_last=_has_matrix_units(device),
         matrix_units=_has_matrix_units(device),
         compute_units=int(device.max_compute_units),
         software=bool(device.type & cl.device_type.CPU),

@@ -187,6 +187,7 @@ class Physical:
             fp16_storage=bool(features["VkPhysicalDevice16BitStorageFeatures"].storageBuffer16BitAccess),
             int8_storage=bool(eight and eight.storageBuffer8BitAccess),
             subgroup_size=max(1, int(self._extra["VkPhysicalDeviceSubgroupProperties"].subgroupSize)),
+            channels_last=self.matrix_units(),
             matrix_units=self.matrix_units(),
             compute_units=self.compute_units(),
             software=self.software,

@@ -33,7 +33,7 @@ class ConcatOnGpu(GpuOp):
         start = 0
         for x in inputs:
             assert x is not None
-            if y.layout is Layout.NC4HW4:
+            if y.layout.packed:
                 if not k.shares_memory(x, y, start // PACK):
                     launch_block_copy(k, _packed(k, x), y, start // PACK)
             elif prod(x.shape):

@@ -55,7 +55,7 @@ def launch_expression(k: KernelBuilder, expr: str, inputs: Sequence[Tensor | Non
         if t is not None and t.constant is not None and t.constant.size == 1
     }
     reads = {f"x{i}": t for i, t in enumerate(inputs) if t is not None and f"K{i}" not in floats}
-    if y.layout is Layout.NC4HW4:
+    if y.layout.packed:
         _launch_packed(k, expr, len(inputs), reads, floats, y)
     else:
         _launch_linear(k, expr, len(inputs), reads, floats, y)

@@ -200,7 +200,7 @@ class ImageNormOnGpu(GpuOp):
             k.constant(name, partial(np.reshape, v, (1, -1, 1)), y.layout)
             for name, v in zip(("scale", "shift"), values, strict=True)
         )
-        if y.layout is Layout.NC4HW4:
+        if y.layout.packed:
             _launch_images(k, x, y, {"scale": scale, "shift": shift}, each, op.epsilon)
             return
         n, c, *rest = x.shape

@@ -50,7 +50,7 @@ class PadOnGpu(GpuOp):
         assert values[0] is not None
         pads = op.pairs(len(x.shape), as_ints(values[0]), None if values[2] is None else as_ints(values[2]))
         fill = np.asarray(0 if values[1] is None else values[1].reshape(()), x.dtype.numpy)
-        packed = y.layout is Layout.NC4HW4
+        packed = y.layout.packed
         blocks = -(-y.shape[1] // PACK) if packed else 1
         spatial = y.shape[2:] if packed else y.shape
         walk = join_axes(x.shape[2:], pads[2:]) if packed else join_axes(x.shape, pads)

@@ -122,7 +122,7 @@ class ReduceOnGpu(GpuOp):
         """Launch the walk over the lines."""
         x, y = inputs[0], outputs[0]
         assert x is not None
-        if y.layout is Layout.NC4HW4:
+        if y.layout.packed:
             launch_global(k, x, y, "max" if isinstance(op, ReduceMax) else "average")
             return
         given = inputs[1] if len(inputs) > 1 else None

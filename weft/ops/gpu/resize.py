@@ -68,7 +68,7 @@ class Resampling:
     @property
     def packed(self) -> bool:
         """Tell whether it works on pixels in NC4HW4."""
-        return self.y.layout is Layout.NC4HW4
+        return self.y.layout.packed
 
     @property
     def nearest(self) -> bool:
