@@ -51,14 +51,16 @@ def test_weights_lie_as_rows_with_four_channels_for_an_item(shape: tuple[int, ..
     assert not found[:, ci:].any() and np.count_nonzero(rows) == np.count_nonzero(weight)
 
 
+@pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("pointwise", [False, True])
 @pytest.mark.parametrize("tile", TILES, ids=repr)
-def test_the_kernel_of_every_tile_compiles(tile: MatrixTile, pointwise: bool) -> None:
+def test_the_kernel_of_every_tile_compiles(tile: MatrixTile, pointwise: bool, wide: bool) -> None:
     variant = {
         "fm": tile.fm, "fn": tile.fn, "kb": tile.kb, "pointwise": pointwise, "sliced": tile.lz > 1,
-        "sm": tile.sm, "sn": tile.sn,
+        "sm": tile.sm, "sn": tile.sn, "wide": wide,
     }  # fmt: skip
-    args = [Arg(n, DType.FLOAT16, "c4", n == "y") for n in ("x", "w", "b", "y")]
+    kinds = dict.fromkeys(("x", "w"), "wide") if wide else {}
+    args = [Arg(n, DType.FLOAT16, kinds.get(n, "c4"), n == "y") for n in ("x", "w", "b", "y")]  # type: ignore[arg-type]
     names = "C4 COUNT DD DH DW ID IH IW KD KH KW OD OH OW PD PH PIXELS PW SD SH STEPS SW TILES WIDTH".split()
     request = KernelRequest("conv_matrix", tuple(sorted(variant.items())), tuple(args), tuple(names))
     source = render(request, GlslDialect())

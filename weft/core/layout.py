@@ -1,8 +1,8 @@
 """How the elements of a tensor lie in memory: NCHW, NHWC, NC4HW4 and NHWC4.
 
 A tensor's *shape* is always the logical one, channels second. A layout maps it to a *storage shape*:
-`(N, C, ...)`, `(N, ..., C)`, `(N, ceil(C/4), ..., 4)` or `(N, ..., 4 * ceil(C/4))`. Shapes without a channel axis (rank 0 and 1)
-lie linearly in every layout. The padding lanes of NC4HW4 and NHWC4 are zero, always.
+`(N, C, ...)`, `(N, ..., C)`, `(N, ceil(C/4), ..., 4)` or `(N, ..., 4 * ceil(C/4))`. Shapes without a channel axis
+(rank 0 and 1) lie linearly in every layout. The padding lanes of NC4HW4 and NHWC4 are zero, always.
 """
 
 from __future__ import annotations

@@ -17,11 +17,12 @@ from weft.kernels.source import Arg, ConstantKind
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """An array that a work-group shares; `size` is an expression of constants."""
+    """An array that a work-group shares; `size` is an expression of constants, `align` bytes (0: of its type)."""
 
     type: str
     name: str
     size: str
+    align: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import log2
@@ -21,6 +21,8 @@ ChoiceT = TypeVar("ChoiceT")
 """The type of what an op lets tuning choose from."""
 
 
+PIECE = 8
+"""Halves that a kernel fetches at a time where they lie side by side: 16 bytes."""
 MAX_ELEMENTS = 1 << 31
 """Kernels index with 32 bits: a tensor must have fewer stored elements."""
 
@@ -28,8 +30,8 @@ MAX_ELEMENTS = 1 << 31
 class Placement(Enum):
     """How an op wants the activations it reads and writes to lie.
 
-    LINEAR: as NCHW. CHANNELS: in NC4HW4 or NHWC4, as the device likes. EITHER: as its inputs lie. ALIAS: linear, and the first output is
-    the first input's memory.
+    LINEAR: as NCHW. CHANNELS: in NC4HW4 or NHWC4, as the device likes. EITHER: as its inputs lie. ALIAS: linear,
+    and the first output is the first input's memory.
     """
 
     LINEAR = "linear"
@@ -58,6 +60,8 @@ class DeviceCaps:
     """Images of fp16 lie as NHWC4 instead of NC4HW4: what matrix units stage at a time then lies side by side."""
     matrix_units: bool = False
     """A subgroup of 32 multiplies fp16 tiles of 16 x 16 and adds them in fp32."""
+    warpgroup_units: bool = False
+    """Four subgroups of 32 together multiply fp16 matrices in up to 227 KiB of work-group memory (sm_90a)."""
     compute_units: int = 1
     software: bool = False
 
@@ -80,12 +84,14 @@ class KernelBuilder(ABC):
         grid: Size3,
         local: Size3,
         raw: bool = False,
+        wide: Collection[str] = (),
         epilogue: bool = True,
     ) -> None:
         """Launch `weft/shaders/<template>.mako` on `grid` work-groups of `local` items.
 
         `reads` and `writes` are the arguments by the names the template uses; an NC4HW4 or NHWC4 tensor is a c4
-        argument, any other a linear one (a raw one if `raw`: elements are moved as bits). `ints` and
+        argument (a wide one if it is among `wide`), any other a linear one (a raw one if `raw`: elements are moved
+        as bits). `ints` and
         `floats` are the constants, `variant` what changes the text. The first of `writes` gets the node's
         fused epilogue unless `epilogue` is False. Nothing is launched where all of `writes` are empty.
         """
@@ -120,6 +126,13 @@ class KernelBuilder(ABC):
         another key.
         """
         return default
+
+    def rows(self, tensor: Tensor) -> tuple[int, int] | None:
+        """Return how the pixels of a packed tensor lie if they are rows of channels, all equally far apart.
+
+        That is the elements from row to row, over all images, and the first element; None if they are not rows.
+        """
+        return None
 
     def joins_channels(self, channels: int) -> bool:
         """Tell whether the node's fused steps can be pasted where a store has four of so many channels.

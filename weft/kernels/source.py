@@ -9,8 +9,9 @@ from typing import Literal
 
 from weft.core.dtypes import DType
 
-ArgKind = Literal["linear", "c4", "raw"]
-"""linear: scalars, converted to f32 or i32. c4: four channels a step (NC4HW4). raw: scalars moved as bits."""
+ArgKind = Literal["linear", "c4", "wide", "raw"]
+"""linear: scalars, converted to f32 or i32. c4: four channels a step (NC4HW4, NHWC4). wide: eight halves a step, for
+templates of one language. raw: scalars moved as bits."""
 ConstantKind = Literal["int", "float"]
 
 

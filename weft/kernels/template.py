@@ -168,9 +168,9 @@ class Writer:
     def __post_init__(self) -> None:
         self.args = {a.name: ArgWriter(a, self) for a in self.request.args}
 
-    def shared(self, type_: str, name: str, size: str) -> str:
-        """Declare an array shared by the work-group."""
-        self.shared_arrays.append(Shared(type_, name, size))
+    def shared(self, type_: str, name: str, size: str, align: int = 0) -> str:
+        """Declare an array shared by the work-group; `align`, in bytes, is heeded in OpenCL C."""
+        self.shared_arrays.append(Shared(type_, name, size, align))
         return ""
 
     def extension(self, *names: str) -> str:
@@ -183,7 +183,7 @@ class Writer:
         return f"for (int {index} = GLOBAL_ID; {index} < {total}; {index} += GLOBAL_SIZE)"
 
     def split(self, target: ArgWriter, index: str, places: str, blocks: str) -> str:
-        """Return the pixel p, block c and image n of vector `index` of a c4 argument, so that neighbours lie side by side.
+        """Return the pixel p, block c and image n of vector `index` of a c4 argument: neighbours lie side by side.
 
         Where channels come last, the blocks of a pixel run fastest, else the pixels of a block.
         """
@@ -243,7 +243,7 @@ def _trace() -> str:
 
 
 def _constants(request: KernelRequest) -> tuple[tuple[str, ConstantKind], ...]:
-    placed = [f"{a.name}_{part}" for a in request.args if a.kind == "c4" for part in PLACE]
+    placed = [f"{a.name}_{part}" for a in request.args if a.kind in ("c4", "wide") for part in PLACE]
     ints = ["LX", "LY", "LZ", *sorted(request.ints), *placed]
     return tuple((n, "int") for n in ints) + tuple((n, "float") for n in sorted(request.floats))
 

@@ -2,17 +2,20 @@
 ## K runs over taps and blocks of four input channels. A subgroup of 32 holds ${fm} x ${fn} tiles of 16 x 16;
 ## ${sm} x ${sn} subgroups make a group's tile, LZ slices of K work side by side and are summed at the end.
 ## A step stages ${kb} blocks of K as fp16. What the next step needs is fetched into registers meanwhile,
-## unconditionally, so that all loads are under way together: what lies outside is dropped later.
+## unconditionally, so that all loads are under way together: what lies outside is dropped later. Where the
+## channels of a pixel lie side by side and are a multiple of eight (`wide`), 16 bytes are fetched at a time.
 <%
 rows, cols, items, depth = 16 * fm * sm, 16 * fn * sn, 32 * sm * sn, kb // 4
-stride, fetched = kb + 2, rows * kb // items
-w_stride, w_fetched = cols // 4 + 2, cols * kb // items
+each = 2 if wide else 1
+stride, fetched = (kb + 2) // each, rows * kb // each // items
+w_stride, w_fetched = (cols // 4 + 2) // each, cols * kb // each // items
 frags = [(i, j) for i in range(fm) for j in range(fn)]
 meet = "subgroupBarrier()" if sm * sn == 1 else "BARRIER"
 k.extension("GL_KHR_cooperative_matrix", "GL_KHR_memory_scope_semantics", "GL_KHR_shader_subgroup_basic",
             "GL_EXT_shader_explicit_arithmetic_types_float16")
-k.shared("f16vec4", "As", f"LZ * {rows * stride}")
-k.shared("f16vec4", "Bs", f"LZ * {4 * kb * w_stride}")
+piece = "uvec4" if wide else "f16vec4"
+k.shared(piece, "As", f"LZ * {rows * stride}")
+k.shared(piece, "Bs", f"LZ * {4 * kb * w_stride}")
 if sliced:
     k.shared("float", "Sum", f"(LZ - 1) * {rows * cols}")
 pixels = "coopmat<float16_t, gl_ScopeSubgroup, 16, 16, gl_MatrixUseA>"
@@ -26,16 +29,16 @@ by_rows = "gl_CooperativeMatrixLayoutRowMajor"
     const int kk = (${step}) * ${kb} + ak${u};
 % if pointwise:
     inside${u} = row${u} < PIXELS && kk < C4;
-    va${u} = x[inside${u} ? ${x.place4(f"an{u}", "kk", f"ap{u}")} : 0];
+    va${u} = x[inside${u} ? (${x.place4(f"an{u}", "kk", f"ap{u}")}) / ${each} : 0];
 % else:
     const int tap = kk / C4, ih = ah${u} + tap / KW * DH, iw = aw${u} + tap % KW * DW;
     inside${u} = row${u} < PIXELS && tap < KH * KW && ih >= 0 && ih < IH && iw >= 0 && iw < IW;
-    va${u} = x[inside${u} ? ${x.place4(f"an{u}", "kk % C4", "ih * IW + iw")} : 0];
+    va${u} = x[inside${u} ? (${x.place4(f"an{u}", "kk % C4", "(ih * IW + iw)")}) / ${each} : 0];
 % endif
   }
 % endfor
 % for u in range(w_fetched):
-  vb${u} = w[min(${step}, STEPS - 1) * ${4 * kb} * WIDTH + from${u}];
+  vb${u} = w[min(${step}, STEPS - 1) * ${4 * kb} * (WIDTH / ${each}) + from${u}];
 % endfor
 </%def>
 const int lane = LOCAL_X, part = LOCAL_Y, item = part * 32 + lane;
@@ -43,19 +46,24 @@ const int part_m = part % ${sm}, part_n = part / ${sm};
 const int a_base = LOCAL_Z * ${rows * stride}, b_base = LOCAL_Z * ${4 * kb * w_stride};
 const int sum_base = part * ${256 * fm * fn}, column16 = GROUP_Y * ${cols // 16} + part_n * ${fn};
 % for u in range(w_fetched):
-const int bc${u} = (item + ${u * items}) % ${cols // 4}, bk${u} = (item + ${u * items}) / ${cols // 4};
-const int from${u} = bk${u} * WIDTH + GROUP_Y * ${cols // 4} + bc${u}, to${u} = b_base + bk${u} * ${w_stride} + bc${u};
-f16vec4 vb${u};
+const int bc${u} = (item + ${u * items}) % ${cols // 4 // each}, bk${u} = (item + ${u * items}) / ${cols // 4 // each};
+const int from${u} = bk${u} * (WIDTH / ${each}) + GROUP_Y * ${cols // 4 // each} + bc${u}, to${u} = b_base + bk${u} * ${w_stride} + bc${u};
+${piece} vb${u};
 % endfor
 for (int tile = GROUP_X; tile < TILES; tile += GROUPS_X) {
   const int first_row = tile * ${rows};
 % for u in range(fetched):
-  const int e${u} = item + ${u * items}, ak${u} = e${u} / ${rows}, am${u} = e${u} % ${rows}, row${u} = first_row + am${u};
+  const int e${u} = item + ${u * items};
+% if wide:
+  const int ak${u} = e${u} % ${kb // 2} * 2, am${u} = e${u} / ${kb // 2}, row${u} = first_row + am${u};
+% else:
+  const int ak${u} = e${u} / ${rows}, am${u} = e${u} % ${rows}, row${u} = first_row + am${u};
+% endif
   const int an${u} = row${u} / (OH * OW), ap${u} = row${u} % (OH * OW);
 % if not pointwise:
   const int ah${u} = ap${u} / OW * SH - PH, aw${u} = ap${u} % OW * SW - PW;
 % endif
-  f16vec4 va${u};
+  ${piece} va${u};
   bool inside${u};
 % endfor
 % for i, j in frags:
@@ -64,7 +72,7 @@ for (int tile = GROUP_X; tile < TILES; tile += GROUPS_X) {
   ${fetch("LOCAL_Z")}
   for (int round = 0; round < (STEPS + LZ - 1) / LZ; round++) {
 % for u in range(fetched):
-    As[a_base + am${u} * ${stride} + ak${u}] = inside${u} ? va${u} : f16vec4(0.0);
+    As[a_base + am${u} * ${stride} + ak${u} / ${each}] = inside${u} ? va${u} : ${piece}(0);
 % endfor
 % for u in range(w_fetched):
     Bs[to${u}] = vb${u};
@@ -74,11 +82,11 @@ for (int tile = GROUP_X; tile < TILES; tile += GROUPS_X) {
 % for q in range(depth):
 % for j in range(fn):
     ${weights} b${q}_${j};
-    coopMatLoad(b${q}_${j}, Bs, b_base + ${16 * q * w_stride} + part_n * ${4 * fn} + ${4 * j}, ${w_stride}, ${by_rows});
+    coopMatLoad(b${q}_${j}, Bs, b_base + ${16 * q * w_stride} + (part_n * ${4 * fn} + ${4 * j}) / ${each}, ${w_stride}, ${by_rows});
 % endfor
 % for i in range(fm):
     ${pixels} a${q}_${i};
-    coopMatLoad(a${q}_${i}, As, a_base + (part_m * ${16 * fm} + ${16 * i}) * ${stride} + ${4 * q}, ${stride}, ${by_rows});
+    coopMatLoad(a${q}_${i}, As, a_base + (part_m * ${16 * fm} + ${16 * i}) * ${stride} + ${4 * q // each}, ${stride}, ${by_rows});
 % for j in range(fn):
     acc${i}_${j} = coopMatMulAdd(a${q}_${i}, b${q}_${j}, acc${i}_${j});
 % endfor

@@ -3,12 +3,14 @@
 ## layout of m16n8k16: an item has columns 2t, 2t + 1, 2t + 8, 2t + 9 of rows g and g + 8 (PTX ISA, mma).
 <%
 rows, cols, items, depth = 16 * fm * sm, 16 * fn * sn, 32 * sm * sn, kb // 4
-stride, fetched = kb + 2, rows * kb // items
-w_stride, w_fetched = cols // 4 + 2, cols * kb // items
+each = 2 if wide else 1
+stride, fetched = (kb + 2) // each, rows * kb // each // items
+w_stride, w_fetched = (cols // 4 + 2) // each, cols * kb // each // items
 frags = [(i, j) for i in range(fm) for j in range(fn)]
 meet = 'asm volatile("bar.warp.sync 0xffffffff;" ::: "memory")' if sm * sn == 1 else "BARRIER"
-k.shared("uint4", "As4", f"LZ * {rows * stride // 2}")
-k.shared("uint4", "Bs4", f"LZ * {2 * kb * w_stride}")
+piece = "uint4" if wide else "uint2"
+k.shared("uint4", "As4", f"LZ * {rows * stride * each // 2}")
+k.shared("uint4", "Bs4", f"LZ * {2 * kb * w_stride * each}")
 if sliced:
     k.shared("f32", "Sum", f"(LZ - 1) * {rows * cols}")
 %>
@@ -18,44 +20,49 @@ if sliced:
     const int kk = (${step}) * ${kb} + ak${u};
 % if pointwise:
     inside${u} = row${u} < PIXELS && kk < C4;
-    va${u} = ((__global const uint2*)x)[inside${u} ? ${x.place4(f"an{u}", "kk", f"ap{u}")} : 0];
+    va${u} = ((__global const ${piece}*)x)[inside${u} ? (${x.place4(f"an{u}", "kk", f"ap{u}")}) / ${each} : 0];
 % else:
     const int tap = kk / C4, ih = ah${u} + tap / KW * DH, iw = aw${u} + tap % KW * DW;
     inside${u} = row${u} < PIXELS && tap < KH * KW && ih >= 0 && ih < IH && iw >= 0 && iw < IW;
-    va${u} = ((__global const uint2*)x)[inside${u} ? ${x.place4(f"an{u}", "kk % C4", "ih * IW + iw")} : 0];
+    va${u} = ((__global const ${piece}*)x)[inside${u} ? (${x.place4(f"an{u}", "kk % C4", "(ih * IW + iw)")}) / ${each} : 0];
 % endif
   }
 % endfor
 % for u in range(w_fetched):
-  vb${u} = ((__global const uint2*)w)[min(${step}, STEPS - 1) * ${4 * kb} * WIDTH + from${u}];
+  vb${u} = ((__global const ${piece}*)w)[min(${step}, STEPS - 1) * ${4 * kb} * (WIDTH / ${each}) + from${u}];
 % endfor
 </%def>
 <%def name="load4(to, address, transposed)">
 asm volatile("ldmatrix.sync.aligned.m8n8.x4${".trans" if transposed else ""}.shared.b16 {%0,%1,%2,%3}, [%4];"
   : "=r"(${to}0), "=r"(${to}1), "=r"(${to}2), "=r"(${to}3) : "r"(${address}) : "memory");
 </%def>
-__local uint2 *As = (__local uint2*)As4, *Bs = (__local uint2*)Bs4;
+__local ${piece} *As = (__local ${piece}*)As4, *Bs = (__local ${piece}*)Bs4;
 const int lane = LOCAL_X, part = LOCAL_Y, item = part * 32 + lane;
 const int part_m = part % ${sm}, part_n = part / ${sm};
 const int a_base = LOCAL_Z * ${rows * stride}, b_base = LOCAL_Z * ${4 * kb * w_stride};
 const int sum_base = part * ${256 * fm * fn}, column16 = GROUP_Y * ${cols // 16} + part_n * ${fn};
 ## What ldmatrix reads: row lane % 16, and the second half of the columns in the upper half of the warp.
-const uint a_at = (uint)(ulong)(As + a_base + (part_m * ${16 * fm} + lane % 16) * ${stride} + lane / 16 * 2);
-const uint b_at = (uint)(ulong)(Bs + b_base + lane % 16 * ${w_stride} + part_n * ${4 * fn} + lane / 16 * 2);
+const uint a_at = (uint)(ulong)(As + a_base + (part_m * ${16 * fm} + lane % 16) * ${stride} + lane / 16 * ${2 // each});
+const uint b_at = (uint)(ulong)(Bs + b_base + lane % 16 * ${w_stride} + part_n * ${4 * fn // each} + lane / 16 * ${2 // each});
 % for u in range(w_fetched):
-const int bc${u} = (item + ${u * items}) % ${cols // 4}, bk${u} = (item + ${u * items}) / ${cols // 4};
-const int from${u} = bk${u} * WIDTH + GROUP_Y * ${cols // 4} + bc${u}, to${u} = b_base + bk${u} * ${w_stride} + bc${u};
-uint2 vb${u};
+const int bc${u} = (item + ${u * items}) % ${cols // 4 // each}, bk${u} = (item + ${u * items}) / ${cols // 4 // each};
+const int from${u} = bk${u} * (WIDTH / ${each}) + GROUP_Y * ${cols // 4 // each} + bc${u}, to${u} = b_base + bk${u} * ${w_stride} + bc${u};
+${piece} vb${u};
 % endfor
 for (int tile = GROUP_X; tile < TILES; tile += GROUPS_X) {
   const int first_row = tile * ${rows};
 % for u in range(fetched):
-  const int e${u} = item + ${u * items}, ak${u} = e${u} / ${rows}, am${u} = e${u} % ${rows}, row${u} = first_row + am${u};
+  const int e${u} = item + ${u * items};
+% if wide:
+  const int ak${u} = e${u} % ${kb // 2} * 2, am${u} = e${u} / ${kb // 2}, row${u} = first_row + am${u};
+% else:
+  const int ak${u} = e${u} / ${rows}, am${u} = e${u} % ${rows}, row${u} = first_row + am${u};
+% endif
   const int an${u} = row${u} / (OH * OW), ap${u} = row${u} % (OH * OW);
 % if not pointwise:
   const int ah${u} = ap${u} / OW * SH - PH, aw${u} = ap${u} % OW * SW - PW;
 % endif
-  uint2 va${u};
+  ${piece} va${u};
   bool inside${u};
 % endfor
 % for i, j in frags:
@@ -64,7 +71,7 @@ for (int tile = GROUP_X; tile < TILES; tile += GROUPS_X) {
   ${fetch("LOCAL_Z")}
   for (int round = 0; round < (STEPS + LZ - 1) / LZ; round++) {
 % for u in range(fetched):
-    As[a_base + am${u} * ${stride} + ak${u}] = inside${u} ? va${u} : (uint2)(0, 0);
+    As[a_base + am${u} * ${stride} + ak${u} / ${each}] = inside${u} ? va${u} : (${piece})(0);
 % endfor
 % for u in range(w_fetched):
     Bs[to${u}] = vb${u};
@@ -75,11 +82,11 @@ for (int tile = GROUP_X; tile < TILES; tile += GROUPS_X) {
     {
 % for j in range(fn):
       uint ${", ".join(f"b{j}_{r}" for r in range(4))};
-      ${load4(f"b{j}_", f"b_at + {(16 * q * w_stride + 4 * j) * 8}", True)}
+      ${load4(f"b{j}_", f"b_at + {(16 * q * w_stride * each + 4 * j) * 8}", True)}
 % endfor
 % for i in range(fm):
       uint ${", ".join(f"a{i}_{r}" for r in range(4))};
-      ${load4(f"a{i}_", f"a_at + {(16 * i * stride + 4 * q) * 8}", False)}
+      ${load4(f"a{i}_", f"a_at + {(16 * i * stride * each + 4 * q) * 8}", False)}
 % for j, half in [(j, half) for j in range(fn) for half in range(2)]:
       asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : ${", ".join(f'"+f"(acc{i}_{j}_{2 * half + e})' for e in (0, 1, 4, 5))}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -14,7 +14,7 @@ from weft.backends.gpu.picks import Choices, Pick, problem_key
 from weft.core.backend import StorageType
 from weft.core.dtypes import DType
 from weft.core.fused import RUNNING, Fused
-from weft.core.layout import Array, Layout
+from weft.core.layout import PACK, Array, Layout
 from weft.core.op import Op
 from weft.core.tensor import Tensor
 from weft.errors import ExecutionError
@@ -85,6 +85,7 @@ class NodeBuilder(KernelBuilder):
         grid: Size3,
         local: Size3,
         raw: bool = False,
+        wide: Collection[str] = (),
         epilogue: bool = True,
     ) -> None:
         """Render and plan one launch; its kernel is built later."""
@@ -93,8 +94,9 @@ class NodeBuilder(KernelBuilder):
         target = next(iter(writes))
         extra = self._epilogue(writes[target]) if epilogue else _Epilogue()
         sources = {n: self._on_device(n, t) for n, t in {**reads, **extra.reads}.items()}
-        args = [self._arg(n, t, raw, False) for n, t in sources.items()]
-        args += [self._arg(n, t, raw, True) for n, t in writes.items()]
+        packed: ArgKind = "c4"
+        args = [self._arg(n, t, "wide" if n in wide else packed, raw, False) for n, t in sources.items()]
+        args += [self._arg(n, t, packed, raw, True) for n, t in writes.items()]
         all_ints = {**(ints or {}), **extra.ints}
         all_floats = {**(floats or {}), **extra.floats}
         request = KernelRequest(
@@ -153,6 +155,14 @@ class NodeBuilder(KernelBuilder):
         whole: Region = outer.memory
         return part.slot is whole.slot and part.first == whole.first + first
 
+    def rows(self, tensor: Tensor) -> tuple[int, int] | None:
+        """Return the elements from pixel to pixel and the first one, if the channels of a pixel lie side by side."""
+        place = place_constants(tensor, "x")
+        single = prod(tensor.shape[2:]) == 1
+        if place["x_CS"] != 1:
+            return None
+        return PACK * place["x_NS" if single else "x_PS"], PACK * place["x_O"]
+
     def joins_channels(self, channels: int) -> bool:
         """Tell whether each operand of the fused steps is a value of its own, a scalar, or one of the channels."""
         steps = self._op.steps if isinstance(self._op, Fused) else ()
@@ -161,13 +171,13 @@ class NodeBuilder(KernelBuilder):
 
     # -- parts ---------------------------------------------------------------------------------------------
 
-    def _arg(self, name: str, tensor: Tensor, raw: bool, written: bool) -> Arg:
+    def _arg(self, name: str, tensor: Tensor, packed: ArgKind, raw: bool, written: bool) -> Arg:
         if prod(tensor.storage_shape) >= MAX_ELEMENTS:
             raise ExecutionError(
                 f"tensor {tensor.name!r} is too large for this kernel",
                 why=f"{prod(tensor.storage_shape)} elements; indices have 32 bits",
             )
-        kind: ArgKind = "raw" if raw else "c4" if is_packed(tensor) else "linear"
+        kind: ArgKind = "raw" if raw else packed if is_packed(tensor) else "linear"
         return Arg(name, tensor.dtype, kind, written)
 
     def _on_device(self, name: str, tensor: Tensor) -> Tensor:

@@ -337,6 +337,7 @@ def _caps(device: cl.Device) -> DeviceCaps:
         subgroup_size=1,
         channels_last=_has_matrix_units(device),
         matrix_units=_has_matrix_units(device),
+        warpgroup_units=_capability(device) == (9, 0),
         compute_units=int(device.max_compute_units),
         software=bool(device.type & cl.device_type.CPU),
     )
@@ -344,7 +345,14 @@ def _caps(device: cl.Device) -> DeviceCaps:
 
 def _has_matrix_units(device: cl.Device) -> bool:
     """Tell whether it is an NVIDIA GPU of compute capability 8.0 or later, whose compiler takes PTX within C."""
+    return _capability(device) >= (8, 0)
+
+
+def _capability(device: cl.Device) -> tuple[int, int]:
+    """Return the compute capability of an NVIDIA GPU, (0, 0) of anything else."""
     try:
-        return "NVIDIA" in device.platform.name and int(device.compute_capability_major_nv) >= 8
+        if "NVIDIA" in device.platform.name:
+            return int(device.compute_capability_major_nv), int(device.compute_capability_minor_nv)
     except (AttributeError, cl.Error):
-        return False
+        pass
+    return 0, 0

@@ -23,6 +23,10 @@ _TYPES = {
 _DOUBLE = re.compile(r"(?<![\w.])((?:\d+\.\d*|\.\d+)(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+)(?![\w.])")
 
 
+def _aligned(align: int) -> str:
+    return f" __attribute__((aligned({align})))" if align else ""
+
+
 @dataclass(frozen=True)
 class OpenCLDialect(Dialect):
     """OpenCL C: constants are macros, fp16 is storage only (vload_half), so cl_khr_fp16 is not needed."""
@@ -36,7 +40,7 @@ class OpenCLDialect(Dialect):
         The constants are macros that `compile` defines, or arguments that it puts where LATE_CONSTANTS is.
         """
         params = ", ".join(f"__global {'' if a.written else 'const '}{self._element(a)}* {a.name}" for a in parts.args)
-        locals_ = "\n".join(f"  __local {s.type} {s.name}[{s.size}];" for s in parts.shared)
+        locals_ = "\n".join(f"  __local {s.type} {s.name}[{s.size}]{_aligned(s.align)};" for s in parts.shared)
         text = (
             f"#ifndef LATE_CONSTANTS\n#define LATE_CONSTANTS\n#endif\n"
             f"{parts.prelude}\n__attribute__((reqd_work_group_size(LX, LY, LZ)))\n"

@@ -13,6 +13,7 @@ import numpy as np
 import pyopencl as cl
 
 from weft.backends.gpu.device import Size3
+from weft.backends.opencl import ptx
 from weft.backends.opencl.words import words
 from weft.errors import CompileError
 from weft.kernels.cache import DiskCache
@@ -126,6 +127,22 @@ class Programs:
 
     def _build(self, source: KernelSource, header: str, local: Size3) -> cl._cl._Program:
         program = cl._cl._Program(self._context, f"{header}#line 1\n{source.text}")
+        try:
+            _build(program, self._device, local)
+            cl.Kernel(program, source.entry)
+        except cl.Error as e:
+            raise self._refused(source, header, words(e.code), _log_of(program, self._device)) from e
+        return self._uncovered(program, source, header, local) if ptx.MARK in source.text else program
+
+    def _uncovered(
+        self, covered: cl._cl._Program, source: KernelSource, header: str, local: Size3
+    ) -> cl._cl._Program:
+        """Return the program with its covered instructions; see `ptx`."""
+        binaries = cast("list[bytes]", covered.get_info(cl.program_info.BINARIES))
+        text = ptx.uncover(bytes(binaries[0]))
+        if text is None:
+            raise self._refused(source, header, "the compiler did not write PTX for sm_90", "")
+        program = cl._cl._Program(self._context, [self._device], [text])
         try:
             _build(program, self._device, local)
             cl.Kernel(program, source.entry)

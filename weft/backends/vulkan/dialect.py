@@ -54,6 +54,8 @@ class GlslDialect(Dialect):
     def _element(self, arg: Arg) -> str:
         if arg.kind == "raw":
             return _RAW[arg.dtype.itemsize]
+        if arg.kind == "wide":
+            return "uvec4"
         if arg.kind == "c4":
             return "f16vec4" if arg.dtype is DType.FLOAT16 else "vec4"
         return _TYPES[arg.dtype]

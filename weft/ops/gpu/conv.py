@@ -11,7 +11,7 @@ import numpy as np
 
 from weft.core.layout import PACK, Array, Layout
 from weft.core.tensor import Tensor
-from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, Placement, gpu_op
+from weft.kernels.launch import PIECE, DeviceCaps, GpuOp, KernelBuilder, Placement, gpu_op
 from weft.ops.conv import Conv
 from weft.ops.gpu import conv_matrix
 from weft.ops.window import Window
@@ -94,6 +94,11 @@ class ConvPlan:
             return {}
         value = self.bias
         return {"b": self.k.constant("bias", lambda: value.reshape(1, -1, 1), Layout.NC4HW4)}
+
+    def lies_in_pieces(self) -> bool:
+        """Tell whether pixels lie as rows of channels in whole pieces, so that 16 bytes can be fetched at a time."""
+        rows = self.k.rows(self.x)
+        return rows is not None and all(n % PIECE == 0 for n in (self.x.shape[1], *rows))
 
     def pieces(self, nbytes_per_block: int) -> list[tuple[int, int]]:
         """Return (first, count) of output blocks such that each piece's weights fit one kernel argument."""

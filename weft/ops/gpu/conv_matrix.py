@@ -12,6 +12,8 @@ import numpy as np
 from weft.core.dtypes import DType
 from weft.core.layout import PACK, Array, Layout
 from weft.kernels.launch import DeviceCaps
+from weft.ops.gpu import conv_wgmma
+from weft.ops.gpu.conv_wgmma import WgmmaTile
 
 if TYPE_CHECKING:
     from weft.ops.gpu.conv import ConvPlan
@@ -27,7 +29,7 @@ class MatrixTile:
 
     A subgroup holds `fm` x `fn` tiles of sums; `sm` x `sn` subgroups make the group's tile; `lz` such sets
     take turns in K and are summed at the end. A step stages `kb` blocks of four input channels. All items
-    fetch alike: 32 * sm * sn divides both `rows` * kb and `columns` * kb.
+    fetch alike: 64 * sm * sn divides both `rows` * kb and `columns` * kb.
     """
 
     fm: int
@@ -128,22 +130,33 @@ def launch_matrix(plan: ConvPlan, constants: dict[str, int]) -> None:
     depth = prod(weight.shape[2:]) * ci4 * PACK
     pixels, channels = plan.y.shape[0] * prod(plan.window.outputs), weight.shape[0]
     problem = {**constants, "N": plan.y.shape[0], "CI": weight.shape[1], "CO": channels, "bias": plan.bias is not None}
-    default = choose_tile(k.caps, pixels, channels, depth)
-    tile = k.pick("conv_matrix", problem, legal_tiles(k.caps, depth), default)
+    candidates: list[MatrixTile | WgmmaTile] = [*legal_tiles(k.caps, depth)]
+    default: MatrixTile | WgmmaTile = choose_tile(k.caps, pixels, channels, depth)
+    if conv_wgmma.fits(plan):
+        candidates += conv_wgmma.TILES
+        wide = conv_wgmma.choose_tile(k.caps, pixels, channels)
+        if -(-pixels // wide.rows) * -(-channels // wide.cols) >= k.caps.compute_units // 2:
+            default = wide
+    tile = k.pick("conv_matrix", problem, candidates, default)
+    if isinstance(tile, WgmmaTile):
+        conv_wgmma.launch_wgmma(plan, constants, tile)
+        return
     packed = k.constant(f"matrix.{tile.columns}.{tile.kb}", partial(pack_weights, weight, tile), Layout.NC4HW4)
-    tiles, wide = -(-pixels // tile.rows), -(-channels // tile.columns)
+    tiles, across = -(-pixels // tile.rows), -(-channels // tile.columns)
+    wide = plan.lies_in_pieces()
     k.launch(
         "conv_matrix",
         reads={"x": plan.x, "w": packed, **plan.bias_vector()},
         writes={"y": plan.y},
         ints={
             **constants, "C4": ci4, "STEPS": -(-depth // (PACK * tile.kb)), "PIXELS": pixels,
-            "COUNT": plan.blocks, "TILES": tiles, "WIDTH": wide * tile.columns // PACK,
+            "COUNT": plan.blocks, "TILES": tiles, "WIDTH": across * tile.columns // PACK,
         },
         variant={
             "fm": tile.fm, "fn": tile.fn, "sm": tile.sm, "sn": tile.sn, "kb": tile.kb,
-            "pointwise": plan.window.is_pointwise, "sliced": tile.lz > 1,
+            "pointwise": plan.window.is_pointwise, "sliced": tile.lz > 1, "wide": wide,
         },
-        grid=(min(tiles, k.caps.max_grid[0]), wide, 1),
+        wide=("x", "w") if wide else (),
+        grid=(min(tiles, k.caps.max_grid[0]), across, 1),
         local=(SUBGROUP, tile.sm * tile.sn, tile.lz),
     )  # fmt: skip

@@ -7,7 +7,7 @@ from math import prod
 
 import numpy as np
 
-from weft.core.layout import PACK, Layout, Shape
+from weft.core.layout import PACK, Shape
 from weft.core.tensor import Tensor
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, Placement, gpu_op
 from weft.ops.gpu.move import row_major

@@ -9,7 +9,7 @@ from math import prod
 from typing import Any
 
 from weft.core.dtypes import DType
-from weft.core.layout import Layout, Shape
+from weft.core.layout import Shape
 from weft.core.tensor import Tensor
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, Placement, Size3, gpu_op
 from weft.ops.gpu.move import row_major

@@ -9,7 +9,7 @@ from math import prod
 
 import numpy as np
 
-from weft.core.layout import PACK, Array, Layout, Shape
+from weft.core.layout import PACK, Array, Shape
 from weft.core.tensor import Tensor
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, Placement, gpu_op
 from weft.ops.gpu.move import row_major
