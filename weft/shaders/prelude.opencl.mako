@@ -30,3 +30,25 @@ f32 nan_min(f32 a, f32 b) { return (a < b || a != a) ? a : b; }
 f32x4 first_lanes(f32x4 v, int n) {
   return F4(n > 0 ? v.x : 0.0, n > 1 ? v.y : 0.0, n > 2 ? v.z : 0.0, n > 3 ? v.w : 0.0);
 }
+
+#ifdef __NV_CL_C_VERSION
+// The built-in functions of this compiler move the four halves one by one.
+f32x4 load_half4(int i, __global const half* p) {
+  const uint2 v = ((__global const uint2*)p)[i];
+  f32 a, b, c, d;
+  asm("{ .reg .b16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h; }" : "=f"(a), "=f"(b) : "r"(v.x));
+  asm("{ .reg .b16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h; }" : "=f"(c), "=f"(d) : "r"(v.y));
+  return F4(a, b, c, d);
+}
+uint two_halves(f32 a, f32 b) {
+  uint v;
+  asm("{ .reg .b16 l, h; cvt.rn.f16.f32 l, %1; cvt.rn.f16.f32 h, %2; mov.b32 %0, {l, h}; }" : "=r"(v) : "f"(a), "f"(b));
+  return v;
+}
+void store_half4(f32x4 v, int i, __global half* p) {
+  ((__global uint2*)p)[i] = (uint2)(two_halves(v.x, v.y), two_halves(v.z, v.w));
+}
+#else
+#define load_half4(i, p) vloada_half4((i), (p))
+#define store_half4(v, i, p) vstorea_half4_rte((v), (i), (p))
+#endif

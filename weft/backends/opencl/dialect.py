@@ -72,13 +72,13 @@ class OpenCLDialect(Dialect):
     def load4(self, arg: Arg, index: str) -> str:
         """Return four elements as float4."""
         if arg.dtype is DType.FLOAT16:
-            return f"vloada_half4({index}, {arg.name})"
+            return f"load_half4({index}, {arg.name})"
         return f"{arg.name}[{index}]"
 
     def store4(self, arg: Arg, index: str, value: str) -> str:
         """Return the statement that stores a float4."""
         if arg.dtype is DType.FLOAT16:
-            return f"vstorea_half4_rte({value}, {index}, {arg.name});"
+            return f"store_half4({value}, {index}, {arg.name});"
         return f"{arg.name}[{index}] = {value};"
 
     def load_lane(self, arg: Arg, index: str, lane: str) -> str:
