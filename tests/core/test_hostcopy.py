@@ -48,7 +48,9 @@ def views(draw: st.DrawFn, shape: tuple[int, ...], dtype: str) -> Array:
     order = draw(st.permutations(range(len(shape))))
     whole = numbers(tuple(shape[i] * abs(steps[i]) for i in order), dtype)
     turned = whole.transpose([order.index(i) for i in range(len(shape))]) if shape else whole
-    return turned[(..., *(slice(None, None, s) for s in steps))]
+    index: tuple[Any, ...] = (..., *(slice(None, None, s) for s in steps))
+    view: Array = turned[index]
+    return view
 
 
 @st.composite

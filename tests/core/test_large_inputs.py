@@ -207,7 +207,6 @@ def device() -> Iterator[Ordered]:
         yield made
 
 
-
 def test_chunks_are_submitted_before_the_run_which_is_what_is_waited_for(device: Ordered) -> None:
     with weft.load(network(), device="null", fallback="error") as session:
         for _ in range(2):

@@ -29,8 +29,8 @@ class Stream:
         self._sent = 0
         for start in range(0, source.nbytes, CHUNK):
             size = min(CHUNK, source.nbytes - start)
-            pair = (Binding(b.buffer, b.offset + start, size) for b in (source, target))
-            self._recordings.append(device.record([CopyCommand(*pair, label)]))
+            here, there = (Binding(b.buffer, b.offset + start, size) for b in (source, target))
+            self._recordings.append(device.record([CopyCommand(here, there, label)]))
             self._ends.append(start + size)
 
     def fill(self, source: Array) -> None:
