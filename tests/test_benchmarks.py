@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import measure, models, peers_ncnn
+from benchmarks import measure, models, peers_ncnn, transfers
 from benchmarks.bars import bars, table
 from benchmarks.gemm import Chain
 from benchmarks.measure import Record, Row, random_inputs, relative_error
@@ -110,3 +110,13 @@ def test_a_row_that_fails_is_listed_and_the_file_is_always_whole(tmp_path: Path)
     late = Record({}, None, budget=-1.0)
     late.attempt("more", lambda: pytest.fail("the time is up"))
     assert "were given" in late.absent["more"]
+
+
+def test_transfers_have_a_row_for_every_way_to_copy(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each checks its results, at a size that OpenCL sends in chunks; a device that is not there is named."""
+    sizes = ["--batch", "8", "--iterations", "2", "--threads", "1,3"]
+    transfers.main(["--devices", "opencl,vulkan,opencl:99", *sizes])
+    shown = capsys.readouterr().out
+    for row in ("np.copyto", "1 thread ", "3 threads"):
+        assert shown.count(f"\n{row}") == 2, shown
+    assert "opencl:99: NoDevice" in shown or "opencl:99: there is no" in shown, shown

@@ -125,15 +125,36 @@ RETURN = "end it with 'return True'"
         ("onWaitFinish", None, "onWaitFinish returned None", "or False if the run failed", RETURN),
         ("onMapInput", 3, "onMapInput returned 3 (of type int) for 'x'", "a float32 array of shape (2, 3), or", ""),
         ("onMapInput", np.zeros(6, "f4"), "a float32 array of shape (6,) for 'x'", "array of shape (2, 3)", ""),
+        ("onFillInput", None, "onFillInput returned None", "or False where it leaves the copy to the session", RETURN),
         ("onMapOutput", np.zeros((2, 3)), "a float64 array of shape (2, 3) for 'y'", "a float32 array", ""),
     ],
 )
 def test_4_what_a_callback_returns_is_shown_with_what_it_must_be(
     callback: str, answer: object, what: str, why: str, fix: str
 ) -> None:
-    error = failing(adding(**{callback: lambda *_: answer}), graph=sums())
+    mapping = {"onMapInput": lambda self, tensor: np.zeros(tensor.shape, "f4")} if callback == "onFillInput" else {}
+    error = failing(adding(**mapping, **{callback: lambda *_: answer}), graph=sums())
     assert what in error.what and why in error.why and error.fix.startswith(fix), str(error)
     assert error.where.endswith(f"Acme.{callback}")
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), ValueError("odd")], ids=lambda e: type(e).__name__)
+def test_4_what_onFillInput_raises_names_it_and_the_input(error: BaseException) -> None:
+    def fill(*_: object) -> bool:
+        raise error
+
+    made = adding(onMapInput=lambda self, tensor: np.zeros(tensor.shape, "f4"), onFillInput=fill)
+    caught = failing(made, kind=ExecutionError, graph=sums())
+    assert caught.where.endswith(": Acme.onFillInput") and caught.what == "'x' could not be copied to the device"
+
+
+@pytest.mark.parametrize(("answer", "copied"), [(True, 0), (False, 1)])
+def test_4_the_session_copies_an_input_that_onFillInput_leaves_to_it(answer: bool, copied: float) -> None:
+    mapped = np.zeros((2, 3), np.float32)
+    made = adding(onMapInput=lambda self, tensor: mapped, onFillInput=lambda *_: answer)
+    with registered(Creator(made)), weft.load(sums(), "acme") as session:
+        session.run(X)
+    np.testing.assert_array_equal(mapped, X * copied)
 
 
 def test_4_a_lowered_graph_keeps_the_inputs_and_outputs() -> None:

@@ -14,7 +14,8 @@ from weft.core.backend import Backend, BackendCreator, BackendInfo, Execution, S
 CALLBACKS = (
     "onCreate", "onAcquireBuffer", "onReleaseBuffer", "onImportBuffer", "onClearBuffer", "onCopyBuffer",
     "onExecuteBegin", "onExecuteEnd", "onResizeBegin", "onResizeEnd", "onAllocateBuffer", "onWaitFinish",
-    "onMapInput", "onMapOutput", "why_not", "OptimizeSubgraph", "lower", "canImport", "statistics", "notes", "close",
+    "onMapInput", "onFillInput", "onMapOutput", "why_not", "OptimizeSubgraph", "lower", "canImport", "statistics",
+    "notes", "close",
 )  # fmt: skip
 OF_EXECUTIONS = ("onResize", "onExecute", "close")
 CLEANING = frozenset({"onReleaseBuffer", "onClearBuffer", "onWaitFinish", "close", "Execution.close"})

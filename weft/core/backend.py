@@ -30,21 +30,8 @@ from weft.core.views import OptimizationViews, SubgraphView
 from weft.errors import BackendError
 
 __all__ = [
-    "API_VERSION",
-    "Backend",
-    "BackendConfig",
-    "BackendCreator",
-    "BackendInfo",
-    "Creator",
-    "DeviceInfo",
-    "Execution",
-    "ExplainsRefusal",
-    "ForwardType",
-    "MemoryMode",
-    "Power",
-    "Precision",
-    "StorageType",
-    "is_compatible",
+    "API_VERSION", "Backend", "BackendConfig", "BackendCreator", "BackendInfo", "Creator", "DeviceInfo", "Execution",
+    "ExplainsRefusal", "ForwardType", "MemoryMode", "Power", "Precision", "StorageType", "is_compatible",
 ]
 
 API_VERSION = (1, 0)
@@ -323,6 +310,14 @@ class Backend(ABC):
         Called between `onResizeBegin` and `onAllocateBuffer`, as `onMapOutput` is.
         """
         return None
+
+    def onFillInput(self, tensor: Tensor, source: Array) -> bool:
+        """Copy an array of the same shape and type into what `onMapInput` returned; False leaves that to the session.
+
+        The backend may begin to upload at once: the run before is done, and the same thread starts the next
+        one, unless something fails first.
+        """
+        return False
 
     def onMapOutput(self, tensor: Tensor) -> Array | None:
         """Return a lasting host array that holds `tensor` after `onWaitFinish`, or None to be copied from."""

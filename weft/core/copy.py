@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
+from weft.core.hostcopy import copy_into
 from weft.core.layout import convert
 from weft.core.tensor import Tensor
 from weft.errors import InputError
@@ -19,7 +18,7 @@ def is_host(tensor: Tensor) -> bool:
 def copy_host(src: Tensor, dst: Tensor) -> None:
     """Copy between two tensors whose memory is numpy arrays, converting layout and element type."""
     stored = convert(src.memory, src.shape, src.layout, dst.layout, dst.dtype.numpy)
-    np.copyto(dst.memory, stored.reshape(dst.storage_shape))
+    copy_into(dst.memory, stored.reshape(dst.storage_shape))
 
 
 def copy_tensor(src: Tensor, dst: Tensor) -> None:

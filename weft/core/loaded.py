@@ -17,6 +17,7 @@ from weft.core.blame import FAILURES, blame, callback_of
 from weft.core.contexts import MemoryManager
 from weft.core.copy import copy_tensor
 from weft.core.graph import Graph, Node
+from weft.core.hostcopy import copy_into
 from weft.core.layout import Array
 from weft.core.optimized import OptimizedNetwork, Part
 from weft.core.pipeline import Pipeline, Progress
@@ -213,7 +214,7 @@ class LoadedNetwork:
             assert self._passed is not None
             np.copyto(result, known if known is not None else self._passed[name])
         elif name in pipeline.mapped:
-            np.copyto(result, pipeline.mapped[name])
+            copy_into(result, pipeline.mapped[name])
         elif result.flags.c_contiguous:
             with pipeline.copying(name):
                 copy_tensor(pipeline.tensor(name), Tensor(name, spec.dims, spec.dtype, memory=result))
@@ -274,7 +275,7 @@ def _memory_manager(choice: Choice) -> MemoryManager | None:
 def feed(pipeline: Pipeline, name: str, array: Array) -> None:
     """Put an input where the pipeline reads it."""
     if name in pipeline.mapped:
-        np.copyto(pipeline.mapped[name], array)
+        pipeline.fill(name, array)
     else:
         with pipeline.copying(name):
             copy_tensor(Tensor.from_numpy(array, name=name), pipeline.tensor(name))

@@ -15,6 +15,7 @@ from weft.core.assign import describe
 from weft.core.backend import Backend, Execution, StorageType
 from weft.core.blame import FAILURES, at_node, at_nodes, blame, callback_of
 from weft.core.graph import Graph, Node
+from weft.core.hostcopy import copy_into
 from weft.core.layout import Array, to_storage
 from weft.core.optimized import Part
 from weft.core.tensor import Tensor
@@ -300,6 +301,17 @@ class Pipeline:
             why=f"Tensor.memory became {answers.shown(got)}; it is part of a plan, and others read the old one",
             fix="write into it: np.maximum(x, 0, out=outputs[0].memory), or outputs[0].memory[...] = result",
         )
+
+    def fill(self, name: str, array: Array) -> None:
+        """Put an input into its lasting host array."""
+        try:
+            filled = self.backend.onFillInput(self.tensor(name), array)
+        except FAILURES:
+            what = f"{name!r} could not be copied to the device"
+            with blame(self.device, what, callback=callback_of(self.backend, "onFillInput")):
+                raise
+        if not answers.granted(filled, self._at("onFillInput"), "where it leaves the copy to the session"):
+            copy_into(self.mapped[name], array)
 
     def wait(self) -> None:
         """Wait until a run that was started is done; the backend's errors are raised here at the latest."""

@@ -159,6 +159,10 @@ class GpuBackend(Backend):
         """Return staging memory whose content each run uploads; none in memory mode LIMIT."""
         return self.recording.stage(tensor, MemoryKind.UPLOAD) if self._may_stage(tensor) else None
 
+    def onFillInput(self, tensor: Tensor, source: Array) -> bool:
+        """Copy and upload a large input in chunks, if that is faster on this device."""
+        return self.recording.fill(tensor, source)
+
     def onMapOutput(self, tensor: Tensor) -> Array | None:
         """Return staging memory into which each run downloads; none in memory mode LIMIT."""
         return self.recording.stage(tensor, MemoryKind.DOWNLOAD) if self._may_stage(tensor) else None

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, ClassVar
 
 from weft.core.backend import DeviceInfo
 from weft.core.layout import Array
@@ -102,6 +102,9 @@ class GpuDevice(ABC):
     caps: DeviceCaps
     dialect: Dialect
     stats: DeviceStats = field(default_factory=DeviceStats)
+    sends_ahead: ClassVar[bool] = False
+    """Whether large uploads go in chunks while the host copies on. Then what a thread submits runs in order, and
+    a wait for one submit is a wait for all that the thread submitted before; then it pays, too."""
     gone: bool = False
     """Whether the device was lost: new sessions open it anew."""
 

@@ -19,6 +19,7 @@ from weft.backends.gpu.device import (
 )
 from weft.backends.gpu.memory import Region, touched
 from weft.backends.gpu.schedule import Access, schedule
+from weft.backends.gpu.streams import LEAST, Stream
 from weft.core.backend import StorageType
 from weft.core.layout import Array
 from weft.core.profile import ProfilingContext
@@ -44,6 +45,8 @@ class PipelineRecording:
     tuned: int = 0
     """How many of the launches' kernels were chosen by a tuning table."""
     _staged: list[tuple[GpuBuffer, Tensor]] = field(default_factory=list)
+    _streams: dict[str, Stream] = field(default_factory=dict)
+    """Uploads that begin before the run is submitted, by the tensors' names."""
     _handle: Any = None
     _labels: list[str] = field(default_factory=list)
     _launched: list[int] = field(default_factory=list)
@@ -59,12 +62,11 @@ class PipelineRecording:
         """Return host memory whose content every run copies to the tensor (UPLOAD) or from it (DOWNLOAD)."""
         buffer = self.device.allocate(tensor.nbytes, kind)
         self._staged.append((buffer, tensor))
-        assert buffer.host is not None
-        return buffer.host[: tensor.nbytes].view(tensor.dtype.numpy).reshape(tensor.shape)
+        return _mapped(buffer, tensor)
 
     def seal(self) -> None:
         """Record everything; the tensors have addresses now."""
-        accesses = [_staging(b, t) for b, t in self._staged if b.kind is MemoryKind.UPLOAD]
+        accesses = [_staging(b, t) for b, t in self._staged if b.kind is MemoryKind.UPLOAD and not self._stream(b, t)]
         accesses += [_inside(source, target) for source, target in self.imports]
         accesses += [access(launch) for launch in self.launches]
         accesses += [_staging(b, t) for b, t in self._staged if b.kind is MemoryKind.DOWNLOAD]
@@ -73,8 +75,28 @@ class PipelineRecording:
         self._launched = [i for i, c in enumerate(commands) if isinstance(c, LaunchCommand) and 0 not in c.grid]
         self._handle = self.device.record(commands, profile=self.profiling is not None)
 
+    def _stream(self, buffer: GpuBuffer, tensor: Tensor) -> bool:
+        """Prepare to upload a large input apart from the rest, where that is faster and no times are taken."""
+        if not self.device.sends_ahead or self.profiling is not None or tensor.nbytes < LEAST:
+            return False
+        copy = _staging(buffer, tensor).command
+        assert isinstance(copy, CopyCommand)
+        host = _mapped(buffer, tensor)
+        self._streams[tensor.name] = Stream(self.device, host, copy.source, copy.target, copy.label)
+        return True
+
+    def fill(self, tensor: Tensor, source: Array) -> bool:
+        """Copy an array to the tensor's staging memory and begin to upload; False if uploads go with the run."""
+        stream = self._streams.get(tensor.name)
+        if stream is None:
+            return False
+        stream.fill(source)
+        return True
+
     def submit(self) -> None:
         """Start the run."""
+        for stream in self._streams.values():
+            stream.finish()
         self.device.submit(self._handle)
         self._running = True
 
@@ -85,14 +107,20 @@ class PipelineRecording:
         try:
             self.device.wait(self._handle)
         except DeviceLost:
-            self._running, self.device.gone = False, True
+            self.device.gone = True
+            self._end()
             raise
         except Exception:
-            self._running = False  # but an interrupt leaves the run to be waited for
+            self._end()  # but an interrupt leaves the run to be waited for
             raise
-        self._running = False
+        self._end()
         if self.profiling is not None:
             self._report(self.profiling)
+
+    def _end(self) -> None:
+        self._running = False
+        for stream in self._streams.values():
+            stream.end()
 
     def _report(self, profiling: ProfilingContext) -> None:
         for label, seconds in zip(self._labels, self.device.timings(self._handle), strict=False):
@@ -105,12 +133,17 @@ class PipelineRecording:
 
     def drop(self) -> None:
         """Free the recording and its staging memory, also of a device that was lost while it ran."""
+        streams, self._streams = self._streams, {}
         try:
             self.wait()
+            for stream in streams.values():
+                stream.settle()
         except DeviceError as e:
             log.warning("a run was given up when its session was closed or resized: %s", e)
         if self._handle is not None:
             self.device.release(self._handle)
+        for stream in streams.values():
+            stream.release()
         for buffer, _ in self._staged:
             self.device.free(buffer)
         self._handle, self._staged, self.launches, self.imports, self.tuned = None, [], [], [], 0
@@ -138,6 +171,11 @@ def access(launch: PlannedLaunch) -> Access:
 def _inside(source: Tensor, target: Tensor) -> Access:
     a, b = touched(source), touched(target)
     return Access(CopyCommand(a, b, f"copy {source.name}"), (a,), (b,))
+
+
+def _mapped(buffer: GpuBuffer, tensor: Tensor) -> Array:
+    assert buffer.host is not None
+    return buffer.host[: tensor.nbytes].view(tensor.dtype.numpy).reshape(tensor.shape)
 
 
 def _staging(buffer: GpuBuffer, tensor: Tensor) -> Access:

@@ -49,6 +49,8 @@ class OpenCLDevice(GpuDevice):
     another thread builds on its results; an upload is finished when it returns, a download waits for all.
     """
 
+    sends_ahead = True
+
     def __init__(self, info: DeviceInfo, caps: DeviceCaps, dialect: Dialect, device: cl.Device) -> None:
         super().__init__(info, caps, dialect)
         self._device = device

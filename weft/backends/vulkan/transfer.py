@@ -9,6 +9,7 @@ from weft.backends.gpu.device import GpuBuffer, MemoryKind
 from weft.backends.vulkan._vk import NULL, WHOLE_SIZE, Arena, check, ffi, lib, vk
 from weft.backends.vulkan.context import Context
 from weft.backends.vulkan.memory import Memory
+from weft.core.hostcopy import copy_into
 from weft.core.layout import Array
 from weft.errors import BackendError
 
@@ -44,7 +45,7 @@ class Transfer:
         with self._lock:
             for start, count, staging in self._pieces(content.size, MemoryKind.UPLOAD):
                 assert staging.host is not None
-                staging.host[:count] = content[start : start + count]
+                copy_into(staging.host[:count], content[start : start + count])
                 self._copy(staging, 0, buffer, offset + start, count)
 
     def download(self, buffer: GpuBuffer, offset: int, out: Array) -> None:
@@ -58,7 +59,7 @@ class Transfer:
                 assert staging.host is not None
                 self._copy(buffer, offset + start, staging, 0, count)
                 self._make_visible(staging)
-                content[start : start + count] = staging.host[:count]
+                copy_into(content[start : start + count], staging.host[:count])
 
     def _pieces(self, nbytes: int, kind: MemoryKind) -> list[tuple[int, int, GpuBuffer]]:
         """Return (start, size, staging buffer) of the pieces of a copy; grows the staging buffer."""

@@ -1,0 +1,129 @@
+"""What it costs to bring large inputs to a device: copies on the host by numbers of threads, and whole runs.
+
+    python -m benchmarks.transfers [--devices vulkan,opencl] [--batch 32] [--threads 1,2,4,8,16]
+
+The network is a Relu and an average over each picture: it reads all of a batch (19.3 MB for 32 pictures of
+224 x 224) and computes and returns next to nothing. `fill` copies into the device's staging memory alone. `run` is
+host to host, from numpy to numpy; `over device` what is left of it without the span of the launches, which a session
+that takes timestamps tells. In the first row numpy copies in the calling thread and everything is sent after it; the
+others are `Session.run` with that many threads, on a device that sends ahead in chunks.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+import weft
+from benchmarks.measure import Array, Counts, timed
+from weft.backends.gpu import streams
+from weft.core import hostcopy
+from weft.core.pipeline import Pipeline
+from weft.errors import WeftError
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way to copy: the ms of a copy into staging memory, and the median and 90th percentile of a run's."""
+
+    copied_by: str
+    fill_ms: float
+    run_ms: float
+    p90_ms: float
+
+
+def network(batch: int, image: int) -> weft.Network:
+    """Return a network whose input is large and whose work and output are small."""
+    net = weft.Network("transfers")
+    relu = net.add_layer("Relu", net.add_input("x", (batch, 3, image, image)))
+    net.add_output("y", net.add_layer("Flatten", net.add_layer("GlobalAveragePool", relu)))
+    return net
+
+
+def measure(device: str, net: weft.Network, x: Array, threads: Sequence[int], counts: Counts) -> list[Row]:
+    """Return the row of numpy's copy, then one for each number of threads."""
+    right = np.maximum(x, 0).mean(axis=(2, 3), dtype=np.float64)
+    with weft.load(net, device, precision="high", fallback="error") as session:
+        (pipeline,) = session.pipelines
+        mapped = pipeline.mapped["x"]
+
+        def row(name: str, fill: Callable[[], None], run: Callable[[], Array]) -> Row:
+            np.testing.assert_allclose(run(), right, atol=1e-4)
+            return Row(name, timed(fill, counts)[0], *timed(run, counts))
+
+        rows = [row("np.copyto", lambda: np.copyto(mapped, x), lambda: _one_after_another(pipeline, x))]
+        for count in threads:
+            hostcopy.set_threads(count)
+            rows.append(row(_times(count), lambda: hostcopy.copy_into(mapped, x), lambda: session.run(x)[0]))
+    return rows
+
+
+def device_ms(device: str, net: weft.Network, x: Array, counts: Counts) -> float:
+    """Return the median span of a run's launches; NaN if the device tells no times."""
+    spans: list[float] = []
+    with weft.load(net, device, precision="high", fallback="error", profile=True) as session:
+
+        def sample() -> None:
+            session.run(x)
+            spans.extend(value * 1e3 for (_, name), value in session.profile.counters.items() if name == "span")
+
+        timed(sample, counts)
+    return float(np.median(spans)) if spans else float("nan")
+
+
+def _one_after_another(pipeline: Pipeline, x: Array) -> Array:
+    """Run without helpers: copy everything, then send everything, then compute."""
+    np.copyto(pipeline.mapped["x"], x)
+    pipeline.execute()
+    pipeline.wait()
+    return pipeline.mapped["y"].copy()
+
+
+def _times(count: int) -> str:
+    return f"{count} thread{'s' if count > 1 else ''}"
+
+
+def show(device: str, rows: Sequence[Row], span: float, nbytes: int) -> None:
+    """Print the table of one device."""
+    print(f"\n{device}: {nbytes / 1e6:.1f} MB, launches {span:.3f} ms")
+    print(f"{'copied by':<12}{'fill ms':>9}{'GB/s':>8}{'run ms':>9}{'p90':>8}{'over device':>13}{'GB/s':>8}")
+    for r in rows:
+        over = r.run_ms - span
+        rates = [nbytes / 1e6 / ms if ms > 0 else float("nan") for ms in (r.fill_ms, over)]
+        line = f"{r.copied_by:<12}{r.fill_ms:>9.3f}{rates[0]:>8.1f}{r.run_ms:>9.3f}{r.p90_ms:>8.3f}"
+        print(f"{line}{over:>13.3f}{rates[1]:>8.1f}", flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure each device and print its table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--devices", default="vulkan,opencl")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--image", type=int, default=224)
+    parser.add_argument("--threads", default="1,2,4,8,16")
+    parser.add_argument("--piece", type=int, default=hostcopy.PIECE, help="most bytes that a thread copies at a time")
+    parser.add_argument("--chunk", type=int, default=streams.CHUNK, help="bytes that are sent together")
+    parser.add_argument("--iterations", type=int, default=200)
+    parser.add_argument("--seconds", type=float, default=1.5, help="of each measurement at most")
+    given = parser.parse_args(arguments)
+    hostcopy.PIECE, streams.CHUNK = given.piece, given.chunk
+    counts = Counts(min(20, given.iterations), given.iterations, given.seconds)
+    threads = [int(n) for n in given.threads.split(",")]
+    net = network(given.batch, given.image)
+    x = np.random.default_rng(0).standard_normal((given.batch, 3, given.image, given.image)).astype(np.float32)
+    print(f"{hostcopy.default_threads()} threads by default, pieces of {given.piece}, chunks of {given.chunk} bytes")
+    for device in given.devices.split(","):
+        try:
+            span = device_ms(device, net, x, counts)
+            show(device, measure(device, net, x, threads, counts), span, x.nbytes)
+        except WeftError as e:
+            print(f"\n{device}: {e}")
+        finally:
+            hostcopy.set_threads(hostcopy.default_threads())
+
+
+if __name__ == "__main__":
+    main()
