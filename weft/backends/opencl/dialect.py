@@ -37,9 +37,13 @@ class OpenCLDialect(Dialect):
     def assemble(self, parts: KernelParts) -> str:
         """Return prelude, signature, work-group arrays and body.
 
+        No element is written through one argument and touched through another: pieces of one buffer are apart.
+
         The constants are macros that `compile` defines, or arguments that it puts where LATE_CONSTANTS is.
         """
-        params = ", ".join(f"__global {'' if a.written else 'const '}{self._element(a)}* {a.name}" for a in parts.args)
+        params = ", ".join(
+            f"__global {'' if a.written else 'const '}{self._element(a)}* restrict {a.name}" for a in parts.args
+        )
         locals_ = "\n".join(f"  __local {s.type} {s.name}[{s.size}]{_aligned(s.align)};" for s in parts.shared)
         text = (
             f"#ifndef LATE_CONSTANTS\n#define LATE_CONSTANTS\n#endif\n"

@@ -44,7 +44,7 @@ class GlslDialect(Dialect):
         for i, (name, kind) in enumerate(parts.constants):
             lines.append(f"layout(constant_id = {i + 3}) const {kind} {name} = 1;")
         for i, a in enumerate(parts.args):
-            access = "" if a.written else "readonly "
+            access = "restrict " if a.written else "restrict readonly "  # pieces of one buffer are apart
             block = f"{access}buffer B_{a.name} {{ {self._element(a)} {a.name}[]; }};"
             lines.append(f"layout(std430, set = 0, binding = {i}) {block}")
         lines.append(parts.prelude)
