@@ -70,6 +70,10 @@ class Dialect(ABC):
     def store4(self, arg: Arg, index: str, value: str) -> str:
         """Return the statement that stores an f32x4 as the four elements from 4 * `index` on."""
 
+    def store8(self, arg: Arg, index: str, first: str, second: str) -> str:
+        """Return the statement that stores two f32x4 one after the other, the first at an even `index`."""
+        return f"{self.store4(arg, index, first)} {self.store4(arg, f'{index} + 1', second)}"
+
     @abstractmethod
     def load_lane(self, arg: Arg, index: str, lane: str) -> str:
         """Return the expression of element 4 * `index` + `lane` of a c4 argument, as f32."""

@@ -115,25 +115,38 @@ class ArgWriter:
 
     def store4(self, n: str, c4: str, hw: str, value: str) -> str:
         """Store four channels of one pixel, with the epilogue; lanes past the last channel become zero."""
-        lines = [f"const int _n = {n}; const int _c = {c4}; const int _p = {hw}; f32x4 _v = {value};"]
-        for s, stage in enumerate(self._stages()):
-            texts = [self._vector_operand(o, s, lines) for o in stage.operands]
-            for lane in LANES:
-                parts = [t if o.kind == "float" else f"{t}.{lane}" for t, o in zip(texts, stage.operands, strict=True)]
-                lines.append(f"_v.{lane} = {stage.expr.format(*parts)};")
-        a = self.name
-        lines.append(f"if ({a}_C % 4 != 0 && _c * 4 + 4 > {a}_C) _v = first_lanes(_v, {a}_C - _c * 4);")
+        lines = [f"const int _n = {n}; const int _p = {hw};", *self._finished(c4, value, "")]
         lines.append(self._dialect.store4(self.arg, self._place("_n", "_c", "_p"), "_v"))
         return "{ " + " ".join(lines) + " }"
 
-    def _vector_operand(self, o: Operand, stage: int, lines: list[str]) -> str:
+    def store8(self, n: str, c4: str, hw: str, first: str, second: str) -> str:
+        """Store eight channels of one pixel that lie side by side, from an even block on, with the epilogue."""
+        lines = [f"const int _n = {n}; const int _p = {hw};"]
+        lines += [*self._finished(c4, first, ""), *self._finished(f"({c4}) + 1", second, "1")]
+        lines.append(self._dialect.store8(self.arg, self._place("_n", "_c", "_p"), "_v", "_v1"))
+        return "{ " + " ".join(lines) + " }"
+
+    def _finished(self, c4: str, value: str, tag: str) -> list[str]:
+        """Return the lines that make _v, followed by `tag`, what is stored as block _c of pixel _p of image _n."""
+        v, c = f"_v{tag}", f"_c{tag}"
+        lines = [f"const int {c} = {c4}; f32x4 {v} = {value};"]
+        for s, stage in enumerate(self._stages()):
+            texts = [self._vector_operand(o, f"{s}{tag}", v, c, lines) for o in stage.operands]
+            for lane in LANES:
+                parts = [t if o.kind == "float" else f"{t}.{lane}" for t, o in zip(texts, stage.operands, strict=True)]
+                lines.append(f"{v}.{lane} = {stage.expr.format(*parts)};")
+        a = self.name
+        lines.append(f"if ({a}_C % 4 != 0 && {c} * 4 + 4 > {a}_C) {v} = first_lanes({v}, {a}_C - {c} * 4);")
+        return lines
+
+    def _vector_operand(self, o: Operand, stage: str, v: str, c: str, lines: list[str]) -> str:
         if o.kind == "value":
-            return "_v"
+            return v
         if o.kind == "float":
             return o.name
-        place = ("_n", "_c", "_p") if o.kind == "same" else ("0", "_c", "0")
-        lines.append(f"const f32x4 _{o.name}{stage} = {self._writer.args[o.name].load4(*place)};")
-        return f"_{o.name}{stage}"
+        place = ("_n", c, "_p") if o.kind == "same" else ("0", c, "0")
+        lines.append(f"const f32x4 _{o.name}_{stage} = {self._writer.args[o.name].load4(*place)};")
+        return f"_{o.name}_{stage}"
 
     def store_int(self, index: str, value: str) -> str:
         """Store an i32 (a variable) as one element of an integer argument; there is no epilogue."""

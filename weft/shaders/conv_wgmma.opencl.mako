@@ -1,41 +1,50 @@
 ## Convolution as an implicit GEMM on Hopper's warpgroup matrix instructions (wgmma, PTX ISA 8.0, sm_90a): rows are
-## output pixels, columns output channels, K runs over taps and channels. ${wm} x ${wn} warpgroups of 128 items hold
-## 64 x ${cols // wn} sums each. Steps of 64 along K pass through ${stages} buffers that cp.async fills ahead of time;
+## output pixels, columns output channels, K runs over taps and channels. ${wm} warpgroups of 128 items hold
+## 64 x ${cols} sums each. Steps of 64 along K pass through ${slots} buffers that cp.async fills ${stages - 2} steps ahead;
 ## a row of a step is 128 bytes, its 16-byte pieces swizzled as the descriptors of wgmma say. Weights lie so already.
 ## Lines behind //@ are unknown to the compiler: `ptx.py` uncovers them in what it wrote.
 <%
-threads, rows, wide = 128 * wm * wn, 64 * wm, cols // wn
+threads, rows = 128 * wm, 64 * wm
 a_bytes, b_bytes = 128 * rows, 128 * cols
 stage_bytes, every = a_bytes + b_bytes, threads // 8
 a_pieces, b_pieces = rows // every, -(-cols // every)
-sums = range(wide // 2)
-k.shared("uchar", "tiles", f"{stages * stage_bytes}", align=1024)
+sums = range(cols // 2)
+k.shared("uchar", "tiles", f"{slots * stage_bytes}", align=1024)
 def listed(texts): return ", ".join(texts)
+halves = (0,) if wide else (0, 1)
 %>
 <%def name="fetch(step, slot)">
   if (${step} < STEPS) {
-    const int k8 = (${step}) * 8 + chunk;
-% if pointwise:
-    const bool inside = k8 < C8;
-    const int from = k8 * 2;
-% else:
-    const int tap = k8 / C8, kh = tap / KW * DH, kw = tap % KW * DW;
-    const bool inside = tap < KH * KW;
-    const int from = (kh * IW + kw) * x_PS + k8 % C8 * 2;
-% endif
-    const uint to = base + ${slot} * ${stage_bytes};
-% for u in range(a_pieces):
+    const uint to = base + (${slot}) * ${stage_bytes};
+% for h in halves:
     {
-% if pointwise:
-      const bool taken = inside && row${u} < PIXELS;
+% if wide:
+      const int at = (${step}) * 8 + chunk;
 % else:
-      const bool taken = inside && (uint)(ah${u} + kh) < IH && (uint)(aw${u} + kw) < IW;
+      const int at = (${step}) * 16 + chunk * 2 + ${h};
 % endif
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-        :: "r"(to + a_to + ${u * every * 128}), "l"((ulong)((__global const uint2*)x + (taken ? a${u} + from : 0))), "r"(taken ? 16 : 0) : "memory");
+% if pointwise:
+      const bool inside = at < PIECES;
+      const int from = at * ${3 - len(halves)};
+% else:
+      const int tap = at / PIECES, kh = tap / KW * DH, kw = tap % KW * DW;
+      const bool inside = tap < KH * KW;
+      const int from = (kh * IW + kw) * x_PS + at % PIECES * ${3 - len(halves)};
+% endif
+% for u in range(a_pieces):
+      {
+% if pointwise:
+        const bool taken = inside && row${u} < PIXELS;
+% else:
+        const bool taken = inside && (uint)(ah${u} + kh) < IH && (uint)(aw${u} + kw) < IW;
+% endif
+        asm volatile("cp.async.${"cg" if wide else "ca"}.shared.global [%0], [%1], ${16 if wide else 8}, %2;"
+          :: "r"(to + a_to + ${u * every * 128 + 8 * h}), "l"((ulong)((__global const uint2*)x + (taken ? a${u} + from : 0))), "r"(taken ? ${16 if wide else 8} : 0) : "memory");
+      }
+% endfor
     }
 % endfor
-    const ulong weights = (ulong)((__global const uint4*)w + ((long)tile_n * STEPS + (${step})) * ${cols * 8} + item);
+    const ulong weights = (ulong)((__global const uint4*)w + (tile_n * STEPS + (${step})) * ${cols * 8} + item);
 % for v in range(b_pieces):
 % if (v + 1) * every > cols:
     if (item < ${cols * 8 - v * threads})
@@ -46,8 +55,7 @@ def listed(texts): return ", ".join(texts)
   }
   asm volatile("cp.async.commit_group;" ::: "memory");
 </%def>
-const int item = LOCAL_X, lane = item % 32, group = item / 128, chunk = item % 8;
-const int part_m = group % ${wm}, part_n = group / ${wm};
+const int item = LOCAL_X, lane = item % 32, part = item / 128, chunk = item % 8;
 const uint base = (uint)(ulong)tiles;
 const uint a_to = item / 8 * 128 + ((chunk ^ (item / 8 & 7)) << 4);
 const ulong layout = (1UL << 62) | (64UL << 32) | (1UL << 16);
@@ -65,19 +73,19 @@ for (int tile = GROUP_X; tile < TILES_M * TILES_N; tile += GROUPS_X) {
 % endif
 % endfor
   float ${listed(f"acc{i} = 0.0" for i in sums)};
-% for s in range(stages - 2):
-  ${fetch(s, s)}
-% endfor
+  for (int early = 0; early < ${stages - 2}; early++) {
+    ${fetch("early", "early")}
+  }
   int slot = 0, ahead = ${stages - 2};
   for (int step = 0; step < STEPS; step++) {
     asm volatile("cp.async.wait_group ${stages - 3};" ::: "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     BARRIER;
     const uint at = base + slot * ${stage_bytes};
-    const ulong a_desc = layout | ((at + part_m * 8192) >> 4), b_desc = layout | ((at + ${a_bytes} + part_n * ${wide * 128}) >> 4);
+    const ulong a_desc = layout | ((at + part * 8192) >> 4), b_desc = layout | ((at + ${a_bytes}) >> 4);
     asm volatile("//@ wgmma.fence.sync.aligned;" ::: "memory");
 % for q in range(4):
-    asm volatile("//@ { .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n${wide}k16.f32.f16.f16 {${listed(f"%{i}" for i in sums)}}, %${wide // 2}, %${wide // 2 + 1}, p, 1, 1, 0, 0; }"
+    asm volatile("//@ { .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n${cols}k16.f32.f16.f16 {${listed(f"%{i}" for i in sums)}}, %${cols // 2}, %${cols // 2 + 1}, p, 1, 1, 0, 0; }"
       : ${listed(f'"+f"(acc{i})' for i in sums)} : "l"(a_desc + ${2 * q}), "l"(b_desc + ${2 * q}) : "memory");
 % endfor
     asm volatile("//@ wgmma.commit_group.sync.aligned;" ::: "memory");
@@ -88,16 +96,25 @@ for (int tile = GROUP_X; tile < TILES_M * TILES_N; tile += GROUPS_X) {
   }
   asm volatile("//@ wgmma.wait_group.sync.aligned 0; // ${listed(f"%{i}" for i in sums)}" : ${listed(f'"+f"(acc{i})' for i in sums)} :: "memory");
   BARRIER;
-% for j in range(wide // 16):
+## An item has ${each} channels in a row of two pixels of ${4 * each} columns: `pack_weights` orders the columns so.
+% for j in range(cols // (4 * each)):
   {
-    const int block = (tile_n * ${cols} + part_n * ${wide}) / 4 + ${4 * j} + lane % 4;
+    const int block = tile_n * ${cols // 4} + ${each * j} + lane % 4 * ${each // 4};
     if (block < COUNT) {
-      const f32x4 bias = ${k.args["b"].load4("0", "block", "0") if k.has("b") else "SPLAT(0.0)"};
+% for q in range(each // 4):
+      const f32x4 bias${q} = ${k.args["b"].load4("0", f"block + {q}", "0") if k.has("b") else "SPLAT(0.0)"};
+% endfor
 % for half in range(2):
       {
-        const int m = first_row + part_m * 64 + item / 32 % 4 * 16 + ${8 * half} + lane / 4;
-        const f32x4 sum = F4(${listed(f"acc{8 * j + 4 * n + 2 * half + e}" for n in range(2) for e in range(2))}) + bias;
-        if (m < PIXELS) ${y.store4("m / (OH * OW)", "block", "m % (OH * OW)", "sum")}
+        const int m = first_row + part * 64 + item / 32 % 4 * 16 + ${8 * half} + lane / 4;
+% for q in range(each // 4):
+        const f32x4 sum${q} = F4(${listed(f"acc{2 * each * j + 8 * q + 4 * n + 2 * half + e}" for n in range(2) for e in range(2))}) + bias${q};
+% endfor
+% if each == 8:
+        if (m < PIXELS) ${y.store8("m / (OH * OW)", "block", "m % (OH * OW)", "sum0", "sum1")}
+% else:
+        if (m < PIXELS) ${y.store4("m / (OH * OW)", "block", "m % (OH * OW)", "sum0")}
+% endif
       }
 % endfor
     }

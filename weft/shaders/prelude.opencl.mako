@@ -48,7 +48,11 @@ uint two_halves(f32 a, f32 b) {
 void store_half4(f32x4 v, int i, __global half* p) {
   ((__global uint2*)p)[i] = (uint2)(two_halves(v.x, v.y), two_halves(v.z, v.w));
 }
+void store_half8(f32x4 v, f32x4 w, int i, __global half* p) {
+  ((__global uint4*)p)[i / 2] = (uint4)(two_halves(v.x, v.y), two_halves(v.z, v.w), two_halves(w.x, w.y), two_halves(w.z, w.w));
+}
 #else
 #define load_half4(i, p) vloada_half4((i), (p))
 #define store_half4(v, i, p) vstorea_half4_rte((v), (i), (p))
+#define store_half8(v, w, i, p) { store_half4((v), (i), (p)); store_half4((w), (i) + 1, (p)); }
 #endif

@@ -85,6 +85,12 @@ class OpenCLDialect(Dialect):
             return f"store_half4({value}, {index}, {arg.name});"
         return f"{arg.name}[{index}] = {value};"
 
+    def store8(self, arg: Arg, index: str, first: str, second: str) -> str:
+        """Return the statement that stores eight halves at once, or two float4."""
+        if arg.dtype is DType.FLOAT16:
+            return f"store_half8({first}, {second}, {index}, {arg.name});"
+        return super().store8(arg, index, first, second)
+
     def load_lane(self, arg: Arg, index: str, lane: str) -> str:
         """Return one lane of a float4 in memory."""
         if arg.dtype is DType.FLOAT16:

@@ -95,10 +95,10 @@ class ConvPlan:
         value = self.bias
         return {"b": self.k.constant("bias", lambda: value.reshape(1, -1, 1), Layout.NC4HW4)}
 
-    def lies_in_pieces(self) -> bool:
-        """Tell whether pixels lie as rows of channels in whole pieces, so that 16 bytes can be fetched at a time."""
-        rows = self.k.rows(self.x)
-        return rows is not None and all(n % PIECE == 0 for n in (self.x.shape[1], *rows))
+    def lies_in_pieces(self, tensor: Tensor) -> bool:
+        """Tell whether pixels lie as rows of channels in whole pieces, so that 16 bytes can be moved at a time."""
+        rows = self.k.rows(tensor)
+        return rows is not None and all(n % PIECE == 0 for n in (tensor.shape[1], *rows))
 
     def pieces(self, nbytes_per_block: int) -> list[tuple[int, int]]:
         """Return (first, count) of output blocks such that each piece's weights fit one kernel argument."""

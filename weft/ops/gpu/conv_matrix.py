@@ -133,17 +133,18 @@ def launch_matrix(plan: ConvPlan, constants: dict[str, int]) -> None:
     candidates: list[MatrixTile | WgmmaTile] = [*legal_tiles(k.caps, depth)]
     default: MatrixTile | WgmmaTile = choose_tile(k.caps, pixels, channels, depth)
     if conv_wgmma.fits(plan):
-        candidates += conv_wgmma.TILES
-        wide = conv_wgmma.choose_tile(k.caps, pixels, channels)
-        if -(-pixels // wide.rows) * -(-channels // wide.cols) >= k.caps.compute_units // 2:
-            default = wide
+        steps = conv_wgmma.steps_of(weight)
+        candidates += conv_wgmma.tiles(channels, steps)
+        best = conv_wgmma.choose_tile(k.caps, pixels, channels, steps)
+        if -(-pixels // best.rows) * -(-channels // best.cols) >= k.caps.compute_units // 2:
+            default = best
     tile = k.pick("conv_matrix", problem, candidates, default)
     if isinstance(tile, WgmmaTile):
         conv_wgmma.launch_wgmma(plan, constants, tile)
         return
     packed = k.constant(f"matrix.{tile.columns}.{tile.kb}", partial(pack_weights, weight, tile), Layout.NC4HW4)
     tiles, across = -(-pixels // tile.rows), -(-channels // tile.columns)
-    wide = plan.lies_in_pieces()
+    wide = plan.lies_in_pieces(plan.x)
     k.launch(
         "conv_matrix",
         reads={"x": plan.x, "w": packed, **plan.bias_vector()},

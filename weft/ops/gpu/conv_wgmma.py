@@ -22,20 +22,24 @@ ROWS = 64
 """Rows of sums of a warpgroup."""
 STEP = 64
 """Elements along K of a step: 128 bytes, the widest that is swizzled."""
-SIDE = 16
-"""Columns of which an item gets four channels."""
 RASTER = 8
 """Tiles of rows that go through the columns together, so that what they read stays in the cache."""
 SHARED = 227 << 10
-"""Bytes of work-group memory of a multiprocessor."""
+"""Bytes of work-group memory of a multiprocessor; it keeps a KiB for each group."""
+RESERVED = 1 << 10
+WIDTHS = (256, 128, 64, 32)
+"""Columns of a tile besides those that divide the channels evenly."""
+UNIT = 16
+"""Tiles have a multiple of so many columns."""
+FEWEST, MOST = 3, 8
+"""Stages: two are read or about to be, the others are under way."""
 
 
 @dataclass(frozen=True)
 class WgmmaTile:
-    """How a work-group divides its work: `wm` x `wn` warpgroups, `cols` columns, `stages` steps under way."""
+    """How a work-group divides its work: `wm` warpgroups, `cols` columns, `stages` buffers of steps."""
 
     wm: int
-    wn: int
     cols: int
     stages: int
 
@@ -47,97 +51,108 @@ class WgmmaTile:
     @property
     def items(self) -> int:
         """Return the work-items of a group."""
-        return GROUP * self.wm * self.wn
+        return GROUP * self.wm
 
-    def shared_bytes(self) -> int:
+    def slots(self, steps: int) -> int:
+        """Return the buffers that are used: none twice where all steps are under way from the start."""
+        return min(self.stages, max(steps, 1)) if steps <= self.stages - 2 else self.stages
+
+    def shared_bytes(self, steps: int) -> int:
         """Return the bytes of work-group memory."""
-        return 2 * STEP * self.stages * (self.rows + self.cols)
+        return 2 * STEP * self.slots(steps) * (self.rows + self.cols)
 
-    def at_a_time(self) -> int:
-        """Return the groups that a multiprocessor holds; it keeps a KiB for each."""
-        return max(SHARED // (self.shared_bytes() + 1024), 1)
-
-
-TILES = (
-    WgmmaTile(2, 1, 256, 4),
-    WgmmaTile(2, 1, 192, 4),
-    WgmmaTile(2, 1, 128, 4),
-    WgmmaTile(2, 1, 128, 3),
-    WgmmaTile(1, 1, 256, 4),
-    WgmmaTile(2, 1, 64, 4),
-    WgmmaTile(1, 1, 128, 8),
-    WgmmaTile(1, 1, 128, 4),
-    WgmmaTile(1, 1, 64, 6),
-    WgmmaTile(1, 1, 64, 4),
-    WgmmaTile(1, 1, 32, 6),
-    WgmmaTile(1, 1, 16, 6),
-)
-"""From the best reuse to the most parallelism."""
-SHARE = {256: 1.0, 192: 0.95, 128: 0.85, 64: 0.6, 32: 0.35, 16: 0.2}
-"""About how much of the full rate a tile of so many columns reaches: what it loads for each product decides."""
+    def at_a_time(self, steps: int) -> int:
+        """Return the groups that a multiprocessor holds, by its memory and its registers."""
+        registers = (self.cols // 2 + 72) * self.items
+        return max(min(SHARED // (self.shared_bytes(steps) + RESERVED), 65536 // registers), 1)
 
 
 def fits(plan: ConvPlan) -> bool:
-    """Tell whether the device has the instructions and the pixels lie as rows of whole pieces."""
-    weight = plan.weight
-    if not plan.k.caps.warpgroup_units or plan.x.dtype is not DType.FLOAT16 or weight.dtype != np.float16:
+    """Tell whether the device has the instructions and the pixels lie as rows of channels."""
+    if not plan.k.caps.warpgroup_units or plan.x.dtype is not DType.FLOAT16 or plan.weight.dtype != np.float16:
         return False
-    return plan.lies_in_pieces()
+    return plan.k.rows(plan.x) is not None
 
 
 def steps_of(weight: Array) -> int:
-    """Return the steps along K: taps times channels."""
-    return -(-prod(weight.shape[1:]) // STEP)
+    """Return the steps along K: taps times channels in whole blocks."""
+    return -(-prod(weight.shape[2:]) * -(-weight.shape[1] // PACK) * PACK // STEP)
 
 
-def choose_tile(caps: DeviceCaps, pixels: int, channels: int) -> WgmmaTile:
-    """Return the tile whose rounds over all multiprocessors take the least, by its share of the full rate."""
+def tiles(channels: int, steps: int) -> list[WgmmaTile]:
+    """Return the tiles for so many channels: even parts of them, and round numbers, for one to three groups a unit."""
+    least = -(-channels // WIDTHS[0])
+    even = [-(-channels // (UNIT * parts)) * UNIT for parts in (least, least + 1)]
+    widths = [w for w in dict.fromkeys((*even, *WIDTHS)) if w < channels + UNIT]
+    found: dict[WgmmaTile, None] = {}
+    for cols in sorted(widths or [UNIT], reverse=True):
+        for wm in (2, 1):
+            for groups in (1, 2, 3):
+                room = (SHARED // groups - RESERVED) // (2 * STEP * (ROWS * wm + cols))
+                stages = min(room, MOST, max(steps + 2, FEWEST))
+                if stages >= FEWEST:
+                    found[WgmmaTile(wm, cols, stages)] = None
+    return list(found)
+
+
+def choose_tile(caps: DeviceCaps, pixels: int, channels: int, steps: int) -> WgmmaTile:
+    """Return the tile that takes the least by a model: rounds over all multiprocessors, and what each item stores.
+
+    A tile reaches the more of the full rate the less it loads for each product; and of groups that share a
+    multiprocessor one stores its sums while another multiplies.
+    """
 
     def cost(tile: WgmmaTile) -> float:
         groups = -(-pixels // tile.rows) * -(-channels // tile.cols)
-        side_by_side = min(tile.at_a_time(), -(-groups // caps.compute_units))
+        side_by_side = min(tile.at_a_time(steps), -(-groups // caps.compute_units))
         rounds = -(-groups // (caps.compute_units * side_by_side))
-        rate = SHARE[tile.cols] * (1.0 if tile.wm > 1 else 0.8)
-        return rounds * side_by_side * tile.rows * tile.cols / rate
+        loaded = 1 / tile.rows + 1 / tile.cols
+        each = tile.rows * tile.cols * (0.6 + 40 * loaded) * steps + tile.rows * (tile.cols + 64) * 3
+        return rounds * side_by_side * each * (1.0 if side_by_side > 1 else 1.1)
 
-    return min(TILES, key=cost)
+    return min(tiles(channels, steps), key=cost)
 
 
-def pack_weights(weight: Array, tile: WgmmaTile) -> Array:
+def pack_weights(weight: Array, cols: int, each: int) -> Array:
     """Return weights (co, ci, *kernel) as [tile of columns][step][column][64 along K], padded with zeros.
 
-    Columns are in the order in which an item gets four channels in a row; the eight pieces of a column are
+    Columns are in the order in which an item gets `each` channels in a row; the eight pieces of a column are
     swizzled: piece c lies at c xor (column mod 8).
     """
     co, ci, taps = weight.shape[0], weight.shape[1], prod(weight.shape[2:])
-    steps, tiles = steps_of(weight), -(-co // tile.cols)
-    full = np.zeros((tiles * tile.cols, steps * STEP), weight.dtype)
-    full[:co, : taps * ci] = weight.reshape(co, ci, taps).transpose(0, 2, 1).reshape(co, -1)
-    # An item has columns 2t, 2t + 1, 2t + 8 and 2t + 9 of sixteen.
-    order = np.array([4 * (c % 8 // 2) + c // 8 * 2 + c % 2 for c in range(SIDE)])
-    full = full.reshape(-1, SIDE, steps * STEP)[:, order]
-    pieces = full.reshape(tiles, tile.cols, steps, STEP // PIECE, PIECE).transpose(0, 2, 1, 3, 4)
-    column, piece = np.arange(tile.cols)[:, None], np.arange(STEP // PIECE)[None]
+    padded, steps, across = -(-ci // PACK) * PACK, steps_of(weight), -(-co // cols)
+    full = np.zeros((across * cols, steps * STEP), weight.dtype)
+    by_tap = full[:, : taps * padded].reshape(-1, taps, padded)
+    by_tap[:co, :, :ci] = weight.reshape(co, ci, taps).transpose(0, 2, 1)
+    full[:, : taps * padded] = by_tap.reshape(-1, taps * padded)
+    # Of every eight columns an item has 2t and 2t + 1.
+    side = PACK * each
+    order = np.array([each * (c % 8 // 2) + c // 8 * 2 + c % 2 for c in range(side)])
+    full = full.reshape(-1, side, steps * STEP)[:, order]
+    pieces = full.reshape(across, cols, steps, STEP // PIECE, PIECE).transpose(0, 2, 1, 3, 4)
+    column, piece = np.arange(cols)[:, None], np.arange(STEP // PIECE)[None]
     return np.ascontiguousarray(pieces[:, :, column, piece ^ (column % 8)]).reshape(-1)
 
 
 def launch_wgmma(plan: ConvPlan, constants: dict[str, int], tile: WgmmaTile) -> None:
     """Launch the implicit GEMM: pixels times output channels, over taps and input channels."""
     k, weight = plan.k, plan.weight
-    pixels, channels = plan.y.shape[0] * prod(plan.window.outputs), weight.shape[0]
-    packed = k.constant(f"wgmma.{tile.cols}", partial(pack_weights, weight, tile))
+    pixels, channels, steps = plan.y.shape[0] * prod(plan.window.outputs), weight.shape[0], steps_of(weight)
+    wide = plan.lies_in_pieces(plan.x)
+    each = PIECE if tile.cols % (PACK * PIECE) == 0 and plan.lies_in_pieces(plan.y) else PACK
+    packed = k.constant(f"wgmma.{tile.cols}.{each}", partial(pack_weights, weight, tile.cols, each))
     tiles_m, tiles_n = -(-pixels // tile.rows), -(-channels // tile.cols)
     k.launch(
         "conv_wgmma",
         reads={"x": plan.x, "w": packed, **plan.bias_vector()},
         writes={"y": plan.y},
         ints={
-            **constants, "C8": weight.shape[1] // PIECE, "STEPS": steps_of(weight), "PIXELS": pixels,
+            **constants, "PIECES": -(-weight.shape[1] // (PIECE if wide else PACK)), "STEPS": steps, "PIXELS": pixels,
             "COUNT": -(-channels // PACK), "TILES_M": tiles_m, "TILES_N": tiles_n,
         },
         variant={
-            "wm": tile.wm, "wn": tile.wn, "cols": tile.cols, "stages": tile.stages, "raster": RASTER,
-            "pointwise": plan.window.is_pointwise,
+            "wm": tile.wm, "cols": tile.cols, "stages": tile.stages, "slots": tile.slots(steps), "raster": RASTER,
+            "pointwise": plan.window.is_pointwise, "wide": wide, "each": each,
         },
         grid=(min(tiles_m * tiles_n, k.caps.max_grid[0]), 1, 1),
         local=(tile.items, 1, 1),
