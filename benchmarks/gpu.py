@@ -51,11 +51,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=Counts().seconds, help="after which a row's runs end")
     parser.add_argument("--budget", type=float, default=1e9, help="seconds after which nothing new is begun")
     parser.add_argument("--gemm", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--sizes", type=lambda text: [int(n) for n in text.split(",")], default=list(gemm.SIZES))
-    parser.add_argument("--quick", action="store_true", help="a trial: small pictures, two runs of each, no results")
+    parser.add_argument("--sizes", type=lambda text: [int(n) for n in text.split(",")], help="of the products")
+    parser.add_argument("--quick", action="store_true", help="a trial: all is small and runs twice, no results")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything to this file")
     options = parser.parse_args(arguments)
     options.image = 64 if options.quick else 224
+    options.sizes = options.sizes or ([128] if options.quick else list(gemm.SIZES))
     return options
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import measure, models, peers_ncnn, transfers
+from benchmarks import measure, models, peers_ncnn, startup, transfers
 from benchmarks.bars import bars, table
 from benchmarks.gemm import Chain
 from benchmarks.measure import Record, Row, random_inputs, relative_error
@@ -120,3 +120,27 @@ def test_transfers_have_a_row_for_every_way_to_copy(capsys: pytest.CaptureFixtur
     for row in ("np.copyto", "1 thread ", "3 threads"):
         assert shown.count(f"\n{row}") == 2, shown
     assert "opencl:99: NoDevice" in shown or "opencl:99: there is no" in shown, shown
+
+
+def test_starts_have_empty_caches_and_then_those_of_the_first(tmp_path: Path) -> None:
+    image = models.squeezenet1_1(1, image=32, width=0.1, classes=4)
+    path = tmp_path / "small.onnx"
+    path.write_bytes(image.SerializeToString())
+    found = startup.measure(path, "cpu", "high", 2)
+    assert len(found.first) == len(found.second) == 2 and found.name.startswith("numpy")
+    assert all(0 < t["load"] < t["start"] and t["selftest"] == 0 for t in (*found.first, *found.second))
+    missing = startup.measure(path, "opencl:99", "high", 1)
+    assert "99" in missing.failed and missing.met is None
+    assert len(startup.table([found, missing]).splitlines()) == 5
+
+
+def test_a_start_sees_no_cache_of_the_user(tmp_path: Path) -> None:
+    found = startup.environment(tmp_path)
+    assert all(Path(found[name]).is_relative_to(tmp_path) and not any(Path(found[name]).glob("[!.]*"))
+               for name in startup.FOLDERS)  # fmt: skip
+
+
+def test_the_bars_of_a_start() -> None:
+    first, second = {"start": startup.FIRST - 1}, {"start": startup.SECOND + 1}
+    assert startup.Start("vulkan", "low", first=[first], second=[second]).met is False
+    assert startup.Start("vulkan", "low", first=[first], second=[{"start": 0.5}]).met is True

@@ -12,7 +12,7 @@ import weft
 from tests.core.nets import Net
 from tests.core.null_gpu import null_gpu
 from weft.backends.gpu import runtime as gpu_runtime
-from weft.backends.gpu import selftest
+from weft.backends.gpu import special_check
 from weft.backends.vulkan import glslang
 from weft.backends.vulkan.dialect import GlslDialect
 from weft.core.dtypes import DType
@@ -20,7 +20,7 @@ from weft.core.graph import Graph
 from weft.kernels.launch import DeviceCaps
 from weft.kernels.source import Arg
 from weft.kernels.template import KernelRequest, render
-from weft.ops.gpu.conv_matrix import SIDE, TILES, MatrixTile, choose_tile, legal_tiles, pack_weights
+from weft.ops.gpu.conv_matrix import SIDE, SPECIAL, TILES, MatrixTile, choose_tile, legal_tiles, pack_weights
 
 H200 = DeviceCaps(
     max_local_items=1024, max_local_size=(1024, 1024, 64), local_memory=48 << 10, max_buffer_range=(1 << 32) - 4,
@@ -87,7 +87,7 @@ def matrices() -> Graph:
 def test_a_device_whose_matrix_units_are_wrong_does_without_them(
     found: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_runtime, "verify_matrix_units", lambda _: found or None)
+    monkeypatch.setattr(gpu_runtime, "refused", lambda _: [(SPECIAL, found)] if found else [])
     with null_gpu() as device:
         device.caps, device.dialect = H200, GlslDialect()
         with weft.load(matrices(), "null", precision="low", fallback="error") as session:
@@ -101,10 +101,18 @@ def test_a_device_whose_matrix_units_are_wrong_does_without_them(
 def test_the_self_test_tells_wrong_numbers_from_right_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a null device nothing is computed, so that what comes out is wrong."""
     with null_gpu() as device:
-        device.caps = H200
-        monkeypatch.setattr(selftest, "_difference", lambda *_: 1e-4)
-        creator_runtime = gpu_runtime.GpuRuntime(device)
-        assert selftest.verify_matrix_units(creator_runtime) is None
-        monkeypatch.setattr(selftest, "_difference", lambda *_: float("nan"))
-        why = selftest.verify_matrix_units(creator_runtime)
-    assert why is not None and "was wrong by nan" in why
+        device.caps, device.dialect = H200, GlslDialect()
+        runtime = gpu_runtime.GpuRuntime(device)
+        why = special_check.check(SPECIAL, runtime)
+        assert why == "a Conv of (2, 13, 9, 7) with (20, 13, 1, 1) with (20,) was wrong by 1.0e+00 of its largest value"
+        monkeypatch.setattr(special_check, "_apart", lambda *_: 1e-4)
+        assert special_check.check(SPECIAL, runtime) is None
+        monkeypatch.setattr(special_check, "_apart", lambda *_: float("nan"))
+        assert "was wrong by nan" in str(special_check.check(SPECIAL, runtime))
+
+
+def test_cases_that_launch_no_special_kernel_prove_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(special_check, "_apart", lambda *_: 0.0)
+    with null_gpu() as device:
+        why = special_check.check(SPECIAL, gpu_runtime.GpuRuntime(device))
+    assert why is not None and "none of its cases" in why

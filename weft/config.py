@@ -26,6 +26,16 @@ def tuning_enabled() -> bool:
     return os.environ.get("WEFT_TUNING", "1") != "0"
 
 
+def selftest() -> str:
+    """Return where kernels for special hardware are tested, from `WEFT_SELFTEST`: child, process or off."""
+    return os.environ.get("WEFT_SELFTEST") or "child"
+
+
+def environment(**changed: str) -> dict[str, str]:
+    """Return the environment for a child process, with some variables changed."""
+    return {**os.environ, **changed}
+
+
 def glslang_library() -> str | None:
     """Return the path in `GLSLANG_LIBRARY`: a glslang shared library to compile Vulkan kernels with."""
     return os.environ.get("GLSLANG_LIBRARY") or None

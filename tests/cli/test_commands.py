@@ -160,7 +160,9 @@ def test_bench_gives_json_with_every_time(cli: Cli, tmp_path: Path) -> None:
 def test_bench_profiles_a_run(cli: Cli, tmp_path: Path) -> None:
     model = double(tmp_path / "m.onnx")
     done = cli("bench", model, "-d", "cpu,opencl", "--iterations", 1, "--profile", "--json")
-    events = [[(e["device"], e["name"]) for e in row["events"]] for row in json.loads(done.out)["rows"]]
+    rows = json.loads(done.out)["rows"]
+    events = [[(e["device"], e["name"]) for e in row["events"]] for row in rows]
+    assert all(any(e.get("bytes", 0) > 0 and "share" in e for e in row["events"]) for row in rows)
     assert all(len(names) >= 1 for names in events) and events[0][0][0] == "cpu:0"
     assert any("/" in name for _, name in events[1]), "a launch is called node/kernel"
     assert "us in one run" in cli("bench", model, "-d", "cpu", "--iterations", 1, "--profile").out

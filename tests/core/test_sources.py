@@ -32,7 +32,7 @@ def shaders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def forget() -> None:
     """Forget what this process knows, as a new one would."""
-    for cached in (template._lookup, template._writers, template.render):
+    for cached in (template._lookup, template.writers_hash, template.render):
         cached.cache_clear()
 
 

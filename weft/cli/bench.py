@@ -26,12 +26,16 @@ from weft.cli.options import (
     WarmupOption,
 )
 from weft.cli.results import largest_difference
+from weft.cli.roofline import Peaks, analysed, peaks_of, whole
 from weft.cli.targets import device_orders, parse_pairs, parse_precisions, parse_shapes
 from weft.core.backend import Precision
 from weft.core.layout import Array
 from weft.frontends.onnx import load as load_onnx
 from weft.loading import load
 
+RATES = (("flops", 1e6), ("bytes", 1e6), ("flops_per_s", 1e9), ("bytes_per_s", 1e9))
+EVENT_NUMBERS = ("us", "MFLOP", "MB", "GFLOP/s", "GB/s", "roofline")
+"""`MFLOP` and `MB` are of the node, of which the event may be a part; the rates are of all its events."""
 NUMBERS = ("load ms", "first ms", "median ms", "p90 ms", "min ms", "difference")
 
 
@@ -51,6 +55,8 @@ def bench(
 
     `load ms` is from the file to a session that is ready to run: reading, planning, compiling (or finding
     kernels in the cache) and uploading weights. `difference` is the largest from the first row's outputs.
+    A profile sets each time against the node's operations and bytes: `roofline` is the share of what the
+    device's datasheet allows, where the device is known.
     """
     with working(f"reading {model.name}"):
         graph = load_onnx(model)
@@ -94,7 +100,13 @@ def _events(
     with load(model, names, precision=precision, shapes=shapes, profile=True) as session:
         for _ in range(warmup + 1):
             session.run(arrays)
-        return [{"device": e.device, "name": e.name, "us": e.seconds * 1e6} for e in session.profile.events]
+        return analysed(session.profile.events, _peaks(), precision)
+
+
+def _peaks() -> dict[str, Peaks]:
+    """Return the peaks of the devices that are known, by their names as a profile has them."""
+    found = {f"{d.id}:{d.index}": peaks_of(d.name) for d in weft.devices()}
+    return {device: peaks for device, peaks in found.items() if peaks is not None}
 
 
 def _times(timing: Timing) -> dict[str, Any]:
@@ -118,11 +130,7 @@ def _print(model: Path, rows: list[dict[str, Any]], as_json: bool) -> None:
         print(json.dumps(facts, indent=2))
         return
     for row in rows:
-        events = row.get("events", ())
-        if events:
-            line(f"{row['device']}, {row['precision']}: {sum(e['us'] for e in events):.1f} us in one run", "bold")
-            shown = [(e["device"], e["name"], f"{e['us']:.1f}") for e in sorted(events, key=lambda e: -e["us"])]
-            table(("device", "name", "us"), shown, numbers=("us",))
+        _print_events(row)
     columns = ("load_ms", "first_ms", "median_ms", "p90_ms", "min_ms")
     table(
         ("device", "precision", "nodes", *NUMBERS),
@@ -138,3 +146,25 @@ def _print(model: Path, rows: list[dict[str, Any]], as_json: bool) -> None:
         ],
         numbers=NUMBERS,
     )
+
+
+def _print_events(row: dict[str, Any]) -> None:
+    events = row.get("events", ())
+    if not events:
+        return
+    share = whole(events)
+    bound = "" if share is None else f", {share:.0%} of the roofline by the device's datasheet"
+    line(f"{row['device']}, {row['precision']}: {sum(e['us'] for e in events):.1f} us in one run{bound}", "bold")
+    shown = [
+        (e["device"], e["name"], f"{e['us']:.1f}", *(_rate(e, rate, unit) for rate, unit in RATES), _share(e))
+        for e in sorted(events, key=lambda e: -e["us"])
+    ]
+    table(("device", "name", *EVENT_NUMBERS), shown, numbers=EVENT_NUMBERS)
+
+
+def _rate(event: dict[str, Any], name: str, unit: float) -> str:
+    return f"{event[name] / unit:.4g}" if name in event else ""
+
+
+def _share(event: dict[str, Any]) -> str:
+    return f"{event['share']:.0%}" if event.get("share") is not None else ""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import cast
 
-from weft.core.layout import Array
+from weft.core.layout import Array, Shape
 from weft.core.op import Constants, Op, register_op
 from weft.core.tensor import TensorSpec
 
@@ -42,6 +43,10 @@ class Fused(Op):
         for step in self.steps:
             value = cast(Array, step.op.reference(*[value if i == RUNNING else inputs[i] for i in step.operands]))
         return value
+
+    def flops(self, inputs: Sequence[Shape | None], outputs: Sequence[Shape]) -> int:
+        """Return those of the base op and one for each element and step."""
+        return self.base.flops(inputs[: self.arity], outputs) + len(self.steps) * prod(outputs[0])
 
     def __str__(self) -> str:
         return " + ".join([str(self.base), *(step.op.type for step in self.steps)])

@@ -9,9 +9,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from math import prod
 from typing import ClassVar, Literal, TypeVar
 
-from weft.core.layout import Array
+from weft.core.layout import Array, Shape
 from weft.core.tensor import TensorSpec
 from weft.errors import BackendError
 
@@ -29,6 +30,9 @@ class Op(ABC):
     is_elementwise: ClassVar[bool] = False
     """Whether each element of the output follows from the elements at its place in the broadcast inputs."""
 
+    reads_part: ClassVar[bool] = False
+    """Whether it reads no more of an input than it writes: a few rows of a table."""
+
     @abstractmethod
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         """Return the specs of the outputs.
@@ -40,6 +44,13 @@ class Op(ABC):
     @abstractmethod
     def reference(self, *inputs: Array | None) -> Array | tuple[Array, ...]:
         """Return the output array (or tuple of them) for logical numpy inputs."""
+
+    def flops(self, inputs: Sequence[Shape | None], outputs: Sequence[Shape]) -> int:
+        """Return the operations for these shapes, two for a multiply-add; by default one for each output element.
+
+        Profiles set times against it, so orders of magnitude will do.
+        """
+        return sum(prod(shape) for shape in outputs)
 
     def attributes(self) -> dict[str, object]:
         """Return the attributes by name, for printing."""

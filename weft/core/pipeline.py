@@ -18,6 +18,7 @@ from weft.core.graph import Graph, Node
 from weft.core.hostcopy import copy_into
 from weft.core.layout import Array, to_storage
 from weft.core.optimized import Part
+from weft.core.profile import Work
 from weft.core.tensor import Tensor
 from weft.errors import BackendError, ExecutionError, OutOfMemory
 
@@ -286,7 +287,8 @@ class Pipeline:
         begun = perf_counter()
         task.execution.onExecute(task.inputs, task.outputs)
         if profiling is not None and self.backend.host_memory:
-            profiling.event(task.node.name, perf_counter() - begun)
+            seconds, node = perf_counter() - begun, task.node
+            profiling.event(node.name, seconds, Work.of(node.name, node.op, task.inputs, task.outputs))
         for tensor, memory in zip(task.outputs, task.memory, strict=False):
             if tensor.memory is not memory:
                 self._restore(tensor, memory, task)

@@ -2,8 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from math import prod
+
+from weft.core.fused import Fused
+from weft.core.op import Op
+from weft.core.tensor import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a node has to do at the least; all events of the node name the same."""
+
+    node: str
+    flops: int
+    """As the op counts them, two for a multiply-add."""
+    nbytes: int
+    """Of its inputs and weights, each read once, and its outputs, written once; without padding."""
+
+    @classmethod
+    def of(cls, node: str, op: Op, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> Work:
+        """Return the work of a node whose shapes are known."""
+        written = [prod(t.shape) for t in outputs]
+        # A dict, since a value that is read twice comes from memory once.
+        read = {t.name: (prod(t.shape), t.dtype.itemsize) for t in inputs if t is not None}
+        most, base = max(written, default=0), op.base if isinstance(op, Fused) else op
+        nbytes = sum((min(n, most) if base.reads_part else n) * size for n, size in read.values())
+        nbytes += sum(n * t.dtype.itemsize for n, t in zip(written, outputs, strict=True))
+        flops = op.flops([None if t is None else t.shape for t in inputs], [t.shape for t in outputs])
+        return cls(node, flops, nbytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +41,8 @@ class Event:
     device: str
     name: str
     seconds: float
+    work: Work | None = None
+    """What the node that it is part of has to do, where the backend says so."""
 
 
 @dataclass(eq=False)
@@ -51,9 +81,9 @@ class ProfilingContext:
     device: str
     profile: Profile
 
-    def event(self, name: str, seconds: float) -> None:
-        """Report that something took so long in this run."""
-        self.profile.events.append(Event(self.device, name, seconds))
+    def event(self, name: str, seconds: float, work: Work | None = None) -> None:
+        """Report that something took so long in this run, and which node's work it is part of."""
+        self.profile.events.append(Event(self.device, name, seconds, work))
 
     def counter(self, name: str, value: float) -> None:
         """Report the newest value of a counter."""

@@ -237,7 +237,7 @@ def add_shader_folder(folder: str | Path) -> None:
             )
     _folders.append(folder)
     _lookup.cache_clear()
-    _writers.cache_clear()
+    writers_hash.cache_clear()
     render.cache_clear()
 
 
@@ -262,7 +262,7 @@ def _constants(request: KernelRequest) -> tuple[tuple[str, ConstantKind], ...]:
 
 
 @lru_cache(maxsize=16)
-def _writers(dialect: Dialect) -> str:
+def writers_hash(dialect: Dialect) -> str:
     """Return the hash of all that turns a request into text: templates, and the modules beside this and the dialect."""
     modules = {cls.__module__ for cls in type(dialect).__mro__ if issubclass(cls, Dialect)}
     places = [Path(file).parent for m in modules if (file := getattr(sys.modules[m], "__file__", None))]
@@ -280,7 +280,7 @@ def render(request: KernelRequest, dialect: Dialect) -> KernelSource:
     Texts are kept on disk: a process that finds all of its own there need not import Mako.
     """
     entry = request.template.replace(".", "_")
-    cache, key = DiskCache("sources"), f"{_writers(dialect)} {request!r}"
+    cache, key = DiskCache("sources"), f"{writers_hash(dialect)} {request!r}"
     held = cache.get(key)
     text = held.decode() if held else _written(request, dialect, entry)
     if not held:

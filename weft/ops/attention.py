@@ -118,3 +118,8 @@ class Attention(Op):
         if self.heads:
             out = out.swapaxes(1, 2).reshape(out.shape[0], out.shape[2], -1)
         return np.ascontiguousarray(out).astype(dtype, copy=False)
+
+    def flops(self, inputs: Sequence[Shape | None], outputs: Sequence[Shape]) -> int:
+        """Return those of the two products, two for a multiply-add; the softmax between them is not counted."""
+        each = self.extents([shape for shape in inputs[: self.count()] if shape is not None])
+        return 2 * prod(each.scores) * (each.depth + each.width)

@@ -59,6 +59,10 @@ class Conv(Op):
         x, w, b = given(inputs, 0), given(inputs, 1), optional(inputs, 2)
         return _convolve(widen(x), widen(w), b, self).astype(x.dtype, copy=False)
 
+    def flops(self, inputs: Sequence[Shape | None], outputs: Sequence[Shape]) -> int:
+        """Return two for each output element and weight of its channel."""
+        return 2 * prod(outputs[0]) * prod((inputs[1] or ())[1:])
+
 
 @register_op
 @dataclass(frozen=True)
@@ -115,6 +119,10 @@ class ConvTranspose(Op):
             window.tap(padded, at)[...] += part.reshape(n, g, w.shape[1], *window.outputs)
         y = window.crop(padded).reshape(n, g * w.shape[1], *window.inputs)
         return (y if b is None else y + _by_channel(b, y)).astype(x.dtype, copy=False)
+
+    def flops(self, inputs: Sequence[Shape | None], outputs: Sequence[Shape]) -> int:
+        """Return two for each input element and weight of its channel."""
+        return 2 * prod(inputs[0] or ()) * prod((inputs[1] or ())[1:])
 
 
 def float_type(*specs: TensorSpec | None) -> DType:

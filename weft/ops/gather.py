@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -27,6 +28,7 @@ REDUCTIONS: dict[str, Callable[..., Array]] = {
 class Gather(Op):
     """The slices along `axis` at the given places; inputs data, indices."""
 
+    reads_part: ClassVar[bool] = True
     axis: int = 0
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
@@ -48,6 +50,7 @@ class Gather(Op):
 class GatherElements(Op):
     """For each element of `indices` the one at its place, moved along `axis`; inputs data, indices."""
 
+    reads_part: ClassVar[bool] = True
     axis: int = 0
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
@@ -68,6 +71,7 @@ class GatherElements(Op):
 class GatherND(Op):
     """The slices at the places that the last axis of `indices` names; inputs data, indices."""
 
+    reads_part: ClassVar[bool] = True
     batch_dims: int = 0
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import ClassVar
 
 import numpy as np
 
-from weft.core.layout import Array
+from weft.core.layout import Array, Shape
 from weft.core.op import Constants, Op, OpClass, register_op
 from weft.core.tensor import TensorSpec
 from weft.ops.elementwise import WIDE, broadcast, check_type, misfit, required_inputs, take_inputs, widen
@@ -43,6 +44,10 @@ class MatMul(Op):
         a, b = (np.asarray(x) for x in inputs)
         with np.errstate(all="ignore"):
             return np.asarray(np.matmul(widen(a), widen(b))).astype(a.dtype, copy=False)
+
+    def flops(self, inputs: Sequence[Shape | None], outputs: Sequence[Shape]) -> int:
+        """Return two for each output element and element of a row of A."""
+        return 2 * prod(outputs[0]) * (inputs[0] or (0,))[-1]
 
 
 @register_op
@@ -85,3 +90,8 @@ class Gemm(Op):
             if c is not None and self.beta != 0:
                 out = out + (widen(c) if self.beta == 1 else self.beta * widen(c))
             return np.asarray(out).astype(a.dtype, copy=False)
+
+    def flops(self, inputs: Sequence[Shape | None], outputs: Sequence[Shape]) -> int:
+        """Return two for each output element and element of a row of A."""
+        rows = inputs[0] or (0, 0)
+        return 2 * prod(outputs[0]) * rows[0 if self.transA else 1]

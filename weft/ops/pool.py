@@ -45,6 +45,10 @@ class Pool(Op):
         sized((*x.dims[:2], *window.padded), x.dtype)
         return sized((*x.dims[:2], *window.outputs), x.dtype)
 
+    def flops(self, inputs: Sequence[Shape | None], outputs: Sequence[Shape]) -> int:
+        """Return one for each output element and place of the window."""
+        return prod(outputs[0]) * prod(self.kernel_shape)
+
 
 @register_op
 @dataclass(frozen=True)
@@ -171,6 +175,10 @@ class GlobalPool(Op):
         if len(x.dims) < 3 or prod(x.dims[2:]) == 0:
             raise unfit(f"there is nothing to pool in shape {x.dims}")
         return (TensorSpec((*x.dims[:2], *(1,) * (len(x.dims) - 2)), x.dtype),)
+
+    def flops(self, inputs: Sequence[Shape | None], outputs: Sequence[Shape]) -> int:
+        """Return one for each input element."""
+        return prod(inputs[0] or ())
 
 
 @register_op

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, ClassVar
 
 import numpy as np
@@ -85,6 +86,10 @@ class Reduction(Op):
         with np.errstate(all="ignore"):
             out = np.asarray(self.combine(widen(x), which))
             return out.reshape(reduced_shape(x.shape, which, self.keepdims)).astype(x.dtype, copy=False)
+
+    def flops(self, inputs: Sequence[Shape | None], outputs: Sequence[Shape]) -> int:
+        """Return one for each input element."""
+        return prod(inputs[0] or ())
 
 
 def total(x: Array, axes: tuple[int, ...]) -> Array:

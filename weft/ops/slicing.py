@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -18,6 +19,8 @@ from weft.ops.shape import given, ints, known_ints, many_axes, optional
 @dataclass(frozen=True)
 class Slice(Op):
     """Every `step`-th element from `start` to before `end`; inputs data, starts, ends, axes, steps."""
+
+    reads_part: ClassVar[bool] = True
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         """Return the spec of the output."""

@@ -16,6 +16,7 @@ from weft.core.backend import Execution, StorageType
 from weft.core.dtypes import DType
 from weft.core.layout import Array, Layout, to_storage
 from weft.core.op import Op
+from weft.core.profile import Work
 from weft.core.tensor import Tensor
 from weft.kernels.launch import find_gpu_op
 
@@ -49,6 +50,8 @@ class GpuExecution(Execution):
         launches = self.launches(inputs, outputs)
         self._place.builds.add(self.label, [launch.build for launch in launches])
         self._place.recording.launches += launches
+        if self._place.recording.profiling is not None:
+            self._place.recording.work[self.label] = Work.of(self.label, self.op, inputs, outputs)
         self._place.recording.tuned += sum(len(pick.launches) for pick in self.picks if pick.made)
         for key in self._constants.keys() - self._used:
             self._place.placement.release(self._constants.pop(key), StorageType.STATIC)

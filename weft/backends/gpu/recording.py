@@ -22,7 +22,7 @@ from weft.backends.gpu.schedule import Access, schedule
 from weft.backends.gpu.streams import LEAST, Stream
 from weft.core.backend import StorageType
 from weft.core.layout import Array
-from weft.core.profile import ProfilingContext
+from weft.core.profile import ProfilingContext, Work
 from weft.core.tensor import Tensor
 from weft.errors import DeviceError, DeviceLost
 
@@ -42,6 +42,8 @@ class PipelineRecording:
     launches: list[PlannedLaunch] = field(default_factory=list)
     imports: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """Tensors of other pipelines on the device, each with the one that every run copies it to first."""
+    work: dict[str, Work] = field(default_factory=dict)
+    """What the nodes have to do, by the labels of their launches without the template; for a profile alone."""
     tuned: int = 0
     """How many of the launches' kernels were chosen by a tuning table."""
     _staged: list[tuple[GpuBuffer, Tensor]] = field(default_factory=list)
@@ -125,7 +127,7 @@ class PipelineRecording:
     def _report(self, profiling: ProfilingContext) -> None:
         for label, seconds in zip(self._labels, self.device.timings(self._handle), strict=False):
             if label:
-                profiling.event(label, seconds)
+                profiling.event(label, seconds, self.work.get(label.rpartition("/")[0]))
         if self._launched:
             span = self.device.span(self._handle, self._launched[0], self._launched[-1])
             if span is not None:
@@ -147,6 +149,7 @@ class PipelineRecording:
         for buffer, _ in self._staged:
             self.device.free(buffer)
         self._handle, self._staged, self.launches, self.imports, self.tuned = None, [], [], [], 0
+        self.work = {}
 
 
 def run_once(device: GpuDevice, accesses: Sequence[Access]) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field, replace
+import time
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from weft.backends.gpu.device import GpuBuffer, GpuDevice
-from weft.backends.gpu.selftest import verify_matrix_units
+from weft.backends.gpu.selftest import refused
 from weft.backends.gpu.tuning_table import TuningTable
 
 CHUNK = 16 << 20
@@ -75,6 +76,8 @@ class GpuRuntime:
     static: StaticPool = field(init=False)
     notes: list[str] = field(default_factory=list)
     """What every report on the device says."""
+    selftest_seconds: float = 0.0
+    """What it took to know which special kernels are right here."""
     _verified: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -82,16 +85,20 @@ class GpuRuntime:
         self.static = StaticPool(self.device)
 
     def verify(self) -> None:
-        """Test the kernels for special hardware, once; those that are wrong here are not used."""
+        """Have the kernels for special hardware tested, once; those that are wrong here are not used."""
         with self._lock:
             if self._verified:
                 return
+            begun = time.perf_counter()
+            for kind, why in refused(self):
+                self.device.caps = kind.disable(self.device.caps)
+                self.notes.append(f"{kind.title} are not used: {why}")
+            self.selftest_seconds = time.perf_counter() - begun
             self._verified = True
-            if self.device.caps.matrix_units:
-                why = verify_matrix_units(self)
-                if why is not None:
-                    self.device.caps = replace(self.device.caps, matrix_units=False)
-                    self.notes.append(f"matrix units are not used: {why}")
+
+    def trust(self) -> None:
+        """Use whatever the hardware claims: the process is there to test it."""
+        self._verified = True
 
     @cached_property
     def tuning(self) -> TuningTable:

@@ -1,75 +1,125 @@
-"""Are kernels for special hardware right on this device? Asked by value when a device is first used.
+"""Which special kernels are not to be used on a device? Each kind is tested once; its verdict is kept on disk.
 
-Each has a portable twin. Where a result is not what the op's numpy reference says, the twin is used, and
-reports say so.
+A kernel that faults takes all of its process along, so a kind that is new to a device, driver and version of the
+kernels is tested in a child process (`selftest_child`). What crashes there, or is wrong, is not used, and reports
+say so. `WEFT_SELFTEST` chooses to test in this process, or not at all.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import logging
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from weft.core.backend import BackendConfig, BackendInfo, Precision
-from weft.core.dtypes import DType
-from weft.core.graph import Graph, Node, infer_shapes
-from weft.core.layout import Shape
-from weft.core.optimized import Part
-from weft.core.pipeline import Pipeline
-from weft.core.tensor import TensorSpec
-from weft.errors import WeftError
-from weft.ops.conv import Conv
+import weft.ops.gpu
+from weft import config
+from weft.backends.gpu import special_check
+from weft.errors import ConfigError, OutOfMemory, WeftError
+from weft.kernels.cache import DiskCache
+from weft.kernels.special import SpecialKernel, special_kernels
+from weft.kernels.template import writers_hash
 
 if TYPE_CHECKING:
+    from weft.backends.gpu.device import GpuDevice
     from weft.backends.gpu.runtime import GpuRuntime
 
-CASES: tuple[tuple[Shape, Shape], ...] = (
-    ((2, 13, 9, 7), (20, 13, 1, 1)),
-    ((1, 24, 10, 6), (40, 24, 3, 3)),
-    ((1, 260, 4, 5), (36, 260, 3, 3)),
-)
-"""Shapes of images and weights: uneven ones, with and without taps, with few and with many steps of K."""
-TOLERANCE = 4e-3
-"""Of the largest result: fp16 rounds it by 5e-4."""
+log = logging.getLogger("weft.selftest")
+
+SCHEMA = 1
+MODES = ("child", "process", "off")
+TIMEOUT = 120.0
+"""Seconds for all tests of a child process: compilers of drivers may take long."""
+AGAIN = "known from an earlier start, `weft cache clear` has it tested again"
 
 
-def verify_matrix_units(runtime: GpuRuntime) -> str | None:
-    """Return why the device's matrix units are not to be used, or None; convolutions in fp16 are run on them."""
-    for image, weight in CASES:
-        try:
-            worst = _difference(runtime, image, weight)
-        except WeftError as e:
-            return f"a convolution of {image} with {weight} failed: {e.what}"
-        if not worst <= TOLERANCE:
-            return f"a convolution of {image} with {weight} was wrong by {worst:.1e} of its largest value"
-    return None
+@dataclass(frozen=True)
+class Verdict:
+    """What the test of one kind found."""
+
+    why: str | None
+    """Why it is not to be used, or None."""
+    seconds: float = 0.0
+    lasting: bool = True
+    """Whether it says something of the kernels, and not of this start alone."""
 
 
-def _difference(runtime: GpuRuntime, image: Shape, weight: Shape) -> float:
-    """Return the largest difference from the reference, as a part of the largest value."""
-    # Late: backends have runtimes, and these are verified by backends that are made here.
-    from weft.backends.gpu.backend import GpuBackend
+def refused(runtime: GpuRuntime, timeout: float | None = None) -> list[tuple[SpecialKernel, str]]:
+    """Return the kinds that the device claims to have and that are not to be used, each with the reason."""
+    mode, device = config.selftest(), runtime.device
+    if mode not in MODES:
+        raise ConfigError(f"WEFT_SELFTEST={mode} is not known", fix=f"choose one of {', '.join(MODES)}")
+    kinds = [kind for kind in special_kernels() if kind.present(device.caps)]
+    if mode == "off" or not kinds:
+        return []
+    cache, keys = DiskCache("selftest"), {kind.name: key_of(kind, device) for kind in kinds}
+    found = {kind.name: v for kind in kinds if (v := _stored(cache, keys[kind.name])) is not None}
+    new = [kind for kind in kinds if kind.name not in found]
+    if new:
+        test = tested_here if mode == "process" else _tested_in_children
+        for name, verdict in test(runtime, new, TIMEOUT if timeout is None else timeout).items():
+            found[name] = verdict
+            log.info("self-test of %s, %.2f s: %s", name, verdict.seconds, verdict.why or "right")
+            if verdict.lasting:
+                cache.put(keys[name], json.dumps(asdict(verdict)).encode())
+    return [(kind, why) for kind in kinds if (why := found[kind.name].why) is not None]
 
-    rng = np.random.default_rng(0)
-    x, w = (rng.standard_normal(shape).astype(np.float16) for shape in (image, weight))
-    bias = rng.standard_normal(weight[0]).astype(np.float16)
-    op = Conv(kernel_shape=weight[2:], pads=tuple(k // 2 for k in weight[2:]) * 2)
-    graph = Graph("selftest", ["x"], ["y"], [Node("conv", op, ("x", "w", "b"), ("y",))])
-    graph.constants = {"w": w, "b": bias}
-    graph.specs = {n: TensorSpec(v.shape, DType.FLOAT16) for n, v in (("x", x), ("w", w), ("b", bias))}
-    graph = infer_shapes(graph)
-    info = BackendInfo(runtime.device.info.id, runtime.device.info.index, BackendConfig(precision=Precision.LOW))
-    backend = GpuBackend(info, runtime)
-    part = Part(info.device, graph)
-    pipeline = Pipeline(part, backend)
+
+def tested_here(runtime: GpuRuntime, kinds: Sequence[SpecialKernel], timeout: float) -> dict[str, Verdict]:
+    """Return the verdicts of tests in this process; they end when they end."""
+    return {kind.name: verdict(kind, runtime) for kind in kinds}
+
+
+def _tested_in_children(
+    runtime: GpuRuntime, kinds: Sequence[SpecialKernel], timeout: float
+) -> Mapping[str, Verdict]:
+    from weft.backends.gpu import selftest_child  # late: it is needed once in the life of a driver
+
+    return selftest_child.verdicts(runtime.device.info, kinds, timeout)
+
+
+def verdict(kind: SpecialKernel, runtime: GpuRuntime) -> Verdict:
+    """Return the verdict of a test in this process; whatever the test raises is one."""
+    begun, lasting = time.perf_counter(), True
     try:
-        pipeline.resize(part, {}, {"y"}, first=True)
-        pipeline.port("x").memory[...] = x
-        pipeline.execute()
-        pipeline.wait()
-        actual = pipeline.port("y").numpy().astype(np.float32)
-    finally:
-        pipeline.close()
-    expected = np.asarray(op.reference(x, w, bias), np.float32)
-    with np.errstate(all="ignore"):
-        return float(np.abs(actual - expected).max() / np.abs(expected).max())
+        why = special_check.check(kind, runtime, special_kernels())
+    except OutOfMemory as e:
+        why, lasting = f"its test found no memory: {e.what}", False
+    except WeftError as e:
+        why = f"its test failed: {e.what}"
+    except Exception as e:  # of a driver's binding: the kernel is at fault for all we know
+        why = f"its test failed: {type(e).__name__}: {e}"
+    return Verdict(why, time.perf_counter() - begun, lasting)
+
+
+def _stored(cache: DiskCache, key: str) -> Verdict | None:
+    try:
+        held = Verdict(**json.loads(cache.get(key) or b"{}"))
+    except (TypeError, ValueError):
+        return None
+    return held if held.why is None else Verdict(f"{held.why} ({AGAIN})")
+
+
+def key_of(kind: SpecialKernel, device: GpuDevice) -> str:
+    """Return what a verdict is kept under: all that decides which kernels run, and who compiles and runs them."""
+    info = device.info
+    decides = (info.id, info.name, info.driver, repr(device.caps), writers_hash(device.dialect), _code(kind.module))
+    return json.dumps((SCHEMA, kind.name, *decides))
+
+
+@lru_cache(maxsize=16)
+def _code(module: str) -> str:
+    """Return the hash of the modules that choose launches, and of the one that registers a kind."""
+    own = getattr(sys.modules.get(module), "__file__", None)
+    folders = (Path(__file__).parent, Path(weft.ops.gpu.__file__).parent)
+    files = [file for folder in folders for file in sorted(folder.glob("*.py"))]
+    hashed = hashlib.blake2b(digest_size=16)
+    for file in (*files, *([Path(own)] if own else [])):
+        hashed.update(file.read_bytes())
+    return hashed.hexdigest()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from typing import TYPE_CHECKING
@@ -14,6 +15,8 @@ from weft.core.layout import PACK, Array, Layout
 from weft.kernels.launch import DeviceCaps
 from weft.ops.gpu import conv_wgmma
 from weft.ops.gpu.conv_wgmma import WgmmaTile
+from weft.kernels.special import Case, SpecialKernel, one_node, register_special
+from weft.ops.conv import Conv
 
 if TYPE_CHECKING:
     from weft.ops.gpu.conv import ConvPlan
@@ -72,6 +75,31 @@ TILES = (
     MatrixTile(1, 1, 1, 1, 8),
 )
 """From the best reuse to the most parallelism; tiles of 128 x 128 were slower on an H200."""
+
+
+def _cases() -> Sequence[Case]:
+    """Return uneven convolutions, with and without taps, with few and with many steps of K."""
+    shapes = (
+        ((2, 13, 9, 7), (20, 13, 1, 1)),
+        ((1, 24, 10, 6), (40, 24, 3, 3)),
+        ((1, 260, 4, 5), (36, 260, 3, 3)),
+    )
+    return [
+        one_node(Conv(kernel_shape=w[2:], pads=tuple(k // 2 for k in w[2:]) * 2), x, w, w[:1], constants=(1, 2))
+        for x, w in shapes
+    ]
+
+
+SPECIAL = register_special(
+    SpecialKernel(
+        "conv_matrix",
+        "convolutions on matrix units",
+        present=lambda caps: caps.matrix_units,
+        disable=lambda caps: replace(caps, matrix_units=False),
+        cases=_cases,
+        template="conv_matrix",
+    )
+)
 
 
 def fits(plan: ConvPlan) -> bool:

@@ -1,0 +1,186 @@
+"""Time how long it takes until ResNet-50 gives its first result: on a machine that never ran it, and ever after.
+
+    python -m benchmarks.startup --devices vulkan,opencl --precision low,high --json startup.json
+
+Every start is a process of its own (start_once.py). For each device and precision the first one finds all caches
+empty, the second one those that the first left. That holds for the drivers' caches too (~/.nv/ComputeCache and
+~/.cache/nvidia of NVIDIA's, Mesa's, PoCL's): HOME and the variables that move them point into a fresh folder, or
+a first start would be one in name only. A start is counted from the end of `import weft` to the first result; the
+file is written, and in the page cache, before. The test of kernels for special hardware is part of a first start,
+and is shown apart too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import site
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import date
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+FIRST, SECOND = 10.0, 1.0
+"""Seconds that a first and a second start may take."""
+FOLDERS = {
+    "HOME": "home", "XDG_CACHE_HOME": "home/.cache", "WEFT_CACHE_DIR": "weft",
+    "CUDA_CACHE_PATH": "cuda", "__GL_SHADER_DISK_CACHE_PATH": "gl",
+    "MESA_SHADER_CACHE_DIR": "mesa", "MESA_GLSL_CACHE_DIR": "mesa", "POCL_CACHE_DIR": "pocl",
+}  # fmt: skip
+"""The variables that say where caches lie: Weft's, NVIDIA's, Mesa's, PoCL's."""
+TIMEOUT = 600.0
+HEADERS = ("device", "precision", "import", "first start", "of it load", "self-test", "run", "second start", "met")
+
+
+@dataclass
+class Start:
+    """The starts on one device at one precision; each list has the seconds of every repetition."""
+
+    device: str
+    precision: str
+    name: str = ""
+    first: list[dict[str, float]] = field(default_factory=list)
+    second: list[dict[str, float]] = field(default_factory=list)
+    failed: str = ""
+
+    def seconds(self, which: str, what: str) -> float | None:
+        """Return the median of one time of the "first" or "second" starts, if there are any."""
+        times = [times[what] for times in getattr(self, which)]
+        return median(times) if times else None
+
+    @property
+    def met(self) -> bool | None:
+        """Tell whether both bars are reached; None if they were not measured."""
+        first, second = self.seconds("first", "start"), self.seconds("second", "start")
+        return None if first is None or second is None else first < FIRST and second < SECOND
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the options of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--devices", type=_words, default=["vulkan", "opencl"])
+    parser.add_argument("--precision", type=_words, default=["low", "high"])
+    parser.add_argument("--network", default="resnet50", help="another one of benchmarks/models.py")
+    parser.add_argument("--repeats", type=int, default=3, help="first and second starts of each; medians are shown")
+    parser.add_argument("--quick", action="store_true", help="a trial: small pictures, one repetition")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything to this file")
+    options = parser.parse_args(arguments)
+    options.repeats = 1 if options.quick else options.repeats
+    return options
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in text.split(",") if word]
+
+
+def main() -> None:
+    """Run what the command line asks for."""
+    options = parse(sys.argv[1:])
+    print(__doc__.split("\n\n")[2].strip() + "\n", flush=True)
+    with tempfile.TemporaryDirectory(prefix="weft-startup-") as folder:
+        model = Path(folder) / f"{options.network}.onnx"
+        _write_model(options.network, 64 if options.quick else 224, model)
+        found = []
+        for device in options.devices:
+            for precision in options.precision:
+                found.append(measure(model, device, precision, options.repeats))
+                print(_line(found[-1]), flush=True)
+    print("\n" + table(found))
+    if options.json:
+        options.json.write_text(json.dumps(_facts() | {"starts": [asdict(s) for s in found]}, indent=1))
+
+
+def _write_model(network: str, image: int, path: Path) -> None:
+    import onnx
+
+    from benchmarks import models
+
+    keywords = {} if network.startswith("minilm") else {"image": image}
+    onnx.save(models.MODELS[network](1, **keywords), path)
+
+
+def measure(model: Path, device: str, precision: str, repeats: int) -> Start:
+    """Start a network on one device with empty caches, then with those; so often."""
+    found = Start(device, precision)
+    for _ in range(repeats):
+        with tempfile.TemporaryDirectory(prefix="weft-startup-") as folder:
+            for kept in (found.first, found.second):
+                try:
+                    answer = _start(model, device, precision, Path(folder))
+                except (RuntimeError, subprocess.TimeoutExpired) as e:
+                    found.failed = str(e)
+                    return found
+                found.name = answer["device"]
+                kept.append(answer["seconds"])
+    return found
+
+
+def _start(model: Path, device: str, precision: str, folder: Path) -> dict[str, Any]:
+    command = [sys.executable, "-m", "benchmarks.start_once", str(model), device, precision]
+    ended = subprocess.run(command, env=environment(folder), capture_output=True, text=True, timeout=TIMEOUT)
+    if ended.returncode:
+        said = ended.stderr.strip().rpartition("Traceback")[2].splitlines()
+        error = [line for line in said[1:] if not line.startswith("  File") and not line.startswith("    ")]
+        raise RuntimeError("; ".join(map(str.strip, error))[:400] or f"status {ended.returncode}")
+    answer: dict[str, Any] = json.loads(ended.stdout.strip().splitlines()[-1])
+    return answer
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Return the environment of a start whose caches lie in `folder`; it makes those that are not there."""
+    moved = {name: str(folder / place) for name, place in FOLDERS.items()}
+    for place in moved.values():
+        Path(place).mkdir(parents=True, exist_ok=True)
+    # Packages and drivers that were installed for the user alone lie under the HOME that the process no longer has.
+    data = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local/share")
+    return {**os.environ, "PYTHONUSERBASE": site.getuserbase(), "XDG_DATA_HOME": data, **moved}
+
+
+def _line(start: Start) -> str:
+    if start.failed:
+        return f"{start.device} {start.precision}: {start.failed}"
+    each = ", ".join(f"{which} {_all(getattr(start, which))} s" for which in ("first", "second"))
+    return f"{start.device} {start.precision} on {start.name}: {each}"
+
+
+def _all(starts: Sequence[Mapping[str, float]]) -> str:
+    return " ".join(f"{times['start']:.2f}" for times in starts)
+
+
+def table(starts: Sequence[Start]) -> str:
+    """Return the medians, in seconds, and the bars as a table of Markdown."""
+    lines = ["| " + " | ".join(HEADERS) + " |", "|---" * len(HEADERS) + "|"]
+    lines.append(f"| bars | | | < {FIRST:g} | | | | < {SECOND:g} | |")
+    for s in starts:
+        times = [s.seconds("second", "import"), *(s.seconds("first", w) for w in ("start", "load", "selftest", "run"))]
+        cells = [_number(value) for value in (*times, s.seconds("second", "start"))]
+        met = {None: "not measured", True: "yes", False: "NO"}[s.met]
+        lines.append(f"| {s.device} | {s.precision} | {' | '.join(cells)} | {met} |")
+    return "\n".join(lines)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _facts() -> dict[str, object]:
+    import weft
+
+    return {
+        "date": str(date.today()),
+        "command": f"python -m benchmarks.startup {' '.join(sys.argv[1:])}",
+        "weft": weft.__version__,
+        "python": platform.python_version(),
+        "brings_spirv": (Path(weft.__file__).parent / "spirv.zip").exists(),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"""Special kernels are tested by value, in a process of their own, once for a device, driver and version of Weft."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import weft
+from tests.core import special_fakes as fakes
+from tests.core.nets import Net
+from tests.core.null_gpu import null_gpu
+from weft.backends.gpu import selftest, selftest_child, special_check
+from weft.backends.gpu.creator import GpuCreator
+from weft.backends.gpu.runtime import GpuRuntime
+from weft.core.graph import Graph
+from weft.core.registry import registry
+from weft.errors import BackendError, ConfigError
+from weft.kernels import special
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
+    yield
+    fakes.WANTED.clear()
+
+
+@pytest.fixture(params=["opencl", "vulkan"])
+def runtime(request: pytest.FixtureRequest) -> GpuRuntime:
+    return _runtime(request.param)
+
+
+def _runtime(name: str) -> GpuRuntime:
+    creator = registry.find(name)
+    assert isinstance(creator, GpuCreator)
+    return creator.runtime(0)
+
+
+def whys(runtime: GpuRuntime, *names: str, timeout: float = 60.0) -> dict[str, str]:
+    fakes.WANTED.clear()
+    fakes.WANTED.update(names)
+    return {kind.name: why for kind, why in selftest.refused(runtime, timeout)}
+
+
+def in_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("a child process was started")
+
+    monkeypatch.setattr(selftest_child, "_run", refuse)
+
+
+def test_right_kernels_stay_and_the_next_start_reads_it(
+    runtime: GpuRuntime, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "weft.selftest"):
+        assert whys(runtime, "right", "noisy") == {}
+    assert [r.args[0] for r in caplog.records if isinstance(r.args, tuple)] == ["right", "noisy"]
+    in_no_child(monkeypatch)
+    assert whys(runtime, "right", "noisy") == {}
+
+
+def test_a_wrong_kind_is_refused_with_its_difference(
+    runtime: GpuRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = whys(runtime, "wrong", "noisy")
+    assert list(found) == ["wrong"] and "a Add of (4,) with (4,) was wrong by nan" in found["wrong"]
+    in_no_child(monkeypatch)
+    again = whys(runtime, "wrong", "noisy")
+    assert again["wrong"].startswith(found["wrong"]) and "earlier start" in again["wrong"]
+
+
+def test_a_crash_is_blamed_on_its_kind_and_the_others_are_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = _runtime("opencl")
+    names = ("named", "crashing", "noisy", "leaving")
+    found = whys(runtime, *names)
+    assert set(found) == {"crashing", "named", "leaving"}
+    assert "was ended by SIGABRT" in found["crashing"] and "ended with status 3" in found["leaving"]
+    in_no_child(monkeypatch)
+    assert set(whys(runtime, *names)) == set(found), "crashes are remembered, for they would come again"
+
+
+def test_a_hang_is_not_remembered_and_costs_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = _runtime("opencl")
+    found = whys(runtime, "hanging", "noisy", timeout=5.0)
+    assert list(found) == ["hanging"] and "did not end within 5 s" in found["hanging"]
+    in_no_child(monkeypatch)
+    assert whys(runtime, "noisy") == {}
+    with pytest.raises(AssertionError, match="was started"):
+        whys(runtime, "hanging")
+
+
+def test_what_a_test_raises_is_a_verdict(runtime: GpuRuntime) -> None:
+    assert "KeyError" in whys(runtime, "raising")["raising"]
+
+
+@pytest.mark.parametrize("mode", ["child", "process", "off"])
+def test_the_variable_chooses_where_tests_run(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_SELFTEST", mode)
+    runtime, here = _runtime("opencl"), f"{fakes.TESTED}{os.getpid()}"
+    found = whys(runtime, "named").get("named", "")
+    assert (found == "") == (mode == "off") and (found == here) == (mode == "process")
+
+
+def test_another_value_of_the_variable_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_SELFTEST", "perhaps")
+    with pytest.raises(ConfigError, match="perhaps"):
+        whys(_runtime("opencl"), "noisy")
+
+
+@pytest.mark.parametrize("broken", ["", "/no/such/python", sys.executable])
+def test_where_no_child_starts_the_kernels_are_not_used_this_time(
+    broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", broken)
+    if broken == sys.executable and broken:
+        monkeypatch.setattr(selftest_child, "PROGRAM", "import sys; sys.exit('no such module')")
+    found = whys(_runtime("opencl"), "noisy", "right")
+    assert set(found) == {"noisy", "right"} and all("WEFT_SELFTEST=process" in why for why in found.values())
+    monkeypatch.undo()
+    in_no_child(monkeypatch)
+    with pytest.raises(AssertionError, match="was started"):
+        whys(_runtime("opencl"), "noisy")
+
+
+def test_a_device_that_the_child_does_not_know_is_not_trusted() -> None:
+    with null_gpu() as device:
+        why = whys(GpuRuntime(device), "noisy")["noisy"]
+    assert "null" in why and "WEFT_SELFTEST=process" in why
+
+
+def small() -> Graph:
+    net = Net()
+    return net.finish(net.add("Relu", net.input("x", 2, 3), name="y"))
+
+
+@pytest.mark.parametrize("name", ["right", "crashing"])
+def test_a_report_says_what_is_not_used(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From `weft.load`, on a runtime that is new."""
+    creator = registry.find("opencl")
+    assert isinstance(creator, GpuCreator)
+    fresh = GpuRuntime(creator.open(0))
+    monkeypatch.setattr(creator, "runtime", lambda index: fresh)
+    items = fresh.device.caps.max_local_items
+    fakes.WANTED.add(name)
+    try:
+        with weft.load(small(), "opencl", fallback="error") as session:
+            notes = [n for n in session.report.notes if "are not used" in n]
+        assert fresh.selftest_seconds > 0
+        assert fresh.device.caps.max_local_items == (items if name == "right" else items // 2)
+    finally:
+        fresh.close()
+    assert len(notes) == (name == "crashing")
+    if notes:
+        assert "kernels that are crashing are not used: its test in a process of its own" in notes[0]
+
+
+def test_a_kind_is_tested_without_those_that_might_take_its_place() -> None:
+    runtime, seen = _runtime("opencl"), []
+    fakes.WANTED.update(("noisy", "named"))
+    watched = special.SpecialKernel(
+        "watched",
+        "watched",
+        lambda caps: True,
+        lambda caps: caps,
+        check=lambda r: seen.append(r.device.caps.max_local_items),  # type: ignore[func-returns-value]
+    )
+    items = runtime.device.caps.max_local_items
+    assert special_check.check(watched, runtime, [fakes.NOISY, watched]) is None
+    assert seen == [items // 2] and runtime.device.caps.max_local_items == items
+
+
+def test_the_key_of_a_verdict_changes_with_the_driver() -> None:
+    device = _runtime("opencl").device
+    before = selftest.key_of(fakes.NOISY, device)
+    assert before == selftest.key_of(fakes.NOISY, device) != selftest.key_of(fakes.NAMED, device)
+    with null_gpu() as other:
+        assert selftest.key_of(fakes.NOISY, other) != before
+
+
+def test_a_name_is_registered_once() -> None:
+    with pytest.raises(BackendError, match="right"):
+        special.register_special(fakes.RIGHT)

@@ -1,0 +1,170 @@
+"""Tests of special kernels in child processes: how one is started, what it reports, and the child's own side.
+
+The child is this interpreter with this process's module path, and imports Weft and the modules that register
+kinds, never the program's own. It reports each kind before and after its test, so that a crash has a name, and
+ends at the first one that fails, since a device may answer nothing right after a fault; the rest get another child.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from importlib import import_module
+from typing import Any
+
+from weft import config
+from weft.backends.gpu import selftest
+from weft.backends.gpu.creator import GpuCreator
+from weft.backends.gpu.runtime import GpuRuntime
+from weft.backends.gpu.selftest import Verdict
+from weft.core.backend import DeviceInfo
+from weft.core.registry import registry
+from weft.errors import WeftError
+from weft.kernels.special import SpecialKernel, special_kernels
+
+MARK = "weft-selftest "
+"""How the lines of reports begin: drivers print what they like."""
+PROGRAM = f"import sys; sys.path[:] = sys.argv[2:]; from {__name__} import main; main(sys.argv[1])"
+"""Nothing is imported before the path is right: a file in the working directory may be named as a module is."""
+OUTSIDE = {signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM}
+"""Signals that come from somebody else: they say nothing of a kernel."""
+REAP = 5.0
+"""Seconds to wait for a child that was killed: one that hangs in its driver cannot end."""
+ASK = "WEFT_SELFTEST=process tests them in the program's own process"
+
+
+# -- the parent's side -------------------------------------------------------------------------------------
+
+
+def verdicts(device: DeviceInfo, kinds: Sequence[SpecialKernel], timeout: float) -> dict[str, Verdict]:
+    """Return the verdict on each kind: as few children as it takes test all of them."""
+    found: dict[str, Verdict] = {}
+    left = list(kinds)
+    while left:
+        new, problem = _one_child(device, left, timeout)
+        found |= new
+        left = [kind for kind in left if kind.name not in found]
+        if left and not new:
+            why = f"the process that is to test them did not get so far: {problem}; {ASK}"
+            return found | {kind.name: Verdict(why, lasting=False) for kind in left}
+    return found
+
+
+def _one_child(
+    device: DeviceInfo, kinds: Sequence[SpecialKernel], timeout: float
+) -> tuple[dict[str, Verdict], str]:
+    """Return the verdicts of one child, and how it ended if that was wrong."""
+    if not sys.executable or getattr(sys, "frozen", False):
+        return {}, "this program has no Python interpreter of its own"
+    facts = {"id": device.id, "index": device.index, "name": device.name, "driver": device.driver}
+    task = {"device": facts, "kinds": [(kind.module, kind.name) for kind in kinds]}
+    try:
+        status, out, error = _run(json.dumps(task), timeout)
+    except OSError as e:
+        return {}, f"{sys.executable} cannot be started: {e.strerror}"
+    found, begun = _read(out)
+    problem, lasting = _how_it_ended(status, error, timeout)
+    if begun and begun not in found:
+        found[begun] = Verdict(f"its test in a process of its own {problem}", lasting=lasting)
+    return found, problem
+
+
+def _run(task: str, timeout: float) -> tuple[int | None, bytes, bytes]:
+    """Run a child; return its status, None if it did not end, and what it printed."""
+    path = [os.path.abspath(str(entry)) for entry in sys.path]
+    child = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, task, *path],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=config.environment(WEFT_SELFTEST="process"),
+    )
+    try:
+        out, error = child.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired as e:
+        child.kill()
+        out, error = e.output or b"", e.stderr or b""
+        with suppress(subprocess.TimeoutExpired):
+            out, error = child.communicate(timeout=REAP)
+        return None, out, error
+    except BaseException:
+        child.kill()
+        raise
+    return child.returncode, out, error
+
+
+def _how_it_ended(status: int | None, error: bytes, timeout: float) -> tuple[str, bool]:
+    """Return how a child ended, as the end of a sentence, and whether the kernel is to blame."""
+    if status is None:
+        return f"did not end within {timeout:g} s", False
+    if status < 0:
+        number = -status
+        names = {s.value: s.name for s in signal.Signals}
+        return f"was ended by {names.get(number, f'signal {number}')}", number not in OUTSIDE
+    last = error.decode(errors="replace").strip().rpartition("\n")[2]
+    return f"ended with status {status}" + (f" ({last[:200]})" if last else ""), True
+
+
+def _read(out: bytes) -> tuple[dict[str, Verdict], str]:
+    """Return the verdicts that a child printed, and the last kind whose test it began."""
+    found, begun = {}, ""
+    for report in _reports(out.decode(errors="replace")):
+        begun = str(report["kind"])
+        if "verdict" in report:
+            found[begun] = Verdict(**report["verdict"])
+    return found, begun
+
+
+def _reports(out: str) -> Iterator[Mapping[str, Any]]:
+    for line in out.splitlines():
+        if line.startswith(MARK):
+            with suppress(ValueError):  # a line that was cut off by a crash
+                yield json.loads(line[len(MARK) :])
+
+
+# -- the child's side --------------------------------------------------------------------------------------
+
+
+def main(text: str) -> None:
+    """Test the kinds of a task on its device, in a process made for it; report each, and end with the process."""
+    task = json.loads(text)
+    for module, _ in task["kinds"]:
+        import_module(module)
+    runtime = _open(DeviceInfo(**task["device"]))
+    known = {kind.name: kind for kind in special_kernels()}
+    for _, name in task["kinds"]:
+        kind = known[name]
+        _report(kind=name)
+        verdict = selftest.verdict(kind, runtime)
+        _report(kind=name, verdict=asdict(verdict))
+        if verdict.why is not None:
+            break
+    os._exit(0)  # what a driver does at the end of a process is not what is tested
+
+
+def _open(device: DeviceInfo) -> GpuRuntime:
+    """Return the runtime of the device that the parent means; what is not to be tested is no failure of kernels."""
+    try:
+        creator = registry.find(device.id)
+        if not isinstance(creator, GpuCreator):
+            raise SystemExit(f"{device.id} is not a GPU backend there")
+        runtime = creator.runtime(device.index)
+    except WeftError as e:
+        raise SystemExit(e.what) from None
+    own = runtime.device.info
+    if (own.name, own.driver) != (device.name, device.driver):
+        raise SystemExit(f"it finds {own.name}, {own.driver} in place of {device.name}, {device.driver}")
+    runtime.trust()  # or a check that loads a network would test first
+    return runtime
+
+
+def _report(**facts: object) -> None:
+    # In a line of its own, whatever a driver printed before.
+    sys.stdout.write(f"\n{MARK}{json.dumps(facts)}\n")
+    sys.stdout.flush()

@@ -1,0 +1,101 @@
+"""Is a kind of special kernels right on this device? Its cases are run in this process and compared by value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from weft.core.backend import BackendConfig, BackendInfo
+from weft.core.dtypes import DType
+from weft.core.graph import Graph, infer_shapes
+from weft.core.layout import Array
+from weft.core.optimized import Part
+from weft.core.pipeline import Pipeline
+from weft.core.tensor import TensorSpec
+from weft.errors import WeftError
+from weft.kernels.launch import DeviceCaps
+from weft.kernels.special import Case, SpecialKernel
+
+if TYPE_CHECKING:
+    from weft.backends.gpu.runtime import GpuRuntime
+
+
+def check(kind: SpecialKernel, runtime: GpuRuntime, others: Sequence[SpecialKernel] = ()) -> str | None:
+    """Return why a kind is not to be used, or None. `others` are not used meanwhile: one might take its place."""
+    device, caps = runtime.device, runtime.device.caps
+    try:
+        device.caps = _without(caps, kind, others)
+        return kind.check(runtime) if kind.check else _check_cases(kind, runtime)
+    finally:
+        device.caps = caps
+
+
+def _without(caps: DeviceCaps, kind: SpecialKernel, others: Sequence[SpecialKernel]) -> DeviceCaps:
+    """Return the capabilities without those of other kinds, unless this kind needs them itself."""
+    for other in others:
+        less = other.disable(caps)
+        if other.name != kind.name and kind.present(less):
+            caps = less
+    return caps
+
+
+def _check_cases(kind: SpecialKernel, runtime: GpuRuntime) -> str | None:
+    launched = False
+    for case in kind.cases():
+        try:
+            worst, templates = difference(case, runtime)
+        except WeftError as e:
+            return f"{case.text} failed: {e.what}"
+        launched |= any(t.startswith(kind.template) for t in templates)
+        if not worst <= case.allowed:
+            return f"{case.text} was wrong by {worst:.1e} of its largest value"
+    return None if launched else "none of its cases ran on such kernels, so that nothing is known of them"
+
+
+def difference(case: Case, runtime: GpuRuntime) -> tuple[float, list[str]]:
+    """Return the largest difference from the reference, as a part of the largest value, and the templates launched."""
+    # Late: backends have runtimes, and these are tested by backends that are made here.
+    from weft.backends.gpu.backend import GpuBackend
+
+    graph = _graph(case)
+    own = runtime.device.info
+    info = BackendInfo(own.id, own.index, BackendConfig(precision=case.precision))
+    backend = GpuBackend(info, runtime)
+    part = Part(info.device, graph)
+    pipeline = Pipeline(part, backend)
+    try:
+        pipeline.resize(part, {}, set(graph.outputs), first=True)
+        templates = [launch.label.rpartition("/")[2] for launch in backend.recording.launches]
+        for name, value in case.inputs.items():
+            pipeline.port(name).memory[...] = value
+        pipeline.execute()
+        pipeline.wait()
+        actual = [pipeline.port(name).numpy().astype(np.float32) for name in graph.outputs]
+    finally:
+        pipeline.close()
+    return float(np.max([_apart(a, b) for a, b in zip(actual, _expected(case), strict=True)])), templates
+
+
+def _graph(case: Case) -> Graph:
+    outputs = [o for o in case.nodes[-1].outputs if o]
+    graph = Graph("selftest", list(case.inputs), outputs, list(case.nodes))
+    graph.constants = dict(case.constants)
+    known = {**case.inputs, **case.constants}
+    graph.specs = {name: TensorSpec(a.shape, DType.of(a.dtype)) for name, a in known.items()}
+    return infer_shapes(graph)
+
+
+def _expected(case: Case) -> list[Array]:
+    values: dict[str, Array] = {**case.inputs, **case.constants}
+    for node in case.nodes:
+        result = node.op.reference(*(values[i] if i else None for i in node.inputs))
+        values.update(zip(node.outputs, result if isinstance(result, tuple) else (result,), strict=False))
+    return [np.asarray(values[o], np.float32) for o in case.nodes[-1].outputs if o]
+
+
+def _apart(actual: Array, expected: Array) -> float:
+    # A NaN anywhere must come out as a NaN, which is within no tolerance.
+    with np.errstate(all="ignore"):
+        return float(np.abs(actual - expected).max() / np.abs(expected).max())

@@ -1,0 +1,128 @@
+"""Kernels for special hardware: what each kind needs, how to do without it, and cases that show it right.
+
+Such a kernel has a portable twin and may be wrong, or worse, on a driver that nobody has tried, so a backend tests
+each kind by value before it uses it. Register a kind beside the GPU form of the op that launches it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from weft.core.configuration import Precision
+from weft.core.graph import Node
+from weft.core.layout import Array, Shape
+from weft.core.op import Op
+from weft.errors import BackendError
+from weft.kernels.launch import DeviceCaps
+
+TOLERANCES = {Precision.LOW: 4e-3, Precision.NORMAL: 1e-5, Precision.HIGH: 1e-5}
+"""Of the largest result: fp16 rounds it by 5e-4, sums in fp32 of a few thousand products are off by about 1e-6."""
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A small graph with its inputs: what a kernel makes of it must be what the ops' references make of it.
+
+    Its outputs are those of the last node. Arrays have the types that are stored: float16 for precision LOW.
+    """
+
+    text: str
+    """How a report names it: "a Conv of (2, 13, 9, 7) with (20, 13, 1, 1)"."""
+    nodes: tuple[Node, ...]
+    inputs: Mapping[str, Array]
+    constants: Mapping[str, Array]
+    precision: Precision = Precision.LOW
+    tolerance: float = 0.0
+    """Of the largest value of the result; 0 for that of the precision."""
+
+    @property
+    def allowed(self) -> float:
+        """Return how far the result may be from the reference, as a part of its largest value."""
+        return self.tolerance or TOLERANCES[self.precision]
+
+
+def one_node(
+    op: Op,
+    *inputs: Shape | Array | None,
+    constants: Sequence[int] = (),
+    precision: Precision = Precision.LOW,
+    tolerance: float = 0.0,
+) -> Case:
+    """Return the case of a single node.
+
+    `inputs` are arrays, shapes to be filled with noise of the precision's type, or None for a missing one;
+    `constants` are the places of those that are weights.
+    """
+    rng = np.random.default_rng(0)
+    kind = np.float16 if precision is Precision.LOW else np.float32
+    arrays = {
+        f"i{k}": given if isinstance(given, np.ndarray) else rng.standard_normal(given).astype(kind)
+        for k, given in enumerate(inputs)
+        if given is not None
+    }
+    weights = {f"i{k}" for k in constants}
+    node = Node("case", op, tuple("" if i is None else f"i{k}" for k, i in enumerate(inputs)), ("y",))
+    return Case(
+        f"a {op.type} of {' with '.join(str(a.shape) for a in arrays.values())}",
+        (node,),
+        {name: a for name, a in arrays.items() if name not in weights},
+        {name: a for name, a in arrays.items() if name in weights},
+        precision,
+        tolerance,
+    )
+
+
+def _no_cases() -> Sequence[Case]:
+    return ()
+
+
+@dataclass(frozen=True)
+class SpecialKernel:
+    """One kind of kernels for special hardware; `register_special` makes it known.
+
+    It is tested in a process of its own, which imports the module that `present` is written in.
+    """
+
+    name: str
+    title: str
+    """Its plural in a sentence: "convolutions on matrix units"."""
+    present: Callable[[DeviceCaps], bool]
+    """Whether the hardware claims to have what it takes."""
+    disable: Callable[[DeviceCaps], DeviceCaps]
+    """Returns the capabilities of a device that does without."""
+    cases: Callable[[], Sequence[Case]] = _no_cases
+    """Uneven and even shapes, short and long sums: every path of the kernel, each as small as it can be."""
+    template: str = ""
+    """How the templates' names begin that its launches have: cases that launch none of them would prove nothing."""
+    check: Callable[[Any], str | None] | None = None
+    """What tests it in place of the cases: gets the device's `GpuRuntime`, returns what is wrong, or None."""
+
+    @property
+    def module(self) -> str:
+        """Return the module that registers it."""
+        return self.present.__module__
+
+
+_SPECIAL: dict[str, SpecialKernel] = {}
+
+
+def register_special(kind: SpecialKernel) -> SpecialKernel:
+    """Have every device that claims the hardware tested for a kind of kernels; a taken name is refused."""
+    if kind.name in _SPECIAL:
+        raise BackendError(f"special kernels {kind.name!r} are registered already", fix="choose another name")
+    _SPECIAL[kind.name] = kind
+    return kind
+
+
+def forget_special(name: str) -> None:
+    """Undo `register_special`."""
+    _SPECIAL.pop(name, None)
+
+
+def special_kernels() -> list[SpecialKernel]:
+    """Return the registered kinds in the order of registration."""
+    return list(_SPECIAL.values())
