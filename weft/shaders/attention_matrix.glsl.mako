@@ -5,23 +5,18 @@
 ## has columns e = 32c + 4g + j for two j, the sums have those of 2t and 2t + 1, and P is the sums of Q K^T as they lie.
 <%
 tiles, sums = range(keys // 16), [(m, e) for m in range(2 * width) for e in range(8)]
-size = 32 * (len(sums) + 4)
 k.extension("GL_KHR_cooperative_matrix", "GL_KHR_memory_scope_semantics", "GL_KHR_shader_subgroup_basic",
             "GL_KHR_shader_subgroup_shuffle", "GL_EXT_shader_explicit_arithmetic_types_float16")
 for name, type_, of in (("queries", "uvec4", "q_in"), ("key_rows", "uvec4", "k_in"), ("values", "uvec2", "v_in"), ("out4", "uvec4", "y")):
     k.view(of, type_, name)
 if slices > 1:
-    k.shared("float", "Parts", f"{(slices - 1) * warps * size}")
+    k.shared("float", "Parts", f"{(slices - 1) * warps * 32 * (len(sums) + 4)}")
 %>
+<%namespace name="parts" file="attention_parts.mako"/>
 <%include file="matrices.glsl.mako"/>
-#define LARGER(a, b) max((a), (b)) // a NaN may get lost here: it makes the total one all the same
-#define PLUS(a, b) ((a) + (b))
-#define LOG2E 1.44269504
-#define INSIDE(key) (COUNT % ${keys * slices} == 0 || (key) < COUNT)
+#define EXP2(x) exp2(x)
+${parts.names()}
 <%def name="fill(matrix, at, word)">{ const f16vec2 two = unpackFloat2x16(${word}); ${matrix}[${at}] = two.x; ${matrix}[${at + 1}] = two.y; }</%def>
-<%def name="over_quad(by, a)">
-  { f32 other; SHUFFLE_XOR(other, ${a}, 1); ${a} = ${by}(${a}, other); SHUFFLE_XOR(other, ${a}, 2); ${a} = ${by}(${a}, other); }
-</%def>
 const int lane = LOCAL_X, part = LOCAL_Y, slice = LOCAL_Z, g = lane / 4, t = lane % 4;
 for (int group = GROUP_X; group < GROUPS; group += GROUPS_X) {
   const int head = group / BLOCKS % HEADS, batch = group / BLOCKS / HEADS;
@@ -41,7 +36,7 @@ for (int group = GROUP_X; group < GROUPS; group += GROUPS_X) {
 % endfor
   f32 top0 = -INFINITY_F, top1 = -INFINITY_F, total0 = 0.0, total1 = 0.0;
 % for m in range(2 * width):
-  MATRIX_C acc${m} = MATRIX_C(0.0);
+  MATRIX_OF_ZEROS(acc${m});
 % endfor
   for (int turn = 0; turn < (COUNT + ${keys * slices - 1}) / ${keys * slices}; turn++) {
     const int start = (turn * ${slices} + slice) * ${keys};
@@ -56,7 +51,7 @@ for (int group = GROUP_X; group < GROUPS; group += GROUPS_X) {
 % endfor
     f32 next0 = top0, next1 = top1;
 % for j in tiles:
-    MATRIX_C s${j} = MATRIX_C(0.0);
+    MATRIX_OF_ZEROS(s${j});
 % for c, step in [(c, step) for c in range(depth) for step in range(2)]:
     {
       MATRIX_B b;
@@ -69,21 +64,15 @@ for (int group = GROUP_X; group < GROUPS; group += GROUPS_X) {
 % for e in range(8):
     {
       const int key = start + ${16 * j + e % 2 + e % 4 // 2 * 8} + t * 2;
-      f32 score = s${j}[${e}] * SCALE;
-% if k.has("mask"):
-      score += LOG2E * ${k.args["mask"].load(f"batch * MB + head * MH + min(row{e // 4}, QUERIES - 1) * MS + min(key, COUNT - 1) * MK")};
-% endif
-      score = INSIDE(key) ? score : -INFINITY_F;
+      f32 score = s${j}[${e}];
+      ${parts.finish_score("score", e // 4)}
       s${j}[${e}] = score;
-      next${e // 4} = LARGER(next${e // 4}, score);
     }
 % endfor
 % endfor
 % for r in range(2):
-    ${over_quad("LARGER", f"next{r}")}
-    // Where all scores so far are -inf there is nothing to scale down: no difference of infinities is taken.
-    const f32 shift${r} = next${r} == -INFINITY_F ? 0.0 : next${r}, fade${r} = exp2(top${r} - shift${r});
-    top${r} = next${r};
+    ${parts.over_quad("LARGER", f"next{r}")}
+    ${parts.move_top(r)}
     total${r} *= fade${r};
 % endfor
 % for m, e in sums:
@@ -93,7 +82,7 @@ for (int group = GROUP_X; group < GROUPS; group += GROUPS_X) {
     {
       MATRIX_A p;
 % for e in range(8):
-      { const f32 power = exp2(s${j}[${e}] - shift${e // 4}); total${e // 4} += power; p[${e}] = float16_t(power); }
+      { const f32 power = EXP2(s${j}[${e}] - shift${e // 4}); total${e // 4} += power; p[${e}] = float16_t(power); }
 % endfor
 % for c, h in [(c, h) for c in range(width) for h in range(2)]:
       {
@@ -108,30 +97,10 @@ for (int group = GROUP_X; group < GROUPS; group += GROUPS_X) {
 % endfor
   }
 % for r in range(2):
-  ${over_quad("PLUS", f"total{r}")}
+  ${parts.over_quad("PLUS", f"total{r}")}
 % endfor
 % if slices > 1:
-  if (slice > 0) {
-    const int at = ((slice - 1) * ${warps} + part) * ${size} + lane;
-% for i, name in enumerate(["top0", "top1", "total0", "total1"] + [f"acc{m}[{e}]" for m, e in sums]):
-    Parts[at + ${32 * i}] = ${name};
-% endfor
-  }
-  BARRIER;
-  for (int other = 0; slice == 0 && other < ${slices - 1}; other++) {
-    const int at = (other * ${warps} + part) * ${size} + lane;
-% for r in range(2):
-    const f32 theirs${r} = Parts[at + ${32 * r}], next${r} = LARGER(top${r}, theirs${r});
-    const f32 shift${r} = next${r} == -INFINITY_F ? 0.0 : next${r};
-    const f32 fade${r} = exp2(top${r} - shift${r}), share${r} = exp2(theirs${r} - shift${r});
-    top${r} = next${r};
-    total${r} = total${r} * fade${r} + share${r} * Parts[at + ${32 * r + 64}];
-% endfor
-% for i, (m, e) in enumerate(sums):
-    acc${m}[${e}] = acc${m}[${e}] * fade${e // 4} + share${e // 4} * Parts[at + ${32 * i + 128}];
-% endfor
-  }
-  BARRIER;
+  ${parts.join([(f"acc{m}[{e}]", e // 4) for m, e in sums])}
 % endif
 % for c, r in [(c, r) for c in range(width) for r in range(2)]:
   if (slice == 0 && row${r} < QUERIES && ${32 * c} + t * 8 < E) {

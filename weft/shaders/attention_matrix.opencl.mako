@@ -9,21 +9,16 @@
 ## The sums of Q K^T lie as the products with V need them. `depth` and `width` are 32nds of D and E, rounded up.
 <%
 tiles, steps, sums = range(keys // 8), range(keys // 16), [(n, e) for n in range(4 * width) for e in range(4)]
-size = 32 * (len(sums) + 4)
 if slices > 1:
-    k.shared("f32", "Parts", f"{(slices - 1) * warps * size}")
+    k.shared("f32", "Parts", f"{(slices - 1) * warps * 32 * (len(sums) + 4)}")
 %>
+<%namespace name="parts" file="attention_parts.mako"/>
 <%include file="ptx.opencl.mako"/>
+#define EXP2(x) native_exp2(x)
 #define LOW_HALVES(a, b) (((a) & 0xffffu) | ((b) << 16))
 #define HIGH_HALVES(a, b) (((a) >> 16) | ((b) & 0xffff0000u))
-#define LARGER(a, b) max((a), (b)) // a NaN may get lost here: it makes the total one all the same
-#define PLUS(a, b) ((a) + (b))
-#define LOG2E 1.44269504
-#define INSIDE(key) (COUNT % ${keys * slices} == 0 || (key) < COUNT)
+${parts.names()}
 <%def name="sum4(a)">${", ".join(f"{a}_{e}" for e in range(4))}</%def>
-<%def name="over_quad(by, a)">
-  { f32 other; SHUFFLE_XOR(other, ${a}, 1); ${a} = ${by}(${a}, other); SHUFFLE_XOR(other, ${a}, 2); ${a} = ${by}(${a}, other); }
-</%def>
 const int lane = LOCAL_X, part = LOCAL_Y, slice = LOCAL_Z, g = lane / 4, t = lane % 4;
 for (int group = GROUP_X; group < GROUPS; group += GROUPS_X) {
   const int head = group / BLOCKS % HEADS, batch = group / BLOCKS / HEADS;
@@ -67,20 +62,13 @@ for (int group = GROUP_X; group < GROUPS; group += GROUPS_X) {
 % for e in range(4):
     {
       const int key = start + ${8 * j + e % 2} + t * 2;
-      s${j}_${e} *= SCALE;
-% if k.has("mask"):
-      s${j}_${e} += LOG2E * ${k.args["mask"].load(f"batch * MB + head * MH + min(row{e // 2}, QUERIES - 1) * MS + min(key, COUNT - 1) * MK")};
-% endif
-      s${j}_${e} = INSIDE(key) ? s${j}_${e} : -INFINITY_F;
-      next${e // 2} = LARGER(next${e // 2}, s${j}_${e});
+      ${parts.finish_score(f"s{j}_{e}", e // 2)}
     }
 % endfor
 % endfor
 % for r in range(2):
-    ${over_quad("LARGER", f"next{r}")}
-    // Where all scores so far are -inf there is nothing to scale down: no difference of infinities is taken.
-    const f32 shift${r} = next${r} == -INFINITY_F ? 0.0 : next${r}, fade${r} = native_exp2(top${r} - shift${r});
-    top${r} = next${r};
+    ${parts.over_quad("LARGER", f"next{r}")}
+    ${parts.move_top(r)}
     total${r} *= fade${r};
 % endfor
 % for n, e in sums:
@@ -91,8 +79,8 @@ for (int group = GROUP_X; group < GROUPS; group += GROUPS_X) {
       uint p0, p1, p2, p3;
 % for r in range(4):
 <% a, b, row = f"s{2 * s + r // 2}_{r % 2 * 2}", f"s{2 * s + r // 2}_{r % 2 * 2 + 1}", r % 2 %>
-      ${a} = native_exp2(${a} - shift${row});
-      ${b} = native_exp2(${b} - shift${row});
+      ${a} = EXP2(${a} - shift${row});
+      ${b} = EXP2(${b} - shift${row});
       total${row} += ${a} + ${b};
       PACK_HALVES(p${r}, ${a}, ${b});
 % endfor
@@ -105,30 +93,10 @@ for (int group = GROUP_X; group < GROUPS; group += GROUPS_X) {
 % endfor
   }
 % for r in range(2):
-  ${over_quad("PLUS", f"total{r}")}
+  ${parts.over_quad("PLUS", f"total{r}")}
 % endfor
 % if slices > 1:
-  if (slice > 0) {
-    const int at = ((slice - 1) * ${warps} + part) * ${size} + lane;
-% for i, name in enumerate(["top0", "top1", "total0", "total1"] + [f"acc{n}_{e}" for n, e in sums]):
-    Parts[at + ${32 * i}] = ${name};
-% endfor
-  }
-  BARRIER;
-  for (int other = 0; slice == 0 && other < ${slices - 1}; other++) {
-    const int at = (other * ${warps} + part) * ${size} + lane;
-% for r in range(2):
-    const f32 theirs${r} = Parts[at + ${32 * r}], next${r} = LARGER(top${r}, theirs${r});
-    const f32 shift${r} = next${r} == -INFINITY_F ? 0.0 : next${r};
-    const f32 fade${r} = native_exp2(top${r} - shift${r}), share${r} = native_exp2(theirs${r} - shift${r});
-    top${r} = next${r};
-    total${r} = total${r} * fade${r} + share${r} * Parts[at + ${32 * r + 64}];
-% endfor
-% for i, (n, e) in enumerate(sums):
-    acc${n}_${e} = acc${n}_${e} * fade${e // 2} + share${e // 2} * Parts[at + ${32 * i + 128}];
-% endfor
-  }
-  BARRIER;
+  ${parts.join([(f"acc{n}_{e}", e // 2) for n, e in sums])}
 % endif
 % for c, r in [(c, r) for c in range(width) for r in range(2)]:
   if (slice == 0 && row${r} < QUERIES && ${32 * c} + t * 8 < E) {
