@@ -7,16 +7,9 @@ has passed the barrier of the other, which none reaches before it has read the f
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from weft.backends.gpu.creator import GpuCreator
-from weft.backends.gpu.device import GpuDevice
-from weft.backends.opencl.device import enumerate_devices, open_device
 from weft.backends.opencl.dialect import OpenCLDialect
-from weft.core.backend import DeviceInfo
-from weft.core.registry import registry
 from weft.kernels.dialect import KernelParts, Shared
 
 WORDS = 6
@@ -100,37 +93,3 @@ class EmulatedPtx(OpenCLDialect):
             )
         return super().assemble(parts)
 
-
-class EmulatedCreator(GpuCreator):
-    """Opens the first OpenCL device as one with matrix units."""
-
-    id = "emulated"
-
-    def __init__(self, compute_units: int) -> None:
-        super().__init__()
-        self._compute_units = compute_units
-
-    def devices(self) -> list[DeviceInfo]:
-        """Return the one device."""
-        return [replace(enumerate_devices()[0], id=self.id)]
-
-    def open(self, index: int) -> GpuDevice:
-        """Open the device with what kernels need, and as many compute units as the choice of tiles is to see."""
-        device = open_device(index, EmulatedPtx())
-        device.info = replace(device.info, id=self.id)
-        device.caps = replace(
-            device.caps, matrix_units=True, compute_units=self._compute_units, max_local_items=256
-        )
-        return device
-
-
-@contextmanager
-def emulated_gpu(compute_units: int) -> Iterator[EmulatedCreator]:
-    """Register the device as "emulated" for the time of a test."""
-    creator = EmulatedCreator(compute_units)
-    registry.insert(creator.id, creator)
-    try:
-        yield creator
-    finally:
-        registry.remove(creator.id)
-        creator.close()
