@@ -26,6 +26,15 @@ class Shared:
 
 
 @dataclass(frozen=True, slots=True)
+class View:
+    """An argument seen as an array of another type, under another name, by a template of one language."""
+
+    arg: str
+    type: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class KernelParts:
     """What a dialect puts together: `body` is the rendered template, `prelude` the language's definitions."""
 
@@ -37,6 +46,8 @@ class KernelParts:
     body: str
     extensions: Sequence[str] = ()
     """What a template written for one language asks of its compiler."""
+    views: Sequence[View] = ()
+    """For languages in which an argument has one type where it is declared, and no pointer can be cast."""
 
 
 class Dialect(ABC):

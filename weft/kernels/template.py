@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from weft.errors import CompileError, ConfigError
 from weft.kernels.cache import DiskCache
-from weft.kernels.dialect import Dialect, KernelParts, Shared
+from weft.kernels.dialect import Dialect, KernelParts, Shared, View
 from weft.kernels.source import Arg, ConstantKind, KernelSource
 
 if TYPE_CHECKING:
@@ -177,6 +177,7 @@ class Writer:
     dialect: Dialect
     shared_arrays: list[Shared] = field(default_factory=list)
     extensions: list[str] = field(default_factory=list)
+    views: list[View] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.args = {a.name: ArgWriter(a, self) for a in self.request.args}
@@ -184,6 +185,11 @@ class Writer:
     def shared(self, type_: str, name: str, size: str, align: int = 0) -> str:
         """Declare an array shared by the work-group; `align`, in bytes, is heeded in OpenCL C."""
         self.shared_arrays.append(Shared(type_, name, size, align))
+        return ""
+
+    def view(self, arg: str, type_: str, name: str) -> str:
+        """Let the template see an argument as an array of another type too; OpenCL C has pointers for that."""
+        self.views.append(View(arg, type_, name))
         return ""
 
     def extension(self, *names: str) -> str:
@@ -303,5 +309,6 @@ def _written(request: KernelRequest, dialect: Dialect, entry: str) -> str:
             why=_trace(),
         ) from e
     constants = _constants(request)
-    parts = KernelParts(entry, prelude, request.args, constants, writer.shared_arrays, body, writer.extensions)
+    declared = writer.shared_arrays, body, writer.extensions, writer.views
+    parts = KernelParts(entry, prelude, request.args, constants, *declared)
     return dialect.assemble(parts)

@@ -47,7 +47,7 @@ class Attention(Op):
     """
 
     type: ClassVar[str] = "weft::Attention"
-    op_class: ClassVar[OpClass] = "transcendental"
+    op_class: ClassVar[OpClass] = "reduction"
     scale: float = 1.0
     heads: int = 0
     packed: int = 0

@@ -7,13 +7,14 @@ each = 2 if wide else 1
 stride, fetched = (kb + 2) // each, rows * kb // each // items
 w_stride, w_fetched = (cols // 4 + 2) // each, cols * kb // each // items
 frags = [(i, j) for i in range(fm) for j in range(fn)]
-meet = 'asm volatile("bar.warp.sync 0xffffffff;" ::: "memory")' if sm * sn == 1 else "BARRIER"
+meet = "WARP_BARRIER" if sm * sn == 1 else "BARRIER"
 piece = "uint4" if wide else "uint2"
 k.shared("uint4", "As4", f"LZ * {rows * stride * each // 2}")
 k.shared("uint4", "Bs4", f"LZ * {2 * kb * w_stride * each}")
 if sliced:
     k.shared("f32", "Sum", f"(LZ - 1) * {rows * cols}")
 %>
+<%include file="ptx.opencl.mako"/>
 <%def name="fetch(step)">
 % for u in range(fetched):
   {
@@ -32,18 +33,14 @@ if sliced:
   vb${u} = ((__global const ${piece}*)w)[min(${step}, STEPS - 1) * ${4 * kb} * (WIDTH / ${each}) + from${u}];
 % endfor
 </%def>
-<%def name="load4(to, address, transposed)">
-asm volatile("ldmatrix.sync.aligned.m8n8.x4${".trans" if transposed else ""}.shared.b16 {%0,%1,%2,%3}, [%4];"
-  : "=r"(${to}0), "=r"(${to}1), "=r"(${to}2), "=r"(${to}3) : "r"(${address}) : "memory");
-</%def>
 __local ${piece} *As = (__local ${piece}*)As4, *Bs = (__local ${piece}*)Bs4;
 const int lane = LOCAL_X, part = LOCAL_Y, item = part * 32 + lane;
 const int part_m = part % ${sm}, part_n = part / ${sm};
 const int a_base = LOCAL_Z * ${rows * stride}, b_base = LOCAL_Z * ${4 * kb * w_stride};
 const int sum_base = part * ${256 * fm * fn}, column16 = GROUP_Y * ${cols // 16} + part_n * ${fn};
 ## What ldmatrix reads: row lane % 16, and the second half of the columns in the upper half of the warp.
-const uint a_at = (uint)(ulong)(As + a_base + (part_m * ${16 * fm} + lane % 16) * ${stride} + lane / 16 * ${2 // each});
-const uint b_at = (uint)(ulong)(Bs + b_base + lane % 16 * ${w_stride} + part_n * ${4 * fn // each} + lane / 16 * ${2 // each});
+const shared_at a_at = SHARED_AT(As + a_base + (part_m * ${16 * fm} + lane % 16) * ${stride} + lane / 16 * ${2 // each});
+const shared_at b_at = SHARED_AT(Bs + b_base + lane % 16 * ${w_stride} + part_n * ${4 * fn // each} + lane / 16 * ${2 // each});
 % for u in range(w_fetched):
 const int bc${u} = (item + ${u * items}) % ${cols // 4 // each}, bk${u} = (item + ${u * items}) / ${cols // 4 // each};
 const int from${u} = bk${u} * (WIDTH / ${each}) + GROUP_Y * ${cols // 4 // each} + bc${u}, to${u} = b_base + bk${u} * ${w_stride} + bc${u};
@@ -82,15 +79,14 @@ for (int tile = GROUP_X; tile < TILES; tile += GROUPS_X) {
     {
 % for j in range(fn):
       uint ${", ".join(f"b{j}_{r}" for r in range(4))};
-      ${load4(f"b{j}_", f"b_at + {(16 * q * w_stride * each + 4 * j) * 8}", True)}
+      LDMATRIX_TRANS(${", ".join(f"b{j}_{r}" for r in range(4))}, b_at + ${(16 * q * w_stride * each + 4 * j) * 8});
 % endfor
 % for i in range(fm):
       uint ${", ".join(f"a{i}_{r}" for r in range(4))};
-      ${load4(f"a{i}_", f"a_at + {(16 * i * stride * each + 4 * q) * 8}", False)}
+      LDMATRIX(${", ".join(f"a{i}_{r}" for r in range(4))}, a_at + ${(16 * i * stride * each + 4 * q) * 8});
 % for j, half in [(j, half) for j in range(fn) for half in range(2)]:
-      asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : ${", ".join(f'"+f"(acc{i}_{j}_{2 * half + e})' for e in (0, 1, 4, 5))}
-        : ${", ".join(f'"r"(a{i}_{r})' for r in range(4))}, "r"(b${j}_${2 * half}), "r"(b${j}_${2 * half + 1}));
+      MMA(${", ".join([f"acc{i}_{j}_{2 * half + e}" for e in (0, 1, 4, 5)] + [f"a{i}_{r}" for r in range(4)])},
+          b${j}_${2 * half}, b${j}_${2 * half + 1});
 % endfor
 % endfor
     }

@@ -45,8 +45,10 @@ class GlslDialect(Dialect):
             lines.append(f"layout(constant_id = {i + 3}) const {kind} {name} = 1;")
         for i, a in enumerate(parts.args):
             access = "restrict " if a.written else "restrict readonly "  # pieces of one buffer are apart
-            block = f"{access}buffer B_{a.name} {{ {self._element(a)} {a.name}[]; }};"
-            lines.append(f"layout(std430, set = 0, binding = {i}) {block}")
+            views = [(v.type, v.name) for v in parts.views if v.arg == a.name]
+            for element, name in ((self._element(a), a.name), *views):
+                block = f"{access}buffer B_{name} {{ {element} {name}[]; }};"
+                lines.append(f"layout(std430, set = 0, binding = {i}) {block}")
         lines.append(parts.prelude)
         lines += [f"shared {s.type} {s.name}[{s.size}];" for s in parts.shared]
         return "\n".join([*lines, f"void main() {{  // {parts.entry}", parts.body, "}", ""])

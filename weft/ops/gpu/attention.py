@@ -1,4 +1,4 @@
-"""Attention on GPUs: one kernel, with scores that stay within a group.
+"""Attention on GPUs: one kernel, and one more for matrix units, with scores that stay within a group.
 
 The softmax is computed block by block of keys: the largest score and the sum of powers are corrected whenever a
 block brings a larger one (M. Milakov and N. Gimelshein, "Online normalizer calculation for softmax", 2018,
@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 from weft.core.layout import Shape
 from weft.core.tensor import Tensor
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, gpu_op
 from weft.ops.attention import Attention, Extents
+from weft.ops.gpu import attention_matrix
 from weft.ops.gpu.move import row_major
 
 COLUMNS = 8
@@ -77,43 +79,66 @@ class AttentionOnGpu(GpuOp):
     def launches(
         self, op: Attention, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
-        """Launch one group for each block of queries of each head."""
-        given = [t for t in inputs[: op.count()] if t is not None]
-        each, y = op.extents([t.shape for t in given]), outputs[0]
-        tile = choose_tile(each, k.caps)
-        assert tile is not None
-        heads = each.lead[1] if len(each.lead) == 2 else 1
-        blocks = -(-each.queries // tile.rows)
-        ints = {
-            "HEADS": heads, "QUERIES": each.queries, "COUNT": each.keys, "D": each.depth, "E": each.width,
-            "BLOCKS": blocks, "GROUPS": each.lead[0] * heads * blocks,
-        }  # fmt: skip
-        tensors = given * 3 if op.packed else given
-        for number, (letter, t) in enumerate(zip("QKVY", (*tensors, y), strict=True)):
-            if letter != "Y":
-                ints[f"{letter}0"] = number * (t.shape[-1] // 3) if op.packed else 0
-            each_row = each.width if letter in "VY" else each.depth
-            ints |= _steps(letter, t.shape, each_row if op.heads else 0)
-        reads = dict(zip(("q_in", "k_in", "v_in"), tensors, strict=True))
-        mask = inputs[op.count()] if len(inputs) > op.count() else None
-        if mask is not None:
-            reads["mask"] = mask
-            ints |= _mask_steps(mask.shape, each)
-        k.launch(
-            "attention",
-            reads=reads,
-            writes={"y": y},
-            ints=ints,
-            floats={"SCALE": op.scale},
-            variant={
-                "rows": tile.rows,
-                "keys": tile.keys,
-                "depth": _columns(each.depth),
-                "width": _columns(each.width),
-            },
-            grid=(max(1, min(ints["GROUPS"], k.caps.max_grid[0])), 1, 1),
-            local=(COLUMNS, tile.rows, 1),
-        )
+        """Launch the kernel for matrix units where there are such and it takes the operands, else the portable one."""
+        plan = _plan(op, k, inputs, outputs[0])
+        tile = attention_matrix.choose_tile(k.caps, plan.each) if attention_matrix.fits(plan) else None
+        if tile is not None:
+            attention_matrix.launch_matrix(plan, tile)
+        else:
+            launch_portable(plan)
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """The facts that both kernels share: arguments by their names, and sizes and steps as constants."""
+
+    k: KernelBuilder
+    op: Attention
+    each: Extents
+    y: Tensor
+    reads: dict[str, Tensor]
+    ints: dict[str, int]
+
+
+def _plan(op: Attention, k: KernelBuilder, inputs: Sequence[Tensor | None], y: Tensor) -> AttentionPlan:
+    """Return where Q, K, V, the mask and the result lie, whatever their form."""
+    given = [t for t in inputs[: op.count()] if t is not None]
+    each = op.extents([t.shape for t in given])
+    heads = each.lead[1] if len(each.lead) == 2 else 1
+    ints = {"HEADS": heads, "QUERIES": each.queries, "COUNT": each.keys, "D": each.depth, "E": each.width}
+    tensors = given * 3 if op.packed else given
+    for number, (letter, t) in enumerate(zip("QKVY", (*tensors, y), strict=True)):
+        if letter != "Y":
+            ints[f"{letter}0"] = number * (t.shape[-1] // 3) if op.packed else 0
+        each_row = each.width if letter in "VY" else each.depth
+        ints |= _steps(letter, t.shape, each_row if op.heads else 0)
+    reads = dict(zip(("q_in", "k_in", "v_in"), tensors, strict=True))
+    mask = inputs[op.count()] if len(inputs) > op.count() else None
+    if mask is not None:
+        reads["mask"] = mask
+        ints |= _mask_steps(mask.shape, each)
+    return AttentionPlan(k, op, each, y, reads, ints)
+
+
+def launch_portable(plan: AttentionPlan) -> None:
+    """Launch one group for each block of queries of each head."""
+    k, each = plan.k, plan.each
+    tile = choose_tile(each, k.caps)
+    assert tile is not None
+    blocks = -(-each.queries // tile.rows)
+    groups = prod(each.lead) * blocks
+    k.launch(
+        "attention",
+        reads=plan.reads,
+        writes={"y": plan.y},
+        ints={**plan.ints, "BLOCKS": blocks, "GROUPS": groups},
+        floats={"SCALE": plan.op.scale},
+        variant={
+            "rows": tile.rows, "keys": tile.keys, "depth": _columns(each.depth), "width": _columns(each.width),
+        },
+        grid=(max(1, min(groups, k.caps.max_grid[0])), 1, 1),
+        local=(COLUMNS, tile.rows, 1),
+    )  # fmt: skip
 
 
 def _steps(letter: str, shape: Shape, side_by_side: int) -> dict[str, int]:

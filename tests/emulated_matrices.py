@@ -1,0 +1,63 @@
+"""Cooperative matrices in plain GLSL, laid out as NVIDIA does, so that kernels with them run by value on any device.
+
+As in `emulated_ptx` lanes exchange through work-group memory, in two places by turns. Halves are floats that were
+rounded: only their storage is asked of the device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from weft.backends.vulkan.dialect import GlslDialect
+from weft.kernels.dialect import KernelParts
+
+FUNCTIONS = """
+#define float16_t(value) unpackHalf2x16(packHalf2x16(vec2(value, 0.0))).x
+#define f16vec2 vec2
+#define unpackFloat2x16(word) unpackHalf2x16(word)
+#define packFloat2x16(two) packHalf2x16(two)
+#define MATRIX_A float[8]
+#define MATRIX_B float[8]
+#define MATRIX_SUMS float[8]
+#define MATRIX_OF_ZEROS(name) float[8] name = float[8](0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+shared float exchange[LZ * LY * 1024];
+int place = 0;
+int next_place() {
+  place = 1 - place;
+  return ((place * LZ + LOCAL_Z) * LY + LOCAL_Y) * 512;
+}
+// Element e of lane 4g + t is in row g or g + 8 of A (in column of B) at 2t, 2t + 1, 2t + 8 or 2t + 9.
+void emulated_multiply_add(inout float sums[8], float a[8], float b[8]) {
+  const int at = next_place();
+  for (int e = 0; e < 8; e++) {
+    exchange[at + LOCAL_X * 16 + e] = a[e];
+    exchange[at + LOCAL_X * 16 + 8 + e] = b[e];
+  }
+  barrier();
+  for (int e = 0; e < 8; e++)
+    for (int k = 0; k < 16; k++) {
+      const int column = LOCAL_X % 4 * 2 + e % 2 + e % 4 / 2 * 8, holder = k % 8 / 2, slot = k % 2 + k / 8 * 2;
+      sums[e] += exchange[at + (LOCAL_X / 4 * 4 + holder) * 16 + e / 4 * 4 + slot]
+        * exchange[at + (column % 8 * 4 + holder) * 16 + 8 + column / 8 * 4 + slot];
+    }
+}
+float emulated_shuffle(float from, int mask) {
+  const int at = next_place();
+  exchange[at + LOCAL_X] = from;
+  barrier();
+  return exchange[at + (LOCAL_X ^ mask)];
+}
+#define MULTIPLY_ADD(sums, a, b) emulated_multiply_add(sums, a, b)
+#define SHUFFLE_XOR(to, from, mask) to = emulated_shuffle(from, mask)
+"""
+
+
+@dataclass(frozen=True)
+class EmulatedMatrices(GlslDialect):
+    """GLSL in which the types and statements of `matrices.glsl.mako` are arrays and functions."""
+
+    def assemble(self, parts: KernelParts) -> str:
+        """Return the kernel; only those that name these get the functions, and not the extensions."""
+        if "#ifndef MULTIPLY_ADD" in parts.body:
+            parts = replace(parts, prelude=parts.prelude + FUNCTIONS, extensions=())
+        return super().assemble(parts)

@@ -1,0 +1,95 @@
+"""NVIDIA's instructions for matrix units in plain OpenCL C, so that kernels for them run by value on any device.
+
+What lanes exchange goes through work-group memory with barriers of the whole group, so that all warps must
+reach each instruction together. There are two places for it, taken in turn: a lane that writes to one again
+has passed the barrier of the other, which none reaches before it has read the first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from weft.backends.opencl.dialect import OpenCLDialect
+from weft.kernels.dialect import KernelParts, Shared
+
+WORDS = 6
+"""What a lane hands over at most: four words of A and two of B."""
+
+FUNCTIONS = f"#define WORDS {WORDS}" + """
+// What is called does not grow the kernel, and neither do loops that stay such: a CPU's compiler takes minutes else.
+#define CALLED __attribute__((noinline))
+#define LOOP __attribute__((opencl_unroll_hint(1)))
+CALLED void hand_over(__local float* mine, uint4 a, uint2 b) {
+  uint words[WORDS] = {a.x, a.y, a.z, a.w, b.x, b.y};
+  LOOP for (int i = 0; i < 2 * WORDS; i++) mine[i] = vload_half(i, (half*)words);
+}
+CALLED float4 products(__local const float* all, int lane, float4 d) {
+  LOOP for (int k = 0; k < 16; k++) {
+    __local const float* holder = all + k % 8 / 2 * 2 * WORDS;
+    __local const float* row = holder + lane / 4 * 8 * WORDS + k / 8 * 4 + k % 2;
+    __local const float* column = holder + lane % 4 * 16 * WORDS + 8 + k / 8 * 2 + k % 2;
+    d += (float4)(row[0], row[0], row[2], row[2]) * (float4)(column[0], column[8 * WORDS], column[0], column[8 * WORDS]);
+  }
+  return d;
+}
+float4 emulated_mma(__local uint* words, int lane, float4 d, uint4 a, uint2 b) {
+  hand_over((__local float*)words + lane * 2 * WORDS, a, b);
+  barrier(CLK_LOCAL_MEM_FENCE);
+  return products((__local const float*)words, lane, d);
+}
+uint4 emulated_ldmatrix(__local uint* words, int lane, __local const ushort* row, bool turned) {
+  __local const ushort* __local* rows = (__local const ushort* __local*)words;
+  rows[lane] = row;
+  barrier(CLK_LOCAL_MEM_FENCE);
+  uint got[4];
+  for (int tile = 0; tile < 4; tile++) {
+    const int g = lane / 4, t = lane % 4 * 2;
+    const uint low = turned ? rows[8 * tile + t][g] : rows[8 * tile + g][t];
+    const uint high = turned ? rows[8 * tile + t + 1][g] : rows[8 * tile + g][t + 1];
+    got[tile] = low | high << 16;
+  }
+  return (uint4)(got[0], got[1], got[2], got[3]);
+}
+float emulated_shuffle(__local uint* words, int lane, float from, int mask) {
+  words[lane] = as_uint(from);
+  barrier(CLK_LOCAL_MEM_FENCE);
+  return as_float(words[lane ^ mask]);
+}
+CALLED uint emulated_pack(float low, float high) {
+  ushort pair[2];
+  vstore_half_rte(low, 0, (half*)pair);
+  vstore_half_rte(high, 1, (half*)pair);
+  return pair[0] | (uint)pair[1] << 16;
+}
+#define EXCHANGE (ptx_words + ((ptx_turn++ % 2 * LZ + LOCAL_Z) * LY + LOCAL_Y) * 64 * WORDS)
+#define shared_at ulong
+#define SHARED_AT(pointer) ((ulong)(pointer))
+#define EMULATED_LDMATRIX(r0, r1, r2, r3, address, turned) \\
+  { const uint4 got = emulated_ldmatrix(EXCHANGE, LOCAL_X, (__local const ushort*)(address), turned); \\
+    r0 = got.x; r1 = got.y; r2 = got.z; r3 = got.w; }
+#define LDMATRIX(r0, r1, r2, r3, address) EMULATED_LDMATRIX(r0, r1, r2, r3, address, false)
+#define LDMATRIX_TRANS(r0, r1, r2, r3, address) EMULATED_LDMATRIX(r0, r1, r2, r3, address, true)
+#define MMA(d0, d1, d2, d3, a0, a1, a2, a3, b0, b1) \\
+  { const float4 got = emulated_mma(EXCHANGE, LOCAL_X, F4(d0, d1, d2, d3), (uint4)(a0, a1, a2, a3), (uint2)(b0, b1)); \\
+    d0 = got.x; d1 = got.y; d2 = got.z; d3 = got.w; }
+#define SHUFFLE_XOR(to, from, mask) to = emulated_shuffle(EXCHANGE, LOCAL_X, from, mask)
+#define PACK_HALVES(to, low, high) to = emulated_pack(low, high)
+#define WARP_BARRIER barrier(CLK_LOCAL_MEM_FENCE)
+"""
+
+
+@dataclass(frozen=True)
+class EmulatedPtx(OpenCLDialect):
+    """OpenCL C in which the statements of `ptx.opencl.mako` are functions."""
+
+    def assemble(self, parts: KernelParts) -> str:
+        """Return the kernel; only those that name an instruction get the functions."""
+        if "#ifndef MMA" in parts.body:
+            parts = replace(
+                parts,
+                prelude=parts.prelude + FUNCTIONS,
+                shared=[*parts.shared, Shared("ulong", "ptx_memory", f"LZ * LY * {64 * WORDS}")],
+                body=f"__local uint* ptx_words = (__local uint*)ptx_memory;\nuint ptx_turn = 0;\n{parts.body}",
+            )
+        return super().assemble(parts)
+

@@ -1,0 +1,121 @@
+"""Attention on matrix units: fp16 in tiles of 16 queries, products summed in fp32, softmax in fp32."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log2, prod
+from math import e as euler
+from typing import TYPE_CHECKING
+
+from weft.core.dtypes import DType
+from weft.kernels.launch import DeviceCaps
+from weft.ops.attention import Extents
+
+if TYPE_CHECKING:
+    from weft.ops.gpu.attention import AttentionPlan
+
+SUBGROUP = 32
+QUERIES = 16
+"""The queries of a subgroup: the rows of its tiles."""
+WIDE = 8
+"""Elements that are loaded or stored at once: 16 bytes."""
+CHUNK = 32
+"""Elements of a head that the items of a subgroup load at once."""
+BUSY = 8
+"""Subgroups a compute unit from which on more of them would only get in each other's way."""
+
+
+@dataclass(frozen=True)
+class AttentionTile:
+    """How a work-group divides its work.
+
+    `warps` subgroups have 16 queries each; `slices` such sets take turns in the blocks of `keys` keys and are
+    joined at the end.
+    """
+
+    warps: int
+    slices: int
+    keys: int
+
+    @property
+    def items(self) -> int:
+        """Return the work-items of a group."""
+        return SUBGROUP * self.warps * self.slices
+
+    def shared_bytes(self, each: Extents) -> int:
+        """Return the bytes of work-group memory: sums, largest scores and totals of all slices but one."""
+        return (self.slices - 1) * self.warps * SUBGROUP * (QUERIES * chunks(each.width) + 4) * 4
+
+
+TILES = (
+    AttentionTile(8, 1, 64),
+    AttentionTile(4, 1, 64),
+    AttentionTile(8, 1, 32),
+    AttentionTile(4, 1, 32),
+    AttentionTile(2, 1, 32),
+    AttentionTile(2, 2, 32),
+    AttentionTile(1, 2, 64),
+    AttentionTile(1, 4, 32),
+    AttentionTile(1, 4, 16),
+    AttentionTile(1, 8, 16),
+)
+"""From the most queries that share keys in a cache to the most parallelism."""
+
+
+def chunks(size: int) -> int:
+    """Return the chunks of a row."""
+    return -(-size // CHUNK)
+
+
+def fits(plan: AttentionPlan) -> bool:
+    """Tell whether the device has matrix units for an attention in fp16 whose rows lie at multiples of 16 bytes."""
+    if not plan.k.caps.matrix_units or any(t.dtype is not DType.FLOAT16 for t in (*plan.reads.values(), plan.y)):
+        return False
+    starts = [value for name, value in plan.ints.items() if name[0] in "QKVY" and name[1:] in ("0", "B", "H", "S")]
+    return all(value % WIDE == 0 for value in (*starts, plan.each.depth, plan.each.width))
+
+
+def legal_tiles(caps: DeviceCaps, each: Extents) -> list[AttentionTile]:
+    """Return the tiles that the device takes; more than 32 keys a block only where registers hold them."""
+    largest = chunks(max(each.depth, each.width))
+    return [
+        t
+        for t in TILES
+        if t.items <= caps.max_local_items
+        and t.shared_bytes(each) <= caps.local_memory
+        and t.keys * largest <= 128
+        and (t.slices == 1 or t.slices <= -(-each.keys // t.keys))
+    ]
+
+
+def choose_tile(caps: DeviceCaps, each: Extents) -> AttentionTile | None:
+    """Return the tile that shares most among those that keep the device busy, else the one of most parallelism."""
+    fitting = legal_tiles(caps, each)
+    for tile in fitting:
+        subgroups = prod(each.lead) * -(-each.queries // QUERIES) * tile.slices
+        if tile.warps <= 4 and subgroups >= BUSY * caps.compute_units:
+            return tile
+    most = max((t.slices for t in fitting), default=0)
+    return next((t for t in fitting if t.slices == most), None)
+
+
+def launch_matrix(plan: AttentionPlan, tile: AttentionTile) -> None:
+    """Launch one group for each `warps` blocks of 16 queries of each head, with the better of the tiles."""
+    k, each = plan.k, plan.each
+    problem = {**plan.ints, "batch": each.lead[0], "mask": "mask" in plan.reads}
+    tile = k.pick("attention_matrix", problem, legal_tiles(k.caps, each), tile)
+    blocks = -(-each.queries // (QUERIES * tile.warps))
+    groups = prod(each.lead) * blocks
+    k.launch(
+        "attention_matrix",
+        reads=plan.reads,
+        writes={"y": plan.y},
+        ints={**plan.ints, "BLOCKS": blocks, "GROUPS": groups},
+        floats={"SCALE": plan.op.scale * log2(euler)},
+        variant={
+            "warps": tile.warps, "slices": tile.slices, "keys": tile.keys,
+            "depth": chunks(each.depth), "width": chunks(each.width),
+        },
+        grid=(max(1, min(groups, k.caps.max_grid[0])), 1, 1),
+        local=(SUBGROUP, tile.warps, tile.slices),
+    )  # fmt: skip

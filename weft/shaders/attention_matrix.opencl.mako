@@ -1,0 +1,119 @@
+## softmax(SCALE * Q K^T + mask) V in fp16 on NVIDIA's matrix units, summed in fp32: `attention` says what the
+## arguments mean, and `launch_matrix` when this is run. A warp has 16 queries; LZ warps take turns in the blocks of
+## `keys` keys and are joined at the end, LY such sets have other queries of the head. The softmax is kept up to date
+## in registers (T. Dao, "FlashAttention-2", 2023, arXiv 2307.08691), with powers of 2: SCALE holds log2(e).
+##
+## Nothing is staged: which elements of a head, and which columns of V, stand at which place of a fragment is free as
+## long as both factors, or V and the result, agree. So an item loads 8 elements of Q or K that lie side by side
+## (d = 32c + 8t, two steps of m16n8k16), 4 of V (e = 32c + 4g, one of each of 4 tiles), and stores 8 (e = 32c + 8t).
+## The sums of Q K^T lie as the products with V need them. `depth` and `width` are 32nds of D and E, rounded up.
+<%
+tiles, steps, sums = range(keys // 8), range(keys // 16), [(n, e) for n in range(4 * width) for e in range(4)]
+if slices > 1:
+    k.shared("f32", "Parts", f"{(slices - 1) * warps * 32 * (len(sums) + 4)}")
+%>
+<%namespace name="parts" file="attention_parts.mako"/>
+<%include file="ptx.opencl.mako"/>
+#define EXP2(x) native_exp2(x)
+#define LOW_HALVES(a, b) (((a) & 0xffffu) | ((b) << 16))
+#define HIGH_HALVES(a, b) (((a) >> 16) | ((b) & 0xffff0000u))
+${parts.names()}
+<%def name="sum4(a)">${", ".join(f"{a}_{e}" for e in range(4))}</%def>
+const int lane = LOCAL_X, part = LOCAL_Y, slice = LOCAL_Z, g = lane / 4, t = lane % 4;
+for (int group = GROUP_X; group < GROUPS; group += GROUPS_X) {
+  const int head = group / BLOCKS % HEADS, batch = group / BLOCKS / HEADS;
+  const int row0 = group % BLOCKS * ${16 * warps} + part * 16 + g, row1 = row0 + 8;
+  __global const uint4* queries = (__global const uint4*)(q_in + (Q0 + batch * QB + head * QH));
+  __global const uint4* key_rows = (__global const uint4*)(k_in + (K0 + batch * KB + head * KH));
+  __global const uint2* values = (__global const uint2*)(v_in + (V0 + batch * VB + head * VH));
+% for c in range(depth):
+% for r in range(2):
+  const uint4 q${c}_${r} = row${r} < QUERIES && ${32 * c} + t * 8 < D ? queries[row${r} * (QS / 8) + ${4 * c} + t] : (uint4)(0);
+% endfor
+% endfor
+  f32 top0 = -INFINITY_F, top1 = -INFINITY_F, total0 = 0.0, total1 = 0.0;
+% for n, e in sums:
+  f32 acc${n}_${e} = 0.0;
+% endfor
+  for (int round = 0; round < (COUNT + ${keys * slices - 1}) / ${keys * slices}; round++) {
+    const int start = (round * ${slices} + slice) * ${keys};
+% for j in tiles:
+% for c in range(depth):
+    const uint4 k${j}_${c} = INSIDE(start + ${8 * j} + g) && ${32 * c} + t * 8 < D
+      ? key_rows[(start + ${8 * j} + g) * (KS / 8) + ${4 * c} + t] : (uint4)(0);
+% endfor
+% endfor
+% for s in steps:
+% for c in range(width):
+% for r in range(4):
+    const int vr${s}_${c}_${r} = start + ${16 * s + r % 2 + r // 2 * 8} + t * 2;
+    const uint2 v${s}_${c}_${r} = INSIDE(vr${s}_${c}_${r}) && ${32 * c} + g * 4 < E
+      ? values[vr${s}_${c}_${r} * (VS / 4) + ${8 * c} + g] : (uint2)(0);
+% endfor
+% endfor
+% endfor
+    f32 next0 = top0, next1 = top1;
+% for j in tiles:
+    f32 ${", ".join(f"s{j}_{e} = 0.0" for e in range(4))};
+% for c in range(depth):
+    MMA(${sum4(f"s{j}")}, q${c}_0.x, q${c}_1.x, q${c}_0.y, q${c}_1.y, k${j}_${c}.x, k${j}_${c}.y);
+    MMA(${sum4(f"s{j}")}, q${c}_0.z, q${c}_1.z, q${c}_0.w, q${c}_1.w, k${j}_${c}.z, k${j}_${c}.w);
+% endfor
+% for e in range(4):
+    {
+      const int key = start + ${8 * j + e % 2} + t * 2;
+      ${parts.finish_score(f"s{j}_{e}", e // 2)}
+    }
+% endfor
+% endfor
+% for r in range(2):
+    ${parts.over_quad("LARGER", f"next{r}")}
+    ${parts.move_top(r)}
+    total${r} *= fade${r};
+% endfor
+% for n, e in sums:
+    acc${n}_${e} *= fade${e // 2};
+% endfor
+% for s in steps:
+    {
+      uint p0, p1, p2, p3;
+% for r in range(4):
+<% a, b, row = f"s{2 * s + r // 2}_{r % 2 * 2}", f"s{2 * s + r // 2}_{r % 2 * 2 + 1}", r % 2 %>
+      ${a} = EXP2(${a} - shift${row});
+      ${b} = EXP2(${b} - shift${row});
+      total${row} += ${a} + ${b};
+      PACK_HALVES(p${r}, ${a}, ${b});
+% endfor
+% for c, j in [(c, j) for c in range(width) for j in range(4)]:
+<% half, word = "LOW" if j % 2 == 0 else "HIGH", "xy"[j // 2] %>
+      MMA(${sum4(f"acc{4 * c + j}")}, p0, p1, p2, p3,
+          ${half}_HALVES(v${s}_${c}_0.${word}, v${s}_${c}_1.${word}), ${half}_HALVES(v${s}_${c}_2.${word}, v${s}_${c}_3.${word}));
+% endfor
+    }
+% endfor
+  }
+% for r in range(2):
+  ${parts.over_quad("PLUS", f"total{r}")}
+% endfor
+% if slices > 1:
+  ${parts.join([(f"acc{n}_{e}", e // 2) for n, e in sums])}
+% endif
+% for c, r in [(c, r) for c in range(width) for r in range(2)]:
+  if (slice == 0 && row${r} < QUERIES && ${32 * c} + t * 8 < E) {
+    const int at = batch * YB + head * YH + row${r} * YS + ${32 * c} + t * 8;
+    const f32 share = 1.0 / total${r};
+<% out = [f"share * acc{4 * c + i % 4}_{2 * r + i // 4}" for i in range(8)] %>
+% if k.request.stages:
+% for i in range(8):
+    ${y.store(f"at + {i}", out[i])}
+% endfor
+% else:
+    uint4 out;
+% for i, word in enumerate("xyzw"):
+    { uint pair; PACK_HALVES(pair, ${out[2 * i]}, ${out[2 * i + 1]}); out.${word} = pair; }
+% endfor
+    ((__global uint4*)y)[at / 8] = out;
+% endif
+  }
+% endfor
+}

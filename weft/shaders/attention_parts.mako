@@ -1,0 +1,50 @@
+## What the kernels of attention on matrix units share; EXP2 is the language's power of 2.
+<%def name="names()">
+#define LARGER(a, b) max((a), (b)) // a NaN may get lost here: it makes the total one all the same
+#define PLUS(a, b) ((a) + (b))
+#define LOG2E 1.44269504
+#define INSIDE(key) (COUNT % ${keys * slices} == 0 || (key) < COUNT)
+</%def>
+## The lanes of a quad agree on the largest, or on the sum: the four have the same rows.
+<%def name="over_quad(by, a)">
+{ f32 other; SHUFFLE_XOR(other, ${a}, 1); ${a} = ${by}(${a}, other); SHUFFLE_XOR(other, ${a}, 2); ${a} = ${by}(${a}, other); }
+</%def>
+## Makes a larger score the one that powers are taken against. Where all scores so far are -inf there is nothing to
+## scale down: no difference of infinities is taken.
+<%def name="move_top(r)">
+const f32 shift${r} = next${r} == -INFINITY_F ? 0.0 : next${r}, fade${r} = EXP2(top${r} - shift${r});
+top${r} = next${r};
+</%def>
+## A score of the item: scaled, masked, and -inf behind the last key.
+<%def name="finish_score(score, r)">
+${score} *= SCALE;
+% if k.has("mask"):
+${score} += LOG2E * ${k.args["mask"].load(f"batch * MB + head * MH + min(row{r}, QUERIES - 1) * MS + min(key, COUNT - 1) * MK")};
+% endif
+${score} = INSIDE(key) ? ${score} : -INFINITY_F;
+next${r} = LARGER(next${r}, ${score});
+</%def>
+## Slices hand over what they have to the first, which takes each as one more block; `sums` are (expression, r).
+<%def name="join(sums)">
+<% size = 32 * (len(sums) + 4) %>
+if (slice > 0) {
+  const int at = ((slice - 1) * ${warps} + part) * ${size} + lane;
+% for i, name in enumerate(["top0", "top1", "total0", "total1"] + [name for name, r in sums]):
+  Parts[at + ${32 * i}] = ${name};
+% endfor
+}
+BARRIER;
+for (int other = 0; slice == 0 && other < ${slices - 1}; other++) {
+  const int at = (other * ${warps} + part) * ${size} + lane;
+% for r in range(2):
+  const f32 theirs${r} = Parts[at + ${32 * r}], next${r} = LARGER(top${r}, theirs${r});
+  ${move_top(r)}
+  const f32 share${r} = EXP2(theirs${r} - shift${r});
+  total${r} = total${r} * fade${r} + share${r} * Parts[at + ${32 * r + 64}];
+% endfor
+% for i, (name, r) in enumerate(sums):
+  ${name} = ${name} * fade${r} + share${r} * Parts[at + ${32 * i + 128}];
+% endfor
+}
+BARRIER;
+</%def>

@@ -1,0 +1,10 @@
+## Cooperative matrices whose elements a kernel sets and reads, as types and statements. Where a dialect has defined
+## them already, its definitions stay: tests emulate these on devices without them.
+#ifndef MULTIPLY_ADD
+#define MATRIX_A coopmat<float16_t, gl_ScopeSubgroup, 16, 16, gl_MatrixUseA>
+#define MATRIX_B coopmat<float16_t, gl_ScopeSubgroup, 16, 16, gl_MatrixUseB>
+#define MATRIX_SUMS coopmat<float, gl_ScopeSubgroup, 16, 16, gl_MatrixUseAccumulator>
+#define MATRIX_OF_ZEROS(name) MATRIX_SUMS name = MATRIX_SUMS(0.0)
+#define MULTIPLY_ADD(sums, a, b) sums = coopMatMulAdd(a, b, sums)
+#define SHUFFLE_XOR(to, from, mask) to = subgroupShuffleXor(from, mask)
+#endif

@@ -1,0 +1,26 @@
+## NVIDIA's instructions for matrix units, as statements for kernels in which a warp is the 32 items of LOCAL_X.
+## Names and layouts of fragments are those of the PTX ISA (mma.m16n8k16, ldmatrix). In the layouts g is
+## lane / 4 and t is lane % 4. Where a dialect has defined them already, its definitions stay: tests emulate
+## these on devices without them, which is why all warps of a group reach each of them together.
+#ifndef MMA
+// An address in work-group memory as ldmatrix takes it, in its own type.
+#define shared_at uint
+#define SHARED_AT(pointer) ((uint)(ulong)(pointer))
+// Four tiles of 8 x 8 halves: lane l has the address of row l % 8 of tile l / 8, 16 bytes, and gets elements 2t and
+// 2t + 1 of row g of each tile, or of its column g.
+#define LDMATRIX(r0, r1, r2, r3, address) asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" \
+  : "=r"(r0), "=r"(r1), "=r"(r2), "=r"(r3) : "r"(address) : "memory")
+#define LDMATRIX_TRANS(r0, r1, r2, r3, address) asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];" \
+  : "=r"(r0), "=r"(r1), "=r"(r2), "=r"(r3) : "r"(address) : "memory")
+// d += A B for A of 16 x 16 (rows g and g + 8 at k = 2t, then both at k = 2t + 8), B of 16 x 8 (k = 2t and 2t + 8 of
+// column g) and sums of 16 x 8 (columns 2t, 2t + 1 of row g, then of row g + 8).
+#define MMA(d0, d1, d2, d3, a0, a1, a2, a3, b0, b1) \
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \
+  : "+f"(d0), "+f"(d1), "+f"(d2), "+f"(d3) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1))
+// `to` is `from` of the lane whose number differs in the bits of `mask`.
+#define SHUFFLE_XOR(to, from, mask) \
+  asm volatile("shfl.sync.bfly.b32 %0, %1, " #mask ", 0x1f, 0xffffffff;" : "=f"(to) : "f"(from))
+// Two floats as halves, rounded to the nearest.
+#define PACK_HALVES(to, low, high) asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(to) : "f"(high), "f"(low))
+#define WARP_BARRIER asm volatile("bar.warp.sync 0xffffffff;" ::: "memory")
+#endif
