@@ -62,6 +62,8 @@ class DeviceCaps:
     """A subgroup of 32 multiplies fp16 tiles of 16 x 16 and adds them in fp32."""
     warpgroup_units: bool = False
     """Four subgroups of 32 together multiply fp16 matrices in up to 227 KiB of work-group memory (sm_90a)."""
+    without: frozenset[str] = frozenset()
+    """Special kernels (`weft.kernels.special`) that were found wrong on the device, by name."""
     compute_units: int = 1
     software: bool = False
 

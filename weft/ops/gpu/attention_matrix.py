@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import log2, prod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from math import e as euler
+from math import log2, prod
 from typing import TYPE_CHECKING
 
 from weft.core.dtypes import DType
 from weft.kernels.launch import DeviceCaps
-from weft.ops.attention import Extents
+from weft.kernels.special import Case, SpecialKernel, one_node, register_special
+from weft.ops.attention import Attention, Extents
 
 if TYPE_CHECKING:
     from weft.ops.gpu.attention import AttentionPlan
@@ -62,6 +64,28 @@ TILES = (
 """From the most queries that share keys in a cache to the most parallelism."""
 
 
+def _cases() -> Sequence[Case]:
+    """Return heads apart and side by side, with and without a mask, few and many keys, sizes that fill no tile."""
+    return [
+        one_node(Attention(scale=0.2), (2, 3, 40, 32), (2, 3, 50, 32), (2, 3, 50, 32)),
+        one_node(Attention(scale=0.1, heads=4, packed=1), (1, 130, 3 * 4 * 64), (1, 1, 130, 130)),
+        one_node(Attention(scale=0.1, heads=2), (1, 300, 2 * 104), (1, 77, 2 * 104), (1, 77, 2 * 104)),
+        one_node(Attention(scale=0.2), (40, 8, 128, 32), (40, 8, 128, 32), (40, 8, 128, 32)),
+    ]
+
+
+SPECIAL = register_special(
+    SpecialKernel(
+        "attention_matrix",
+        "attention on matrix units",
+        present=lambda caps: caps.matrix_units and "attention_matrix" not in caps.without,
+        disable=lambda caps: replace(caps, without=caps.without | {"attention_matrix"}),
+        cases=_cases,
+        template="attention_matrix",
+    )
+)
+
+
 def chunks(size: int) -> int:
     """Return the chunks of a row."""
     return -(-size // CHUNK)
@@ -69,7 +93,7 @@ def chunks(size: int) -> int:
 
 def fits(plan: AttentionPlan) -> bool:
     """Tell whether the device has matrix units for an attention in fp16 whose rows lie at multiples of 16 bytes."""
-    if not plan.k.caps.matrix_units or any(t.dtype is not DType.FLOAT16 for t in (*plan.reads.values(), plan.y)):
+    if not SPECIAL.present(plan.k.caps) or any(t.dtype is not DType.FLOAT16 for t in (*plan.reads.values(), plan.y)):
         return False
     starts = [value for name, value in plan.ints.items() if name[0] in "QKVY" and name[1:] in ("0", "B", "H", "S")]
     return all(value % WIDE == 0 for value in (*starts, plan.each.depth, plan.each.width))

@@ -13,10 +13,10 @@ import numpy as np
 from weft.core.dtypes import DType
 from weft.core.layout import PACK, Array, Layout
 from weft.kernels.launch import DeviceCaps
-from weft.ops.gpu import conv_wgmma
-from weft.ops.gpu.conv_wgmma import WgmmaTile
 from weft.kernels.special import Case, SpecialKernel, one_node, register_special
 from weft.ops.conv import Conv
+from weft.ops.gpu import conv_wgmma
+from weft.ops.gpu.conv_wgmma import WgmmaTile
 
 if TYPE_CHECKING:
     from weft.ops.gpu.conv import ConvPlan
