@@ -37,6 +37,8 @@ class KernelParts:
     body: str
     extensions: Sequence[str] = ()
     """What a template written for one language asks of its compiler."""
+    functions: Sequence[str] = ()
+    """Functions beside the kernel, of a template written for one language where a body alone does not do."""
 
 
 class Dialect(ABC):

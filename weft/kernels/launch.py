@@ -62,6 +62,8 @@ class DeviceCaps:
     """A subgroup of 32 multiplies fp16 tiles of 16 x 16 and adds them in fp32."""
     warpgroup_units: bool = False
     """Four subgroups of 32 together multiply fp16 matrices in up to 227 KiB of work-group memory (sm_90a)."""
+    workgroup_matrices: bool = False
+    """Whole work-groups do so with matrices of many tiles, which they load and store by themselves."""
     compute_units: int = 1
     software: bool = False
 
@@ -133,6 +135,10 @@ class KernelBuilder(ABC):
         That is the elements from row to row, over all images, and the first element; None if they are not rows.
         """
         return None
+
+    def reads_rows(self, output: Tensor) -> bool:
+        """Tell whether what the node's fused steps read at the places of an output lies as `rows` says, too."""
+        return True
 
     def joins_channels(self, channels: int) -> bool:
         """Tell whether the node's fused steps can be pasted where a store has four of so many channels.
