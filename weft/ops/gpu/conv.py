@@ -156,6 +156,9 @@ class GemmTile:
 
 
 TILES = (
+    GemmTile(8, 2, 16, 16, 1),
+    GemmTile(8, 2, 8, 16, 1),
+    GemmTile(8, 2, 16, 8, 1),
     GemmTile(8, 2, 8, 8, 1),
     GemmTile(4, 2, 8, 8, 1),
     GemmTile(4, 1, 8, 8, 1),
