@@ -16,7 +16,7 @@ WORDS = 6
 """What a lane hands over at most: four words of A and two of B."""
 
 FUNCTIONS = f"#define WORDS {WORDS}" + """
-// What is called does not grow the kernel, and neither do loops that stay such: a CPU's compiler takes minutes else.
+// What is called does not grow the kernel, nor do loops that stay loops: a compiler for CPUs takes minutes else.
 #define CALLED __attribute__((noinline))
 #define LOOP __attribute__((opencl_unroll_hint(1)))
 CALLED void hand_over(__local float* mine, uint4 a, uint2 b) {
