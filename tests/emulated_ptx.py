@@ -28,7 +28,8 @@ CALLED float4 products(__local const float* all, int lane, float4 d) {
     __local const float* holder = all + k % 8 / 2 * 2 * WORDS;
     __local const float* row = holder + lane / 4 * 8 * WORDS + k / 8 * 4 + k % 2;
     __local const float* column = holder + lane % 4 * 16 * WORDS + 8 + k / 8 * 2 + k % 2;
-    d += (float4)(row[0], row[0], row[2], row[2]) * (float4)(column[0], column[8 * WORDS], column[0], column[8 * WORDS]);
+    d += (float4)(row[0], row[0], row[2], row[2])
+      * (float4)(column[0], column[8 * WORDS], column[0], column[8 * WORDS]);
   }
   return d;
 }
