@@ -93,7 +93,7 @@ class ArgWriter:
         return self._place(n, c4, hw)
 
     def vector(self, index: str) -> str:
-        """Vector `index` of a c4 argument, counted from the start of its buffer (for packed constants)."""
+        """Vector `index` of an argument in fours, or of a c4 one, counted from the start of its buffer."""
         return self._dialect.load4(self.arg, index)
 
     def store(self, index: str, value: str) -> str:
@@ -116,23 +116,36 @@ class ArgWriter:
     def store4(self, n: str, c4: str, hw: str, value: str) -> str:
         """Store four channels of one pixel, with the epilogue; lanes past the last channel become zero."""
         lines = [f"const int _n = {n}; const int _c = {c4}; const int _p = {hw}; f32x4 _v = {value};"]
+        self._add_vector_stages(lines)
+        a = self.name
+        lines.append(f"if ({a}_C % 4 != 0 && _c * 4 + 4 > {a}_C) _v = first_lanes(_v, {a}_C - _c * 4);")
+        lines.append(self._dialect.store4(self.arg, self._place("_n", "_c", "_p"), "_v"))
+        return "{ " + " ".join(lines) + " }"
+
+    def store_vector(self, index: str, value: str) -> str:
+        """Store vector `index` of an argument in fours, with the epilogue."""
+        lines = [f"const int _i = {index}; f32x4 _v = {value};"]
+        self._add_vector_stages(lines)
+        return "{ " + " ".join([*lines, self._dialect.store4(self.arg, "_i", "_v")]) + " }"
+
+    def _add_vector_stages(self, lines: list[str]) -> None:
         for s, stage in enumerate(self._stages()):
             texts = [self._vector_operand(o, s, lines) for o in stage.operands]
             for lane in LANES:
                 parts = [t if o.kind == "float" else f"{t}.{lane}" for t, o in zip(texts, stage.operands, strict=True)]
                 lines.append(f"_v.{lane} = {stage.expr.format(*parts)};")
-        a = self.name
-        lines.append(f"if ({a}_C % 4 != 0 && _c * 4 + 4 > {a}_C) _v = first_lanes(_v, {a}_C - _c * 4);")
-        lines.append(self._dialect.store4(self.arg, self._place("_n", "_c", "_p"), "_v"))
-        return "{ " + " ".join(lines) + " }"
 
     def _vector_operand(self, o: Operand, stage: int, lines: list[str]) -> str:
         if o.kind == "value":
             return "_v"
         if o.kind == "float":
             return o.name
-        place = ("_n", "_c", "_p") if o.kind == "same" else ("0", "_c", "0")
-        lines.append(f"const f32x4 _{o.name}{stage} = {self._writer.args[o.name].load4(*place)};")
+        operand = self._writer.args[o.name]
+        if self.arg.kind == "fours":
+            text = operand.vector("_i" if o.kind == "same" else f"_i % ({o.name}_SIZE / 4)")
+        else:
+            text = operand.load4(*(("_n", "_c", "_p") if o.kind == "same" else ("0", "_c", "0")))
+        lines.append(f"const f32x4 _{o.name}{stage} = {text};")
         return f"_{o.name}{stage}"
 
     def store_int(self, index: str, value: str) -> str:
@@ -177,6 +190,11 @@ class Writer:
         """Ask the compiler for extensions of the language that the template is written for."""
         self.extensions += names
         return ""
+
+    def exchange(self, value: str, mask: int) -> str:
+        """Return the f32 `value` of the item whose number differs in the bits of `mask`; see `DeviceCaps.shuffles`."""
+        self.extensions += [name for name in self.dialect.exchange_extensions if name not in self.extensions]
+        return f"EXCHANGE({value}, {mask})"
 
     def for_each(self, index: str, total: str) -> str:
         """Return the head of the loop in which all work-items share the indices below `total`."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from weft.backends.gpu.device import GpuBuffer, GpuDevice
-from weft.backends.gpu.selftest import verify_matrix_units
+from weft.backends.gpu.selftest import verify_matrix_units, verify_shuffles
 from weft.backends.gpu.tuning_table import TuningTable
 
 CHUNK = 16 << 20
@@ -92,6 +92,11 @@ class GpuRuntime:
                 if why is not None:
                     self.device.caps = replace(self.device.caps, matrix_units=False)
                     self.notes.append(f"matrix units are not used: {why}")
+            if self.device.caps.shuffles:
+                why = verify_shuffles(self)
+                if why is not None:
+                    self.device.caps = replace(self.device.caps, shuffles=False)
+                    self.notes.append(f"work-items do not exchange values: {why}")
 
     @cached_property
     def tuning(self) -> TuningTable:

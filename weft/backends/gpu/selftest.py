@@ -13,12 +13,14 @@ import numpy as np
 from weft.core.backend import BackendConfig, BackendInfo, Precision
 from weft.core.dtypes import DType
 from weft.core.graph import Graph, Node, infer_shapes
-from weft.core.layout import Shape
+from weft.core.layout import Array, Shape
+from weft.core.op import Op
 from weft.core.optimized import Part
 from weft.core.pipeline import Pipeline
 from weft.core.tensor import TensorSpec
 from weft.errors import WeftError
 from weft.ops.conv import Conv
+from weft.ops.softmax import Softmax
 
 if TYPE_CHECKING:
     from weft.backends.gpu.runtime import GpuRuntime
@@ -37,7 +39,7 @@ def verify_matrix_units(runtime: GpuRuntime) -> str | None:
     """Return why the device's matrix units are not to be used, or None; convolutions in fp16 are run on them."""
     for image, weight in CASES:
         try:
-            worst = _difference(runtime, image, weight)
+            worst = _convolved(runtime, image, weight)
         except WeftError as e:
             return f"a convolution of {image} with {weight} failed: {e.what}"
         if not worst <= TOLERANCE:
@@ -45,18 +47,35 @@ def verify_matrix_units(runtime: GpuRuntime) -> str | None:
     return None
 
 
-def _difference(runtime: GpuRuntime, image: Shape, weight: Shape) -> float:
-    """Return the largest difference from the reference, as a part of the largest value."""
-    # Late: backends have runtimes, and these are verified by backends that are made here.
-    from weft.backends.gpu.backend import GpuBackend
+def verify_shuffles(runtime: GpuRuntime) -> str | None:
+    """Return why work-items are not to exchange values, or None; lines of a softmax are divided among them."""
+    for shape in ((5, 1000), (37, 20)):
+        x = np.random.default_rng(0).standard_normal(shape).astype(np.float16)
+        try:
+            worst = _difference(runtime, Softmax(axis=-1), {"x": x})
+        except WeftError as e:
+            return f"a softmax of {shape} failed: {e.what}"
+        if not worst <= TOLERANCE:
+            return f"a softmax of {shape} was wrong by {worst:.1e} of its largest value"
+    return None
 
+
+def _convolved(runtime: GpuRuntime, image: Shape, weight: Shape) -> float:
     rng = np.random.default_rng(0)
     x, w = (rng.standard_normal(shape).astype(np.float16) for shape in (image, weight))
     bias = rng.standard_normal(weight[0]).astype(np.float16)
     op = Conv(kernel_shape=weight[2:], pads=tuple(k // 2 for k in weight[2:]) * 2)
-    graph = Graph("selftest", ["x"], ["y"], [Node("conv", op, ("x", "w", "b"), ("y",))])
-    graph.constants = {"w": w, "b": bias}
-    graph.specs = {n: TensorSpec(v.shape, DType.FLOAT16) for n, v in (("x", x), ("w", w), ("b", bias))}
+    return _difference(runtime, op, {"x": x, "w": w, "b": bias})
+
+
+def _difference(runtime: GpuRuntime, op: Op, inputs: dict[str, Array]) -> float:
+    """Return the largest difference from the reference, as a part of the largest value; inputs but x are constants."""
+    # Late: backends have runtimes, and these are verified by backends that are made here.
+    from weft.backends.gpu.backend import GpuBackend
+
+    graph = Graph("selftest", ["x"], ["y"], [Node("op", op, tuple(inputs), ("y",))])
+    graph.constants = {name: value for name, value in inputs.items() if name != "x"}
+    graph.specs = {name: TensorSpec(value.shape, DType.FLOAT16) for name, value in inputs.items()}
     graph = infer_shapes(graph)
     info = BackendInfo(runtime.device.info.id, runtime.device.info.index, BackendConfig(precision=Precision.LOW))
     backend = GpuBackend(info, runtime)
@@ -64,12 +83,12 @@ def _difference(runtime: GpuRuntime, image: Shape, weight: Shape) -> float:
     pipeline = Pipeline(part, backend)
     try:
         pipeline.resize(part, {}, {"y"}, first=True)
-        pipeline.port("x").memory[...] = x
+        pipeline.port("x").memory[...] = inputs["x"]
         pipeline.execute()
         pipeline.wait()
         actual = pipeline.port("y").numpy().astype(np.float32)
     finally:
         pipeline.close()
-    expected = np.asarray(op.reference(x, w, bias), np.float32)
+    expected = np.asarray(op.reference(*inputs.values()), np.float32)
     with np.errstate(all="ignore"):
         return float(np.abs(actual - expected).max() / np.abs(expected).max())

@@ -14,6 +14,7 @@ from weft.core.backend import DeviceInfo
 
 _API_1_1 = (1 << 22) | (1 << 12)
 _API_1_2 = (1 << 22) | (2 << 12)
+_API_1_3 = (1 << 22) | (3 << 12)
 _KINDS = {0: "other", 1: "integrated GPU", 2: "discrete GPU", 3: "virtual GPU", 4: "CPU"}
 _RANK = {2: 0, 1: 1, 3: 2, 0: 3, 4: 5}
 _CPU = 4
@@ -70,6 +71,8 @@ class Physical:
         wanted = ["VkPhysicalDeviceMaintenance3Properties", "VkPhysicalDeviceSubgroupProperties"]
         if self.api >= _API_1_2 or "VK_KHR_driver_properties" in self.extensions:
             wanted.append("VkPhysicalDeviceDriverProperties")
+        if self.api >= _API_1_3 or "VK_EXT_subgroup_size_control" in self.extensions:
+            wanted.append("VkPhysicalDeviceSubgroupSizeControlProperties")
         if "VK_NV_shader_sm_builtins" in self.extensions:
             wanted.append("VkPhysicalDeviceShaderSMBuiltinsPropertiesNV")
         if "VK_AMD_shader_core_properties" in self.extensions:
@@ -159,6 +162,17 @@ class Physical:
             for k in kinds
         )
 
+    def shuffles(self) -> bool:
+        """Tell whether subgroups always have 32 items, in the order of their numbers, that can exchange values."""
+        sizes = self._extra.get("VkPhysicalDeviceSubgroupSizeControlProperties")
+        known = self._extra["VkPhysicalDeviceSubgroupProperties"]
+        return (
+            sizes is not None
+            and int(sizes.minSubgroupSize) == int(sizes.maxSubgroupSize) == 32
+            and bool(known.supportedStages & vk.VK_SHADER_STAGE_COMPUTE_BIT)
+            and bool(known.supportedOperations & vk.VK_SUBGROUP_FEATURE_SHUFFLE_BIT)
+        )
+
     def compute_units(self) -> int:
         """Return how many work-groups' worth of hardware there is; 1 if the driver does not say."""
         if self.software:
@@ -189,6 +203,7 @@ class Physical:
             subgroup_size=max(1, int(self._extra["VkPhysicalDeviceSubgroupProperties"].subgroupSize)),
             channels_last=self.matrix_units(),
             matrix_units=self.matrix_units(),
+            shuffles=self.shuffles(),
             compute_units=self.compute_units(),
             software=self.software,
         )
