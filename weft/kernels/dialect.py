@@ -59,6 +59,10 @@ class Dialect(ABC):
     prelude: ClassVar[str] = ""
     """The file in a shader folder that defines the names that bodies use; not read if `prelude_text` has them."""
 
+    exchange_extensions: ClassVar[tuple[str, ...]] = ()
+    """What `EXCHANGE(v, mask)` of the prelude asks of the compiler: the f32 `v` of the item whose number differs in
+    the bits of `mask`. Only kernels for devices with `DeviceCaps.shuffles` use it."""
+
     def prelude_text(self) -> str | None:
         """Return the definitions themselves, so that a dialect may do without a file; None: they are in `prelude`."""
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import log2
@@ -15,6 +15,7 @@ from weft.core.layout import Array, Layout, Shape
 from weft.core.op import Op
 from weft.core.tensor import Tensor
 from weft.errors import BackendError
+from weft.kernels.source import ArgKind
 
 Size3 = tuple[int, int, int]
 ChoiceT = TypeVar("ChoiceT")
@@ -60,6 +61,8 @@ class DeviceCaps:
     """Images of fp16 lie as NHWC4 instead of NC4HW4: what matrix units stage at a time then lies side by side."""
     matrix_units: bool = False
     """A subgroup of 32 multiplies fp16 tiles of 16 x 16 and adds them in fp32."""
+    shuffles: bool = False
+    """Work-items whose numbers in a group share all but the last five bits run as one and can exchange values."""
     warpgroup_units: bool = False
     """Four subgroups of 32 together multiply fp16 matrices in up to 227 KiB of work-group memory (sm_90a)."""
     without: frozenset[str] = frozenset()
@@ -88,16 +91,16 @@ class KernelBuilder(ABC):
         grid: Size3,
         local: Size3,
         raw: bool = False,
-        wide: Collection[str] = (),
+        kinds: Mapping[str, ArgKind] | None = None,
         epilogue: bool = True,
     ) -> None:
         """Launch `weft/shaders/<template>.mako` on `grid` work-groups of `local` items.
 
         `reads` and `writes` are the arguments by the names the template uses; an NC4HW4 or NHWC4 tensor is a c4
-        argument (a wide one if it is among `wide`), any other a linear one (a raw one if `raw`: elements are moved
-        as bits). `ints` and
-        `floats` are the constants, `variant` what changes the text. The first of `writes` gets the node's
-        fused epilogue unless `epilogue` is False. Nothing is launched where all of `writes` are empty.
+        argument, any other a linear one (a raw one if `raw`: elements are moved as bits); `kinds` says by name which
+        are of another kind. `ints` and `floats` are the constants, `variant` what changes the text. The first of
+        `writes` gets the node's fused epilogue unless `epilogue` is False. Nothing is launched where all of `writes`
+        are empty.
         """
 
     @abstractmethod

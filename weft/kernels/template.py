@@ -94,7 +94,7 @@ class ArgWriter:
         return self._place(n, c4, hw)
 
     def vector(self, index: str) -> str:
-        """Vector `index` of a c4 argument, counted from the start of its buffer (for packed constants)."""
+        """Vector `index` of an argument in fours, or of a c4 one, counted from the start of its buffer."""
         return self._dialect.load4(self.arg, index)
 
     def store(self, index: str, value: str) -> str:
@@ -120,6 +120,19 @@ class ArgWriter:
         lines.append(self._dialect.store4(self.arg, self._place("_n", "_c", "_p"), "_v"))
         return "{ " + " ".join(lines) + " }"
 
+    def store_vector(self, index: str, value: str) -> str:
+        """Store vector `index` of an argument in fours, with the epilogue."""
+        lines = [f"const int _i = {index}; f32x4 _v = {value};"]
+        self._add_vector_stages(lines, "", "_v", "")
+        return "{ " + " ".join([*lines, self._dialect.store4(self.arg, "_i", "_v")]) + " }"
+
+    def _add_vector_stages(self, lines: list[str], tag: str, v: str, c: str) -> None:
+        for s, stage in enumerate(self._stages()):
+            texts = [self._vector_operand(o, f"{s}{tag}", v, c, lines) for o in stage.operands]
+            for lane in LANES:
+                parts = [t if o.kind == "float" else f"{t}.{lane}" for t, o in zip(texts, stage.operands, strict=True)]
+                lines.append(f"{v}.{lane} = {stage.expr.format(*parts)};")
+
     def store8(self, n: str, c4: str, hw: str, first: str, second: str) -> str:
         """Store eight channels of one pixel that lie side by side, from an even block on, with the epilogue."""
         lines = [f"const int _n = {n}; const int _p = {hw};"]
@@ -131,11 +144,7 @@ class ArgWriter:
         """Return the lines that make _v, followed by `tag`, what is stored as block _c of pixel _p of image _n."""
         v, c = f"_v{tag}", f"_c{tag}"
         lines = [f"const int {c} = {c4}; f32x4 {v} = {value};"]
-        for s, stage in enumerate(self._stages()):
-            texts = [self._vector_operand(o, f"{s}{tag}", v, c, lines) for o in stage.operands]
-            for lane in LANES:
-                parts = [t if o.kind == "float" else f"{t}.{lane}" for t, o in zip(texts, stage.operands, strict=True)]
-                lines.append(f"{v}.{lane} = {stage.expr.format(*parts)};")
+        self._add_vector_stages(lines, tag, v, c)
         a = self.name
         lines.append(f"if ({a}_C % 4 != 0 && {c} * 4 + 4 > {a}_C) {v} = first_lanes({v}, {a}_C - {c} * 4);")
         return lines
@@ -145,8 +154,12 @@ class ArgWriter:
             return v
         if o.kind == "float":
             return o.name
-        place = ("_n", c, "_p") if o.kind == "same" else ("0", c, "0")
-        lines.append(f"const f32x4 _{o.name}_{stage} = {self._writer.args[o.name].load4(*place)};")
+        operand = self._writer.args[o.name]
+        if self.arg.kind == "fours":
+            text = operand.vector("_i" if o.kind == "same" else f"_i % ({o.name}_SIZE / 4)")
+        else:
+            text = operand.load4(*(("_n", c, "_p") if o.kind == "same" else ("0", c, "0")))
+        lines.append(f"const f32x4 _{o.name}_{stage} = {text};")
         return f"_{o.name}_{stage}"
 
     def has_stages(self) -> bool:
@@ -230,6 +243,11 @@ class Writer:
         """Define a function beside the kernel, in the language that the template is written for."""
         self.functions.append(text)
         return ""
+
+    def exchange(self, value: str, mask: int) -> str:
+        """Return the f32 `value` of the item whose number differs in the bits of `mask`; see `DeviceCaps.shuffles`."""
+        self.extensions += [name for name in self.dialect.exchange_extensions if name not in self.extensions]
+        return f"EXCHANGE({value}, {mask})"
 
     def for_each(self, index: str, total: str) -> str:
         """Return the head of the loop in which all work-items share the indices below `total`."""

@@ -72,6 +72,8 @@ class Physical:
         wanted = ["VkPhysicalDeviceMaintenance3Properties", "VkPhysicalDeviceSubgroupProperties"]
         if self.api >= _API_1_2 or "VK_KHR_driver_properties" in self.extensions:
             wanted.append("VkPhysicalDeviceDriverProperties")
+        if self.api >= _API_1_3 or "VK_EXT_subgroup_size_control" in self.extensions:
+            wanted.append("VkPhysicalDeviceSubgroupSizeControlProperties")
         if "VK_NV_shader_sm_builtins" in self.extensions:
             wanted.append("VkPhysicalDeviceShaderSMBuiltinsPropertiesNV")
         if "VK_AMD_shader_core_properties" in self.extensions:
@@ -176,6 +178,16 @@ class Physical:
             return False
         steps = {g.items: g for g in workgroup_matrices.granularities(self.handle)}
         return all(i in steps and max(steps[i].m, steps[i].n, steps[i].k) <= 64 for i in (128, 256))
+    def shuffles(self) -> bool:
+        """Tell whether subgroups always have 32 items, in the order of their numbers, that can exchange values."""
+        sizes = self._extra.get("VkPhysicalDeviceSubgroupSizeControlProperties")
+        known = self._extra["VkPhysicalDeviceSubgroupProperties"]
+        return (
+            sizes is not None
+            and int(sizes.minSubgroupSize) == int(sizes.maxSubgroupSize) == 32
+            and bool(known.supportedStages & vk.VK_SHADER_STAGE_COMPUTE_BIT)
+            and bool(known.supportedOperations & vk.VK_SUBGROUP_FEATURE_SHUFFLE_BIT)
+        )
 
     def compute_units(self) -> int:
         """Return how many work-groups' worth of hardware there is; 1 if the driver does not say."""
@@ -208,6 +220,7 @@ class Physical:
             channels_last=self.matrix_units(),
             matrix_units=self.matrix_units(),
             workgroup_matrices=self.workgroup_matrices,
+            shuffles=self.shuffles(),
             compute_units=self.compute_units(),
             software=self.software,
         )

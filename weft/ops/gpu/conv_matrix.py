@@ -199,7 +199,7 @@ def _launch_tile(plan: ConvPlan, constants: dict[str, int], tile: MatrixTile) ->
             "fm": tile.fm, "fn": tile.fn, "sm": tile.sm, "sn": tile.sn, "kb": tile.kb,
             "pointwise": plan.window.is_pointwise, "sliced": tile.lz > 1, "wide": wide,
         },
-        wide=("x", "w") if wide else (),
+        kinds={"x": "wide", "w": "wide"} if wide else None,
         grid=(min(tiles, k.caps.max_grid[0]), across, 1),
         local=(SUBGROUP, tile.sm * tile.sn, tile.lz),
     )  # fmt: skip

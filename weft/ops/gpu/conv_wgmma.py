@@ -88,7 +88,7 @@ SPECIAL = register_special(
     SpecialKernel(
         "conv_wgmma",
         "convolutions by warpgroups",
-        present=lambda caps: caps.warpgroup_units,
+        present=lambda caps: caps.warpgroup_units and caps.matrix_units,
         disable=lambda caps: replace(caps, warpgroup_units=False),
         cases=_cases,
         template="conv_wgmma",
