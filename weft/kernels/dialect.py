@@ -48,6 +48,8 @@ class KernelParts:
     """What a template written for one language asks of its compiler."""
     views: Sequence[View] = ()
     """For languages in which an argument has one type where it is declared, and no pointer can be cast."""
+    functions: Sequence[str] = ()
+    """Functions beside the kernel, of a template written for one language where a body alone does not do."""
 
 
 class Dialect(ABC):

@@ -64,6 +64,8 @@ class DeviceCaps:
     """Four subgroups of 32 together multiply fp16 matrices in up to 227 KiB of work-group memory (sm_90a)."""
     without: frozenset[str] = frozenset()
     """Special kernels (`weft.kernels.special`) that were found wrong on the device, by name."""
+    workgroup_matrices: bool = False
+    """Whole work-groups do so with matrices of many tiles, which they load and store by themselves."""
     compute_units: int = 1
     software: bool = False
 
@@ -135,6 +137,10 @@ class KernelBuilder(ABC):
         That is the elements from row to row, over all images, and the first element; None if they are not rows.
         """
         return None
+
+    def reads_rows(self, output: Tensor) -> bool:
+        """Tell whether what the node's fused steps read at the places of an output lies as `rows` says, too."""
+        return True
 
     def joins_channels(self, channels: int) -> bool:
         """Tell whether the node's fused steps can be pasted where a store has four of so many channels.

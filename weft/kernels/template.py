@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -148,6 +149,33 @@ class ArgWriter:
         lines.append(f"const f32x4 _{o.name}_{stage} = {self._writer.args[o.name].load4(*place)};")
         return f"_{o.name}_{stage}"
 
+    def has_stages(self) -> bool:
+        """Tell whether there is an epilogue."""
+        return bool(self._stages())
+
+    def operands(self) -> list[Operand]:
+        """Return the arguments that the epilogue reads, each once, for templates that load them by other means."""
+        read = [o for stage in self._stages() for o in stage.operands if o.kind not in ("value", "float")]
+        return list(dict.fromkeys(read))
+
+    def finish1(self, value: str, loaded: Mapping[str, str]) -> str:
+        """Return the body of a function that returns one element after the epilogue, without storing it.
+
+        `loaded` has the names of variables with what the arguments in `operands` have at the element's place.
+        """
+        lines = [f"f32 _v = {value};"]
+        names = {"": "_v", **loaded}  # the running value has no name, a constant its own
+        for stage in self._stages():
+            lines.append(f"_v = {stage.expr.format(*(names.get(o.name, o.name) for o in stage.operands))};")
+        return " ".join([*lines, "return _v;"])
+
+    def row_pitch(self, places: str) -> str:
+        """Return the elements from pixel to pixel of a c4 argument whose pixels are rows, so many in an image.
+
+        In NC4HW4 images of one pixel are such rows, where the step from pixel to pixel says nothing.
+        """
+        return f"({self.name}_NS / {places} * 4)"
+
     def store_int(self, index: str, value: str) -> str:
         """Store an i32 (a variable) as one element of an integer argument; there is no epilogue."""
         return self._dialect.store(self.arg, index, value)
@@ -178,6 +206,7 @@ class Writer:
     shared_arrays: list[Shared] = field(default_factory=list)
     extensions: list[str] = field(default_factory=list)
     views: list[View] = field(default_factory=list)
+    functions: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.args = {a.name: ArgWriter(a, self) for a in self.request.args}
@@ -195,6 +224,11 @@ class Writer:
     def extension(self, *names: str) -> str:
         """Ask the compiler for extensions of the language that the template is written for."""
         self.extensions += names
+        return ""
+
+    def function(self, text: str) -> str:
+        """Define a function beside the kernel, in the language that the template is written for."""
+        self.functions.append(text)
         return ""
 
     def for_each(self, index: str, total: str) -> str:
@@ -309,6 +343,5 @@ def _written(request: KernelRequest, dialect: Dialect, entry: str) -> str:
             why=_trace(),
         ) from e
     constants = _constants(request)
-    declared = writer.shared_arrays, body, writer.extensions, writer.views
-    parts = KernelParts(entry, prelude, request.args, constants, *declared)
-    return dialect.assemble(parts)
+    declared = writer.shared_arrays, body, writer.extensions, writer.views, writer.functions
+    return dialect.assemble(KernelParts(entry, prelude, request.args, constants, *declared))

@@ -163,6 +163,16 @@ class NodeBuilder(KernelBuilder):
             return None
         return PACK * place["x_NS" if single else "x_PS"], PACK * place["x_O"]
 
+    def reads_rows(self, output: Tensor) -> bool:
+        """Tell whether each operand of the fused steps that has the output's shape lies as rows of channels.
+
+        Constants of the channels always do, and what is computed under another shape lies as the output does.
+        """
+        steps = self._op.steps if isinstance(self._op, Fused) else ()
+        read = [self._inputs[i] for step in steps for i in step.operands if i != RUNNING]
+        same = [t for t in read if t is not None and t.shape == output.shape and prod(t.shape) > 1]
+        return all(t.constant is None and is_packed(t) and self.rows(t) is not None for t in same)
+
     def joins_channels(self, channels: int) -> bool:
         """Tell whether each operand of the fused steps is a value of its own, a scalar, or one of the channels."""
         steps = self._op.steps if isinstance(self._op, Fused) else ()

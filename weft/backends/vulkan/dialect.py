@@ -34,7 +34,7 @@ class GlslDialect(Dialect):
     prelude: ClassVar[str] = "prelude.glsl.mako"
 
     def assemble(self, parts: KernelParts) -> str:
-        """Return version, extensions, constants, buffers, work-group arrays, prelude and main."""
+        """Return version, extensions, constants, buffers, prelude, work-group arrays, functions and main."""
         sizes = sorted({a.dtype.itemsize for a in parts.args} & _EXTENSIONS.keys())
         lines = ["#version 450\n" + "".join(_EXTENSIONS[s] for s in sizes)]
         lines += [f"#extension {name} : require" for name in parts.extensions]
@@ -51,6 +51,7 @@ class GlslDialect(Dialect):
                 lines.append(f"layout(std430, set = 0, binding = {i}) {block}")
         lines.append(parts.prelude)
         lines += [f"shared {s.type} {s.name}[{s.size}];" for s in parts.shared]
+        lines += parts.functions
         return "\n".join([*lines, f"void main() {{  // {parts.entry}", parts.body, "}", ""])
 
     def _element(self, arg: Arg) -> str:
