@@ -19,7 +19,7 @@ from weft.core.dtypes import DType
 from weft.core.graph import Graph
 from weft.kernels.source import Arg
 from weft.kernels.template import KernelRequest, Operand, Stage, render
-from weft.ops.gpu.workgroup_gemm import TILES, GroupTile, choose_tile, legal_tiles, pack_weights
+from weft.ops.gpu.workgroup_gemm import SPECIAL, TILES, GroupTile, choose_tile, legal_tiles, pack_weights
 
 CAPS = replace(H200, workgroup_matrices=True)
 VALUE, RESIDUAL, SCALE = Operand("value"), Operand("same", "fused1"), Operand("channel", "fused2")
@@ -75,9 +75,20 @@ def test_the_tile_suits_the_problem() -> None:
     assert legal_tiles(CAPS, 31, 4096) == [] == legal_tiles(CAPS, 4096, 31)
 
 
+def test_the_cases_of_the_self_test_meet_the_tiles_that_the_rule_takes() -> None:
+    met = set()
+    for case in SPECIAL.cases():
+        (x,), (w, _) = case.inputs.values(), case.constants.values()
+        tile = choose_tile(CAPS, len(x), len(w))
+        assert tile is not None and (len(x) % tile.rows or len(x) == 1024)
+        met.add(tile)
+    assert len(met) == 5
+    assert SPECIAL.present(CAPS) and not SPECIAL.present(SPECIAL.disable(CAPS))
+
+
 def labels(graph: Graph, **caps: bool) -> list[str]:
     with null_gpu() as device, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gpu_runtime, "verify_matrix_units", lambda _: None)
+        patch.setattr(gpu_runtime, "refused", lambda _: [])
         device.caps, device.dialect = replace(CAPS, **caps), GlslDialect()  # type: ignore[arg-type]
         with weft.load(graph, "null", precision="low", fallback="error") as session:
             (pipeline,) = session.pipelines

@@ -178,6 +178,7 @@ class Physical:
             return False
         steps = {g.items: g for g in workgroup_matrices.granularities(self.handle)}
         return all(i in steps and max(steps[i].m, steps[i].n, steps[i].k) <= 64 for i in (128, 256))
+
     def shuffles(self) -> bool:
         """Tell whether subgroups always have 32 items, in the order of their numbers, that can exchange values."""
         sizes = self._extra.get("VkPhysicalDeviceSubgroupSizeControlProperties")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from typing import TYPE_CHECKING
@@ -12,6 +13,8 @@ import numpy as np
 from weft.core.dtypes import DType
 from weft.core.layout import PACK, Array, Layout
 from weft.kernels.launch import DeviceCaps
+from weft.kernels.special import Case, SpecialKernel, one_node, register_special
+from weft.ops.conv import Conv
 
 if TYPE_CHECKING:
     from weft.ops.gpu.conv import ConvPlan
@@ -40,8 +43,25 @@ TILES = (
     GroupTile(32, 32, 128, 128),
 )
 """Those that were best for something on an H200, from the best reuse to the most parallelism."""
-CASES = ((128, 64, 128), (200, 144, 264), (130, 400, 1000), (300, 48, 72), (77, 528, 40))
-"""Rows, depth and columns of products that show whether the kernel is right: whole tiles and parts of tiles."""
+
+
+def _cases() -> Sequence[Case]:
+    """Return products for each tile on a large device and a few on any, of whole tiles and of parts of tiles."""
+    shapes = ((1100, 144, 1160), (1024, 64, 1024), (520, 80, 1000), (260, 272, 1000), (130, 400, 1000), (200, 176, 296))
+    op = Conv(kernel_shape=(1, 1))
+    return [one_node(op, (m, k, 1, 1), (n, k, 1, 1), (n,), constants=(1, 2)) for m, k, n in shapes]
+
+
+SPECIAL = register_special(
+    SpecialKernel(
+        "workgroup_gemm",
+        "products on matrices of work-groups",
+        present=lambda caps: caps.workgroup_matrices and caps.matrix_units,
+        disable=lambda caps: replace(caps, workgroup_matrices=False),
+        cases=_cases,
+        template="workgroup_gemm",
+    )
+)
 
 
 def fits(plan: ConvPlan) -> bool:
@@ -101,7 +121,7 @@ def launch_rows(plan: ConvPlan, tile: GroupTile) -> None:
         writes={"y": plan.y},
         ints={"ROWS": rows, "DEPTH": depth, "COLUMNS": channels, "PLACES": places},
         variant={"rows": tile.rows, "columns": tile.columns, "depth": tile.depth, "tail": depth % tile.depth},
-        wide=("x", "w"),
+        kinds={"x": "wide", "w": "wide"},
         grid=(-(-channels // tile.columns), -(-rows // tile.rows), 1),
         local=(tile.items, 1, 1),
     )  # fmt: skip
