@@ -28,6 +28,11 @@ MAX_ELEMENTS = 1 << 31
 """Kernels index with 32 bits: a tensor must have fewer stored elements."""
 
 
+def power_of_two(count: int) -> int:
+    """Return the least power of two that is not below."""
+    return 1 << (max(count, 1) - 1).bit_length()
+
+
 class Placement(Enum):
     """How an op wants the activations it reads and writes to lie.
 
