@@ -62,6 +62,8 @@ class DeviceCaps:
     """A subgroup of 32 multiplies fp16 tiles of 16 x 16 and adds them in fp32."""
     warpgroup_units: bool = False
     """Four subgroups of 32 together multiply fp16 matrices in up to 227 KiB of work-group memory (sm_90a)."""
+    splits_products: bool = True
+    """What matrix units make of fp32 numbers split into halves was not found wrong."""
     compute_units: int = 1
     software: bool = False
 
@@ -70,6 +72,8 @@ class KernelBuilder(ABC):
     """Collects the launches of one node."""
 
     caps: DeviceCaps
+    split_products: bool = False
+    """Products of fp32 may be computed on matrix units, as sums of products of halves (`Precision.NORMAL`)."""
 
     @abstractmethod
     def launch(
