@@ -218,7 +218,8 @@ def launch_ungrouped(plan: ConvPlan) -> None:
 
 def gemm_steps(weight: Array) -> int:
     """Return the steps of K of the GEMM kernel: taps times blocks of input channels."""
-    return -(-prod(weight.shape[2:]) * -(-weight.shape[1] // PACK) // STEP)
+    blocks: int = prod(weight.shape[2:]) * -(-weight.shape[1] // PACK)
+    return -(-blocks // STEP)
 
 
 def launch_gemm(plan: ConvPlan, chosen: GemmTile | None = None) -> None:

@@ -19,6 +19,7 @@ from weft.ops.conv import Conv
 from weft.ops.gpu import conv_split_wgmma
 from weft.ops.gpu.conv_matrix import SUBGROUP, MatrixTile
 from weft.ops.gpu.conv_split_wgmma import SplitWgmmaTile
+from weft.ops.gpu.conv_wgmma import STEP
 from weft.ops.gpu.split import ACTIVATION_BITS, LANES, LOW_BITS, SIDE, by_taps, split_weights, undoing
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def fits(plan: ConvPlan) -> bool:
     caps, weight = plan.k.caps, plan.weight
     if not plan.k.split_products or {plan.x.dtype, plan.y.dtype} != {DType.FLOAT32} or weight.dtype != np.float32:
         return False
-    depth = prod(weight.shape[2:]) * (weight.shape[1] + PACK) + 4 * conv_split_wgmma.STEP
+    depth = prod(weight.shape[2:]) * (weight.shape[1] + PACK) + 4 * STEP
     return bool(depth * (weight.shape[0] + 128) * 6 <= caps.max_buffer_range)
 
 
@@ -120,7 +121,7 @@ def pick_tile(
     pixels, channels = plan.y.shape[0] * prod(plan.window.outputs), weight.shape[0]
     depth = prod(weight.shape[2:]) * -(-weight.shape[1] // PACK) * PACK
     problem = {**constants, "N": plan.y.shape[0], "CI": weight.shape[1], "CO": channels, "bias": plan.bias is not None}
-    candidates = [*legal_tiles(k.caps, depth), *strict]
+    candidates: list[SplitTile | SplitWgmmaTile | GemmTile] = [*legal_tiles(k.caps, depth), *strict]
     best: SplitTile | SplitWgmmaTile | GemmTile | None = choose_tile(k.caps, pixels, channels, depth)
     if k.caps.warpgroup_units:
         candidates += conv_split_wgmma.tiles(channels, depth)

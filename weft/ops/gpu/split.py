@@ -36,7 +36,8 @@ Item t of four has the places 2t, 2t + 1, 2t + 8 and 2t + 9 of a tile (PTX ISA, 
 def shifts(rows: Array) -> Array:
     """Return the powers of two by which each row of weights is scaled, so that its largest is just below 2^TOP."""
     largest = np.where(np.isfinite(rows), np.abs(rows), 0).max(axis=1, initial=0)
-    return np.minimum(np.where(largest > 0, TOP - np.frexp(largest)[1], 0), _MOST)
+    powers: Array = np.minimum(np.where(largest > 0, TOP - np.frexp(largest)[1], 0), _MOST)
+    return powers
 
 
 def split_weights(rows: Array, low_bits: int = LOW_BITS) -> tuple[Array, Array]:
@@ -58,7 +59,8 @@ def split_weights(rows: Array, low_bits: int = LOW_BITS) -> tuple[Array, Array]:
 
 def undoing(weight: Array) -> Array:
     """Return for each output channel what undoes the scaling of its weights and of activations; exact."""
-    return np.ldexp(np.float32(1), ACTIVATION_BITS - shifts(weight.reshape(weight.shape[0], -1)))
+    factors: Array = np.ldexp(np.float32(1), ACTIVATION_BITS - shifts(weight.reshape(weight.shape[0], -1)))
+    return factors
 
 
 def by_taps(weight: Array) -> Array:
