@@ -74,6 +74,8 @@ class DeviceCaps:
     """Special kernels (`weft.kernels.special`) that were found wrong on the device, by name."""
     workgroup_matrices: bool = False
     """Whole work-groups do so with matrices of many tiles, which they load and store by themselves."""
+    splits_products: bool = True
+    """What matrix units make of fp32 numbers split into halves was not found wrong."""
     compute_units: int = 1
     software: bool = False
 
@@ -82,6 +84,8 @@ class KernelBuilder(ABC):
     """Collects the launches of one node."""
 
     caps: DeviceCaps
+    split_products: bool = False
+    """Products of fp32 may be computed on matrix units, as sums of products of halves (`Precision.NORMAL`)."""
 
     @abstractmethod
     def launch(

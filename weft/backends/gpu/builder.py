@@ -71,8 +71,9 @@ class NodeBuilder(KernelBuilder):
         inputs: Sequence[Tensor | None],
         upload: Upload,
         choices: Choices | None = None,
+        split_products: bool = False,
     ) -> None:
-        self.caps = device.caps
+        self.caps, self.split_products = device.caps, split_products
         self._device, self._placement, self._op, self._label = device, placement, op, label
         self._inputs, self._upload, self._choices = inputs, upload, choices
         self.launched: list[PlannedLaunch] = []
