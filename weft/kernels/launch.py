@@ -24,6 +24,10 @@ ChoiceT = TypeVar("ChoiceT")
 
 PIECE = 8
 """Halves that a kernel fetches at a time where they lie side by side: 16 bytes."""
+SMALL_GROUP, LARGE_GROUP = 64, 256
+"""Items of a group of a one-dimensional loop."""
+MANY_UNITS = 32
+"""Compute units of a device that small groups cannot fill fast enough."""
 MAX_ELEMENTS = 1 << 31
 """Kernels index with 32 bits: a tensor must have fewer stored elements."""
 
@@ -167,7 +171,11 @@ class KernelBuilder(ABC):
 
     def for_items(self, total: int, per_item: int = 1) -> tuple[Size3, Size3]:
         """Return grid and local size of a one-dimensional loop over `total` items."""
-        local = min(64, self.caps.max_local_items)
+        caps, local = self.caps, min(SMALL_GROUP, self.caps.max_local_items)
+        if caps.compute_units >= MANY_UNITS and not caps.software:
+            # A large device begins about one group a clock: many small ones would come slower than they are done.
+            while local * 2 <= min(LARGE_GROUP, caps.max_local_items) and total >= 8 * local * caps.compute_units:
+                local *= 2
         groups = -(-max(total, 1) // (local * per_item))
         return (max(1, min(groups, self.caps.max_grid[0])), 1, 1), (local, 1, 1)
 

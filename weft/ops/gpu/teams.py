@@ -20,8 +20,8 @@ SIDE_BY_SIDE = 32
 LARGEST = 256
 MOST = {True: 8, False: 16}
 """Vectors of four, or elements, that one item keeps: beyond that registers become scarce."""
-GROUP = 128
-"""Items of a work-group, if there are lines enough."""
+GROUP = 256
+"""Items of a work-group, if there are lines enough: many small groups begin slower than they are done."""
 
 
 def _cases() -> Sequence[Case]:
@@ -98,7 +98,7 @@ def choose_team(k: KernelBuilder, lines: int, length: int, sizes: Sequence[int] 
     items = power_of_two(min(units, max(SIDE_BY_SIDE, -(-units // MOST[fours]))))
     if items > min(LARGEST, k.caps.max_local_items):
         return None
-    rows = max(GROUP // items, 1)
+    rows = max(min(GROUP, k.caps.max_local_items) // items, 1)
     while rows * items > SIDE_BY_SIDE and rows > 1 and lines < 2 * rows * k.caps.compute_units:
         rows //= 2  # rather a unit for each line than a full group
     return Team(items, -(-units // items), rows, fours)
