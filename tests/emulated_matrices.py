@@ -47,6 +47,18 @@ float emulated_shuffle(float from, int mask) {
   barrier();
   return exchange[at + (LOCAL_X ^ mask)];
 }
+#define SCALE_SUMS(sums, by) for (int e = 0; e < 8; e++) sums[e] *= by
+#define ADD_SUMS(to, sums) for (int e = 0; e < 8; e++) to[e] += sums[e]
+#define WARP_BARRIER barrier()
+// Rows lie in arrays of uvec2 (A) and of uvec4 (B), `stride` of them apart.
+#define LOAD_A(matrix, from, at, stride) \\
+  for (int e = 0; e < 8; e++) { \\
+    const int row = LOCAL_X / 4 + e / 4 * 8, column = LOCAL_X % 4 * 2 + e % 2 + e % 4 / 2 * 8; \\
+    matrix[e] = unpackHalf2x16(from[(at) + row * (stride) + column / 4][column % 4 / 2])[column % 2]; }
+#define LOAD_B(matrix, from, at, stride) \\
+  for (int e = 0; e < 8; e++) { \\
+    const int row = LOCAL_X % 4 * 2 + e % 2 + e % 4 / 2 * 8, column = LOCAL_X / 4 + e / 4 * 8; \\
+    matrix[e] = unpackHalf2x16(from[(at) + row * (stride) + column / 8][column % 8 / 2])[column % 2]; }
 #define MULTIPLY_ADD(sums, a, b) emulated_multiply_add(sums, a, b)
 #define SHUFFLE_XOR(to, from, mask) to = emulated_shuffle(from, mask)
 """

@@ -62,6 +62,10 @@ CALLED uint emulated_pack(float low, float high) {
   vstore_half_rte(high, 1, (half*)pair);
   return pair[0] | (uint)pair[1] << 16;
 }
+CALLED float2 emulated_unpack(uint from) {
+  const ushort pair[2] = {from, from >> 16};
+  return (float2)(vload_half(0, (const half*)pair), vload_half(1, (const half*)pair));
+}
 #define EXCHANGE (ptx_words + ((ptx_turn++ % 2 * LZ + LOCAL_Z) * LY + LOCAL_Y) * 64 * WORDS)
 #define shared_at ulong
 #define SHARED_AT(pointer) ((ulong)(pointer))
@@ -75,6 +79,7 @@ CALLED uint emulated_pack(float low, float high) {
     d0 = got.x; d1 = got.y; d2 = got.z; d3 = got.w; }
 #define SHUFFLE_XOR(to, from, mask) to = emulated_shuffle(EXCHANGE, LOCAL_X, from, mask)
 #define PACK_HALVES(to, low, high) to = emulated_pack(low, high)
+#define UNPACK_HALVES(low, high, from) { const float2 two = emulated_unpack(from); low = two.x; high = two.y; }
 #define WARP_BARRIER barrier(CLK_LOCAL_MEM_FENCE)
 """
 

@@ -323,6 +323,10 @@ class Backend(ABC):
         """Return a lasting host array that holds `tensor` after `onWaitFinish`, or None to be copied from."""
         return None
 
+    def faster_arithmetic(self) -> bool:
+        """Tell whether precision NORMAL is computed by faster arithmetic of fp32-class accuracy; False by default."""
+        return False
+
     def statistics(self) -> Mapping[str, int]:
         """Return the backend's own counters (bytes, kernels, launches ...) for the report."""
         return {}
@@ -330,7 +334,7 @@ class Backend(ABC):
     def notes(self) -> Sequence[str]:
         """Return what of the configuration this backend does not grant, as sentences for the report."""
         config, out = self.info.config, []
-        if config.precision is Precision.NORMAL:
+        if config.precision is Precision.NORMAL and not self.faster_arithmetic():
             out.append("precision NORMAL was computed as HIGH: there is no faster arithmetic of fp32 accuracy")
         if config.power is not Power.NORMAL:
             out.append(f"power {config.power.name} was not granted: clocks cannot be set from here")

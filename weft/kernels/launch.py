@@ -28,6 +28,11 @@ MAX_ELEMENTS = 1 << 31
 """Kernels index with 32 bits: a tensor must have fewer stored elements."""
 
 
+def power_of_two(count: int) -> int:
+    """Return the least power of two that is not below."""
+    return 1 << (max(count, 1) - 1).bit_length()
+
+
 class Placement(Enum):
     """How an op wants the activations it reads and writes to lie.
 
@@ -69,6 +74,8 @@ class DeviceCaps:
     """Special kernels (`weft.kernels.special`) that were found wrong on the device, by name."""
     workgroup_matrices: bool = False
     """Whole work-groups do so with matrices of many tiles, which they load and store by themselves."""
+    splits_products: bool = True
+    """What matrix units make of fp32 numbers split into halves was not found wrong."""
     compute_units: int = 1
     software: bool = False
 
@@ -77,6 +84,8 @@ class KernelBuilder(ABC):
     """Collects the launches of one node."""
 
     caps: DeviceCaps
+    split_products: bool = False
+    """Products of fp32 may be computed on matrix units, as sums of products of halves (`Precision.NORMAL`)."""
 
     @abstractmethod
     def launch(

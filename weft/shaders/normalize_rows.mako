@@ -1,7 +1,7 @@
 ## What normalize_lines does, for LINES lines of LENGTH elements that lie one behind the other: a team of items
 ## a line, ROWS lines a group. An item keeps its share of the line, `each` vectors of four (or elements) that lie a
 ## team apart, in registers: memory is read once. UNITS are the vectors, or elements, of a line.
-<%namespace name="teams" file="team.mako"/>
+<%namespace name="teams" file="team.parts.mako"/>
 <%
 kind, lanes = ("f32x4", (".x", ".y", ".z", ".w")) if fours else ("f32", ("",))
 read = lambda a, at: a.vector(at) if fours else a.load(at)

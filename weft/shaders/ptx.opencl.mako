@@ -22,5 +22,14 @@
   asm volatile("shfl.sync.bfly.b32 %0, %1, " #mask ", 0x1f, 0xffffffff;" : "=f"(to) : "f"(from))
 // Two floats as halves, rounded to the nearest.
 #define PACK_HALVES(to, low, high) asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(to) : "f"(high), "f"(low))
+#define UNPACK_HALVES(low, high, from) \
+  asm("{ .reg .b16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h; }" : "=f"(low), "=f"(high) : "r"(from))
 #define WARP_BARRIER asm volatile("bar.warp.sync 0xffffffff;" ::: "memory")
 #endif
+// Two floats as halves and what these leave of them, times 2^11, as halves; nothing is left of what is not finite.
+#define SPLIT_HALVES(high, rest, a, b) { \
+  f32 near_a, near_b; \
+  PACK_HALVES(high, a, b); \
+  UNPACK_HALVES(near_a, near_b, high); \
+  PACK_HALVES(rest, ((a) - near_a) * 2048.0, ((b) - near_b) * 2048.0); \
+  rest = fabs(a) < 65520.0 && fabs(b) < 65520.0 ? rest : 0; }

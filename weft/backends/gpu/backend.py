@@ -58,7 +58,9 @@ class GpuBackend(Backend):
         self.placement = Placement(self._memory)
         self.recording = PipelineRecording(self.device, info.profiling)
         self._builds = Builds(self.device)
-        self._workplace = Workplace(self.device, self.placement, self.recording, self._builds, runtime.tuning)
+        self._workplace = Workplace(
+            self.device, self.placement, self.recording, self._builds, runtime.tuning, self.faster_arithmetic()
+        )
         self._makers: dict[str, Node] = {}
         """The nodes of the lowered part, by their first outputs."""
 
@@ -98,8 +100,13 @@ class GpuBackend(Backend):
 
     def packed_layout(self) -> Layout:
         """Return how images lie: with channels last where matrix units then load more at a time."""
-        last = self.device.caps.channels_last and self.info.config.precision is Precision.LOW
-        return Layout.NHWC4 if last else Layout.NC4HW4
+        faster = self.info.config.precision is Precision.LOW or self.faster_arithmetic()
+        return Layout.NHWC4 if self.device.caps.channels_last and faster else Layout.NC4HW4
+
+    def faster_arithmetic(self) -> bool:
+        """Tell whether matrix units may multiply fp32 as sums of halves: at precision NORMAL, where there are any."""
+        caps = self.device.caps
+        return self.info.config.precision is Precision.NORMAL and caps.matrix_units and caps.splits_products
 
     def _can_fuse(self, graph: Graph, base: Node, step: Node, position: int) -> bool:
         special = self._is_special(base.op) or self._is_special(step.op)

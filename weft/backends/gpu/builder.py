@@ -45,6 +45,12 @@ class PlannedLaunch:
         return self.build.kernel
 
 
+def _places(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """Return the constants by which kernels find c4 arguments."""
+    packed = [place_constants(tensor, name) for name, tensor in tensors.items() if is_packed(tensor)]
+    return {name: value for constants in packed for name, value in constants.items()}
+
+
 @dataclass
 class _Epilogue:
     stages: tuple[Stage, ...] = ()
@@ -65,8 +71,9 @@ class NodeBuilder(KernelBuilder):
         inputs: Sequence[Tensor | None],
         upload: Upload,
         choices: Choices | None = None,
+        split_products: bool = False,
     ) -> None:
-        self.caps = device.caps
+        self.caps, self.split_products = device.caps, split_products
         self._device, self._placement, self._op, self._label = device, placement, op, label
         self._inputs, self._upload, self._choices = inputs, upload, choices
         self.launched: list[PlannedLaunch] = []
@@ -93,8 +100,7 @@ class NodeBuilder(KernelBuilder):
         """Render and plan one launch; its kernel is built later."""
         if not any(t.nbytes for t in writes.values()):
             return
-        target = next(iter(writes))
-        kinds = kinds or {}
+        target, kinds = next(iter(writes)), kinds or {}
         fours = kinds.get(target) == "fours"
         extra = self._epilogue(writes[target], fours) if epilogue else _Epilogue()
         if fours:
@@ -102,24 +108,20 @@ class NodeBuilder(KernelBuilder):
         sources = {n: self._on_device(n, t) for n, t in {**reads, **extra.reads}.items()}
         args = [self._arg(n, t, kinds.get(n), raw, False) for n, t in sources.items()]
         args += [self._arg(n, t, kinds.get(n), raw, True) for n, t in writes.items()]
-        all_ints = {**(ints or {}), **extra.ints}
-        all_floats = {**(floats or {}), **extra.floats}
+        ints, floats = {**(ints or {}), **extra.ints}, {**(floats or {}), **extra.floats}
         request = KernelRequest(
             template,
             tuple(sorted((variant or {}).items())),
             tuple(args),
-            tuple(all_ints),
-            tuple(all_floats),
+            tuple(ints),
+            tuple(floats),
             extra.stages,
             target if extra.stages else "",
         )
         source = render(request, self._device.dialect)
-        all_ints |= {"LX": local[0], "LY": local[1], "LZ": local[2]}
-        for name, tensor in {**sources, **writes}.items():
-            if is_packed(tensor):
-                all_ints |= place_constants(tensor, name)
-        values = {n: all_ints[n] if kind == "int" else all_floats[n] for n, kind in source.constants}
-        build = Build(self._device, source, values)
+        sizes = dict(zip(("LX", "LY", "LZ"), local, strict=True))
+        known = {**ints, **floats, **sizes, **_places({**sources, **writes})}
+        build = Build(self._device, source, {name: known[name] for name, _ in source.constants})
         self._add(build, tuple(sources.values()), tuple(writes.values()), grid, template)
 
     def _add(

@@ -31,6 +31,8 @@ class Workplace:
     builds: Builds
     choices: Choices | None = None
     """The device's tuning table."""
+    split_products: bool = False
+    """See `KernelBuilder.split_products`."""
 
 
 class GpuExecution(Execution):
@@ -43,6 +45,11 @@ class GpuExecution(Execution):
         self._used: set[str] = set()
         self.picks: list[Pick] = []
         """What the op left to tuning at the last resize."""
+
+    @property
+    def split_products(self) -> bool:
+        """Return what the op's `KernelBuilder` says of that."""
+        return self._place.split_products
 
     def onResize(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
         """Choose and render the kernels, have them built, and hand their launches to the backend."""
@@ -73,7 +80,9 @@ class GpuExecution(Execution):
         form = find_gpu_op(self.op)
         assert form is not None
         place = self._place
-        builder = NodeBuilder(place.device, place.placement, self.op, self.label, inputs, self.constant, choices)
+        builder = NodeBuilder(
+            place.device, place.placement, self.op, self.label, inputs, self.constant, choices, place.split_products
+        )
         form.launches(base_op(self.op), builder, base_inputs(self.op, inputs), outputs)
         for scratch in builder.scratches:
             place.placement.release(scratch, StorageType.DYNAMIC)

@@ -80,7 +80,8 @@ class NodeBench:
             device.allocate, device.free, alignment=device.caps.offset_alignment, static=static
         )
         self._placement = Placement(self._memory)
-        place = Workplace(device, self._placement, PipelineRecording(device), Builds(device))
+        recording, builds = PipelineRecording(device), Builds(device)
+        place = Workplace(device, self._placement, recording, builds, split_products=execution.split_products)
         self._execution = GpuExecution(execution.op, place, execution.label)
         self._rng = np.random.default_rng(0)
         copies: dict[int, Tensor] = {}

@@ -13,7 +13,7 @@ from weft.core.layout import PACK, Array, Layout
 from weft.core.tensor import Tensor
 from weft.kernels.launch import PIECE, DeviceCaps, GpuOp, KernelBuilder, Placement, gpu_op
 from weft.ops.conv import Conv
-from weft.ops.gpu import conv_matrix
+from weft.ops.gpu import conv_matrix, conv_split
 from weft.ops.gpu.conv_depthwise import launch_depthwise
 from weft.ops.window import Window
 
@@ -203,26 +203,42 @@ def choose_tile(caps: DeviceCaps, pixels: int, blocks: int, steps: int) -> GemmT
 
 
 def launch_ungrouped(plan: ConvPlan) -> None:
-    """Launch the implicit GEMM that fits the device and the types."""
+    """Launch the implicit GEMM that fits the device, the types and the precision."""
+    constants = window_constants(plan.window)
     if conv_matrix.fits(plan):
-        conv_matrix.launch_matrix(plan, window_constants(plan.window))
-    else:
+        conv_matrix.launch_matrix(plan, constants)
+        return
+    if not conv_split.fits(plan):
         launch_gemm(plan)
+        return
+    pixels, steps = plan.y.shape[0] * prod(plan.window.outputs), gemm_steps(plan.weight)
+    default = choose_tile(plan.k.caps, pixels, plan.blocks, steps)
+    tile = conv_split.pick_tile(plan, constants, legal_tiles(plan.k.caps, steps), default)
+    if isinstance(tile, GemmTile):
+        launch_gemm(plan, tile)
+    else:
+        conv_split.launch_split(plan, constants, tile)
 
 
-def launch_gemm(plan: ConvPlan) -> None:
-    """Launch the implicit GEMM: pixels times output channels, over taps and input channels."""
+def gemm_steps(weight: Array) -> int:
+    """Return the steps of K of the GEMM kernel: taps times blocks of input channels."""
+    blocks: int = prod(weight.shape[2:]) * -(-weight.shape[1] // PACK)
+    return -(-blocks // STEP)
+
+
+def launch_gemm(plan: ConvPlan, chosen: GemmTile | None = None) -> None:
+    """Launch the implicit GEMM in fp32: pixels times output channels, over taps and input channels."""
     k, weight = plan.k, plan.weight
-    taps = prod(weight.shape[2:])
-    ci4 = -(-weight.shape[1] // PACK)
-    steps = -(-taps * ci4 // STEP)
+    ci4, steps = -(-weight.shape[1] // PACK), gemm_steps(weight)
     pixels = plan.y.shape[0] * prod(plan.window.outputs)
     itemsize = weight.dtype.itemsize
     for first, count in plan.pieces(steps * STEP * PACK * PACK * itemsize):
         window, n = window_constants(plan.window), plan.y.shape[0]
         problem = {**window, "N": n, "C4": ci4, "COUNT": count, "bias": plan.bias is not None}
-        default = choose_tile(k.caps, pixels, count, steps)
-        tile = k.pick("conv_gemm", problem, legal_tiles(k.caps, steps), default)
+        tile = chosen
+        if tile is None:
+            default = choose_tile(k.caps, pixels, count, steps)
+            tile = k.pick("conv_gemm", problem, legal_tiles(k.caps, steps), default)
         pack = partial(pack_gemm, weight, first, count)
         packed = k.constant(f"gemm.{first}", pack, Layout.NC4HW4)
         tiles = -(-pixels // tile.rows)

@@ -8,7 +8,7 @@ from typing import Any
 
 from weft.core.layout import PACK
 from weft.core.tensor import Tensor
-from weft.kernels.launch import KernelBuilder
+from weft.kernels.launch import KernelBuilder, power_of_two
 from weft.kernels.source import ArgKind
 from weft.kernels.special import Case, SpecialKernel, one_node, register_special
 from weft.ops.softmax import Softmax
@@ -95,15 +95,10 @@ def choose_team(k: KernelBuilder, lines: int, length: int, sizes: Sequence[int] 
         return None
     fours = all(size % PACK == 0 for size in (length, *sizes))
     units = length // PACK if fours else length
-    items = _power(min(units, max(SIDE_BY_SIDE, -(-units // MOST[fours]))))
+    items = power_of_two(min(units, max(SIDE_BY_SIDE, -(-units // MOST[fours]))))
     if items > min(LARGEST, k.caps.max_local_items):
         return None
     rows = max(GROUP // items, 1)
     while rows * items > SIDE_BY_SIDE and rows > 1 and lines < 2 * rows * k.caps.compute_units:
         rows //= 2  # rather a unit for each line than a full group
     return Team(items, -(-units // items), rows, fours)
-
-
-def _power(count: int) -> int:
-    """Return the least power of two that is not below."""
-    return 1 << (count - 1).bit_length()

@@ -1,0 +1,165 @@
+## Convolution in fp32 as an implicit GEMM on Hopper's warpgroup matrix instructions (wgmma, PTX ISA 8.0, sm_90a): see
+## `conv_wgmma.opencl.mako`. ${wm} x ${wz} warpgroups hold 64 x ${cols} sums each; ${wz} take turns in K, by steps of 64.
+## An item loads four channels of two pixels for every 16 along K, as they lie in memory: that is its fragment of A if
+## the channels are permuted, as those of the weights are (`split.LANES`). It splits them in registers (`split.py`),
+## while the halves of the weights pass through ${stages} buffers that cp.async fills ahead. With two planes of them the
+## small products are summed first and scaled; with three the scale lies in the third. Sums leave the matrix units,
+## which round them toward zero, after each step.
+<%
+threads, rows = 128 * wm * wz, 64 * wm
+plane = 128 * cols
+turn_bytes = plane * planes
+stage_bytes = turn_bytes * wz
+pieces = stage_bytes // 16
+sums = range(cols // 2)
+k.shared("uchar", "tiles", f"{stages * stage_bytes}", align=1024)
+def listed(texts): return ", ".join(texts)
+loads = [(q, r) for q in range(4) for r in range(2)]
+every = listed(f'"+f"(acc{i})' for i in sums)
+%>
+<%include file="ptx.opencl.mako"/>
+<%def name="fetch_weights(round, slot)">
+  if (${round} < ROUNDS) {
+    const uint to = base + (${slot}) * ${stage_bytes} + item * 16;
+    const ulong from = (ulong)((__global const uint4*)w + (tile_n * ROUNDS + (${round})) * ${pieces} + item);
+% for v in range(-(-pieces // threads)):
+% if (v + 1) * threads > pieces:
+    if (item < ${pieces - v * threads})
+% endif
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to + ${v * threads * 16}), "l"(from + ${v * threads * 16}) : "memory");
+% endfor
+  }
+  asm volatile("cp.async.commit_group;" ::: "memory");
+</%def>
+<%def name="fetch_pixels(round)">
+% for q in range(4):
+  {
+    const int at = ((${round}) * ${wz} + part_z) * 16 + ${4 * q} + lane % 4;
+% if pointwise:
+    const bool inside = at < C4;
+    const int from = at * x_CS;
+% else:
+    const int tap = at / C4, kh = tap / KW * DH, kw = tap % KW * DW;
+    const bool inside = tap < KH * KW;
+    const int from = (kh * IW + kw) * x_PS + at % C4 * x_CS;
+% endif
+% for r in range(2):
+    {
+% if pointwise:
+      const bool taken = inside && row${r} < PIXELS;
+% else:
+      const bool taken = inside && (uint)(ah${r} + kh) < IH && (uint)(aw${r} + kw) < IW;
+% endif
+      // Zeros where nothing is taken, without a branch.
+      asm volatile("{ .reg .pred p; setp.ne.s32 p, %5, 0; mov.f32 %0, 0f00000000; mov.f32 %1, 0f00000000; mov.f32 %2, 0f00000000; mov.f32 %3, 0f00000000; @p ld.global.nc.v4.f32 {%0, %1, %2, %3}, [%4]; }"
+        : ${listed(f'"=&f"(x{q}_{r}_{c})' for c in range(4))} : "l"((ulong)(x + (taken ? a${r} + from : 0))), "r"(taken ? 1 : 0));
+    }
+% endfor
+  }
+% endfor
+</%def>
+<%def name="multiply(part, q, at, fresh)">
+    asm volatile("//@ { .reg .pred p; setp.ne.b32 p, ${0 if fresh else 1}, 0; wgmma.mma_async.sync.aligned.m64n${cols}k16.f32.f16.f16 {${listed(f"%{i}" for i in sums)}}, {${listed(f"%{cols // 2 + i}" for i in range(4))}}, %${cols // 2 + 4}, p, 1, 1, 0; }"
+      : ${every} : ${listed(f'"r"({part}{q}_{i})' for i in range(4))}, "l"(b_desc + ${at * plane // 16 + 2 * q}) : "memory");
+</%def>
+<%def name="commit()">
+    asm volatile("//@ wgmma.commit_group.sync.aligned;" ::: "memory");
+</%def>
+<%def name="wait()">
+    asm volatile("//@ wgmma.wait_group.sync.aligned 0; // ${listed(f"%{i}" for i in sums)}" : ${every} :: "memory");
+</%def>
+const int item = LOCAL_X, lane = item % 32, part_m = item / 128 % ${wm}, part_z = item / ${128 * wm};
+const uint base = (uint)(ulong)tiles;
+const ulong layout = (1UL << 62) | (64UL << 32) | (1UL << 16);
+for (int tile = GROUP_X; tile < TILES_M * TILES_N; tile += GROUPS_X) {
+  // Groups that run at a time share rows and columns: ${raster} tiles of rows go together through the columns.
+  const int band = tile / (${raster} * TILES_N) * ${raster}, high = min(${raster}, TILES_M - band), in_band = tile % (${raster} * TILES_N);
+  const int first_row = (band + in_band % high) * ${rows} + part_m * 64 + item / 32 % 4 * 16 + lane / 4, tile_n = in_band / high;
+% for r in range(2):
+  const int row${r} = first_row + ${8 * r}, n${r} = row${r} / (OH * OW), p${r} = row${r} % (OH * OW);
+% if pointwise:
+  const int a${r} = ${x.place4(f"n{r}", "0", f"p{r}")};
+% else:
+  const int ah${r} = row${r} < PIXELS ? p${r} / OW * SH - PH : -IH - KH * DH, aw${r} = p${r} % OW * SW - PW;
+  const int a${r} = ${x.place4(f"n{r}", "0", f"(ah{r} * IW + aw{r})")};
+% endif
+% endfor
+  f32 ${listed(f"acc{i} = 0.0" for i in sums)};
+  f32 ${listed(f"sum{i} = 0.0" for i in sums)};
+  f32 ${listed(f"x{q}_{r}_{c}" for q, r in loads for c in range(4))};
+  for (int early = 0; early < ${stages - 1}; early++) {
+    ${fetch_weights("early", "early")}
+  }
+  ${fetch_pixels("0")}
+  int slot = 0;
+  for (int round = 0; round < ROUNDS; round++) {
+% for q in range(4):
+    uint ${listed(f"h{q}_{i}, l{q}_{i}" for i in range(4))};
+% for i, r, c in ((0, 0, 0), (1, 1, 0), (2, 0, 2), (3, 1, 2)):
+    SPLIT_HALVES(h${q}_${i}, l${q}_${i}, x${q}_${r}_${c} * ${scale}, x${q}_${r}_${c + 1} * ${scale});
+% endfor
+% endfor
+    ${fetch_pixels("round + 1")}
+    asm volatile("cp.async.wait_group ${stages - 2};" ::: "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    BARRIER;
+    const ulong b_desc = layout | ((base + slot * ${stage_bytes} + part_z * ${turn_bytes}) >> 4);
+    asm volatile("//@ wgmma.fence.sync.aligned;" ::: "memory");
+% for q in range(4):
+    ${multiply("l", q, planes - 1 if planes == 3 else 0, q == 0)}
+% endfor
+% for q in range(4):
+    ${multiply("h", q, 1, False)}
+% endfor
+    ${commit()}
+    ${fetch_weights(f"round + {stages - 1}", f"slot == 0 ? {stages - 1} : slot - 1")}
+% if planes == 2:
+    ${wait()}
+% for i in sums:
+    acc${i} *= ${low};
+% endfor
+    asm volatile("//@ wgmma.fence.sync.aligned;" ::: "memory");
+% endif
+% for q in range(4):
+    ${multiply("h", q, 0, False)}
+% endfor
+    ${commit()}
+    ${wait()}
+% for i in sums:
+    sum${i} += acc${i};
+% endfor
+    slot = slot == ${stages - 1} ? 0 : slot + 1;
+  }
+  BARRIER;
+% if wz > 1:
+  __local f32* others = (__local f32*)tiles;
+  if (part_z > 0) {
+% for i in sums:
+    others[((part_z - 1) * ${cols // 2} + ${i}) * ${128 * wm} + item % ${128 * wm}] = sum${i};
+% endfor
+  }
+  BARRIER;
+  for (int z = 0; part_z == 0 && z < ${wz - 1}; z++) {
+% for i in sums:
+    sum${i} += others[(z * ${cols // 2} + ${i}) * ${128 * wm} + item];
+% endfor
+  }
+  BARRIER;
+% endif
+% for j in range(cols // 16):
+  {
+    const int block = tile_n * ${cols // 4} + ${4 * j} + lane % 4;
+    if (${"part_z == 0 && " if wz > 1 else ""}block < COUNT) {
+      const f32x4 back = ${s.load4("0", "block", "0")};
+      const f32x4 bias = ${k.args["b"].load4("0", "block", "0") if k.has("b") else "SPLAT(0.0)"};
+% for half in range(2):
+      {
+        const int m = first_row + ${8 * half};
+        const f32x4 sum = F4(${listed(f"sum{8 * j + 4 * n + 2 * half + e}" for n in range(2) for e in range(2))}) * back + bias;
+        if (m < PIXELS) ${y.store4("m / (OH * OW)", "block", "m % (OH * OW)", "sum")}
+      }
+% endfor
+    }
+  }
+% endfor
+}
