@@ -1,12 +1,13 @@
 """What it costs to bring large inputs to a device: copies on the host by numbers of threads, and whole runs.
 
-    python -m benchmarks.transfers [--devices vulkan,opencl] [--batch 32] [--threads 1,2,4,8,16]
+    python -m benchmarks.transfers [--devices vulkan,opencl] [--batch 32] [--threads 1,2,4,8,16] [--stream off,on]
 
 The network is a Relu and an average over each picture: it reads all of a batch (19.3 MB for 32 pictures of
 224 x 224) and computes and returns next to nothing. `fill` copies into the device's staging memory alone. `run` is
 host to host, from numpy to numpy; `over device` what is left of it without the span of the launches, which a session
 that takes timestamps tells. In the first row numpy copies in the calling thread and everything is sent after it; the
-others are `Session.run` with that many threads, on a device that sends ahead in chunks.
+others are `Session.run` with that many threads, on a device that sends ahead in chunks. `--stream off,on` measures
+every device without and with chunks, whatever it does by itself; the staging memory may be another, too.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy as np
 import weft
 from benchmarks.measure import Array, Counts, timed
 from weft.backends.gpu import streams
+from weft.backends.gpu.creator import GpuCreator
 from weft.core import hostcopy
 from weft.core.pipeline import Pipeline
 from weft.errors import WeftError
@@ -59,6 +61,17 @@ def measure(device: str, net: weft.Network, x: Array, threads: Sequence[int], co
             hostcopy.set_threads(count)
             rows.append(row(_times(count), lambda: hostcopy.copy_into(mapped, x), lambda: session.run(x)[0]))
     return rows
+
+
+def stream(device: str, mode: str) -> bool:
+    """Have the sessions to come on a device send ahead ("on") or not ("off"), and return whether they do."""
+    (choice,) = weft.registry.choose(device)
+    if not isinstance(choice.creator, GpuCreator):
+        return False
+    opened = choice.creator.runtime(choice.index).device
+    if mode:
+        opened.sends_ahead = mode == "on"
+    return opened.sends_ahead
 
 
 def device_ms(device: str, net: weft.Network, x: Array, counts: Counts) -> float:
@@ -106,6 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--threads", default="1,2,4,8,16")
     parser.add_argument("--piece", type=int, default=hostcopy.PIECE, help="most bytes that a thread copies at a time")
     parser.add_argument("--chunk", type=int, default=streams.CHUNK, help="bytes that are sent together")
+    parser.add_argument("--stream", default="", help="off, on, or both: off,on (default: as the device does)")
     parser.add_argument("--iterations", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=1.5, help="of each measurement at most")
     given = parser.parse_args(arguments)
@@ -118,7 +132,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for device in given.devices.split(","):
         try:
             span = device_ms(device, net, x, counts)
-            show(device, measure(device, net, x, threads, counts), span, x.nbytes)
+            for mode in given.stream.split(","):
+                name = f"{device} ({'chunks' if stream(device, mode) else 'no chunks'})"
+                show(name, measure(device, net, x, threads, counts), span, x.nbytes)
         except WeftError as e:
             print(f"\n{device}: {e}")
         finally:

@@ -252,7 +252,7 @@ def test_upload_takes_any_type_and_shape(device: VulkanDevice) -> None:
 
 
 def test_host_buffers_are_mapped_bytes(device: VulkanDevice) -> None:
-    for kind in (MemoryKind.UPLOAD, MemoryKind.DOWNLOAD):
+    for kind in (MemoryKind.UPLOAD, MemoryKind.STREAM, MemoryKind.DOWNLOAD):
         buffer = device.allocate(13, kind)
         assert buffer.host is not None and buffer.host.shape == (13,) and buffer.host.dtype == np.uint8
         buffer.host[:] = 7
@@ -261,28 +261,23 @@ def test_host_buffers_are_mapped_bytes(device: VulkanDevice) -> None:
 
 
 @pytest.mark.parametrize(
-    ("types", "device_type", "upload_type", "download_type"),
+    ("types", "chosen"),
     [
-        ([(0, 1), (1, 0), (6, 1), (14, 1), (7, 0)], 1, 4, 3),  # NVIDIA with the whole memory mapped
-        ([(0, 1), (1, 0), (6, 1), (14, 1), (7, 2)], 1, 2, 3),  # NVIDIA with a window of 256 MiB
-        ([(1, 0), (7, 0), (15, 0)], 0, 1, 2),  # one memory for both
-        ([(15, 0)], 0, 0, 0),  # llvmpipe
-        ([(1, 0), (0xC7, 0), (7, 0), (6, 1), (10, 1)], 0, 2, 4),  # AMD's uncached type is passed over
+        ([(0, 1), (1, 0), (6, 1), (14, 1), (7, 0)], (1, 4, 3, 3)),  # NVIDIA with the whole memory mapped
+        ([(0, 1), (1, 0), (6, 1), (14, 1), (7, 2)], (1, 2, 3, 3)),  # NVIDIA with a window of 256 MiB
+        ([(1, 0), (7, 0), (15, 0)], (0, 1, 1, 2)),  # one memory for both
+        ([(15, 0)], (0, 0, 0, 0)),  # llvmpipe
+        ([(1, 0), (0xC7, 0), (7, 0), (6, 1), (10, 1)], (0, 2, 3, 4)),  # AMD's uncached type is passed over
     ],
 )
 def test_memory_types_are_chosen_by_kind(
-    device: VulkanDevice,
-    types: list[tuple[int, int]],
-    device_type: int,
-    upload_type: int,
-    download_type: int,
+    device: VulkanDevice, types: list[tuple[int, int]], chosen: tuple[int, ...]
 ) -> None:
     from weft.backends.vulkan.memory import Memory
 
     memory = Memory(device._parts.context)
     memory._types, memory._heaps, memory._largest_local = types, [1 << 37, 1 << 34, 1 << 28], 1 << 37
-    expected = zip(MemoryKind, (device_type, upload_type, download_type), strict=True)
-    for kind, index in expected:
+    for kind, index in zip(MemoryKind, chosen, strict=True):
         assert memory._candidates(kind, 0xFFFF)[0] == index
 
 
@@ -493,12 +488,59 @@ def test_empty_recordings_and_waits(device: VulkanDevice) -> None:
     assert device.timings(recording) == []
 
 
+def slow(device: VulkanDevice) -> Any:
+    """Return a recording that runs for many milliseconds."""
+    n = 1 << 20
+    x, y = device.allocate(4 * n), device.allocate(4 * n)
+    step = launch(device.compile(ADD, values(n)), x, y, n=n)
+    return device.record([step, BarrierCommand()] * 20)
+
+
 def test_a_running_recording_is_not_submitted_again(device: VulkanDevice) -> None:
-    recording = device.record([])
+    recording = slow(device)
     device.submit(recording)
     with pytest.raises(BackendError, match="still runs"):
         device.submit(recording)
     device.release(recording)
+
+
+def test_to_wait_for_a_submit_is_to_wait_for_those_before_it(device: VulkanDevice) -> None:
+    n = 1000
+    given, x, y = device.allocate(4 * n, MemoryKind.STREAM), device.allocate(4 * n), device.allocate(4 * n)
+    result, kernel = device.allocate(4 * n, MemoryKind.DOWNLOAD), device.compile(SCALE, values(n, 2.0))
+    pieces = [(Binding(given, at, 800), Binding(x, at, 800)) for at in range(0, 4 * n, 800)]
+    chunks = [device.record([CopyCommand(*pair)]) for pair in pieces]
+    end = device.record([launch(kernel, x, y, n=n), BarrierCommand(), CopyCommand(whole(y), whole(result))])
+    for seed in range(10):
+        data = np.random.default_rng(seed).standard_normal(n, np.float32)
+        for k, chunk in enumerate(chunks):
+            host(given)[200 * k : 200 * (k + 1)] = data[200 * k : 200 * (k + 1)]
+            device.submit(chunk)
+        run(device, end)
+        np.testing.assert_array_equal(host(result), 2 * data)
+    for recording in (*chunks, end):
+        device.release(recording)
+    assert device.stats.live_recordings == 0
+
+
+def test_a_refused_submit_leaves_nothing_to_wait_for(
+    device: VulkanDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from weft.backends.vulkan import context
+
+    class FullLibrary:
+        def __getattr__(self, name: str) -> Any:
+            return (lambda *_: -2) if name == "vkQueueSubmit" else getattr(real, name)
+
+    real, first = cast(Any, context).lib, device.record([])
+    device.submit(first)
+    run(device, device.record([]))
+    with monkeypatch.context() as patch:
+        patch.setattr(context, "lib", FullLibrary())
+        with pytest.raises(OutOfMemory):
+            device.submit(first)
+    device.wait(first)
+    run(device, first)
 
 
 def test_threads_submit_their_own_recordings(device: VulkanDevice) -> None:
@@ -555,12 +597,18 @@ def test_a_lost_device_is_reported(device: VulkanDevice, monkeypatch: pytest.Mon
             return (lambda *_: -4) if lost else getattr(real, name)
 
     real = cast(Any, context).lib
-    recording = device.record([])
-    device.submit(recording)
+    recordings = [device.record([]) for _ in range(2)]
+    for recording in recordings:
+        device.submit(recording)
+    device._parts.context.idle()
     with monkeypatch.context() as patch:
         patch.setattr(context, "lib", LostLibrary())
-        with pytest.raises(DeviceLost, match="stopped answering"):
-            device.wait(recording)
+        for call in (device.submit, device.wait):
+            with pytest.raises(DeviceLost, match="stopped answering"):
+                call(recordings[0])
+        for recording in recordings:
+            device.release(recording)
+    assert device.stats.live_recordings == 0
 
 
 def test_polling_ends_in_a_blocking_wait(device: VulkanDevice, monkeypatch: pytest.MonkeyPatch) -> None:

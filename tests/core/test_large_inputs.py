@@ -1,11 +1,11 @@
-"""Inputs and outputs that are large enough to be copied by threads and, on OpenCL, sent in chunks."""
+"""Inputs and outputs that are large enough to be copied by threads and, to a GPU, sent in chunks."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,9 +13,12 @@ import pytest
 import weft
 from tests.core.nets import Net
 from tests.core.null_gpu import NullDevice, null_gpu
+from weft.backends.gpu import streams
 from weft.backends.gpu.creator import GpuCreator
 from weft.backends.gpu.device import GpuDevice
-from weft.backends.gpu.streams import CHUNK, Stream
+from weft.backends.gpu.streams import Stream
+from weft.backends.vulkan import context
+from weft.backends.vulkan.device import VulkanDevice
 from weft.core import hostcopy
 from weft.core.graph import Graph
 from weft.core.layout import Array
@@ -23,9 +26,11 @@ from weft.core.registry import registry
 from weft.errors import DeviceError, DeviceLost, ExecutionError
 
 DEVICES = ("cpu", "opencl", "vulkan")
+AHEAD = DEVICES[1:]
+"""The devices that send ahead here."""
 SHAPE = (5, 3, 300, 301)
 """5.4 MB: above what is sent in chunks, which are not all of one size."""
-CHUNKS = -(-4 * int(np.prod(SHAPE)) // CHUNK)
+CHUNKS = -(-4 * int(np.prod(SHAPE)) // streams.CHUNK)
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +40,19 @@ def four_threads() -> Iterator[None]:
     hostcopy.set_threads(4)
     yield
     hostcopy.set_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def vulkan_sends_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do on the CPU what only pays on a GPU."""
+    monkeypatch.setattr(opened("vulkan"), "sends_ahead", True)
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send many chunks, the last of which is smaller; those of several are copied by one thread at a time."""
+    monkeypatch.setattr(streams, "LEAST", 1 << 16)
+    monkeypatch.setattr(streams, "CHUNK", 50_000)
 
 
 def network(inputs: int = 1) -> Graph:
@@ -112,30 +130,55 @@ def test_sessions_in_threads_get_their_own_large_inputs(device: str) -> None:
         assert all(pool.map(lambda seed: work(((one, two), (two, one), (one, one))[seed % 3], seed), range(9)))
 
 
+@pytest.mark.parametrize("device", AHEAD)
+def test_threads_send_many_chunks_on_one_device(device: str, small_chunks: None) -> None:
+    def work(seed: int) -> None:
+        with weft.load(network(2), device=device, fallback="error") as session:
+            for k in range(3):
+                x, y = random(seed + k), random(seed + k + 5)
+                np.testing.assert_array_equal(session.run(x, y)[0], relu(x, y))
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(work, (0, 20, 40)))
+
+
+@pytest.mark.parametrize("device", AHEAD)
 @pytest.mark.parametrize("memory", ["normal", "limit"])
-def test_a_resize_between_large_and_small_leaves_nothing(memory: str) -> None:
+def test_a_resize_between_large_and_small_leaves_nothing(memory: str, device: str) -> None:
     def held() -> tuple[int, int]:
-        return opened("opencl").stats.live_buffers, opened("opencl").stats.live_recordings
+        return opened(device).stats.live_buffers, opened(device).stats.live_recordings
 
     net = Net()
     graph = net.finish(net.add("Relu", net.input("x", "N", *SHAPE[1:]), name="y"))
-    weft.load(graph, device="opencl", shapes={"x": SHAPE}).close()
+    weft.load(graph, device=device, shapes={"x": SHAPE}).close()
     before = held()
-    with weft.load(graph, device="opencl", memory=memory) as session:
+    with weft.load(graph, device=device, memory=memory) as session:
         for n in (5, 1, 5, 6, 1):
             x = np.full((n, *SHAPE[1:]), n, np.float32)
             np.testing.assert_array_equal(session.run(x)[0], x)
     assert held() == before
 
 
-def test_opencl_sends_chunks_before_the_run() -> None:
-    with weft.load(network(), device="opencl", fallback="error") as session:
-        before = opened("opencl").stats.submits
-        session.run(random(0))
-        assert opened("opencl").stats.submits == before + CHUNKS + 1
+@pytest.mark.parametrize("device", AHEAD)
+def test_chunks_are_sent_before_the_run(device: str) -> None:
+    with weft.load(network(), device=device, fallback="error") as session:
+        for seed in range(3):
+            before = opened(device).stats.submits
+            np.testing.assert_array_equal(session.run(random(seed))[0], relu(random(seed)))
+            assert opened(device).stats.submits == before + CHUNKS + 1
 
 
-@pytest.mark.parametrize("device", ["opencl", "vulkan"])
+@pytest.mark.parametrize("device", AHEAD)
+def test_a_device_that_does_not_send_ahead_uploads_with_the_run(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opened(device), "sends_ahead", False)
+    with weft.load(network(), device=device, fallback="error") as session:
+        for seed in range(2):
+            before = opened(device).stats.submits
+            np.testing.assert_array_equal(session.run(random(seed))[0], relu(random(seed)))
+            assert opened(device).stats.submits == before + 1
+
+
+@pytest.mark.parametrize("device", AHEAD)
 def test_what_is_written_into_the_mapped_array_is_sent_with_the_run(device: str) -> None:
     with weft.load(network(), device=device, fallback="error") as session:
         session.run(random(0))
@@ -147,8 +190,9 @@ def test_what_is_written_into_the_mapped_array_is_sent_with_the_run(device: str)
             np.testing.assert_array_equal(pipeline.mapped["y"], relu(random(seed)))
 
 
-def test_a_profiled_run_uploads_as_one_of_its_commands() -> None:
-    with weft.load(network(), device="opencl", profile=True, fallback="error") as session:
+@pytest.mark.parametrize("device", AHEAD)
+def test_a_profiled_run_uploads_as_one_of_its_commands(device: str) -> None:
+    with weft.load(network(), device=device, profile=True, fallback="error") as session:
         np.testing.assert_array_equal(session.run(random(0))[0], relu(random(0)))
         assert [e.name for e in session.profile.events if e.name.startswith("upload")] == ["upload x0"]
 
@@ -156,7 +200,10 @@ def test_a_profiled_run_uploads_as_one_of_its_commands() -> None:
 # -- failures ------------------------------------------------------------------------------------------------
 
 
-def test_a_run_after_one_that_failed_between_its_inputs_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("device", AHEAD)
+def test_a_run_after_one_that_failed_between_its_inputs_is_right(
+    device: str, monkeypatch: pytest.MonkeyPatch, small_chunks: None
+) -> None:
     """The chunks of the first input are in one thread's queue when another thread begins anew."""
     fill, calls = Stream.fill, []
 
@@ -166,7 +213,7 @@ def test_a_run_after_one_that_failed_between_its_inputs_is_right(monkeypatch: py
             raise OSError("no more")
         fill(self, source)
 
-    with weft.load(network(2), device="opencl", fallback="error") as session:
+    with weft.load(network(2), device=device, fallback="error") as session:
         monkeypatch.setattr(Stream, "fill", second_fails)
         with pytest.raises(ExecutionError, match="no more") as caught:
             session.run(random(0), random(1))
@@ -178,6 +225,58 @@ def test_a_run_after_one_that_failed_between_its_inputs_is_right(monkeypatch: py
         np.testing.assert_array_equal(found[0], relu(random(2), random(3)))
 
 
+@pytest.mark.parametrize("device", AHEAD)
+@pytest.mark.parametrize("refused", [1, CHUNKS - 1, CHUNKS])
+def test_a_run_after_a_submit_that_was_refused_is_right(
+    device: str, refused: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks are on their way when the next one, or the run, is refused; then the session is used, or closed."""
+    submit, calls = opened(device).submit, []
+
+    def refuse(recording: Any) -> None:
+        calls.append(recording)
+        if len(calls) == refused + 1:
+            raise DeviceError("no submit any more", where=device)
+        submit(recording)
+
+    stats = opened(device).stats
+    weft.load(network(), device=device).close()
+    before = stats.live_buffers, stats.live_recordings
+    for runs in (2, 0):
+        calls.clear()
+        with weft.load(network(), device=device, fallback="error") as session:
+            session.run(random(0))
+            with monkeypatch.context() as patch:
+                patch.setattr(opened(device), "submit", refuse)
+                with pytest.raises(DeviceError, match="no submit any more"):
+                    session.run(random(1))
+            for seed in range(2, 2 + runs):
+                np.testing.assert_array_equal(session.run(random(seed))[0], relu(random(seed)))
+        assert (stats.live_buffers, stats.live_recordings) == before
+
+
+def test_a_session_closes_whose_chunks_were_under_way_when_vulkan_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    class LostLibrary:
+        def __getattr__(self, name: str) -> Any:
+            lost = name in ("vkGetFenceStatus", "vkWaitForFences")
+            return (lambda *_: -4) if lost else getattr(real, name)
+
+    real, device = cast(Any, context).lib, cast(VulkanDevice, opened("vulkan"))
+    monkeypatch.setattr(device, "gone", False)  # as it is again afterwards: nothing was lost
+    weft.load(network(), device="vulkan").close()
+    before = device.stats.live_buffers, device.stats.live_recordings
+    session = weft.load(network(), device="vulkan", fallback="error")
+    session.submit(random(0))
+    device._parts.context.idle()
+    with monkeypatch.context() as patch:
+        patch.setattr(context, "lib", LostLibrary())
+        with pytest.raises(DeviceLost, match="stopped answering"):
+            session.wait()
+        assert device.gone
+        session.close()
+    assert (device.stats.live_buffers, device.stats.live_recordings) == before
+
+
 class Ordered(NullDevice):
     """Sends ahead, notes what is submitted and waited for, and fails where it is told to."""
 
@@ -186,11 +285,11 @@ class Ordered(NullDevice):
     def __init__(self) -> None:
         super().__init__()
         self.log: list[tuple[str, int]] = []
-        self.refuse = -1
+        self.refuse, self.refusal = -1, DeviceError("no submit any more", where="null:0")
 
     def submit(self, recording: Any) -> None:
         if len(self.log) == self.refuse:
-            raise DeviceError("no submit any more", where="null:0")
+            raise self.refusal
         self.log.append(("submit", id(recording)))
         super().submit(recording)
 
@@ -226,6 +325,17 @@ def test_after_a_failed_submit_the_next_run_waits_for_what_was_sent(device: Orde
         session.run(random(0))
         assert device.log[2] == ("wait", last)
         assert [what for what, _ in device.log[3:]] == ["submit"] * (CHUNKS + 1) + ["wait"]
+
+
+@pytest.mark.parametrize("sent", [0, 1, CHUNKS])
+def test_a_device_that_is_lost_at_a_submit_is_gone(device: Ordered, sent: int) -> None:
+    with weft.load(network(), device="null", fallback="error") as session:
+        device.log.clear()
+        device.refuse, device.refusal = sent, DeviceLost("gone", where="null:0")
+        with pytest.raises(DeviceLost, match="gone"):
+            session.run(random(0))
+        assert device.gone
+    assert device.stats.live_buffers == device.stats.live_recordings == 0
 
 
 def test_a_lost_device_is_reported_and_the_session_closes(device: Ordered) -> None:

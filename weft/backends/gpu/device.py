@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, ClassVar
+from typing import Any
 
 from weft.core.backend import DeviceInfo
 from weft.core.layout import Array
@@ -24,16 +24,21 @@ __all__ = [
 ]
 
 class MemoryKind(Enum):
-    """Where a buffer lies: on the device, or in host memory that the device copies from or to."""
+    """Where a buffer lies: on the device, or in memory that the host reaches and the device copies from or to.
+
+    STREAM is for uploads of which the device takes parts while the host writes others; unless that makes a
+    difference on a device, it is the same as UPLOAD.
+    """
 
     DEVICE = "device"
     UPLOAD = "upload"
+    STREAM = "stream"
     DOWNLOAD = "download"
 
 
 @dataclass(eq=False)
 class GpuBuffer:
-    """Memory of a device. Buffers of kind UPLOAD and DOWNLOAD are mapped for good: `host` is their bytes."""
+    """Memory of a device. Buffers of all kinds but DEVICE are mapped for good: `host` is their bytes."""
 
     nbytes: int
     kind: MemoryKind
@@ -66,7 +71,7 @@ class LaunchCommand:
 
 @dataclass(frozen=True, slots=True)
 class CopyCommand:
-    """Copy bytes from one piece to another of the same size; either may be host memory (UPLOAD, DOWNLOAD)."""
+    """Copy bytes from one piece to another of the same size; either may be host memory."""
 
     source: Binding
     target: Binding
@@ -102,9 +107,10 @@ class GpuDevice(ABC):
     caps: DeviceCaps
     dialect: Dialect
     stats: DeviceStats = field(default_factory=DeviceStats)
-    sends_ahead: ClassVar[bool] = False
+    sends_ahead: bool = field(default=False, init=False)
     """Whether large uploads go in chunks while the host copies on. Then what a thread submits runs in order, and
-    a wait for one submit is a wait for all that the thread submitted before; then it pays, too."""
+    a wait for one submit is a wait for all that the thread submitted before, which may be submitted again then;
+    and it pays, too."""
     gone: bool = False
     """Whether the device was lost: new sessions open it anew."""
 
@@ -143,7 +149,7 @@ class GpuDevice(ABC):
 
     @abstractmethod
     def submit(self, recording: Any) -> None:
-        """Start a recording; returns before it is done. It is not submitted again before `wait`."""
+        """Start a recording; returns before it is done. It is not submitted again before it was waited for."""
 
     @abstractmethod
     def wait(self, recording: Any) -> None:

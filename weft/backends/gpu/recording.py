@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +20,7 @@ from weft.backends.gpu.device import (
 )
 from weft.backends.gpu.memory import Region, touched
 from weft.backends.gpu.schedule import Access, schedule
-from weft.backends.gpu.streams import LEAST, Stream
+from weft.backends.gpu.streams import Stream, worthwhile
 from weft.core.backend import StorageType
 from weft.core.layout import Array
 from weft.core.profile import ProfilingContext, Work
@@ -61,14 +62,22 @@ class PipelineRecording:
         return sum(buffer.nbytes for buffer, _ in self._staged)
 
     def stage(self, tensor: Tensor, kind: MemoryKind) -> Array:
-        """Return host memory whose content every run copies to the tensor (UPLOAD) or from it (DOWNLOAD)."""
+        """Return host memory whose content every run copies to the tensor (UPLOAD) or from it (DOWNLOAD).
+
+        A large input is uploaded apart from the rest where that is faster and no times are taken.
+        """
+        if kind is MemoryKind.UPLOAD and self.profiling is None and worthwhile(self.device, tensor.nbytes):
+            kind = MemoryKind.STREAM
         buffer = self.device.allocate(tensor.nbytes, kind)
         self._staged.append((buffer, tensor))
         return _mapped(buffer, tensor)
 
     def seal(self) -> None:
         """Record everything; the tensors have addresses now."""
-        accesses = [_staging(b, t) for b, t in self._staged if b.kind is MemoryKind.UPLOAD and not self._stream(b, t)]
+        for buffer, tensor in self._staged:
+            if buffer.kind is MemoryKind.STREAM:
+                self._streams[tensor.name] = self._stream(buffer, tensor)
+        accesses = [_staging(b, t) for b, t in self._staged if b.kind is MemoryKind.UPLOAD]
         accesses += [_inside(source, target) for source, target in self.imports]
         accesses += [access(launch) for launch in self.launches]
         accesses += [_staging(b, t) for b, t in self._staged if b.kind is MemoryKind.DOWNLOAD]
@@ -77,29 +86,26 @@ class PipelineRecording:
         self._launched = [i for i, c in enumerate(commands) if isinstance(c, LaunchCommand) and 0 not in c.grid]
         self._handle = self.device.record(commands, profile=self.profiling is not None)
 
-    def _stream(self, buffer: GpuBuffer, tensor: Tensor) -> bool:
-        """Prepare to upload a large input apart from the rest, where that is faster and no times are taken."""
-        if not self.device.sends_ahead or self.profiling is not None or tensor.nbytes < LEAST:
-            return False
+    def _stream(self, buffer: GpuBuffer, tensor: Tensor) -> Stream:
         copy = _staging(buffer, tensor).command
         assert isinstance(copy, CopyCommand)
-        host = _mapped(buffer, tensor)
-        self._streams[tensor.name] = Stream(self.device, host, copy.source, copy.target, copy.label)
-        return True
+        return Stream(self.device, _mapped(buffer, tensor), copy.source, copy.target, copy.label)
 
     def fill(self, tensor: Tensor, source: Array) -> bool:
         """Copy an array to the tensor's staging memory and begin to upload; False if uploads go with the run."""
         stream = self._streams.get(tensor.name)
         if stream is None:
             return False
-        stream.fill(source)
+        with self._noting_loss():
+            stream.fill(source)
         return True
 
     def submit(self) -> None:
         """Start the run."""
-        for stream in self._streams.values():
-            stream.finish()
-        self.device.submit(self._handle)
+        with self._noting_loss():
+            for stream in self._streams.values():
+                stream.finish()
+            self.device.submit(self._handle)
         self._running = True
 
     def wait(self) -> None:
@@ -107,17 +113,23 @@ class PipelineRecording:
         if not self._running:
             return
         try:
-            self.device.wait(self._handle)
-        except DeviceLost:
-            self.device.gone = True
-            self._end()
-            raise
+            with self._noting_loss():
+                self.device.wait(self._handle)
         except Exception:
             self._end()  # but an interrupt leaves the run to be waited for
             raise
         self._end()
         if self.profiling is not None:
             self._report(self.profiling)
+
+    @contextmanager
+    def _noting_loss(self) -> Iterator[None]:
+        """Have a device that is lost in the block opened anew by the next session."""
+        try:
+            yield
+        except DeviceLost:
+            self.device.gone = True
+            raise
 
     def _end(self) -> None:
         self._running = False
@@ -184,6 +196,6 @@ def _mapped(buffer: GpuBuffer, tensor: Tensor) -> Array:
 def _staging(buffer: GpuBuffer, tensor: Tensor) -> Access:
     region: Region = tensor.memory
     host, device = Binding(buffer, 0, tensor.nbytes), Binding(region.slot.buffer, region.slot.offset, tensor.nbytes)
-    if buffer.kind is MemoryKind.UPLOAD:
+    if buffer.kind is not MemoryKind.DOWNLOAD:
         return Access(CopyCommand(host, device, f"upload {tensor.name}"), (host,), (device,))
     return Access(CopyCommand(device, host, f"download {tensor.name}"), (device,), (host,))

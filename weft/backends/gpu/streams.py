@@ -15,6 +15,11 @@ CHUNK = 2 << 20
 but worth the call."""
 
 
+def worthwhile(device: GpuDevice, nbytes: int) -> bool:
+    """Tell whether an input of so many bytes is uploaded in chunks."""
+    return device.sends_ahead and nbytes >= LEAST
+
+
 class Stream:
     """The upload of one input in chunks, each a recording that is submitted as soon as the host has copied it.
 

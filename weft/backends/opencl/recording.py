@@ -242,7 +242,7 @@ class Recorder:
         self._check(binding, label)
         whole: cl.Buffer = binding.buffer.handle
         if binding.buffer.host is not None:
-            raise self._wrong(label, "a kernel cannot use memory of kind UPLOAD or DOWNLOAD")
+            raise self._wrong(label, f"a kernel cannot use memory of kind {binding.buffer.kind.name}")
         if not binding.nbytes or (binding.offset, binding.nbytes) == (0, binding.buffer.nbytes):
             return whole
         if binding.offset % self._alignment:

@@ -139,6 +139,13 @@ class Context:
         if result != 0:
             raise failure(result, "the device failed while it ran", self.physical.name)
 
+    def finished(self, fence: Any) -> bool:
+        """Tell whether a fence that was submitted is signalled."""
+        result = lib.vkGetFenceStatus(self.device, fence)
+        if result not in (0, _NOT_READY):
+            raise failure(result, "the device failed while it ran", self.physical.name)
+        return bool(result == 0)
+
     def idle(self) -> None:
         """Wait for all work; a lost device counts as idle, since nothing of it runs any more."""
         with self._queue_lock:

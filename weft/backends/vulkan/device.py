@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from weft.backends.gpu.device import Command, GpuBuffer, GpuDevice, MemoryKind
@@ -18,7 +19,7 @@ from weft.backends.vulkan.recording import Recording
 from weft.backends.vulkan.transfer import Transfer
 from weft.core.backend import DeviceInfo
 from weft.core.layout import Array
-from weft.errors import ClosedError, NoDevice
+from weft.errors import ClosedError, DeviceLost, NoDevice
 from weft.kernels.dialect import Dialect
 from weft.kernels.source import KernelSource
 
@@ -58,6 +59,8 @@ class VulkanDevice(GpuDevice):
     def __init__(self, info: DeviceInfo, parts: _Parts, dialect: Dialect) -> None:
         super().__init__(info, parts.context.physical.caps(), dialect, parts.context.stats)
         self._held = parts
+        # One queue runs everything in order. A device that is the CPU would take the cores that copy.
+        self.sends_ahead = not self.caps.software
         self._finalizer = weakref.finalize(self, parts.close)
 
     def _closed(self) -> ClosedError:
@@ -114,14 +117,18 @@ class VulkanDevice(GpuDevice):
             recording.wait()
 
     def release(self, recording: Any) -> None:
-        """Free a recording; it is waited for if it still runs. A second release does nothing."""
+        """Free a recording; it is waited for if it still runs. A second release does nothing.
+
+        Of a lost device nothing runs any more, so that its loss is no error here.
+        """
         parts = self._held
         with parts.lock:
             if recording not in parts.recordings:
                 return
             parts.recordings.remove(recording)
         try:
-            recording.wait()
+            with suppress(DeviceLost):
+                recording.wait()
         finally:
             recording.destroy()
             parts.context.count(live_recordings=-1)

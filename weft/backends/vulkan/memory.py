@@ -41,12 +41,19 @@ class _Choice:
     whole: bool = False
 
 
+_UPLOAD = (
+    _Choice(_LOCAL | _VISIBLE | _COHERENT, whole=True),
+    _Choice(_VISIBLE | _COHERENT, _LOCAL),
+    _Choice(_VISIBLE | _COHERENT),
+)
 _CHOICES = {
     MemoryKind.DEVICE: (_Choice(_LOCAL, _VISIBLE), _Choice(_LOCAL)),
-    MemoryKind.UPLOAD: (
-        _Choice(_LOCAL | _VISIBLE | _COHERENT, whole=True),
+    MemoryKind.UPLOAD: _UPLOAD,
+    # What several threads write faster than the bus takes it: the host's own memory, through its caches.
+    MemoryKind.STREAM: (
+        _Choice(_VISIBLE | _CACHED | _COHERENT, _LOCAL),
         _Choice(_VISIBLE | _COHERENT, _LOCAL),
-        _Choice(_VISIBLE | _COHERENT),
+        *_UPLOAD,
     ),
     MemoryKind.DOWNLOAD: (
         _Choice(_VISIBLE | _CACHED | _COHERENT),

@@ -208,12 +208,13 @@ class Recording:
     # -- running it --------------------------------------------------------------------------------------
 
     def submit(self) -> None:
-        """Start it."""
-        if self.pending:
+        """Start it; a run that ended need not have been waited for, as fences signal in the order of submits."""
+        if self.pending and not self._context.finished(self._fence):
             raise BackendError(
                 "a recording is submitted that still runs",
                 fix="wait for it first, or record it a second time",
             )
+        self.pending = False  # if it is refused, there is nothing to wait for
         self._context.submit(self._submit_info, self._fence, self._fences, counted=True)
         self.pending = self._ran = True
 
