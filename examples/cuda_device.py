@@ -87,7 +87,7 @@ f32x4 first_lanes(f32x4 v, int n) {
 }
 """
 
-_RAW = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "uint2"}
+_RAW = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "uint2", 16: "uint4"}
 _TYPES = {"float32": "f32", "float16": "half_bits", "int32": "int", "int64": "long long", "int8": "signed char"}
 _DOUBLE = re.compile(r"(?<![\w.])((?:\d+\.\d*|\.\d+)(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+)(?![\w.])")
 
@@ -111,9 +111,9 @@ class CudaDialect(Dialect):
         return f"{parts.prelude}{head} {{\n{shared}\n{body}\n}}\n"
 
     def _element(self, arg: Arg) -> str:
-        if arg.kind == "c4":
+        if arg.in_fours:
             return "f32x4" if arg.dtype is DType.FLOAT32 else "ushort4"
-        return _RAW[arg.dtype.itemsize] if arg.kind == "raw" else _TYPES.get(arg.dtype.value, "unsigned char")
+        return _RAW[arg.raw_bytes] if arg.raw_bytes else _TYPES.get(arg.dtype.value, "unsigned char")
 
     def load(self, arg: Arg, index: str) -> str:
         """Return an element as f32, i32 or f32x4; of a raw int64 the low half, since indices fit in it."""

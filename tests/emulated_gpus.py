@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 from tests.emulated_matrices import EmulatedMatrices
 from tests.emulated_ptx import EmulatedPtx
@@ -44,7 +45,8 @@ class EmulatedCreator(GpuCreator):
 
     def pretended(self, caps: DeviceCaps) -> DeviceCaps:
         """Return the capabilities that kernels are chosen by."""
-        return replace(caps, **{"matrix_units": True, "max_local_items": 256, **self._caps})
+        told: dict[str, Any] = {"matrix_units": True, "max_local_items": 256, **self._caps}
+        return replace(caps, **told)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ WORDS = 6
 """What a lane hands over at most: four words of A and two of B."""
 
 FUNCTIONS = f"#define WORDS {WORDS}" + """
-// What is called does not grow the kernel, and neither do loops that stay such: a CPU's compiler takes minutes else.
+// What is called does not grow the kernel, nor do loops that stay loops: a compiler for CPUs takes minutes else.
 #define CALLED __attribute__((noinline))
 #define LOOP __attribute__((opencl_unroll_hint(1)))
 CALLED void hand_over(__local float* mine, uint4 a, uint2 b) {
@@ -28,7 +28,8 @@ CALLED float4 products(__local const float* all, int lane, float4 d) {
     __local const float* holder = all + k % 8 / 2 * 2 * WORDS;
     __local const float* row = holder + lane / 4 * 8 * WORDS + k / 8 * 4 + k % 2;
     __local const float* column = holder + lane % 4 * 16 * WORDS + 8 + k / 8 * 2 + k % 2;
-    d += (float4)(row[0], row[0], row[2], row[2]) * (float4)(column[0], column[8 * WORDS], column[0], column[8 * WORDS]);
+    d += (float4)(row[0], row[0], row[2], row[2])
+      * (float4)(column[0], column[8 * WORDS], column[0], column[8 * WORDS]);
   }
   return d;
 }

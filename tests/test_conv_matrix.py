@@ -104,7 +104,7 @@ def test_the_self_test_tells_wrong_numbers_from_right_ones(monkeypatch: pytest.M
         device.caps, device.dialect = H200, GlslDialect()
         runtime = gpu_runtime.GpuRuntime(device)
         why = special_check.check(SPECIAL, runtime)
-        assert why == "a Conv of (2, 13, 9, 7) with (20, 13, 1, 1) with (20,) was wrong by 1.0e+00 of its largest value"
+        assert why == "Conv of (2, 13, 9, 7) with (20, 13, 1, 1) with (20,) was wrong by 1.0e+00 of its largest value"
         monkeypatch.setattr(special_check, "_apart", lambda *_: 1e-4)
         assert special_check.check(SPECIAL, runtime) is None
         monkeypatch.setattr(special_check, "_apart", lambda *_: float("nan"))

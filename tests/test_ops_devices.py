@@ -28,6 +28,7 @@ from weft.errors import UnsupportedOps
 from weft.kernels.launch import Placement, find_gpu_op
 from weft.ops.concat import Concat
 from weft.ops.elementwise import Elementwise
+from weft.ops.gpu import elementwise
 from weft.ops.pool import MaxPool
 from weft.ops.shape import Reshape, Transpose
 from weft.ops.slicing import Slice
@@ -178,6 +179,32 @@ def test_floats_are_rounded_to_the_nearest_half(device: str, packed: bool) -> No
 def test_every_op_of_the_list_has_a_row() -> None:
     """Name the ops that are listed and never tried."""
     assert set(RUNS_ON_GPUS) - {row.op for row in ROWS} == set()
+
+
+FOURS = [row for row in HALVED if row.op in SAMPLE | {"Sum", "Mean", "Cast", "Gelu"}]
+
+
+@pytest.mark.parametrize("row", FOURS, ids=str)
+@pytest.mark.parametrize("device", GPUS)
+def test_row_with_four_elements_an_item(monkeypatch: pytest.MonkeyPatch, device: str, row: Case) -> None:
+    """Run an element-wise row as on devices that are no CPU: in vectors of four where sizes allow it."""
+    monkeypatch.setattr(elementwise, "prefers_fours", lambda caps: True)
+    actual = run(graph_of(row), feeds_of(row, halved(row.arrays())), device, precision="low")
+    assert_agree(actual, reference(row.make_op(), halved(row.arrays())), row.make_op())
+
+
+@pytest.mark.parametrize("shapes", [((6, 8), (8,)), ((3, 4, 8), (4, 1)), ((2, 3, 4), (2, 1, 4)), ((4, 6), (4, 6))])
+@pytest.mark.parametrize("device", GPUS)
+def test_fused_steps_with_four_elements_an_item(
+    monkeypatch: pytest.MonkeyPatch, device: str, shapes: tuple[tuple[int, ...], ...]
+) -> None:
+    """Fuse a constant that repeats within a vector, and a value, behind operands that repeat along some axes."""
+    monkeypatch.setattr(elementwise, "prefers_fours", lambda caps: True)
+    net = Net()
+    base = net.add(op_types()["Sub"](), *(net.feed(shape) for shape in shapes))
+    repeated = net.add(op_types()["Mul"](), base, net.numbers(shapes[0][-1:]))
+    last = net.add(op_types()["Add"](), repeated, net.feed(shapes[0]))
+    net.check(device, [net.add(op_types()["Neg"](), last)])
 
 
 PACKS = SAMPLE | frozenset(

@@ -48,6 +48,8 @@ class KernelParts:
     """What a template written for one language asks of its compiler."""
     views: Sequence[View] = ()
     """For languages in which an argument has one type where it is declared, and no pointer can be cast."""
+    functions: Sequence[str] = ()
+    """Functions beside the kernel, of a template written for one language where a body alone does not do."""
 
 
 class Dialect(ABC):
@@ -56,6 +58,10 @@ class Dialect(ABC):
     name: ClassVar[str]
     prelude: ClassVar[str] = ""
     """The file in a shader folder that defines the names that bodies use; not read if `prelude_text` has them."""
+
+    exchange_extensions: ClassVar[tuple[str, ...]] = ()
+    """What `EXCHANGE(v, mask)` of the prelude asks of the compiler: the f32 `v` of the item whose number differs in
+    the bits of `mask`. Only kernels for devices with `DeviceCaps.shuffles` use it."""
 
     def prelude_text(self) -> str | None:
         """Return the definitions themselves, so that a dialect may do without a file; None: they are in `prelude`."""

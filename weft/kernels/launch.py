@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import log2
@@ -15,6 +15,7 @@ from weft.core.layout import Array, Layout, Shape
 from weft.core.op import Op
 from weft.core.tensor import Tensor
 from weft.errors import BackendError
+from weft.kernels.source import ArgKind
 
 Size3 = tuple[int, int, int]
 ChoiceT = TypeVar("ChoiceT")
@@ -25,6 +26,11 @@ PIECE = 8
 """Halves that a kernel fetches at a time where they lie side by side: 16 bytes."""
 MAX_ELEMENTS = 1 << 31
 """Kernels index with 32 bits: a tensor must have fewer stored elements."""
+
+
+def power_of_two(count: int) -> int:
+    """Return the least power of two that is not below."""
+    return 1 << (max(count, 1) - 1).bit_length()
 
 
 class Placement(Enum):
@@ -60,8 +66,14 @@ class DeviceCaps:
     """Images of fp16 lie as NHWC4 instead of NC4HW4: what matrix units stage at a time then lies side by side."""
     matrix_units: bool = False
     """A subgroup of 32 multiplies fp16 tiles of 16 x 16 and adds them in fp32."""
+    shuffles: bool = False
+    """Work-items whose numbers in a group share all but the last five bits run as one and can exchange values."""
     warpgroup_units: bool = False
     """Four subgroups of 32 together multiply fp16 matrices in up to 227 KiB of work-group memory (sm_90a)."""
+    without: frozenset[str] = frozenset()
+    """Special kernels (`weft.kernels.special`) that were found wrong on the device, by name."""
+    workgroup_matrices: bool = False
+    """Whole work-groups do so with matrices of many tiles, which they load and store by themselves."""
     splits_products: bool = True
     """What matrix units make of fp32 numbers split into halves was not found wrong."""
     compute_units: int = 1
@@ -88,16 +100,16 @@ class KernelBuilder(ABC):
         grid: Size3,
         local: Size3,
         raw: bool = False,
-        wide: Collection[str] = (),
+        kinds: Mapping[str, ArgKind] | None = None,
         epilogue: bool = True,
     ) -> None:
         """Launch `weft/shaders/<template>.mako` on `grid` work-groups of `local` items.
 
         `reads` and `writes` are the arguments by the names the template uses; an NC4HW4 or NHWC4 tensor is a c4
-        argument (a wide one if it is among `wide`), any other a linear one (a raw one if `raw`: elements are moved
-        as bits). `ints` and
-        `floats` are the constants, `variant` what changes the text. The first of `writes` gets the node's
-        fused epilogue unless `epilogue` is False. Nothing is launched where all of `writes` are empty.
+        argument, any other a linear one (a raw one if `raw`: elements are moved as bits); `kinds` says by name which
+        are of another kind. `ints` and `floats` are the constants, `variant` what changes the text. The first of
+        `writes` gets the node's fused epilogue unless `epilogue` is False. Nothing is launched where all of `writes`
+        are empty.
         """
 
     @abstractmethod
@@ -137,6 +149,10 @@ class KernelBuilder(ABC):
         That is the elements from row to row, over all images, and the first element; None if they are not rows.
         """
         return None
+
+    def reads_rows(self, output: Tensor) -> bool:
+        """Tell whether what the node's fused steps read at the places of an output lies as `rows` says, too."""
+        return True
 
     def joins_channels(self, channels: int) -> bool:
         """Tell whether the node's fused steps can be pasted where a store has four of so many channels.

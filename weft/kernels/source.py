@@ -9,9 +9,12 @@ from typing import Literal
 
 from weft.core.dtypes import DType
 
-ArgKind = Literal["linear", "c4", "wide", "raw"]
-"""linear: scalars, converted to f32 or i32. c4: four channels a step (NC4HW4, NHWC4). wide: eight halves a step, for
-templates of one language. raw: scalars moved as bits."""
+ArgKind = Literal["linear", "fours", "c4", "wide", "raw", "raw4", "raw8", "raw16"]
+"""linear: scalars, converted to f32 or i32. fours: four floats a step. c4: four channels a step (NC4HW4, NHWC4).
+wide: eight halves a step, for templates of one language. raw: scalars moved as bits; raw4, raw8 and raw16: so many
+bytes a step."""
+RAW_KINDS: dict[int, ArgKind] = {4: "raw4", 8: "raw8", 16: "raw16"}
+"""By the bytes that are moved at a time."""
 ConstantKind = Literal["int", "float"]
 
 
@@ -23,6 +26,18 @@ class Arg:
     dtype: DType
     kind: ArgKind
     written: bool = False
+
+    @property
+    def raw_bytes(self) -> int:
+        """Return the bytes that are moved at a time as bits; 0 if elements are converted."""
+        if self.kind == "raw":
+            return self.dtype.itemsize
+        return next((size for size, kind in RAW_KINDS.items() if kind == self.kind), 0)
+
+    @property
+    def in_fours(self) -> bool:
+        """Tell whether a step is a vector of four floats."""
+        return self.kind in ("c4", "fours")
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ class Case:
     """
 
     text: str
-    """How a report names it: "a Conv of (2, 13, 9, 7) with (20, 13, 1, 1)"."""
+    """How a report names it: "Conv of (2, 13, 9, 7) with (20, 13, 1, 1)"."""
     nodes: tuple[Node, ...]
     inputs: Mapping[str, Array]
     constants: Mapping[str, Array]
@@ -67,7 +67,7 @@ def one_node(
     weights = {f"i{k}" for k in constants}
     node = Node("case", op, tuple("" if i is None else f"i{k}" for k, i in enumerate(inputs)), ("y",))
     return Case(
-        f"a {op.type} of {' with '.join(str(a.shape) for a in arrays.values())}",
+        f"{op.type} of {' with '.join(str(a.shape) for a in arrays.values())}",
         (node,),
         {name: a for name, a in arrays.items() if name not in weights},
         {name: a for name, a in arrays.items() if name in weights},

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -93,7 +94,7 @@ class ArgWriter:
         return self._place(n, c4, hw)
 
     def vector(self, index: str) -> str:
-        """Vector `index` of a c4 argument, counted from the start of its buffer (for packed constants)."""
+        """Vector `index` of an argument in fours, or of a c4 one, counted from the start of its buffer."""
         return self._dialect.load4(self.arg, index)
 
     def store(self, index: str, value: str) -> str:
@@ -119,6 +120,19 @@ class ArgWriter:
         lines.append(self._dialect.store4(self.arg, self._place("_n", "_c", "_p"), "_v"))
         return "{ " + " ".join(lines) + " }"
 
+    def store_vector(self, index: str, value: str) -> str:
+        """Store vector `index` of an argument in fours, with the epilogue."""
+        lines = [f"const int _i = {index}; f32x4 _v = {value};"]
+        self._add_vector_stages(lines, "", "_v", "")
+        return "{ " + " ".join([*lines, self._dialect.store4(self.arg, "_i", "_v")]) + " }"
+
+    def _add_vector_stages(self, lines: list[str], tag: str, v: str, c: str) -> None:
+        for s, stage in enumerate(self._stages()):
+            texts = [self._vector_operand(o, f"{s}{tag}", v, c, lines) for o in stage.operands]
+            for lane in LANES:
+                parts = [t if o.kind == "float" else f"{t}.{lane}" for t, o in zip(texts, stage.operands, strict=True)]
+                lines.append(f"{v}.{lane} = {stage.expr.format(*parts)};")
+
     def store8(self, n: str, c4: str, hw: str, first: str, second: str) -> str:
         """Store eight channels of one pixel that lie side by side, from an even block on, with the epilogue."""
         lines = [f"const int _n = {n}; const int _p = {hw};"]
@@ -130,11 +144,7 @@ class ArgWriter:
         """Return the lines that make _v, followed by `tag`, what is stored as block _c of pixel _p of image _n."""
         v, c = f"_v{tag}", f"_c{tag}"
         lines = [f"const int {c} = {c4}; f32x4 {v} = {value};"]
-        for s, stage in enumerate(self._stages()):
-            texts = [self._vector_operand(o, f"{s}{tag}", v, c, lines) for o in stage.operands]
-            for lane in LANES:
-                parts = [t if o.kind == "float" else f"{t}.{lane}" for t, o in zip(texts, stage.operands, strict=True)]
-                lines.append(f"{v}.{lane} = {stage.expr.format(*parts)};")
+        self._add_vector_stages(lines, tag, v, c)
         a = self.name
         lines.append(f"if ({a}_C % 4 != 0 && {c} * 4 + 4 > {a}_C) {v} = first_lanes({v}, {a}_C - {c} * 4);")
         return lines
@@ -144,9 +154,40 @@ class ArgWriter:
             return v
         if o.kind == "float":
             return o.name
-        place = ("_n", c, "_p") if o.kind == "same" else ("0", c, "0")
-        lines.append(f"const f32x4 _{o.name}_{stage} = {self._writer.args[o.name].load4(*place)};")
+        operand = self._writer.args[o.name]
+        if self.arg.kind == "fours":
+            text = operand.vector("_i" if o.kind == "same" else f"_i % ({o.name}_SIZE / 4)")
+        else:
+            text = operand.load4(*(("_n", c, "_p") if o.kind == "same" else ("0", c, "0")))
+        lines.append(f"const f32x4 _{o.name}_{stage} = {text};")
         return f"_{o.name}_{stage}"
+
+    def has_stages(self) -> bool:
+        """Tell whether there is an epilogue."""
+        return bool(self._stages())
+
+    def operands(self) -> list[Operand]:
+        """Return the arguments that the epilogue reads, each once, for templates that load them by other means."""
+        read = [o for stage in self._stages() for o in stage.operands if o.kind not in ("value", "float")]
+        return list(dict.fromkeys(read))
+
+    def finish1(self, value: str, loaded: Mapping[str, str]) -> str:
+        """Return the body of a function that returns one element after the epilogue, without storing it.
+
+        `loaded` has the names of variables with what the arguments in `operands` have at the element's place.
+        """
+        lines = [f"f32 _v = {value};"]
+        names = {"": "_v", **loaded}  # the running value has no name, a constant its own
+        for stage in self._stages():
+            lines.append(f"_v = {stage.expr.format(*(names.get(o.name, o.name) for o in stage.operands))};")
+        return " ".join([*lines, "return _v;"])
+
+    def row_pitch(self, places: str) -> str:
+        """Return the elements from pixel to pixel of a c4 argument whose pixels are rows, so many in an image.
+
+        In NC4HW4 images of one pixel are such rows, where the step from pixel to pixel says nothing.
+        """
+        return f"({self.name}_NS / {places} * 4)"
 
     def store_int(self, index: str, value: str) -> str:
         """Store an i32 (a variable) as one element of an integer argument; there is no epilogue."""
@@ -178,6 +219,7 @@ class Writer:
     shared_arrays: list[Shared] = field(default_factory=list)
     extensions: list[str] = field(default_factory=list)
     views: list[View] = field(default_factory=list)
+    functions: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.args = {a.name: ArgWriter(a, self) for a in self.request.args}
@@ -196,6 +238,16 @@ class Writer:
         """Ask the compiler for extensions of the language that the template is written for."""
         self.extensions += names
         return ""
+
+    def function(self, text: str) -> str:
+        """Define a function beside the kernel, in the language that the template is written for."""
+        self.functions.append(text)
+        return ""
+
+    def exchange(self, value: str, mask: int) -> str:
+        """Return the f32 `value` of the item whose number differs in the bits of `mask`; see `DeviceCaps.shuffles`."""
+        self.extensions += [name for name in self.dialect.exchange_extensions if name not in self.extensions]
+        return f"EXCHANGE({value}, {mask})"
 
     def for_each(self, index: str, total: str) -> str:
         """Return the head of the loop in which all work-items share the indices below `total`."""
@@ -309,6 +361,5 @@ def _written(request: KernelRequest, dialect: Dialect, entry: str) -> str:
             why=_trace(),
         ) from e
     constants = _constants(request)
-    declared = writer.shared_arrays, body, writer.extensions, writer.views
-    parts = KernelParts(entry, prelude, request.args, constants, *declared)
-    return dialect.assemble(parts)
+    declared = writer.shared_arrays, body, writer.extensions, writer.views, writer.functions
+    return dialect.assemble(KernelParts(entry, prelude, request.args, constants, *declared))

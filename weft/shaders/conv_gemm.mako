@@ -73,8 +73,11 @@ for (int tile = GROUP_X; tile < TILES; tile += GROUPS_X) {
       const f32x4 b${j}${letter} = Bs[b_base + (kk * 4 + ${lane}) * ${cols} + ${j * ly} + LOCAL_Y];
 % endfor
 % endfor
+## One product a statement: each becomes one fused multiply-add, where a sum of four takes an addition more.
+% for letter in "xyzw":
 % for i, j in acc:
-      acc${i}_${j} += a${i}.x * b${j}x + a${i}.y * b${j}y + a${i}.z * b${j}z + a${i}.w * b${j}w;
+      acc${i}_${j} += a${i}.${letter} * b${j}${letter};
+% endfor
 % endfor
     }
     BARRIER;

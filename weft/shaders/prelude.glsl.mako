@@ -16,6 +16,7 @@
 #define GLOBAL_ID (GROUP_X * LX + LOCAL_X)
 #define GLOBAL_SIZE (GROUPS_X * LX)
 #define BARRIER barrier()
+#define EXCHANGE(v, mask) subgroupShuffleXor(v, mask)
 #define INFINITY_F uintBitsToFloat(0x7f800000u)
 #define NAN_F uintBitsToFloat(0x7fc00000u)
 #define is_nan(x) isnan(x)

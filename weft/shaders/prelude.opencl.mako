@@ -51,6 +51,12 @@ void store_half4(f32x4 v, int i, __global half* p) {
 void store_half8(f32x4 v, f32x4 w, int i, __global half* p) {
   ((__global uint4*)p)[i / 2] = (uint4)(two_halves(v.x, v.y), two_halves(v.z, v.w), two_halves(w.x, w.y), two_halves(w.z, w.w));
 }
+f32 exchange(f32 v, int mask) {
+  f32 other;
+  asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 0x1f, 0xffffffff;" : "=f"(other) : "f"(v), "r"(mask));
+  return other;
+}
+#define EXCHANGE(v, mask) exchange(v, mask)
 #else
 #define load_half4(i, p) vloada_half4((i), (p))
 #define store_half4(v, i, p) vstorea_half4_rte((v), (i), (p))

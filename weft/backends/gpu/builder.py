@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
+
+import numpy as np
 
 from weft.backends.gpu.builds import Build
 from weft.backends.gpu.device import GpuDevice
@@ -41,6 +43,12 @@ class PlannedLaunch:
     def kernel(self) -> Any:
         """Return the device's kernel, waiting for it."""
         return self.build.kernel
+
+
+def _places(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """Return the constants by which kernels find c4 arguments."""
+    packed = [place_constants(tensor, name) for name, tensor in tensors.items() if is_packed(tensor)]
+    return {name: value for constants in packed for name, value in constants.items()}
 
 
 @dataclass
@@ -86,36 +94,34 @@ class NodeBuilder(KernelBuilder):
         grid: Size3,
         local: Size3,
         raw: bool = False,
-        wide: Collection[str] = (),
+        kinds: Mapping[str, ArgKind] | None = None,
         epilogue: bool = True,
     ) -> None:
         """Render and plan one launch; its kernel is built later."""
         if not any(t.nbytes for t in writes.values()):
             return
-        target = next(iter(writes))
-        extra = self._epilogue(writes[target]) if epilogue else _Epilogue()
+        target, kinds = next(iter(writes)), kinds or {}
+        fours = kinds.get(target) == "fours"
+        extra = self._epilogue(writes[target], fours) if epilogue else _Epilogue()
+        if fours:
+            kinds = {**kinds, **dict.fromkeys(extra.reads, kinds[target])}
         sources = {n: self._on_device(n, t) for n, t in {**reads, **extra.reads}.items()}
-        packed: ArgKind = "c4"
-        args = [self._arg(n, t, "wide" if n in wide else packed, raw, False) for n, t in sources.items()]
-        args += [self._arg(n, t, packed, raw, True) for n, t in writes.items()]
-        all_ints = {**(ints or {}), **extra.ints}
-        all_floats = {**(floats or {}), **extra.floats}
+        args = [self._arg(n, t, kinds.get(n), raw, False) for n, t in sources.items()]
+        args += [self._arg(n, t, kinds.get(n), raw, True) for n, t in writes.items()]
+        ints, floats = {**(ints or {}), **extra.ints}, {**(floats or {}), **extra.floats}
         request = KernelRequest(
             template,
             tuple(sorted((variant or {}).items())),
             tuple(args),
-            tuple(all_ints),
-            tuple(all_floats),
+            tuple(ints),
+            tuple(floats),
             extra.stages,
             target if extra.stages else "",
         )
         source = render(request, self._device.dialect)
-        all_ints |= {"LX": local[0], "LY": local[1], "LZ": local[2]}
-        for name, tensor in {**sources, **writes}.items():
-            if is_packed(tensor):
-                all_ints |= place_constants(tensor, name)
-        values = {n: all_ints[n] if kind == "int" else all_floats[n] for n, kind in source.constants}
-        build = Build(self._device, source, values)
+        sizes = dict(zip(("LX", "LY", "LZ"), local, strict=True))
+        known = {**ints, **floats, **sizes, **_places({**sources, **writes})}
+        build = Build(self._device, source, {name: known[name] for name, _ in source.constants})
         self._add(build, tuple(sources.values()), tuple(writes.values()), grid, template)
 
     def _add(
@@ -164,6 +170,16 @@ class NodeBuilder(KernelBuilder):
             return None
         return PACK * place["x_NS" if single else "x_PS"], PACK * place["x_O"]
 
+    def reads_rows(self, output: Tensor) -> bool:
+        """Tell whether each operand of the fused steps that has the output's shape lies as rows of channels.
+
+        Constants of the channels always do, and what is computed under another shape lies as the output does.
+        """
+        steps = self._op.steps if isinstance(self._op, Fused) else ()
+        read = [self._inputs[i] for step in steps for i in step.operands if i != RUNNING]
+        same = [t for t in read if t is not None and t.shape == output.shape and prod(t.shape) > 1]
+        return all(t.constant is None and is_packed(t) and self.rows(t) is not None for t in same)
+
     def joins_channels(self, channels: int) -> bool:
         """Tell whether each operand of the fused steps is a value of its own, a scalar, or one of the channels."""
         steps = self._op.steps if isinstance(self._op, Fused) else ()
@@ -172,14 +188,14 @@ class NodeBuilder(KernelBuilder):
 
     # -- parts ---------------------------------------------------------------------------------------------
 
-    def _arg(self, name: str, tensor: Tensor, packed: ArgKind, raw: bool, written: bool) -> Arg:
+    def _arg(self, name: str, tensor: Tensor, given: ArgKind | None, raw: bool, written: bool) -> Arg:
         if prod(tensor.storage_shape) >= MAX_ELEMENTS:
             raise ExecutionError(
                 f"tensor {tensor.name!r} is too large for this kernel",
                 why=f"{prod(tensor.storage_shape)} elements; indices have 32 bits",
             )
-        kind: ArgKind = "raw" if raw else packed if is_packed(tensor) else "linear"
-        return Arg(name, tensor.dtype, kind, written)
+        kind: ArgKind = "raw" if raw else "c4" if is_packed(tensor) else "linear"
+        return Arg(name, tensor.dtype, given or kind, written)
 
     def _on_device(self, name: str, tensor: Tensor) -> Tensor:
         """Return the tensor itself, or the uploaded form of a constant."""
@@ -188,7 +204,7 @@ class NodeBuilder(KernelBuilder):
         value = tensor.constant
         return self.constant(f"{tensor.name}.{tensor.layout.value}", lambda: value, tensor.layout)
 
-    def _epilogue(self, target: Tensor) -> _Epilogue:
+    def _epilogue(self, target: Tensor, fours: bool) -> _Epilogue:
         out = _Epilogue()
         steps = self._op.steps if isinstance(self._op, Fused) else ()
         stages = []
@@ -196,12 +212,12 @@ class NodeBuilder(KernelBuilder):
             assert isinstance(step.op, Elementwise)
             expr = step.op.expression(tuple(i == RUNNING or self._inputs[i] is not None for i in step.operands))
             assert expr is not None
-            operands = tuple(self._operand(i, s, target, out) for i in step.operands)
+            operands = tuple(self._operand(i, s, target, fours, out) for i in step.operands)
             stages.append(Stage(expr, operands))
         out.stages = tuple(stages)
         return out
 
-    def _operand(self, position: int, step: int, target: Tensor, out: _Epilogue) -> Operand:
+    def _operand(self, position: int, step: int, target: Tensor, fours: bool, out: _Epilogue) -> Operand:
         tensor = None if position == RUNNING else self._inputs[position]
         if tensor is None:
             return Operand("value")
@@ -223,6 +239,8 @@ class NodeBuilder(KernelBuilder):
             shape = (1, value.size, *[1] * (len(target.shape) - 2))
             out.reads[name] = self.constant(f"epilogue{position}", lambda: value.reshape(shape), Layout.NC4HW4)
             return Operand("channel", name)
-        out.reads[name] = self.constant(f"epilogue{position}", lambda: value.reshape(-1))
-        out.ints[f"{name}_SIZE"] = value.size
+        times = PACK if fours and value.size % PACK else 1  # a vector does not end within a repetition
+        key = f"epilogue{position}" + ("" if times == 1 else ".fours")
+        out.reads[name] = self.constant(key, lambda: np.tile(value.reshape(-1), times))
+        out.ints[f"{name}_SIZE"] = value.size * times
         return Operand("trailing", name)

@@ -339,6 +339,7 @@ def _caps(device: cl.Device) -> DeviceCaps:
         subgroup_size=1,
         channels_last=_has_matrix_units(device),
         matrix_units=_has_matrix_units(device),
+        shuffles=_capability(device) >= (7, 0),
         warpgroup_units=_capability(device) == (9, 0),
         compute_units=int(device.max_compute_units),
         software=bool(device.type & cl.device_type.CPU),

@@ -10,7 +10,7 @@ from weft.core.dtypes import DType
 from weft.kernels.dialect import Dialect, KernelParts
 from weft.kernels.source import Arg
 
-_RAW = {1: "uchar", 2: "ushort", 4: "uint", 8: "uint2"}
+_RAW = {1: "uchar", 2: "ushort", 4: "uint", 8: "uint2", 16: "uint4"}
 _TYPES = {
     DType.FLOAT32: "float",
     DType.FLOAT16: "half",
@@ -53,9 +53,9 @@ class OpenCLDialect(Dialect):
         return _DOUBLE.sub(r"\1f", text)
 
     def _element(self, arg: Arg) -> str:
-        if arg.kind == "raw":
-            return _RAW[arg.dtype.itemsize]
-        if arg.kind == "c4" and arg.dtype is DType.FLOAT32:
+        if arg.raw_bytes:
+            return _RAW[arg.raw_bytes]
+        if arg.in_fours and arg.dtype is DType.FLOAT32:
             return "float4"
         return _TYPES[arg.dtype]
 

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from weft.backends.gpu.device import DeviceStats
+from weft.backends.vulkan import workgroup_matrices
 from weft.backends.vulkan._vk import NULL, Arena, check, create, failure, ffi, lib, vk
 from weft.backends.vulkan.physical import MATRIX_EXTENSIONS, MATRIX_FEATURES, Physical
 from weft.errors import NoDevice
@@ -51,6 +52,10 @@ class Context:
         if physical.matrix_units():
             extensions += sorted(MATRIX_EXTENSIONS)
             storage |= MATRIX_FEATURES
+        if physical.workgroup_matrices:
+            extensions.append(workgroup_matrices.EXTENSION)
+            storage["VkPhysicalDeviceMaintenance4Features"] = "maintenance4"
+            features.pNext = workgroup_matrices.enable(arena, features.pNext)
         for name, feature in storage.items():
             if name in supported and getattr(supported[name], feature):
                 features.pNext = arena.new(name, pNext=features.pNext, **{feature: 1})

@@ -9,7 +9,7 @@ from weft.core.dtypes import DType
 from weft.kernels.dialect import Dialect, KernelParts
 from weft.kernels.source import Arg
 
-_RAW = {1: "uint8_t", 2: "uint16_t", 4: "uint", 8: "uvec2"}
+_RAW = {1: "uint8_t", 2: "uint16_t", 4: "uint", 8: "uvec2", 16: "uvec4"}
 _TYPES = {
     DType.FLOAT32: "float",
     DType.FLOAT16: "float16_t",
@@ -32,9 +32,10 @@ class GlslDialect(Dialect):
 
     name: ClassVar[str] = "glsl"
     prelude: ClassVar[str] = "prelude.glsl.mako"
+    exchange_extensions: ClassVar[tuple[str, ...]] = ("GL_KHR_shader_subgroup_shuffle",)
 
     def assemble(self, parts: KernelParts) -> str:
-        """Return version, extensions, constants, buffers, work-group arrays, prelude and main."""
+        """Return version, extensions, constants, buffers, prelude, work-group arrays, functions and main."""
         sizes = sorted({a.dtype.itemsize for a in parts.args} & _EXTENSIONS.keys())
         lines = ["#version 450\n" + "".join(_EXTENSIONS[s] for s in sizes)]
         lines += [f"#extension {name} : require" for name in parts.extensions]
@@ -51,14 +52,15 @@ class GlslDialect(Dialect):
                 lines.append(f"layout(std430, set = 0, binding = {i}) {block}")
         lines.append(parts.prelude)
         lines += [f"shared {s.type} {s.name}[{s.size}];" for s in parts.shared]
+        lines += parts.functions
         return "\n".join([*lines, f"void main() {{  // {parts.entry}", parts.body, "}", ""])
 
     def _element(self, arg: Arg) -> str:
-        if arg.kind == "raw":
-            return _RAW[arg.dtype.itemsize]
+        if arg.raw_bytes:
+            return _RAW[arg.raw_bytes]
         if arg.kind == "wide":
             return "uvec4"
-        if arg.kind == "c4":
+        if arg.in_fours:
             return "f16vec4" if arg.dtype is DType.FLOAT16 else "vec4"
         return _TYPES[arg.dtype]
 

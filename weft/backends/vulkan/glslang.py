@@ -2,7 +2,7 @@
 
 Three are known, in this order: the shared library that `GLSLANG_LIBRARY` names, the one that an installed
 `slangpy` brings (found without importing it), and `glslangValidator` or `glslc` on the PATH. All compile for
-SPIR-V 1.3, the version that every Vulkan 1.1 driver takes.
+SPIR-V 1.3, the version that every Vulkan 1.1 driver takes, but for kernels with extensions that ask for more.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ INSTALL_HINT = (
 )
 _CONTEXT_LINES = 4
 _COMPUTE_STAGE = 6
+_NEWER = "#extension GL_NV_cooperative_matrix2"
+"""What asks for SPIR-V 1.6, that is Vulkan 1.3; drivers with that extension have it."""
 _Output = ctypes.CFUNCTYPE(None, ctypes.POINTER(ctypes.c_char), ctypes.c_size_t, ctypes.c_void_p)
 
 
@@ -121,7 +123,7 @@ class LibraryCompiler(Compiler):
             output=on_spirv,
             stage=_COMPUTE_STAGE,
             optimization=0,
-            spirv_version=(1, 3, 0),
+            spirv_version=(1, 6, 0) if _NEWER in text else (1, 3, 0),
             entry_point=b"main",
         )
         with self._lock:
@@ -138,13 +140,15 @@ class CommandCompiler(Compiler):
 
     def translate(self, text: str, name: str) -> tuple[bytes, str]:
         """Run the program on a temporary file."""
+        version = "vulkan1.3" if _NEWER in text else "vulkan1.1"
+        command = [part.replace("vulkan1.1", version) for part in self._command]
         with tempfile.TemporaryDirectory(prefix="weft-") as folder:
             source = Path(folder) / "kernel.comp"
             target = Path(folder) / "kernel.spv"
             source.write_text(text, encoding="utf-8")
             try:
                 done = subprocess.run(
-                    [*self._command, "-o", str(target), str(source)],
+                    [*command, "-o", str(target), str(source)],
                     capture_output=True,
                     text=True,
                     timeout=120,

@@ -8,12 +8,14 @@ from functools import cached_property
 from typing import Any
 
 from weft.backends.gpu.device import DeviceCaps, Size3
+from weft.backends.vulkan import workgroup_matrices
 from weft.backends.vulkan._vk import NULL, Arena, enumerate_all, ffi, lib, string, vk
 from weft.backends.vulkan.instance import instance
 from weft.core.backend import DeviceInfo
 
 _API_1_1 = (1 << 22) | (1 << 12)
 _API_1_2 = (1 << 22) | (2 << 12)
+_API_1_3 = (1 << 22) | (3 << 12)
 _KINDS = {0: "other", 1: "integrated GPU", 2: "discrete GPU", 3: "virtual GPU", 4: "CPU"}
 _RANK = {2: 0, 1: 1, 3: 2, 0: 3, 4: 5}
 _CPU = 4
@@ -70,6 +72,8 @@ class Physical:
         wanted = ["VkPhysicalDeviceMaintenance3Properties", "VkPhysicalDeviceSubgroupProperties"]
         if self.api >= _API_1_2 or "VK_KHR_driver_properties" in self.extensions:
             wanted.append("VkPhysicalDeviceDriverProperties")
+        if self.api >= _API_1_3 or "VK_EXT_subgroup_size_control" in self.extensions:
+            wanted.append("VkPhysicalDeviceSubgroupSizeControlProperties")
         if "VK_NV_shader_sm_builtins" in self.extensions:
             wanted.append("VkPhysicalDeviceShaderSMBuiltinsPropertiesNV")
         if "VK_AMD_shader_core_properties" in self.extensions:
@@ -132,6 +136,8 @@ class Physical:
             names.append("VkPhysicalDevice8BitStorageFeatures")
         if self.extensions >= MATRIX_EXTENSIONS:
             names += MATRIX_FEATURES
+        if self.api >= _API_1_3:
+            names.append("VkPhysicalDeviceMaintenance4Features")
         base = self._arena.new("VkPhysicalDeviceFeatures2")
         found = {}
         for name in names:
@@ -157,6 +163,31 @@ class Physical:
             and (k.AType, k.BType, k.CType, k.ResultType) == (half, half, single, single)
             and k.scope == vk.VK_SCOPE_SUBGROUP_KHR
             for k in kinds
+        )
+
+    @cached_property
+    def workgroup_matrices(self) -> bool:
+        """Tell whether whole work-groups, of 128 and of 256 items, multiply matrices as Weft's kernels want them.
+
+        Their kernels are SPIR-V 1.6, where a local size that is a constant asks for maintenance4.
+        """
+        if workgroup_matrices.EXTENSION not in self.extensions or not self.matrix_units():
+            return False
+        maintained = self.features().get("VkPhysicalDeviceMaintenance4Features")
+        if not maintained or not maintained.maintenance4 or not workgroup_matrices.supported(self.handle):
+            return False
+        steps = {g.items: g for g in workgroup_matrices.granularities(self.handle)}
+        return all(i in steps and max(steps[i].m, steps[i].n, steps[i].k) <= 64 for i in (128, 256))
+
+    def shuffles(self) -> bool:
+        """Tell whether subgroups always have 32 items, in the order of their numbers, that can exchange values."""
+        sizes = self._extra.get("VkPhysicalDeviceSubgroupSizeControlProperties")
+        known = self._extra["VkPhysicalDeviceSubgroupProperties"]
+        return (
+            sizes is not None
+            and int(sizes.minSubgroupSize) == int(sizes.maxSubgroupSize) == 32
+            and bool(known.supportedStages & vk.VK_SHADER_STAGE_COMPUTE_BIT)
+            and bool(known.supportedOperations & vk.VK_SUBGROUP_FEATURE_SHUFFLE_BIT)
         )
 
     def compute_units(self) -> int:
@@ -189,6 +220,8 @@ class Physical:
             subgroup_size=max(1, int(self._extra["VkPhysicalDeviceSubgroupProperties"].subgroupSize)),
             channels_last=self.matrix_units(),
             matrix_units=self.matrix_units(),
+            workgroup_matrices=self.workgroup_matrices,
+            shuffles=self.shuffles(),
             compute_units=self.compute_units(),
             software=self.software,
         )

@@ -37,6 +37,8 @@ CASES: list[Case] = [
         ("mask-of-rows", (*heads(2, queries=5, keys=9, depth=8), f32(5, 1)), {}),
         ("hidden", (*heads(1, 2, queries=5, keys=40, depth=8), _hidden(-inf)), {}),
         ("lowest", (*heads(1, 2, queries=5, keys=40, depth=8), _hidden(float(np.finfo(np.float32).min))), {}),
+        ("full-blocks", heads(1, 2, queries=40, keys=64, depth=32), {"scale": 0.2}),
+        ("uneven-heads", (*heads(2, queries=18, keys=37, depth=40, width=72), f32(37)), {"scale": 0.2}),
         (
             "all-hidden",
             (*heads(1, 1, queries=1, keys=33, depth=8), given(np.full((1, 33), -inf, np.float32))),

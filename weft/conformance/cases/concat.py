@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.conformance.cases.table import Case, case, const, f16, f32, i64
+from weft.conformance.cases.table import Case, case, const, f16, f32, i64, u8
 
 CASES: list[Case] = [
     case("Concat", f32(1, 3, 4, 4), f32(1, 5, 4, 4), axis=1),
@@ -15,6 +15,9 @@ CASES: list[Case] = [
     case("Concat", i64(2), i64(3), axis=0),
     case("Concat", f16(3, 5, 2), f16(3, 1, 2), axis=1),
     case("Concat", f32(1, 3, 4, 4), const(f32(1, 2, 4, 4)), axis=1),
+    case("Concat", f16(3, 8), f16(3, 4), f16(3, 2), axis=1),
+    case("Concat", u8(2, 16), u8(2, 8), axis=1),
+    case("Split", f32(3, 12), const([4, 8]), axis=1, outputs=2),
     case("Split", f32(6, 4), num_outputs=3, outputs=3),
     case("Split", f32(7, 4), num_outputs=3, outputs=3),
     case("Split", f32(2, 8, 5), const([3, 1, 4]), axis=1, outputs=3),

@@ -42,6 +42,16 @@ CASES: list[Case] = [
     case("Conv", f32(1, 17, 9, 9), const(f32(17, 1, 5, 5)), group=17, pads=(4, 4, 4, 4), dilations=(2, 2)),
     case("Conv", f32(1, 4, 6, 7), const(f32(12, 1, 3, 3)), const(f32(12)), group=4),
     case("Conv", f32(1, 1, 6, 7), const(f32(4, 1, 3, 3)), const(f32(4)), group=1),
+    # depthwise with several pixels an item: sizes that tiles do not divide, strides, dilations, one dimension
+    case("Conv", f32(2, 8, 13, 11), const(f32(8, 1, 3, 3)), const(f32(8)), group=8, pads=(1, 1, 1, 1)),
+    case("Conv", f32(2, 6, 14, 15), const(f32(6, 1, 3, 3)), group=6, strides=(2, 2), pads=(0, 0, 1, 1)),
+    case("Conv", f32(1, 12, 10, 9), const(f32(12, 1, 3, 5)), group=12, strides=(1, 3), dilations=(2, 1)),
+    case("Conv", f32(1, 7, 10, 9), const(f32(7, 1, 3, 5)), group=7, strides=(1, 3), pads=(3, 1, 2, 2)),
+    case("Conv", f32(1, 4, 12, 12), const(f32(4, 1, 5, 5)), const(f32(4)), group=4, strides=(2, 1), pads=(2, 2, 2, 2)),
+    case("Conv", f32(1, 5, 9, 13), const(f32(5, 1, 7, 7)), group=5, pads=(3, 3, 3, 3), dilations=(1, 2)),
+    case("Conv", f32(1, 4, 17, 16), const(f32(4, 1, 15, 14)), const(f32(4)), group=4, pads=(7, 6, 7, 7)),
+    case("Conv", f32(2, 8, 3, 37), const(f32(8, 1, 1, 3)), group=8, pads=(0, 4, 0, 4), dilations=(1, 4)),
+    case("Conv", f32(2, 8, 131), const(f32(8, 1, 3)), const(f32(8)), group=8, strides=(2,), pads=(1, 1)),
     # auto_pad
     case("Conv", f32(1, 3, 7, 8), const(f32(4, 3, 3, 2)), auto_pad="SAME_UPPER", strides=(2, 2)),
     case("Conv", f32(1, 3, 7, 8), const(f32(4, 3, 3, 2)), auto_pad="SAME_LOWER", strides=(2, 2)),

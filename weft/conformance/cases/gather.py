@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.conformance.cases.table import Case, case, const, f16, f32, given, i64
+from weft.conformance.cases.table import Case, boolean, case, const, f16, f32, given, i32, i64, u8
 
 CASES: list[Case] = [
     case("Gather", f32(5, 7), const([0, 2, 4])),
@@ -13,6 +13,15 @@ CASES: list[Case] = [
     case("Gather", f16(17, 8), given([16, 0, 5], "int64")),
     case("Gather", i64(6), const(2)),
     case("Gather", f32(1, 8, 3, 3), const([7, 1, 2]), axis=1),
+    # slices that are moved in pieces: of floats by fours, of others 4, 8 or 16 bytes at a time
+    case("Gather", f32(9, 12), given([[-1, 0], [8, 3]], "int64")),
+    case("Gather", f32(2, 5, 4), given([4, 1, -2], "int64"), axis=1),
+    case("Gather", f32(3, 6), given([2, 0], "int64")),
+    *(case("Gather", i32(5, inner), given([4, 0, -2], "int64")) for inner in (3, 2, 4, 6)),
+    case("Gather", u8(5, 12), given([4, 0, -2], "int64")),
+    case("Gather", boolean(5, 2), given([4, 0, -2], "int64")),
+    case("GatherND", f16(3, 4, 8), given([[0, 1], [2, -1]], "int64")),
+    case("GatherND", i64(3, 4, 2), given([[0, 1], [2, -1]], "int64")),
     case("GatherElements", f32(3, 4), given([[0, 2, -1, 1], [2, 2, 0, 0]], "int64")),
     case("GatherElements", f32(3, 4), given([[0, 3], [-4, 1], [2, 2]], "int64"), axis=1),
     case("GatherElements", f32(2, 3, 4), given([[[0, 3, 1]], [[-1, 0, 2]]], "int64"), axis=-1),

@@ -73,9 +73,12 @@ CASES += [
     case("GlobalAveragePool", f32(2, 5, 9)),
     case("GlobalAveragePool", f32(2, 4, 3, 4, 5)),
     case("GlobalAveragePool", f16(1, 8, 7, 7)),
+    case("GlobalAveragePool", f32(2, 77, 5, 4)),
+    case("GlobalAveragePool", f32(2, 12, 1, 1)),
     case("GlobalMaxPool", f32(1, 3, 7, 7)),
     case("GlobalMaxPool", f32(3, 17, 5, 4)),
     case("GlobalMaxPool", f32(2, 5, 9)),
     case("GlobalMaxPool", f32(2, 4, 3, 4, 5)),
+    case("GlobalMaxPool", f32(2, 77, 17, 21)),
     case("GlobalMaxPool", f16(1, 8, 7, 7)),
 ]

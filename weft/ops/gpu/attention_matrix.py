@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import log2, prod
-from math import e as euler
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import log, prod
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from weft.core.dtypes import DType
 from weft.kernels.launch import DeviceCaps
-from weft.ops.attention import Extents
+from weft.kernels.special import Case, SpecialKernel, one_node, register_special
+from weft.ops.attention import Attention, Extents
 
 if TYPE_CHECKING:
     from weft.ops.gpu.attention import AttentionPlan
@@ -48,18 +51,44 @@ class AttentionTile:
 
 
 TILES = (
+    AttentionTile(4, 1, 32),
+    AttentionTile(2, 2, 32),
+    AttentionTile(1, 4, 32),
+    AttentionTile(8, 1, 32),
+    AttentionTile(2, 1, 32),
     AttentionTile(8, 1, 64),
     AttentionTile(4, 1, 64),
-    AttentionTile(8, 1, 32),
-    AttentionTile(4, 1, 32),
-    AttentionTile(2, 1, 32),
-    AttentionTile(2, 2, 32),
     AttentionTile(1, 2, 64),
-    AttentionTile(1, 4, 32),
     AttentionTile(1, 4, 16),
     AttentionTile(1, 8, 16),
 )
-"""From the most queries that share keys in a cache to the most parallelism."""
+"""First those that were best or close to it on an H200; tuning tries all."""
+USUAL = 32
+"""The keys of a block, if nothing is known: with more the registers are few, with less the steps are many."""
+
+
+def _cases() -> Sequence[Case]:
+    """Return heads apart and side by side, with and without a mask, few and many keys, sizes that fill no tile."""
+    hidden = np.zeros((1, 1, 130, 130), np.float16)
+    hidden[..., 100:] = hidden[..., 7, 1:] = -np.inf
+    return [
+        one_node(Attention(scale=0.2), (2, 3, 40, 32), (2, 3, 50, 32), (2, 3, 50, 32)),
+        one_node(Attention(scale=0.1, heads=4, packed=1), (1, 130, 3 * 4 * 64), hidden),
+        one_node(Attention(scale=0.1, heads=2), (1, 300, 2 * 104), (1, 77, 2 * 104), (1, 77, 2 * 104)),
+        one_node(Attention(scale=0.2), (40, 8, 128, 32), (40, 8, 128, 32), (40, 8, 128, 32)),
+    ]
+
+
+SPECIAL = register_special(
+    SpecialKernel(
+        "attention_matrix",
+        "attention on matrix units",
+        present=lambda caps: caps.matrix_units and "attention_matrix" not in caps.without,
+        disable=lambda caps: replace(caps, without=caps.without | {"attention_matrix"}),
+        cases=_cases,
+        template="attention_matrix",
+    )
+)
 
 
 def chunks(size: int) -> int:
@@ -69,7 +98,7 @@ def chunks(size: int) -> int:
 
 def fits(plan: AttentionPlan) -> bool:
     """Tell whether the device has matrix units for an attention in fp16 whose rows lie at multiples of 16 bytes."""
-    if not plan.k.caps.matrix_units or any(t.dtype is not DType.FLOAT16 for t in (*plan.reads.values(), plan.y)):
+    if not SPECIAL.present(plan.k.caps) or any(t.dtype is not DType.FLOAT16 for t in (*plan.reads.values(), plan.y)):
         return False
     starts = [value for name, value in plan.ints.items() if name[0] in "QKVY" and name[1:] in ("0", "B", "H", "S")]
     return all(value % WIDE == 0 for value in (*starts, plan.each.depth, plan.each.width))
@@ -89,14 +118,13 @@ def legal_tiles(caps: DeviceCaps, each: Extents) -> list[AttentionTile]:
 
 
 def choose_tile(caps: DeviceCaps, each: Extents) -> AttentionTile | None:
-    """Return the tile that shares most among those that keep the device busy, else the one of most parallelism."""
+    """Return the tile of fewest slices that keeps the device busy, else the one of most; None if it takes none."""
     fitting = legal_tiles(caps, each)
-    for tile in fitting:
-        subgroups = prod(each.lead) * -(-each.queries // QUERIES) * tile.slices
-        if tile.warps <= 4 and subgroups >= BUSY * caps.compute_units:
+    usual = [t for t in fitting if t.keys == USUAL] or fitting
+    for tile in usual:
+        if prod(each.lead) * -(-each.queries // QUERIES) * tile.slices >= BUSY * caps.compute_units:
             return tile
-    most = max((t.slices for t in fitting), default=0)
-    return next((t for t in fitting if t.slices == most), None)
+    return max(usual, key=lambda t: t.slices, default=None)
 
 
 def launch_matrix(plan: AttentionPlan, tile: AttentionTile) -> None:
@@ -111,7 +139,7 @@ def launch_matrix(plan: AttentionPlan, tile: AttentionTile) -> None:
         reads=plan.reads,
         writes={"y": plan.y},
         ints={**plan.ints, "BLOCKS": blocks, "GROUPS": groups},
-        floats={"SCALE": plan.op.scale * log2(euler)},
+        floats={"SCALE": plan.op.scale / log(2)},
         variant={
             "warps": tile.warps, "slices": tile.slices, "keys": tile.keys,
             "depth": chunks(each.depth), "width": chunks(each.width),

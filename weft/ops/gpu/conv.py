@@ -14,6 +14,7 @@ from weft.core.tensor import Tensor
 from weft.kernels.launch import PIECE, DeviceCaps, GpuOp, KernelBuilder, Placement, gpu_op
 from weft.ops.conv import Conv
 from weft.ops.gpu import conv_matrix, conv_split
+from weft.ops.gpu.conv_depthwise import launch_depthwise
 from weft.ops.window import Window
 
 VECTOR_BYTES = 16
@@ -45,7 +46,7 @@ class ConvOnGpu(GpuOp):
         if op.group == 1 and plan.window.rank <= 2:
             launch_ungrouped(plan)
         elif op.group == x.shape[1] == y.shape[1] and plan.window.rank <= 2:
-            launch_depthwise(plan)
+            launch_depthwise(plan, window_constants(plan.window))
         else:
             launch_direct(plan)
 
@@ -156,6 +157,9 @@ class GemmTile:
 
 
 TILES = (
+    GemmTile(8, 2, 16, 16, 1),
+    GemmTile(8, 2, 8, 16, 1),
+    GemmTile(8, 2, 16, 8, 1),
     GemmTile(8, 2, 8, 8, 1),
     GemmTile(4, 2, 8, 8, 1),
     GemmTile(4, 1, 8, 8, 1),
@@ -251,22 +255,6 @@ def launch_gemm(plan: ConvPlan, chosen: GemmTile | None = None) -> None:
             grid=(min(tiles, k.caps.max_grid[0]), -(-count // tile.columns), 1),
             local=(tile.lx, tile.ly, tile.lz),
         )  # fmt: skip
-
-
-def launch_depthwise(plan: ConvPlan) -> None:
-    """Launch one filter a channel: an item computes one pixel of four channels."""
-    k, weight = plan.k, plan.weight
-    packed = k.constant("depthwise", lambda: weight.reshape(1, weight.shape[0], -1), Layout.NC4HW4)
-    total = plan.y.shape[0] * plan.blocks * prod(plan.window.outputs)
-    grid, local = k.for_items(total)
-    k.launch(
-        "conv_depthwise",
-        reads={"x": plan.x, "w": packed, **plan.bias_vector()},
-        writes={"y": plan.y},
-        ints={**window_constants(plan.window), "BLOCKS": plan.blocks, "TOTAL": total},
-        grid=grid,
-        local=local,
-    )
 
 
 def launch_direct(plan: ConvPlan) -> None:

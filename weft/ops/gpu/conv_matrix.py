@@ -13,10 +13,11 @@ import numpy as np
 from weft.core.dtypes import DType
 from weft.core.layout import PACK, Array, Layout
 from weft.kernels.launch import DeviceCaps
-from weft.ops.gpu import conv_wgmma
-from weft.ops.gpu.conv_wgmma import WgmmaTile
 from weft.kernels.special import Case, SpecialKernel, one_node, register_special
 from weft.ops.conv import Conv
+from weft.ops.gpu import conv_wgmma, workgroup_gemm
+from weft.ops.gpu.conv_wgmma import WgmmaTile
+from weft.ops.gpu.workgroup_gemm import GroupTile
 
 if TYPE_CHECKING:
     from weft.ops.gpu.conv import ConvPlan
@@ -152,24 +153,37 @@ def pack_weights(weight: Array, tile: MatrixTile) -> Array:
 
 
 def launch_matrix(plan: ConvPlan, constants: dict[str, int]) -> None:
-    """Launch the implicit GEMM: pixels times output channels, over taps and input channels."""
+    """Launch the implicit GEMM, or the product of rows where that is all there is to it; tuning may choose."""
     k, weight = plan.k, plan.weight
-    ci4 = -(-weight.shape[1] // PACK)
-    depth = prod(weight.shape[2:]) * ci4 * PACK
+    depth = prod(weight.shape[2:]) * -(-weight.shape[1] // PACK) * PACK
     pixels, channels = plan.y.shape[0] * prod(plan.window.outputs), weight.shape[0]
     problem = {**constants, "N": plan.y.shape[0], "CI": weight.shape[1], "CO": channels, "bias": plan.bias is not None}
-    candidates: list[MatrixTile | WgmmaTile] = [*legal_tiles(k.caps, depth)]
-    default: MatrixTile | WgmmaTile = choose_tile(k.caps, pixels, channels, depth)
+    candidates: list[MatrixTile | WgmmaTile | GroupTile] = [*legal_tiles(k.caps, depth)]
+    default: MatrixTile | WgmmaTile | GroupTile = choose_tile(k.caps, pixels, channels, depth)
     if conv_wgmma.fits(plan):
         steps = conv_wgmma.steps_of(weight)
         candidates += conv_wgmma.tiles(channels, steps)
         best = conv_wgmma.choose_tile(k.caps, pixels, channels, steps)
         if -(-pixels // best.rows) * -(-channels // best.cols) >= k.caps.compute_units // 2:
             default = best
+    if workgroup_gemm.fits(plan):
+        candidates += workgroup_gemm.legal_tiles(k.caps, pixels, channels)
+        default = workgroup_gemm.choose_tile(k.caps, pixels, channels) or default
     tile = k.pick("conv_matrix", problem, candidates, default)
     if isinstance(tile, WgmmaTile):
         conv_wgmma.launch_wgmma(plan, constants, tile)
-        return
+    elif isinstance(tile, GroupTile):
+        workgroup_gemm.launch_rows(plan, tile)
+    else:
+        _launch_tile(plan, constants, tile)
+
+
+def _launch_tile(plan: ConvPlan, constants: dict[str, int], tile: MatrixTile) -> None:
+    """Launch the implicit GEMM: pixels times output channels, over taps and input channels."""
+    k, weight = plan.k, plan.weight
+    ci4 = -(-weight.shape[1] // PACK)
+    depth = prod(weight.shape[2:]) * ci4 * PACK
+    pixels, channels = plan.y.shape[0] * prod(plan.window.outputs), weight.shape[0]
     packed = k.constant(f"matrix.{tile.columns}.{tile.kb}", partial(pack_weights, weight, tile), Layout.NC4HW4)
     tiles, across = -(-pixels // tile.rows), -(-channels // tile.columns)
     wide = plan.lies_in_pieces(plan.x)
@@ -185,7 +199,7 @@ def launch_matrix(plan: ConvPlan, constants: dict[str, int]) -> None:
             "fm": tile.fm, "fn": tile.fn, "sm": tile.sm, "sn": tile.sn, "kb": tile.kb,
             "pointwise": plan.window.is_pointwise, "sliced": tile.lz > 1, "wide": wide,
         },
-        wide=("x", "w") if wide else (),
+        kinds={"x": "wide", "w": "wide"} if wide else None,
         grid=(min(tiles, k.caps.max_grid[0]), across, 1),
         local=(SUBGROUP, tile.sm * tile.sn, tile.lz),
     )  # fmt: skip

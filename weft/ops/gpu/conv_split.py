@@ -175,7 +175,7 @@ def launch_split(plan: ConvPlan, constants: dict[str, int], tile: SplitTile | Sp
             "pointwise": plan.window.is_pointwise, "last": k.rows(plan.x) is not None,
             "scale": str(2.0**-ACTIVATION_BITS), "low": str(2.0**-LOW_BITS),
         },
-        wide=("w",),
+        kinds={"w": "wide"},
         grid=(min(tiles, k.caps.max_grid[0]), across, 1),
         local=(SUBGROUP, tile.sm * tile.sn, tile.lz),
     )  # fmt: skip

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from typing import TYPE_CHECKING
@@ -12,6 +13,8 @@ import numpy as np
 from weft.core.dtypes import DType
 from weft.core.layout import PACK, Array
 from weft.kernels.launch import PIECE, DeviceCaps
+from weft.kernels.special import Case, SpecialKernel, one_node, register_special
+from weft.ops.conv import Conv
 
 if TYPE_CHECKING:
     from weft.ops.gpu.conv import ConvPlan
@@ -65,6 +68,32 @@ class WgmmaTile:
         """Return the groups that a multiprocessor holds, by its memory and its registers."""
         registers = (self.cols // 2 + 72) * self.items
         return max(min(SHARED // (self.shared_bytes(steps) + RESERVED), 65536 // registers), 1)
+
+
+def _cases() -> Sequence[Case]:
+    """Return convolutions with tiles for most units: few channels and many, with and without taps, uneven edges."""
+    shapes = (
+        ((2, 3, 129, 110), (40, 3, 7, 7), 2),
+        ((1, 16, 96, 81), (72, 16, 1, 1), 1),
+        ((2, 20, 60, 61), (24, 20, 3, 3), 1),
+        ((1, 264, 65, 67), (96, 264, 3, 3), 1),
+    )
+    return [
+        one_node(Conv(kernel_shape=w[2:], strides=(s, s), pads=(w[2] // 2,) * 4), x, w, w[:1], constants=(1, 2))
+        for x, w, s in shapes
+    ]
+
+
+SPECIAL = register_special(
+    SpecialKernel(
+        "conv_wgmma",
+        "convolutions by warpgroups",
+        present=lambda caps: caps.warpgroup_units and caps.matrix_units,
+        disable=lambda caps: replace(caps, warpgroup_units=False),
+        cases=_cases,
+        template="conv_wgmma",
+    )
+)
 
 
 def fits(plan: ConvPlan) -> bool:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from weft.core.layout import Layout, Shape
+from weft.core.layout import PACK, Layout, Shape
 from weft.core.tensor import Tensor
 from weft.errors import ExecutionError
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, Placement, gpu_op
+from weft.kernels.source import ArgKind
 from weft.ops.elementwise import Elementwise
 
 
@@ -123,18 +124,41 @@ def collapse(shapes: Sequence[Shape], output: Shape) -> tuple[list[list[int]], l
     return strides, sizes
 
 
+def prefers_fours(caps: DeviceCaps) -> bool:
+    """Tell whether an item should compute four elements: compilers for CPUs make vectors of items as they like."""
+    return not caps.software
+
+
+def _names_in_fours(
+    k: KernelBuilder, reads: dict[str, Tensor], y: Tensor, strides: list[list[int]], sizes: list[int]
+) -> tuple[str, ...]:
+    """Return which of operands and output "y" can be taken in vectors of four; none if the output cannot."""
+    last = sizes[-1] if sizes else 1
+    if last % PACK or not all(t.dtype.is_float for t in (*reads.values(), y)) or not prefers_fours(k.caps):
+        return ()
+    return ("y", *(name for name, row in zip(reads, strides, strict=True) if row[-1] == 1))
+
+
 def _launch_linear(
     k: KernelBuilder, expr: str, count: int, reads: dict[str, Tensor], floats: dict[str, float], y: Tensor
 ) -> None:
     strides, sizes = collapse([t.shape for t in reads.values()], y.shape)
     if len(sizes) > 6:
         raise ExecutionError("the broadcast needs more than six axes", why=f"output {y.shape}")
-    total = prod(y.shape)
     plain = all(row == strides[0] and len(sizes) == 1 and row[0] == 1 for row in strides) if strides else True
+    fours = _names_in_fours(k, reads, y, strides, sizes)
+    total = prod(y.shape)
+    if fours:
+        total //= PACK
+        sizes[-1] //= PACK
+        for name, row in zip(reads, strides, strict=True):
+            if name in fours:  # the last step is one element, and will be one vector
+                row[:-1] = [step // PACK for step in row[:-1]]
     ints = {"TOTAL": total}
     if not plain:
         ints |= {f"D{d}": size for d, size in enumerate(sizes)}
         ints |= {f"{n}_S{d}": s for n, row in zip(reads, strides, strict=True) for d, s in enumerate(row)}
+    kind: ArgKind = "fours"
     grid, local = k.for_items(total)
     k.launch(
         "elementwise",
@@ -142,7 +166,15 @@ def _launch_linear(
         writes={"y": y},
         ints=ints,
         floats=floats,
-        variant={"expr": expr, "names": tuple(reads), "rank": 0 if plain else len(sizes), "count": count},
+        variant={
+            "expr": expr,
+            "names": tuple(reads),
+            "rank": 0 if plain else len(sizes),
+            "count": count,
+            "wide": bool(fours),
+            "fours": tuple(name for name in reads if name in fours),
+        },
         grid=grid,
         local=local,
+        kinds=dict.fromkeys(fours, kind),
     )

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import prod
 
+from weft.core.layout import PACK
 from weft.core.tensor import Tensor
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, gpu_op
+from weft.kernels.source import RAW_KINDS, ArgKind
 from weft.ops.gather import Gather, GatherElements, GatherND
-from weft.ops.gpu.move import Strides, launch_move, row_major
+from weft.ops.gpu.move import Strides, elements_at_once, launch_move, row_major
 
 
 class _Gather(GpuOp):
@@ -31,13 +33,15 @@ def _launch(
     template: str,
     tensors: tuple[Tensor, Tensor, Tensor],
     ints: Mapping[str, int],
-    variant: Mapping[str, int] | None = None,
+    variant: Mapping[str, int | str] | None = None,
     *,
-    raw: bool = True,
+    kind: ArgKind = "raw",
+    at_once: int = 1,
 ) -> None:
-    """Launch a kernel over the elements of y, the last of the tensors x, places and y."""
+    """Launch a kernel over the elements of y, the last of the tensors x, places and y; `at_once` neighbours an item."""
     x, places, y = tensors
-    total = prod(y.shape)
+    raw = kind not in ("linear", "fours")
+    total = prod(y.shape) // at_once
     grid, local = k.for_items(total)
     k.launch(
         template,
@@ -48,6 +52,7 @@ def _launch(
         grid=grid,
         local=local,
         raw=raw,
+        kinds={"x": kind, "y": kind},
         epilogue=not raw,
     )
 
@@ -71,8 +76,12 @@ class GatherOnGpu(_Gather):
             start = int(places.constant.item()) % size * inner
             launch_move(k, x, y, (outer, inner), Strides((size * inner, 1), start), Strides((inner, 1)))
             return
-        ints = {"SIZE": size, "INNER": max(inner, 1), "COUNT": max(prod(places.shape), 1)}
-        _launch(k, "gather", (x, places, y), ints, {"floats": floats}, raw=not floats)
+        kind, at_once = _kind(x, inner)
+        if floats:
+            at_once = PACK if inner % PACK == 0 else 1
+            kind = "linear" if at_once == 1 else "fours"
+        ints = {"SIZE": size, "INNER": max(inner // at_once, 1), "COUNT": max(prod(places.shape), 1)}
+        _launch(k, "gather", (x, places, y), ints, {"kind": kind}, kind=kind, at_once=at_once)
 
 
 @gpu_op(GatherElements)
@@ -103,12 +112,20 @@ class GatherNDOnGpu(_Gather):
         x, places, y = inputs[0], inputs[1], outputs[0]
         assert x is not None and places is not None
         depth, batch = places.shape[-1], op.batch_dims
+        inner = prod(x.shape[batch + depth :])
+        kind, at_once = _kind(x, inner)
         ints = {
-            "INNER": max(prod(x.shape[batch + depth :]), 1),
+            "INNER": max(inner // at_once, 1),
             "PER": max(prod(places.shape[batch:-1]), 1),
-            "STEP": prod(x.shape[batch:]),
+            "STEP": prod(x.shape[batch:]) // at_once,
         }
         steps = row_major(x.shape)
         for d in range(depth):
-            ints |= {f"D{d}": x.shape[batch + d], f"S{d}": steps[batch + d]}
-        _launch(k, "gather_nd", (x, places, y), ints, {"depth": depth})
+            ints |= {f"D{d}": x.shape[batch + d], f"S{d}": steps[batch + d] // at_once}
+        _launch(k, "gather_nd", (x, places, y), ints, {"depth": depth}, kind=kind, at_once=at_once)
+
+
+def _kind(x: Tensor, inner: int) -> tuple[ArgKind, int]:
+    """Return the kind of argument by which slices of `inner` elements are moved, and the elements at once."""
+    at_once = elements_at_once(x.dtype.itemsize, [(inner, 1, 1)])
+    return RAW_KINDS.get(at_once * x.dtype.itemsize, "raw") if at_once > 1 else "raw", at_once

@@ -14,6 +14,7 @@ from weft.core.tensor import Tensor
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, Placement, gpu_op
 from weft.ops.gpu.elementwise import launch_expression
 from weft.ops.gpu.reduce import LONG, choose_group, part_axes
+from weft.ops.gpu.teams import Team, choose_team
 from weft.ops.norm import (
     LRN,
     BatchNormalization,
@@ -83,10 +84,42 @@ class Lines:
     parameters: dict[str, Tensor] = field(default_factory=dict)
     inner: int = 1
 
+    def sizes(self) -> list[int]:
+        """Return the elements of the parameters."""
+        return [prod(t.shape) for t in self.parameters.values()]
+
+    def side_by_side(self) -> bool:
+        """Tell whether the lines lie one behind the other, and the parameters beside them, element by element."""
+        at, length = self.ints, self.ints["LENGTH"]
+        one_run = at["R2"] == length and at["RS2"] == 1 and at["K2"] == prod(at[f"K{d}"] for d in range(3))
+        return one_run and at["KS2"] in (0, length) and self.inner == 1 and all(self.sizes())
+
+
+def _launch_rows(k: KernelBuilder, x: Tensor, outputs: Sequence[Tensor], lines: Lines, team: Team) -> None:
+    """Launch a normalization of lines that lie one behind the other."""
+    length = lines.ints["LENGTH"]
+    sizes = {name: prod(t.shape) for name, t in lines.parameters.items()}
+    whole = tuple(name for name, size in sizes.items() if size == length)
+    team.launch(
+        k,
+        "normalize_rows",
+        {"x": x, **lines.parameters},
+        dict(zip(("y", "mean_out", "factor_out"), outputs, strict=False)),
+        lines=prod(x.shape) // length,
+        length=length,
+        ints={f"{name.upper()}_UNITS": size // team.width for name, size in sizes.items() if name not in whole},
+        floats={} if lines.epsilon is None else {"EPSILON": lines.epsilon},
+        variant={"centred": lines.centred, "term": lines.term, "factor": lines.factor, "whole": whole},
+    )
+
 
 def launch_lines(k: KernelBuilder, x: Tensor, outputs: Sequence[Tensor], lines: Lines) -> None:
     """Launch a normalization in NCHW; `outputs` are y and, if asked for, the means and the factors."""
     count = prod(lines.ints[f"K{d}"] for d in range(3))
+    team = choose_team(k, count, lines.ints["LENGTH"], lines.sizes()) if lines.side_by_side() else None
+    if team is not None:
+        _launch_rows(k, x, outputs, lines, team)
+        return
     short, grid, local = choose_group(k, count, lines.ints["LENGTH"], lines.contiguous)
     ints = {**lines.ints, "LINES": count}
     for name, t in lines.parameters.items():

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from weft.core.layout import PACK
+from weft.core.layout import PACK, Layout
 from weft.core.tensor import Tensor
-from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, Placement, gpu_op
+from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, Placement, gpu_op, power_of_two
 from weft.ops.gpu.conv import window_constants
 from weft.ops.pool import AveragePool, GlobalAveragePool, GlobalMaxPool, LpPool, MaxPool, Pool
+
+BLOCKS_AT_ONCE = 16
+"""Blocks of channels that a group of a global pool reads of each pixel: 128 bytes of halves."""
+PIXELS_AT_ONCE = 16
+"""Pixels that it reads at a time."""
 
 
 @gpu_op(MaxPool, AveragePool, LpPool)
@@ -58,7 +63,7 @@ class PoolOnGpu(GpuOp):
 
 @gpu_op(GlobalAveragePool, GlobalMaxPool)
 class GlobalPoolOnGpu(GpuOp):
-    """One group reduces one block of channels."""
+    """One group reduces one block of channels, or several that lie side by side."""
 
     placement = Placement.CHANNELS
 
@@ -71,15 +76,19 @@ class GlobalPoolOnGpu(GpuOp):
 
 
 def launch_global(k: KernelBuilder, x: Tensor, y: Tensor, mode: str) -> None:
-    """Launch the maximum or the average of each channel's whole image, one group for each block of channels."""
-    blocks = -(-x.shape[1] // PACK)
-    groups = x.shape[0] * blocks
+    """Launch the maximum or the average of each channel's whole image: a group reduces blocks that lie side by side."""
+    blocks, places = -(-x.shape[1] // PACK), prod(x.shape[2:])
+    wide, items = 1, k.tree_items()
+    if x.layout is Layout.NHWC4:
+        wide = min(BLOCKS_AT_ONCE, power_of_two(blocks))
+        items = min(k.tree_items(wide * PIXELS_AT_ONCE), wide * power_of_two(places))
+    groups = x.shape[0] * -(-blocks // wide)
     k.launch(
         "pool_global",
         reads={"x": x},
         writes={"y": y},
-        ints={"BLOCKS": blocks, "PLACES": prod(x.shape[2:]), "GROUPS": groups},
+        ints={"BLOCKS": blocks, "PLACES": places, "GROUPS": groups, "WIDE": wide},
         variant={"mode": mode},
         grid=(min(groups, k.caps.max_grid[0]), 1, 1),
-        local=(k.tree_items(), 1, 1),
+        local=(items, 1, 1),
     )

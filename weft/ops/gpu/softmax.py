@@ -8,6 +8,7 @@ from math import prod
 from weft.core.tensor import Tensor
 from weft.kernels.launch import GpuOp, KernelBuilder, gpu_op
 from weft.ops.gpu.reduce import choose_group
+from weft.ops.gpu.teams import choose_team
 from weft.ops.softmax import AlongAxis, LogSoftmax, Softmax
 
 
@@ -25,13 +26,20 @@ class SoftmaxOnGpu(GpuOp):
         length = prod(x.shape[axis:]) if op.flatten else prod(x.shape[axis : axis + 1])
         inner = 1 if op.flatten else prod(x.shape[axis + 1 :])
         lines = prod(x.shape) // max(length, 1)
+        log = isinstance(op, LogSoftmax)
+        team = choose_team(k, lines, length) if inner == 1 else None
+        if team is not None:
+            team.launch(
+                k, "softmax_rows", {"x": x}, {"y": y}, lines=lines, length=length, variant={"log": log}
+            )
+            return
         short, grid, local = choose_group(k, lines, length, inner == 1)
         k.launch(
             "softmax",
             reads={"x": x},
             writes={"y": y},
             ints={"LENGTH": length, "INNER": inner, "LINES": lines},
-            variant={"log": isinstance(op, LogSoftmax), "short": short},
+            variant={"log": log, "short": short},
             grid=grid,
             local=local,
         )

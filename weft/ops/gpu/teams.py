@@ -1,0 +1,104 @@
+"""Teams: the work-items that share one line of elements, each keeping its part of the line in registers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from weft.core.layout import PACK
+from weft.core.tensor import Tensor
+from weft.kernels.launch import KernelBuilder, power_of_two
+from weft.kernels.source import ArgKind
+from weft.kernels.special import Case, SpecialKernel, one_node, register_special
+from weft.ops.softmax import Softmax
+
+SHORTEST = 16
+"""Elements of a line from which on a team pays; shorter ones are done by one item each."""
+SIDE_BY_SIDE = 32
+"""Items that run as one on the devices where it matters; a team of no more exchanges values without a barrier."""
+LARGEST = 256
+MOST = {True: 8, False: 16}
+"""Vectors of four, or elements, that one item keeps: beyond that registers become scarce."""
+GROUP = 128
+"""Items of a work-group, if there are lines enough."""
+
+
+def _cases() -> Sequence[Case]:
+    """Return lines of a softmax that a part of a subgroup, a subgroup and several of them share."""
+    return [one_node(Softmax(axis=-1), shape) for shape in ((37, 20), (9, 384), (5, 1000), (3, 4099))]
+
+
+SPECIAL = register_special(
+    SpecialKernel(
+        "team_shuffles",
+        "exchanges between work-items",
+        present=lambda caps: caps.shuffles,
+        disable=lambda caps: replace(caps, shuffles=False),
+        cases=_cases,
+        template="softmax_rows",
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Team:
+    """A team of `items` for each line, each with `each` vectors of four (`fours`) or elements, `rows` teams a group."""
+
+    items: int
+    each: int
+    rows: int
+    fours: bool
+
+    def launch(
+        self,
+        k: KernelBuilder,
+        template: str,
+        reads: dict[str, Tensor],
+        writes: dict[str, Tensor],
+        *,
+        lines: int,
+        length: int,
+        ints: dict[str, int] | None = None,
+        floats: dict[str, float] | None = None,
+        variant: dict[str, Any] | None = None,
+    ) -> None:
+        """Launch a template of lines; of `writes`, those behind the first have one element a line."""
+        four: ArgKind = "fours"
+        kinds = {name: four for name in (*reads, next(iter(writes))) if self.fours}
+        ints = {"LINES": lines, "LENGTH": length, "UNITS": length // self.width, "ROWS": self.rows, **(ints or {})}
+        own = {"team": self.items, "each": self.each, "fours": self.fours, "shuffles": k.caps.shuffles}
+        k.launch(
+            template,
+            reads=reads,
+            writes=writes,
+            ints=ints,
+            floats=floats,
+            variant={**own, **(variant or {})},
+            grid=(max(1, min(-(-lines // self.rows), k.caps.max_grid[0])), 1, 1),
+            local=(self.items * self.rows, 1, 1),
+            kinds=kinds,
+        )
+
+    @property
+    def width(self) -> int:
+        """Return the elements that an item takes at a time."""
+        return PACK if self.fours else 1
+
+
+def choose_team(k: KernelBuilder, lines: int, length: int, sizes: Sequence[int] = ()) -> Team | None:
+    """Return the team for lines that lie one behind the other, or None: too short or too long for one.
+
+    `sizes` are the elements of operands that repeat along the lines.
+    """
+    if length < SHORTEST or not lines:
+        return None
+    fours = all(size % PACK == 0 for size in (length, *sizes))
+    units = length // PACK if fours else length
+    items = power_of_two(min(units, max(SIDE_BY_SIDE, -(-units // MOST[fours]))))
+    if items > min(LARGEST, k.caps.max_local_items):
+        return None
+    rows = max(GROUP // items, 1)
+    while rows * items > SIDE_BY_SIDE and rows > 1 and lines < 2 * rows * k.caps.compute_units:
+        rows //= 2  # rather a unit for each line than a full group
+    return Team(items, -(-units // items), rows, fours)
