@@ -95,7 +95,7 @@ def test_attention_with_a_step_fused_into_its_store(tile: AttentionTile) -> None
 
 
 @pytest.mark.parametrize(
-    ("tile", "channels_last"), [(MatrixTile(1, 1, 2, 1), True), (MatrixTile(1, 1, 1, 1, 2), False)], ids=repr
+    ("tile", "channels_last"), [(MatrixTile(1, 1, 2, 1), True), (MatrixTile(1, 1, 1, 1, 2, 4), False)], ids=repr
 )
 def test_convolutions_by_value(tile: MatrixTile, channels_last: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conv_matrix, "TILES", (MatrixTile(1, 1, 2, 1), tile))

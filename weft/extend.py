@@ -47,7 +47,7 @@ from weft.errors import (
     OutOfMemory,
 )
 from weft.kernels.cache import DiskCache
-from weft.kernels.dialect import Dialect, KernelParts, Shared
+from weft.kernels.dialect import Dialect, KernelParts, Shared, View
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, Placement, gpu_op
 from weft.kernels.source import Arg, KernelSource
 from weft.kernels.template import add_shader_folder
@@ -98,6 +98,7 @@ __all__ = [
     "Shared",
     "Slot",
     "Substitution",
+    "View",
     "add_shader_folder",
     "convert",
     "copy_tensor",

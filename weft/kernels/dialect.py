@@ -95,6 +95,19 @@ class Dialect(ABC):
     def load_lane(self, arg: Arg, index: str, lane: str) -> str:
         """Return the expression of element 4 * `index` + `lane` of a c4 argument, as f32."""
 
+    def load_quad(self, arg: Arg, index: str) -> str:
+        """Return the expression of the four elements from 4 * `index` on of a linear argument, as f32x4."""
+        return f"F4({', '.join(self.load(arg, f'({index}) * 4 + {e}') for e in range(4))})"
+
+    def store_quad(self, arg: Arg, index: str, value: str) -> str:
+        """Return the statement that stores an f32x4 variable as four elements of a linear argument."""
+        stores = (self.store(arg, f"({index}) * 4 + {e}", f"{value}.{lane}") for e, lane in enumerate("xyzw"))
+        return f"{{ {' '.join(stores)} }}"
+
+    def quad_view(self, arg: Arg) -> View | None:
+        """Return the view of a linear argument that its quads are moved through, if that takes one."""
+        return None
+
     def load_high(self, arg: Arg, index: str) -> str:
         """Return the upper 32 bits of element `index` of an integer argument, widened to 64 bits, as i32."""
         if arg.dtype is DType.INT64:

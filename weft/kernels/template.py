@@ -189,6 +189,21 @@ class ArgWriter:
         """
         return f"({self.name}_NS / {places} * 4)"
 
+    def load_quad(self, index: str) -> str:
+        """Four elements of a linear argument, from 4 * `index` on; the argument's rows lie at multiples of four."""
+        self._need_quads()
+        return self._dialect.load_quad(self.arg, index)
+
+    def store_quad(self, index: str, value: str) -> str:
+        """Store an f32x4 variable as four elements of a linear argument; there is no epilogue."""
+        self._need_quads()
+        return self._dialect.store_quad(self.arg, index, value)
+
+    def _need_quads(self) -> None:
+        view = self._dialect.quad_view(self.arg)
+        if view is not None and view not in self._writer.views:
+            self._writer.views.append(view)
+
     def store_int(self, index: str, value: str) -> str:
         """Store an i32 (a variable) as one element of an integer argument; there is no epilogue."""
         return self._dialect.store(self.arg, index, value)

@@ -1,88 +1,118 @@
-## softmax(SCALE * Q K^T + mask) V for `rows` queries of one head a group, 8 items to a query. Keys come in blocks
-## of `keys`; the softmax is kept up to date (top: the largest score so far, total: the sum of powers), so scores
-## never leave the group. The elements of a head lie side by side; steps are QB, QH, QS and so on for batch, head
-## and row. `depth` and `width` are eighths, rounded up, of the elements of a key, D, and of a value, E.
-## Shared: rows * depth * 8 + keys * (max(depth, width) * 8 + 1) + rows * keys floats.
+## softmax(SCALE * Q K^T + mask) V for `rows` queries of one head a group. Keys come in blocks of `keys`; the softmax
+## is kept up to date (top: the largest score so far, total: an item's part of the sum of powers), so scores never
+## leave the group. Of its lx x ly items each has `each` queries, keys / lx scores of each, and `columns` vectors of
+## the result. `depth` and `width` are the vectors of four of a key and of a value; the elements of a head lie side by
+## side (`quads`: and at multiples of four); steps are QB, QH, QS and so on for batch, head and row.
+## Where shared memory is small (`joint`), values take the place of keys.
 <%
-each, per = range(width), range(keys // 8)
-pitch = max(depth, width) * 8 + 1
-k.shared("f32", "queries", f"{rows * depth * 8}")
-k.shared("f32", "block", f"{keys * pitch}")
-k.shared("f32", "scores", f"{rows * keys}")
+rows, columns, letters = each * ly, -(-width // lx), "xyzw"
+queries, scores, sums = range(each), range(keys // lx), [(i, j) for i in range(each) for j in range(columns)]
+## Rows an odd number of vectors apart: eight items that read one column of eight rows touch all banks once.
+pitch, p_pitch, v_pitch = depth | 1, keys // 4 + 1, columns * lx
+values = "Ks" if joint else "Vs"
+k.shared("f32x4", "Qs", f"{rows * pitch}")
+k.shared("f32x4", "Ks", f"{keys * max(pitch, v_pitch if joint else 0)}")
+if not joint:
+    k.shared("f32x4", "Vs", f"{keys * v_pitch}")
+k.shared("f32x4", "Ps", f"{rows * p_pitch}")
+k.shared("f32x4", "Part", f"{lx * ly * -(-each // 4)}")
+## An item's keys are neighbours in fours, yet items read neighbouring rows: rows lie in the order of reading.
+put_query = lambda r, c, v: f"Qs[{r} * {pitch} + {c}] = SCALE * {v}"
+put_key = lambda r, c, v: f"Ks[({r} / {4 * lx} * {4 * lx} + {r} % 4 * {lx} + {r} % {4 * lx} / 4) * {pitch} + {c}] = {v}"
+put_value = lambda r, c, v: f"{values}[{r} * {v_pitch} + {c}] = COUNT % {keys} == 0 || start + {r} < COUNT ? {v} : SPLAT(0.0)"
 %>
-const int column = LOCAL_X, row = LOCAL_Y, item = LOCAL_Y * 8 + LOCAL_X;
+<%namespace name="tiles" file="attention_tiles.mako"/>
+#define LARGER(a, b) ((a) > (b) ? (a) : (b)) // a NaN may get lost here: it makes the total one all the same
+## Of neighbouring items two share a line and the next two a column: a load of 16 bytes is served to two at a time.
+const int item = LOCAL_X, column = item / 2 % ${lx}, line = item % 2 + item / ${2 * lx} * 2;
 for (int group = GROUP_X; group < GROUPS; group += GROUPS_X) {
   const int first = group % BLOCKS * ${rows}, head = group / BLOCKS % HEADS, batch = group / BLOCKS / HEADS;
-  const int query = first + row;
-  for (int e = item; e < ${rows} * D; e += ${rows * 8}) {
-    const int r = first + e / D;
-    queries[e] = 0.0;
-    if (r < QUERIES) queries[e] = SCALE * ${q_in.load("Q0 + batch * QB + head * QH + r * QS + e % D")};
-  }
-  f32 top = -INFINITY_F, total = 0.0;
-% for i in each:
-  f32 acc${i} = 0.0;
+% for letter in "QKVY":
+  ${tiles.start_of(letter)}
+% endfor
+  ${tiles.stage(q_in, "Q", "first", rows, "QUERIES", depth, "D", put_query)}
+% for i in queries:
+  f32 top${i} = -INFINITY_F, total${i} = 0.0;
+% endfor
+% for i, j in sums:
+  f32x4 acc${i}_${j} = SPLAT(0.0);
 % endfor
   for (int start = 0; start < COUNT; start += ${keys}) {
-    for (int e = item; e < ${keys} * D; e += ${rows * 8}) {
-      const int r = start + e / D, at = e / D * ${pitch} + e % D;
-      block[at] = 0.0;
-      if (r < COUNT) block[at] = ${k_in.load("K0 + batch * KB + head * KH + r * KS + e % D")};
-    }
-    BARRIER;
-% for j in per:
-    f32 s${j} = 0.0;
-% endfor
-    for (int e = 0; e < D; e++) {
-      const f32 a = queries[row * D + e];
-% for j in per:
-      s${j} += a * block[(${j} * 8 + column) * ${pitch} + e];
-% endfor
-    }
-% for j in per:
-    {
-      const int key = start + ${j} * 8 + column;
-% if k.has("mask"):
-      if (key < COUNT && query < QUERIES) s${j} += ${k.args["mask"].load("batch * MB + head * MH + query * MS + key * MK")};
+    ${tiles.stage(k_in, "K", "start", keys, "COUNT", depth, "D", put_key)}
+% if not joint:
+    ${tiles.stage(v_in, "V", "start", keys, "COUNT", width, "E", put_value)}
 % endif
-      scores[row * ${keys} + ${j} * 8 + column] = key < COUNT ? s${j} : -INFINITY_F;
+    BARRIER;
+    f32 ${", ".join(f"s{i}_{j} = 0.0" for i in queries for j in scores)};
+    for (int d = 0; d < ${depth}; d++) {
+% for i in queries:
+      const f32x4 q${i} = Qs[(${i * ly} + line) * ${pitch} + d];
+% endfor
+% for j in scores:
+      const f32x4 k${j} = Ks[(${j * lx} + column) * ${pitch} + d];
+% endfor
+% for letter, i, j in [(letter, i, j) for letter in letters for i in queries for j in scores]:
+      s${i}_${j} += q${i}.${letter} * k${j}.${letter};
+% endfor
+    }
+% for i in queries:
+    f32 next${i} = -INFINITY_F;
+% for j in scores:
+    {
+      const int key = start + ${j // 4 * 4 * lx + j % 4} + column * 4;
+% if k.has("mask"):
+      s${i}_${j} += ${k.args["mask"].load(f"batch * MB + head * MH + min(first + {i * ly} + line, QUERIES - 1) * MS + min(key, COUNT - 1) * MK")};
+% endif
+      if (COUNT % ${keys} != 0 && key >= COUNT) s${i}_${j} = -INFINITY_F;
+      next${i} = LARGER(next${i}, s${i}_${j});
     }
 % endfor
-    BARRIER;
-    f32 next = top;
-    for (int j = 0; j < ${keys}; j++) next = fmax(next, scores[row * ${keys} + j]);
+% endfor
+    ${tiles.share("next")}
+% if joint:
+    ${tiles.stage(v_in, "V", "start", keys, "COUNT", width, "E", put_value)}
+% endif
+    ${"".join(f"next{i} = top{i}; " for i in queries)}
+    ${tiles.gather(lambda i, theirs: f"next{i} = LARGER(next{i}, {theirs});")}
+% for i in queries:
     // Where all scores so far are -inf there is nothing to scale down: no difference of infinities is taken.
-    const f32 shift = next == -INFINITY_F ? 0.0 : next;
-    const f32 fade = exp(top - shift);
-    top = next;
-    BARRIER;
-% for j in per:
-    scores[row * ${keys} + ${j} * 8 + column] = exp(scores[row * ${keys} + ${j} * 8 + column] - shift);
+    const f32 shift${i} = next${i} == -INFINITY_F ? 0.0 : next${i}, fade${i} = exp(top${i} - shift${i});
+    top${i} = next${i};
+    ${" ".join(f"s{i}_{j} = exp(s{i}_{j} - shift{i});" for j in scores)}
+    total${i} = total${i} * fade${i} + (${" + ".join(f"s{i}_{j}" for j in scores)});
+% for j in scores[::4]:
+    Ps[(${i * ly} + line) * ${p_pitch} + ${j // 4 * lx} + column] = F4(${", ".join(f"s{i}_{j + e}" for e in range(4))});
 % endfor
-    for (int e = item; e < ${keys} * E; e += ${rows * 8}) {
-      const int r = start + e / E, at = e / E * ${pitch} + e % E;
-      block[at] = 0.0;
-      if (r < COUNT) block[at] = ${v_in.load("V0 + batch * VB + head * VH + r * VS + e % E")};
-    }
-    BARRIER;
-    total *= fade;
-% for i in each:
-    acc${i} *= fade;
 % endfor
-    for (int j = 0; j < ${keys}; j++) {
-      const f32 p = scores[row * ${keys} + j];
-      total += p;
-% for i in each:
-      acc${i} += p * block[j * ${pitch} + ${i} * 8 + column];
+    ${" ".join(f"acc{i}_{j} *= fade{i};" for i, j in sums)}
+    BARRIER;
+    for (int n = 0; n < ${keys // 4}; n++) {
+% for i in queries:
+      const f32x4 p${i} = Ps[(${i * ly} + line) * ${p_pitch} + n];
+% endfor
+% for e, letter in enumerate(letters):
+% for j in range(columns):
+      const f32x4 v${j}${letter} = ${values}[(n * 4 + ${e}) * ${v_pitch} + ${j * lx} + column];
+% endfor
+      ${" ".join(f"acc{i}_{j} += p{i}.{letter} * v{j}{letter};" for i, j in sums)}
 % endfor
     }
     BARRIER;
   }
-  if (query < QUERIES) {
-% for i in each:
-    if (${i} * 8 + column < E) {
-      ${y.store(f"batch * YB + head * YH + query * YS + {i} * 8 + column", f"acc{i} / total")}
-    }
+  ${tiles.share("total")}
+  ${"".join(f"total{i} = 0.0; " for i in queries)}
+  ${tiles.gather(lambda i, theirs: f"total{i} += {theirs};")}
+% for i, j in sums:
+  if (first + ${i * ly} + line < QUERIES && ${j * lx} + column < ${width}) {
+    const int query = first + ${i * ly} + line, vector = ${j * lx} + column;
+    const f32x4 result = acc${i}_${j} / total${i};
+% if quads and not y.has_stages():
+    ${y.store_quad("Y_at + query * (YS / 4) + vector", "result")}
+% else:
+% for e, letter in enumerate(letters):
+    if (vector * 4 + ${e} < E) ${y.store(f"Y_at{' * 4' if quads else ''} + query * YS + vector * 4 + {e}", f"result.{letter}")}
 % endfor
+% endif
   }
+% endfor
 }

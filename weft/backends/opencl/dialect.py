@@ -91,6 +91,18 @@ class OpenCLDialect(Dialect):
             return f"store_half8({first}, {second}, {index}, {arg.name});"
         return super().store8(arg, index, first, second)
 
+    def load_quad(self, arg: Arg, index: str) -> str:
+        """Return four elements of a linear argument at once; every buffer starts at a multiple of 16 bytes."""
+        if arg.dtype is DType.FLOAT16:
+            return f"load_half4({index}, {arg.name})"
+        return f"((__global const float4*){arg.name})[{index}]"
+
+    def store_quad(self, arg: Arg, index: str, value: str) -> str:
+        """Return the statement that stores four elements of a linear argument at once."""
+        if arg.dtype is DType.FLOAT16:
+            return f"store_half4({value}, {index}, {arg.name});"
+        return f"((__global float4*){arg.name})[{index}] = {value};"
+
     def load_lane(self, arg: Arg, index: str, lane: str) -> str:
         """Return one lane of a float4 in memory."""
         if arg.dtype is DType.FLOAT16:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from weft.core.dtypes import DType
-from weft.kernels.dialect import Dialect, KernelParts
+from weft.kernels.dialect import Dialect, KernelParts, View
 from weft.kernels.source import Arg
 
 _RAW = {1: "uint8_t", 2: "uint16_t", 4: "uint", 8: "uvec2", 16: "uvec4"}
@@ -60,9 +60,10 @@ class GlslDialect(Dialect):
             return _RAW[arg.raw_bytes]
         if arg.kind == "wide":
             return "uvec4"
-        if arg.in_fours:
-            return "f16vec4" if arg.dtype is DType.FLOAT16 else "vec4"
-        return _TYPES[arg.dtype]
+        return self._vector(arg) if arg.in_fours else _TYPES[arg.dtype]
+
+    def _vector(self, arg: Arg) -> str:
+        return "f16vec4" if arg.dtype is DType.FLOAT16 else "vec4"
 
     def load(self, arg: Arg, index: str) -> str:
         """Return an element as f32 or i32; of an int64 the low half, since indices fit in it."""
@@ -96,6 +97,18 @@ class GlslDialect(Dialect):
     def store4(self, arg: Arg, index: str, value: str) -> str:
         """Return the statement that stores a vec4."""
         return f"{arg.name}[{index}] = {self._element(arg)}({value});"
+
+    def quad_view(self, arg: Arg) -> View:
+        """Return the argument as an array of vectors of four."""
+        return View(arg.name, self._vector(arg), f"{arg.name}_quads")
+
+    def load_quad(self, arg: Arg, index: str) -> str:
+        """Return four elements of a linear argument at once."""
+        return f"vec4({arg.name}_quads[{index}])"
+
+    def store_quad(self, arg: Arg, index: str, value: str) -> str:
+        """Return the statement that stores four elements of a linear argument at once."""
+        return f"{arg.name}_quads[{index}] = {self._vector(arg)}({value});"
 
     def load_lane(self, arg: Arg, index: str, lane: str) -> str:
         """Return one lane of a vec4 in memory."""

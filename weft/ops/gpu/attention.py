@@ -12,52 +12,100 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from weft.core.layout import Shape
+from weft.core.layout import PACK, Shape
 from weft.core.tensor import Tensor
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, gpu_op
 from weft.ops.attention import Attention, Extents
 from weft.ops.gpu import attention_matrix
 from weft.ops.gpu.move import row_major
 
-COLUMNS = 8
-"""The items of one query."""
-ROWS = (16, 8)
-"""The queries of a group: as many as still make FULL groups a compute unit."""
-KEYS = (32, 16, 8)
-"""The keys of a block: as many as shared memory holds."""
-FULL = 2
+VECTOR_BYTES = 16
 LARGEST_HEAD = 128
 """Elements of a head for which the sums of an item stay in registers."""
+HELD = 104
+"""Floats of scores and sums that an item holds at most: as many more go to what it multiplies."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """The queries of a group and the keys of a block."""
+    """How a work-group of the portable kernel divides its work.
 
-    rows: int
+    `lx` x `ly` items have `ly` x `each` queries of a head and `keys` keys at a time: an item `each` queries, a
+    multiple of four of the keys, and the vectors of the result that lie `lx` apart.
+    """
+
+    each: int
+    lx: int
+    ly: int
     keys: int
 
-    def floats(self, each: Extents) -> int:
-        """Return the floats of shared memory that a group takes."""
-        depth, width = (_columns(size) * COLUMNS for size in (each.depth, each.width))
-        return self.rows * (depth + self.keys) + self.keys * (max(depth, width) + 1)
+    @property
+    def items(self) -> int:
+        """Return the work-items of a group."""
+        return self.lx * self.ly
+
+    @property
+    def rows(self) -> int:
+        """Return the queries of a group."""
+        return self.each * self.ly
+
+    def held(self, each: Extents) -> int:
+        """Return the floats that an item holds of scores and sums."""
+        return self.each * (self.keys // self.lx + PACK * -(-vectors(each.width) // self.lx))
+
+    def shared_bytes(self, each: Extents, joint: bool) -> int:
+        """Return the bytes of work-group memory; `joint`: values take the place of keys."""
+        key, value = vectors(each.depth) | 1, -(-vectors(each.width) // self.lx) * self.lx
+        block = self.keys * (max(key, value) if joint else key + value)
+        part = self.items * -(-self.each // PACK)
+        return VECTOR_BYTES * (self.rows * (key + self.keys // PACK + 1) + block + part)
 
 
-def _columns(size: int) -> int:
-    """Return the elements of a row that fall to each item of a query."""
-    return -(-size // COLUMNS)
+TILES = (
+    Tile(4, 8, 16, 64),
+    Tile(4, 8, 16, 32),
+    Tile(8, 8, 8, 64),
+    Tile(8, 8, 8, 32),
+    Tile(4, 8, 8, 64),
+    Tile(4, 8, 8, 32),
+    Tile(2, 8, 8, 64),
+    Tile(2, 8, 8, 32),
+    Tile(1, 8, 8, 64),
+    Tile(1, 8, 8, 32),
+    Tile(1, 4, 8, 16),
+)
+"""From the most queries that share keys to the most groups; the last is for 16 KiB of work-group memory."""
+SOFTWARE_TILE = Tile(2, 8, 8, 32)
 
 
-def choose_tile(each: Extents, caps: DeviceCaps) -> Tile | None:
-    """Return the tile for a device; None if no group of it holds the smallest."""
-    heads = 1
-    for size in each.lead:
-        heads *= size
-    rows = next((r for r in ROWS if heads * -(-each.queries // r) >= FULL * caps.compute_units), ROWS[-1])
-    for tile in [Tile(r, keys) for keys in KEYS for r in dict.fromkeys((rows, ROWS[-1]))]:
-        if tile.floats(each) * 4 <= caps.local_memory and COLUMNS * tile.rows <= caps.max_local_items:
+def vectors(size: int) -> int:
+    """Return the vectors of four that hold a row of a head."""
+    return -(-size // PACK)
+
+
+def legal_tiles(caps: DeviceCaps, each: Extents) -> list[Tile]:
+    """Return the tiles that a device takes."""
+    return [
+        t
+        for t in TILES
+        if t.items <= caps.max_local_items
+        and t.held(each) <= HELD
+        and t.shared_bytes(each, joint=True) <= caps.local_memory
+    ]
+
+
+def choose_tile(caps: DeviceCaps, each: Extents) -> Tile | None:
+    """Return the tile of the most reuse that gives every compute unit a group, or the first of the fewest queries.
+
+    A CPU gets a small tile: its compiler is slow. None if no group of the device holds any tile.
+    """
+    fitting = legal_tiles(caps, each)
+    if caps.software and SOFTWARE_TILE in fitting:
+        return SOFTWARE_TILE
+    for tile in fitting:
+        if prod(each.lead) * -(-each.queries // tile.rows) >= caps.compute_units:
             return tile
-    return None
+    return min(fitting, key=lambda t: t.rows, default=None)
 
 
 @gpu_op(Attention)
@@ -72,7 +120,7 @@ class AttentionOnGpu(GpuOp):
         largest = max(each.depth, each.width)
         if largest > LARGEST_HEAD:
             return f"its heads have {largest} elements; the attention kernel takes up to {LARGEST_HEAD}"
-        if choose_tile(each, caps) is None:
+        if choose_tile(caps, each) is None:
             return f"heads of {largest} elements do not fit {caps.local_memory} bytes of shared memory"
         return None
 
@@ -99,6 +147,11 @@ class AttentionPlan:
     reads: dict[str, Tensor]
     ints: dict[str, int]
 
+    def lies_in(self, piece: int) -> bool:
+        """Tell whether the rows of all heads are so many elements, or a multiple, and start at multiples of them."""
+        starts = [value for name, value in self.ints.items() if name[0] in "QKVY" and name[1:] in ("0", "B", "H", "S")]
+        return all(value % piece == 0 for value in (*starts, self.each.depth, self.each.width))
+
 
 def _plan(op: Attention, k: KernelBuilder, inputs: Sequence[Tensor | None], y: Tensor) -> AttentionPlan:
     """Return where Q, K, V, the mask and the result lie, whatever their form."""
@@ -121,10 +174,12 @@ def _plan(op: Attention, k: KernelBuilder, inputs: Sequence[Tensor | None], y: T
 
 
 def launch_portable(plan: AttentionPlan) -> None:
-    """Launch one group for each block of queries of each head."""
+    """Launch one group for each block of queries of each head, with the better of the tiles."""
     k, each = plan.k, plan.each
-    tile = choose_tile(each, k.caps)
-    assert tile is not None
+    default = choose_tile(k.caps, each)
+    assert default is not None
+    problem = {**plan.ints, "batch": each.lead[0], "mask": "mask" in plan.reads}
+    tile = k.pick("attention", problem, legal_tiles(k.caps, each), default)
     blocks = -(-each.queries // tile.rows)
     groups = prod(each.lead) * blocks
     k.launch(
@@ -134,10 +189,12 @@ def launch_portable(plan: AttentionPlan) -> None:
         ints={**plan.ints, "BLOCKS": blocks, "GROUPS": groups},
         floats={"SCALE": plan.op.scale},
         variant={
-            "rows": tile.rows, "keys": tile.keys, "depth": _columns(each.depth), "width": _columns(each.width),
+            "each": tile.each, "lx": tile.lx, "ly": tile.ly, "keys": tile.keys,
+            "depth": vectors(each.depth), "width": vectors(each.width), "quads": plan.lies_in(PACK),
+            "joint": tile.shared_bytes(each, joint=False) > k.caps.local_memory,
         },
         grid=(max(1, min(groups, k.caps.max_grid[0])), 1, 1),
-        local=(COLUMNS, tile.rows, 1),
+        local=(tile.items, 1, 1),
     )  # fmt: skip
 
 

@@ -100,8 +100,7 @@ def fits(plan: AttentionPlan) -> bool:
     """Tell whether the device has matrix units for an attention in fp16 whose rows lie at multiples of 16 bytes."""
     if not SPECIAL.present(plan.k.caps) or any(t.dtype is not DType.FLOAT16 for t in (*plan.reads.values(), plan.y)):
         return False
-    starts = [value for name, value in plan.ints.items() if name[0] in "QKVY" and name[1:] in ("0", "B", "H", "S")]
-    return all(value % WIDE == 0 for value in (*starts, plan.each.depth, plan.each.width))
+    return plan.lies_in(WIDE)
 
 
 def legal_tiles(caps: DeviceCaps, each: Extents) -> list[AttentionTile]:

@@ -150,13 +150,20 @@ class GemmTile:
         """Return the output blocks of a group."""
         return self.blocks * self.ly
 
-    def shared_bytes(self) -> int:
+    def shared_bytes(self, buffers: int = 1) -> int:
         """Return the bytes of work-group memory: the staged tiles, and the sums of all slices but one."""
-        tiles = self.lz * STEP * (self.rows + PACK * self.columns)
+        tiles = self.lz * buffers * STEP * (self.rows + PACK * (self.columns + 2))
         return VECTOR_BYTES * (tiles + max((self.lz - 1) * self.rows * self.columns, 1))
+
+    def buffers(self, caps: DeviceCaps) -> int:
+        """Return how many steps of K lie in work-group memory at a time: a CPU gains nothing from a second one."""
+        return 1 if caps.software or self.shared_bytes(2) > caps.local_memory else 2
 
 
 TILES = (
+    GemmTile(8, 4, 16, 8, 1),
+    GemmTile(8, 4, 8, 16, 1),
+    GemmTile(8, 4, 8, 8, 1),
     GemmTile(8, 2, 16, 16, 1),
     GemmTile(8, 2, 8, 16, 1),
     GemmTile(8, 2, 16, 8, 1),
@@ -251,7 +258,10 @@ def launch_gemm(plan: ConvPlan, chosen: GemmTile | None = None) -> None:
                 **window, "C4": ci4, "STEPS": steps, "PIXELS": pixels, "FIRST": first, "COUNT": count,
                 "TILES": tiles,
             },
-            variant={"rp": tile.pixels, "rc": tile.blocks, "lx": tile.lx, "ly": tile.ly, "pointwise": pointwise},
+            variant={
+                "rp": tile.pixels, "rc": tile.blocks, "lx": tile.lx, "ly": tile.ly,
+                "buffers": tile.buffers(k.caps), "pointwise": pointwise,
+            },
             grid=(min(tiles, k.caps.max_grid[0]), -(-count // tile.columns), 1),
             local=(tile.lx, tile.ly, tile.lz),
         )  # fmt: skip
