@@ -159,7 +159,7 @@ def test_small_problems_get_small_tiles_and_deep_ones_slices() -> None:
     assert choose_tile(H200, 32 * 56 * 56, 256, 64) == legal_tiles(H200, 64)[0]
     deep = choose_tile(H200, 49, 512, 9 * 512)
     assert deep is not None and deep.lz > 1
-    wide = conv_split_wgmma.choose_tile(H200, 32 * 56 * 56, 256, 64)
+    wide = conv_split_wgmma.choose_tile(H200, 32 * 56 * 56, 256, 64, True)
     assert wide.cols >= 64 and wide.shared_bytes() <= 227 << 10
 
 

@@ -37,7 +37,9 @@ for (int tile = GROUP_X; tile < TILES; tile += GROUPS_X) {
     {
       const vec4 a = inside${u} ? va${u} * ${scale} : vec4(0.0);
       const uvec2 high = uvec2(packHalf2x16(a.xy), packHalf2x16(a.zw));
-      const vec4 rest = (a - vec4(unpackHalf2x16(high.x), unpackHalf2x16(high.y))) * 2048.0;
+      // NVIDIA's compiler takes unpackHalf2x16(packHalf2x16(a)) for a, which it is not. It cannot tell that this is 0.
+      const uint veil = floatBitsToUint(a.x) == 0x7fc5eed1u ? 1u : 0u; // 1 for one NaN among millions
+      const vec4 rest = (a - vec4(unpackHalf2x16(high.x ^ veil), unpackHalf2x16(high.y ^ veil))) * 2048.0;
       // Nothing is left of what is not finite in fp16.
       const bvec4 finite = lessThan(abs(a), vec4(65520.0));
       As[a_base + am${u} * ${stride} + ak${u}] = high;
