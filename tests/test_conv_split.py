@@ -5,6 +5,8 @@ The kernels for cooperative matrices and mma.sync run by value under emulation, 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -13,6 +15,7 @@ from tests.core.null_gpu import null_gpu
 from tests.emulated_gpus import APIS, emulated_gpu
 from tests.test_conv_matrix import H200, matrices
 from tests.test_conv_tiles import network
+from weft.backends.gpu import runtime
 from weft.backends.gpu.builder import NodeBuilder
 from weft.backends.vulkan import glslang
 from weft.backends.vulkan.dialect import GlslDialect
@@ -20,11 +23,10 @@ from weft.core.dtypes import DType
 from weft.core.layout import Array
 from weft.kernels.source import Arg
 from weft.kernels.template import KernelRequest, render
-from weft.ops.gpu import conv_split_wgmma
+from weft.ops.gpu import conv_split, conv_split_wgmma
 from weft.ops.gpu.conv_split import TILES, SplitTile, choose_tile, legal_tiles, packed_weights
+from weft.ops.gpu.conv_wgmma import STEP
 from weft.ops.gpu.split import ACTIVATION_BITS, LANES, LOW_BITS, SIDE, by_taps, split_weights, undoing
-
-STEP = conv_split_wgmma.STEP
 
 
 def split_activations(x: Array) -> tuple[Array, Array]:
@@ -140,7 +142,7 @@ def test_warpgroups_find_the_halves_where_their_instruction_reads_them(
 @pytest.mark.parametrize("pointwise", [False, True])
 @pytest.mark.parametrize("tile", TILES, ids=repr)
 def test_the_kernel_of_every_tile_compiles(tile: SplitTile, pointwise: bool, last: bool) -> None:
-    variant = {
+    variant: dict[str, str | int | bool | tuple[str, ...]] = {
         "fm": tile.fm, "fn": tile.fn, "kb": tile.kb, "last": last, "low": "0.5", "pointwise": pointwise,
         "scale": "0.5", "sliced": tile.lz > 1, "sm": tile.sm, "sn": tile.sn,
     }  # fmt: skip
@@ -157,7 +159,7 @@ def test_small_problems_get_small_tiles_and_deep_ones_slices() -> None:
     assert choose_tile(H200, 32 * 56 * 56, 256, 64) == legal_tiles(H200, 64)[0]
     deep = choose_tile(H200, 49, 512, 9 * 512)
     assert deep is not None and deep.lz > 1
-    wide = conv_split_wgmma.choose_tile(H200, 32 * 56 * 56, 256, 64)
+    wide = conv_split_wgmma.choose_tile(H200, 32 * 56 * 56, 256, 64, True)
     assert wide.cols >= 64 and wide.shared_bytes() <= 227 << 10
 
 
@@ -166,11 +168,6 @@ def test_small_problems_get_small_tiles_and_deep_ones_slices() -> None:
 def test_only_normal_splits_and_only_on_matrix_units(
     units: bool, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dataclasses import replace
-
-    from weft.backends.gpu import runtime
-    from weft.ops.gpu import conv_split
-
     monkeypatch.setattr(runtime, "refused", lambda _: [])
     monkeypatch.setattr(conv_split, "WORTH", 0)
     with null_gpu() as device:

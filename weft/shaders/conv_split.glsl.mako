@@ -18,64 +18,28 @@ if sliced:
     k.shared("float", "Sum", f"(LZ - 1) * {rows * cols}")
 %>
 <%include file="matrices.glsl.mako"/>
-<%def name="fetch(step)">
-% for u in range(fetched):
-  {
-    const int kk = (${step}) * ${kb} + ak${u};
-% if pointwise:
-    inside${u} = row${u} < PIXELS && kk < C4;
-    va${u} = x[inside${u} ? ${x.place4(f"an{u}", "kk", f"ap{u}")} : 0];
-% else:
-    const int tap = kk / C4, ih = ah${u} + tap / KW * DH, iw = aw${u} + tap % KW * DW;
-    inside${u} = row${u} < PIXELS && tap < KH * KW && ih >= 0 && ih < IH && iw >= 0 && iw < IW;
-    va${u} = x[inside${u} ? ${x.place4(f"an{u}", "kk % C4", "(ih * IW + iw)")} : 0];
-% endif
-  }
-% endfor
-% for u in range(w_fetched):
-  vb${u} = w[(GROUP_Y * STEPS + min(${step}, STEPS - 1)) * ${cols * kb} + item + ${u * items}];
-% endfor
-</%def>
+<%namespace name="parts" file="conv_split_parts.mako"/>
 <%def name="multiply(a, b)">
 % for i, j in frags:
     MULTIPLY_ADD(acc${i}_${j}, ${a}${i}, ${b}${j});
 % endfor
 </%def>
-const int lane = LOCAL_X, part = LOCAL_Y, item = part * 32 + lane;
-const int part_m = part % ${sm}, part_n = part / ${sm};
-const int a_base = LOCAL_Z * ${2 * a_plane}, b_base = LOCAL_Z * ${2 * b_plane};
+${parts.who("uvec4")}
 const int a_at = a_base + part_m * ${16 * fm * stride}, b_at = b_base + part_n * ${2 * fn};
-const int sum_base = part * ${256 * fm * fn}, column16 = GROUP_Y * ${cols // 16} + part_n * ${fn};
-% for u in range(w_fetched):
-const int e${u} = item + ${u * items};
-const int to${u} = b_base + e${u} / ${cols // 8} * ${w_stride} + e${u} % ${cols // 8};
-uvec4 vb${u};
-% endfor
 for (int tile = GROUP_X; tile < TILES; tile += GROUPS_X) {
-  const int first_row = tile * ${rows};
-% for u in range(fetched):
-% if last:
-  const int ak${u} = (item + ${u * items}) % ${kb}, am${u} = (item + ${u * items}) / ${kb}, row${u} = first_row + am${u};
-% else:
-  const int ak${u} = (item + ${u * items}) / ${rows}, am${u} = (item + ${u * items}) % ${rows}, row${u} = first_row + am${u};
-% endif
-  const int an${u} = row${u} / (OH * OW), ap${u} = row${u} % (OH * OW);
-% if not pointwise:
-  const int ah${u} = ap${u} / OW * SH - PH, aw${u} = ap${u} % OW * SW - PW;
-% endif
-  vec4 va${u};
-  bool inside${u};
-% endfor
+  ${parts.pixels()}
 % for i, j in frags:
   MATRIX_OF_ZEROS(sum${i}_${j});
 % endfor
-  ${fetch("LOCAL_Z")}
+  ${parts.fetch("LOCAL_Z", "w")}
   for (int round = 0; round < (STEPS + LZ - 1) / LZ; round++) {
 % for u in range(fetched):
     {
       const vec4 a = inside${u} ? va${u} * ${scale} : vec4(0.0);
       const uvec2 high = uvec2(packHalf2x16(a.xy), packHalf2x16(a.zw));
-      const vec4 rest = (a - vec4(unpackHalf2x16(high.x), unpackHalf2x16(high.y))) * 2048.0;
+      // NVIDIA's compiler takes unpackHalf2x16(packHalf2x16(a)) for a, which it is not. It cannot tell that this is 0.
+      const uint veil = floatBitsToUint(a.x) == 0x7fc5eed1u ? 1u : 0u; // 1 for one NaN among millions
+      const vec4 rest = (a - vec4(unpackHalf2x16(high.x ^ veil), unpackHalf2x16(high.y ^ veil))) * 2048.0;
       // Nothing is left of what is not finite in fp16.
       const bvec4 finite = lessThan(abs(a), vec4(65520.0));
       As[a_base + am${u} * ${stride} + ak${u}] = high;
@@ -87,7 +51,7 @@ for (int tile = GROUP_X; tile < TILES; tile += GROUPS_X) {
     Bs[to${u}] = vb${u};
 % endfor
     ${meet};
-    ${fetch("(round + 1) * LZ + LOCAL_Z")}
+    ${parts.fetch("(round + 1) * LZ + LOCAL_Z", "w")}
 % for i, j in frags:
     MATRIX_OF_ZEROS(acc${i}_${j});
 % endfor
@@ -128,19 +92,5 @@ for (int tile = GROUP_X; tile < TILES; tile += GROUPS_X) {
   }
   BARRIER;
 % endif
-## An item has four channels of two pixels of a tile: `split.LANES` puts the columns in the order for that.
-% for j in range(fn):
-  if (LOCAL_Z == 0 && column16 * 4 + ${4 * j} + lane % 4 < COUNT) {
-    const int block = column16 * 4 + ${4 * j} + lane % 4;
-    const f32x4 back = ${s.load4("0", "block", "0")};
-    const f32x4 bias = ${k.args["b"].load4("0", "block", "0") if k.has("b") else "SPLAT(0.0)"};
-% for i, half in [(i, half) for i in range(fm) for half in range(2)]:
-    {
-      const int m = first_row + part_m * ${16 * fm} + ${16 * i + 8 * half} + lane / 4;
-      const f32x4 sum = F4(${", ".join(f"sum{i}_{j}[{e + 4 * half}]" for e in range(4))}) * back + bias;
-      if (m < PIXELS) ${y.store4("m / (OH * OW)", "block", "m % (OH * OW)", "sum")}
-    }
-% endfor
-  }
-% endfor
+${parts.finish(lambda i, j, e: f"sum{i}_{j}[{e}]")}
 }

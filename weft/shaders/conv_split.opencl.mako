@@ -14,24 +14,7 @@ if sliced:
     k.shared("f32", "Sum", f"(LZ - 1) * {rows * cols}")
 %>
 <%include file="ptx.opencl.mako"/>
-<%def name="fetch(step)">
-% for u in range(fetched):
-  {
-    const int kk = (${step}) * ${kb} + ak${u};
-% if pointwise:
-    inside${u} = row${u} < PIXELS && kk < C4;
-    va${u} = x[inside${u} ? ${x.place4(f"an{u}", "kk", f"ap{u}")} : 0];
-% else:
-    const int tap = kk / C4, ih = ah${u} + tap / KW * DH, iw = aw${u} + tap % KW * DW;
-    inside${u} = row${u} < PIXELS && tap < KH * KW && ih >= 0 && ih < IH && iw >= 0 && iw < IW;
-    va${u} = x[inside${u} ? ${x.place4(f"an{u}", "kk % C4", "(ih * IW + iw)")} : 0];
-% endif
-  }
-% endfor
-% for u in range(w_fetched):
-  vb${u} = ((__global const uint4*)w)[(GROUP_Y * STEPS + min(${step}, STEPS - 1)) * ${cols * kb} + item + ${u * items}];
-% endfor
-</%def>
+<%namespace name="parts" file="conv_split_parts.mako"/>
 <%def name="multiply(a, b)">
 % for i, j in frags:
 % for half in range(2):
@@ -42,35 +25,14 @@ if sliced:
 </%def>
 __local uint2* As = (__local uint2*)As4;
 __local uint4* Bs = Bs4;
-const int lane = LOCAL_X, part = LOCAL_Y, item = part * 32 + lane;
-const int part_m = part % ${sm}, part_n = part / ${sm};
-const int a_base = LOCAL_Z * ${2 * a_plane}, b_base = LOCAL_Z * ${2 * b_plane};
-const int sum_base = part * ${256 * fm * fn}, column16 = GROUP_Y * ${cols // 16} + part_n * ${fn};
+${parts.who("uint4")}
 ## What ldmatrix reads: row lane % 16, and the second half of the columns in the upper half of the warp.
 const shared_at a_at = SHARED_AT(As + a_base + (part_m * ${16 * fm} + lane % 16) * ${stride} + lane / 16 * 2);
 const shared_at b_at = SHARED_AT(Bs + b_base + lane % 16 * ${w_stride} + part_n * ${2 * fn} + lane / 16);
-% for u in range(w_fetched):
-const int e${u} = item + ${u * items};
-const int to${u} = b_base + e${u} / ${cols // 8} * ${w_stride} + e${u} % ${cols // 8};
-uint4 vb${u};
-% endfor
 for (int tile = GROUP_X; tile < TILES; tile += GROUPS_X) {
-  const int first_row = tile * ${rows};
-% for u in range(fetched):
-% if last:
-  const int ak${u} = (item + ${u * items}) % ${kb}, am${u} = (item + ${u * items}) / ${kb}, row${u} = first_row + am${u};
-% else:
-  const int ak${u} = (item + ${u * items}) / ${rows}, am${u} = (item + ${u * items}) % ${rows}, row${u} = first_row + am${u};
-% endif
-  const int an${u} = row${u} / (OH * OW), ap${u} = row${u} % (OH * OW);
-% if not pointwise:
-  const int ah${u} = ap${u} / OW * SH - PH, aw${u} = ap${u} % OW * SW - PW;
-% endif
-  f32x4 va${u};
-  bool inside${u};
-% endfor
+  ${parts.pixels()}
   f32 ${", ".join(f"sum{i}_{j}_{e} = 0.0" for i, j, e in each)};
-  ${fetch("LOCAL_Z")}
+  ${parts.fetch("LOCAL_Z", "((__global const uint4*)w)")}
   for (int round = 0; round < (STEPS + LZ - 1) / LZ; round++) {
 % for u in range(fetched):
     {
@@ -86,7 +48,7 @@ for (int tile = GROUP_X; tile < TILES; tile += GROUPS_X) {
     Bs[to${u}] = vb${u};
 % endfor
     ${meet};
-    ${fetch("(round + 1) * LZ + LOCAL_Z")}
+    ${parts.fetch("(round + 1) * LZ + LOCAL_Z", "((__global const uint4*)w)")}
     f32 ${", ".join(f"acc{i}_{j}_{e} = 0.0" for i, j, e in each)};
 % for q in range(depth):
 % for j, name, plane in [(j, name, plane) for j in range(fn) for plane, name in enumerate(("bh", "bl"))]:
@@ -125,18 +87,5 @@ for (int tile = GROUP_X; tile < TILES; tile += GROUPS_X) {
   }
   BARRIER;
 % endif
-% for j in range(fn):
-  if (LOCAL_Z == 0 && column16 * 4 + ${4 * j} + lane % 4 < COUNT) {
-    const int block = column16 * 4 + ${4 * j} + lane % 4;
-    const f32x4 back = ${s.load4("0", "block", "0")};
-    const f32x4 bias = ${k.args["b"].load4("0", "block", "0") if k.has("b") else "SPLAT(0.0)"};
-% for i, half in [(i, half) for i in range(fm) for half in range(2)]:
-    {
-      const int m = first_row + part_m * ${16 * fm} + ${16 * i + 8 * half} + lane / 4;
-      const f32x4 sum = F4(${", ".join(f"sum{i}_{j}_{e + 4 * half}" for e in range(4))}) * back + bias;
-      if (m < PIXELS) ${y.store4("m / (OH * OW)", "block", "m % (OH * OW)", "sum")}
-    }
-% endfor
-  }
-% endfor
+${parts.finish(lambda i, j, e: f"sum{i}_{j}_{e}")}
 }

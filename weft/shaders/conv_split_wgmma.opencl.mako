@@ -10,7 +10,6 @@ threads, rows = 128 * wm * wz, 64 * wm
 plane = 128 * cols
 turn_bytes = plane * planes
 stage_bytes = turn_bytes * wz
-pieces = stage_bytes // 16
 sums = range(cols // 2)
 k.shared("uchar", "tiles", f"{stages * stage_bytes}", align=1024)
 def listed(texts): return ", ".join(texts)
@@ -18,46 +17,7 @@ loads = [(q, r) for q in range(4) for r in range(2)]
 every = listed(f'"+f"(acc{i})' for i in sums)
 %>
 <%include file="ptx.opencl.mako"/>
-<%def name="fetch_weights(round, slot)">
-  if (${round} < ROUNDS) {
-    const uint to = base + (${slot}) * ${stage_bytes} + item * 16;
-    const ulong from = (ulong)((__global const uint4*)w + (tile_n * ROUNDS + (${round})) * ${pieces} + item);
-% for v in range(-(-pieces // threads)):
-% if (v + 1) * threads > pieces:
-    if (item < ${pieces - v * threads})
-% endif
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to + ${v * threads * 16}), "l"(from + ${v * threads * 16}) : "memory");
-% endfor
-  }
-  asm volatile("cp.async.commit_group;" ::: "memory");
-</%def>
-<%def name="fetch_pixels(round)">
-% for q in range(4):
-  {
-    const int at = ((${round}) * ${wz} + part_z) * 16 + ${4 * q} + lane % 4;
-% if pointwise:
-    const bool inside = at < C4;
-    const int from = at * x_CS;
-% else:
-    const int tap = at / C4, kh = tap / KW * DH, kw = tap % KW * DW;
-    const bool inside = tap < KH * KW;
-    const int from = (kh * IW + kw) * x_PS + at % C4 * x_CS;
-% endif
-% for r in range(2):
-    {
-% if pointwise:
-      const bool taken = inside && row${r} < PIXELS;
-% else:
-      const bool taken = inside && (uint)(ah${r} + kh) < IH && (uint)(aw${r} + kw) < IW;
-% endif
-      // Zeros where nothing is taken, without a branch.
-      asm volatile("{ .reg .pred p; setp.ne.s32 p, %5, 0; mov.f32 %0, 0f00000000; mov.f32 %1, 0f00000000; mov.f32 %2, 0f00000000; mov.f32 %3, 0f00000000; @p ld.global.nc.v4.f32 {%0, %1, %2, %3}, [%4]; }"
-        : ${listed(f'"=&f"(x{q}_{r}_{c})' for c in range(4))} : "l"((ulong)(x + (taken ? a${r} + from : 0))), "r"(taken ? 1 : 0));
-    }
-% endfor
-  }
-% endfor
-</%def>
+<%namespace name="parts" file="conv_split_wgmma_parts.mako"/>
 <%def name="multiply(part, q, at, fresh)">
     asm volatile("//@ { .reg .pred p; setp.ne.b32 p, ${0 if fresh else 1}, 0; wgmma.mma_async.sync.aligned.m64n${cols}k16.f32.f16.f16 {${listed(f"%{i}" for i in sums)}}, {${listed(f"%{cols // 2 + i}" for i in range(4))}}, %${cols // 2 + 4}, p, 1, 1, 0; }"
       : ${every} : ${listed(f'"r"({part}{q}_{i})' for i in range(4))}, "l"(b_desc + ${at * plane // 16 + 2 * q}) : "memory");
@@ -88,9 +48,9 @@ for (int tile = GROUP_X; tile < TILES_M * TILES_N; tile += GROUPS_X) {
   f32 ${listed(f"sum{i} = 0.0" for i in sums)};
   f32 ${listed(f"x{q}_{r}_{c}" for q, r in loads for c in range(4))};
   for (int early = 0; early < ${stages - 1}; early++) {
-    ${fetch_weights("early", "early")}
+    ${parts.fetch_weights("early", "early")}
   }
-  ${fetch_pixels("0")}
+  ${parts.fetch_pixels("0")}
   int slot = 0;
   for (int round = 0; round < ROUNDS; round++) {
 % for q in range(4):
@@ -99,7 +59,7 @@ for (int tile = GROUP_X; tile < TILES_M * TILES_N; tile += GROUPS_X) {
     SPLIT_HALVES(h${q}_${i}, l${q}_${i}, x${q}_${r}_${c} * ${scale}, x${q}_${r}_${c + 1} * ${scale});
 % endfor
 % endfor
-    ${fetch_pixels("round + 1")}
+    ${parts.fetch_pixels("round + 1")}
     asm volatile("cp.async.wait_group ${stages - 2};" ::: "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     BARRIER;
@@ -112,7 +72,7 @@ for (int tile = GROUP_X; tile < TILES_M * TILES_N; tile += GROUPS_X) {
     ${multiply("h", q, 1, False)}
 % endfor
     ${commit()}
-    ${fetch_weights(f"round + {stages - 1}", f"slot == 0 ? {stages - 1} : slot - 1")}
+    ${parts.fetch_weights(f"round + {stages - 1}", f"slot == 0 ? {stages - 1} : slot - 1")}
 % if planes == 2:
     ${wait()}
 % for i in sums:
@@ -146,20 +106,5 @@ for (int tile = GROUP_X; tile < TILES_M * TILES_N; tile += GROUPS_X) {
   }
   BARRIER;
 % endif
-% for j in range(cols // 16):
-  {
-    const int block = tile_n * ${cols // 4} + ${4 * j} + lane % 4;
-    if (${"part_z == 0 && " if wz > 1 else ""}block < COUNT) {
-      const f32x4 back = ${s.load4("0", "block", "0")};
-      const f32x4 bias = ${k.args["b"].load4("0", "block", "0") if k.has("b") else "SPLAT(0.0)"};
-% for half in range(2):
-      {
-        const int m = first_row + ${8 * half};
-        const f32x4 sum = F4(${listed(f"sum{8 * j + 4 * n + 2 * half + e}" for n in range(2) for e in range(2))}) * back + bias;
-        if (m < PIXELS) ${y.store4("m / (OH * OW)", "block", "m % (OH * OW)", "sum")}
-      }
-% endfor
-    }
-  }
-% endfor
+${parts.finish()}
 }

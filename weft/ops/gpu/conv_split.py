@@ -55,11 +55,12 @@ TILES = (
 
 
 def _cases() -> Sequence[Case]:
-    """Return uneven convolutions with few and many steps of K; the last ones are large enough for warpgroups."""
+    """Return uneven convolutions of enough work for matrix units; the last ones have enough for warpgroups."""
     shapes = (
-        ((2, 13, 9, 7), (20, 13, 1, 1)),
-        ((1, 24, 17, 16), (64, 24, 3, 3)),
+        ((1, 13, 40, 41), (20, 13, 5, 5)),
+        ((1, 24, 33, 32), (64, 24, 3, 3)),
         ((1, 516, 9, 9), (72, 516, 3, 3)),
+        ((5, 36, 65, 64), (128, 36, 1, 1)),
         ((1, 16, 65, 65), (72, 16, 3, 3)),
         ((3, 68, 40, 40), (132, 68, 1, 1)),
     )
@@ -124,8 +125,8 @@ def pick_tile(
     candidates: list[SplitTile | SplitWgmmaTile | GemmTile] = [*legal_tiles(k.caps, depth), *strict]
     best: SplitTile | SplitWgmmaTile | GemmTile | None = choose_tile(k.caps, pixels, channels, depth)
     if k.caps.warpgroup_units:
-        candidates += conv_split_wgmma.tiles(channels, depth)
-        wide = conv_split_wgmma.choose_tile(k.caps, pixels, channels, depth)
+        candidates += conv_split_wgmma.tiles(k.caps, channels, depth)
+        wide = conv_split_wgmma.choose_tile(k.caps, pixels, channels, depth, plan.window.is_pointwise)
         if -(-pixels // wide.rows) * -(-channels // wide.cols) >= k.caps.compute_units // 2:
             best = wide
     if best is None or pixels * channels * depth < WORTH or depth < SIDE:

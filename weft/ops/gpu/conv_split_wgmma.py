@@ -49,9 +49,9 @@ class SplitWgmmaTile:
         """Return the bytes of work-group memory."""
         return 2 * STEP * self.cols * self.planes * self.wz * self.stages
 
-    def at_a_time(self) -> int:
+    def at_a_time(self, pointwise: bool) -> int:
         """Return the groups that a multiprocessor holds, by its memory and its registers."""
-        registers = min(self.cols + 104, 255) * self.items
+        registers = min(self.cols + (80 if pointwise else 120), 255) * self.items
         return max(min(SHARED // (self.shared_bytes() + RESERVED), REGISTERS // registers), 1)
 
 
@@ -68,33 +68,35 @@ TILES = (
     SplitWgmmaTile(1, 2, 64, 3, 2),
     SplitWgmmaTile(1, 1, 32, 4, 2),
     SplitWgmmaTile(1, 2, 32, 4, 2),
-    SplitWgmmaTile(1, 3, 32, 4, 2),
 )
 
 
-def tiles(channels: int, depth: int) -> list[SplitWgmmaTile]:
-    """Return the tiles for so many channels and elements along K."""
+def tiles(caps: DeviceCaps, channels: int, depth: int) -> list[SplitWgmmaTile]:
+    """Return the tiles of a device for so many channels and elements along K."""
     steps = -(-depth // STEP)
-    return [t for t in TILES if t.cols < 2 * max(channels, 17) and steps >= 2 * t.wz - 1]
+    return [
+        t
+        for t in TILES
+        if t.items <= caps.max_local_items and t.cols < 2 * max(channels, 17) and steps >= 2 * t.wz - 1
+    ]
 
 
-def choose_tile(caps: DeviceCaps, pixels: int, channels: int, depth: int) -> SplitWgmmaTile:
-    """Return the tile that takes the least by a model: rounds over all multiprocessors, and what each product loads.
+def choose_tile(caps: DeviceCaps, pixels: int, channels: int, depth: int, pointwise: bool) -> SplitWgmmaTile:
+    """Return the tile that takes the least by a model fitted to an H200: rounds over all multiprocessors.
 
-    Warpgroups that share a multiprocessor split activations while another multiplies.
+    A step of a warpgroup takes as long as about 98 columns besides its own, and the sums of a tile as two steps.
     """
     steps = -(-depth // STEP)
 
     def cost(tile: SplitWgmmaTile) -> float:
         groups = -(-pixels // tile.rows) * -(-channels // tile.cols)
-        side_by_side = min(tile.at_a_time(), -(-groups // caps.compute_units))
+        side_by_side = min(tile.at_a_time(pointwise), -(-groups // caps.compute_units))
         rounds = -(-groups // (caps.compute_units * side_by_side))
         warpgroups = tile.wm * tile.wz * side_by_side
-        busy = 0.5 if warpgroups == 1 else 0.85 if warpgroups == 2 else 1.0
-        each = ROWS * tile.wm * (tile.cols + 40) * (-(-steps // tile.wz) * tile.wz + 1 + tile.wz)
-        return rounds * side_by_side * each * (1.15 if tile.planes == 3 else 1.0) / busy
+        step = (tile.cols + 98) * (1.03 if tile.planes == 3 else 1.0) * (1.2 if warpgroups == 1 else 1.0)
+        return rounds * warpgroups * (step * -(-steps // tile.wz) + 2 * tile.wz * (tile.cols + 64))
 
-    return min(tiles(channels, depth), key=cost)
+    return min(tiles(caps, channels, depth), key=cost)
 
 
 def pack_planes(weight: Array, cols: int, planes: int, turns: int) -> Array:

@@ -1,0 +1,74 @@
+## What the two kernels for convolutions of split fp32 share.
+<%!
+def sizes(fm, fn, sm, sn, kb):
+    rows, cols, items = 16 * fm * sm, 16 * fn * sn, 32 * sm * sn
+    return rows, cols, items, rows * kb // items, cols * kb // items
+%>
+## The next step of K goes into registers; what lies outside is dropped later.
+<%def name="fetch(step, weights)">
+<% rows, cols, items, fetched, w_fetched = sizes(fm, fn, sm, sn, kb) %>
+% for u in range(fetched):
+  {
+    const int kk = (${step}) * ${kb} + ak${u};
+% if pointwise:
+    inside${u} = row${u} < PIXELS && kk < C4;
+    va${u} = x[inside${u} ? ${x.place4(f"an{u}", "kk", f"ap{u}")} : 0];
+% else:
+    const int tap = kk / C4, ih = ah${u} + tap / KW * DH, iw = aw${u} + tap % KW * DW;
+    inside${u} = row${u} < PIXELS && tap < KH * KW && ih >= 0 && ih < IH && iw >= 0 && iw < IW;
+    va${u} = x[inside${u} ? ${x.place4(f"an{u}", "kk % C4", "(ih * IW + iw)")} : 0];
+% endif
+  }
+% endfor
+% for u in range(w_fetched):
+  vb${u} = ${weights}[(GROUP_Y * STEPS + min(${step}, STEPS - 1)) * ${cols * kb} + item + ${u * items}];
+% endfor
+</%def>
+## Who an item is, and which pieces of a step of the weights it moves.
+<%def name="who(vector)">
+<% rows, cols, items, fetched, w_fetched = sizes(fm, fn, sm, sn, kb) %>
+const int lane = LOCAL_X, part = LOCAL_Y, item = part * 32 + lane;
+const int part_m = part % ${sm}, part_n = part / ${sm};
+const int a_base = LOCAL_Z * ${2 * rows * (kb + 2)}, b_base = LOCAL_Z * ${8 * kb * (cols // 8 + 1)};
+const int sum_base = part * ${256 * fm * fn}, column16 = GROUP_Y * ${cols // 16} + part_n * ${fn};
+% for u in range(w_fetched):
+const int e${u} = item + ${u * items};
+const int to${u} = b_base + e${u} / ${cols // 8} * ${cols // 8 + 1} + e${u} % ${cols // 8};
+${vector} vb${u};
+% endfor
+</%def>
+## Which pixels an item fetches for a tile.
+<%def name="pixels()">
+<% rows, cols, items, fetched, w_fetched = sizes(fm, fn, sm, sn, kb) %>
+  const int first_row = tile * ${rows};
+% for u in range(fetched):
+% if last:
+  const int ak${u} = (item + ${u * items}) % ${kb}, am${u} = (item + ${u * items}) / ${kb}, row${u} = first_row + am${u};
+% else:
+  const int ak${u} = (item + ${u * items}) / ${rows}, am${u} = (item + ${u * items}) % ${rows}, row${u} = first_row + am${u};
+% endif
+  const int an${u} = row${u} / (OH * OW), ap${u} = row${u} % (OH * OW);
+% if not pointwise:
+  const int ah${u} = ap${u} / OW * SH - PH, aw${u} = ap${u} % OW * SW - PW;
+% endif
+  f32x4 va${u};
+  bool inside${u};
+% endfor
+</%def>
+## An item has four channels of two pixels of a tile: `split.LANES` puts the columns in the order for that.
+<%def name="finish(element)">
+% for j in range(fn):
+  if (LOCAL_Z == 0 && column16 * 4 + ${4 * j} + lane % 4 < COUNT) {
+    const int block = column16 * 4 + ${4 * j} + lane % 4;
+    const f32x4 back = ${s.load4("0", "block", "0")};
+    const f32x4 bias = ${k.args["b"].load4("0", "block", "0") if k.has("b") else "SPLAT(0.0)"};
+% for i, half in [(i, half) for i in range(fm) for half in range(2)]:
+    {
+      const int m = first_row + part_m * ${16 * fm} + ${16 * i + 8 * half} + lane / 4;
+      const f32x4 sum = F4(${", ".join(element(i, j, e + 4 * half) for e in range(4))}) * back + bias;
+      if (m < PIXELS) ${y.store4("m / (OH * OW)", "block", "m % (OH * OW)", "sum")}
+    }
+% endfor
+  }
+% endfor
+</%def>
