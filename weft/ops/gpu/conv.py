@@ -161,12 +161,6 @@ class GemmTile:
 
 
 TILES = (
-    GemmTile(8, 4, 16, 8, 1),
-    GemmTile(8, 4, 8, 16, 1),
-    GemmTile(8, 4, 8, 8, 1),
-    GemmTile(8, 2, 16, 16, 1),
-    GemmTile(8, 2, 8, 16, 1),
-    GemmTile(8, 2, 16, 8, 1),
     GemmTile(8, 2, 8, 8, 1),
     GemmTile(4, 2, 8, 8, 1),
     GemmTile(4, 1, 8, 8, 1),
@@ -176,6 +170,8 @@ TILES = (
     GemmTile(2, 1, 8, 4, 8),
 )
 """From the best reuse to the most parallelism."""
+WIDE_TILES = (GemmTile(8, 2, 16, 16, 1), GemmTile(8, 2, 8, 16, 1), GemmTile(8, 2, 16, 8, 1))
+"""For tuning alone: more items share what is staged, which pays or not by the shape. Tiles of 8 x 4 were slower."""
 SOFTWARE_TILE = GemmTile(4, 1, 8, 8, 1)
 TYPICAL_UNITS = 16
 """For drivers that do not say how many compute units there are."""
@@ -185,7 +181,7 @@ def legal_tiles(caps: DeviceCaps, steps: int) -> list[GemmTile]:
     """Return the tiles that a device takes, for so many steps of K."""
     return [
         t
-        for t in TILES
+        for t in (*TILES, *WIDE_TILES)
         if t.lx * t.ly * t.lz <= caps.max_local_items
         and t.lz <= caps.max_local_size[2]
         and t.shared_bytes() <= caps.local_memory
@@ -201,7 +197,7 @@ def choose_tile(caps: DeviceCaps, pixels: int, blocks: int, steps: int) -> GemmT
     """
     if caps.software:
         return SOFTWARE_TILE
-    fitting = legal_tiles(caps, steps)
+    fitting = [tile for tile in legal_tiles(caps, steps) if tile not in WIDE_TILES]
     units = caps.compute_units if caps.compute_units > 1 else TYPICAL_UNITS
     for tile in fitting:
         if -(-pixels // tile.rows) * -(-blocks // tile.columns) >= 2 * units:
