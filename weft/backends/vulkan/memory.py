@@ -115,6 +115,11 @@ class Memory:
         if counted:
             self._context.count(live_buffers=-1, live_bytes=-buffer.nbytes)
 
+    @property
+    def writes_to_device(self) -> bool:
+        """Tell whether memory of kind UPLOAD is the device's own, all of which the host can write to."""
+        return any(self._matches(flags, heap, _CHOICES[MemoryKind.UPLOAD][0]) for flags, heap in self._types)
+
     def destroy(self) -> None:
         """Free every buffer that is left."""
         for buffer in list(self._live):

@@ -105,7 +105,7 @@ def fits(plan: ConvPlan) -> bool:
 
 def steps_of(weight: Array) -> int:
     """Return the steps along K: taps times channels in whole blocks."""
-    return -(-prod(weight.shape[2:]) * -(-weight.shape[1] // PACK) * PACK // STEP)
+    return int(-(-prod(weight.shape[2:]) * -(-weight.shape[1] // PACK) * PACK // STEP))
 
 
 def tiles(channels: int, steps: int) -> list[WgmmaTile]:
