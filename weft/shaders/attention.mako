@@ -21,7 +21,7 @@ put_query = lambda r, c, v: f"Qs[{r} * {pitch} + {c}] = SCALE * {v}"
 put_key = lambda r, c, v: f"Ks[({r} / {4 * lx} * {4 * lx} + {r} % 4 * {lx} + {r} % {4 * lx} / 4) * {pitch} + {c}] = {v}"
 put_value = lambda r, c, v: f"{values}[{r} * {v_pitch} + {c}] = COUNT % {keys} == 0 || start + {r} < COUNT ? {v} : SPLAT(0.0)"
 %>
-<%namespace name="tiles" file="attention_tiles.mako"/>
+<%namespace name="tiles" file="attention.tiles.mako"/>
 #define LARGER(a, b) ((a) > (b) ? (a) : (b)) // a NaN may get lost here: it makes the total one all the same
 ## Of neighbouring items two share a line and the next two a column: a load of 16 bytes is served to two at a time.
 const int item = LOCAL_X, column = item / 2 % ${lx}, line = item % 2 + item / ${2 * lx} * 2;

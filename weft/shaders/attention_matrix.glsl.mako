@@ -12,7 +12,7 @@ for name, type_, of in (("queries", "uvec4", "q_in"), ("key_rows", "uvec4", "k_i
 if slices > 1:
     k.shared("float", "Parts", f"{(slices - 1) * warps * 32 * (len(sums) + 4)}")
 %>
-<%namespace name="parts" file="attention_parts.mako"/>
+<%namespace name="parts" file="attention.parts.mako"/>
 <%include file="matrices.glsl.mako"/>
 #define EXP2(x) exp2(x)
 ${parts.names()}

@@ -12,7 +12,7 @@ tiles, steps, sums = range(keys // 8), range(keys // 16), [(n, e) for n in range
 if slices > 1:
     k.shared("f32", "Parts", f"{(slices - 1) * warps * 32 * (len(sums) + 4)}")
 %>
-<%namespace name="parts" file="attention_parts.mako"/>
+<%namespace name="parts" file="attention.parts.mako"/>
 <%include file="ptx.opencl.mako"/>
 #define EXP2(x) native_exp2(x)
 #define LOW_HALVES(a, b) (((a) & 0xffffu) | ((b) << 16))

@@ -1,10 +1,7 @@
-## Convolution as an implicit GEMM over NC4HW4: rows are output pixels, columns blocks of four output
-## channels, K runs over taps and blocks of four input channels. A group of ${lx} x ${ly} items computes
-## ${rp * lx} pixels x ${rc * ly} blocks; LZ slices of K work side by side and are summed at the end.
-## Each step of K stages 4 blocks: items fetch the next step into registers while they compute this one,
-## unconditionally, so that all loads are under way together: what lies outside is dropped later. With two `buffers`
-## a step needs one barrier, since nobody still reads what the next step overwrites.
-## Shared, for each slice: steps of K, 16 bytes x 4 x (rows + 4 x pitch) each; and the sums of LZ - 1 slices.
+## Convolution as an implicit GEMM: rows are output pixels, columns blocks of four output channels, K runs over taps and
+## blocks of four input channels. A group of ${lx} x ${ly} items computes ${rp * lx} pixels x ${rc * ly} blocks; LZ slices of K work
+## side by side and are summed at the end. Items fetch the next step of 4 blocks of K into registers while they compute
+## this one, all loads at once: what lies outside is dropped later. With two `buffers` a step needs one barrier.
 <%
 rows, cols, items = rp * lx, rc * ly, lx * ly
 fetched_a, fetched_b = 4 * rows // items, 16 * cols // items

@@ -23,24 +23,8 @@ weights = "coopmat<float16_t, gl_ScopeSubgroup, 16, 16, gl_MatrixUseB>"
 sums = "coopmat<float, gl_ScopeSubgroup, 16, 16, gl_MatrixUseAccumulator>"
 by_rows = "gl_CooperativeMatrixLayoutRowMajor"
 %>
-<%def name="fetch(step)">
-% for u in range(fetched):
-  {
-    const int kk = (${step}) * ${kb} + ak${u};
-% if pointwise:
-    inside${u} = row${u} < PIXELS && kk < C4;
-    va${u} = x[inside${u} ? (${x.place4(f"an{u}", "kk", f"ap{u}")}) / ${each} : 0];
-% else:
-    const int tap = kk / C4, ih = ah${u} + tap / KW * DH, iw = aw${u} + tap % KW * DW;
-    inside${u} = row${u} < PIXELS && tap < KH * KW && ih >= 0 && ih < IH && iw >= 0 && iw < IW;
-    va${u} = x[inside${u} ? (${x.place4(f"an{u}", "kk % C4", "(ih * IW + iw)")}) / ${each} : 0];
-% endif
-  }
-% endfor
-% for u in range(w_fetched):
-  vb${u} = w[min(${step}, STEPS - 1) * ${4 * kb} * (WIDTH / ${each}) + from${u}];
-% endfor
-</%def>
+<%namespace name="parts" file="conv_matrix.parts.mako"/>\
+<%def name="fetch(step)">${parts.fetch(x, step, kb, fetched, w_fetched, each, pointwise, "x", "w")}</%def>
 const int lane = LOCAL_X, part = LOCAL_Y, item = part * 32 + lane;
 const int part_m = part % ${sm}, part_n = part / ${sm};
 const int a_base = LOCAL_Z * ${rows * stride}, b_base = LOCAL_Z * ${4 * kb * w_stride};

@@ -15,24 +15,8 @@ if sliced:
     k.shared("f32", "Sum", f"(LZ - 1) * {rows * cols}")
 %>
 <%include file="ptx.opencl.mako"/>
-<%def name="fetch(step)">
-% for u in range(fetched):
-  {
-    const int kk = (${step}) * ${kb} + ak${u};
-% if pointwise:
-    inside${u} = row${u} < PIXELS && kk < C4;
-    va${u} = ((__global const ${piece}*)x)[inside${u} ? (${x.place4(f"an{u}", "kk", f"ap{u}")}) / ${each} : 0];
-% else:
-    const int tap = kk / C4, ih = ah${u} + tap / KW * DH, iw = aw${u} + tap % KW * DW;
-    inside${u} = row${u} < PIXELS && tap < KH * KW && ih >= 0 && ih < IH && iw >= 0 && iw < IW;
-    va${u} = ((__global const ${piece}*)x)[inside${u} ? (${x.place4(f"an{u}", "kk % C4", "(ih * IW + iw)")}) / ${each} : 0];
-% endif
-  }
-% endfor
-% for u in range(w_fetched):
-  vb${u} = ((__global const ${piece}*)w)[min(${step}, STEPS - 1) * ${4 * kb} * (WIDTH / ${each}) + from${u}];
-% endfor
-</%def>
+<%namespace name="parts" file="conv_matrix.parts.mako"/>\
+<%def name="fetch(step)">${parts.fetch(x, step, kb, fetched, w_fetched, each, pointwise, *[f"((__global const {piece}*){name})" for name in "xw"])}</%def>
 __local ${piece} *As = (__local ${piece}*)As4, *Bs = (__local ${piece}*)Bs4;
 const int lane = LOCAL_X, part = LOCAL_Y, item = part * 32 + lane;
 const int part_m = part % ${sm}, part_n = part / ${sm};

@@ -18,7 +18,7 @@ if sliced:
     k.shared("float", "Sum", f"(LZ - 1) * {rows * cols}")
 %>
 <%include file="matrices.glsl.mako"/>
-<%namespace name="parts" file="conv_split_parts.mako"/>
+<%namespace name="parts" file="conv_split.parts.mako"/>
 <%def name="multiply(a, b)">
 % for i, j in frags:
     MULTIPLY_ADD(acc${i}_${j}, ${a}${i}, ${b}${j});

@@ -14,7 +14,7 @@ if sliced:
     k.shared("f32", "Sum", f"(LZ - 1) * {rows * cols}")
 %>
 <%include file="ptx.opencl.mako"/>
-<%namespace name="parts" file="conv_split_parts.mako"/>
+<%namespace name="parts" file="conv_split.parts.mako"/>
 <%def name="multiply(a, b)">
 % for i, j in frags:
 % for half in range(2):

@@ -17,7 +17,7 @@ loads = [(q, r) for q in range(4) for r in range(2)]
 every = listed(f'"+f"(acc{i})' for i in sums)
 %>
 <%include file="ptx.opencl.mako"/>
-<%namespace name="parts" file="conv_split_wgmma_parts.mako"/>
+<%namespace name="parts" file="conv_split_wgmma.parts.mako"/>
 <%def name="multiply(part, q, at, fresh)">
     asm volatile("//@ { .reg .pred p; setp.ne.b32 p, ${0 if fresh else 1}, 0; wgmma.mma_async.sync.aligned.m64n${cols}k16.f32.f16.f16 {${listed(f"%{i}" for i in sums)}}, {${listed(f"%{cols // 2 + i}" for i in range(4))}}, %${cols // 2 + 4}, p, 1, 1, 0; }"
       : ${every} : ${listed(f'"r"({part}{q}_{i})' for i in range(4))}, "l"(b_desc + ${at * plane // 16 + 2 * q}) : "memory");

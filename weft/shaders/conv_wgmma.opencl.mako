@@ -1,17 +1,14 @@
-## Convolution as an implicit GEMM on Hopper's warpgroup matrix instructions (wgmma, PTX ISA 8.0, sm_90a): rows are
-## output pixels, columns output channels, K runs over taps and channels. ${wm} warpgroups of 128 items hold
-## 64 x ${cols} sums each. Steps of 64 along K pass through ${slots} buffers that cp.async fills ${stages - 2} steps ahead;
-## a row of a step is 128 bytes, its 16-byte pieces swizzled as the descriptors of wgmma say. Weights lie so already.
-## Lines behind //@ are unknown to the compiler: `ptx.py` uncovers them in what it wrote.
+## Convolution as an implicit GEMM by wgmma (PTX ISA 8.0, sm_90a): rows are output pixels, columns output channels, K
+## runs over taps and channels. ${wm} warpgroups of 128 items hold 64 x ${cols} sums each. Steps of 64 along K pass through
+## ${slots} buffers that cp.async fills ${stages - 2} ahead; a row of a step is 128 bytes, its 16-byte pieces swizzled as the
+## descriptors say, as weights lie already. What stands behind //@ the compiler does not know: `ptx.py` uncovers it.
 <%
-threads, rows = 128 * wm, 64 * wm
-a_bytes, b_bytes = 128 * rows, 128 * cols
+threads, rows, a_bytes, b_bytes = 128 * wm, 64 * wm, 8192 * wm, 128 * cols
 stage_bytes, every = a_bytes + b_bytes, threads // 8
 a_pieces, b_pieces = rows // every, -(-cols // every)
 sums = range(cols // 2)
 k.shared("uchar", "tiles", f"{slots * stage_bytes}", align=1024)
-def listed(texts): return ", ".join(texts)
-halves = (0,) if wide else (0, 1)
+listed, halves = ", ".join, (0,) if wide else (0, 1)
 %>
 <%def name="fetch(step, slot)">
   if (${step} < STEPS) {
@@ -96,7 +93,7 @@ for (int tile = GROUP_X; tile < TILES_M * TILES_N; tile += GROUPS_X) {
   }
   asm volatile("//@ wgmma.wait_group.sync.aligned 0; // ${listed(f"%{i}" for i in sums)}" : ${listed(f'"+f"(acc{i})' for i in sums)} :: "memory");
   BARRIER;
-## An item has ${each} channels in a row of two pixels of ${4 * each} columns: `pack_weights` orders the columns so.
+## `pack_weights` orders columns so that an item has ${each} channels in a row of two pixels.
 % for j in range(cols // (4 * each)):
   {
     const int block = tile_n * ${cols // 4} + ${each * j} + lane % 4 * ${each // 4};
