@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from tests.emulated_matrices import EmulatedMatrices
-from tests.emulated_ptx import EmulatedPtx
+from tests.emulated_wgmma import EmulatedWgmma
 from weft.backends.gpu.creator import GpuCreator
 from weft.backends.gpu.device import DeviceCaps, GpuDevice
 from weft.backends.opencl import device as opencl
@@ -35,7 +35,7 @@ class EmulatedCreator(GpuCreator):
     def open(self, index: int) -> GpuDevice:
         """Open the device."""
         opened = (
-            opencl.open_device(index, EmulatedPtx())
+            opencl.open_device(index, EmulatedWgmma())
             if self._api == "opencl"
             else vulkan.open_device(index, EmulatedMatrices())
         )

@@ -1,0 +1,113 @@
+"""Convolutions by warpgroups: by value under emulation, and packing, tiles and PTX as far as numbers can tell."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import weft
+from tests.core.nets import Net
+from tests.emulated_gpus import emulated_gpu
+from tests.test_conv_matrix import H200
+from weft.backends.opencl import ptx
+from weft.core.graph import Graph
+from weft.ops.conv import Conv
+from weft.ops.gpu import conv_wgmma
+from weft.ops.gpu.conv_wgmma import SHARED, WgmmaTile, choose_tile, pack_weights, tiles
+
+NARROW, WIDE = WgmmaTile(1, 16, 3), WgmmaTile(2, 32, 4)
+
+
+def network(ci: int, co: int, kernel: int, stride: int, residual: bool) -> tuple[Graph, tuple[int, ...]]:
+    """Return a convolution of uneven images with bias, perhaps a residual, and Relu; and the shape of its input."""
+    net, rng = Net(), np.random.default_rng(3)
+    shape = (2, ci, 11, 9)
+    x = net.input("x", *shape)
+    weight = (rng.standard_normal((co, ci, kernel, kernel)) / kernel).astype(np.float16).astype(np.float32)
+    bias = rng.standard_normal(co).astype(np.float16).astype(np.float32)
+    op = Conv(kernel_shape=(kernel, kernel), strides=(stride, stride), pads=(kernel // 2,) * 4)
+    y = net.add(op, x, weight, bias)
+    if residual:
+        y = net.add("Add", y, net.add("MaxPool", x, kernel_shape=(1, 1)))
+    return net.finish(net.add("Relu", y, name="y")), shape
+
+
+@pytest.mark.parametrize(
+    ("tile", "ci", "co", "kernel", "stride", "residual"),
+    [
+        (NARROW, 3, 20, 3, 2, False),  # pieces of four channels, in odd places
+        (NARROW, 24, 24, 1, 1, True),  # pieces of eight; no taps; two tiles of columns
+        (WIDE, 40, 40, 3, 1, True),  # more steps than buffers, eight channels an item, two warpgroups
+        (WIDE, 16, 36, 1, 1, False),  # one step; sixteen bytes cannot be stored
+    ],
+    ids=str,
+)
+def test_convolution_by_value(
+    monkeypatch: pytest.MonkeyPatch, tile: WgmmaTile, ci: int, co: int, kernel: int, stride: int, residual: bool
+) -> None:
+    monkeypatch.setattr(conv_wgmma, "tiles", lambda *_: [tile])
+    graph, shape = network(ci, co, kernel, stride, residual)
+    x = np.random.default_rng(1).standard_normal(shape).astype(np.float16).astype(np.float32)
+    with weft.load(graph, "cpu") as session:
+        (expected,) = session.run(x)
+    with (
+        emulated_gpu("opencl", warpgroup_units=True, channels_last=True, compute_units=2),
+        weft.load(graph, "emulated", precision="low", fallback="error") as session,
+    ):
+        (pipeline,) = session.pipelines
+        labels = [launch.label for launch in pipeline.backend.recording.launches]  # type: ignore[attr-defined]
+        (actual,) = session.run(x)
+    assert any(label.endswith("/conv_wgmma") for label in labels), labels
+    assert np.abs(actual - expected).max() <= 2e-3 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(("cols", "each"), [(16, 4), (48, 4), (32, 8), (96, 8)])
+def test_weights_lie_where_the_descriptors_say(cols: int, each: int) -> None:
+    co, ci, taps = 70, 13, 9
+    weight = np.arange(1, co * ci * taps + 1, dtype=np.float32).reshape(co, ci, 3, 3)
+    packed = pack_weights(weight, cols, each).reshape(-1, cols, 64)
+    steps = -(-taps * 16 // 64)
+    for channel, c, tap in ((0, 0, 0), (1, 12, 8), (37, 5, 3), (69, 12, 8)):
+        tile, inner = divmod(channel, cols)
+        side, within = divmod(inner, 4 * each)
+        item, pair = divmod(within, each)  # of every eight columns an item has 2t and 2t + 1
+        column = side * 4 * each + pair // 2 * 8 + item * 2 + pair % 2
+        step, k = divmod(tap * 16 + c, 64)
+        place = (k // 8 ^ column % 8) * 8 + k % 8
+        assert packed[tile * steps + step, column, place] == weight[channel, c, tap // 3, tap % 3]
+    assert np.count_nonzero(packed) == weight.size
+
+
+@pytest.mark.parametrize(("channels", "steps"), [(1, 1), (24, 9), (96, 1), (256, 36), (1000, 32), (4096, 64)])
+def test_tiles_fit_a_multiprocessor(channels: int, steps: int) -> None:
+    offered = tiles(channels, steps)
+    assert offered
+    for tile in offered:
+        assert tile.stages >= 3 and tile.cols % 16 == 0 and tile.items <= 256
+        assert tile.shared_bytes(steps) + 1024 <= SHARED and tile.at_a_time(steps) >= 1
+    assert choose_tile(H200, 100_000, channels, steps) in offered
+
+
+def test_short_sums_take_no_memory_for_steps_that_do_not_come() -> None:
+    assert WgmmaTile(1, 64, 8).slots(2) == 2 and WgmmaTile(1, 64, 8).slots(7) == 8
+
+
+COVERED = b"""//
+.version 8.8
+.target sm_90, texmode_independent
+  //@ wgmma.fence.sync.aligned;
+  add.f32 %f1, %f2, %f3;
+\0"""
+
+
+def test_covered_instructions_are_uncovered_for_the_target_that_has_them() -> None:
+    text = ptx.uncover(COVERED)
+    assert text is not None
+    assert b".target sm_90a, texmode" in text and b"\n   wgmma.fence.sync.aligned;" in text and b"//@" not in text
+
+
+@pytest.mark.parametrize(
+    "binary", [COVERED.replace(b"sm_90", b"sm_80"), COVERED.replace(b"sm_90", b"sm_90a"), b"\x7fELF\xff"]
+)
+def test_what_is_not_ptx_for_that_target_is_refused(binary: bytes) -> None:
+    assert ptx.uncover(binary) is None
