@@ -102,9 +102,9 @@ def _time(row: Row, time: str) -> float | None:
 
 
 def _runtimes(rows: _Rows, network: str) -> Iterator[Bar]:
-    """Against the best runtime on OpenCL or Vulkan: fp32 against its fp32, fp16 against whatever is fastest."""
+    """Against the best runtime on OpenCL or Vulkan: fp16 against whatever is fastest, the others against its fp32."""
     for batch, needed in ((1, {"vulkan": 3.0, "opencl": 2.0}), (32, {"vulkan": 3.0, "opencl": 3.0})):
-        for precision, theirs in (("fp32", ["fp32"]), ("fp16", ["fp32", "fp16"])):
+        for precision, theirs in (("fp32", ["fp32"]), ("normal", ["fp32"]), ("fp16", ["fp32", "fp16"])):
             name, its = rows.best(network, batch, lambda w: w in RUNTIMES, theirs, "host")
             known = MNN.get((network, batch))
             if known is not None and (its is None or known < its):

@@ -160,6 +160,8 @@ class GemmTile:
         return 1 if caps.software or self.shared_bytes(2) > caps.local_memory else 2
 
 
+WIDE_TILES = (GemmTile(8, 2, 16, 16, 1), GemmTile(8, 2, 8, 16, 1), GemmTile(8, 2, 16, 8, 1))
+"""For tuning alone: more items share what is staged, which pays or not by the shape. Tiles of 8 x 4 were slower."""
 TILES = (
     GemmTile(8, 2, 8, 8, 1),
     GemmTile(4, 2, 8, 8, 1),
@@ -168,10 +170,9 @@ TILES = (
     GemmTile(4, 1, 8, 8, 4),
     GemmTile(2, 1, 8, 8, 4),
     GemmTile(2, 1, 8, 4, 8),
+    *WIDE_TILES,
 )
-"""From the best reuse to the most parallelism."""
-WIDE_TILES = (GemmTile(8, 2, 16, 16, 1), GemmTile(8, 2, 8, 16, 1), GemmTile(8, 2, 16, 8, 1))
-"""For tuning alone: more items share what is staged, which pays or not by the shape. Tiles of 8 x 4 were slower."""
+"""From the best reuse to the most parallelism, and those that only tuning takes."""
 SOFTWARE_TILE = GemmTile(4, 1, 8, 8, 1)
 TYPICAL_UNITS = 16
 """For drivers that do not say how many compute units there are."""
@@ -181,7 +182,7 @@ def legal_tiles(caps: DeviceCaps, steps: int) -> list[GemmTile]:
     """Return the tiles that a device takes, for so many steps of K."""
     return [
         t
-        for t in (*TILES, *WIDE_TILES)
+        for t in TILES
         if t.lx * t.ly * t.lz <= caps.max_local_items
         and t.lz <= caps.max_local_size[2]
         and t.shared_bytes() <= caps.local_memory
