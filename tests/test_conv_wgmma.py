@@ -111,3 +111,31 @@ def test_covered_instructions_are_uncovered_for_the_target_that_has_them() -> No
 )
 def test_what_is_not_ptx_for_that_target_is_refused(binary: bytes) -> None:
     assert ptx.uncover(binary) is None
+
+
+@pytest.mark.parametrize("warpgroups", [False, True])
+def test_convolutions_of_views_by_value(monkeypatch: pytest.MonkeyPatch, warpgroups: bool) -> None:
+    """Write and read channels that lie inside of a concat, from an odd block on, where pieces of eight do not fit."""
+    monkeypatch.setattr(conv_wgmma, "tiles", lambda *_: [NARROW])
+    net, rng = Net(), np.random.default_rng(5)
+    x = net.input("x", 1, 8, 7, 5)
+
+    def convolved(source: str, ci: int, co: int) -> str:
+        weight = (rng.standard_normal((co, ci, 3, 3)) / 8).astype(np.float16).astype(np.float32)
+        return net.add(Conv(kernel_shape=(3, 3), pads=(1, 1, 1, 1)), source, weight)
+
+    parts = convolved(x, 8, 12), convolved(x, 8, 8)
+    both = net.add("Concat", *parts, axis=1)
+    graph = net.finish(net.add("Relu", convolved(both, 20, 16), name="y"))
+    graph.outputs.append(net.add("Relu", convolved(parts[1], 8, 16), name="z"))
+    feed = rng.standard_normal((1, 8, 7, 5)).astype(np.float16).astype(np.float32)
+    with weft.load(graph, "cpu") as session:
+        expected = session.run(feed)
+    caps = {"warpgroup_units": warpgroups, "channels_last": True, "compute_units": 2}
+    with (
+        emulated_gpu("opencl", **caps),
+        weft.load(graph, "emulated", precision="low", fallback="error") as session,
+    ):
+        actual = session.run(feed)
+    for mine, theirs in zip(actual, expected, strict=True):
+        assert np.abs(mine - theirs).max() <= 3e-3 * np.abs(theirs).max()

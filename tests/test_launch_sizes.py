@@ -53,3 +53,13 @@ def test_large_devices_begin_few_large_groups() -> None:
         assert large.for_items(total) == ((-(-total // local), 1, 1), (local, 1, 1))
     small = Sizes(DeviceCaps(1024, (1024, 1024, 64), compute_units=8))
     assert small.for_items(1_600_000)[1] == (64, 1, 1)
+
+
+@pytest.mark.parametrize("total", [1, 1000, 1 << 24, 1_400_000_000, (1 << 31) - 1])
+@pytest.mark.parametrize("units", [1, 132])
+def test_no_index_of_a_loop_leaves_32_bits(total: int, units: int) -> None:
+    """An item computes its next index before it is compared: that of the last one must fit, too."""
+    caps = DeviceCaps(1024, (1024, 1024, 64), ((1 << 31) - 1, 65535, 65535), compute_units=units)
+    (groups, _, _), (local, _, _) = Sizes(caps).for_items(total)
+    assert groups >= 1
+    assert total - 1 + groups * local < 1 << 31 or groups == 1

@@ -43,9 +43,10 @@ def four_threads() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def vulkan_sends_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+def devices_send_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do on the CPU what only pays on a GPU."""
-    monkeypatch.setattr(opened("vulkan"), "sends_ahead", True)
+    for device in AHEAD:
+        monkeypatch.setattr(opened(device), "sends_ahead", True)
 
 
 @pytest.fixture
@@ -280,10 +281,9 @@ def test_a_session_closes_whose_chunks_were_under_way_when_vulkan_was_lost(monke
 class Ordered(NullDevice):
     """Sends ahead, notes what is submitted and waited for, and fails where it is told to."""
 
-    sends_ahead = True
-
     def __init__(self) -> None:
         super().__init__()
+        self.sends_ahead = True
         self.log: list[tuple[str, int]] = []
         self.refuse, self.refusal = -1, DeviceError("no submit any more", where="null:0")
 

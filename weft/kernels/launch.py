@@ -67,7 +67,7 @@ class DeviceCaps:
     int8_storage: bool = False
     subgroup_size: int = 1
     channels_last: bool = False
-    """Images of fp16 lie as NHWC4 instead of NC4HW4: what matrix units stage at a time then lies side by side."""
+    """Images for matrix units lie as NHWC4 instead of NC4HW4: what these stage at a time then lies side by side."""
     matrix_units: bool = False
     """A subgroup of 32 multiplies fp16 tiles of 16 x 16 and adds them in fp32."""
     shuffles: bool = False
@@ -77,9 +77,9 @@ class DeviceCaps:
     without: frozenset[str] = frozenset()
     """Special kernels (`weft.kernels.special`) that were found wrong on the device, by name."""
     workgroup_matrices: bool = False
-    """Whole work-groups do so with matrices of many tiles, which they load and store by themselves."""
+    """Whole work-groups multiply fp16 matrices of many tiles, which they load and store by themselves."""
     splits_products: bool = True
-    """What matrix units make of fp32 numbers split into halves was not found wrong."""
+    """Products of fp32 numbers that are split into halves may run on matrix units: they were not found wrong there."""
     compute_units: int = 1
     software: bool = False
 
@@ -177,7 +177,8 @@ class KernelBuilder(ABC):
             while local * 2 <= min(LARGE_GROUP, caps.max_local_items) and total >= 8 * local * caps.compute_units:
                 local *= 2
         groups = -(-max(total, 1) // (local * per_item))
-        return (max(1, min(groups, self.caps.max_grid[0])), 1, 1), (local, 1, 1)
+        most = max((MAX_ELEMENTS - total) // local, 1)  # an item's next index is computed before it is compared
+        return (max(1, min(groups, self.caps.max_grid[0], most)), 1, 1), (local, 1, 1)
 
 
 class GpuOp(ABC):

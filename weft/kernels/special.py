@@ -97,7 +97,7 @@ class SpecialKernel:
     cases: Callable[[], Sequence[Case]] = _no_cases
     """Uneven and even shapes, short and long sums: every path of the kernel, each as small as it can be."""
     template: str = ""
-    """How the templates' names begin that its launches have: cases that launch none of them would prove nothing."""
+    """The template of its launches: cases of which none launches it would prove nothing."""
     check: Callable[[Any], str | None] | None = None
     """What tests it in place of the cases: gets the device's `GpuRuntime`, returns what is wrong, or None."""
 

@@ -49,10 +49,9 @@ class OpenCLDevice(GpuDevice):
     another thread builds on its results; an upload is finished when it returns, a download waits for all.
     """
 
-    sends_ahead = True
-
     def __init__(self, info: DeviceInfo, caps: DeviceCaps, dialect: Dialect, device: cl.Device) -> None:
         super().__init__(info, caps, dialect)
+        self.sends_ahead = not caps.software  # a device that is the CPU would take the cores that copy
         self._device = device
         self._context = cl.Context([device])
         self._queues = QueuePool(self._context, device)

@@ -94,7 +94,8 @@ class Programs:
         """Return what the binary depends on, as the key of the disk cache."""
         device, platform = self._device, self._device.platform
         where = (platform.name, platform.version, device.name, device.driver_version)
-        return "\n".join((_CACHE_FORMAT, *where, *BUILD_OPTIONS, source.digest, source.entry, header))
+        patch = (ptx.VERSION,) if ptx.MARK in source.text else ()
+        return "\n".join((_CACHE_FORMAT, *patch, *where, *BUILD_OPTIONS, source.digest, source.entry, header))
 
     def close(self) -> None:
         """Forget all kernels."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 
 MARK = "//@"
+VERSION = "1"
+"""Of what `uncover` does: a part of the key under which programs are kept."""
 _TARGET = re.compile(r"^(\s*\.target\s+sm_90)(?=[\s,]|$)", re.MULTILINE)
 
 

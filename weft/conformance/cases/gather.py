@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.conformance.cases.table import Case, boolean, case, const, f16, f32, given, i32, i64, u8
+from weft.conformance.cases.table import Case, boolean, case, const, f16, f32, f64, given, i32, i64, u8
 
 CASES: list[Case] = [
     case("Gather", f32(5, 7), const([0, 2, 4])),
@@ -20,6 +20,7 @@ CASES: list[Case] = [
     *(case("Gather", i32(5, inner), given([4, 0, -2], "int64")) for inner in (3, 2, 4, 6)),
     case("Gather", u8(5, 12), given([4, 0, -2], "int64")),
     case("Gather", boolean(5, 2), given([4, 0, -2], "int64")),
+    case("Gather", f64(5, 3), given([4, 0, -2], "int64")),
     case("GatherND", f16(3, 4, 8), given([[0, 1], [2, -1]], "int64")),
     case("GatherND", i64(3, 4, 2), given([[0, 1], [2, -1]], "int64")),
     case("GatherElements", f32(3, 4), given([[0, 2, -1, 1], [2, 2, 0, 0]], "int64")),

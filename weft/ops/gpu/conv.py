@@ -1,4 +1,4 @@
-"""Convolution on GPUs: an implicit GEMM for ungrouped ones, a direct kernel for the rest, all in NC4HW4."""
+"""Convolution on GPUs: an implicit GEMM for ungrouped ones, a direct kernel for the rest, on packed images."""
 
 from __future__ import annotations
 

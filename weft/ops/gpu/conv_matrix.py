@@ -12,7 +12,7 @@ import numpy as np
 
 from weft.core.dtypes import DType
 from weft.core.layout import PACK, Array, Layout
-from weft.kernels.launch import DeviceCaps
+from weft.kernels.launch import PIECE, DeviceCaps
 from weft.kernels.special import Case, SpecialKernel, one_node, register_special
 from weft.ops.conv import Conv
 from weft.ops.gpu import conv_wgmma, workgroup_gemm
@@ -96,7 +96,7 @@ SPECIAL = register_special(
         "conv_matrix",
         "convolutions on matrix units",
         present=lambda caps: caps.matrix_units,
-        disable=lambda caps: replace(caps, matrix_units=False),
+        disable=lambda caps: replace(caps, matrix_units=False, channels_last=False),
         cases=_cases,
         template="conv_matrix",
     )
@@ -158,6 +158,10 @@ def launch_matrix(plan: ConvPlan, constants: dict[str, int]) -> None:
     depth = prod(weight.shape[2:]) * -(-weight.shape[1] // PACK) * PACK
     pixels, channels = plan.y.shape[0] * prod(plan.window.outputs), weight.shape[0]
     problem = {**constants, "N": plan.y.shape[0], "CI": weight.shape[1], "CO": channels, "bias": plan.bias is not None}
+    for name, tensor in (("x", plan.x), ("y", plan.y)):
+        # A view of channels may lie so that fewer can be moved at a time: that is another problem.
+        if plan.lies_in_pieces(tensor) is not (tensor.shape[1] % PIECE == 0):
+            problem[f"{name}_pieces"] = False
     candidates: list[MatrixTile | WgmmaTile | GroupTile] = [*legal_tiles(k.caps, depth)]
     default: MatrixTile | WgmmaTile | GroupTile = choose_tile(k.caps, pixels, channels, depth)
     if conv_wgmma.fits(plan):

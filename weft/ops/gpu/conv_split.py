@@ -85,6 +85,18 @@ SPECIAL = register_special(
 )
 
 
+SPECIAL_WGMMA = register_special(
+    SpecialKernel(
+        "conv_split_wgmma",
+        "convolutions of split fp32 by warpgroups",
+        present=lambda caps: SPECIAL.present(caps) and caps.warpgroup_units and "conv_split_wgmma" not in caps.without,
+        disable=lambda caps: replace(caps, without=caps.without | {"conv_split_wgmma"}),
+        cases=_cases,
+        template="conv_split_wgmma",
+    )
+)
+
+
 def fits(plan: ConvPlan) -> bool:
     """Tell whether fp32 products may be split here, and the packed weights fit an argument."""
     caps, weight = plan.k.caps, plan.weight
@@ -124,7 +136,7 @@ def pick_tile(
     problem = {**constants, "N": plan.y.shape[0], "CI": weight.shape[1], "CO": channels, "bias": plan.bias is not None}
     candidates: list[SplitTile | SplitWgmmaTile | GemmTile] = [*legal_tiles(k.caps, depth), *strict]
     best: SplitTile | SplitWgmmaTile | GemmTile | None = choose_tile(k.caps, pixels, channels, depth)
-    if k.caps.warpgroup_units:
+    if SPECIAL_WGMMA.present(k.caps):
         candidates += conv_split_wgmma.tiles(k.caps, channels, depth)
         wide = conv_split_wgmma.choose_tile(k.caps, pixels, channels, depth, plan.window.is_pointwise)
         if -(-pixels // wide.rows) * -(-channels // wide.cols) >= k.caps.compute_units // 2:

@@ -88,8 +88,8 @@ SPECIAL = register_special(
     SpecialKernel(
         "conv_wgmma",
         "convolutions by warpgroups",
-        present=lambda caps: caps.warpgroup_units and caps.matrix_units,
-        disable=lambda caps: replace(caps, warpgroup_units=False),
+        present=lambda caps: caps.warpgroup_units and caps.matrix_units and "conv_wgmma" not in caps.without,
+        disable=lambda caps: replace(caps, without=caps.without | {"conv_wgmma"}),
         cases=_cases,
         template="conv_wgmma",
     )
@@ -98,7 +98,7 @@ SPECIAL = register_special(
 
 def fits(plan: ConvPlan) -> bool:
     """Tell whether the device has the instructions and the pixels lie as rows of channels."""
-    if not plan.k.caps.warpgroup_units or plan.x.dtype is not DType.FLOAT16 or plan.weight.dtype != np.float16:
+    if not SPECIAL.present(plan.k.caps) or plan.x.dtype is not DType.FLOAT16 or plan.weight.dtype != np.float16:
         return False
     return plan.k.rows(plan.x) is not None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import prod
 
+from weft.core.dtypes import DType
 from weft.core.layout import PACK
 from weft.core.tensor import Tensor
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, gpu_op
@@ -71,7 +72,7 @@ class GatherOnGpu(_Gather):
         assert x is not None and places is not None
         axis = op.axis % len(x.shape)
         outer, size, inner = prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1 :])
-        floats = x.dtype.is_float
+        floats = x.dtype in (DType.FLOAT32, DType.FLOAT16)
         if not floats and places.constant is not None and places.constant.size == 1:
             start = int(places.constant.item()) % size * inner
             launch_move(k, x, y, (outer, inner), Strides((size * inner, 1), start), Strides((inner, 1)))

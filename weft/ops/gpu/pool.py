@@ -1,4 +1,4 @@
-"""Pools on GPUs, over NC4HW4."""
+"""Pools on GPUs, over packed images."""
 
 from __future__ import annotations
 

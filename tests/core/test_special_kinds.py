@@ -1,0 +1,50 @@
+"""The cases by which kernels for special hardware are tested launch those kernels, and none of another kind instead."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.core.null_gpu import null_gpu
+from tests.test_conv_matrix import H200
+from weft.backends.gpu import special_check
+from weft.backends.gpu.runtime import GpuRuntime
+from weft.backends.opencl.dialect import OpenCLDialect
+from weft.backends.vulkan.dialect import GlslDialect
+from weft.kernels.special import SpecialKernel, special_kernels
+
+KINDS = {kind.name: kind for kind in special_kernels()}
+OPENCL = replace(H200, max_local_items=256, channels_last=True, shuffles=True, warpgroup_units=True)
+VULKAN = replace(H200, channels_last=True, shuffles=True, workgroup_matrices=True)
+HERE = [("opencl", name) for name in KINDS if KINDS[name].present(OPENCL)]
+HERE += [("vulkan", name) for name in KINDS if KINDS[name].present(VULKAN)]
+
+
+def launched(kind: SpecialKernel, api: str, units: int) -> list[list[str]]:
+    """Return the templates that each case launches on a device with that many multiprocessors, which runs nothing."""
+    caps = replace(OPENCL if api == "opencl" else VULKAN, compute_units=units)
+    with null_gpu() as device:
+        device.dialect = OpenCLDialect() if api == "opencl" else GlslDialect()
+        device.caps = special_check._without(caps, kind, special_kernels())
+        runtime = GpuRuntime(device)
+        runtime.trust()
+        return [special_check.difference(case, runtime)[1] for case in kind.cases()]
+
+
+@pytest.mark.parametrize("units", [114, 132])
+@pytest.mark.parametrize(("api", "name"), HERE)
+def test_the_cases_of_a_kind_launch_its_kernel(api: str, name: str, units: int) -> None:
+    templates = launched(KINDS[name], api, units)
+    meant = [KINDS[name].template in each for each in templates]
+    assert sum(meant) >= len(meant) / 2, templates
+
+
+def test_every_kind_is_tried_here() -> None:
+    assert {name for _, name in HERE} == set(KINDS)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_kind_that_is_refused_is_gone(name: str) -> None:
+    for caps in (OPENCL, VULKAN):
+        assert not KINDS[name].present(KINDS[name].disable(caps))
