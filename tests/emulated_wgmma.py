@@ -66,11 +66,16 @@ def _nothing(text: str, arguments: list[str]) -> str:
     return ""
 
 
+def _meet(text: str, arguments: list[str]) -> str:
+    return "barrier(CLK_LOCAL_MEM_FENCE);"  # of all items, which all come here equally often
+
+
 CALLS: tuple[tuple[str, Callable[[str, list[str]], str]], ...] = (
     ("cp.async.commit_group", _nothing),
     ("cp.async.wait_group", _nothing),
     ("cp.async.c", _copy),
     ("fence.proxy.async", _nothing),
+    ("bar.sync", _meet),
     ("wgmma.mma_async", _multiply),
     ("wgmma.fence", _nothing),
     ("wgmma.commit_group", _nothing),

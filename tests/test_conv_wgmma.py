@@ -15,7 +15,7 @@ from weft.ops.conv import Conv
 from weft.ops.gpu import conv_wgmma
 from weft.ops.gpu.conv_wgmma import SHARED, WgmmaTile, choose_tile, pack_weights, tiles
 
-NARROW, WIDE = WgmmaTile(1, 16, 3), WgmmaTile(2, 32, 4)
+NARROW, WIDE, SLICED = WgmmaTile(1, 16, 3), WgmmaTile(2, 32, 4), WgmmaTile(1, 16, 3, 2)
 
 
 def network(ci: int, co: int, kernel: int, stride: int, residual: bool) -> tuple[Graph, tuple[int, ...]]:
@@ -38,6 +38,7 @@ def network(ci: int, co: int, kernel: int, stride: int, residual: bool) -> tuple
         (NARROW, 3, 20, 3, 2, False),  # pieces of four channels, in odd places
         (NARROW, 24, 24, 1, 1, True),  # pieces of eight; no taps; two tiles of columns
         (WIDE, 40, 40, 3, 1, True),  # more steps than buffers, eight channels an item, two warpgroups
+        (SLICED, 40, 40, 3, 1, True),  # two sets of a warpgroup, of which one has a step more
         (WIDE, 16, 36, 1, 1, False),  # one step; sixteen bytes cannot be stored
     ],
     ids=str,
@@ -80,12 +81,19 @@ def test_weights_lie_where_the_descriptors_say(cols: int, each: int) -> None:
 
 @pytest.mark.parametrize(("channels", "steps"), [(1, 1), (24, 9), (96, 1), (256, 36), (1000, 32), (4096, 64)])
 def test_tiles_fit_a_multiprocessor(channels: int, steps: int) -> None:
-    offered = tiles(channels, steps)
-    assert offered
-    for tile in offered:
-        assert tile.stages >= 3 and tile.cols % 16 == 0 and tile.items <= 256
-        assert tile.shared_bytes(steps) + 1024 <= SHARED and tile.at_a_time(steps) >= 1
-    assert choose_tile(H200, 100_000, channels, steps) in offered
+    for pixels in (49, 100_000):
+        offered = tiles(H200, pixels, channels, steps)
+        assert offered
+        for tile in offered:
+            assert tile.stages >= 3 and tile.cols % 16 == 0 and tile.items <= 256
+            assert tile.shared_bytes(steps) + 1024 <= SHARED and tile.at_a_time(steps) >= 1
+        assert choose_tile(H200, pixels, channels, steps) in offered
+
+
+def test_few_groups_share_out_their_steps() -> None:
+    assert choose_tile(H200, 49, 512, 72).wz > 1
+    assert all(t.wz == 1 for t in tiles(H200, 49, 512, 5)), "not where there are only a few"
+    assert all(t.wz == 1 for t in tiles(H200, 100_000, 512, 72)), "nor where there is work for all units"
 
 
 def test_short_sums_take_no_memory_for_steps_that_do_not_come() -> None:

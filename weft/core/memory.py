@@ -202,6 +202,11 @@ class BufferManager:
         elif slot.storage is StorageType.DYNAMIC:
             self._arena.release(slot)
 
+    def place(self, slot: Slot, buffer: Any) -> None:
+        """Let a DYNAMIC_SEPERATE slot of a plan lie at the start of the caller's buffer, who also frees that."""
+        self._separate.remove(slot)
+        slot.buffer, slot.offset = buffer, 0
+
     def allocate(self) -> None:
         """Make the plan and allocate it; every recorded slot has its place afterwards."""
         self._recording = False

@@ -24,7 +24,8 @@ sums = "coopmat<float, gl_ScopeSubgroup, 16, 16, gl_MatrixUseAccumulator>"
 by_rows = "gl_CooperativeMatrixLayoutRowMajor"
 %>
 <%namespace name="parts" file="conv_matrix.parts.mako"/>\
-<%def name="fetch(step)">${parts.fetch(x, step, kb, fetched, w_fetched, each, pointwise, "x", "w")}</%def>
+<%namespace name="im2col" file="im2col.parts.mako"/>\
+<%def name="fetch(step)">${parts.fetch(step, kb, fetched, w_fetched, each, pointwise, "x", "w")}</%def>
 const int lane = LOCAL_X, part = LOCAL_Y, item = part * 32 + lane;
 const int part_m = part % ${sm}, part_n = part / ${sm};
 const int a_base = LOCAL_Z * ${rows * stride}, b_base = LOCAL_Z * ${4 * kb * w_stride};
@@ -43,10 +44,7 @@ for (int tile = GROUP_X; tile < TILES; tile += GROUPS_X) {
 % else:
   const int ak${u} = e${u} / ${rows}, am${u} = e${u} % ${rows}, row${u} = first_row + am${u};
 % endif
-  const int an${u} = row${u} / (OH * OW), ap${u} = row${u} % (OH * OW);
-% if not pointwise:
-  const int ah${u} = ap${u} / OW * SH - PH, aw${u} = ap${u} % OW * SW - PW;
-% endif
+  ${im2col.pixel(x, u, pointwise)}
   ${piece} va${u};
   bool inside${u};
 % endfor

@@ -16,7 +16,8 @@ if sliced:
 %>
 <%include file="ptx.opencl.mako"/>
 <%namespace name="parts" file="conv_matrix.parts.mako"/>\
-<%def name="fetch(step)">${parts.fetch(x, step, kb, fetched, w_fetched, each, pointwise, *[f"((__global const {piece}*){name})" for name in "xw"])}</%def>
+<%namespace name="im2col" file="im2col.parts.mako"/>\
+<%def name="fetch(step)">${parts.fetch(step, kb, fetched, w_fetched, each, pointwise, *[f"((__global const {piece}*){name})" for name in "xw"])}</%def>
 __local ${piece} *As = (__local ${piece}*)As4, *Bs = (__local ${piece}*)Bs4;
 const int lane = LOCAL_X, part = LOCAL_Y, item = part * 32 + lane;
 const int part_m = part % ${sm}, part_n = part / ${sm};
@@ -39,10 +40,7 @@ for (int tile = GROUP_X; tile < TILES; tile += GROUPS_X) {
 % else:
   const int ak${u} = e${u} / ${rows}, am${u} = e${u} % ${rows}, row${u} = first_row + am${u};
 % endif
-  const int an${u} = row${u} / (OH * OW), ap${u} = row${u} % (OH * OW);
-% if not pointwise:
-  const int ah${u} = ap${u} / OW * SH - PH, aw${u} = ap${u} % OW * SW - PW;
-% endif
+  ${im2col.pixel(x, u, pointwise)}
   ${piece} va${u};
   bool inside${u};
 % endfor

@@ -4,20 +4,14 @@ def sizes(fm, fn, sm, sn, kb):
     rows, cols, items = 16 * fm * sm, 16 * fn * sn, 32 * sm * sn
     return rows, cols, items, rows * kb // items, cols * kb // items
 %>
+<%namespace name="im2col" file="im2col.parts.mako"/>
 ## The next step of K goes into registers; what lies outside is dropped later.
 <%def name="fetch(step, weights)">
 <% rows, cols, items, fetched, w_fetched = sizes(fm, fn, sm, sn, kb) %>
 % for u in range(fetched):
   {
-    const int kk = (${step}) * ${kb} + ak${u};
-% if pointwise:
-    inside${u} = row${u} < PIXELS && kk < C4;
-    va${u} = x[inside${u} ? ${x.place4(f"an{u}", "kk", f"ap{u}")} : 0];
-% else:
-    const int tap = kk / C4, ih = ah${u} + tap / KW * DH, iw = aw${u} + tap % KW * DW;
-    inside${u} = row${u} < PIXELS && tap < KH * KW && ih >= 0 && ih < IH && iw >= 0 && iw < IW;
-    va${u} = x[inside${u} ? ${x.place4(f"an{u}", "kk % C4", "(ih * IW + iw)")} : 0];
-% endif
+    ${im2col.locate(u, step, kb, pointwise)}
+    va${u} = x[inside${u} ? at : 0];
   }
 % endfor
 % for u in range(w_fetched):
@@ -47,10 +41,7 @@ ${vector} vb${u};
 % else:
   const int ak${u} = (item + ${u * items}) / ${rows}, am${u} = (item + ${u * items}) % ${rows}, row${u} = first_row + am${u};
 % endif
-  const int an${u} = row${u} / (OH * OW), ap${u} = row${u} % (OH * OW);
-% if not pointwise:
-  const int ah${u} = ap${u} / OW * SH - PH, aw${u} = ap${u} % OW * SW - PW;
-% endif
+  ${im2col.pixel(x, u, pointwise)}
   f32x4 va${u};
   bool inside${u};
 % endfor

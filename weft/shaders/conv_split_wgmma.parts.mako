@@ -24,9 +24,9 @@
     const bool inside = at < C4;
     const int from = at * x_CS;
 % else:
-    const int tap = at / C4, kh = tap / KW * DH, kw = tap % KW * DW;
+    const int tap = (C4 % 16 == 0 ? at - lane % 4 : at) / C4, kh = tap / KW * DH, kw = tap % KW * DW;
     const bool inside = tap < KH * KW;
-    const int from = (kh * IW + kw) * x_PS + at % C4 * x_CS;
+    const int from = (kh * IW + kw) * x_PS + (at - tap * C4) * x_CS;
 % endif
 % for r in range(2):
     {

@@ -17,10 +17,11 @@ from weft.backends.gpu.device import Binding, CopyCommand, MemoryKind
 from weft.backends.gpu.execution import GpuExecution, Workplace
 from weft.backends.gpu.fusion import can_fuse
 from weft.backends.gpu.layouts import assign_layouts, find_views
-from weft.backends.gpu.memory import Placement, Region
+from weft.backends.gpu.memory import SMALLEST, Placement, Region
 from weft.backends.gpu.recording import PipelineRecording, access, run_once
 from weft.backends.gpu.runtime import GpuRuntime
 from weft.backends.gpu.schedule import Access
+from weft.backends.gpu.streams import worthwhile
 from weft.backends.gpu.support import why_not
 from weft.core.backend import Backend, BackendInfo, Execution, MemoryMode, Precision, StorageType
 from weft.core.blame import at_node, blame
@@ -163,8 +164,15 @@ class GpuBackend(Backend):
         self.placement.begin()
 
     def onMapInput(self, tensor: Tensor) -> Array | None:
-        """Return staging memory whose content each run uploads; none in memory mode LIMIT."""
-        return self.recording.stage(tensor, MemoryKind.UPLOAD) if self._may_stage(tensor) else None
+        """Return memory that the kernels read, or else whose content each run uploads; none in memory mode LIMIT."""
+        if not self._may_stage(tensor):
+            return None
+        in_place = self.device.computes_on_uploads and not worthwhile(self.device, tensor.nbytes)
+        if in_place and self.placement.is_whole(tensor):
+            array, buffer = self.recording.lend(tensor, SMALLEST)
+            self.placement.settle(tensor, buffer)
+            return array
+        return self.recording.stage(tensor, MemoryKind.UPLOAD)
 
     def onFillInput(self, tensor: Tensor, source: Array) -> bool:
         """Copy and upload a large input in chunks, if that is faster on this device."""

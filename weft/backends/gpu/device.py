@@ -111,6 +111,8 @@ class GpuDevice(ABC):
     """Whether large uploads go in chunks while the host copies on. Then what a thread submits runs in order, and
     a wait for one submit is a wait for all that the thread submitted before, which may be submitted again then;
     and it pays, too."""
+    computes_on_uploads: bool = field(default=False, init=False)
+    """Whether kernels read memory of kind UPLOAD as fast as the device's own: then inputs stay where they are put."""
     gone: bool = False
     """Whether the device was lost: new sessions open it anew."""
 

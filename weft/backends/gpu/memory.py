@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 
-from weft.backends.gpu.device import Binding
+from weft.backends.gpu.device import Binding, GpuBuffer
 from weft.backends.gpu.layouts import View
 from weft.core.backend import StorageType
 from weft.core.graph import Graph, depths
@@ -100,6 +100,20 @@ class Placement:
         tensor.memory = Region(region.slot)
         return True
 
+    def is_whole(self, tensor: Tensor) -> bool:
+        """Tell whether the tensor is all of what its slot is for: no view of another one's memory."""
+        region: Region = tensor.memory
+        return (
+            self.root_name(tensor) == tensor.name
+            and not region.blocks
+            and region.slot.nbytes <= _room(tensor)
+        )
+
+    def settle(self, tensor: Tensor, buffer: GpuBuffer) -> None:
+        """Let a DYNAMIC_SEPERATE tensor that `is_whole`, and the views of it, lie in a buffer of at least its size."""
+        region: Region = tensor.memory
+        self.manager.place(region.slot, buffer)
+
     def release(self, tensor: Tensor, storage: StorageType) -> None:
         """Take a region back; the slot goes when its last view does."""
         region: Region = tensor.memory
@@ -130,6 +144,10 @@ class Placement:
         self.manager.clear()
         self._roots.clear()
         self._dying = []
+
+
+def _room(tensor: Tensor) -> int:
+    return max(tensor.nbytes, SMALLEST)
 
 
 def _bytes(graph: Graph, name: str) -> int:

@@ -48,6 +48,8 @@ class PipelineRecording:
     tuned: int = 0
     """How many of the launches' kernels were chosen by a tuning table."""
     _staged: list[tuple[GpuBuffer, Tensor]] = field(default_factory=list)
+    _lent: list[GpuBuffer] = field(default_factory=list)
+    """Memory of inputs on which the device computes where the host writes it."""
     _streams: dict[str, Stream] = field(default_factory=dict)
     """Uploads that begin before the run is submitted, by the tensors' names."""
     _handle: Any = None
@@ -59,7 +61,7 @@ class PipelineRecording:
     @property
     def staging_bytes(self) -> int:
         """Return the bytes of host memory that inputs and outputs pass through."""
-        return sum(buffer.nbytes for buffer, _ in self._staged)
+        return sum(buffer.nbytes for buffer in (*self._lent, *(b for b, _ in self._staged)))
 
     def stage(self, tensor: Tensor, kind: MemoryKind) -> Array:
         """Return host memory whose content every run copies to the tensor (UPLOAD) or from it (DOWNLOAD).
@@ -71,6 +73,12 @@ class PipelineRecording:
         buffer = self.device.allocate(tensor.nbytes, kind)
         self._staged.append((buffer, tensor))
         return _mapped(buffer, tensor)
+
+    def lend(self, tensor: Tensor, least: int) -> tuple[Array, GpuBuffer]:
+        """Return host memory of so many bytes at least, on which the tensor's readers compute, as array and buffer."""
+        buffer = self.device.allocate(max(tensor.nbytes, least), MemoryKind.UPLOAD)
+        self._lent.append(buffer)
+        return _mapped(buffer, tensor), buffer
 
     def seal(self) -> None:
         """Record everything; the tensors have addresses now."""
@@ -158,8 +166,9 @@ class PipelineRecording:
             self.device.release(self._handle)
         for stream in streams.values():
             stream.release()
-        for buffer, _ in self._staged:
+        for buffer in (*self._lent, *(b for b, _ in self._staged)):
             self.device.free(buffer)
+        self._lent = []
         self._handle, self._staged, self.launches, self.imports, self.tuned = None, [], [], [], 0
         self.work = {}
 

@@ -66,6 +66,7 @@ class MatrixTile:
 
 TILES = (
     MatrixTile(2, 2, 4, 2),
+    MatrixTile(2, 2, 2, 4, 1, 16),
     MatrixTile(2, 2, 2, 2),
     MatrixTile(2, 1, 2, 2),
     MatrixTile(2, 1, 2, 2, 2),
@@ -166,9 +167,9 @@ def launch_matrix(plan: ConvPlan, constants: dict[str, int]) -> None:
     default: MatrixTile | WgmmaTile | GroupTile = choose_tile(k.caps, pixels, channels, depth)
     if conv_wgmma.fits(plan):
         steps = conv_wgmma.steps_of(weight)
-        candidates += conv_wgmma.tiles(channels, steps)
+        candidates += conv_wgmma.tiles(k.caps, pixels, channels, steps)
         best = conv_wgmma.choose_tile(k.caps, pixels, channels, steps)
-        if -(-pixels // best.rows) * -(-channels // best.cols) >= k.caps.compute_units // 2:
+        if -(-pixels // best.rows) * -(-channels // best.cols) * best.wz >= k.caps.compute_units // 2:
             default = best
     if workgroup_gemm.fits(plan):
         candidates += workgroup_gemm.legal_tiles(k.caps, pixels, channels)

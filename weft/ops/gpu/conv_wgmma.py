@@ -36,15 +36,21 @@ UNIT = 16
 """Tiles have a multiple of so many columns."""
 FEWEST, MOST = 3, 8
 """Stages: two are read or about to be, the others are under way."""
+SLICES, SLICED = (2,), (64, 32, 16)
+"""Sets of warpgroups that may share the steps, and columns that they then have, besides even parts."""
 
 
 @dataclass(frozen=True)
 class WgmmaTile:
-    """How a work-group divides its work: `wm` warpgroups, `cols` columns, `stages` buffers of steps."""
+    """How a work-group divides its work: `wm` x `wz` warpgroups, each with 64 pixels and `cols` columns.
+
+    `wz` of them take turns in K and are summed at the end; each set of `wm` has `stages` buffers of steps.
+    """
 
     wm: int
     cols: int
     stages: int
+    wz: int = 1
 
     @property
     def rows(self) -> int:
@@ -54,15 +60,16 @@ class WgmmaTile:
     @property
     def items(self) -> int:
         """Return the work-items of a group."""
-        return GROUP * self.wm
+        return GROUP * self.wm * self.wz
 
     def slots(self, steps: int) -> int:
-        """Return the buffers that are used: none twice where all steps are under way from the start."""
-        return min(self.stages, max(steps, 1)) if steps <= self.stages - 2 else self.stages
+        """Return the buffers of a set that are used: none twice where all steps are under way from the start."""
+        rounds = -(-steps // self.wz)
+        return min(self.stages, max(rounds, 1)) if rounds <= self.stages - 2 else self.stages
 
     def shared_bytes(self, steps: int) -> int:
         """Return the bytes of work-group memory."""
-        return 2 * STEP * self.slots(steps) * (self.rows + self.cols)
+        return 2 * STEP * self.wz * self.slots(steps) * (self.rows + self.cols)
 
     def at_a_time(self, steps: int) -> int:
         """Return the groups that a multiprocessor holds, by its memory and its registers."""
@@ -108,8 +115,11 @@ def steps_of(weight: Array) -> int:
     return int(-(-prod(weight.shape[2:]) * -(-weight.shape[1] // PACK) * PACK // STEP))
 
 
-def tiles(channels: int, steps: int) -> list[WgmmaTile]:
-    """Return the tiles for so many channels: even parts of them, and round numbers, for one to three groups a unit."""
+def tiles(caps: DeviceCaps, pixels: int, channels: int, steps: int) -> list[WgmmaTile]:
+    """Return the tiles for so many channels: even parts of them, and round numbers, for one to three groups a unit.
+
+    Where they make fewer groups than there are multiprocessors, sets of warpgroups may share the steps of each.
+    """
     least = -(-channels // WIDTHS[0])
     even = [-(-channels // (UNIT * parts)) * UNIT for parts in (least, least + 1)]
     widths = [w for w in dict.fromkeys((*even, *WIDTHS)) if w < channels + UNIT]
@@ -117,18 +127,31 @@ def tiles(channels: int, steps: int) -> list[WgmmaTile]:
     for cols in sorted(widths or [UNIT], reverse=True):
         for wm in (2, 1):
             for groups in (1, 2, 3):
-                room = (SHARED // groups - RESERVED) // (2 * STEP * (ROWS * wm + cols))
-                stages = min(room, MOST, max(steps + 2, FEWEST))
+                stages = _stages(wm, cols, steps, SHARED // groups)
                 if stages >= FEWEST:
                     found[WgmmaTile(wm, cols, stages)] = None
+    for cols in dict.fromkeys(
+        (*(w for w in widths if w <= SLICED[0]), *(w for w in SLICED if w < channels + UNIT))
+    ):
+        if -(-pixels // ROWS) * -(-channels // cols) <= caps.compute_units:
+            for wz in SLICES:
+                stages = _stages(1, cols, -(-steps // wz), SHARED // wz)
+                if stages >= FEWEST and steps >= FEWEST * wz:
+                    found[WgmmaTile(1, cols, stages, wz)] = None
     return list(found)
+
+
+def _stages(wm: int, cols: int, steps: int, room: int) -> int:
+    """Return how many stages fit, but not more than are of use."""
+    return min((room - RESERVED) // (2 * STEP * (ROWS * wm + cols)), MOST, max(steps + 2, FEWEST))
 
 
 def choose_tile(caps: DeviceCaps, pixels: int, channels: int, steps: int) -> WgmmaTile:
     """Return the tile that takes the least by a model: rounds over all multiprocessors, and what each item stores.
 
     A tile reaches the more of the full rate the less it loads for each product; and of groups that share a
-    multiprocessor one stores its sums while another multiplies.
+    multiprocessor one stores its sums while another multiplies. Sets that share steps work side by side, and
+    what they have is added at the end.
     """
 
     def cost(tile: WgmmaTile) -> float:
@@ -136,10 +159,11 @@ def choose_tile(caps: DeviceCaps, pixels: int, channels: int, steps: int) -> Wgm
         side_by_side = min(tile.at_a_time(steps), -(-groups // caps.compute_units))
         rounds = -(-groups // (caps.compute_units * side_by_side))
         loaded = 1 / tile.rows + 1 / tile.cols
-        each = tile.rows * tile.cols * (0.6 + 40 * loaded) * steps + tile.rows * (tile.cols + 64) * 3
+        each = tile.rows * tile.cols * (0.6 + 40 * loaded) * -(-steps // tile.wz)
+        each += tile.rows * (tile.cols + 64) * (2 + tile.wz)
         return rounds * side_by_side * each * (1.0 if side_by_side > 1 else 1.1)
 
-    return min(tiles(channels, steps), key=cost)
+    return min(tiles(caps, pixels, channels, steps), key=cost)
 
 
 def pack_weights(weight: Array, cols: int, each: int) -> Array:
@@ -167,7 +191,8 @@ def launch_wgmma(plan: ConvPlan, constants: dict[str, int], tile: WgmmaTile) -> 
     """Launch the implicit GEMM: pixels times output channels, over taps and input channels."""
     k, weight = plan.k, plan.weight
     pixels, channels, steps = plan.y.shape[0] * prod(plan.window.outputs), weight.shape[0], steps_of(weight)
-    wide = plan.lies_in_pieces(plan.x)
+    wide, rows = plan.lies_in_pieces(plan.x), k.rows(plan.x)
+    assert rows is not None, "`fits` asks for it"
     each = PIECE if tile.cols % (PACK * PIECE) == 0 and plan.lies_in_pieces(plan.y) else PACK
     packed = k.constant(f"wgmma.{tile.cols}.{each}", partial(pack_weights, weight, tile.cols, each))
     tiles_m, tiles_n = -(-pixels // tile.rows), -(-channels // tile.cols)
@@ -178,10 +203,11 @@ def launch_wgmma(plan: ConvPlan, constants: dict[str, int], tile: WgmmaTile) -> 
         ints={
             **constants, "PIECES": -(-weight.shape[1] // (PIECE if wide else PACK)), "STEPS": steps, "PIXELS": pixels,
             "COUNT": -(-channels // PACK), "TILES_M": tiles_m, "TILES_N": tiles_n,
+            "X_ROW": rows[0] // PACK,
         },
         variant={
-            "wm": tile.wm, "cols": tile.cols, "stages": tile.stages, "slots": tile.slots(steps), "raster": RASTER,
-            "pointwise": plan.window.is_pointwise, "wide": wide, "each": each,
+            "wm": tile.wm, "wz": tile.wz, "cols": tile.cols, "stages": tile.stages, "slots": tile.slots(steps),
+            "raster": RASTER, "pointwise": plan.window.is_pointwise, "wide": wide, "each": each,
         },
         grid=(min(tiles_m * tiles_n, k.caps.max_grid[0]), 1, 1),
         local=(tile.items, 1, 1),

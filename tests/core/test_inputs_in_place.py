@@ -1,0 +1,75 @@
+"""Inputs on whose memory a device computes where the host writes them: no copy, whatever reads them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import weft
+from tests.core.nets import Net
+from weft.core.graph import Graph
+from weft.core.layout import Array
+
+SHAPE = (2, 4, 6, 5)
+
+
+def read_directly() -> Graph:
+    net = Net()
+    return net.finish(net.add("Relu", net.input("x", *SHAPE), name="y"))
+
+
+def read_through_a_view() -> Graph:
+    net = Net()
+    flat = net.add("Flatten", net.input("x", *SHAPE), axis=1)
+    return net.finish(net.add("Softmax", flat, axis=1, name="y"))
+
+
+def part_of_a_concat() -> Graph:
+    net = Net()
+    x = net.input("x", *SHAPE)
+    both = net.add("Concat", x, net.add("Sigmoid", x), axis=1)
+    return net.finish(net.add("MaxPool", both, kernel_shape=(2, 2), name="y"))
+
+
+def read_twice() -> Graph:
+    net = Net()
+    x = net.input("x", *SHAPE)
+    return net.finish(net.add("Add", net.add("Exp", net.add("Tanh", x)), x, name="y"))
+
+
+NETWORKS = (read_directly, read_through_a_view, part_of_a_concat, read_twice)
+
+
+def copies(session: weft.Session) -> list[str]:
+    """Return the uploads of the last run."""
+    return [e.name for e in session.profile.events if e.name.startswith("upload")]
+
+
+@pytest.mark.parametrize("make", NETWORKS)
+def test_vulkan_computes_where_the_host_writes(make: type) -> None:
+    graph, rng = make(), np.random.default_rng(0)
+    with weft.load(graph, "cpu") as cpu, weft.load(graph, "vulkan", fallback="error", profile=True) as session:
+        for _ in range(2):
+            x: Array = rng.standard_normal(SHAPE, np.float32)
+            before = x.copy()
+            np.testing.assert_allclose(session.run(x)[0], cpu.run(x)[0], rtol=1e-5, atol=1e-6)
+            np.testing.assert_array_equal(x, before)
+        assert copies(session) == []
+
+
+def test_memory_mode_limit_uploads_without_lasting_host_memory() -> None:
+    x = np.random.default_rng(0).standard_normal(SHAPE, np.float32)
+    with weft.load(read_directly(), "vulkan", memory="limit", fallback="error") as session:
+        np.testing.assert_array_equal(session.run(x)[0], np.maximum(x, 0))
+
+
+def test_memory_is_given_back_with_other_shapes_and_at_the_end() -> None:
+    net = Net()
+    graph = net.finish(net.add("Relu", net.input("x", "n", 3, 4, 4), name="y"))
+    rng = np.random.default_rng(0)
+    with weft.load(graph, "vulkan", fallback="error") as session:
+        for n in (1, 3, 2):
+            x = rng.standard_normal((n, 3, 4, 4), np.float32)
+            np.testing.assert_array_equal(session.run(x)[0], np.maximum(x, 0))
+            (pipeline,) = session.pipelines
+            assert pipeline.backend.statistics()["staging_bytes"] == 2 * x.nbytes
