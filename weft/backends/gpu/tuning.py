@@ -24,6 +24,7 @@ from weft.backends.gpu.tuning_table import Entry, Trial, TuningTable
 from weft.core.layout import Array
 from weft.core.pipeline import Pipeline, Task
 from weft.errors import DeviceLost, OutOfMemory, WeftError
+from weft.kernels.launch import DeviceCaps
 
 MARGIN = 0.98
 """A candidate replaces the default if it takes at most so much of its time: less is noise."""
@@ -79,17 +80,23 @@ def tune_pipelines(
 ) -> list[Tuned]:
     """Tune what ops of loaded pipelines leave open on their GPUs, for `budget` seconds a device at most.
 
-    Candidates that were timed or failed before are not tried once more, unless `again`. New choices serve
-    the sessions that are loaded or resized from now on.
+    Of every problem the most promising candidates are tried before the others of any. Those that were timed or
+    failed before are not tried once more, unless `again`. New choices serve the sessions that are loaded or
+    resized from now on.
     """
     rows: list[Tuned] = []
     for runtime, group in by_runtime(pipelines):
         tuner = _Tuner(runtime, group[0].device, clock() + budget, again, clock)
         problems = open_problems(group)
+        found = {}
         for k, problem in enumerate(problems):
-            rows.append(tuner.tune(problem))
+            found[problem.pick.key] = tuner.tune(problem, thread_count(runtime.device.caps))
             if progress is not None:
                 progress(k + 1, len(problems))
+        for problem in problems:
+            if found[problem.pick.key].skipped and clock() < tuner.deadline:
+                found[problem.pick.key] = tuner.tune(problem)
+        rows += found.values()
     return rows
 
 
@@ -136,6 +143,13 @@ def _times(pipeline: Pipeline) -> dict[int, float]:
     return {id(x): by_command.get(id(a.command), 0.0) for x, a in zip(launches, accesses, strict=True)}
 
 
+def _most_promising_first(variants: Sequence[Variant], caps: DeviceCaps) -> list[Variant]:
+    """Merge two orders: that in which the op names its candidates, and that of an estimate that knows only groups."""
+    estimated = sorted(variants, key=lambda v: estimate(v, caps))
+    ranks = {v.text: min(k, estimated.index(v)) for k, v in enumerate(variants)}
+    return sorted(variants, key=lambda v: ranks[v.text])
+
+
 def _us(seconds: float) -> float:
     return round(seconds * 1e6, 3)
 
@@ -149,7 +163,6 @@ class _Round:
     reference: list[Array] = field(default_factory=list)
     trials: dict[str, Trial] = field(default_factory=dict)
     """All that is known of its candidates as they are now, of this time and of earlier ones."""
-    tried: int = 0
 
     @property
     def best(self) -> float:
@@ -171,13 +184,15 @@ class _Tuner:
     deadline: float
     again: bool
     clock: Callable[[], float]
+    _tried: dict[str, set[str]] = field(default_factory=dict)
+    """The candidates of each problem that were tried by this tuner."""
 
     @property
     def table(self) -> TuningTable:
         return self.runtime.tuning
 
-    def tune(self, problem: Problem) -> Tuned:
-        """Try what is left of a problem's candidates, as long as there is time."""
+    def tune(self, problem: Problem, most: int | None = None) -> Tuned:
+        """Try what is left of a problem's candidates, or the best few of it, as long as there is time."""
         task, pick = problem.task, problem.pick
         if self.clock() >= self.deadline:
             return self._row(problem, None, len(pick.candidates))
@@ -187,11 +202,11 @@ class _Tuner:
             rest = self._untried(problem, work)
             if rest or pick.default not in work.trials:
                 self._measure_default(work)
-            size = thread_count(self.runtime.device.caps)
-            while rest and self.clock() < self.deadline:
-                batch, rest = rest[:size], rest[size:]
+            size, left = thread_count(self.runtime.device.caps), len(rest) if most is None else most
+            while rest and left > 0 and self.clock() < self.deadline:
+                batch, rest, left = rest[:size], rest[size:], left - size
                 self._try_all(pick.key, work, batch)
-            if work.tried or not rest:
+            if self._tried.get(pick.key) or not rest:
                 self.table.note(pick.key, Entry(work.choice(), dict(work.trials)))
                 self.table.save()
         return self._row(problem, work, len(rest))
@@ -207,12 +222,13 @@ class _Tuner:
             except WeftError as e:
                 work.trials[text] = Trial("", failed=e.what)  # no hash: it is rendered anew each time
                 continue
-            known = None if self.again else self.table.known(key, text, variant.digest)
+            afresh = self.again and text not in self._tried.get(key, ())
+            known = None if afresh else self.table.known(key, text, variant.digest)
             if known is not None:
                 work.trials[text] = known
             elif variant is not work.default:
                 out.append(variant)
-        return sorted(out, key=lambda v: estimate(v, self.runtime.device.caps))
+        return _most_promising_first(out, self.runtime.device.caps)
 
     def _measure_default(self, work: _Round) -> None:
         work.default.build()
@@ -235,7 +251,7 @@ class _Tuner:
                     variant.build()
             for variant in batch:
                 done[variant.text] = work.trials[variant.text] = self._try(work, variant)
-                work.tried += 1
+                self._tried.setdefault(key, set()).add(variant.text)
         except DeviceLost as e:
             self.runtime.device.gone = True
             lost = batch[len(done)]
@@ -273,7 +289,7 @@ class _Tuner:
         chosen = work.choice() if work is not None else pick.chosen
         us = {text: t.us for text, t in trials.items()}
         failed = {text: t.failed for text, t in trials.items() if t.failed}
-        tried = work.tried if work is not None else 0
+        tried = len(self._tried.get(pick.key, ()))
         return Tuned(
             self.device, pick.key, problem.nodes, pick.default, chosen,
             us.get(pick.default), us.get(chosen), tried, skipped, failed,

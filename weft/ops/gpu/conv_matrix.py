@@ -167,12 +167,12 @@ def launch_matrix(plan: ConvPlan, constants: dict[str, int]) -> None:
     default: MatrixTile | WgmmaTile | GroupTile = choose_tile(k.caps, pixels, channels, depth)
     if conv_wgmma.fits(plan):
         steps = conv_wgmma.steps_of(weight)
-        candidates += conv_wgmma.tiles(k.caps, pixels, channels, steps)
-        best = conv_wgmma.choose_tile(k.caps, pixels, channels, steps)
-        if -(-pixels // best.rows) * -(-channels // best.cols) * best.wz >= k.caps.compute_units // 2:
+        wide = conv_wgmma.tiles(k.caps, pixels, channels, steps)
+        candidates, best = [*wide, *candidates], wide[0]
+        if -(-pixels // best.rows) * -(-channels // best.cols) * best.wz >= k.caps.compute_units // 4:
             default = best
     if workgroup_gemm.fits(plan):
-        candidates += workgroup_gemm.legal_tiles(k.caps, pixels, channels)
+        candidates = [*workgroup_gemm.legal_tiles(k.caps, pixels, channels), *candidates]
         default = workgroup_gemm.choose_tile(k.caps, pixels, channels) or default
     tile = k.pick("conv_matrix", problem, candidates, default)
     if isinstance(tile, WgmmaTile):

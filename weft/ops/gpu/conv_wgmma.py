@@ -116,9 +116,10 @@ def steps_of(weight: Array) -> int:
 
 
 def tiles(caps: DeviceCaps, pixels: int, channels: int, steps: int) -> list[WgmmaTile]:
-    """Return the tiles for so many channels: even parts of them, and round numbers, for one to three groups a unit.
+    """Return the tiles for a problem, those first that take the least by a model.
 
-    Where they make fewer groups than there are multiprocessors, sets of warpgroups may share the steps of each.
+    They have even parts of the channels or a round number as columns, for one to three groups a unit. Where they
+    make fewer groups than there are multiprocessors, sets of warpgroups may share the steps of each.
     """
     least = -(-channels // WIDTHS[0])
     even = [-(-channels // (UNIT * parts)) * UNIT for parts in (least, least + 1)]
@@ -138,7 +139,7 @@ def tiles(caps: DeviceCaps, pixels: int, channels: int, steps: int) -> list[Wgmm
                 stages = _stages(1, cols, -(-steps // wz), SHARED // wz)
                 if stages >= FEWEST and steps >= FEWEST * wz:
                     found[WgmmaTile(1, cols, stages, wz)] = None
-    return list(found)
+    return sorted(found, key=partial(_cost, caps, pixels, channels, steps))
 
 
 def _stages(wm: int, cols: int, steps: int, room: int) -> int:
@@ -146,24 +147,25 @@ def _stages(wm: int, cols: int, steps: int, room: int) -> int:
     return min((room - RESERVED) // (2 * STEP * (ROWS * wm + cols)), MOST, max(steps + 2, FEWEST))
 
 
-def choose_tile(caps: DeviceCaps, pixels: int, channels: int, steps: int) -> WgmmaTile:
-    """Return the tile that takes the least by a model: rounds over all multiprocessors, and what each item stores.
+def _cost(caps: DeviceCaps, pixels: int, channels: int, steps: int, tile: WgmmaTile) -> float:
+    """Return what a tile takes by a model: rounds over all multiprocessors, and what each item stores.
 
     A tile reaches the more of the full rate the less it loads for each product; and of groups that share a
     multiprocessor one stores its sums while another multiplies. Sets that share steps work side by side, and
     what they have is added at the end.
     """
+    groups = -(-pixels // tile.rows) * -(-channels // tile.cols)
+    side_by_side = min(tile.at_a_time(steps), -(-groups // caps.compute_units))
+    rounds = -(-groups // (caps.compute_units * side_by_side))
+    loaded = 1 / tile.rows + 1 / tile.cols
+    each = tile.rows * tile.cols * (0.6 + 40 * loaded) * -(-steps // tile.wz)
+    each += tile.rows * (tile.cols + 64) * (2 + tile.wz)
+    return rounds * side_by_side * each * (1.0 if side_by_side > 1 else 1.1)
 
-    def cost(tile: WgmmaTile) -> float:
-        groups = -(-pixels // tile.rows) * -(-channels // tile.cols)
-        side_by_side = min(tile.at_a_time(steps), -(-groups // caps.compute_units))
-        rounds = -(-groups // (caps.compute_units * side_by_side))
-        loaded = 1 / tile.rows + 1 / tile.cols
-        each = tile.rows * tile.cols * (0.6 + 40 * loaded) * -(-steps // tile.wz)
-        each += tile.rows * (tile.cols + 64) * (2 + tile.wz)
-        return rounds * side_by_side * each * (1.0 if side_by_side > 1 else 1.1)
 
-    return min(tiles(caps, pixels, channels, steps), key=cost)
+def choose_tile(caps: DeviceCaps, pixels: int, channels: int, steps: int) -> WgmmaTile:
+    """Return the tile that takes the least by the model of `tiles`."""
+    return tiles(caps, pixels, channels, steps)[0]
 
 
 def pack_weights(weight: Array, cols: int, each: int) -> Array:
