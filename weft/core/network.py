@@ -13,7 +13,7 @@ from weft.core.graph import Graph
 from weft.core.optimize import PASSES, Pass
 from weft.core.optimize.constants import fold_constants
 from weft.core.optimize.identities import remove_identities
-from weft.core.optimize.precision import set_storage
+from weft.core.optimize.precision import LARGEST, magnitude, set_storage
 from weft.core.optimized import PassRecord
 
 
@@ -47,7 +47,7 @@ def prepare_network(bound: Graph, precision: Precision) -> Network:
         graph = step(graph)
         records.append(PassRecord(step.name, len(before.nodes), len(graph.nodes)))
         if step.name == "set_storage":
-            notes += _casts(before, precision) if k == 1 else _rounded(before)
+            notes += _casts(before, precision) if k == 1 else _rounded(before, graph)
     return Network(graph, tuple(notes), tuple(records))
 
 
@@ -60,17 +60,18 @@ def _casts(folded: Graph, precision: Precision) -> list[str]:
     return [f"{len(casts)} cast(s) to float16 keep float32 at precision {precision.name}: {shown}"]
 
 
-def _rounded(wide: Graph) -> list[str]:
+def _rounded(wide: Graph, narrow: Graph) -> list[str]:
     """Return notes on constants that fp16 cannot hold."""
     most, least = float(np.finfo(np.float16).max), float(np.finfo(np.float16).smallest_subnormal) / 2
     clamped, lost = [], []
     for name, value in wide.constants.items():
-        if value.dtype != np.float32:
+        half = narrow.constants.get(name)
+        if value.dtype != np.float32 or not value.size or half is None or half.dtype != np.float16:
             continue
-        size = np.abs(value)
-        if np.any(np.isfinite(size) & (size > most)):
+        bits = magnitude(half)
+        if bits.max() >= LARGEST and np.any(np.isfinite(value) & (np.abs(value) > most)):
             clamped.append(name)
-        if np.any((size > 0) & (size < least)):
+        if np.count_nonzero(bits) < np.count_nonzero(value):
             lost.append(name)
     notes = []
     if clamped:

@@ -6,10 +6,9 @@ as plain addresses.
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from typing import Any
-
-from cffi import FFI
 
 from weft.backends.vulkan._vk import NULL, Arena, ffi, lib, vk
 from weft.backends.vulkan.instance import instance
@@ -25,32 +24,39 @@ _WANTED = (
 )
 """What Weft's kernels use of the extension."""
 
-_own = FFI()
-_own.cdef(
-    """
-    typedef struct {
-        int32_t sType;
-        void* pNext;
-        uint32_t cooperativeMatrixWorkgroupScope;
-        uint32_t cooperativeMatrixFlexibleDimensions;
-        uint32_t cooperativeMatrixReductions;
-        uint32_t cooperativeMatrixConversions;
-        uint32_t cooperativeMatrixPerElementOperations;
-        uint32_t cooperativeMatrixTensorAddressing;
-        uint32_t cooperativeMatrixBlockLoads;
-    } Features;
-    typedef struct {
-        int32_t sType;
-        void* pNext;
-        uint32_t MGranularity, NGranularity, KGranularity;
-        int32_t AType, BType, CType, ResultType;
-        uint32_t saturatingAccumulation;
-        int32_t scope;
-        uint32_t workgroupInvocations;
-    } Sizes;
-    typedef int32_t (*GetSizes)(void* device, uint32_t* count, Sizes* sizes);
-    """
-)
+
+class _Features(ctypes.Structure):
+    _fields_ = (
+        ("sType", ctypes.c_int32),
+        ("pNext", ctypes.c_void_p),
+        *(
+            (name, ctypes.c_uint32)
+            for name in (
+                "cooperativeMatrixWorkgroupScope",
+                "cooperativeMatrixFlexibleDimensions",
+                "cooperativeMatrixReductions",
+                "cooperativeMatrixConversions",
+                "cooperativeMatrixPerElementOperations",
+                "cooperativeMatrixTensorAddressing",
+                "cooperativeMatrixBlockLoads",
+            )
+        ),
+    )
+
+
+class _Sizes(ctypes.Structure):
+    _fields_ = (
+        ("sType", ctypes.c_int32),
+        ("pNext", ctypes.c_void_p),
+        *((name, ctypes.c_uint32) for name in ("MGranularity", "NGranularity", "KGranularity")),
+        *((name, ctypes.c_int32) for name in ("AType", "BType", "CType", "ResultType")),
+        ("saturatingAccumulation", ctypes.c_uint32),
+        ("scope", ctypes.c_int32),
+        ("workgroupInvocations", ctypes.c_uint32),
+    )
+
+
+_GET_SIZES = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint32), ctypes.c_void_p)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +69,14 @@ class Granularity:
     k: int
 
 
-def _address(pointer: Any) -> int:
-    return int(_own.cast("uintptr_t", pointer))
+def _address(handle: Any) -> int:
+    return int(ffi.cast("uintptr_t", handle))
 
 
 def supported(physical: Any) -> bool:
     """Tell whether a physical device, by its Vulkan handle, has all features of the extension that are wanted."""
-    arena, found = Arena(), _own.new("Features*", {"sType": _FEATURES_TYPE})
-    chain = ffi.cast("void*", _address(found))
+    arena, found = Arena(), _Features(sType=_FEATURES_TYPE)
+    chain = ffi.cast("void*", ctypes.addressof(found))
     lib.vkGetPhysicalDeviceFeatures2(physical, arena.new("VkPhysicalDeviceFeatures2", pNext=chain))
     return all(getattr(found, name) for name in _WANTED)
 
@@ -78,9 +84,8 @@ def supported(physical: Any) -> bool:
 def enable(arena: Arena, following: Any) -> Any:
     """Return the struct to chain at the creation of a device; it lives as long as the arena."""
     wanted = dict.fromkeys(_WANTED, 1)
-    after = _own.cast("void*", int(ffi.cast("uintptr_t", following)))
-    made = arena.keep(_own.new("Features*", {"sType": _FEATURES_TYPE, "pNext": after, **wanted}))
-    return ffi.cast("void*", _address(made))
+    made = arena.keep(_Features(sType=_FEATURES_TYPE, pNext=_address(following), **wanted))
+    return ffi.cast("void*", ctypes.addressof(made))
 
 
 def granularities(physical: Any) -> list[Granularity]:
@@ -89,18 +94,16 @@ def granularities(physical: Any) -> list[Granularity]:
     address = lib.vkGetInstanceProcAddr(instance(), name)
     if address == NULL:
         return []
-    function = _own.cast("GetSizes", int(ffi.cast("uintptr_t", address)))
-    device = _own.cast("void*", int(ffi.cast("uintptr_t", physical)))
-    count = _own.new("uint32_t*")
-    if function(device, count, _own.NULL) != 0:
+    function, device, count = _GET_SIZES(_address(address)), _address(physical), ctypes.c_uint32()
+    if function(device, count, None) != 0:
         return []
-    sizes = _own.new("Sizes[]", [{"sType": _SIZES_TYPE}] * count[0])
-    if function(device, count, sizes) != 0:
+    sizes = (_Sizes * count.value)(*[_Sizes(sType=_SIZES_TYPE) for _ in range(count.value)])
+    if function(device, count, ctypes.addressof(sizes)) != 0:
         return []
     half, single = vk.VK_COMPONENT_TYPE_FLOAT16_KHR, vk.VK_COMPONENT_TYPE_FLOAT32_KHR
     return [
         Granularity(s.workgroupInvocations, s.MGranularity, s.NGranularity, s.KGranularity)
-        for s in sizes
+        for s in sizes[: count.value]
         if (s.AType, s.BType, s.CType, s.ResultType) == (half, half, single, single)
         and s.scope == vk.VK_SCOPE_WORKGROUP_KHR
     ]

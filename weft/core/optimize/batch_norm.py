@@ -57,8 +57,9 @@ def _merge(graph: Graph, node: Node, norm: Node, names: Names) -> Node | None:
         bias = _vector(node, old, scale.size)
         if spread is None or bias is None:
             return None
-        parts = {"weight": weight * spread, "bias": (bias - mean) * factor + shift}
-        parts = {tag: part.astype(weight.dtype) for tag, part in parts.items()}
+        # In double precision and rounded once, but by pieces that stay in the cache.
+        product = np.multiply(weight, spread, out=np.empty_like(weight), dtype=np.float64, casting="same_kind")
+        parts = {"weight": product, "bias": ((bias - mean) * factor + shift).astype(weight.dtype)}
     if not all(np.isfinite(part).all() for part in parts.values()):
         return None
     added = []

@@ -10,6 +10,7 @@ from weft.core.dtypes import DType
 from weft.core.graph import Graph, Node, infer_node
 from weft.core.layout import Array
 from weft.core.op import Op, find_op
+from weft.core.threads import in_threads
 from weft.errors import WeftError
 
 
@@ -29,11 +30,12 @@ def set_storage(graph: Graph, dtype: DType) -> Graph:
     }
     renamed = inside | outside
     out.nodes = [_cast(out, f"{i}.{dtype.value}", i, new, dtype) for i, new in inside.items()]
-    for name, value in graph.constants.items():
-        if value.dtype == other.numpy:
-            stored = renamed.get(name, name)
-            out.constants[stored] = _narrow(value) if dtype is DType.FLOAT16 else value.astype(dtype.numpy)
-            out.specs[stored] = replace(graph.specs[name], dtype=dtype)
+    held = {name: value for name, value in graph.constants.items() if value.dtype == other.numpy}
+    made = in_threads(narrow if dtype is DType.FLOAT16 else _wide, list(held.values()))
+    for name, value in zip(held, made, strict=True):
+        stored = renamed.get(name, name)
+        out.constants[stored] = value
+        out.specs[stored] = replace(graph.specs[name], dtype=dtype)
     for node in graph.nodes:
         node = replace(
             node,
@@ -43,15 +45,33 @@ def set_storage(graph: Graph, dtype: DType) -> Graph:
         )
         infer_node(out, node)
         out.nodes.append(node)
-    made = [(name, new) for name, new in outside.items() if name not in graph.constants]
-    out.nodes += [_cast(out, f"{name}.{other.value}", new, name, other) for name, new in made]
+    cast = [(name, new) for name, new in outside.items() if name not in graph.constants]
+    out.nodes += [_cast(out, f"{name}.{other.value}", new, name, other) for name, new in cast]
     return out
 
 
-def _narrow(value: Array) -> Array:
+def _wide(value: Array) -> Array:
+    return value.astype(np.float32)
+
+
+def narrow(value: Array) -> Array:
     """Return the value in fp16; what is finite stays so, or masks such as -3e38 would make NaN of a softmax."""
-    most = np.finfo(np.float16).max
-    return np.where(np.isfinite(value), np.clip(value, -most, most), value).astype(np.float16)
+    with np.errstate(over="ignore"):
+        half = value.astype(np.float16)
+    if half.size and magnitude(half).max() >= INFINITE:
+        most = np.finfo(np.float16).max
+        half = np.where(np.isfinite(value), np.clip(value, -most, most), value).astype(np.float16)
+    return half
+
+
+LARGEST, INFINITE = 0x7BFF, 0x7C00
+"""The bits of the largest finite number and of infinity in fp16, without the sign; those of NaN are larger."""
+
+
+def magnitude(half: Array) -> Array:
+    """Return the bits of fp16 numbers without the sign, which are in the order of the magnitudes."""
+    bits: Array = half.view(np.uint16) & 0x7FFF
+    return bits
 
 
 def _name(graph: Graph, value: str, dtype: DType) -> str:
