@@ -47,8 +47,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--precision", type=_words, default=list(own.PRECISIONS), help="some of high,normal,low")
     parser.add_argument("--peers", type=_words, default=list(PEERS), help=f"some of {','.join(PEERS)}; '' for none")
     parser.add_argument("--ncnn", type=Path, metavar="FOLDER", help="of ncnn's benchmark networks")
-    parser.add_argument("--iterations", type=int, default=Counts().iterations, help="at batch 1; a fifth above")
+    parser.add_argument("--iterations", type=int, default=Counts().iterations, help="at batch 1; half of it above")
     parser.add_argument("--seconds", type=float, default=Counts().seconds, help="after which a row's runs end")
+    parser.add_argument("--warm", type=float, default=Counts().warm, help="seconds of runs that are not counted")
     parser.add_argument("--budget", type=float, default=1e9, help="seconds after which nothing new is begun")
     parser.add_argument("--gemm", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--sizes", type=lambda text: [int(n) for n in text.split(",")], help="of the products")
@@ -67,7 +68,9 @@ def _words(text: str) -> list[str]:
 def main() -> None:
     """Run what the command line asks for."""
     options = parse(sys.argv[1:])
-    counts = Counts(1, 2, options.seconds) if options.quick else Counts(5, options.iterations, options.seconds)
+    counts = Counts(5, options.iterations, options.seconds, options.warm)
+    if options.quick:
+        counts = Counts(1, 2, options.seconds, 0.0)
     record = Record(_facts(), options.json, options.budget)
     peers = _present(options.peers, record)
     devices = _weft_devices(options.devices, record)

@@ -6,7 +6,7 @@ import inspect
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,16 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Counts:
-    """How often things run: calls that are not counted, calls that are, and the seconds after which it is enough."""
+    """How often things run: calls that are not counted, calls that are, and the seconds after which it is enough.
+
+    The former go on for `warm` seconds at least: an idle GPU's clock takes tenths of a second to rise, and threads,
+    pinned memory and caches are cold as well.
+    """
 
     warmup: int = 5
     iterations: int = 50
     seconds: float = 3.0
+    warm: float = 0.3
 
     @property
     def trial(self) -> bool:
@@ -33,8 +38,13 @@ class Counts:
         return self.iterations <= 2
 
     def for_batch(self, batch: int) -> Counts:
-        """Return a fifth of the calls where a run takes many pictures."""
-        return self if batch == 1 else Counts(max(1, self.warmup - 2), max(2, self.iterations // 5), self.seconds)
+        """Return half of the calls where a run takes many pictures."""
+        return self if batch == 1 else replace(self, warmup=3, iterations=-(-self.iterations // 2))
+
+    @property
+    def at_once(self) -> Counts:
+        """Return the same without warming up: for what runs on right after something like it."""
+        return replace(self, warmup=1, warm=0.0)
 
 
 @dataclass(frozen=True)
@@ -138,13 +148,19 @@ class Record:
             self._path.write_text(json.dumps(self.facts | {"seconds": self.seconds} | found, indent=1))
 
 
-def timed(run: Callable[[], object], counts: Counts) -> tuple[float, float]:
-    """Return the median and the 90th percentile of the milliseconds that `run` takes."""
-    stop = time.perf_counter() + counts.seconds
-    for _ in range(counts.warmup):
+def warm_up(run: Callable[[], object], counts: Counts) -> None:
+    """Make the calls that are not counted."""
+    start, calls = time.perf_counter(), 0
+    while calls < counts.warmup or time.perf_counter() < start + counts.warm:
         run()
-        if time.perf_counter() > stop:
+        calls += 1
+        if time.perf_counter() > start + counts.seconds:
             break
+
+
+def timed(run: Callable[[], object], counts: Counts) -> tuple[float, float]:
+    """Return the median and the 90th percentile of the milliseconds that `run` takes, once it is warm."""
+    warm_up(run, counts)
     times: list[float] = []
     stop = time.perf_counter() + counts.seconds
     while len(times) < counts.iterations and (len(times) < 2 or time.perf_counter() < stop):

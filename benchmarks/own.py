@@ -17,7 +17,7 @@ import time
 import numpy as np
 
 import weft
-from benchmarks.measure import Case, Counts, Row, middle, relative_error, timed
+from benchmarks.measure import Case, Counts, Row, middle, relative_error, timed, warm_up
 
 PRECISIONS = {"high": "fp32", "normal": "normal", "low": "fp16"}
 """Weft's names of precisions, and what the rows call them."""
@@ -51,10 +51,12 @@ def _device_times(found: Row, case: Case, device: str, precision: str, counts: C
             busy.append(sum(launches) * 1e3)
             found.more["launches"] = len(launches)
 
-        timed(sample, counts)
+        warm_up(sample, counts)
+        spans.clear()
+        busy.clear()
+        timed(sample, counts.at_once)
     if len(spans) != len(busy):
         found.note = "the device gives no times"
         return
-    kept = slice(min(counts.warmup, len(spans) - 1), None)
-    found.device_ms, found.device_p90_ms = middle(spans[kept])
-    found.more["busy_ms"] = float(np.median(busy[kept]))
+    found.device_ms, found.device_p90_ms = middle(spans)
+    found.more["busy_ms"] = float(np.median(busy))

@@ -74,7 +74,7 @@ def _row(case: Case, row: Row, way: str, variant: str, counts: Counts) -> Row:
         start = side.captured() if way == "graph" else side.compute
         row.error = relative_error(side.run(start), case.outputs)
         row.host_ms, row.host_p90_ms = timed(lambda: side.run(start), counts)
-        row.more["pinned_ms"], _ = timed(lambda: side.run(start, pinned=True), counts)
+        row.more["pinned_ms"], _ = timed(lambda: side.run(start, pinned=True), counts.at_once)
         row.device_ms, row.device_p90_ms = middle(list(_device_times(start, counts)))
     return row
 
