@@ -24,7 +24,7 @@ class EmulatedCreator(GpuCreator):
 
     id = "emulated"
 
-    def __init__(self, api: str, **caps: int) -> None:
+    def __init__(self, api: str, **caps: Any) -> None:
         super().__init__()
         self._api, self._caps = api, caps
 
@@ -50,7 +50,7 @@ class EmulatedCreator(GpuCreator):
 
 
 @contextmanager
-def emulated_gpu(api: str, **caps: int) -> Iterator[EmulatedCreator]:
+def emulated_gpu(api: str, **caps: Any) -> Iterator[EmulatedCreator]:
     """Register the device as "emulated" for the time of a test; its kernels are not tested when it is opened."""
     creator = EmulatedCreator(api, **caps)
     registry.insert(creator.id, creator)

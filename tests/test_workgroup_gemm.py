@@ -102,7 +102,7 @@ def product(rows: int, depth: int, columns: int) -> Graph:
     return net.finish(net.add("Relu", y))
 
 
-@pytest.mark.parametrize(("rows", "expected"), [(1024, "workgroup_gemm"), (8, "conv_matrix")])
+@pytest.mark.parametrize(("rows", "expected"), [(1024, "workgroup_gemm"), (8, "conv_unstaged")])
 def test_large_products_use_them_where_the_device_has_them(rows: int, expected: str) -> None:
     graph = product(rows, 1024, 1024)
     assert any(label.endswith(expected) for label in labels(graph)), labels(graph)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -15,7 +15,8 @@ from weft.core.layout import PACK, Array, Layout
 from weft.kernels.launch import PIECE, DeviceCaps
 from weft.kernels.special import Case, SpecialKernel, one_node, register_special
 from weft.ops.conv import Conv
-from weft.ops.gpu import conv_wgmma, workgroup_gemm
+from weft.ops.gpu import conv_unstaged, conv_wgmma, workgroup_gemm
+from weft.ops.gpu.conv_unstaged import UnstagedTile
 from weft.ops.gpu.conv_wgmma import WgmmaTile
 from weft.ops.gpu.workgroup_gemm import GroupTile
 
@@ -77,6 +78,10 @@ TILES = (
     MatrixTile(1, 1, 1, 1, 8),
 )
 """From the best reuse to the most parallelism; tiles of 128 x 128 were slower on an H200."""
+
+
+Tile: TypeAlias = MatrixTile | UnstagedTile | WgmmaTile | GroupTile
+"""Of one of the kernels on matrix units."""
 
 
 def _cases() -> Sequence[Case]:
@@ -163,24 +168,36 @@ def launch_matrix(plan: ConvPlan, constants: dict[str, int]) -> None:
         # A view of channels may lie so that fewer can be moved at a time: that is another problem.
         if plan.lies_in_pieces(tensor) is not (tensor.shape[1] % PIECE == 0):
             problem[f"{name}_pieces"] = False
-    candidates: list[MatrixTile | WgmmaTile | GroupTile] = [*legal_tiles(k.caps, depth)]
-    default: MatrixTile | WgmmaTile | GroupTile = choose_tile(k.caps, pixels, channels, depth)
-    if conv_wgmma.fits(plan):
-        steps = conv_wgmma.steps_of(weight)
-        wide = conv_wgmma.tiles(k.caps, pixels, channels, steps)
-        candidates, best = [*wide, *candidates], wide[0]
-        if -(-pixels // best.rows) * -(-channels // best.cols) * best.wz >= k.caps.compute_units // 4:
-            default = best
-    if workgroup_gemm.fits(plan):
-        candidates = [*workgroup_gemm.legal_tiles(k.caps, pixels, channels), *candidates]
-        default = workgroup_gemm.choose_tile(k.caps, pixels, channels) or default
+    candidates, default = _tiles(plan, pixels, channels, depth)
     tile = k.pick("conv_matrix", problem, candidates, default)
     if isinstance(tile, WgmmaTile):
         conv_wgmma.launch_wgmma(plan, constants, tile)
     elif isinstance(tile, GroupTile):
         workgroup_gemm.launch_rows(plan, tile)
+    elif isinstance(tile, UnstagedTile):
+        conv_unstaged.launch_unstaged(plan, constants, tile)
     else:
         _launch_tile(plan, constants, tile)
+
+
+def _tiles(plan: ConvPlan, pixels: int, channels: int, depth: int) -> tuple[list[Tile], Tile]:
+    """Return the tiles of all kernels that take a convolution, the most promising first, and the default."""
+    caps = plan.k.caps
+    candidates: list[Tile] = [*legal_tiles(caps, depth)]
+    default: Tile = choose_tile(caps, pixels, channels, depth)
+    if conv_unstaged.fits(plan) and conv_unstaged.squares(pixels, channels) <= conv_unstaged.TRIED * caps.compute_units:
+        chunks = conv_unstaged.chunks_of(plan.weight)
+        candidates = [*conv_unstaged.legal_tiles(caps, pixels, chunks), *candidates]
+        default = conv_unstaged.choose_tile(caps, pixels, channels, chunks) or default
+    if conv_wgmma.fits(plan):
+        wide = conv_wgmma.tiles(caps, pixels, channels, conv_wgmma.steps_of(plan.weight))
+        candidates, best = [*wide, *candidates], wide[0]
+        if -(-pixels // best.rows) * -(-channels // best.cols) * best.wz >= caps.compute_units // 4:
+            default = best
+    if workgroup_gemm.fits(plan):
+        candidates = [*workgroup_gemm.legal_tiles(caps, pixels, channels), *candidates]
+        default = workgroup_gemm.choose_tile(caps, pixels, channels) or default
+    return candidates, default
 
 
 def _launch_tile(plan: ConvPlan, constants: dict[str, int], tile: MatrixTile) -> None:

@@ -1,0 +1,106 @@
+"""Small convolutions that stage nothing: by value under emulation in both languages, packing and tiles by numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import weft
+from tests.emulated_gpus import APIS, emulated_gpu
+from tests.test_conv_matrix import H200
+from tests.test_conv_wgmma import network
+from weft.backends.vulkan import glslang
+from weft.backends.vulkan.dialect import GlslDialect
+from weft.core.dtypes import DType
+from weft.kernels.source import Arg
+from weft.kernels.template import KernelRequest, render
+from weft.ops.gpu import conv_matrix, conv_unstaged
+from weft.ops.gpu.conv_unstaged import CHUNK, TILES, UnstagedTile, choose_tile, legal_tiles, pack_weights
+
+
+@pytest.fixture
+def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[UnstagedTile]:
+    """Make that tile the default for everything."""
+    monkeypatch.setattr(conv_matrix, "_tiles", lambda *_: ([request.param], request.param))
+    yield request.param
+
+
+WHOLE, SLICED, WIDE = UnstagedTile(1, 1, 1, 2), UnstagedTile(1, 2, 2, 1), UnstagedTile(2, 1, 1, 1)
+
+
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize(
+    ("tile", "ci", "co", "kernel", "stride", "residual"),
+    [
+        (WHOLE, 8, 20, 1, 1, False),  # one piece of one chunk; channels that are no whole tile
+        (WHOLE, 40, 24, 3, 2, False),  # pieces of a chunk that are of two taps; a chunk too many
+        (SLICED, 72, 40, 1, 1, False),  # two slices, one of which has a chunk less; an odd tile of columns
+        (SLICED, 16, 16, 3, 1, True),  # what is added in the store
+        (WIDE, 24, 16, 1, 1, False),  # rows behind the last pixel
+    ],
+    indirect=["tile"],
+    ids=str,
+)
+def test_convolution_by_value(
+    api: str, tile: UnstagedTile, ci: int, co: int, kernel: int, stride: int, residual: bool
+) -> None:
+    graph, shape = network(ci, co, kernel, stride, residual)
+    x = np.random.default_rng(1).standard_normal(shape).astype(np.float16).astype(np.float32)
+    with weft.load(graph, "cpu") as session:
+        (expected,) = session.run(x)
+    with (
+        emulated_gpu(api, channels_last=True),
+        weft.load(graph, "emulated", precision="low", fallback="error") as session,
+    ):
+        (pipeline,) = session.pipelines
+        labels = [launch.label for launch in pipeline.backend.recording.launches]  # type: ignore[attr-defined]
+        (actual,) = session.run(x)
+    assert any(label.endswith("/conv_unstaged") for label in labels), labels
+    assert np.abs(actual - expected).max() <= 2e-3 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("fn", [1, 2])
+@pytest.mark.parametrize("shape", [(20, 8, 3, 3), (16, 32, 1, 1), (33, 24, 2)])
+def test_items_find_the_weights_of_their_columns(shape: tuple[int, ...], fn: int) -> None:
+    """Item 4g + t of half h reads piece t of column g, which stands for a channel of the store's four."""
+    weight = np.random.default_rng(0).standard_normal(shape).astype(np.float16)
+    co, ci, taps = shape[0], shape[1], int(np.prod(shape[2:]))
+    read = pack_weights(weight, fn).transpose(0, 2, 1).reshape(-1, 2, -(-taps * ci // CHUNK), 8, 4, 8)
+    assert read.shape[0] % fn == 0
+    found = np.zeros((read.shape[0], 16, read.shape[2] * CHUNK), np.float16)
+    for half in range(2):
+        for column in range(8):
+            channel = column // 2 * 4 + half * 2 + column % 2
+            found[:, channel] = read[:, half, :, column].reshape(read.shape[0], -1)
+    flat = found.reshape(-1, read.shape[2] * CHUNK)
+    np.testing.assert_array_equal(
+        flat[:co, : taps * ci].reshape(co, taps, ci), weight.reshape(co, ci, taps).transpose(0, 2, 1)
+    )
+    assert np.count_nonzero(flat) == np.count_nonzero(weight)
+
+
+@pytest.mark.parametrize("pointwise", [False, True])
+@pytest.mark.parametrize("tile", TILES, ids=repr)
+def test_the_kernel_of_every_tile_compiles(tile: UnstagedTile, pointwise: bool) -> None:
+    variant = {
+        "fm": tile.fm, "fn": tile.fn, "ahead": tile.ahead, "sliced": tile.lz > 1, "pointwise": pointwise,
+    }  # fmt: skip
+    kinds = dict.fromkeys(("x", "w"), "wide")
+    args = [Arg(n, DType.FLOAT16, kinds.get(n, "c4"), n == "y") for n in ("x", "w", "b", "y")]  # type: ignore[arg-type]
+    names = "CHUNKS COUNT DD DH DW ID IH IW KD KH KW OD OH OW PD PH PIECES PIXELS PW SD SH SW".split()
+    request = KernelRequest("conv_unstaged", tuple(sorted(variant.items())), tuple(args), tuple(names))
+    source = render(request, GlslDialect())
+    compiler = glslang.find_compiler()
+    assert compiler is not None
+    assert compiler.compile(source.text, source.entry).startswith(glslang.SPIRV_MAGIC)
+
+
+def test_only_small_products_are_not_staged() -> None:
+    assert choose_tile(H200, 32 * 56 * 56, 256, 2) is None
+    small = choose_tile(H200, 49, 512, 144)
+    assert small is not None and small.lz > 1
+    assert all(t.lz == 1 for t in legal_tiles(H200, 49, 1)), "a chunk cannot be shared out"
+    for tile in TILES:
+        assert tile.items <= conv_unstaged.SUBGROUP * 8 and tile.shared_bytes() <= H200.local_memory

@@ -1,0 +1,69 @@
+## What both kernels of convolution without staging share. An item of a subgroup of 32 has g = lane / 4 and t = lane % 4.
+## A chunk is four pieces of eight elements along K: item t has piece t of output pixels g and g + 8 and of columns
+## g and g + 8 of every tile of 16 x 16. Which elements stand at which place of a fragment is free as long as both factors
+## agree, so pieces come as they lie in memory, 16 bytes at a time, and each is two steps of 16 along K.
+<%namespace name="im2col" file="im2col.parts.mako"/>
+<%def name="places(x, fm, fn, pointwise)">
+const int lane = LOCAL_X, g = lane / 4, t = lane % 4;
+const int first_row = GROUP_X * ${16 * fm}, column16 = GROUP_Y * ${fn};
+% for i, r in [(i, r) for i in range(fm) for r in range(2)]:
+  const int row${i}_${r} = first_row + ${16 * i + 8 * r} + g;
+  ${im2col.pixel(x, f"{i}_{r}", pointwise)}
+% endfor
+</%def>
+## What the next `ahead` chunks of a slice need, all loads at once; zeros for what is outside, or behind the last chunk.
+<%def name="fetch(fm, fn, ahead, pointwise, x_at, w_at, vector, zero)">
+% for u in range(ahead):
+    const int chunk${u} = (round * LZ + LOCAL_Z) * ${ahead} + ${u}, piece${u} = chunk${u} * 4 + t;
+% if not pointwise:
+    const int tap${u} = piece${u} / PIECES, kh${u} = tap${u} / KW * DH, kw${u} = tap${u} % KW * DW;
+    const int from${u} = (kh${u} * IW + kw${u}) * x_PS, in_tap${u} = piece${u} - tap${u} * PIECES;
+% endif
+% for i, r in [(i, r) for i in range(fm) for r in range(2)]:
+% if pointwise:
+    const bool inside${u}_${i}_${r} = row${i}_${r} < PIXELS && piece${u} < PIECES;
+    const ${vector} a${u}_${i}_${r} = ${x_at}[inside${u}_${i}_${r} ? a${i}_${r} / 2 + piece${u} : 0];
+% else:
+    const int ih${u}_${i}_${r} = ah${i}_${r} + kh${u}, iw${u}_${i}_${r} = aw${i}_${r} + kw${u};
+    const bool inside${u}_${i}_${r} = tap${u} < KH * KW && ih${u}_${i}_${r} >= 0 && ih${u}_${i}_${r} < IH && iw${u}_${i}_${r} >= 0 && iw${u}_${i}_${r} < IW;
+    const ${vector} a${u}_${i}_${r} = ${x_at}[inside${u}_${i}_${r} ? (a${i}_${r} + from${u}) / 2 + in_tap${u} : 0];
+% endif
+% endfor
+% for j, h in [(j, h) for j in range(fn) for h in range(2)]:
+    const ${vector} b${u}_${j}_${h} = ${w_at}[(((column16 + ${j}) * 2 + ${h}) * CHUNKS + min(chunk${u}, CHUNKS - 1)) * 32 + lane];
+% endfor
+% endfor
+% for u, i, r in [(u, i, r) for u in range(ahead) for i in range(fm) for r in range(2)]:
+    const ${vector} v${u}_${i}_${r} = inside${u}_${i}_${r} ? a${u}_${i}_${r} : ${zero};
+% endfor
+</%def>
+## The sums of all slices go to the first; `element` says where sum e of a tile is: four columns of row g, then of g + 8.
+<%def name="join(fm, fn, element)">
+<% every = [(i, j, e) for i in range(fm) for j in range(fn) for e in range(8)] %>
+  if (LOCAL_Z > 0) {
+% for n, each in enumerate(every):
+    Sum[((LOCAL_Z - 1) * ${len(every)} + ${n}) * 32 + lane] = ${element(*each)};
+% endfor
+  }
+  BARRIER;
+  for (int z = 0; LOCAL_Z == 0 && z < LZ - 1; z++) {
+% for n, each in enumerate(every):
+    ${element(*each)} += Sum[(z * ${len(every)} + ${n}) * 32 + lane];
+% endfor
+  }
+</%def>
+## `pack_weights` orders columns so that an item has four channels in a row of both pixels.
+<%def name="finish(k, y, fm, fn, element)">
+% for j in range(fn):
+  if (LOCAL_Z == 0 && (column16 + ${j}) * 4 + t < COUNT) {
+    const int block = (column16 + ${j}) * 4 + t;
+    const f32x4 bias = ${k.args["b"].load4("0", "block", "0") if k.has("b") else "SPLAT(0.0)"};
+% for i, r in [(i, r) for i in range(fm) for r in range(2)]:
+    if (row${i}_${r} < PIXELS) {
+      const f32x4 sum = F4(${", ".join(element(i, j, e + 4 * r) for e in range(4))}) + bias;
+      ${y.store4(f"an{i}_{r}", "block", f"ap{i}_{r}", "sum")}
+    }
+% endfor
+  }
+% endfor
+</%def>
