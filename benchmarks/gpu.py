@@ -21,13 +21,14 @@ import platform
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import date
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
 import weft
 from benchmarks import gemm, models, own, peers_ncnn, peers_onnxruntime, peers_tinygrad, peers_torch
 from benchmarks.bars import bars, table
-from benchmarks.measure import Case, Counts, Record, build
+from benchmarks.measure import Case, Counts, Record, build, model_of
 
 PEERS: dict[str, Callable[[], str]] = {
     "torch": peers_torch.facts,
@@ -104,6 +105,10 @@ def _network(
             what = f"{network} x{batch} weft {device} {precision}"
             record.attempt(what, lambda d=device, p=precision: record.add(own.row(case, d, p, counts)))  # type: ignore[misc]
             gc.collect()
+            if batch > 1:
+                halves = partial(own.relay_row, case, model_of(network, batch // 2, options.image), device, precision)
+                record.attempt(f"{what} relay", lambda row=halves: record.add(row(counts)))  # type: ignore[misc]
+                gc.collect()
     if "torch" in peers:
         peers_torch.measure(case, counts, record)
     if "ncnn" in peers:

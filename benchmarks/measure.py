@@ -213,11 +213,16 @@ def onnxruntime_session(model: onnx.ModelProto) -> Any:
     return ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
 
 
-def build(network: str, batch: int, image: int = 224) -> Case:
-    """Build a network of `benchmarks.models` and compute its reference; `image` is for those that take pictures."""
+def model_of(network: str, batch: int, image: int = 224) -> onnx.ModelProto:
+    """Return a network of `benchmarks.models`, whose weights do not depend on the batch."""
     make = models.MODELS[network]
     keywords = {"image": image} if "image" in inspect.signature(make).parameters else {}
-    model = make(batch, **keywords)
+    return make(batch, **keywords)
+
+
+def build(network: str, batch: int, image: int = 224) -> Case:
+    """Build a network of `benchmarks.models` and compute its reference; `image` is for those that take pictures."""
+    model = model_of(network, batch, image)
     inputs = random_inputs(model)
     outputs = onnxruntime_session(model).run(None, dict(inputs))
     return Case(network, batch, model, inputs, [np.asarray(o) for o in outputs], models.flops(model))

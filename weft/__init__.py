@@ -32,6 +32,7 @@ from weft.core.op import Op, register_op
 from weft.core.optimized import OptimizedNetwork, PreCompiled
 from weft.core.profile import Profile
 from weft.core.registry import insertExtraBackendCreator, registry
+from weft.core.relay import Relay
 from weft.core.report import Report
 from weft.core.runtime import Runtime
 from weft.core.session import Session
@@ -69,6 +70,7 @@ __all__ = [
     "PreCompiled",
     "Precision",
     "Profile",
+    "Relay",
     "Report",
     "Runtime",
     "Session",
