@@ -5,10 +5,11 @@ well, by a `weft.Relay`: one half is copied while the other is computed.
 
 Device: a session of its own, loaded with `profile=True` (timestamps cost time, so nothing else is taken from it).
 `device_ms` is the span from the start of the first launch to the end of the last: conversions of the input's layout
-and type, and every gap between launches, count; the transfers of inputs and outputs do not. It is an upper bound:
-the timestamps of Vulkan keep launches from overlapping, and OpenCL's events about double the gap after each launch.
+and type, and every gap between launches, count; the transfers of inputs and outputs do not. On Vulkan it is an upper
+bound: timestamps keep launches from overlapping. On OpenCL, where events about double the gap after each launch, it is
+that of runs without them that wait in the queue as a whole (queued.py); `events_ms` is the span with events.
 `busy_ms` is the sum of the single launches and so a lower bound; on NVIDIA's OpenCL no event is shorter than 4 us,
-though. OpenCL runs cannot be queued behind each other by the public API: `Session.submit` waits for the run before.
+though.
 """
 
 from __future__ import annotations
@@ -74,3 +75,19 @@ def _device_times(found: Row, case: Case, device: str, precision: str, counts: C
         return
     found.device_ms, found.device_p90_ms = middle(spans)
     found.more["busy_ms"] = float(np.median(busy))
+    if device.startswith("opencl"):
+        _queued_times(found, case, device, precision, counts)
+
+
+def _queued_times(found: Row, case: Case, device: str, precision: str, counts: Counts) -> None:
+    """Replace the span by that of runs that wait in the queue as a whole; the other one stays beside it."""
+    from benchmarks.queued import QueuedRun
+
+    with weft.load(case.model, device, precision=precision, fallback="error") as session:
+        session.run(case.inputs)
+        queued = QueuedRun(session)
+        warm_up(queued.milliseconds, counts)
+        times = [t for _ in range(counts.iterations) if (t := queued.milliseconds()) is not None]
+    if times:
+        found.more["events_ms"] = found.device_ms or 0.0
+        found.device_ms, found.device_p90_ms = middle(times)

@@ -210,3 +210,14 @@ def test_other_element_types_are_not_fused() -> None:
     assert kinds(fuse_epilogues(run_passes(graph), can_fuse)) == ["MatMul", "Cast"]
 
 
+
+
+def test_a_conversion_that_moves_nothing_is_not_launched() -> None:
+    net = Net()
+    pooled = net.add("GlobalAveragePool", net.conv(net.input("x", 1, 3, 8, 8), 8, 3))
+    graph = net.finish(net.add("Sigmoid", net.add("Flatten", pooled, axis=1), name="y"))
+    with null_gpu(), weft.load(graph, "null", fallback="error") as session:
+        (pipeline,) = session.pipelines
+        launches = pipeline.backend.recording.launches  # type: ignore[attr-defined]
+    kernels = [launch.label.rpartition("/")[2] for launch in launches]
+    assert kernels.count("relayout") == 1, "of the input alone"

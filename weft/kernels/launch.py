@@ -154,6 +154,10 @@ class KernelBuilder(ABC):
         """
         return None
 
+    def is_alias(self, x: Tensor, y: Tensor) -> bool:
+        """Tell whether both are the same memory under two names, so that nothing is to be moved between them."""
+        return False
+
     def reads_rows(self, output: Tensor) -> bool:
         """Tell whether what the node's fused steps read at the places of an output lies as `rows` says, too."""
         return True

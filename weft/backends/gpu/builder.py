@@ -170,6 +170,11 @@ class NodeBuilder(KernelBuilder):
             return None
         return PACK * place["x_NS" if single else "x_PS"], PACK * place["x_O"]
 
+    def is_alias(self, x: Tensor, y: Tensor) -> bool:
+        """Tell whether both are the same memory under two names."""
+        mine, other = x.memory, y.memory
+        return isinstance(mine, Region) and isinstance(other, Region) and mine.slot is other.slot and not other.blocks
+
     def reads_rows(self, output: Tensor) -> bool:
         """Tell whether each operand of the fused steps that has the output's shape lies as rows of channels.
 
