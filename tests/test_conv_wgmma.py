@@ -13,9 +13,10 @@ from weft.backends.opencl import ptx
 from weft.core.graph import Graph
 from weft.ops.conv import Conv
 from weft.ops.gpu import conv_wgmma
-from weft.ops.gpu.conv_wgmma import SHARED, WgmmaTile, choose_tile, pack_weights, tiles
+from weft.ops.gpu.conv_wgmma import SHARED, DeepTile, WgmmaTile, choose_tile, pack_weights, tiles
 
 NARROW, WIDE, SLICED = WgmmaTile(1, 16, 3), WgmmaTile(2, 32, 4), WgmmaTile(1, 16, 3, 2)
+DEEP = DeepTile(1, 16, 3)
 
 
 def network(ci: int, co: int, kernel: int, stride: int, residual: bool) -> tuple[Graph, tuple[int, ...]]:
@@ -39,6 +40,7 @@ def network(ci: int, co: int, kernel: int, stride: int, residual: bool) -> tuple
         (NARROW, 24, 24, 1, 1, True),  # pieces of eight; no taps; two tiles of columns
         (WIDE, 40, 40, 3, 1, True),  # more steps than buffers, eight channels an item, two warpgroups
         (SLICED, 40, 40, 3, 1, True),  # two sets of a warpgroup, of which one has a step more
+        (DEEP, 40, 20, 3, 2, False),  # two steps a buffer, of which the last has one
         (WIDE, 16, 36, 1, 1, False),  # one step; sixteen bytes cannot be stored
     ],
     ids=str,

@@ -2,8 +2,8 @@
 <%!
 listed = ", ".join
 %>
-## A step of 64 along K goes into a buffer; there is a group of copies for it even if there is nothing to copy.
-<%def name="fetch(step, slot)">
+## Steps of 64 along K go into a buffer; there is a group of copies for it even if there is nothing to copy.
+<%def name="fetch(into, slot)">
 <%
 threads, rows, a_bytes = 128 * wm, 64 * wm, 8192 * wm
 stage_bytes, every = a_bytes + 128 * cols, threads // 8
@@ -11,8 +11,10 @@ a_pieces, b_pieces = rows // every, -(-cols // every)
 halves, piece = (0,) if wide else (0, 1), 16 if wide else 8
 in_step = 128 // piece
 %>\
+% for d in range(deep):
+<% step = into if deep == 1 else f"({into}) * {deep} + {d}" %>\
   if (${step} < STEPS) {
-    const uint to = ring + (${slot}) * ${stage_bytes};
+    const uint to = ring + (${slot}) * ${deep * stage_bytes}${f" + {d * stage_bytes}" if d else ""};
 % for h in halves:
     {
       const int at = (${step}) * ${in_step} + ${f"chunk * 2 + {h}" if not wide else "chunk"};
@@ -49,6 +51,7 @@ in_step = 128 // piece
       :: "r"(to + ${a_bytes + v * threads * 16} + one * 16), "l"(weights + ${v * threads * 16}) : "memory");
 % endfor
   }
+% endfor
   asm volatile("cp.async.commit_group;" ::: "memory");
 </%def>
 ## `pack_weights` orders columns so that an item has so many channels in a row of two pixels.

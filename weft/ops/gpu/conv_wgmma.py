@@ -36,6 +36,8 @@ UNIT = 16
 """Tiles have a multiple of so many columns."""
 FEWEST, MOST = 3, 8
 """Stages: two are read or about to be, the others are under way."""
+LONG = 8
+"""Steps from which buffers of two of them are tried."""
 SLICES, SLICED = (2,), (64, 32, 16)
 """Sets of warpgroups that may share the steps, and columns that they then have, besides even parts."""
 
@@ -62,19 +64,33 @@ class WgmmaTile:
         """Return the work-items of a group."""
         return GROUP * self.wm * self.wz
 
+    @property
+    def deep(self) -> int:
+        """Return the steps of a buffer."""
+        return 1
+
     def slots(self, steps: int) -> int:
         """Return the buffers of a set that are used: none twice where all steps are under way from the start."""
-        rounds = -(-steps // self.wz)
+        rounds = -(-steps // (self.wz * self.deep))
         return min(self.stages, max(rounds, 1)) if rounds <= self.stages - 2 else self.stages
 
     def shared_bytes(self, steps: int) -> int:
         """Return the bytes of work-group memory."""
-        return 2 * STEP * self.wz * self.slots(steps) * (self.rows + self.cols)
+        return 2 * STEP * self.wz * self.slots(steps) * self.deep * (self.rows + self.cols)
 
     def at_a_time(self, steps: int) -> int:
         """Return the groups that a multiprocessor holds, by its memory and its registers."""
         registers = (self.cols // 2 + 72) * self.items
         return max(min(SHARED // (self.shared_bytes(steps) + RESERVED), 65536 // registers), 1)
+
+
+class DeepTile(WgmmaTile):
+    """A tile whose buffers have two steps each: half of the barriers, for long sums. Tuning alone takes it."""
+
+    @property
+    def deep(self) -> int:
+        """Return the steps of a buffer."""
+        return 2
 
 
 def _cases() -> Sequence[Case]:
@@ -131,6 +147,8 @@ def tiles(caps: DeviceCaps, pixels: int, channels: int, steps: int) -> list[Wgmm
                 stages = _stages(wm, cols, steps, SHARED // groups)
                 if stages >= FEWEST:
                     found[WgmmaTile(wm, cols, stages)] = None
+                if stages >= 2 * FEWEST and steps >= LONG:
+                    found[DeepTile(wm, cols, stages // 2)] = None
     for cols in dict.fromkeys(
         (*(w for w in widths if w <= SLICED[0]), *(w for w in SLICED if w < channels + UNIT))
     ):
@@ -160,7 +178,8 @@ def _cost(caps: DeviceCaps, pixels: int, channels: int, steps: int, tile: WgmmaT
     loaded = 1 / tile.rows + 1 / tile.cols
     each = tile.rows * tile.cols * (0.6 + 40 * loaded) * -(-steps // tile.wz)
     each += tile.rows * (tile.cols + 64) * (2 + tile.wz)
-    return rounds * side_by_side * each * (1.0 if side_by_side > 1 else 1.1)
+    # Of two tiles alike the one with fewer steps a buffer comes first: the other one was not measured.
+    return rounds * side_by_side * each * (1.0 if side_by_side > 1 else 1.1) * (1.0 + 0.001 * (tile.deep - 1))
 
 
 def choose_tile(caps: DeviceCaps, pixels: int, channels: int, steps: int) -> WgmmaTile:
@@ -209,7 +228,7 @@ def launch_wgmma(plan: ConvPlan, constants: dict[str, int], tile: WgmmaTile) -> 
         },
         variant={
             "wm": tile.wm, "wz": tile.wz, "cols": tile.cols, "stages": tile.stages, "slots": tile.slots(steps),
-            "raster": RASTER, "pointwise": plan.window.is_pointwise, "wide": wide, "each": each,
+            "deep": tile.deep, "raster": RASTER, "pointwise": plan.window.is_pointwise, "wide": wide, "each": each,
         },
         grid=(min(tiles_m * tiles_n, k.caps.max_grid[0]), 1, 1),
         local=(tile.items, 1, 1),
