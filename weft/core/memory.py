@@ -57,6 +57,10 @@ class ArenaPlan(Generic[KeyT]):
         block.death = self._step
         self._step += 1
 
+    def forget(self, key: KeyT) -> None:
+        """Take a key out of the plan: it lies somewhere else."""
+        del self._blocks[key]
+
     def __iter__(self) -> Iterator[KeyT]:
         return iter(self._blocks)
 
@@ -203,8 +207,11 @@ class BufferManager:
             self._arena.release(slot)
 
     def place(self, slot: Slot, buffer: Any) -> None:
-        """Let a DYNAMIC_SEPERATE slot of a plan lie at the start of the caller's buffer, who also frees that."""
-        self._separate.remove(slot)
+        """Let a slot that was recorded lie at the start of the caller's buffer, who also frees that."""
+        if slot.storage is StorageType.DYNAMIC:
+            self._arena.forget(slot)
+        else:
+            self._separate.remove(slot)
         slot.buffer, slot.offset = buffer, 0
 
     def allocate(self) -> None:

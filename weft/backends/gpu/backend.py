@@ -37,6 +37,10 @@ from weft.errors import BackendError
 from weft.kernels.launch import find_gpu_op
 from weft.ops.relayout import Relayout
 
+SMALL_OUTPUT = 1 << 18
+"""Bytes up to which an output is written to the host's memory by the kernel that computes it: as much crosses the bus
+while other groups still compute, and a launch is saved."""
+
 
 class GpuBackend(Backend):
     """Run a pipeline on a GPU device.
@@ -64,6 +68,8 @@ class GpuBackend(Backend):
         )
         self._makers: dict[str, Node] = {}
         """The nodes of the lowered part, by their first outputs."""
+        self._read: set[str] = set()
+        """The values that some node of the lowered part reads."""
 
     # -- support and rewriting -----------------------------------------------------------------------------
 
@@ -96,6 +102,7 @@ class GpuBackend(Backend):
         # Side by side in the order means side by side in the memory plan, and so on the device.
         graph.nodes.sort(key=lambda node: depth[node.outputs[0]])
         self._makers = {next(o for o in node.outputs if o): node for node in graph.nodes}
+        self._read = {i for node in graph.nodes for i in node.inputs}
         self.placement.follow(graph, find_views(graph, self._is_special))
         return graph
 
@@ -169,9 +176,7 @@ class GpuBackend(Backend):
             return None
         in_place = self.device.computes_on_uploads and not worthwhile(self.device, tensor.nbytes)
         if in_place and self.placement.is_whole(tensor):
-            array, buffer = self.recording.lend(tensor, SMALLEST)
-            self.placement.settle(tensor, buffer)
-            return array
+            return self._lent(tensor, MemoryKind.UPLOAD)
         return self.recording.stage(tensor, MemoryKind.UPLOAD)
 
     def onFillInput(self, tensor: Tensor, source: Array) -> bool:
@@ -179,8 +184,24 @@ class GpuBackend(Backend):
         return self.recording.fill(tensor, source)
 
     def onMapOutput(self, tensor: Tensor) -> Array | None:
-        """Return staging memory into which each run downloads; none in memory mode LIMIT."""
-        return self.recording.stage(tensor, MemoryKind.DOWNLOAD) if self._may_stage(tensor) else None
+        """Return memory into which kernels write, or each run downloads; none in memory mode LIMIT."""
+        if not self._may_stage(tensor):
+            return None
+        if self.device.stores_to_host and tensor.nbytes <= SMALL_OUTPUT and self._only_written(tensor):
+            return self._lent(tensor, MemoryKind.DOWNLOAD)
+        return self.recording.stage(tensor, MemoryKind.DOWNLOAD)
+
+    def _only_written(self, tensor: Tensor) -> bool:
+        """Tell whether kernels write a value that none of them reads, in memory that is its own in this run."""
+        slot = tensor.memory.slot
+        made_here = tensor.name in self._makers and slot.storage is StorageType.DYNAMIC and slot.buffer is None
+        alone = self.placement.is_whole(tensor) and self.placement.is_alone(tensor)
+        return made_here and alone and tensor.name not in self._read
+
+    def _lent(self, tensor: Tensor, kind: MemoryKind) -> Array:
+        array, buffer = self.recording.lend(tensor, kind, SMALLEST)
+        self.placement.settle(tensor, buffer)
+        return array
 
     def _may_stage(self, tensor: Tensor) -> bool:
         thrifty = self.info.config.memory is MemoryMode.LIMIT

@@ -113,6 +113,8 @@ class GpuDevice(ABC):
     and it pays, too."""
     computes_on_uploads: bool = field(default=False, init=False)
     """Whether kernels read memory of kind UPLOAD as fast as the device's own: then inputs stay where they are put."""
+    stores_to_host: bool = field(default=False, init=False)
+    """Whether kernels may write memory of kind DOWNLOAD: then small outputs need no copy."""
     gone: bool = False
     """Whether the device was lost: new sessions open it anew."""
 

@@ -49,7 +49,7 @@ class PipelineRecording:
     """How many of the launches' kernels were chosen by a tuning table."""
     _staged: list[tuple[GpuBuffer, Tensor]] = field(default_factory=list)
     _lent: list[GpuBuffer] = field(default_factory=list)
-    """Memory of inputs on which the device computes where the host writes it."""
+    """Memory of inputs and outputs that kernels read and write where the host does."""
     _streams: dict[str, Stream] = field(default_factory=dict)
     """Uploads that begin before the run is submitted, by the tensors' names."""
     _handle: Any = None
@@ -74,9 +74,9 @@ class PipelineRecording:
         self._staged.append((buffer, tensor))
         return _mapped(buffer, tensor)
 
-    def lend(self, tensor: Tensor, least: int) -> tuple[Array, GpuBuffer]:
-        """Return host memory of so many bytes at least, on which the tensor's readers compute, as array and buffer."""
-        buffer = self.device.allocate(max(tensor.nbytes, least), MemoryKind.UPLOAD)
+    def lend(self, tensor: Tensor, kind: MemoryKind, least: int) -> tuple[Array, GpuBuffer]:
+        """Return host memory of so many bytes at least, in which kernels find or leave the tensor; array and buffer."""
+        buffer = self.device.allocate(max(tensor.nbytes, least), kind)
         self._lent.append(buffer)
         return _mapped(buffer, tensor), buffer
 

@@ -1,4 +1,4 @@
-"""Inputs on whose memory a device computes where the host writes them: no copy, whatever reads them."""
+"""Inputs and outputs that kernels read and write where the host does: no copy, whatever else is done with them."""
 
 from __future__ import annotations
 
@@ -40,9 +40,22 @@ def read_twice() -> Graph:
 NETWORKS = (read_directly, read_through_a_view, part_of_a_concat, read_twice)
 
 
+def read_inside_as_well() -> Graph:
+    net = Net()
+    y = net.add("Sigmoid", net.input("x", *SHAPE), name="y")
+    return net.finish(y, net.add("Exp", y, name="z"))
+
+
+def written_in_parts() -> Graph:
+    net = Net()
+    x = net.input("x", *SHAPE)
+    parts = [net.conv(net.add(kind, x), 4) for kind in ("Sigmoid", "Relu")]
+    return net.finish(net.add("Concat", *parts, axis=1, name="y"))
+
+
 def copies(session: weft.Session) -> list[str]:
-    """Return the uploads of the last run."""
-    return [e.name for e in session.profile.events if e.name.startswith("upload")]
+    """Return the transfers of the last run."""
+    return [e.name for e in session.profile.events if e.name.startswith(("upload", "download"))]
 
 
 @pytest.mark.parametrize("make", NETWORKS)
@@ -55,6 +68,25 @@ def test_vulkan_computes_where_the_host_writes(make: type) -> None:
             np.testing.assert_allclose(session.run(x)[0], cpu.run(x)[0], rtol=1e-5, atol=1e-6)
             np.testing.assert_array_equal(x, before)
         assert copies(session) == []
+
+
+@pytest.mark.parametrize("make", [read_inside_as_well, written_in_parts])
+def test_outputs_that_others_read_or_write_are_right(make: type) -> None:
+    graph, rng = make(), np.random.default_rng(0)
+    with weft.load(graph, "cpu") as cpu, weft.load(graph, "vulkan", fallback="error") as session:
+        for _ in range(2):
+            x: Array = rng.standard_normal(SHAPE, np.float32)
+            for mine, theirs in zip(session.run(x), cpu.run(x), strict=True):
+                np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_a_large_output_is_downloaded() -> None:
+    net, shape = Net(), (1, 3, 200, 200)
+    graph = net.finish(net.add("Relu", net.input("x", *shape), name="y"))
+    x = np.random.default_rng(0).standard_normal(shape, np.float32)
+    with weft.load(graph, "vulkan", fallback="error", profile=True) as session:
+        np.testing.assert_array_equal(session.run(x)[0], np.maximum(x, 0))
+        assert copies(session) == ["download y"]
 
 
 def test_memory_mode_limit_uploads_without_lasting_host_memory() -> None:
