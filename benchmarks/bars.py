@@ -152,7 +152,8 @@ def _accuracy(rows: Sequence[Row]) -> Iterator[Bar]:
     """Yield the largest error of each API and precision; the ratio is what is allowed over what there is."""
     for api in APIS:
         for precision, allowed in ACCURACY.items():
-            errors = [r for r in rows if r.who == f"weft {api}" and r.precision == precision and r.error is not None]
+            mine = (f"weft {api}", f"weft {api}{RELAY}")
+            errors = [r for r in rows if r.who in mine and r.precision == precision and r.error is not None]
             if errors:
                 worst = max(errors, key=lambda r: math.inf if r.error != r.error else r.error or 0.0)  # NaN is worst
                 name = f"{worst.network} x{worst.batch}"

@@ -105,9 +105,9 @@ def _network(
             what = f"{network} x{batch} weft {device} {precision}"
             record.attempt(what, lambda d=device, p=precision: record.add(own.row(case, d, p, counts)))  # type: ignore[misc]
             gc.collect()
-            if batch > 1:
-                halves = partial(own.relay_row, case, model_of(network, batch // 2, options.image), device, precision)
-                record.attempt(f"{what} relay", lambda row=halves: record.add(row(counts)))  # type: ignore[misc]
+            if batch % 2 == 0:
+                relay = partial(_relay, case, options.image, device, precision, counts, record)
+                record.attempt(f"{what} relay", relay)
                 gc.collect()
     if "torch" in peers:
         peers_torch.measure(case, counts, record)
@@ -116,6 +116,11 @@ def _network(
     if "onnxruntime" in peers:
         few = Counts(1, counts.iterations, min(counts.seconds, 1.5))
         record.attempt(f"{network} x{batch} onnxruntime", lambda: record.add(peers_onnxruntime.row(case, few)))
+
+
+def _relay(case: Case, image: int, device: str, precision: str, counts: Counts, record: Record) -> None:
+    half = model_of(case.network, case.batch // 2, image)
+    record.add(own.relay_row(case, half, device, precision, counts))
 
 
 def _products(sizes: Sequence[int], devices: Sequence[str], cublas: bool, counts: Counts, record: Record) -> None:

@@ -97,6 +97,17 @@ def test_the_kernel_of_every_tile_compiles(tile: UnstagedTile, pointwise: bool) 
     assert compiler.compile(source.text, source.entry).startswith(glslang.SPIRV_MAGIC)
 
 
+def test_the_self_test_covers_one_tile_and_two_slices_and_none() -> None:
+    found = set()
+    for case in conv_unstaged._cases():
+        (x,), (weight, _) = case.inputs.values(), case.constants.values()
+        pixels = x.shape[0] * x.shape[2] * x.shape[3]
+        tile = choose_tile(H200, pixels, weight.shape[0], conv_unstaged.chunks_of(weight))
+        assert tile is not None
+        found.add((tile.fm, tile.lz > 1))
+    assert found >= {(1, False), (1, True), (2, True)}
+
+
 def test_only_small_products_are_not_staged() -> None:
     assert choose_tile(H200, 32 * 56 * 56, 256, 2) is None
     small = choose_tile(H200, 49, 512, 144)

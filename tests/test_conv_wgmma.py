@@ -92,6 +92,19 @@ def test_tiles_fit_a_multiprocessor(channels: int, steps: int) -> None:
         assert choose_tile(H200, pixels, channels, steps) in offered
 
 
+def test_the_self_test_covers_sets_of_warpgroups_and_single_ones() -> None:
+    found = set()
+    for case in conv_wgmma._cases():
+        (x,), (weight, _) = case.inputs.values(), case.constants.values()
+        op: Conv = case.nodes[0].op  # type: ignore[assignment]
+        pixels = x.shape[0] * (x.shape[2] // op.strides[0]) * (x.shape[3] // op.strides[1])
+        tile = choose_tile(H200, pixels, weight.shape[0], conv_wgmma.steps_of(weight))
+        groups = -(-pixels // tile.rows) * -(-weight.shape[0] // tile.cols)
+        assert groups * tile.wz >= H200.compute_units // 4, "or another kernel is the default"
+        found.add((tile.wm, tile.wz))
+    assert found >= {(1, 1), (2, 1), (1, 2)}
+
+
 def test_few_groups_share_out_their_steps() -> None:
     assert choose_tile(H200, 49, 512, 72).wz > 1
     assert all(t.wz == 1 for t in tiles(H200, 49, 512, 5)), "not where there are only a few"

@@ -7,6 +7,7 @@ import pytest
 
 import weft
 from tests.core.nets import Net
+from tests.core.test_large_inputs import opened
 from weft.core.graph import Graph
 from weft.core.layout import Array
 
@@ -89,6 +90,37 @@ def test_a_large_output_is_downloaded() -> None:
         assert copies(session) == ["download y"]
 
 
+@pytest.mark.parametrize("flag", ["computes_on_uploads", "stores_to_host"])
+@pytest.mark.parametrize("make", [*NETWORKS, read_inside_as_well, written_in_parts])
+def test_a_device_that_cannot_copies_as_others_do(make: type, flag: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opened("vulkan"), flag, False)
+    graph = make()
+    x: Array = np.random.default_rng(0).standard_normal(SHAPE, np.float32)
+    with weft.load(graph, "cpu") as cpu, weft.load(graph, "vulkan", fallback="error", profile=True) as session:
+        for mine, theirs in zip(session.run(x), cpu.run(x), strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5)
+        kinds = {name.split()[0] for name in copies(session)}
+    assert ("upload" if flag == "computes_on_uploads" else "download") in kinds
+
+
+def test_a_backend_copies_from_and_to_such_memory() -> None:
+    graph, rng = read_directly(), np.random.default_rng(0)
+    with weft.load(graph, "vulkan", fallback="error") as session:
+        x: Array = rng.standard_normal(SHAPE, np.float32)
+        (y,) = session.run(x)
+        (pipeline,) = session.pipelines
+        np.testing.assert_array_equal(pipeline.tensor("x").numpy(), x)
+        np.testing.assert_array_equal(pipeline.tensor("y").numpy(), y)
+        other: Array = rng.standard_normal(SHAPE, np.float32)
+        pipeline.backend.onCopyBuffer(weft.Tensor.from_numpy(other), pipeline.tensor("x"))
+        pipeline.execute()
+        pipeline.wait()
+        np.testing.assert_array_equal(pipeline.tensor("y").numpy(), np.maximum(other, 0))
+        pipeline.backend.onClearBuffer()
+        with pytest.raises(weft.WeftError):
+            pipeline.tensor("x").numpy()
+
+
 def test_memory_mode_limit_uploads_without_lasting_host_memory() -> None:
     x = np.random.default_rng(0).standard_normal(SHAPE, np.float32)
     with weft.load(read_directly(), "vulkan", memory="limit", fallback="error") as session:
@@ -98,10 +130,12 @@ def test_memory_mode_limit_uploads_without_lasting_host_memory() -> None:
 def test_memory_is_given_back_with_other_shapes_and_at_the_end() -> None:
     net = Net()
     graph = net.finish(net.add("Relu", net.input("x", "n", 3, 4, 4), name="y"))
-    rng = np.random.default_rng(0)
+    rng, stats = np.random.default_rng(0), opened("vulkan").stats
+    before = (stats.live_buffers, stats.live_bytes)
     with weft.load(graph, "vulkan", fallback="error") as session:
         for n in (1, 3, 2):
             x = rng.standard_normal((n, 3, 4, 4), np.float32)
             np.testing.assert_array_equal(session.run(x)[0], np.maximum(x, 0))
             (pipeline,) = session.pipelines
             assert pipeline.backend.statistics()["staging_bytes"] == 2 * x.nbytes
+    assert (stats.live_buffers, stats.live_bytes) == before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -70,15 +71,48 @@ def test_an_output_that_is_not_of_the_batch_is_refused() -> None:
         relay.run(np.zeros((4, 3), np.float32))
 
 
-def test_after_a_part_that_failed_nothing_runs_and_the_next_run_is_right(relay: weft.Relay) -> None:
-    given = feed(6)
-    given["x"] = given["x"][:, :2]
-    with pytest.raises(weft.WeftError):
-        relay.run(given)
+def test_after_a_part_that_failed_nothing_runs_and_the_next_run_is_right(
+    relay: weft.Relay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise InputError("no")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(relay.sessions[1], "submit", refuse)
+        with pytest.raises(InputError, match="no"):
+            relay.run(feed(6))
     for session in relay.sessions:
         with pytest.raises(InputError, match="no run to wait for"):
             session.wait()
     assert relay.run(feed(6))[0].shape == (6, 4, 6, 5)
+
+
+def test_threads_get_their_own_results(relay: weft.Relay) -> None:
+    given = {n: feed(n) for n in (3, 4, 5)}
+    expected = {n: relay.run(x) for n, x in given.items()}
+
+    def work(n: int) -> bool:
+        return all(
+            np.array_equal(mine, theirs)
+            for _ in range(20)
+            for mine, theirs in zip(relay.run(given[n]), expected[n], strict=True)
+        )
+
+    with ThreadPoolExecutor(3) as pool:
+        assert all(pool.map(work, given))
+
+
+def test_all_sessions_are_closed_even_if_one_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    relay = weft.Relay([weft.load(network(), "cpu") for _ in range(2)])
+
+    def refuse() -> None:
+        raise InputError("no")
+
+    monkeypatch.setattr(relay.sessions[0], "close", refuse)
+    with pytest.raises(InputError, match="no"):
+        relay.close()
+    with pytest.raises(weft.WeftError, match="closed"):
+        relay.sessions[1].run(feed(2))
 
 
 def test_sessions_are_different_and_of_one_network() -> None:
@@ -88,5 +122,5 @@ def test_sessions_are_different_and_of_one_network() -> None:
         for wrong, why in (([], "0 were given"), ([session, session], "2 were given, 1 of them different")):
             with pytest.raises(InputError, match=why):
                 weft.Relay(wrong)
-        with pytest.raises(InputError, match="different networks"):
+        with pytest.raises(InputError, match="different names"):
             weft.Relay([session, another])

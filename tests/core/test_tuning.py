@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ import pytest
 import weft
 from tests.core.nets import feeds, outputs
 from tests.core.timed_gpu import GEMM, TimedDevice, convolutions, timed_gpu
+from weft.backends.gpu import tuning
 from weft.backends.gpu.creator import GpuCreator
 from weft.backends.gpu.node_bench import difference
 from weft.backends.gpu.tuning import PENDING, Tuned, tune_pipelines
@@ -24,6 +27,7 @@ from weft.core.graph import Graph
 from weft.core.registry import registry
 from weft.errors import ConfigError, DeviceLost
 from weft.kernels import template
+from weft.kernels.launch import DeviceCaps
 from weft.ops.gpu import conv
 from weft.ops.gpu.conv import GemmTile
 
@@ -257,6 +261,49 @@ def test_what_the_budget_does_not_suffice_for_is_said_and_done_the_next_time(dev
     rows = tune(graph)
     assert sum(r.tried for r in rows) == 6 - done and not any(r.skipped for r in rows)
     assert slices(graph) == [2, 2, 2]
+
+
+def test_every_problem_gets_its_few_before_any_gets_more(
+    device: TimedDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[tuple[str, int]] = []
+    whole = tuning._Tuner._try_all
+
+    def noted(self: Any, key: str, work: Any, batch: Any) -> None:
+        tried.append((key, len(batch)))
+        whole(self, key, work, batch)
+
+    monkeypatch.setattr(tuning, "thread_count", lambda _: 1)
+    monkeypatch.setattr(tuning._Tuner, "_try_all", noted)
+    rows = tune(convolutions((8, 9, 10)))
+    assert [r.tried for r in rows] == [2, 2, 2] and not any(r.skipped for r in rows)
+    assert len({key for key, _ in tried[:3]}) == len({key for key, _ in tried[3:]}) == 3
+    assert [count for _, count in tried] == [1] * 6
+
+
+def test_what_the_op_names_first_and_what_is_estimated_best_come_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    guessed = {"a": 4.0, "b": 3.0, "c": 2.0, "d": 1.0}
+    monkeypatch.setattr(tuning, "estimate", lambda variant, _: guessed[variant.text])
+    named: Any = [SimpleNamespace(text=text) for text in guessed]
+    caps = DeviceCaps(64, (64, 64, 64))
+    assert [v.text for v in tuning._most_promising_first(named, caps)] == ["a", "d", "b", "c"]
+
+
+@pytest.mark.parametrize("budget", range(1, 30, 2))
+def test_a_second_search_that_is_cut_short_loses_nothing(
+    device: TimedDevice, monkeypatch: pytest.MonkeyPatch, budget: int
+) -> None:
+    monkeypatch.setattr(tuning, "thread_count", lambda _: 1)
+    graph = convolutions((8, 9))
+    tune(graph)
+    tune(graph, again=True, budget=float(budget), clock=ticking(1.0))
+    assert slices(graph) == [2, 2]
+
+
+def test_progress_reaches_its_end(device: TimedDevice) -> None:
+    seen: list[tuple[int, int]] = []
+    tune(convolutions((8, 9, 10)), progress=lambda *at: seen.append(at))
+    assert seen == [(k, 6) for k in range(1, 7)]
 
 
 # -- files ---------------------------------------------------------------------------------------------------

@@ -148,6 +148,7 @@ class BufferManager:
         self._static_take, self._static_give = static or ((lambda n: (allocate(n), 0)), (lambda b, _: free(b)))
         self._arena = ArenaPlan[Slot](alignment)
         self._separate: list[Slot] = []
+        self._placed: list[Slot] = []
         self._static: set[Slot] = set()
         self._spare: list[Slot] = []
         self._eager: set[Slot] = set()
@@ -213,6 +214,7 @@ class BufferManager:
         else:
             self._separate.remove(slot)
         slot.buffer, slot.offset = buffer, 0
+        self._placed.append(slot)
 
     def allocate(self) -> None:
         """Make the plan and allocate it; every recorded slot has its place afterwards."""
@@ -234,13 +236,14 @@ class BufferManager:
 
     def clear(self) -> None:
         """Free all DYNAMIC and DYNAMIC_SEPERATE memory; STATIC memory stays."""
-        for slot in (*self._eager, *self._spare, *self._separate, *self._arena):
+        for slot in (*self._eager, *self._spare, *self._separate, *self._placed, *self._arena):
             slot.buffer = None
         for buffer in self._buffers:
             self._free(buffer)
         self._buffers.clear()
         self._arena.clear()
         self._separate.clear()
+        self._placed.clear()
         self._spare.clear()
         self._eager.clear()
         self._recording = False

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from types import TracebackType
 
 import numpy as np
@@ -20,10 +21,11 @@ class Relay:
     The sessions hold the same network, each with weights of its own; those of one device share it in turn. Only
     for networks that treat the rows of a batch each by itself: that is not checked. Where the time of a run is
     partly that of copying its inputs, a relay of two is faster than one session, though each part is smaller.
+    Several threads may use a relay; their runs follow each other.
     """
 
     def __init__(self, sessions: Sequence[Session]) -> None:
-        """Take over sessions of networks with the same inputs and outputs; InputError if they differ, or for none."""
+        """Take over sessions of one network; InputError if their inputs or outputs have other names, or for none."""
         held = list(sessions)
         if not held or len({id(s) for s in held}) < len(held):
             raise InputError(
@@ -32,8 +34,11 @@ class Relay:
                 fix="call weft.load once for each part",
             )
         if any((list(s.inputs), s.outputs) != (list(held[0].inputs), held[0].outputs) for s in held):
-            raise InputError("the sessions of a relay are of different networks", fix="load one network for all")
+            raise InputError(
+                "the sessions of a relay have inputs or outputs of different names", fix="load one network for all"
+            )
         self.sessions = held
+        self._lock = threading.Lock()
 
     def run(self, *inputs: Array | Mapping[str, Array]) -> list[Array]:
         """Return the outputs, in order, for arrays of shape (batch, ...) in input order or a dict by name.
@@ -44,16 +49,17 @@ class Relay:
         arrays = take_inputs(self.sessions[0].graph, inputs)
         ends = self._ends({name: a.shape for name, a in arrays.items()})
         started: list[Session] = []
-        try:
-            for session, start, end in zip(self.sessions, [0, *ends], ends, strict=False):
-                started.append(session)
-                session.submit({name: a[start:end] for name, a in arrays.items()})
-            parts = [started.pop(0).wait() for _ in self.sessions]
-        except BaseException:
-            for session in started:
-                with suppress(WeftError):
-                    session.wait()  # whatever came of it, nothing may be left running
-            raise
+        with self._lock:
+            try:
+                for session, start, end in zip(self.sessions, [0, *ends], ends, strict=False):
+                    session.submit({name: a[start:end] for name, a in arrays.items()})
+                    started.append(session)
+                parts = [started.pop(0).wait() for _ in self.sessions]
+            except BaseException:
+                for session in started:
+                    with suppress(WeftError):
+                        session.wait()  # whatever came of it, nothing may be left running
+                raise
         names = self.sessions[0].outputs
         return [self._joined(name, column, ends) for name, column in zip(names, zip(*parts, strict=True), strict=True)]
 
@@ -81,9 +87,10 @@ class Relay:
         return np.concatenate(parts)
 
     def close(self) -> None:
-        """Close all sessions."""
-        for session in self.sessions:
-            session.close()
+        """Close all sessions; what the first of them to refuse raises comes out when the others are closed."""
+        with self._lock, ExitStack() as closing:
+            for session in reversed(self.sessions):
+                closing.callback(session.close)
 
     def __enter__(self) -> Relay:
         return self

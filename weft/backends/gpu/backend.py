@@ -239,12 +239,18 @@ class GpuBackend(Backend):
             self._copy_inside(src, dst)
         elif dst.backend is self and isinstance(src.memory, np.ndarray):
             stored = convert(src.memory, src.shape, src.layout, dst.layout, dst.dtype.numpy)
-            binding = _whole(dst)
-            self.device.upload(binding.buffer, binding.offset, np.ascontiguousarray(stored))
+            binding, flat = _whole(dst), np.ascontiguousarray(stored)
+            if binding.buffer.host is not None:
+                binding.buffer.host[binding.offset :][: flat.nbytes] = flat.reshape(-1).view(np.uint8)
+            else:
+                self.device.upload(binding.buffer, binding.offset, flat)
         elif src.backend is self and isinstance(dst.memory, np.ndarray):
             binding = _whole(src)
             stored = np.empty(storage_shape(src.shape, src.layout), src.dtype.numpy)
-            self.device.download(binding.buffer, binding.offset, stored)
+            if binding.buffer.host is not None:
+                stored.reshape(-1).view(np.uint8)[:] = binding.buffer.host[binding.offset :][: stored.nbytes]
+            else:
+                self.device.download(binding.buffer, binding.offset, stored)
             converted = convert(stored, src.shape, src.layout, dst.layout, dst.dtype.numpy)
             np.copyto(dst.memory, converted.reshape(dst.storage_shape))
         elif self in (src.backend, dst.backend):

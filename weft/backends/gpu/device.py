@@ -26,6 +26,8 @@ __all__ = [
 class MemoryKind(Enum):
     """Where a buffer lies: on the device, or in memory that the host reaches and the device copies from or to.
 
+    Where a device allows it kernels read UPLOAD memory, which may be the device's own, and write DOWNLOAD memory.
+
     STREAM is for uploads of which the device takes parts while the host writes others; unless that makes a
     difference on a device, it is the same as UPLOAD.
     """
@@ -147,8 +149,9 @@ class GpuDevice(ABC):
     def record(self, commands: Sequence[Command], profile: bool = False) -> Any:
         """Return the commands in a form that can be submitted many times; everything is bound here.
 
-        The recording keeps alive what it binds. Kernels are bound to DEVICE memory only. Where commands
-        run in order, one after the other, barriers may be ignored.
+        The recording keeps alive what it binds. Kernels are bound to DEVICE memory, and to UPLOAD and DOWNLOAD
+        memory only where the device says so (`computes_on_uploads`, `stores_to_host`). Where commands run in
+        order, one after the other, barriers may be ignored.
         """
 
     @abstractmethod

@@ -60,7 +60,7 @@ class PipelineRecording:
 
     @property
     def staging_bytes(self) -> int:
-        """Return the bytes of host memory that inputs and outputs pass through."""
+        """Return the bytes of mapped memory in which inputs and outputs lie, or through which they pass."""
         return sum(buffer.nbytes for buffer in (*self._lent, *(b for b, _ in self._staged)))
 
     def stage(self, tensor: Tensor, kind: MemoryKind) -> Array:

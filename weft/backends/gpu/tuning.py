@@ -92,10 +92,12 @@ def tune_pipelines(
         for k, problem in enumerate(problems):
             found[problem.pick.key] = tuner.tune(problem, thread_count(runtime.device.caps))
             if progress is not None:
-                progress(k + 1, len(problems))
-        for problem in problems:
+                progress(k + 1, 2 * len(problems))
+        for k, problem in enumerate(problems, len(problems)):
             if found[problem.pick.key].skipped and clock() < tuner.deadline:
                 found[problem.pick.key] = tuner.tune(problem)
+            if progress is not None:
+                progress(k + 1, 2 * len(problems))
         rows += found.values()
     return rows
 
@@ -223,10 +225,10 @@ class _Tuner:
                 work.trials[text] = Trial("", failed=e.what)  # no hash: it is rendered anew each time
                 continue
             afresh = self.again and text not in self._tried.get(key, ())
-            known = None if afresh else self.table.known(key, text, variant.digest)
+            known = self.table.known(key, text, variant.digest)
             if known is not None:
-                work.trials[text] = known
-            elif variant is not work.default:
+                work.trials[text] = known  # until it is tried again: what time does not suffice for stays as it is
+            if variant is not work.default and (known is None or afresh):
                 out.append(variant)
         return _most_promising_first(out, self.runtime.device.caps)
 

@@ -111,7 +111,7 @@ class Memory:
                     fix="free each buffer once, on the device that allocated it",
                 )
             self._destroy(buffer.handle)
-            buffer.host = None
+            buffer.handle = buffer.host = None
         if counted:
             self._context.count(live_buffers=-1, live_bytes=-buffer.nbytes)
 

@@ -79,8 +79,14 @@ TILES = (
 
 
 def _cases() -> Sequence[Case]:
-    """Return small convolutions: with and without taps, uneven edges, one chunk of K and many."""
-    shapes = (((1, 8, 5, 7), (20, 8, 1, 1)), ((2, 40, 6, 5), (36, 40, 3, 3)), ((1, 520, 4, 4), (40, 520, 1, 1)))
+    """Return small convolutions: with and without taps, uneven edges, one chunk of K and many, one tile and two."""
+    shapes = (
+        ((1, 8, 5, 7), (20, 8, 1, 1)),
+        ((2, 40, 6, 5), (36, 40, 3, 3)),
+        ((1, 520, 4, 4), (40, 520, 1, 1)),
+        ((1, 40, 27, 29), (136, 40, 3, 3)),
+        ((1, 72, 40, 39), (72, 72, 1, 1)),
+    )
     return [
         one_node(Conv(kernel_shape=w[2:], pads=tuple(k // 2 for k in w[2:]) * 2), x, w, w[:1], constants=(1, 2))
         for x, w in shapes

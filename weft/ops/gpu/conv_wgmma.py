@@ -94,12 +94,16 @@ class DeepTile(WgmmaTile):
 
 
 def _cases() -> Sequence[Case]:
-    """Return convolutions with tiles for most units: few channels and many, with and without taps, uneven edges."""
+    """Return convolutions with tiles for most units: few channels and many, with and without taps, uneven edges.
+
+    The last one has so few pixels that sets of warpgroups share its steps.
+    """
     shapes = (
         ((2, 3, 129, 110), (40, 3, 7, 7), 2),
         ((1, 16, 96, 81), (72, 16, 1, 1), 1),
         ((2, 20, 60, 61), (24, 20, 3, 3), 1),
         ((1, 264, 65, 67), (96, 264, 3, 3), 1),
+        ((1, 72, 10, 9), (520, 72, 3, 3), 1),
     )
     return [
         one_node(Conv(kernel_shape=w[2:], strides=(s, s), pads=(w[2] // 2,) * 4), x, w, w[:1], constants=(1, 2))
