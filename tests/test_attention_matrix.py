@@ -19,7 +19,7 @@ from tests.test_conv_matrix import H200
 from tests.test_ops_devices import ROWS, assert_agree, reference
 from weft.backends.vulkan import glslang
 from weft.backends.vulkan.dialect import GlslDialect
-from weft.conformance.cases.table import Case
+from weft.conformance.cases.table import Case, tolerance
 from weft.conformance.checks.table import feeds_of, graph_of, halved
 from weft.core.dtypes import DType
 from weft.core.graph import Graph
@@ -47,6 +47,17 @@ def run_here(graph: Graph, feeds: Mapping[str, Array], kernel: str) -> list[Arra
         labels = [launch.label for launch in pipeline.backend.recording.launches]  # type: ignore[attr-defined]
         assert any(label.endswith(f"/{kernel}") for label in labels), labels
         return session.run(dict(feeds))
+
+
+@pytest.mark.parametrize("row", [r for r in ROWS if r.op == "weft::Attention"], ids=str)
+@pytest.mark.parametrize("device", ["opencl", "vulkan"])
+def test_the_portable_kernel_is_as_exact_as_its_exponentials(device: str, row: Case) -> None:
+    """Of products, only those of tensor cores may err by the class's bound: they round the powers to fp16."""
+    (expected,) = reference(row.make_op(), row.arrays())
+    with weft.load(graph_of(row), device, fallback="error") as session:
+        (actual,) = session.run(feeds_of(row, row.arrays()))
+    rtol, atol = tolerance(DType.of(expected.dtype), "transcendental")
+    np.testing.assert_allclose(actual, expected.astype(actual.dtype), rtol, atol, equal_nan=True)
 
 
 @pytest.fixture
