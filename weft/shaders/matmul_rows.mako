@@ -1,5 +1,5 @@
 ## ${rows} rows of a times constant weights that lie as vectors along K: one group a column, the items share
-## K and add up in a tree. Weights are read once, in whole vectors.
+## K and add up in a tree. Weights are read once, in whole vectors; so is a, if K is a multiple of four (`quads`).
 <%
 k.shared("f32", "part", f"{rows} * LX")
 %>
@@ -9,12 +9,20 @@ for (int n = GROUP_X; n < COUNT; n += GROUPS_X) {
 % endfor
   for (int v = LOCAL_X; v < VECTORS; v += LX) {
     const f32x4 b = ${w.vector("n * VECTORS + v")};
-    const int at = v * 4;
+${"    const int at = v * 4;" if not quads else ""}
 % for m in range(rows):
+% if quads:
+    const f32x4 a${m} = ${a.load_quad(f"{m} * (K / 4) + v")};
+    acc${m} += b.x * a${m}.x;
+    acc${m} += b.y * a${m}.y;
+    acc${m} += b.z * a${m}.z;
+    acc${m} += b.w * a${m}.w;
+% else:
     acc${m} += b.x * ${a.load(f"{m} * K + at")};
     if (at + 1 < K) acc${m} += b.y * ${a.load(f"{m} * K + at + 1")};
     if (at + 2 < K) acc${m} += b.z * ${a.load(f"{m} * K + at + 2")};
     if (at + 3 < K) acc${m} += b.w * ${a.load(f"{m} * K + at + 3")};
+% endif
 % endfor
   }
 % for m in range(rows):

@@ -162,7 +162,7 @@ def _launch_rows(k: KernelBuilder, p: Product, matrix: Array, first: int, count:
         writes={"y": p.y},
         ints={"K": p.k, "VECTORS": vectors, "FIRST": first, "COUNT": count, "N": p.n, **steps},
         floats={"ALPHA": p.alpha, "BETA": p.beta},
-        variant={"rows": p.m},
+        variant={"rows": p.m, "quads": p.k % PACK == 0},
         grid=(min(count, k.caps.max_grid[0]), 1, 1),
         local=(k.tree_items(), 1, 1),
     )
