@@ -91,7 +91,12 @@ class _Rows:
 
     def weft(self, network: str, batch: int, api: str, precision: str, time: str) -> float | None:
         """Return Weft's time; host to host that of a relay if it is shorter."""
-        return self.best(network, batch, lambda w: w in (f"weft {api}", f"weft {api}{RELAY}"), [precision], time)[1]
+        return self.best(network, batch, lambda w: w in _ours(api), [precision], time)[1]
+
+
+def _ours(api: str) -> tuple[str, str]:
+    """Return the names of Weft's rows."""
+    return f"weft {api}", f"weft {api}{RELAY}"
 
 
 def _time(row: Row, time: str) -> float | None:
@@ -152,8 +157,7 @@ def _accuracy(rows: Sequence[Row]) -> Iterator[Bar]:
     """Yield the largest error of each API and precision; the ratio is what is allowed over what there is."""
     for api in APIS:
         for precision, allowed in ACCURACY.items():
-            mine = (f"weft {api}", f"weft {api}{RELAY}")
-            errors = [r for r in rows if r.who in mine and r.precision == precision and r.error is not None]
+            errors = [r for r in rows if r.who in _ours(api) and r.precision == precision and r.error is not None]
             if errors:
                 worst = max(errors, key=lambda r: math.inf if r.error != r.error else r.error or 0.0)  # NaN is worst
                 name = f"{worst.network} x{worst.batch}"

@@ -23,8 +23,8 @@ Array = NDArray[Any]
 class Counts:
     """How often things run: calls that are not counted, calls that are, and the seconds after which it is enough.
 
-    The former go on for `warm` seconds at least: an idle GPU's clock takes tenths of a second to rise, and threads,
-    pinned memory and caches are cold as well.
+    The former go on for `warm` seconds at least: the clock of an idle GPU is low, and threads, pinned memory and
+    caches are cold.
     """
 
     warmup: int = 5

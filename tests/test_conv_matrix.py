@@ -5,6 +5,8 @@ On a device that has them the op table and the networks run through these kernel
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -51,6 +53,17 @@ def test_weights_lie_as_rows_with_four_channels_for_an_item(shape: tuple[int, ..
     assert not found[:, ci:].any() and np.count_nonzero(rows) == np.count_nonzero(weight)
 
 
+def assert_compiles(template: str, variant: dict[str, Any], ints: str, wide: bool) -> None:
+    """Fail unless a convolution's template, with what all of them are told and these ints, becomes SPIR-V."""
+    kinds = dict.fromkeys(("x", "w"), "wide") if wide else {}
+    args = [Arg(n, DType.FLOAT16, kinds.get(n, "c4"), n == "y") for n in ("x", "w", "b", "y")]  # type: ignore[arg-type]
+    names = [*ints.split(), *"COUNT DD DH DW ID IH IW KD KH KW OD OH OW PD PH PIXELS PW SD SH SW".split()]
+    source = render(KernelRequest(template, tuple(sorted(variant.items())), tuple(args), tuple(names)), GlslDialect())
+    compiler = glslang.find_compiler()
+    assert compiler is not None
+    assert compiler.compile(source.text, source.entry).startswith(glslang.SPIRV_MAGIC)
+
+
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("pointwise", [False, True])
 @pytest.mark.parametrize("tile", TILES, ids=repr)
@@ -59,14 +72,7 @@ def test_the_kernel_of_every_tile_compiles(tile: MatrixTile, pointwise: bool, wi
         "fm": tile.fm, "fn": tile.fn, "kb": tile.kb, "pointwise": pointwise, "sliced": tile.lz > 1,
         "sm": tile.sm, "sn": tile.sn, "wide": wide,
     }  # fmt: skip
-    kinds = dict.fromkeys(("x", "w"), "wide") if wide else {}
-    args = [Arg(n, DType.FLOAT16, kinds.get(n, "c4"), n == "y") for n in ("x", "w", "b", "y")]  # type: ignore[arg-type]
-    names = "C4 COUNT DD DH DW ID IH IW KD KH KW OD OH OW PD PH PIXELS PW SD SH STEPS SW TILES WIDTH".split()
-    request = KernelRequest("conv_matrix", tuple(sorted(variant.items())), tuple(args), tuple(names))
-    source = render(request, GlslDialect())
-    compiler = glslang.find_compiler()
-    assert compiler is not None
-    assert compiler.compile(source.text, source.entry).startswith(glslang.SPIRV_MAGIC)
+    assert_compiles("conv_matrix", variant, "C4 STEPS TILES WIDTH", wide)
 
 
 def test_small_problems_get_small_tiles_and_deep_ones_slices() -> None:

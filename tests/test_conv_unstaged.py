@@ -7,15 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-import weft
-from tests.emulated_gpus import APIS, emulated_gpu
-from tests.test_conv_matrix import H200
-from tests.test_conv_wgmma import network
-from weft.backends.vulkan import glslang
-from weft.backends.vulkan.dialect import GlslDialect
-from weft.core.dtypes import DType
-from weft.kernels.source import Arg
-from weft.kernels.template import KernelRequest, render
+from tests.emulated_gpus import APIS
+from tests.test_conv_matrix import H200, assert_compiles
+from tests.test_conv_wgmma import assert_runs_on, network
 from weft.ops.gpu import conv_matrix, conv_unstaged
 from weft.ops.gpu.conv_unstaged import CHUNK, TILES, UnstagedTile, choose_tile, legal_tiles, pack_weights
 
@@ -46,19 +40,8 @@ WHOLE, SLICED, WIDE = UnstagedTile(1, 1, 1, 2), UnstagedTile(1, 2, 2, 1), Unstag
 def test_convolution_by_value(
     api: str, tile: UnstagedTile, ci: int, co: int, kernel: int, stride: int, residual: bool
 ) -> None:
-    graph, shape = network(ci, co, kernel, stride, residual)
-    x = np.random.default_rng(1).standard_normal(shape).astype(np.float16).astype(np.float32)
-    with weft.load(graph, "cpu") as session:
-        (expected,) = session.run(x)
-    with (
-        emulated_gpu(api, channels_last=True),
-        weft.load(graph, "emulated", precision="low", fallback="error") as session,
-    ):
-        (pipeline,) = session.pipelines
-        labels = [launch.label for launch in pipeline.backend.recording.launches]  # type: ignore[attr-defined]
-        (actual,) = session.run(x)
-    assert any(label.endswith("/conv_unstaged") for label in labels), labels
-    assert np.abs(actual - expected).max() <= 2e-3 * np.abs(expected).max()
+    network_of = network(ci, co, kernel, stride, residual)
+    assert_runs_on("conv_unstaged", *network_of, api, {"channels_last": True})
 
 
 @pytest.mark.parametrize("fn", [1, 2])
@@ -87,14 +70,7 @@ def test_the_kernel_of_every_tile_compiles(tile: UnstagedTile, pointwise: bool) 
     variant = {
         "fm": tile.fm, "fn": tile.fn, "ahead": tile.ahead, "sliced": tile.lz > 1, "pointwise": pointwise,
     }  # fmt: skip
-    kinds = dict.fromkeys(("x", "w"), "wide")
-    args = [Arg(n, DType.FLOAT16, kinds.get(n, "c4"), n == "y") for n in ("x", "w", "b", "y")]  # type: ignore[arg-type]
-    names = "CHUNKS COUNT DD DH DW ID IH IW KD KH KW OD OH OW PD PH PIECES PIXELS PW SD SH SW".split()
-    request = KernelRequest("conv_unstaged", tuple(sorted(variant.items())), tuple(args), tuple(names))
-    source = render(request, GlslDialect())
-    compiler = glslang.find_compiler()
-    assert compiler is not None
-    assert compiler.compile(source.text, source.entry).startswith(glslang.SPIRV_MAGIC)
+    assert_compiles("conv_unstaged", variant, "CHUNKS PIECES", wide=True)
 
 
 def test_the_self_test_covers_one_tile_and_two_slices_and_none() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -33,6 +35,19 @@ def network(ci: int, co: int, kernel: int, stride: int, residual: bool) -> tuple
     return net.finish(net.add("Relu", y, name="y")), shape
 
 
+def assert_runs_on(kernel: str, graph: Graph, shape: tuple[int, ...], api: str, caps: dict[str, Any]) -> None:
+    """Fail unless the emulated device computes what the CPU does, by that kernel."""
+    x = np.random.default_rng(1).standard_normal(shape).astype(np.float16).astype(np.float32)
+    with weft.load(graph, "cpu") as session:
+        (expected,) = session.run(x)
+    with emulated_gpu(api, **caps), weft.load(graph, "emulated", precision="low", fallback="error") as session:
+        (pipeline,) = session.pipelines
+        labels = [launch.label for launch in pipeline.backend.recording.launches]  # type: ignore[attr-defined]
+        (actual,) = session.run(x)
+    assert any(label.endswith(f"/{kernel}") for label in labels), labels
+    assert np.abs(actual - expected).max() <= 2e-3 * np.abs(expected).max()
+
+
 @pytest.mark.parametrize(
     ("tile", "ci", "co", "kernel", "stride", "residual"),
     [
@@ -49,19 +64,8 @@ def test_convolution_by_value(
     monkeypatch: pytest.MonkeyPatch, tile: WgmmaTile, ci: int, co: int, kernel: int, stride: int, residual: bool
 ) -> None:
     monkeypatch.setattr(conv_wgmma, "tiles", lambda *_: [tile])
-    graph, shape = network(ci, co, kernel, stride, residual)
-    x = np.random.default_rng(1).standard_normal(shape).astype(np.float16).astype(np.float32)
-    with weft.load(graph, "cpu") as session:
-        (expected,) = session.run(x)
-    with (
-        emulated_gpu("opencl", warpgroup_units=True, channels_last=True, compute_units=2),
-        weft.load(graph, "emulated", precision="low", fallback="error") as session,
-    ):
-        (pipeline,) = session.pipelines
-        labels = [launch.label for launch in pipeline.backend.recording.launches]  # type: ignore[attr-defined]
-        (actual,) = session.run(x)
-    assert any(label.endswith("/conv_wgmma") for label in labels), labels
-    assert np.abs(actual - expected).max() <= 2e-3 * np.abs(expected).max()
+    caps = {"warpgroup_units": True, "channels_last": True, "compute_units": 2}
+    assert_runs_on("conv_wgmma", *network(ci, co, kernel, stride, residual), "opencl", caps)
 
 
 @pytest.mark.parametrize(("cols", "each"), [(16, 4), (48, 4), (32, 8), (96, 8)])

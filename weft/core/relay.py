@@ -20,7 +20,7 @@ class Relay:
 
     The sessions hold the same network, each with weights of its own; those of one device share it in turn. Only
     for networks that treat the rows of a batch each by itself: that is not checked. Where the time of a run is
-    partly that of copying its inputs, a relay of two is faster than one session, though each part is smaller.
+    partly that of copying its inputs, a relay of two hides a part of it; but smaller parts may be computed slower.
     Several threads may use a relay; their runs follow each other.
     """
 

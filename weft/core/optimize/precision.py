@@ -13,6 +13,9 @@ from weft.core.op import Op, find_op
 from weft.core.threads import in_threads
 from weft.errors import WeftError
 
+LARGEST, INFINITE = 0x7BFF, 0x7C00
+"""The bits of the largest finite number and of infinity in fp16, without the sign; those of NaN are larger."""
+
 
 def set_storage(graph: Graph, dtype: DType) -> Graph:
     """Return the graph with every fp32 and fp16 value stored as `dtype`, and casts at its edges.
@@ -31,7 +34,7 @@ def set_storage(graph: Graph, dtype: DType) -> Graph:
     renamed = inside | outside
     out.nodes = [_cast(out, f"{i}.{dtype.value}", i, new, dtype) for i, new in inside.items()]
     held = {name: value for name, value in graph.constants.items() if value.dtype == other.numpy}
-    made = in_threads(narrow if dtype is DType.FLOAT16 else _wide, list(held.values()))
+    made = in_threads(_narrow if dtype is DType.FLOAT16 else _wide, list(held.values()))
     for name, value in zip(held, made, strict=True):
         stored = renamed.get(name, name)
         out.constants[stored] = value
@@ -54,7 +57,7 @@ def _wide(value: Array) -> Array:
     return value.astype(np.float32)
 
 
-def narrow(value: Array) -> Array:
+def _narrow(value: Array) -> Array:
     """Return the value in fp16; what is finite stays so, or masks such as -3e38 would make NaN of a softmax."""
     with np.errstate(over="ignore"):
         half = value.astype(np.float16)
@@ -62,10 +65,6 @@ def narrow(value: Array) -> Array:
         most = np.finfo(np.float16).max
         half = np.where(np.isfinite(value), np.clip(value, -most, most), value).astype(np.float16)
     return half
-
-
-LARGEST, INFINITE = 0x7BFF, 0x7C00
-"""The bits of the largest finite number and of infinity in fp16, without the sign; those of NaN are larger."""
 
 
 def magnitude(half: Array) -> Array:

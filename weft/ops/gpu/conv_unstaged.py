@@ -25,7 +25,8 @@ SIDE = 16
 CHUNK = 4 * PIECE
 """Elements along K that a subgroup loads at a time: a piece for each of four items."""
 FEW = 4
-"""Tiles of 16 x 16 for each compute unit up to which nothing is staged by default; tuning tries it up to TRIED."""
+"""Tiles of 16 x 16 for each compute unit up to which nothing is staged by default; tuning tries it up to TRIED.
+Both are guesses: these kernels have not run on a GPU yet."""
 TRIED = 12
 
 
