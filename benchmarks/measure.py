@@ -17,20 +17,24 @@ from numpy.typing import NDArray
 from benchmarks import models
 
 Array = NDArray[Any]
+FASTER = 0.98
+"""A part of the time of all calls before that only a higher clock, or warmer caches, explain."""
+MOST_WARM = 5.0
+"""Seconds of calls that are not counted, whatever they show."""
 
 
 @dataclass(frozen=True)
 class Counts:
     """How often things run: calls that are not counted, calls that are, and the seconds after which it is enough.
 
-    The former go on for `warm` seconds at least: the clock of an idle GPU is low, and threads, pinned memory and
-    caches are cold.
+    The former go on until no call was faster than those before for `warm` seconds: the clock of an idle GPU rises
+    in steps, for seconds, and threads, pinned memory and caches are cold.
     """
 
     warmup: int = 5
     iterations: int = 50
     seconds: float = 3.0
-    warm: float = 0.3
+    warm: float = 0.4
 
     @property
     def trial(self) -> bool:
@@ -149,12 +153,17 @@ class Record:
 
 
 def warm_up(run: Callable[[], object], counts: Counts) -> None:
-    """Make the calls that are not counted."""
-    start, calls = time.perf_counter(), 0
-    while calls < counts.warmup or time.perf_counter() < start + counts.warm:
+    """Make the calls that are not counted; they end after `MOST_WARM` seconds in any case."""
+    start = last = time.perf_counter()
+    calls, fastest = 0, float("inf")
+    while calls < counts.warmup or time.perf_counter() < last + counts.warm:
+        before = time.perf_counter()
         run()
+        after = time.perf_counter()
         calls += 1
-        if time.perf_counter() > start + counts.seconds:
+        if after - before < FASTER * fastest:
+            fastest, last = after - before, after
+        if after > start + MOST_WARM:
             break
 
 

@@ -36,6 +36,8 @@ class Behaviour:
     wrong: set[int] = field(default_factory=set)
     broken: set[int] = field(default_factory=set)
     deadly: set[int] = field(default_factory=set)
+    cold: int = 0
+    """How many submits take five times as long from now on, as if the clock were low."""
 
 
 class TimedDevice(NullDevice):
@@ -58,6 +60,7 @@ class TimedDevice(NullDevice):
 
     def submit(self, recording: Any) -> None:
         super().submit(recording)
+        self.does.cold -= 1
         for kernel, output in _gemms(recording):
             self.ran.append(kernel.slices)
             value = 2.0 if kernel.slices in self.does.wrong else 1.0
@@ -75,7 +78,7 @@ class TimedDevice(NullDevice):
     def _time(self, command: Command) -> float:
         if not isinstance(command, LaunchCommand) or command.kernel.entry != GEMM:
             return 0.0
-        return self.does.microseconds[command.kernel.slices] * 1e-6
+        return self.does.microseconds[command.kernel.slices] * (5e-6 if self.does.cold >= 0 else 1e-6)
 
 
 def _gemms(recording: Sequence[Command]) -> Iterator[tuple[FakeKernel, Any]]:

@@ -30,6 +30,11 @@ class Build:
         self._kernel: Any = None
         self._future: Future[Any] | None = None
 
+    @property
+    def done(self) -> bool:
+        """Tell whether nothing is under way."""
+        return self._future is None or self._future.done()
+
     def start(self, pool: ThreadPoolExecutor) -> None:
         """Build it in a thread of the pool."""
         self._future = pool.submit(self._device.compile, self.source, self.values)
@@ -63,6 +68,11 @@ class Builds:
                 self._pool = ThreadPoolExecutor(threads, "weft-build")
             build.start(self._pool)
             self._begun.append((owner, build))
+
+    @property
+    def done(self) -> bool:
+        """Tell whether all that was added is built, or refused."""
+        return all(build.done for _, build in self._begun)
 
     def finish(self, blame: Callable[[str], AbstractContextManager[None]]) -> None:
         """Wait for all; of several errors the one that was added first is raised, inside `blame(owner)`."""

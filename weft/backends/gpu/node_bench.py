@@ -29,6 +29,12 @@ REPEATS = 10
 SUBMITS = 3
 LONG = 0.05
 """Seconds that one submit should take at most: slow kernels are repeated less, as they need it less."""
+BUSY, MOST_BUSY = 0.01, 5000
+"""Seconds of work in one submit that keeps a device busy, and launches at most."""
+FASTER = 0.98
+"""A part of the time of all runs before that only a higher clock explains."""
+MOST_WARM = 6.0
+"""Seconds after which a device counts as warm in any case."""
 BETWEEN = 2e-6
 """Seconds from one launch to the next that waits for it (H200): timestamps do not see them."""
 TOLERANCES = {DType.FLOAT32: (1e-5, 1e-4), DType.FLOAT16: (2e-3, 1e-2)}
@@ -123,9 +129,47 @@ class NodeBench:
         """Run once, and return the time. Devices without timestamps are timed from submit to wait."""
         return self._seconds(variant, 1, 1)
 
+    def warm(self, variant: Variant, steady: float) -> None:
+        """Keep the device busy until that was no faster than before for `steady` seconds.
+
+        The clock of a GPU that idled may take seconds to rise, by steps, and light work may not raise it at all.
+        """
+        begun = last = now = self._clock()
+        fastest = float("inf")
+
+        def is_warm(spent: float) -> bool:
+            nonlocal fastest, last, now
+            now = self._clock()
+            if spent < FASTER * fastest:
+                fastest, last = spent, now
+            return now - last >= steady or now - begun >= MOST_WARM
+
+        self._keep_busy(variant, is_warm)
+
+    def busy(self, variant: Variant, done: Callable[[], bool]) -> None:
+        """Keep the device busy until something else is done, so that its clock does not fall meanwhile."""
+        if not done():
+            self._keep_busy(variant, lambda _: done())
+
+    def _keep_busy(self, variant: Variant, enough: Callable[[float], bool]) -> None:
+        """Submit long rows of runs until the seconds of one are enough; the clock of a CPU needs no such help."""
+        if self._device.caps.software:
+            return
+        repeats = max(1, min(MOST_BUSY // len(variant.launches), int(BUSY / max(self.once(variant), 1e-9))))
+        device, handle = self._device, self._device.record(_repeated(variant, repeats), profile=False)
+        try:
+            while True:
+                begun = self._clock()
+                device.submit(handle)
+                device.wait(handle)
+                if enough(self._clock() - begun):
+                    break
+        finally:
+            device.release(handle)
+
     def _seconds(self, variant: Variant, repeats: int, submits: int) -> float:
         once = schedule([access(launch) for launch in variant.launches])
-        commands: list[Command] = [c for _ in range(repeats) for c in (*once, BarrierCommand())]
+        commands = _repeated(variant, repeats)
         gaps = BETWEEN * sum(isinstance(c, BarrierCommand) for c in once)
         device, found = self._device, []
         handle = device.record(commands, profile=True)
@@ -170,6 +214,11 @@ class NodeBench:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _repeated(variant: Variant, repeats: int) -> list[Command]:
+    once = schedule([access(launch) for launch in variant.launches])
+    return [c for _ in range(repeats) for c in (*once, BarrierCommand())]
 
 
 def _random(rng: np.random.Generator, tensor: Tensor) -> Array:

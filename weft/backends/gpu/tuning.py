@@ -14,22 +14,18 @@ from time import perf_counter
 
 from weft.backends.gpu.backend import GpuBackend
 from weft.backends.gpu.builds import Builds, thread_count
+from weft.backends.gpu.contest import STEADY, Contest
 from weft.backends.gpu.execution import GpuExecution
-from weft.backends.gpu.node_bench import NodeBench, Variant, difference, estimate
+from weft.backends.gpu.node_bench import NodeBench, Variant, estimate
 from weft.backends.gpu.picks import Pick
 from weft.backends.gpu.recording import access
 from weft.backends.gpu.runtime import GpuRuntime
 from weft.backends.gpu.schedule import schedule
 from weft.backends.gpu.tuning_table import Entry, Trial, TuningTable
-from weft.core.layout import Array
 from weft.core.pipeline import Pipeline, Task
 from weft.errors import DeviceLost, OutOfMemory, WeftError
 from weft.kernels.launch import DeviceCaps
 
-MARGIN = 0.98
-"""A candidate replaces the default if it takes at most so much of its time: less is noise."""
-HOPELESS = 4.0
-"""A candidate whose first run takes so many times the best's is not measured further."""
 PENDING = "the process ended while it was built or run"
 
 
@@ -152,33 +148,6 @@ def _most_promising_first(variants: Sequence[Variant], caps: DeviceCaps) -> list
     return sorted(variants, key=lambda v: ranks[v.text])
 
 
-def _us(seconds: float) -> float:
-    return round(seconds * 1e6, 3)
-
-
-@dataclass
-class _Round:
-    """The work on one problem."""
-
-    bench: NodeBench
-    default: Variant
-    reference: list[Array] = field(default_factory=list)
-    trials: dict[str, Trial] = field(default_factory=dict)
-    """All that is known of its candidates as they are now, of this time and of earlier ones."""
-
-    @property
-    def best(self) -> float:
-        """Return the shortest time so far."""
-        return min((t.us for t in self.trials.values() if t.us is not None), default=float("inf"))
-
-    def choice(self) -> str:
-        """Return the fastest candidate, or the default if that is hardly slower."""
-        timed = {text: t.us for text, t in self.trials.items() if t.us is not None}
-        fastest = min(timed, key=lambda text: timed[text])
-        default = timed.get(self.default.text, float("inf"))
-        return fastest if timed[fastest] <= MARGIN * default else self.default.text
-
-
 @dataclass
 class _Tuner:
     runtime: GpuRuntime
@@ -188,6 +157,7 @@ class _Tuner:
     clock: Callable[[], float]
     _tried: dict[str, set[str]] = field(default_factory=dict)
     """The candidates of each problem that were tried by this tuner."""
+    _is_warm: bool = False
 
     @property
     def table(self) -> TuningTable:
@@ -200,20 +170,22 @@ class _Tuner:
             return self._row(problem, None, len(pick.candidates))
         assert isinstance(task.execution, GpuExecution)
         with NodeBench(self.runtime, task.execution, task.inputs, task.outputs, self.clock) as bench:
-            work = _Round(bench, bench.plan(pick.key, pick.default))
+            work = Contest(bench, bench.plan(pick.key, pick.default))
             rest = self._untried(problem, work)
             if rest or pick.default not in work.trials:
-                self._measure_default(work)
+                work.begin(0.0 if self._is_warm else STEADY)
+                self._is_warm = True
             size, left = thread_count(self.runtime.device.caps), len(rest) if most is None else most
             while rest and left > 0 and self.clock() < self.deadline:
                 batch, rest, left = rest[:size], rest[size:], left - size
                 self._try_all(pick.key, work, batch)
             if self._tried.get(pick.key) or not rest:
+                self._play_off(pick.key, work)
                 self.table.note(pick.key, Entry(work.choice(), dict(work.trials)))
                 self.table.save()
         return self._row(problem, work, len(rest))
 
-    def _untried(self, problem: Problem, work: _Round) -> list[Variant]:
+    def _untried(self, problem: Problem, work: Contest) -> list[Variant]:
         """Return the candidates of which nothing is known yet, the most promising first."""
         key, out = problem.pick.key, []
         for text in problem.pick.candidates:
@@ -232,14 +204,7 @@ class _Tuner:
                 out.append(variant)
         return _most_promising_first(out, self.runtime.device.caps)
 
-    def _measure_default(self, work: _Round) -> None:
-        work.default.build()
-        work.bench.poison()
-        seconds = work.bench.seconds(work.default, work.bench.once(work.default))
-        work.reference = work.bench.results()
-        work.trials[work.default.text] = Trial(work.default.digest, us=_us(seconds))
-
-    def _try_all(self, key: str, work: _Round, batch: Sequence[Variant]) -> None:
+    def _try_all(self, key: str, work: Contest, batch: Sequence[Variant]) -> None:
         """Build some candidates side by side, then try each; all are noted as failed until they are not."""
         pending = {v.text: Trial(v.digest, failed=PENDING) for v in batch}
         self._note(key, pending)
@@ -248,11 +213,9 @@ class _Tuner:
             for variant in batch:
                 with suppress(WeftError):
                     builds.add(variant.text, [launch.build for launch in variant.launches])
+            work.bench.busy(work.default, lambda: builds.done)
             for variant in batch:
-                with suppress(WeftError):
-                    variant.build()
-            for variant in batch:
-                done[variant.text] = work.trials[variant.text] = self._try(work, variant)
+                done[variant.text] = work.attempt(variant)
                 self._tried.setdefault(key, set()).add(variant.text)
         except DeviceLost as e:
             self.runtime.device.gone = True
@@ -264,28 +227,25 @@ class _Tuner:
             # Without its hash, a candidate that was not reached is as good as unknown.
             self._note(key, {text: done.get(text, Trial("", failed="it was interrupted")) for text in pending})
 
+    def _play_off(self, key: str, work: Contest) -> None:
+        """Compare the fastest candidates, of this time and of earlier ones, once more."""
+        finalists = [work.bench.plan(key, text) for text in work.finalists()]
+        builds = Builds(self.runtime.device)
+        try:
+            for variant in finalists:
+                builds.add(variant.text, [launch.build for launch in variant.launches])
+            work.bench.busy(work.default, lambda: builds.done)
+            for variant in finalists:
+                variant.build()
+        finally:
+            builds.drop()
+        work.play_off(finalists)
+
     def _note(self, key: str, trials: Mapping[str, Trial]) -> None:
         self.table.note(key, Entry(None, trials))
         self.table.save()
 
-    def _try(self, work: _Round, variant: Variant) -> Trial:
-        """Return the time of a candidate, or why it is out."""
-        bench = work.bench
-        try:
-            variant.build()
-            bench.poison()
-            once = bench.once(variant)
-            wrong = difference(bench.results(), work.reference)
-            if wrong is not None:
-                return Trial(variant.digest, failed=wrong)
-            hopeless = once * 1e6 > HOPELESS * work.best
-            return Trial(variant.digest, us=_us(once if hopeless else bench.seconds(variant, once)))
-        except DeviceLost:
-            raise
-        except WeftError as e:
-            return Trial(variant.digest, failed=e.what)
-
-    def _row(self, problem: Problem, work: _Round | None, skipped: int) -> Tuned:
+    def _row(self, problem: Problem, work: Contest | None, skipped: int) -> Tuned:
         pick = problem.pick
         trials = work.trials if work is not None else self.table.entries().get(pick.key, Entry()).trials
         chosen = work.choice() if work is not None else pick.chosen

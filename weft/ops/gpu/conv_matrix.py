@@ -185,7 +185,7 @@ def _tiles(plan: ConvPlan, pixels: int, channels: int, depth: int) -> tuple[list
     caps = plan.k.caps
     candidates: list[Tile] = [*legal_tiles(caps, depth)]
     default: Tile = choose_tile(caps, pixels, channels, depth)
-    if conv_unstaged.fits(plan) and conv_unstaged.squares(pixels, channels) <= conv_unstaged.TRIED * caps.compute_units:
+    if conv_unstaged.fits(plan) and conv_unstaged.squares(pixels, channels) <= conv_unstaged.MOST * caps.compute_units:
         chunks = conv_unstaged.chunks_of(plan.weight)
         candidates = [*conv_unstaged.legal_tiles(caps, pixels, chunks), *candidates]
         default = conv_unstaged.choose_tile(caps, pixels, channels, chunks) or default
@@ -196,7 +196,8 @@ def _tiles(plan: ConvPlan, pixels: int, channels: int, depth: int) -> tuple[list
             default = best
     if workgroup_gemm.fits(plan):
         candidates = [*workgroup_gemm.legal_tiles(caps, pixels, channels), *candidates]
-        default = workgroup_gemm.choose_tile(caps, pixels, channels) or default
+        if not isinstance(default, UnstagedTile) or depth < workgroup_gemm.LONG:
+            default = workgroup_gemm.choose_tile(caps, pixels, channels) or default
     return candidates, default
 
 

@@ -24,10 +24,8 @@ SIDE = 16
 """Rows and columns of the tiles that a subgroup multiplies."""
 CHUNK = 4 * PIECE
 """Elements along K that a subgroup loads at a time: a piece for each of four items."""
-FEW = 4
-"""Tiles of 16 x 16 for each compute unit up to which nothing is staged by default; tuning tries it up to TRIED.
-Both are guesses: these kernels have not run on a GPU yet."""
-TRIED = 12
+MOST = 12
+"""Tiles of 16 x 16 for each compute unit up to which nothing is staged: with more, what groups share pays (H200)."""
 
 
 @dataclass(frozen=True)
@@ -64,19 +62,21 @@ class UnstagedTile:
 
 
 TILES = (
+    UnstagedTile(2, 2, 8, 2),
+    UnstagedTile(2, 2, 4, 2),
     UnstagedTile(2, 2, 1, 2),
-    UnstagedTile(2, 1, 1, 4),
-    UnstagedTile(2, 1, 2, 4),
-    UnstagedTile(2, 1, 4, 4),
     UnstagedTile(1, 2, 4, 4),
+    UnstagedTile(2, 1, 1, 4),
     UnstagedTile(1, 1, 1, 4),
-    UnstagedTile(1, 1, 2, 4),
     UnstagedTile(1, 1, 4, 4),
     UnstagedTile(1, 1, 4, 2),
     UnstagedTile(1, 1, 8, 4),
     UnstagedTile(1, 1, 8, 2),
+    UnstagedTile(1, 1, 16, 2),
 )
-"""From the best reuse to the most parallelism."""
+"""From the best reuse to the most parallelism: those that were best for something on an H200."""
+SLICES = ((32, 8), (8, 4), (0, 1))
+"""Chunks of K from which so many slices were best, by and large."""
 
 
 def _cases() -> Sequence[Case]:
@@ -86,7 +86,8 @@ def _cases() -> Sequence[Case]:
         ((2, 40, 6, 5), (36, 40, 3, 3)),
         ((1, 520, 4, 4), (40, 520, 1, 1)),
         ((1, 40, 27, 29), (136, 40, 3, 3)),
-        ((1, 72, 40, 39), (72, 72, 1, 1)),
+        ((1, 72, 40, 39), (136, 72, 1, 1)),
+        ((1, 32, 40, 39), (136, 32, 3, 3)),
     )
     return [
         one_node(Conv(kernel_shape=w[2:], pads=tuple(k // 2 for k in w[2:]) * 2), x, w, w[:1], constants=(1, 2))
@@ -139,12 +140,17 @@ def legal_tiles(caps: DeviceCaps, pixels: int, chunks: int) -> list[UnstagedTile
 
 
 def choose_tile(caps: DeviceCaps, pixels: int, channels: int, chunks: int) -> UnstagedTile | None:
-    """Return the tile with the most reuse that gives every compute unit two subgroups, if the product is small."""
-    if squares(pixels, channels) > FEW * caps.compute_units:
+    """Return the largest tile that gives every compute unit a group and a half; None if the product is not small.
+
+    Slices of K are as many as there are chunks for.
+    """
+    if squares(pixels, channels) > MOST * caps.compute_units:
         return None
+    lz = next(lz for least, lz in SLICES if chunks >= least)
     fitting = legal_tiles(caps, pixels, chunks)
+    fitting = [t for t in fitting if t.lz == lz and t.fm == t.fn] or fitting
     for tile in fitting:
-        if -(-pixels // tile.rows) * -(-channels // tile.columns) * tile.lz >= 2 * caps.compute_units:
+        if 2 * -(-pixels // tile.rows) * -(-channels // tile.columns) >= 3 * caps.compute_units:
             return tile
     return fitting[-1] if fitting else None
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 STEP = 16
 """What the depth of a product, and of each step, is a multiple of."""
+LONG = 512
+"""The depth from which small products are faster without staging (`conv_unstaged`, H200)."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,123 @@
+"""The candidates for one problem compared on the device, by value and by time.
+
+The clock of a GPU may change by a factor of five within a second, with its load, so a time alone says little. Every
+candidate is timed right beside the default, and noted as if both had run when the default was timed first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+
+from weft.backends.gpu.node_bench import NodeBench, Variant, difference
+from weft.backends.gpu.tuning_table import Trial
+from weft.core.layout import Array
+from weft.errors import DeviceLost, WeftError
+
+MARGIN = 0.98
+"""A candidate replaces the default if it takes at most so much of its time: less is noise."""
+HOPELESS = 4.0
+"""A candidate whose first runs take so many times the best's is not measured further."""
+STEADY = 1.0
+"""Seconds without a faster run after which a device is warm: an H200's clock rises in steps nearer than that."""
+FINALISTS, ROUNDS = 5, 5
+"""How many candidates are timed once more in turn at the end, and how often."""
+
+
+@dataclass
+class Contest:
+    """The work on one problem."""
+
+    bench: NodeBench
+    default: Variant
+    reference: list[Array] = field(default_factory=list)
+    trials: dict[str, Trial] = field(default_factory=dict)
+    """All that is known of its candidates as they are now, of this time and of earlier ones."""
+
+    @property
+    def best(self) -> float:
+        """Return the shortest time so far in microseconds."""
+        return min((t.us for t in self.trials.values() if t.us is not None), default=float("inf"))
+
+    def choice(self) -> str:
+        """Return the fastest candidate, or the default if that is hardly slower."""
+        timed = {text: t.us for text, t in self.trials.items() if t.us is not None}
+        fastest = min(timed, key=lambda text: timed[text])
+        default = timed.get(self.default.text, float("inf"))
+        return fastest if timed[fastest] <= MARGIN * default else self.default.text
+
+    def begin(self, steady: float) -> None:
+        """Run the default until the device is warm (see `NodeBench.warm`), and time it.
+
+        What is known of candidates from earlier is set in proportion to it.
+        """
+        bench, default = self.bench, self.default
+        default.build()
+        if steady > 0.0:
+            bench.warm(default, steady)
+        bench.poison()
+        seconds = bench.seconds(default, bench.once(default))
+        self.reference = bench.results()
+        known = self.trials.get(default.text)
+        if known is not None and known.us:
+            self.trials = {text: _scaled(t, seconds * 1e6 / known.us) for text, t in self.trials.items()}
+        self.trials[default.text] = Trial(default.digest, us=_us(seconds))
+
+    def attempt(self, variant: Variant) -> Trial:
+        """Note and return the time of a candidate, or why it is out; DeviceLost if it takes the device along."""
+        try:
+            trial = self._attempt(variant)
+        except DeviceLost:
+            raise
+        except WeftError as e:
+            trial = Trial(variant.digest, failed=e.what)
+        self.trials[variant.text] = trial
+        return trial
+
+    def _attempt(self, variant: Variant) -> Trial:
+        bench, limit = self.bench, HOPELESS * self.best * 1e-6
+        variant.build()
+        bench.poison()
+        once = bench.once(variant)
+        wrong = difference(bench.results(), self.reference)
+        if wrong is not None:
+            return Trial(variant.digest, failed=wrong)
+        if once > limit:
+            # The first run of a kernel also loads it, and the clock may have fallen.
+            once = bench.once(variant) * self._known / bench.once(self.default)
+        if once > limit:
+            return Trial(variant.digest, us=_us(once))
+        return Trial(variant.digest, us=_us(self._share(variant, once) * self._known))
+
+    @property
+    def _known(self) -> float:
+        """Return the seconds of the default."""
+        return (self.trials[self.default.text].us or 0.0) * 1e-6
+
+    def _share(self, variant: Variant, once: float) -> float:
+        """Return the time of a candidate as a multiple of the default's, both taken now."""
+        return self.bench.seconds(variant, once) / self.bench.seconds(self.default, self._known)
+
+    def finalists(self) -> list[str]:
+        """Return the fastest candidates besides the default."""
+        limit = HOPELESS * self.best
+        timed = sorted((t.us, text) for text, t in self.trials.items() if t.us is not None and t.us <= limit)
+        return [text for _, text in timed if text != self.default.text][:FINALISTS]
+
+    def play_off(self, finalists: Sequence[Variant]) -> None:
+        """Time some candidates once more, in turn; what counts is the median of their shares of the default's time."""
+        shares: dict[str, list[float]] = {variant.text: [] for variant in finalists}
+        for _ in range(ROUNDS):
+            for variant in finalists:
+                shares[variant.text].append(self._share(variant, (self.trials[variant.text].us or 0.0) * 1e-6))
+        for text, found in shares.items():
+            self.trials[text] = replace(self.trials[text], us=_us(median(found) * self._known))
+
+
+def _scaled(trial: Trial, factor: float) -> Trial:
+    return trial if trial.us is None else replace(trial, us=round(trial.us * factor, 3))
+
+
+def _us(seconds: float) -> float:
+    return round(seconds * 1e6, 3)
