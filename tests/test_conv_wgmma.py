@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from tests.test_conv_matrix import H200
 from weft.backends.opencl import ptx
 from weft.core.graph import Graph
 from weft.ops.conv import Conv
-from weft.ops.gpu import conv_wgmma
+from weft.ops.gpu import conv_split_wgmma, conv_wgmma
 from weft.ops.gpu.conv_wgmma import SHARED, DeepTile, WgmmaTile, choose_tile, pack_weights, tiles
 
 NARROW, WIDE, SLICED = WgmmaTile(1, 16, 3), WgmmaTile(2, 32, 4), WgmmaTile(1, 16, 3, 2)
@@ -66,6 +67,28 @@ def test_convolution_by_value(
     monkeypatch.setattr(conv_wgmma, "tiles", lambda *_: [tile])
     caps = {"warpgroup_units": True, "channels_last": True, "compute_units": 2}
     assert_runs_on("conv_wgmma", *network(ci, co, kernel, stride, residual), "opencl", caps)
+
+
+def test_without_the_large_form_tiles_stay_within_the_limit() -> None:
+    caps = replace(H200, local_memory=(48 << 10) - 1, warpgroup_units=True, without=frozenset({"conv_wgmma"}))
+    for pixels, channels, steps in ((49, 512, 72), (100_000, 256, 36), (3000, 24, 1), (784, 128, 18)):
+        offered = tiles(caps, pixels, channels, steps)
+        assert offered and all(t.shared_bytes(steps) <= caps.local_memory for t in offered)
+    assert any(t.cols == 48 for t in offered), "the widest of which three steps fit"
+    small = conv_split_wgmma.tiles(caps, 256, 1024), conv_split_wgmma.tiles(
+        replace(caps, without=frozenset({"conv_split_wgmma"})), 256, 1024
+    )
+    assert len(small[0]) > len(small[1]) > 0 and all(t.shared_bytes() <= caps.local_memory for t in small[1])
+
+
+def test_a_driver_that_enforces_the_limit_gets_the_small_form() -> None:
+    caps = {
+        "warpgroup_units": True, "channels_last": True, "compute_units": 2, "without": frozenset({"conv_wgmma"}),
+    }  # fmt: skip
+    assert_runs_on("conv_wgmma", *network(40, 40, 3, 1, True), "opencl", caps)
+    caps["without"] = frozenset({"conv_wgmma", "conv_wgmma_small"})
+    with pytest.raises(AssertionError, match="conv_"):
+        assert_runs_on("conv_wgmma", *network(40, 40, 3, 1, True), "opencl", caps)
 
 
 @pytest.mark.parametrize(("cols", "each"), [(16, 4), (48, 4), (32, 8), (96, 8)])

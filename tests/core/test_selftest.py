@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import weft
 from tests.core import special_fakes as fakes
 from tests.core.nets import Net
 from tests.core.null_gpu import null_gpu
+from weft.backends.gpu import runtime as runtime_module
 from weft.backends.gpu import selftest, selftest_child, special_check
 from weft.backends.gpu.creator import GpuCreator
 from weft.backends.gpu.runtime import GpuRuntime
@@ -21,6 +23,7 @@ from weft.core.graph import Graph
 from weft.core.registry import registry
 from weft.errors import BackendError, ConfigError
 from weft.kernels import special
+from weft.kernels.launch import DeviceCaps
 
 
 @pytest.fixture(autouse=True)
@@ -172,6 +175,33 @@ def test_a_kind_is_tested_without_those_that_might_take_its_place() -> None:
     items = runtime.device.caps.max_local_items
     assert special_check.check(watched, runtime, [fakes.NOISY, watched]) is None
     assert seen == [items // 2] and runtime.device.caps.max_local_items == items
+
+
+def test_what_takes_the_place_of_a_wrong_kind_is_tested_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    tested: list[str] = []
+
+    def kind(name: str, why: str | None, there: Callable[[DeviceCaps], bool]) -> special.SpecialKernel:
+        def check(_: object) -> str | None:
+            tested.append(name)
+            return why
+
+        return special.SpecialKernel(
+            name, name, there, lambda caps: replace(caps, without=caps.without | {name}), check=check
+        )
+
+    large = kind("large", "wrong", lambda caps: "large" not in caps.without)
+    small = kind("small", None, lambda caps: "large" in caps.without)
+    monkeypatch.setenv("WEFT_SELFTEST", "process")
+    monkeypatch.setattr(runtime_module, "special_kernels", lambda: [small, large])
+    creator = registry.find("opencl")
+    assert isinstance(creator, GpuCreator)
+    runtime = GpuRuntime(creator.open(0))
+    try:
+        runtime.verify()
+        assert tested == ["large", "small"] and runtime.device.caps.without >= {"large"}
+        assert "small" not in runtime.device.caps.without and runtime.notes == ["large are not used: wrong"]
+    finally:
+        runtime.close()
 
 
 def test_the_key_of_a_verdict_changes_with_the_driver() -> None:

@@ -12,14 +12,22 @@ from weft.backends.gpu import special_check
 from weft.backends.gpu.runtime import GpuRuntime
 from weft.backends.opencl.dialect import OpenCLDialect
 from weft.backends.vulkan.dialect import GlslDialect
+from weft.kernels.launch import DeviceCaps
 from weft.kernels.special import SpecialKernel, special_kernels
 
 KINDS = {kind.name: kind for kind in special_kernels() if kind.module.startswith("weft.")}
 """Weft's own: other tests register kinds for their time."""
 OPENCL = replace(H200, max_local_items=256, channels_last=True, shuffles=True, warpgroup_units=True)
 VULKAN = replace(H200, channels_last=True, shuffles=True, workgroup_matrices=True)
-HERE = [("opencl", name) for name in KINDS if KINDS[name].present(OPENCL)]
-HERE += [("vulkan", name) for name in KINDS if KINDS[name].present(VULKAN)]
+
+
+def alone(kind: SpecialKernel, caps: DeviceCaps) -> DeviceCaps:
+    """Return the capabilities that its test finds."""
+    return special_check._without(caps, kind, list(KINDS.values()))
+
+
+HERE = [("opencl", name) for name in KINDS if KINDS[name].present(alone(KINDS[name], OPENCL))]
+HERE += [("vulkan", name) for name in KINDS if KINDS[name].present(alone(KINDS[name], VULKAN))]
 
 
 def launched(kind: SpecialKernel, api: str, units: int) -> list[list[str]]:
@@ -27,7 +35,7 @@ def launched(kind: SpecialKernel, api: str, units: int) -> list[list[str]]:
     caps = replace(OPENCL if api == "opencl" else VULKAN, compute_units=units)
     with null_gpu() as device:
         device.dialect = OpenCLDialect() if api == "opencl" else GlslDialect()
-        device.caps = special_check._without(caps, kind, list(KINDS.values()))
+        device.caps = alone(kind, caps)
         runtime = GpuRuntime(device)
         runtime.trust()
         return [special_check.difference(case, runtime)[1] for case in kind.cases()]

@@ -50,12 +50,15 @@ class Verdict:
     """Whether it says something of the kernels, and not of this start alone."""
 
 
-def refused(runtime: GpuRuntime, timeout: float | None = None) -> list[tuple[SpecialKernel, str]]:
-    """Return the kinds that the device claims to have and that are not to be used, each with the reason."""
+def refused(
+    runtime: GpuRuntime, timeout: float | None = None, kinds: Sequence[SpecialKernel] | None = None
+) -> list[tuple[SpecialKernel, str]]:
+    """Return which kinds are not to be used, each with the reason: of all the device claims to have, or of some."""
     mode, device = config.selftest(), runtime.device
     if mode not in MODES:
         raise ConfigError(f"WEFT_SELFTEST={mode} is not known", fix=f"choose one of {', '.join(MODES)}")
-    kinds = [kind for kind in special_kernels() if kind.present(device.caps)]
+    if kinds is None:
+        kinds = [kind for kind in special_kernels() if kind.present(device.caps)]
     if mode == "off" or not kinds:
         return []
     cache, keys = DiskCache("selftest"), {kind.name: key_of(kind, device) for kind in kinds}

@@ -34,10 +34,11 @@ def check(kind: SpecialKernel, runtime: GpuRuntime, others: Sequence[SpecialKern
 
 def _without(caps: DeviceCaps, kind: SpecialKernel, others: Sequence[SpecialKernel]) -> DeviceCaps:
     """Return the capabilities without those of other kinds, unless this kind needs them itself."""
-    for other in others:
-        less = other.disable(caps)
-        if other.name != kind.name and kind.present(less):
+    left = [other for other in others if other.name != kind.name]
+    for other in (*left, *left):  # twice: a kind may be there only without one that comes later
+        if other in left and kind.present(less := other.disable(caps)):
             caps = less
+            left.remove(other)
     return caps
 
 

@@ -19,7 +19,7 @@ from weft.ops.conv import Conv
 from weft.ops.gpu import conv_split_wgmma
 from weft.ops.gpu.conv_matrix import SUBGROUP, MatrixTile
 from weft.ops.gpu.conv_split_wgmma import SplitWgmmaTile
-from weft.ops.gpu.conv_wgmma import STEP
+from weft.ops.gpu.conv_wgmma import STEP, within_limit
 from weft.ops.gpu.split import ACTIVATION_BITS, LANES, LOW_BITS, SIDE, by_taps, split_weights, undoing
 
 if TYPE_CHECKING:
@@ -85,16 +85,21 @@ SPECIAL = register_special(
 )
 
 
+def _has_warpgroups(caps: DeviceCaps) -> bool:
+    return SPECIAL.present(caps) and caps.warpgroup_units
+
+
 SPECIAL_WGMMA = register_special(
     SpecialKernel(
-        "conv_split_wgmma",
+        conv_split_wgmma.NAME,
         "convolutions of split fp32 by warpgroups",
-        present=lambda caps: SPECIAL.present(caps) and caps.warpgroup_units and "conv_split_wgmma" not in caps.without,
-        disable=lambda caps: replace(caps, without=caps.without | {"conv_split_wgmma"}),
+        present=lambda caps: _has_warpgroups(caps) and conv_split_wgmma.NAME not in caps.without,
+        disable=lambda caps: replace(caps, without=caps.without | {conv_split_wgmma.NAME}),
         cases=_cases,
         template="conv_split_wgmma",
     )
 )
+SMALL_WGMMA = register_special(within_limit(SPECIAL_WGMMA, _has_warpgroups))
 
 
 def fits(plan: ConvPlan) -> bool:
@@ -136,7 +141,7 @@ def pick_tile(
     problem = {**constants, "N": plan.y.shape[0], "CI": weight.shape[1], "CO": channels, "bias": plan.bias is not None}
     candidates: list[SplitTile | SplitWgmmaTile | GemmTile] = [*legal_tiles(k.caps, depth), *strict]
     best: SplitTile | SplitWgmmaTile | GemmTile | None = choose_tile(k.caps, pixels, channels, depth)
-    if SPECIAL_WGMMA.present(k.caps):
+    if SPECIAL_WGMMA.present(k.caps) or SMALL_WGMMA.present(k.caps):
         candidates += conv_split_wgmma.tiles(k.caps, channels, depth)
         wide = conv_split_wgmma.choose_tile(k.caps, pixels, channels, depth, plan.window.is_pointwise)
         if -(-pixels // wide.rows) * -(-channels // wide.cols) >= k.caps.compute_units // 2:

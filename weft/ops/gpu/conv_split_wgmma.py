@@ -18,6 +18,7 @@ from weft.ops.gpu.split import ACTIVATION_BITS, LANES, LOW_BITS, SIDE, by_taps, 
 if TYPE_CHECKING:
     from weft.ops.gpu.conv import ConvPlan
 
+NAME = "conv_split_wgmma"
 REGISTERS = 65536
 
 
@@ -73,11 +74,14 @@ TILES = (
 
 def tiles(caps: DeviceCaps, channels: int, depth: int) -> list[SplitWgmmaTile]:
     """Return the tiles of a device for so many channels and elements along K."""
-    steps = -(-depth // STEP)
+    steps, room = -(-depth // STEP), caps.local_memory if NAME in caps.without else SHARED
     return [
         t
         for t in TILES
-        if t.items <= caps.max_local_items and t.cols < 2 * max(channels, 17) and steps >= 2 * t.wz - 1
+        if t.items <= caps.max_local_items
+        and t.shared_bytes() <= room
+        and t.cols < 2 * max(channels, 17)
+        and steps >= 2 * t.wz - 1
     ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -111,21 +111,42 @@ def _cases() -> Sequence[Case]:
     ]
 
 
+def within_limit(kind: SpecialKernel, present: Callable[[DeviceCaps], bool]) -> SpecialKernel:
+    """Return the kind that takes another's place where that is wrong: the same in the work-group memory a device names.
+
+    `present` tells whether the hardware is there at all.
+    """
+    name = f"{kind.name}_small"
+    return replace(
+        kind,
+        name=name,
+        title=f"{kind.title} within the limit of work-group memory",
+        present=lambda caps: present(caps) and kind.name in caps.without and name not in caps.without,
+        disable=lambda caps: replace(caps, without=caps.without | {name}),
+    )
+
+
+def _has_units(caps: DeviceCaps) -> bool:
+    return caps.warpgroup_units and caps.matrix_units
+
+
 SPECIAL = register_special(
     SpecialKernel(
         "conv_wgmma",
         "convolutions by warpgroups",
-        present=lambda caps: caps.warpgroup_units and caps.matrix_units and "conv_wgmma" not in caps.without,
+        present=lambda caps: _has_units(caps) and "conv_wgmma" not in caps.without,
         disable=lambda caps: replace(caps, without=caps.without | {"conv_wgmma"}),
         cases=_cases,
         template="conv_wgmma",
     )
 )
+SMALL = register_special(within_limit(SPECIAL, _has_units))
 
 
 def fits(plan: ConvPlan) -> bool:
     """Tell whether the device has the instructions and the pixels lie as rows of channels."""
-    if not SPECIAL.present(plan.k.caps) or plan.x.dtype is not DType.FLOAT16 or plan.weight.dtype != np.float16:
+    there = SPECIAL.present(plan.k.caps) or SMALL.present(plan.k.caps)
+    if not there or plan.x.dtype is not DType.FLOAT16 or plan.weight.dtype != np.float16:
         return False
     return plan.k.rows(plan.x) is not None
 
@@ -143,12 +164,14 @@ def tiles(caps: DeviceCaps, pixels: int, channels: int, steps: int) -> list[Wgmm
     """
     least = -(-channels // WIDTHS[0])
     even = [-(-channels // (UNIT * parts)) * UNIT for parts in (least, least + 1)]
-    widths = [w for w in dict.fromkeys((*even, *WIDTHS)) if w < channels + UNIT]
+    room = _room(caps)
+    widest = ((room - RESERVED) // (2 * STEP * FEWEST) - ROWS) // UNIT * UNIT
+    widths = [w for w in dict.fromkeys((*even, *WIDTHS, min(widest, WIDTHS[0]))) if w < channels + UNIT]
     found: dict[WgmmaTile, None] = {}
     for cols in sorted(widths or [UNIT], reverse=True):
         for wm in (2, 1):
             for groups in (1, 2, 3):
-                stages = _stages(wm, cols, steps, SHARED // groups)
+                stages = _stages(wm, cols, steps, room // groups)
                 if stages >= FEWEST:
                     found[WgmmaTile(wm, cols, stages)] = None
                 if stages >= 2 * FEWEST and steps >= LONG:
@@ -158,10 +181,18 @@ def tiles(caps: DeviceCaps, pixels: int, channels: int, steps: int) -> list[Wgmm
     ):
         if -(-pixels // ROWS) * -(-channels // cols) <= caps.compute_units:
             for wz in SLICES:
-                stages = _stages(1, cols, -(-steps // wz), SHARED // wz)
+                stages = _stages(1, cols, -(-steps // wz), room // wz)
                 if stages >= FEWEST and steps >= FEWEST * wz:
                     found[WgmmaTile(1, cols, stages, wz)] = None
     return sorted(found, key=partial(_cost, caps, pixels, channels, steps))
+
+
+def _room(caps: DeviceCaps) -> int:
+    """Return the bytes of work-group memory that a group and what is kept for it may take.
+
+    A driver that says 48 KiB lets a kernel have all that a multiprocessor has, unless the self-test found it does not.
+    """
+    return caps.local_memory + RESERVED if SPECIAL.name in caps.without else SHARED
 
 
 def _stages(wm: int, cols: int, steps: int, room: int) -> int:
