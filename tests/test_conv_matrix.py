@@ -26,7 +26,7 @@ from weft.ops.gpu.conv_matrix import SIDE, SPECIAL, TILES, MatrixTile, choose_ti
 
 H200 = DeviceCaps(
     max_local_items=1024, max_local_size=(1024, 1024, 64), local_memory=48 << 10, max_buffer_range=(1 << 32) - 4,
-    fp16_storage=True, int8_storage=True, subgroup_size=32, matrix_units=True, compute_units=132,
+    fp16_storage=True, int8_storage=True, matrix_units=True, compute_units=132,
 )  # fmt: skip
 
 
@@ -93,7 +93,7 @@ def matrices() -> Graph:
 def test_a_device_whose_matrix_units_are_wrong_does_without_them(
     found: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_runtime, "refused", lambda _: [(SPECIAL, found)] if found else [])
+    monkeypatch.setattr(gpu_runtime, "refused", lambda *_, **__: [(SPECIAL, found)] if found else [])
     with null_gpu() as device:
         device.caps, device.dialect = H200, GlslDialect()
         with weft.load(matrices(), "null", precision="low", fallback="error") as session:

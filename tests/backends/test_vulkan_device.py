@@ -166,7 +166,7 @@ def test_caps_are_the_limits_of_the_device(device: VulkanDevice) -> None:
     assert caps.max_allocation >= 1 << 30
     assert 256 % caps.offset_alignment == 0
     assert caps.fp16_storage and caps.int8_storage
-    assert caps.subgroup_size >= 1 and caps.compute_units >= 1
+    assert caps.compute_units >= 1
     assert caps.software == device.info.software
 
 

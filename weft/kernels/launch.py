@@ -65,7 +65,6 @@ class DeviceCaps:
     """Bytes; a kernel argument may start only at multiples of it."""
     fp16_storage: bool = False
     int8_storage: bool = False
-    subgroup_size: int = 1
     channels_last: bool = False
     """Images for matrix units lie as NHWC4 instead of NC4HW4: what these stage at a time then lies side by side."""
     matrix_units: bool = False

@@ -335,7 +335,6 @@ def _caps(device: cl.Device) -> DeviceCaps:
         offset_alignment=max(int(device.mem_base_addr_align) // 8, 1),
         fp16_storage=True,
         int8_storage=True,
-        subgroup_size=1,
         channels_last=_has_matrix_units(device),
         matrix_units=_has_matrix_units(device),
         shuffles=_capability(device) >= (7, 0),

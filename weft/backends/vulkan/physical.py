@@ -217,7 +217,6 @@ class Physical:
             offset_alignment=max(1, int(limits.minStorageBufferOffsetAlignment)),
             fp16_storage=bool(features["VkPhysicalDevice16BitStorageFeatures"].storageBuffer16BitAccess),
             int8_storage=bool(eight and eight.storageBuffer8BitAccess),
-            subgroup_size=max(1, int(self._extra["VkPhysicalDeviceSubgroupProperties"].subgroupSize)),
             channels_last=self.matrix_units(),
             matrix_units=self.matrix_units(),
             workgroup_matrices=self.workgroup_matrices,
