@@ -13,9 +13,13 @@ from tests.test_conv_wgmma import assert_runs_on, network
 from weft.ops.gpu import conv_matrix, conv_unstaged
 from weft.ops.gpu.conv_unstaged import CHUNK, TILES, UnstagedTile, choose_tile, legal_tiles, pack_weights
 
+from weft.ops.gpu.sum_parts import InParts
+
 
 @pytest.fixture
-def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[UnstagedTile]:
+def tile(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[UnstagedTile | InParts[UnstagedTile]]:
     """Make that tile the default for everything."""
     monkeypatch.setattr(conv_matrix, "_tiles", lambda *_: ([request.param], request.param))
     yield request.param
@@ -33,15 +37,24 @@ WHOLE, SLICED, WIDE = UnstagedTile(1, 1, 1, 2), UnstagedTile(1, 2, 2, 1), Unstag
         (SLICED, 72, 40, 1, 1, False),  # two slices, one of which has a chunk less; an odd tile of columns
         (SLICED, 16, 16, 3, 1, True),  # what is added in the store
         (WIDE, 24, 16, 1, 1, False),  # rows behind the last pixel
+        (InParts(WHOLE, 4), 40, 40, 3, 1, True),  # six rounds of two chunks, of which the last part has none
+        (InParts(SLICED, 3), 264, 20, 1, 1, False),  # five rounds of two slices, of which the last part has one
     ],
     indirect=["tile"],
     ids=str,
 )
 def test_convolution_by_value(
-    api: str, tile: UnstagedTile, ci: int, co: int, kernel: int, stride: int, residual: bool
+    api: str,
+    tile: UnstagedTile | InParts[UnstagedTile],
+    ci: int,
+    co: int,
+    kernel: int,
+    stride: int,
+    residual: bool,
 ) -> None:
     network_of = network(ci, co, kernel, stride, residual)
-    assert_runs_on("conv_unstaged", *network_of, api, {"channels_last": True})
+    kernels = ("conv_unstaged", "sum_parts") if isinstance(tile, InParts) else ("conv_unstaged",)
+    assert_runs_on(kernels, *network_of, api, {"channels_last": True})
 
 
 @pytest.mark.parametrize("fn", [1, 2])
@@ -64,13 +77,15 @@ def test_items_find_the_weights_of_their_columns(shape: tuple[int, ...], fn: int
     assert np.count_nonzero(flat) == np.count_nonzero(weight)
 
 
+@pytest.mark.parametrize("parted", [False, True])
 @pytest.mark.parametrize("pointwise", [False, True])
 @pytest.mark.parametrize("tile", TILES, ids=repr)
-def test_the_kernel_of_every_tile_compiles(tile: UnstagedTile, pointwise: bool) -> None:
+def test_the_kernel_of_every_tile_compiles(tile: UnstagedTile, pointwise: bool, parted: bool) -> None:
     variant = {
         "fm": tile.fm, "fn": tile.fn, "ahead": tile.ahead, "sliced": tile.lz > 1, "pointwise": pointwise,
+        "parted": parted,
     }  # fmt: skip
-    assert_compiles("conv_unstaged", variant, "CHUNKS PIECES", wide=True)
+    assert_compiles("conv_unstaged", variant, "CHUNKS PIECES EACH", wide=True)
 
 
 def test_the_self_test_covers_one_tile_and_two_slices_and_none() -> None:

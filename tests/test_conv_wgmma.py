@@ -15,7 +15,8 @@ from weft.backends.opencl import ptx
 from weft.core.graph import Graph
 from weft.ops.conv import Conv
 from weft.ops.gpu import conv_wgmma
-from weft.ops.gpu.conv_wgmma import SHARED, DeepTile, WgmmaTile, choose_tile, pack_weights, tiles
+from weft.ops.gpu.conv_wgmma import SHARED, DeepTile, WgmmaTile, choose_tile, offers, pack_weights, tiles
+from weft.ops.gpu.sum_parts import InParts, tile_and_parts
 
 NARROW, WIDE, SLICED = WgmmaTile(1, 16, 3), WgmmaTile(2, 32, 4), WgmmaTile(1, 16, 3, 2)
 DEEP = DeepTile(1, 16, 3)
@@ -35,8 +36,10 @@ def network(ci: int, co: int, kernel: int, stride: int, residual: bool) -> tuple
     return net.finish(net.add("Relu", y, name="y")), shape
 
 
-def assert_runs_on(kernel: str, graph: Graph, shape: tuple[int, ...], api: str, caps: dict[str, Any]) -> None:
-    """Fail unless the emulated device computes what the CPU does, by that kernel."""
+def assert_runs_on(
+    kernels: tuple[str, ...], graph: Graph, shape: tuple[int, ...], api: str, caps: dict[str, Any]
+) -> None:
+    """Fail unless the emulated device computes what the CPU does, by these kernels."""
     x = np.random.default_rng(1).standard_normal(shape).astype(np.float16).astype(np.float32)
     with weft.load(graph, "cpu") as session:
         (expected,) = session.run(x)
@@ -44,7 +47,7 @@ def assert_runs_on(kernel: str, graph: Graph, shape: tuple[int, ...], api: str, 
         (pipeline,) = session.pipelines
         labels = [launch.label for launch in pipeline.backend.recording.launches]  # type: ignore[attr-defined]
         (actual,) = session.run(x)
-    assert any(label.endswith(f"/{kernel}") for label in labels), labels
+    assert {label.split("/")[-1] for label in labels} >= set(kernels), labels
     assert np.abs(actual - expected).max() <= 2e-3 * np.abs(expected).max()
 
 
@@ -57,15 +60,26 @@ def assert_runs_on(kernel: str, graph: Graph, shape: tuple[int, ...], api: str, 
         (SLICED, 40, 40, 3, 1, True),  # two sets of a warpgroup, of which one has a step more
         (DEEP, 40, 20, 3, 2, False),  # two steps a buffer, of which the last has one
         (WIDE, 16, 36, 1, 1, False),  # one step; sixteen bytes cannot be stored
+        (InParts(NARROW, 4), 40, 40, 3, 1, True),  # six steps in parts of two; the last has none
+        (InParts(SLICED, 2), 40, 40, 3, 1, False),  # three rounds of two sets, of which the last part has one
+        (InParts(DEEP, 2), 40, 20, 3, 2, False),  # three buffers of two steps
+        (InParts(WIDE, 3), 72, 72, 3, 1, True),  # eleven steps; eight channels an item
     ],
     ids=str,
 )
 def test_convolution_by_value(
-    monkeypatch: pytest.MonkeyPatch, tile: WgmmaTile, ci: int, co: int, kernel: int, stride: int, residual: bool
+    monkeypatch: pytest.MonkeyPatch,
+    tile: WgmmaTile | InParts[WgmmaTile],
+    ci: int,
+    co: int,
+    kernel: int,
+    stride: int,
+    residual: bool,
 ) -> None:
-    monkeypatch.setattr(conv_wgmma, "tiles", lambda *_: [tile])
+    monkeypatch.setattr(conv_wgmma, "offers", lambda *_: ([tile], tile))
     caps = {"warpgroup_units": True, "channels_last": True, "compute_units": 2}
-    assert_runs_on("conv_wgmma", *network(ci, co, kernel, stride, residual), "opencl", caps)
+    kernels = ("conv_wgmma", "sum_parts") if isinstance(tile, InParts) else ("conv_wgmma",)
+    assert_runs_on(kernels, *network(ci, co, kernel, stride, residual), "opencl", caps)
 
 
 @pytest.mark.parametrize(("cols", "each"), [(16, 4), (48, 4), (32, 8), (96, 8)])

@@ -2,8 +2,12 @@
 ## blocks of four input channels. A group of ${lx} x ${ly} items computes ${rp * lx} pixels x ${rc * ly} blocks; LZ slices of K work
 ## side by side and are summed at the end. Items fetch the next step of 4 blocks of K into registers while they compute
 ## this one, all loads at once: what lies outside is dropped later. With two `buffers` a step needs one barrier.
+## Where groups share K (`parted`, `sum_parts.py`), group z has EACH rounds of it and stores to images of its own.
+<%page args="parted=False"/>\
 <%
 rows, cols, items = rp * lx, rc * ly, lx * ly
+begin, end = ("begin", "end") if parted else ("0", "(STEPS + LZ - 1) / LZ")
+image = " + GROUP_Z * (PIXELS / (OH * OW))" if parted else ""
 fetched_a, fetched_b = 4 * rows // items, 16 * cols // items
 ## Two vectors more than columns: four items that write one column of four rows touch other banks.
 pitch = cols + 2
@@ -53,8 +57,11 @@ for (int tile = GROUP_X; tile < TILES; tile += GROUPS_X) {
 % for i, j in acc:
   f32x4 acc${i}_${j} = SPLAT(0.0);
 % endfor
-  ${fetch("LOCAL_Z")}
-  for (int round = 0; round < (STEPS + LZ - 1) / LZ; round++) {
+% if parted:
+  const int begin = GROUP_Z * EACH, end = min(begin + EACH, (STEPS + LZ - 1) / LZ);
+% endif
+  ${fetch("begin * LZ + LOCAL_Z" if parted else "LOCAL_Z")}
+  for (int round = ${begin}; round < ${end}; round++) {
     const int staged = LOCAL_Z${f" * {buffers} + round % {buffers}" if buffers > 1 else ""};
     const int a_base = staged * ${4 * rows}, b_base = staged * ${16 * pitch};
 % for u in range(fetched_a):
@@ -111,7 +118,7 @@ for (int tile = GROUP_X; tile < TILES; tile += GROUPS_X) {
 % for i in range(rp):
       if (first_row + ${i * lx} + across < PIXELS) {
         const int row = first_row + ${i * lx} + across;
-        ${y.store4("row / (OH * OW)", "block", "row % (OH * OW)", f"acc{i}_{j} + bias")}
+        ${y.store4("row / (OH * OW)" + image, "block", "row % (OH * OW)", f"acc{i}_{j} + bias")}
       }
 % endfor
     }
