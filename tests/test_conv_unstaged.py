@@ -12,8 +12,7 @@ from tests.test_conv_matrix import H200, assert_compiles
 from tests.test_conv_wgmma import assert_runs_on, network
 from weft.ops.gpu import conv_matrix, conv_unstaged
 from weft.ops.gpu.conv_unstaged import CHUNK, TILES, UnstagedTile, choose_tile, legal_tiles, pack_weights
-
-from weft.ops.gpu.sum_parts import InParts
+from weft.ops.gpu.sum_parts import InParts, tile_and_parts
 
 
 @pytest.fixture
@@ -88,15 +87,18 @@ def test_the_kernel_of_every_tile_compiles(tile: UnstagedTile, pointwise: bool, 
     assert_compiles("conv_unstaged", variant, "CHUNKS PIECES EACH", wide=True)
 
 
-def test_the_self_test_covers_one_tile_and_two_slices_and_none() -> None:
+def test_the_self_test_covers_one_tile_and_two_slices_and_none_and_parts() -> None:
     found = set()
     for case in conv_unstaged._cases():
         (x,), (weight, _) = case.inputs.values(), case.constants.values()
         pixels = x.shape[0] * x.shape[2] * x.shape[3]
-        tile = choose_tile(H200, pixels, weight.shape[0], conv_unstaged.chunks_of(weight))
-        assert tile is not None
-        found.add((tile.fm, tile.lz > 1))
-    assert found >= {(1, False), (1, True), (2, True)}
+        _, default = conv_unstaged.offers(H200, pixels, weight.shape[0], conv_unstaged.chunks_of(weight))
+        assert default is not None
+        launched: tuple[UnstagedTile, int] = tile_and_parts(default)
+        tile, parts = launched
+        found.add((tile.fm, tile.lz > 1, parts > 1))
+    assert found >= {(1, False, False), (1, True, False), (2, True, False)}
+    assert any(parted for _, _, parted in found)
 
 
 def test_only_small_products_are_not_staged() -> None:

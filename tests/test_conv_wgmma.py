@@ -110,17 +110,29 @@ def test_tiles_fit_a_multiprocessor(channels: int, steps: int) -> None:
         assert choose_tile(H200, pixels, channels, steps) in offered
 
 
-def test_the_self_test_covers_sets_of_warpgroups_and_single_ones() -> None:
+def test_the_self_test_covers_sets_of_warpgroups_and_single_ones_and_parts() -> None:
     found = set()
     for case in conv_wgmma._cases():
         (x,), (weight, _) = case.inputs.values(), case.constants.values()
         op: Conv = case.nodes[0].op  # type: ignore[assignment]
         pixels = x.shape[0] * (x.shape[2] // op.strides[0]) * (x.shape[3] // op.strides[1])
-        tile = choose_tile(H200, pixels, weight.shape[0], conv_wgmma.steps_of(weight))
-        groups = -(-pixels // tile.rows) * -(-weight.shape[0] // tile.cols)
-        assert groups * tile.wz >= H200.compute_units // 4, "or another kernel is the default"
-        found.add((tile.wm, tile.wz))
-    assert found >= {(1, 1), (2, 1), (1, 2)}
+        _, default = offers(H200, pixels, weight.shape[0], conv_wgmma.steps_of(weight))
+        assert default is not None, "or another kernel is the default"
+        launched: tuple[WgmmaTile, int] = tile_and_parts(default)
+        tile, parts = launched
+        found.add((tile.wm, tile.wz, parts > 1))
+    assert found >= {(1, 1, False), (2, 1, False), (1, 2, False)}
+    assert any(parted for _, _, parted in found)
+
+
+def test_few_groups_get_their_steps_in_parts_where_these_are_many() -> None:
+    for pixels, channels, steps in ((49, 512, 72), (196, 256, 36)):
+        offered, default = offers(H200, pixels, channels, steps)
+        assert isinstance(default, InParts) and default in offered
+        for parted in (each for each in offered if isinstance(each, InParts)):
+            assert parted.tile.shared_bytes(-(-steps // parted.parts)) + 1024 <= SHARED
+    assert not isinstance(offers(H200, 196, 256, 16)[1], InParts), "a second launch costs as much as it saves"
+    assert not any(isinstance(each, InParts) for each in offers(H200, 100_000, 512, 72)[0]), "there is work for all"
 
 
 def test_few_groups_share_out_their_steps() -> None:

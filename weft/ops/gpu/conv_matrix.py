@@ -18,7 +18,7 @@ from weft.ops.conv import Conv
 from weft.ops.gpu import conv_unstaged, conv_wgmma, workgroup_gemm
 from weft.ops.gpu.conv_unstaged import UnstagedTile
 from weft.ops.gpu.conv_wgmma import WgmmaTile
-from weft.ops.gpu.sum_parts import InParts, Sums, Work, better, offer_parts, tile_and_parts
+from weft.ops.gpu.sum_parts import InParts, Sums, Work, better, by_turns, offer_parts, tile_and_parts
 from weft.ops.gpu.workgroup_gemm import GroupTile
 
 if TYPE_CHECKING:
@@ -88,11 +88,12 @@ Choice: TypeAlias = Tile | InParts[Tile]
 
 
 def _cases() -> Sequence[Case]:
-    """Return uneven convolutions, with and without taps, with few and with many steps of K."""
+    """Return uneven convolutions, with and without taps, with few steps of K, many, and enough for groups to share."""
     shapes = (
         ((2, 13, 9, 7), (20, 13, 1, 1)),
         ((1, 24, 10, 6), (40, 24, 3, 3)),
         ((1, 260, 4, 5), (36, 260, 3, 3)),
+        ((1, 1164, 3, 4), (24, 1164, 3, 3)),
     )
     return [
         one_node(Conv(kernel_shape=w[2:], pads=tuple(k // 2 for k in w[2:]) * 2), x, w, w[:1], constants=(1, 2))
@@ -197,7 +198,7 @@ def _tiles(plan: ConvPlan, pixels: int, channels: int, depth: int) -> tuple[list
     work = partial(work_of, pixels, channels, depth)
     legal, best = legal_tiles(caps, depth), choose_tile(caps, pixels, channels, depth)
     parted = offer_parts(caps, legal, work)
-    candidates: list[Choice] = [*parted, *legal]
+    candidates: list[Choice] = [*by_turns(parted, legal)]
     default: Choice = better(caps, best, parted, work)
     if conv_unstaged.fits(plan) and conv_unstaged.squares(pixels, channels) <= conv_unstaged.TRIED * caps.compute_units:
         chunks = conv_unstaged.chunks_of(plan.weight)

@@ -15,7 +15,7 @@ from weft.core.layout import PACK, Array
 from weft.kernels.launch import PIECE, DeviceCaps
 from weft.kernels.special import Case, SpecialKernel, one_node, register_special
 from weft.ops.conv import Conv
-from weft.ops.gpu.sum_parts import PARTS, InParts, Sums, Work, better, tile_and_parts
+from weft.ops.gpu.sum_parts import PARTS, InParts, Sums, Work, better, by_turns, tile_and_parts
 
 if TYPE_CHECKING:
     from weft.ops.gpu.conv import ConvPlan
@@ -99,14 +99,16 @@ class DeepTile(WgmmaTile):
 def _cases() -> Sequence[Case]:
     """Return convolutions with tiles for most units: few channels and many, with and without taps, uneven edges.
 
-    The last one has so few pixels that sets of warpgroups share its steps.
+    The last ones have so few pixels that sets of warpgroups share the steps, and groups too where these are many.
     """
     shapes = (
         ((2, 3, 129, 110), (40, 3, 7, 7), 2),
         ((1, 16, 96, 81), (72, 16, 1, 1), 1),
         ((2, 20, 60, 61), (24, 20, 3, 3), 1),
+        ((1, 72, 65, 67), (96, 72, 3, 3), 1),
         ((1, 264, 65, 67), (96, 264, 3, 3), 1),
         ((1, 72, 10, 9), (520, 72, 3, 3), 1),
+        ((1, 520, 9, 9), (136, 520, 3, 3), 1),
     )
     return [
         one_node(Conv(kernel_shape=w[2:], strides=(s, s), pads=(w[2] // 2,) * 4), x, w, w[:1], constants=(1, 2))
@@ -187,7 +189,7 @@ def offers(
     best = better(caps, whole[0], parted, work)
     tile, parts = tile_and_parts(best)
     filling = work(tile).groups * tile.wz * parts >= caps.compute_units // 4
-    return [*parted, *whole], best if filling else None
+    return by_turns(parted, whole), best if filling else None
 
 
 def _stages(wm: int, cols: int, steps: int, room: int) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from math import prod
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -28,7 +29,7 @@ FILLED = 4
 READ, ROUND, LAUNCH = 54e3, 0.4, 3.0
 """Bytes that a unit reads in a microsecond; microseconds of a round of steps that waits for memory, and of a second
 launch (H200, `benchmarks/NOTES.md` and its tuned table: rounds take 0.4 to 0.9)."""
-CLEAR = 0.75
+CLEAR = 0.7
 """Parts are the default where by the model they take less than so much of the time without."""
 MOST = 12
 """Tiles in parts that a kernel offers to tuning."""
@@ -73,6 +74,12 @@ def offer_parts(caps: DeviceCaps, tiles: Iterable[TileT], work_of: Callable[[Til
     """Return the most promising tiles with their K in parts, those first that take the least by the model of `Work`."""
     every = [InParts(t, p) for t in tiles for p in work_of(t).possible_parts(caps)]
     return sorted(every, key=lambda each: work_of(each.tile).microseconds(caps, each.parts))[:MOST]
+
+
+def by_turns(parted: Sequence[InParts[TileT]], whole: Sequence[TileT]) -> list[TileT | InParts[TileT]]:
+    """Return both as candidates by turns, each in its order, so that tuning for a short time tries the best of both."""
+    pairs = zip_longest(parted, whole)
+    return [each for pair in pairs for each in pair if each is not None]
 
 
 def better(
