@@ -243,7 +243,7 @@ def _offers(
     def work_of(tile: GemmTile) -> Work:
         groups = -(-pixels // tile.rows) * -(-count // tile.columns)
         read = steps * STEP * PACK * (tile.rows + PACK * tile.columns) * plan.weight.dtype.itemsize
-        return Work(groups, -(-steps // tile.lz), read)
+        return Work(groups, -(-steps // tile.lz), read, pixels * count * PACK)
 
     parted = offer_parts(caps, legal, work_of)
     # In a group of 64 items a round takes longer than the model says.

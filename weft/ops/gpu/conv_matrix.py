@@ -189,7 +189,8 @@ def launch_matrix(plan: ConvPlan, constants: dict[str, int]) -> None:
 def work_of(pixels: int, channels: int, depth: int, tile: MatrixTile) -> Work:
     """Return what a tile leaves to do, for `sum_parts`."""
     groups, steps = -(-pixels // tile.rows) * -(-channels // tile.columns), -(-depth // (PACK * tile.kb))
-    return Work(groups, -(-steps // tile.lz), 2 * PACK * tile.kb * steps * (tile.rows + tile.columns))
+    read = 2 * PACK * tile.kb * steps * (tile.rows + tile.columns)
+    return Work(groups, -(-steps // tile.lz), read, pixels * channels)
 
 
 def _tiles(plan: ConvPlan, pixels: int, channels: int, depth: int) -> tuple[list[Choice], Choice]:

@@ -157,7 +157,8 @@ def choose_tile(caps: DeviceCaps, pixels: int, channels: int, chunks: int) -> Un
 def work_of(pixels: int, channels: int, chunks: int, tile: UnstagedTile) -> Work:
     """Return what a tile leaves to do, for `sum_parts`."""
     groups = -(-pixels // tile.rows) * -(-channels // tile.columns)
-    return Work(groups, -(-chunks // (tile.lz * tile.ahead)), 2 * CHUNK * chunks * (tile.rows + tile.columns))
+    read = 2 * CHUNK * chunks * (tile.rows + tile.columns)
+    return Work(groups, -(-chunks // (tile.lz * tile.ahead)), read, pixels * channels)
 
 
 def offers(

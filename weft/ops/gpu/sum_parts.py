@@ -2,6 +2,9 @@
 
 Where a problem has fewer tiles than a device has compute units, most units would wait while a few read all of K.
 The first launch writes sums in fp32 without bias and fused steps, the second one reads them and finishes.
+
+Each kernel offers its tiles whole and in parts (`InParts`) to tuning. Without tuning parts are taken only where by the
+model of `Work` they win clearly: long sums with few results, such as 512 channels of 7 x 7 on a large GPU.
 """
 
 from __future__ import annotations
@@ -29,6 +32,8 @@ FILLED = 4
 READ, ROUND, LAUNCH = 54e3, 0.4, 3.0
 """Bytes that a unit reads in a microsecond; microseconds of a round of steps that waits for memory, and of a second
 launch (H200, `benchmarks/NOTES.md` and its tuned table: rounds take 0.4 to 0.9)."""
+SUMS = 375e3
+"""Sums that all units together write and read again in a microsecond: eight bytes each, at 3 TB/s."""
 CLEAR = 0.7
 """Parts are the default where by the model they take less than so much of the time without."""
 MOST = 12
@@ -45,20 +50,24 @@ class InParts(Generic[TileT_co]):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a tile leaves to do: `groups`, each with so many `rounds` of steps along K that read `read` bytes in all."""
+    """What a tile leaves to do: `groups`, each with so many `rounds` of steps along K that read `read` bytes in all.
+
+    Together they store `stored` numbers.
+    """
 
     groups: int
     rounds: int
     read: int
+    stored: int
 
     def microseconds(self, caps: DeviceCaps, parts: int = 1) -> float:
         """Return the time by a model: a round waits for memory, or for all that groups of one unit read in it.
 
-        A second launch comes on top.
+        A second launch comes on top, and what it has to read.
         """
         side_by_side = -(-self.groups * parts // caps.compute_units)
         each = max(ROUND, side_by_side * self.read / self.rounds / READ)
-        return -(-self.rounds // parts) * each + (LAUNCH if parts > 1 else 0.0)
+        return -(-self.rounds // parts) * each + (LAUNCH + parts * self.stored / SUMS if parts > 1 else 0.0)
 
     def possible_parts(self, caps: DeviceCaps) -> list[int]:
         """Return into how many parts K may be divided: none where the tiles fill the device.
@@ -85,10 +94,14 @@ def by_turns(parted: Sequence[InParts[TileT]], whole: Sequence[TileT]) -> list[T
 def better(
     caps: DeviceCaps, whole: TileT, offered: Sequence[InParts[TileT]], work_of: Callable[[TileT], Work]
 ) -> TileT | InParts[TileT]:
-    """Return the first one offered if by the model of `Work` it clearly takes less than the whole tile, else that."""
-    if offered:
-        best, limit = offered[0], CLEAR * work_of(whole).microseconds(caps)
-        if work_of(best.tile).microseconds(caps, best.parts) < limit:
+    """Return the first one offered if by the model of `Work` it clearly takes less than the whole tile, else that.
+
+    A tile that fills the device stays whole: what then takes the time the model does not know.
+    """
+    work = work_of(whole)
+    if offered and work.groups < caps.compute_units:
+        best = offered[0]
+        if work_of(best.tile).microseconds(caps, best.parts) < CLEAR * work.microseconds(caps):
             return best
     return whole
 
