@@ -11,6 +11,7 @@ from weft.core.dtypes import DType
 from weft.core.op import op_types
 from weft.ops.conv import Conv
 from weft.ops.gpu import conv
+from weft.ops.gpu.sum_parts import InParts
 
 SHAPES = [
     # batch, channels in, channels out, size, kernel, stride, pad
@@ -45,6 +46,28 @@ def test_every_tile_computes_the_convolution(
     device: str, tile: conv.GemmTile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(conv, "choose_tile", lambda *_: tile)
+    assert_convolutions(device, ["conv_gemm"])
+
+
+@pytest.mark.parametrize("device", ["opencl", "vulkan"])
+@pytest.mark.parametrize(
+    "tile",
+    [
+        InParts(conv.GemmTile(4, 1, 8, 8, 1), 2),  # of seven, nine and twelve rounds
+        InParts(conv.GemmTile(2, 1, 8, 8, 1), 8),  # some parts have none
+        InParts(conv.GemmTile(4, 1, 8, 8, 4), 2),  # of two and three rounds of four slices
+    ],
+    ids=str,
+)
+def test_groups_share_out_the_sums_of_a_convolution(
+    device: str, tile: InParts[conv.GemmTile], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conv, "_offers", lambda *_: ([], tile))
+    assert_convolutions(device, ["conv_gemm", "sum_parts"])
+
+
+def assert_convolutions(device: str, kernels: list[str]) -> None:
+    """Fail unless a device computes what the CPU does, by these launches between those that change the layout."""
     rtol, atol = tolerance(DType.FLOAT32, "reduction")
     for shape in SHAPES:
         graph = network(*shape)
@@ -52,6 +75,9 @@ def test_every_tile_computes_the_convolution(
         (want,) = weft.load(graph, device="cpu").run(*inputs)
         with weft.load(graph, device=device, fallback="error") as session:
             (got,) = session.run(*inputs)
+            (pipeline,) = session.pipelines
+            labels = [launch.label for launch in pipeline.backend.recording.launches]  # type: ignore[attr-defined]
+            assert [label.split("/")[-1] for label in labels if "relayout" not in label] == kernels
             assert session.report.nodes_by_device.keys() == {device}
         np.testing.assert_allclose(got, want, rtol, atol)
 

@@ -12,10 +12,13 @@ from tests.test_conv_matrix import H200, assert_compiles
 from tests.test_conv_wgmma import assert_runs_on, network
 from weft.ops.gpu import conv_matrix, conv_unstaged
 from weft.ops.gpu.conv_unstaged import CHUNK, TILES, UnstagedTile, choose_tile, legal_tiles, pack_weights
+from weft.ops.gpu.sum_parts import InParts, tile_and_parts
 
 
 @pytest.fixture
-def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[UnstagedTile]:
+def tile(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[UnstagedTile | InParts[UnstagedTile]]:
     """Make that tile the default for everything."""
     monkeypatch.setattr(conv_matrix, "_tiles", lambda *_: ([request.param], request.param))
     yield request.param
@@ -33,15 +36,24 @@ WHOLE, SLICED, WIDE = UnstagedTile(1, 1, 1, 2), UnstagedTile(1, 2, 2, 1), Unstag
         (SLICED, 72, 40, 1, 1, False),  # two slices, one of which has a chunk less; an odd tile of columns
         (SLICED, 16, 16, 3, 1, True),  # what is added in the store
         (WIDE, 24, 16, 1, 1, False),  # rows behind the last pixel
+        (InParts(WHOLE, 4), 40, 40, 3, 1, True),  # six rounds of two chunks, of which the last part has none
+        (InParts(SLICED, 3), 264, 20, 1, 1, False),  # five rounds of two slices, of which the last part has one
     ],
     indirect=["tile"],
     ids=str,
 )
 def test_convolution_by_value(
-    api: str, tile: UnstagedTile, ci: int, co: int, kernel: int, stride: int, residual: bool
+    api: str,
+    tile: UnstagedTile | InParts[UnstagedTile],
+    ci: int,
+    co: int,
+    kernel: int,
+    stride: int,
+    residual: bool,
 ) -> None:
     network_of = network(ci, co, kernel, stride, residual)
-    assert_runs_on("conv_unstaged", *network_of, api, {"channels_last": True})
+    kernels = ("conv_unstaged", "sum_parts") if isinstance(tile, InParts) else ("conv_unstaged",)
+    assert_runs_on(kernels, *network_of, api, {"channels_last": True})
 
 
 @pytest.mark.parametrize("fn", [1, 2])
@@ -64,24 +76,29 @@ def test_items_find_the_weights_of_their_columns(shape: tuple[int, ...], fn: int
     assert np.count_nonzero(flat) == np.count_nonzero(weight)
 
 
+@pytest.mark.parametrize("parted", [False, True])
 @pytest.mark.parametrize("pointwise", [False, True])
 @pytest.mark.parametrize("tile", TILES, ids=repr)
-def test_the_kernel_of_every_tile_compiles(tile: UnstagedTile, pointwise: bool) -> None:
+def test_the_kernel_of_every_tile_compiles(tile: UnstagedTile, pointwise: bool, parted: bool) -> None:
     variant = {
         "fm": tile.fm, "fn": tile.fn, "ahead": tile.ahead, "sliced": tile.lz > 1, "pointwise": pointwise,
+        "parted": parted,
     }  # fmt: skip
-    assert_compiles("conv_unstaged", variant, "CHUNKS PIECES", wide=True)
+    assert_compiles("conv_unstaged", variant, "CHUNKS PIECES EACH", wide=True)
 
 
-def test_the_self_test_covers_small_and_large_tiles_with_slices_and_without() -> None:
+def test_the_self_test_covers_small_and_large_tiles_with_slices_and_without_and_parts() -> None:
     found = set()
     for case in conv_unstaged._cases():
         (x,), (weight, _) = case.inputs.values(), case.constants.values()
         pixels = x.shape[0] * x.shape[2] * x.shape[3]
-        tile = choose_tile(H200, pixels, weight.shape[0], conv_unstaged.chunks_of(weight))
-        assert tile is not None
-        found.add((tile.fm, tile.lz > 1))
-    assert found >= {(1, False), (1, True), (2, False), (2, True)}
+        _, default = conv_unstaged.offers(H200, pixels, weight.shape[0], conv_unstaged.chunks_of(weight))
+        assert default is not None
+        launched: tuple[UnstagedTile, int] = tile_and_parts(default)
+        tile, parts = launched
+        found.add((tile.fm, tile.lz > 1, parts > 1))
+    assert {(fm, sliced) for fm, sliced, _ in found} >= {(1, False), (1, True), (2, False), (2, True)}
+    assert any(parted for _, _, parted in found)
 
 
 def test_only_small_products_are_not_staged() -> None:

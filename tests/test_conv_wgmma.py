@@ -16,7 +16,8 @@ from weft.backends.opencl import ptx
 from weft.core.graph import Graph
 from weft.ops.conv import Conv
 from weft.ops.gpu import conv_split_wgmma, conv_wgmma
-from weft.ops.gpu.conv_wgmma import SHARED, DeepTile, WgmmaTile, choose_tile, pack_weights, tiles
+from weft.ops.gpu.conv_wgmma import SHARED, DeepTile, WgmmaTile, choose_tile, offers, pack_weights, tiles
+from weft.ops.gpu.sum_parts import InParts, tile_and_parts
 
 NARROW, WIDE, SLICED = WgmmaTile(1, 16, 3), WgmmaTile(2, 32, 4), WgmmaTile(1, 16, 3, 2)
 DEEP = DeepTile(1, 16, 3)
@@ -36,8 +37,10 @@ def network(ci: int, co: int, kernel: int, stride: int, residual: bool) -> tuple
     return net.finish(net.add("Relu", y, name="y")), shape
 
 
-def assert_runs_on(kernel: str, graph: Graph, shape: tuple[int, ...], api: str, caps: dict[str, Any]) -> None:
-    """Fail unless the emulated device computes what the CPU does, by that kernel."""
+def assert_runs_on(
+    kernels: tuple[str, ...], graph: Graph, shape: tuple[int, ...], api: str, caps: dict[str, Any]
+) -> None:
+    """Fail unless the emulated device computes what the CPU does, by these kernels."""
     x = np.random.default_rng(1).standard_normal(shape).astype(np.float16).astype(np.float32)
     with weft.load(graph, "cpu") as session:
         (expected,) = session.run(x)
@@ -45,7 +48,7 @@ def assert_runs_on(kernel: str, graph: Graph, shape: tuple[int, ...], api: str, 
         (pipeline,) = session.pipelines
         labels = [launch.label for launch in pipeline.backend.recording.launches]  # type: ignore[attr-defined]
         (actual,) = session.run(x)
-    assert any(label.endswith(f"/{kernel}") for label in labels), labels
+    assert {label.split("/")[-1] for label in labels} >= set(kernels), labels
     assert np.abs(actual - expected).max() <= 2e-3 * np.abs(expected).max()
 
 
@@ -58,15 +61,26 @@ def assert_runs_on(kernel: str, graph: Graph, shape: tuple[int, ...], api: str, 
         (SLICED, 40, 40, 3, 1, True),  # two sets of a warpgroup, of which one has a step more
         (DEEP, 40, 20, 3, 2, False),  # two steps a buffer, of which the last has one
         (WIDE, 16, 36, 1, 1, False),  # one step; sixteen bytes cannot be stored
+        (InParts(NARROW, 4), 40, 40, 3, 1, True),  # six steps in parts of two; the last has none
+        (InParts(SLICED, 2), 40, 40, 3, 1, False),  # three rounds of two sets, of which the last part has one
+        (InParts(DEEP, 2), 40, 20, 3, 2, False),  # three buffers of two steps
+        (InParts(WIDE, 3), 72, 72, 3, 1, True),  # eleven steps; eight channels an item
     ],
     ids=str,
 )
 def test_convolution_by_value(
-    monkeypatch: pytest.MonkeyPatch, tile: WgmmaTile, ci: int, co: int, kernel: int, stride: int, residual: bool
+    monkeypatch: pytest.MonkeyPatch,
+    tile: WgmmaTile | InParts[WgmmaTile],
+    ci: int,
+    co: int,
+    kernel: int,
+    stride: int,
+    residual: bool,
 ) -> None:
-    monkeypatch.setattr(conv_wgmma, "tiles", lambda *_: [tile])
+    monkeypatch.setattr(conv_wgmma, "offers", lambda *_: ([tile], tile))
     caps = {"warpgroup_units": True, "channels_last": True, "compute_units": 2}
-    assert_runs_on("conv_wgmma", *network(ci, co, kernel, stride, residual), "opencl", caps)
+    kernels = ("conv_wgmma", "sum_parts") if isinstance(tile, InParts) else ("conv_wgmma",)
+    assert_runs_on(kernels, *network(ci, co, kernel, stride, residual), "opencl", caps)
 
 
 def test_without_the_large_form_tiles_stay_within_the_limit() -> None:
@@ -85,10 +99,10 @@ def test_a_driver_that_enforces_the_limit_gets_the_small_form() -> None:
     caps = {
         "warpgroup_units": True, "channels_last": True, "compute_units": 2, "without": frozenset({"conv_wgmma"}),
     }  # fmt: skip
-    assert_runs_on("conv_wgmma", *network(40, 40, 3, 1, True), "opencl", caps)
+    assert_runs_on(("conv_wgmma",), *network(40, 40, 3, 1, True), "opencl", caps)
     caps["without"] = frozenset({"conv_wgmma", "conv_wgmma_small"})
     with pytest.raises(AssertionError, match="conv_"):
-        assert_runs_on("conv_wgmma", *network(40, 40, 3, 1, True), "opencl", caps)
+        assert_runs_on(("conv_wgmma",), *network(40, 40, 3, 1, True), "opencl", caps)
 
 
 @pytest.mark.parametrize(("cols", "each"), [(16, 4), (48, 4), (32, 8), (96, 8)])
@@ -119,17 +133,31 @@ def test_tiles_fit_a_multiprocessor(channels: int, steps: int) -> None:
         assert choose_tile(H200, pixels, channels, steps) in offered
 
 
-def test_the_self_test_covers_sets_of_warpgroups_and_single_ones() -> None:
+def test_the_self_test_covers_sets_of_warpgroups_and_single_ones_and_parts() -> None:
     found = set()
     for case in conv_wgmma._cases():
         (x,), (weight, _) = case.inputs.values(), case.constants.values()
         op: Conv = case.nodes[0].op  # type: ignore[assignment]
         pixels = x.shape[0] * (x.shape[2] // op.strides[0]) * (x.shape[3] // op.strides[1])
-        tile = choose_tile(H200, pixels, weight.shape[0], conv_wgmma.steps_of(weight))
-        groups = -(-pixels // tile.rows) * -(-weight.shape[0] // tile.cols)
-        assert groups * tile.wz >= H200.compute_units // 4, "or another kernel is the default"
-        found.add((tile.wm, tile.wz))
-    assert found >= {(1, 1), (2, 1), (1, 2)}
+        _, default = offers(H200, pixels, weight.shape[0], conv_wgmma.steps_of(weight))
+        assert default is not None, "or another kernel is the default"
+        launched: tuple[WgmmaTile, int] = tile_and_parts(default)
+        tile, parts = launched
+        found.add((tile.wm, tile.wz, parts > 1))
+    assert found >= {(1, 1, False), (2, 1, False), (1, 2, False)}
+    assert any(parted for _, _, parted in found)
+
+
+def test_few_groups_get_their_steps_in_parts_where_these_are_many() -> None:
+    for pixels, channels, steps in ((49, 512, 72), (196, 256, 36)):
+        offered, default = offers(H200, pixels, channels, steps)
+        parted = [each for each in offered if isinstance(each, InParts)]
+        assert {each.parts for each in parted} == {2, 3, 4, 8} and default in offered
+        for each in parted:
+            assert each.tile.shared_bytes(-(-steps // each.parts)) + 1024 <= SHARED
+    assert isinstance(offers(H200, 49, 512, 72)[1], InParts), "without tuning where the sums are longest"
+    assert not isinstance(offers(H200, 196, 256, 16)[1], InParts), "a second launch costs as much as it saves"
+    assert not any(isinstance(each, InParts) for each in offers(H200, 100_000, 512, 72)[0]), "there is work for all"
 
 
 def test_few_groups_share_out_their_steps() -> None:

@@ -1,16 +1,16 @@
 ## Convolution as an implicit GEMM: rows are output pixels, columns blocks of four output channels, K runs over taps and
 ## blocks of four input channels. A group of ${lx} x ${ly} items computes ${rp * lx} pixels x ${rc * ly} blocks; LZ slices of K work
 ## side by side and are summed at the end. Items fetch the next step of 4 blocks of K into registers while they compute
-## this one, all loads at once: what lies outside is dropped later. With two `buffers` a step needs one barrier.
-<%
-rows, cols, items = rp * lx, rc * ly, lx * ly
-fetched_a, fetched_b = 4 * rows // items, 16 * cols // items
+## this one, all loads at once: what lies outside is dropped later. Two `buffers` need one barrier a step. `parted`: `sum_parts.py`.
+<%page args="parted=False"/><%
+rows, cols, items, acc = rp * lx, rc * ly, lx * ly, [(i, j) for i in range(rp) for j in range(rc)]
 ## Two vectors more than columns: four items that write one column of four rows touch other banks.
-pitch = cols + 2
+fetched_a, fetched_b, pitch = 4 * rows // items, 16 * cols // items, cols + 2
+of_part = ("GROUP_Z * EACH", "min((GROUP_Z + 1) * EACH, (STEPS + LZ - 1) / LZ)", " + GROUP_Z * (PIXELS / (OH * OW))")
+begin, end, image = of_part if parted else ("0", "(STEPS + LZ - 1) / LZ", "")
 k.shared("f32x4", "As", f"LZ * {4 * rows * buffers}")
 k.shared("f32x4", "Bs", f"LZ * {16 * pitch * buffers}")
 k.shared("f32x4", "Sum", f"LZ > 1 ? (LZ - 1) * {rows * cols} : 1")
-acc = [(i, j) for i in range(rp) for j in range(rc)]
 %>
 <%def name="fetch(step)">
 % for u in range(fetched_a):
@@ -53,8 +53,8 @@ for (int tile = GROUP_X; tile < TILES; tile += GROUPS_X) {
 % for i, j in acc:
   f32x4 acc${i}_${j} = SPLAT(0.0);
 % endfor
-  ${fetch("LOCAL_Z")}
-  for (int round = 0; round < (STEPS + LZ - 1) / LZ; round++) {
+  ${fetch(f"{begin} * LZ + LOCAL_Z" if parted else "LOCAL_Z")}
+  for (int round = ${begin}; round < ${end}; round++) {
     const int staged = LOCAL_Z${f" * {buffers} + round % {buffers}" if buffers > 1 else ""};
     const int a_base = staged * ${4 * rows}, b_base = staged * ${16 * pitch};
 % for u in range(fetched_a):
@@ -111,7 +111,7 @@ for (int tile = GROUP_X; tile < TILES; tile += GROUPS_X) {
 % for i in range(rp):
       if (first_row + ${i * lx} + across < PIXELS) {
         const int row = first_row + ${i * lx} + across;
-        ${y.store4("row / (OH * OW)", "block", "row % (OH * OW)", f"acc{i}_{j} + bias")}
+        ${y.store4("row / (OH * OW)" + image, "block", "row % (OH * OW)", f"acc{i}_{j} + bias")}
       }
 % endfor
     }

@@ -4,11 +4,14 @@
 ## A step stages ${kb} blocks of K as fp16. What the next step needs is fetched into registers meanwhile,
 ## unconditionally, so that all loads are under way together: what lies outside is dropped later. Where the
 ## channels of a pixel lie side by side and are a multiple of eight (`wide`), 16 bytes are fetched at a time.
+<%page args="parted=False"/>\
 <%
 rows, cols, items, depth = 16 * fm * sm, 16 * fn * sn, 32 * sm * sn, kb // 4
 each = 2 if wide else 1
 stride, fetched = (kb + 2) // each, rows * kb // each // items
 w_stride, w_fetched = (cols // 4 + 2) // each, cols * kb // each // items
+begin, end = ("begin", "end") if parted else ("0", "(STEPS + LZ - 1) / LZ")
+image = " + GROUP_Z * (PIXELS / (OH * OW))" if parted else ""
 frags = [(i, j) for i in range(fm) for j in range(fn)]
 meet = "subgroupBarrier()" if sm * sn == 1 else "BARRIER"
 k.extension("GL_KHR_cooperative_matrix", "GL_KHR_memory_scope_semantics", "GL_KHR_shader_subgroup_basic",
@@ -51,8 +54,12 @@ for (int tile = GROUP_X; tile < TILES; tile += GROUPS_X) {
 % for i, j in frags:
   ${sums} acc${i}_${j} = ${sums}(0.0);
 % endfor
-  ${fetch("LOCAL_Z")}
-  for (int round = 0; round < (STEPS + LZ - 1) / LZ; round++) {
+% if parted:
+## Groups share K (`sum_parts.py`): group z has EACH rounds of it and stores to images of its own.
+  const int begin = GROUP_Z * EACH, end = min(begin + EACH, (STEPS + LZ - 1) / LZ);
+% endif
+  ${fetch("begin * LZ + LOCAL_Z" if parted else "LOCAL_Z")}
+  for (int round = ${begin}; round < ${end}; round++) {
 % for u in range(fetched):
     As[a_base + am${u} * ${stride} + ak${u} / ${each}] = inside${u} ? va${u} : ${piece}(0);
 % endfor
@@ -101,7 +108,7 @@ for (int tile = GROUP_X; tile < TILES; tile += GROUPS_X) {
     {
       const int m = first_row + part_m * ${16 * fm} + ${16 * i + 8 * half} + lane / 4;
       const f32x4 sum = F4(${", ".join(f"acc{i}_{j}[{e + 4 * half}]" for e in range(4))}) + bias;
-      if (m < PIXELS) ${y.store4("m / (OH * OW)", "block", "m % (OH * OW)", "sum")}
+      if (m < PIXELS) ${y.store4("m / (OH * OW)" + image, "block", "m % (OH * OW)", "sum")}
     }
 % endfor
   }

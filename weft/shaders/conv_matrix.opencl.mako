@@ -1,11 +1,14 @@
 ## Convolution as an implicit GEMM on NVIDIA's matrix units (mma.sync, from sm_80 on): see the GLSL twin, whose
 ## tiles, packing and order of work these are. A warp of 32 holds ${fm} x ${fn} tiles of 16 x 16 sums, in the
 ## layout of m16n8k16: an item has columns 2t, 2t + 1, 2t + 8, 2t + 9 of rows g and g + 8 (PTX ISA, mma).
+<%page args="parted=False"/>\
 <%
 rows, cols, items, depth = 16 * fm * sm, 16 * fn * sn, 32 * sm * sn, kb // 4
 each = 2 if wide else 1
 stride, fetched = (kb + 2) // each, rows * kb // each // items
 w_stride, w_fetched = (cols // 4 + 2) // each, cols * kb // each // items
+begin, end = ("begin", "end") if parted else ("0", "(STEPS + LZ - 1) / LZ")
+image = " + GROUP_Z * (PIXELS / (OH * OW))" if parted else ""
 frags = [(i, j) for i in range(fm) for j in range(fn)]
 meet = "WARP_BARRIER" if sm * sn == 1 else "BARRIER"
 piece = "uint4" if wide else "uint2"
@@ -47,8 +50,12 @@ for (int tile = GROUP_X; tile < TILES; tile += GROUPS_X) {
 % for i, j in frags:
   f32 ${", ".join(f"acc{i}_{j}_{e} = 0.0" for e in range(8))};
 % endfor
-  ${fetch("LOCAL_Z")}
-  for (int round = 0; round < (STEPS + LZ - 1) / LZ; round++) {
+% if parted:
+## Groups share K (`sum_parts.py`): group z has EACH rounds of it and stores to images of its own.
+  const int begin = GROUP_Z * EACH, end = min(begin + EACH, (STEPS + LZ - 1) / LZ);
+% endif
+  ${fetch("begin * LZ + LOCAL_Z" if parted else "LOCAL_Z")}
+  for (int round = ${begin}; round < ${end}; round++) {
 % for u in range(fetched):
     As[a_base + am${u} * ${stride} + ak${u} / ${each}] = inside${u} ? va${u} : (${piece})(0);
 % endfor
@@ -97,7 +104,7 @@ for (int tile = GROUP_X; tile < TILES; tile += GROUPS_X) {
     {
       const int m = first_row + part_m * ${16 * fm} + ${16 * i + 8 * half} + lane / 4;
       const f32x4 sum = F4(${", ".join(f"acc{i}_{j}_{e + 4 * half}" for e in range(4))}) + bias;
-      if (m < PIXELS) ${y.store4("m / (OH * OW)", "block", "m % (OH * OW)", "sum")}
+      if (m < PIXELS) ${y.store4("m / (OH * OW)" + image, "block", "m % (OH * OW)", "sum")}
     }
 % endfor
   }

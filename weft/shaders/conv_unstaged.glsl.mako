@@ -1,6 +1,7 @@
 ## Convolution in fp16 on cooperative matrices without work-group memory, for problems too small to fill a device: every
 ## subgroup of 32 holds ${fm} x ${fn} tiles of 16 x 16 sums of its own slice of K, and waits for memory once in ${ahead} chunks
 ## instead of once a step. The layouts of matrices are NVIDIA's, as in `attention_matrix.glsl.mako`.
+<%page args="parted=False"/>\
 <%
 k.extension("GL_KHR_cooperative_matrix", "GL_KHR_memory_scope_semantics", "GL_KHR_shader_subgroup_basic",
             "GL_KHR_shader_subgroup_shuffle", "GL_EXT_shader_explicit_arithmetic_types_float16")
@@ -21,7 +22,7 @@ ${parts.places(x, fm, fn, pointwise)}
 % for i, j in [(i, j) for i in range(fm) for j in range(fn)]:
 MATRIX_OF_ZEROS(acc${i}_${j});
 % endfor
-for (int round = 0; round < (CHUNKS + LZ * ${ahead} - 1) / (LZ * ${ahead}); round++) {
+${parts.rounds(ahead, parted)}
   ${parts.fetch(fm, fn, ahead, pointwise, "x", "w", "uvec4", "uvec4(0)")}
 % for u, step in [(u, step) for u in range(ahead) for step in range(2)]:
     {
@@ -40,4 +41,4 @@ for (int round = 0; round < (CHUNKS + LZ * ${ahead} - 1) / (LZ * ${ahead}); roun
 % if sliced:
 ${parts.join(fm, fn, element)}
 % endif
-${parts.finish(k, y, fm, fn, element)}
+${parts.finish(k, y, fm, fn, element, parted)}

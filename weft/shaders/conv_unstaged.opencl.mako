@@ -1,5 +1,6 @@
 ## Convolution in fp16 on NVIDIA's matrix units without work-group memory: see the GLSL twin. A warp of 32 holds
 ## ${fm} x ${fn} tiles of 16 x 16 sums; fragments are those of mma.m16n8k16 (PTX ISA).
+<%page args="parted=False"/>\
 <%
 if sliced:
     k.shared("f32", "Sum", f"(LZ - 1) * {fm * fn * 8 * 32}")
@@ -11,7 +12,7 @@ ${parts.places(x, fm, fn, pointwise)}
 % for i, j in [(i, j) for i in range(fm) for j in range(fn)]:
 f32 ${", ".join(f"acc{i}_{j}_{e} = 0.0" for e in range(8))};
 % endfor
-for (int round = 0; round < (CHUNKS + LZ * ${ahead} - 1) / (LZ * ${ahead}); round++) {
+${parts.rounds(ahead, parted)}
   ${parts.fetch(fm, fn, ahead, pointwise, "((__global const uint4*)x)", "((__global const uint4*)w)", "uint4", "(uint4)(0)")}
 % for u, step, i, j, h in [(u, s, i, j, h) for u in range(ahead) for s in range(2) for i in range(fm) for j in range(fn) for h in range(2)]:
 <% low, high = "xz"[step], "yw"[step] %>
@@ -22,4 +23,4 @@ for (int round = 0; round < (CHUNKS + LZ * ${ahead} - 1) / (LZ * ${ahead}); roun
 % if sliced:
 ${parts.join(fm, fn, element)}
 % endif
-${parts.finish(k, y, fm, fn, element)}
+${parts.finish(k, y, fm, fn, element, parted)}

@@ -37,6 +37,15 @@ const int first_row = GROUP_X * ${16 * fm}, column16 = GROUP_Y * ${fn};
     const ${vector} v${u}_${i}_${r} = inside${u}_${i}_${r} ? a${u}_${i}_${r} : ${zero};
 % endfor
 </%def>
+## The loop over K; where groups share it (`sum_parts.py`), group z has EACH rounds.
+<%def name="rounds(ahead, parted)">\
+<% total = f"(CHUNKS + LZ * {ahead} - 1) / (LZ * {ahead})" %>\
+% if parted:
+for (int round = GROUP_Z * EACH; round < min((GROUP_Z + 1) * EACH, ${total}); round++) {\
+% else:
+for (int round = 0; round < ${total}; round++) {\
+% endif
+</%def>
 ## The sums of all slices go to the first; `element` says where sum e of a tile is: four columns of row g, then of g + 8.
 <%def name="join(fm, fn, element)">
 <% every = [(i, j, e) for i in range(fm) for j in range(fn) for e in range(8)] %>
@@ -52,8 +61,9 @@ const int first_row = GROUP_X * ${16 * fm}, column16 = GROUP_Y * ${fn};
 % endfor
   }
 </%def>
-## `pack_weights` orders columns so that an item has four channels in a row of both pixels.
-<%def name="finish(k, y, fm, fn, element)">
+## `pack_weights` orders columns so that an item has four channels in a row of both pixels. Parts have images of their own.
+<%def name="finish(k, y, fm, fn, element, parted)">
+<% image = " + GROUP_Z * (PIXELS / (OH * OW))" if parted else "" %>\
 % for j in range(fn):
   if (LOCAL_Z == 0 && (column16 + ${j}) * 4 + t < COUNT) {
     const int block = (column16 + ${j}) * 4 + t;
@@ -61,7 +71,7 @@ const int first_row = GROUP_X * ${16 * fm}, column16 = GROUP_Y * ${fn};
 % for i, r in [(i, r) for i in range(fm) for r in range(2)]:
     if (row${i}_${r} < PIXELS) {
       const f32x4 sum = F4(${", ".join(element(i, j, e + 4 * r) for e in range(4))}) + bias;
-      ${y.store4(f"an{i}_{r}", "block", f"ap{i}_{r}", "sum")}
+      ${y.store4(f"an{i}_{r}{image}", "block", f"ap{i}_{r}", "sum")}
     }
 % endfor
   }

@@ -4,12 +4,16 @@
 ## its 16-byte pieces swizzled as the descriptors say, as weights lie already; a buffer has ${deep} of them. Addresses are sums of what a tile, a step
 ## and a constant give: at few warps a unit it is instructions that take the time. What stands behind //@ the compiler
 ## does not know: `ptx.py` uncovers it.
+<%page args="parted=False"/>\
 <%
 threads, rows, a_bytes, b_bytes = 128 * wm, 64 * wm, 8192 * wm, 128 * cols
 stage_bytes, every = a_bytes + b_bytes, threads // 8
 a_pieces, sums = rows // every, range(cols // 2)
 k.shared("uchar", "tiles", f"{wz * slots * deep * stage_bytes}", align=1024)
 listed = ", ".join
+at_once, stop = wz * deep, "stop" if parted else "STEPS"
+begin, end = ("begin", "end") if parted else ("0", f"(STEPS + {at_once - 1}) / {at_once}")
+early = "(begin + early)" if parted else "early"
 meet = "BARRIER" if wz == 1 else f'asm volatile("bar.sync %0, {threads};" :: "r"(part_z + 1) : "memory")'
 %>
 <%namespace name="parts" file="conv_wgmma.parts.mako"/>
@@ -17,6 +21,10 @@ const int item = LOCAL_X, part_z = item / ${threads}, one = item % ${threads}, l
 const uint ring = (uint)(ulong)tiles + part_z * ${slots * deep * stage_bytes};
 const uint a_to = one / 8 * 128 + ((chunk ^ (one / 8 & 7)) << 4);
 const ulong layout = (1UL << 62) | (64UL << 32) | (1UL << 16);
+% if parted:
+## Groups share K (`sum_parts.py`): group z has EACH rounds of it and stores to images of its own.
+const int begin = GROUP_Z * EACH, end = min(begin + EACH, (STEPS + ${at_once - 1}) / ${at_once}), stop = min(end * ${at_once}, STEPS);
+% endif
 for (int tile = GROUP_X; tile < TILES_M * TILES_N; tile += GROUPS_X) {
   // Groups that run at a time share rows and columns: ${raster} tiles of rows go together through the columns.
   const int band = tile / (${raster} * TILES_N) * ${raster}, high = min(${raster}, TILES_M - band), in_band = tile % (${raster} * TILES_N);
@@ -35,24 +43,24 @@ for (int tile = GROUP_X; tile < TILES_M * TILES_N; tile += GROUPS_X) {
 % endfor
   float ${listed(f"acc{i} = 0.0" for i in sums)};
   for (int early = 0; early < ${stages - 2}; early++) {
-    ${parts.fetch(f"early * {wz} + part_z" if wz > 1 else "early", "early")}
+    ${parts.fetch(f"{early} * {wz} + part_z" if wz > 1 else early, "early", stop)}
   }
   int slot = 0, ahead = ${stages - 2};
 % if not pointwise:
 ## Unrolled the loop takes so many registers that fewer groups run side by side: 25 -> 32 us for 64 channels on an H200.
   #pragma unroll 1
 % endif
-  for (int round = 0; round < (STEPS + ${wz * deep - 1}) / ${wz * deep}; round++) {
+  for (int round = ${begin}; round < ${end}; round++) {
     asm volatile("cp.async.wait_group ${stages - 3};" ::: "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     ${meet};
     const uint at = ring + slot * ${deep * stage_bytes};
     const ulong a_desc = layout | ((at + part * 8192) >> 4), b_desc = layout | ((at + ${a_bytes}) >> 4);
-    ${f"if (round * {wz} + part_z < STEPS)" if wz > 1 and deep == 1 else ""} {
+    ${f"if (round * {wz} + part_z < {stop})" if wz > 1 and deep == 1 else ""} {
     asm volatile("//@ wgmma.fence.sync.aligned;" ::: "memory");
 % for d in range(deep):
 % if deep > 1:
-    if (${f"(round * {wz} + part_z)" if wz > 1 else "round"} * ${deep} + ${d} < STEPS) {
+    if (${f"(round * {wz} + part_z)" if wz > 1 else "round"} * ${deep} + ${d} < ${stop}) {
 % endif
 % for q in range(4):
     asm volatile("//@ { .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n${cols}k16.f32.f16.f16 {${listed(f"%{i}" for i in sums)}}, %${cols // 2}, %${cols // 2 + 1}, p, 1, 1, 0, 0; }"
@@ -64,7 +72,7 @@ for (int tile = GROUP_X; tile < TILES_M * TILES_N; tile += GROUPS_X) {
 % endfor
     asm volatile("//@ wgmma.commit_group.sync.aligned;" ::: "memory");
     }
-    ${parts.fetch(f"(round + {stages - 2}) * {wz} + part_z" if wz > 1 else f"round + {stages - 2}", "ahead")}
+    ${parts.fetch(f"(round + {stages - 2}) * {wz} + part_z" if wz > 1 else f"round + {stages - 2}", "ahead", stop)}
     asm volatile("//@ wgmma.wait_group.sync.aligned 1;" ::: "memory");
     slot = slot == ${stages - 1} ? 0 : slot + 1;
     ahead = ahead == ${stages - 1} ? 0 : ahead + 1;
@@ -86,4 +94,4 @@ for (int tile = GROUP_X; tile < TILES_M * TILES_N; tile += GROUPS_X) {
   }
   BARRIER;
 % endif
-${parts.finish()}}
+${parts.finish(parted)}}

@@ -2,8 +2,8 @@
 <%!
 listed = ", ".join
 %>
-## Steps of 64 along K go into a buffer; there is a group of copies for it even if there is nothing to copy.
-<%def name="fetch(into, slot)">
+## Steps of 64 along K that come before `stop` go into a buffer; there is a group of copies for it even if there is nothing to copy.
+<%def name="fetch(into, slot, stop)">
 <%
 threads, rows, a_bytes = 128 * wm, 64 * wm, 8192 * wm
 stage_bytes, every = a_bytes + 128 * cols, threads // 8
@@ -13,7 +13,7 @@ in_step = 128 // piece
 %>\
 % for d in range(deep):
 <% step = into if deep == 1 else f"({into}) * {deep} + {d}" %>\
-  if (${step} < STEPS) {
+  if (${step} < ${stop}) {
     const uint to = ring + (${slot}) * ${deep * stage_bytes}${f" + {d * stage_bytes}" if d else ""};
 % for h in halves:
     {
@@ -55,7 +55,8 @@ in_step = 128 // piece
   asm volatile("cp.async.commit_group;" ::: "memory");
 </%def>
 ## `pack_weights` orders columns so that an item has so many channels in a row of two pixels.
-<%def name="finish()">\
+<%def name="finish(parted)">\
+<% image = " + GROUP_Z * (PIXELS / (OH * OW))" if parted else "" %>\
 % for j in range(cols // (4 * each)):
   {
     const int block = tile_n * ${cols // 4} + ${each * j} + lane % 4 * ${each // 4};
@@ -70,9 +71,9 @@ in_step = 128 // piece
         const f32x4 sum${q} = F4(${listed(f"acc{2 * each * j + 8 * q + 4 * n + 2 * half + e}" for n in range(2) for e in range(2))}) + bias${q};
 % endfor
 % if each == 8:
-        if (m < PIXELS) ${y.store8("m / (OH * OW)", "block", "m % (OH * OW)", "sum0", "sum1")}
+        if (m < PIXELS) ${y.store8("m / (OH * OW)" + image, "block", "m % (OH * OW)", "sum0", "sum1")}
 % else:
-        if (m < PIXELS) ${y.store4("m / (OH * OW)", "block", "m % (OH * OW)", "sum0")}
+        if (m < PIXELS) ${y.store4("m / (OH * OW)" + image, "block", "m % (OH * OW)", "sum0")}
 % endif
       }
 % endfor

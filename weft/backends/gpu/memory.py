@@ -50,7 +50,7 @@ def touched(tensor: Tensor) -> Binding:
 class Placement:
     """Gives the tensors of one pipeline their regions; slots of views live from the first to the last of them.
 
-    Nodes of one dependency level run side by side, so what dies in a level is released after it.
+    Nodes of one dependency level run side by side, so what dies in a level, and their scratch, is released after it.
     """
 
     manager: BufferManager
@@ -127,7 +127,7 @@ class Placement:
             self._roots[root] = (slot, users - 1)
             if users > 1:
                 return
-        if storage is StorageType.DYNAMIC and tensor.name in self._depth:
+        if storage is StorageType.DYNAMIC and self._depth:
             self._dying.append(region.slot)
         else:
             self.manager.release(region.slot)

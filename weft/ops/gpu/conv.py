@@ -15,6 +15,7 @@ from weft.kernels.launch import PIECE, DeviceCaps, GpuOp, KernelBuilder, Placeme
 from weft.ops.conv import Conv
 from weft.ops.gpu import conv_matrix, conv_split
 from weft.ops.gpu.conv_depthwise import launch_depthwise
+from weft.ops.gpu.sum_parts import InParts, Sums, Work, better, by_turns, offer_parts, tile_and_parts
 from weft.ops.window import Window
 
 VECTOR_BYTES = 16
@@ -230,6 +231,26 @@ def gemm_steps(weight: Array) -> int:
     return -(-blocks // STEP)
 
 
+def _offers(
+    plan: ConvPlan, pixels: int, count: int, steps: int
+) -> tuple[list[GemmTile | InParts[GemmTile]], GemmTile | InParts[GemmTile]]:
+    """Return the tiles for so many output blocks, and the default; weights that go in pieces have no parts of K."""
+    caps = plan.k.caps
+    legal, default = legal_tiles(caps, steps), choose_tile(caps, pixels, count, steps)
+    if count < plan.blocks:
+        return [*legal], default
+
+    def work_of(tile: GemmTile) -> Work:
+        groups = -(-pixels // tile.rows) * -(-count // tile.columns)
+        read = steps * STEP * PACK * (tile.rows + PACK * tile.columns) * plan.weight.dtype.itemsize
+        return Work(groups, -(-steps // tile.lz), read, pixels * count * PACK)
+
+    parted = offer_parts(caps, legal, work_of)
+    # In a group of 64 items a round takes longer than the model says.
+    sliced = [each for each in parted if each.tile.lz > 1]
+    return by_turns(parted, legal), better(caps, default, sliced, work_of)
+
+
 def launch_gemm(plan: ConvPlan, chosen: GemmTile | None = None) -> None:
     """Launch the implicit GEMM in fp32: pixels times output channels, over taps and input channels."""
     k, weight = plan.k, plan.weight
@@ -239,29 +260,30 @@ def launch_gemm(plan: ConvPlan, chosen: GemmTile | None = None) -> None:
     for first, count in plan.pieces(steps * STEP * PACK * PACK * itemsize):
         window, n = window_constants(plan.window), plan.y.shape[0]
         problem = {**window, "N": n, "C4": ci4, "COUNT": count, "bias": plan.bias is not None}
-        tile = chosen
-        if tile is None:
-            default = choose_tile(k.caps, pixels, count, steps)
-            tile = k.pick("conv_gemm", problem, legal_tiles(k.caps, steps), default)
+        picked = chosen or k.pick("conv_gemm", problem, *_offers(plan, pixels, count, steps))
+        tile, parts = tile_and_parts(picked)
+        sums = Sums(plan, parts, -(-steps // tile.lz))
         pack = partial(pack_gemm, weight, first, count)
         packed = k.constant(f"gemm.{first}", pack, Layout.NC4HW4)
         tiles = -(-pixels // tile.rows)
         pointwise = plan.window.is_pointwise
         k.launch(
             "conv_gemm",
-            reads={"x": plan.x, "w": packed, **plan.bias_vector()},
-            writes={"y": plan.y},
+            reads={"x": plan.x, "w": packed, **sums.bias},
+            writes={"y": sums.target},
             ints={
                 **window, "C4": ci4, "STEPS": steps, "PIXELS": pixels, "FIRST": first, "COUNT": count,
-                "TILES": tiles,
+                "TILES": tiles, **sums.ints,
             },
             variant={
                 "rp": tile.pixels, "rc": tile.blocks, "lx": tile.lx, "ly": tile.ly,
-                "buffers": tile.buffers(k.caps), "pointwise": pointwise,
+                "buffers": tile.buffers(k.caps), "pointwise": pointwise, **sums.variant,
             },
-            grid=(min(tiles, k.caps.max_grid[0]), -(-count // tile.columns), 1),
+            grid=(min(tiles, k.caps.max_grid[0]), -(-count // tile.columns), parts),
             local=(tile.lx, tile.ly, tile.lz),
+            epilogue=sums.epilogue,
         )  # fmt: skip
+        sums.finish()
 
 
 def launch_direct(plan: ConvPlan) -> None:

@@ -18,6 +18,7 @@ from weft.ops.conv import Conv
 from weft.ops.gpu import conv_unstaged, conv_wgmma, workgroup_gemm
 from weft.ops.gpu.conv_unstaged import UnstagedTile
 from weft.ops.gpu.conv_wgmma import WgmmaTile
+from weft.ops.gpu.sum_parts import InParts, Sums, Work, better, by_turns, offer_parts, tile_and_parts
 from weft.ops.gpu.workgroup_gemm import GroupTile
 
 if TYPE_CHECKING:
@@ -82,14 +83,17 @@ TILES = (
 
 Tile: TypeAlias = MatrixTile | UnstagedTile | WgmmaTile | GroupTile
 """Of one of the kernels on matrix units."""
+Choice: TypeAlias = Tile | InParts[Tile]
+"""What tuning chooses from: tiles whole, and those that several groups share."""
 
 
 def _cases() -> Sequence[Case]:
-    """Return uneven convolutions, with and without taps, with few and with many steps of K."""
+    """Return uneven convolutions, with and without taps, with few steps of K, many, and enough for groups to share."""
     shapes = (
         ((2, 13, 9, 7), (20, 13, 1, 1)),
         ((1, 24, 10, 6), (40, 24, 3, 3)),
         ((1, 260, 4, 5), (36, 260, 3, 3)),
+        ((1, 1164, 3, 4), (24, 1164, 3, 3)),
     )
     return [
         one_node(Conv(kernel_shape=w[2:], pads=tuple(k // 2 for k in w[2:]) * 2), x, w, w[:1], constants=(1, 2))
@@ -169,39 +173,49 @@ def launch_matrix(plan: ConvPlan, constants: dict[str, int]) -> None:
         if plan.lies_in_pieces(tensor) is not (tensor.shape[1] % PIECE == 0):
             problem[f"{name}_pieces"] = False
     candidates, default = _tiles(plan, pixels, channels, depth)
-    tile = k.pick("conv_matrix", problem, candidates, default)
+    chosen: Choice = k.pick("conv_matrix", problem, candidates, default)
+    launched: tuple[Tile, int] = tile_and_parts(chosen)
+    tile, parts = launched
     if isinstance(tile, WgmmaTile):
-        conv_wgmma.launch_wgmma(plan, constants, tile)
+        conv_wgmma.launch_wgmma(plan, constants, tile, parts)
     elif isinstance(tile, GroupTile):
         workgroup_gemm.launch_rows(plan, tile)
     elif isinstance(tile, UnstagedTile):
-        conv_unstaged.launch_unstaged(plan, constants, tile)
+        conv_unstaged.launch_unstaged(plan, constants, tile, parts)
     else:
-        _launch_tile(plan, constants, tile)
+        _launch_tile(plan, constants, tile, parts)
 
 
-def _tiles(plan: ConvPlan, pixels: int, channels: int, depth: int) -> tuple[list[Tile], Tile]:
+def work_of(pixels: int, channels: int, depth: int, tile: MatrixTile) -> Work:
+    """Return what a tile leaves to do, for `sum_parts`."""
+    groups, steps = -(-pixels // tile.rows) * -(-channels // tile.columns), -(-depth // (PACK * tile.kb))
+    read = 2 * PACK * tile.kb * steps * (tile.rows + tile.columns)
+    return Work(groups, -(-steps // tile.lz), read, pixels * channels)
+
+
+def _tiles(plan: ConvPlan, pixels: int, channels: int, depth: int) -> tuple[list[Choice], Choice]:
     """Return the tiles of all kernels that take a convolution, the most promising first, and the default."""
     caps = plan.k.caps
-    candidates: list[Tile] = [*legal_tiles(caps, depth)]
-    default: Tile = choose_tile(caps, pixels, channels, depth)
+    work = partial(work_of, pixels, channels, depth)
+    legal, best = legal_tiles(caps, depth), choose_tile(caps, pixels, channels, depth)
+    parted = offer_parts(caps, legal, work)
+    candidates: list[Choice] = [*by_turns(parted, legal)]
+    default: Choice = better(caps, best, parted, work)
     if conv_unstaged.fits(plan) and conv_unstaged.squares(pixels, channels) <= conv_unstaged.MOST * caps.compute_units:
         chunks = conv_unstaged.chunks_of(plan.weight)
-        candidates = [*conv_unstaged.legal_tiles(caps, pixels, chunks), *candidates]
-        default = conv_unstaged.choose_tile(caps, pixels, channels, chunks) or default
+        unstaged, few = conv_unstaged.offers(caps, pixels, channels, chunks)
+        candidates, default = [*unstaged, *candidates], few or default
     if conv_wgmma.fits(plan):
-        wide = conv_wgmma.tiles(caps, pixels, channels, conv_wgmma.steps_of(plan.weight))
-        candidates, best = [*wide, *candidates], wide[0]
-        if -(-pixels // best.rows) * -(-channels // best.cols) * best.wz >= caps.compute_units // 4:
-            default = best
+        wide, filling = conv_wgmma.offers(caps, pixels, channels, conv_wgmma.steps_of(plan.weight))
+        candidates, default = [*wide, *candidates], filling or default
     if workgroup_gemm.fits(plan):
         candidates = [*workgroup_gemm.legal_tiles(caps, pixels, channels), *candidates]
-        if not isinstance(default, UnstagedTile) or depth < workgroup_gemm.LONG:
+        if not isinstance(tile_and_parts(default)[0], UnstagedTile) or depth < workgroup_gemm.LONG:
             default = workgroup_gemm.choose_tile(caps, pixels, channels) or default
     return candidates, default
 
 
-def _launch_tile(plan: ConvPlan, constants: dict[str, int], tile: MatrixTile) -> None:
+def _launch_tile(plan: ConvPlan, constants: dict[str, int], tile: MatrixTile, parts: int) -> None:
     """Launch the implicit GEMM: pixels times output channels, over taps and input channels."""
     k, weight = plan.k, plan.weight
     ci4 = -(-weight.shape[1] // PACK)
@@ -209,20 +223,23 @@ def _launch_tile(plan: ConvPlan, constants: dict[str, int], tile: MatrixTile) ->
     pixels, channels = plan.y.shape[0] * prod(plan.window.outputs), weight.shape[0]
     packed = k.constant(f"matrix.{tile.columns}.{tile.kb}", partial(pack_weights, weight, tile), Layout.NC4HW4)
     tiles, across = -(-pixels // tile.rows), -(-channels // tile.columns)
-    wide = plan.lies_in_pieces(plan.x)
+    wide, steps = plan.lies_in_pieces(plan.x), -(-depth // (PACK * tile.kb))
+    sums = Sums(plan, parts, -(-steps // tile.lz))
     k.launch(
         "conv_matrix",
-        reads={"x": plan.x, "w": packed, **plan.bias_vector()},
-        writes={"y": plan.y},
+        reads={"x": plan.x, "w": packed, **sums.bias},
+        writes={"y": sums.target},
         ints={
-            **constants, "C4": ci4, "STEPS": -(-depth // (PACK * tile.kb)), "PIXELS": pixels,
-            "COUNT": plan.blocks, "TILES": tiles, "WIDTH": across * tile.columns // PACK,
+            **constants, "C4": ci4, "STEPS": steps, "PIXELS": pixels,
+            "COUNT": plan.blocks, "TILES": tiles, "WIDTH": across * tile.columns // PACK, **sums.ints,
         },
         variant={
             "fm": tile.fm, "fn": tile.fn, "sm": tile.sm, "sn": tile.sn, "kb": tile.kb,
-            "pointwise": plan.window.is_pointwise, "sliced": tile.lz > 1, "wide": wide,
+            "pointwise": plan.window.is_pointwise, "sliced": tile.lz > 1, "wide": wide, **sums.variant,
         },
         kinds={"x": "wide", "w": "wide"} if wide else None,
-        grid=(min(tiles, k.caps.max_grid[0]), across, 1),
+        grid=(min(tiles, k.caps.max_grid[0]), across, parts),
         local=(SUBGROUP, tile.sm * tile.sn, tile.lz),
+        epilogue=sums.epilogue,
     )  # fmt: skip
+    sums.finish()

@@ -15,6 +15,7 @@ from weft.core.layout import PACK, Array, Layout
 from weft.kernels.launch import PIECE, DeviceCaps
 from weft.kernels.special import Case, SpecialKernel, one_node, register_special
 from weft.ops.conv import Conv
+from weft.ops.gpu.sum_parts import InParts, Sums, Work, better, by_turns, offer_parts
 
 if TYPE_CHECKING:
     from weft.ops.gpu.conv import ConvPlan
@@ -80,7 +81,10 @@ SLICES = ((32, 8), (8, 4), (0, 1))
 
 
 def _cases() -> Sequence[Case]:
-    """Return small convolutions: with and without taps, uneven edges, one chunk of K and many, one tile and two."""
+    """Return small convolutions: with and without taps, uneven edges, one chunk of K and many, one tile and two.
+
+    The last one has so little to write for what it reads that groups share its K.
+    """
     shapes = (
         ((1, 8, 5, 7), (20, 8, 1, 1)),
         ((2, 40, 6, 5), (36, 40, 3, 3)),
@@ -88,6 +92,7 @@ def _cases() -> Sequence[Case]:
         ((1, 40, 27, 29), (136, 40, 3, 3)),
         ((1, 72, 40, 39), (136, 72, 1, 1)),
         ((1, 32, 40, 39), (136, 32, 3, 3)),
+        ((1, 1160, 3, 4), (24, 1160, 3, 3)),
     )
     return [
         one_node(Conv(kernel_shape=w[2:], pads=tuple(k // 2 for k in w[2:]) * 2), x, w, w[:1], constants=(1, 2))
@@ -155,6 +160,23 @@ def choose_tile(caps: DeviceCaps, pixels: int, channels: int, chunks: int) -> Un
     return fitting[-1] if fitting else None
 
 
+def work_of(pixels: int, channels: int, chunks: int, tile: UnstagedTile) -> Work:
+    """Return what a tile leaves to do, for `sum_parts`."""
+    groups = -(-pixels // tile.rows) * -(-channels // tile.columns)
+    read = 2 * CHUNK * chunks * (tile.rows + tile.columns)
+    return Work(groups, -(-chunks // (tile.lz * tile.ahead)), read, pixels * channels)
+
+
+def offers(
+    caps: DeviceCaps, pixels: int, channels: int, chunks: int
+) -> tuple[list[UnstagedTile | InParts[UnstagedTile]], UnstagedTile | InParts[UnstagedTile] | None]:
+    """Return the tiles for a problem, in parts and whole, and the default if the product is small."""
+    work = partial(work_of, pixels, channels, chunks)
+    legal, default = legal_tiles(caps, pixels, chunks), choose_tile(caps, pixels, channels, chunks)
+    parted = offer_parts(caps, legal, work)
+    return by_turns(parted, legal), None if default is None else better(caps, default, parted, work)
+
+
 def pack_weights(weight: Array, fn: int) -> Array:
     """Return weights (co, ci, *kernel) as items read them: [16 channels][half of them][chunk][item][8 along K].
 
@@ -171,26 +193,29 @@ def pack_weights(weight: Array, fn: int) -> Array:
     return pieces.transpose(0, 1, 3, 2, 4, 5).reshape(1, -1, PACK).transpose(0, 2, 1)
 
 
-def launch_unstaged(plan: ConvPlan, constants: dict[str, int], tile: UnstagedTile) -> None:
+def launch_unstaged(plan: ConvPlan, constants: dict[str, int], tile: UnstagedTile, parts: int = 1) -> None:
     """Launch the implicit GEMM: pixels times output channels, over taps and input channels."""
-    k, weight = plan.k, plan.weight
+    k, weight, chunks = plan.k, plan.weight, chunks_of(plan.weight)
+    sums = Sums(plan, parts, -(-chunks // (tile.lz * tile.ahead)))
     pixels, channels = plan.y.shape[0] * prod(plan.window.outputs), weight.shape[0]
     k.launch(
         "conv_unstaged",
         reads={
-            "x": plan.x, **plan.bias_vector(),
+            "x": plan.x, **sums.bias,
             "w": k.constant(f"unstaged.{tile.fn}", partial(pack_weights, weight, tile.fn), Layout.NC4HW4),
         },
-        writes={"y": plan.y},
+        writes={"y": sums.target},
         ints={
-            **constants, "PIECES": weight.shape[1] // PIECE, "CHUNKS": chunks_of(weight), "PIXELS": pixels,
-            "COUNT": plan.blocks,
+            **constants, "PIECES": weight.shape[1] // PIECE, "CHUNKS": chunks, "PIXELS": pixels,
+            "COUNT": plan.blocks, **sums.ints,
         },
         variant={
             "fm": tile.fm, "fn": tile.fn, "ahead": tile.ahead, "sliced": tile.lz > 1,
-            "pointwise": plan.window.is_pointwise,
+            "pointwise": plan.window.is_pointwise, **sums.variant,
         },
         kinds={"x": "wide", "w": "wide"},
-        grid=(-(-pixels // tile.rows), -(-channels // tile.columns), 1),
+        grid=(-(-pixels // tile.rows), -(-channels // tile.columns), parts),
         local=(SUBGROUP, 1, tile.lz),
+        epilogue=sums.epilogue,
     )  # fmt: skip
+    sums.finish()

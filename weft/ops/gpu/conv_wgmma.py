@@ -15,6 +15,7 @@ from weft.core.layout import PACK, Array
 from weft.kernels.launch import PIECE, DeviceCaps
 from weft.kernels.special import Case, SpecialKernel, one_node, register_special
 from weft.ops.conv import Conv
+from weft.ops.gpu.sum_parts import PARTS, InParts, Sums, Work, better, by_turns, tile_and_parts
 
 if TYPE_CHECKING:
     from weft.ops.gpu.conv import ConvPlan
@@ -40,6 +41,8 @@ LONG = 8
 """Steps from which buffers of two of them are tried."""
 SLICES, SLICED = (2,), (64, 32, 16)
 """Sets of warpgroups that may share the steps, and columns that they then have, besides even parts."""
+PROMISING = 3
+"""Tiles that are offered for each number of parts of K."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,7 @@ class DeepTile(WgmmaTile):
 def _cases() -> Sequence[Case]:
     """Return convolutions with tiles for most units: few channels and many, with and without taps, uneven edges.
 
-    The last one has so few pixels that sets of warpgroups share its steps.
+    The last ones have so few pixels that sets of warpgroups share the steps, and groups too where these are many.
     """
     shapes = (
         ((2, 3, 129, 110), (40, 3, 7, 7), 2),
@@ -104,6 +107,7 @@ def _cases() -> Sequence[Case]:
         ((2, 20, 60, 61), (24, 20, 3, 3), 1),
         ((1, 264, 65, 67), (96, 264, 3, 3), 1),
         ((1, 72, 10, 9), (520, 72, 3, 3), 1),
+        ((1, 520, 9, 9), (136, 520, 3, 3), 1),
     )
     return [
         one_node(Conv(kernel_shape=w[2:], strides=(s, s), pads=(w[2] // 2,) * 4), x, w, w[:1], constants=(1, 2))
@@ -156,14 +160,15 @@ def steps_of(weight: Array) -> int:
     return int(-(-prod(weight.shape[2:]) * -(-weight.shape[1] // PACK) * PACK // STEP))
 
 
-def tiles(caps: DeviceCaps, pixels: int, channels: int, steps: int) -> list[WgmmaTile]:
+def tiles(caps: DeviceCaps, pixels: int, channels: int, steps: int, parts: int = 1) -> list[WgmmaTile]:
     """Return the tiles for a problem, those first that take the least by a model.
 
     They have even parts of the channels or a round number as columns, for one to three groups a unit. Where they
-    make fewer groups than there are multiprocessors, sets of warpgroups may share the steps of each.
+    make fewer groups than there are multiprocessors, sets of warpgroups may share the steps of each. There are
+    `parts` groups of so many steps for each tile.
     """
     least = -(-channels // WIDTHS[0])
-    even = [-(-channels // (UNIT * parts)) * UNIT for parts in (least, least + 1)]
+    even = [-(-channels // (UNIT * tiled)) * UNIT for tiled in (least, least + 1)]
     room = _room(caps)
     widest = ((room - RESERVED) // (2 * STEP * FEWEST) - ROWS) // UNIT * UNIT
     widths = [w for w in dict.fromkeys((*even, *WIDTHS, min(widest, WIDTHS[0]))) if w < channels + UNIT]
@@ -179,12 +184,35 @@ def tiles(caps: DeviceCaps, pixels: int, channels: int, steps: int) -> list[Wgmm
     for cols in dict.fromkeys(
         (*(w for w in widths if w <= SLICED[0]), *(w for w in SLICED if w < channels + UNIT))
     ):
-        if -(-pixels // ROWS) * -(-channels // cols) <= caps.compute_units:
+        if -(-pixels // ROWS) * -(-channels // cols) * parts <= caps.compute_units:
             for wz in SLICES:
                 stages = _stages(1, cols, -(-steps // wz), room // wz)
                 if stages >= FEWEST and steps >= FEWEST * wz:
                     found[WgmmaTile(1, cols, stages, wz)] = None
-    return sorted(found, key=partial(_cost, caps, pixels, channels, steps))
+    return sorted(found, key=partial(_cost, caps, pixels, channels, steps, parts))
+
+
+def work_of(pixels: int, channels: int, steps: int, tile: WgmmaTile) -> Work:
+    """Return what a tile leaves to do, for `sum_parts`."""
+    groups = -(-pixels // tile.rows) * -(-channels // tile.cols)
+    read = 2 * STEP * steps * (tile.rows + tile.cols)
+    return Work(groups, -(-steps // (tile.wz * tile.deep)), read, pixels * channels)
+
+
+def offers(
+    caps: DeviceCaps, pixels: int, channels: int, steps: int
+) -> tuple[list[WgmmaTile | InParts[WgmmaTile]], WgmmaTile | InParts[WgmmaTile] | None]:
+    """Return the tiles for a problem, in parts and whole, and the default if it gives a fourth of the units work."""
+    whole, work = tiles(caps, pixels, channels, steps), partial(work_of, pixels, channels, steps)
+    parted = []
+    for parts in PARTS:
+        made = tiles(caps, pixels, channels, -(-steps // parts), parts)
+        parted += [InParts(t, parts) for t in made if parts in work(t).possible_parts(caps)][:PROMISING]
+    parted.sort(key=lambda each: work(each.tile).microseconds(caps, each.parts))
+    best = better(caps, whole[0], parted, work)
+    tile, parts = tile_and_parts(best)
+    filling = work(tile).groups * tile.wz * parts >= caps.compute_units // 4
+    return by_turns(parted, whole), best if filling else None
 
 
 def _room(caps: DeviceCaps) -> int:
@@ -200,14 +228,14 @@ def _stages(wm: int, cols: int, steps: int, room: int) -> int:
     return min((room - RESERVED) // (2 * STEP * (ROWS * wm + cols)), MOST, max(steps + 2, FEWEST))
 
 
-def _cost(caps: DeviceCaps, pixels: int, channels: int, steps: int, tile: WgmmaTile) -> float:
+def _cost(caps: DeviceCaps, pixels: int, channels: int, steps: int, parts: int, tile: WgmmaTile) -> float:
     """Return what a tile takes by a model: rounds over all multiprocessors, and what each item stores.
 
     A tile reaches the more of the full rate the less it loads for each product; and of groups that share a
     multiprocessor one stores its sums while another multiplies. Sets that share steps work side by side, and
     what they have is added at the end.
     """
-    groups = -(-pixels // tile.rows) * -(-channels // tile.cols)
+    groups = -(-pixels // tile.rows) * -(-channels // tile.cols) * parts
     side_by_side = min(tile.at_a_time(steps), -(-groups // caps.compute_units))
     rounds = -(-groups // (caps.compute_units * side_by_side))
     loaded = 1 / tile.rows + 1 / tile.cols
@@ -243,28 +271,34 @@ def pack_weights(weight: Array, cols: int, each: int) -> Array:
     return np.ascontiguousarray(pieces[:, :, column, piece ^ (column % 8)]).reshape(-1)
 
 
-def launch_wgmma(plan: ConvPlan, constants: dict[str, int], tile: WgmmaTile) -> None:
+def launch_wgmma(plan: ConvPlan, constants: dict[str, int], tile: WgmmaTile, parts: int = 1) -> None:
     """Launch the implicit GEMM: pixels times output channels, over taps and input channels."""
     k, weight = plan.k, plan.weight
     pixels, channels, steps = plan.y.shape[0] * prod(plan.window.outputs), weight.shape[0], steps_of(weight)
     wide, rows = plan.lies_in_pieces(plan.x), k.rows(plan.x)
     assert rows is not None, "`fits` asks for it"
-    each = PIECE if tile.cols % (PACK * PIECE) == 0 and plan.lies_in_pieces(plan.y) else PACK
+    at_once = tile.wz * tile.deep
+    sums = Sums(plan, parts, -(-steps // at_once))
+    slots = tile.slots(sums.ints["EACH"] * at_once if parts > 1 else steps)
+    each = PIECE if tile.cols % (PACK * PIECE) == 0 and plan.lies_in_pieces(sums.target) else PACK
     packed = k.constant(f"wgmma.{tile.cols}.{each}", partial(pack_weights, weight, tile.cols, each))
     tiles_m, tiles_n = -(-pixels // tile.rows), -(-channels // tile.cols)
     k.launch(
         "conv_wgmma",
-        reads={"x": plan.x, "w": packed, **plan.bias_vector()},
-        writes={"y": plan.y},
+        reads={"x": plan.x, "w": packed, **sums.bias},
+        writes={"y": sums.target},
         ints={
             **constants, "PIECES": -(-weight.shape[1] // (PIECE if wide else PACK)), "STEPS": steps, "PIXELS": pixels,
             "COUNT": -(-channels // PACK), "TILES_M": tiles_m, "TILES_N": tiles_n,
-            "X_ROW": rows[0] // PACK,
+            "X_ROW": rows[0] // PACK, **sums.ints,
         },
         variant={
-            "wm": tile.wm, "wz": tile.wz, "cols": tile.cols, "stages": tile.stages, "slots": tile.slots(steps),
+            "wm": tile.wm, "wz": tile.wz, "cols": tile.cols, "stages": tile.stages, "slots": slots,
             "deep": tile.deep, "raster": RASTER, "pointwise": plan.window.is_pointwise, "wide": wide, "each": each,
+            **sums.variant,
         },
-        grid=(min(tiles_m * tiles_n, k.caps.max_grid[0]), 1, 1),
+        grid=(min(tiles_m * tiles_n, k.caps.max_grid[0]), 1, parts),
         local=(tile.items, 1, 1),
+        epilogue=sums.epilogue,
     )  # fmt: skip
+    sums.finish()
