@@ -238,8 +238,9 @@ def pick_gemm(plan: ConvPlan, problem: dict[str, int], pixels: int) -> GemmTile 
     k, count, steps = plan.k, problem["COUNT"], gemm_steps(plan.weight)
     tiles = legal_tiles(k.caps, steps)
     winograd = conv_winograd.tiles(plan, tiles) if count == plan.blocks else []
-    candidates: list[GemmTile | WinogradTile] = [*tiles, *winograd]
     best = conv_winograd.choose_tile(plan, winograd)
+    # Tuning tries what comes first before the rest.
+    candidates: list[GemmTile | WinogradTile] = [*winograd, *tiles] if best else [*tiles, *winograd]
     return k.pick("conv_gemm", problem, candidates, best or choose_tile(k.caps, pixels, count, steps))
 
 
