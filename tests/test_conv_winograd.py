@@ -276,6 +276,7 @@ def test_large_batches_are_transformed_by_default(channels: int, size: int) -> N
         plan_of(32, 32, 64, 56),
         plan_of(32, 64, 32, 56),
         plan_of(32, 64, 64, 56, replace(H200, software=True)),
+        plan_of(32, 64, 64, 56, replace(H200, compute_units=16)),
         plan_of(32, 64, 64, 56, replace(H200, max_buffer_range=1 << 25)),
         plan_of(32, 64, 64, 56, replace(H200, max_allocation=1 << 27)),
         plan_of(32, 64, 64, 56, thrifty=True),
@@ -283,7 +284,7 @@ def test_large_batches_are_transformed_by_default(channels: int, size: int) -> N
         plan_of(32, 64, 64, 56, kernel=5),
         plan_of(32, 64, 64, 56, strides=(2, 2)),
     ],
-    ids=["few in", "few out", "software", "range", "room", "thrifty", "halves", "taps", "strides"],
+    ids=["few in", "few out", "software", "small", "range", "room", "thrifty", "halves", "taps", "strides"],
 )
 def test_others_are_not(plan: ConvPlan) -> None:
     assert chosen(plan) is None

@@ -36,7 +36,7 @@ import numpy as np
 from weft.core.dtypes import DType
 from weft.core.layout import PACK, Array
 from weft.core.tensor import Tensor
-from weft.kernels.launch import MAX_ELEMENTS, KernelBuilder, Size3
+from weft.kernels.launch import MANY_UNITS, MAX_ELEMENTS, KernelBuilder, Size3
 
 if TYPE_CHECKING:
     from weft.ops.gpu.conv import ConvPlan, GemmTile
@@ -174,11 +174,14 @@ def tiles(plan: ConvPlan, gemm: Sequence[GemmTile]) -> list[WinogradTile]:
 def choose_tile(plan: ConvPlan, candidates: Sequence[WinogradTile]) -> WinogradTile | None:
     """Return the first candidate of few PIXELS that gives every compute unit two groups, or None if it hardly wins.
 
-    Software devices gain nothing that was measured, and small problems are bound by launches and weights.
+    Devices of fewer than MANY_UNITS are left to tuning: on software nothing is gained that was measured, and small GPUs
+    may lack registers for 36 vectors an item. Small problems are bound by launches and weights.
     """
     patches, caps = prod(patches_of(plan)), plan.k.caps
     few = [tile for tile in candidates if tile.gemm.pixels <= PIXELS]
-    if not few or caps.software or min(*plan.weight.shape[:2], patches) < LEAST or share(plan) > WINS:
+    if not few or caps.software or caps.compute_units < MANY_UNITS:
+        return None
+    if min(*plan.weight.shape[:2], patches) < LEAST or share(plan) > WINS:
         return None
     for tile in few:
         groups = READ * READ * -(-patches // tile.gemm.rows) * -(-plan.blocks // tile.gemm.columns)
