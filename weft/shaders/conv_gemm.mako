@@ -1,5 +1,5 @@
-## Convolution as an implicit GEMM (`gemm.parts.mako`): rows are output pixels, columns blocks of four output channels, K
-## runs over taps and blocks of four input channels. What lies outside of the images is dropped after it was loaded.
+## Convolution as an implicit GEMM (`gemm.parts.mako`): rows are output pixels, columns blocks of four output channels,
+## K runs over taps and blocks of four input channels. What lies outside of the images is dropped after it was loaded.
 <%namespace name="gemm" file="gemm.parts.mako"/>
 <%
 rows, cols, items, fetched_a, _ = gemm.module.sizes(rp, rc, lx, ly)

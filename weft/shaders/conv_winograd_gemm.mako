@@ -1,5 +1,5 @@
-## Winograd's products: for each point, which is GROUP_Z, a GEMM (`gemm.parts.mako`) of patches times blocks of four output
-## channels, over blocks of four input channels: v[point][block][patch] by w, to m[point][block][patch].
+## Winograd's products: for each point, which is GROUP_Z, a GEMM (`gemm.parts.mako`) of patches times blocks of four
+## output channels, over blocks of four input channels: v[point][block][patch] by w, to m[point][block][patch].
 <%namespace name="gemm" file="gemm.parts.mako"/>
 <%
 rows, cols, items, fetched, _ = gemm.module.sizes(rp, rc, lx, ly)

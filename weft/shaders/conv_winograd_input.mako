@@ -1,5 +1,5 @@
-## Winograd's transform of the input: an item takes four channels of a patch of ${size} x ${size} pixels, neighbours of which overlap,
-## from rows to sums of rows, then from columns to sums of columns; out[point][block][patch].
+## Winograd's transform of the input: an item makes four channels of a patch, whose pixels neighbours share, the matrix
+## of `rows` times the patch times its transpose, v[point][block][patch].
 <%namespace name="winograd" file="winograd.parts.mako"/>
 <%
 combine, size = winograd.module.combine, len(rows)
@@ -26,7 +26,8 @@ ${winograd.place(x)}\
 % endfor
 % for r in each:
 % for c in each:
-    ${v.store_vector(f"({r * size + c} * BLOCKS + block) * PATCHES + spot", combine(rows[c], [f"t{r}_{i}" for i in each]))}
+<% sum = combine(rows[c], [f"t{r}_{i}" for i in each]) %>\
+    ${v.store_vector(f"({r * size + c} * BLOCKS + block) * PATCHES + spot", sum)}
 % endfor
 % endfor
   }

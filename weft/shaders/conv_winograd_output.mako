@@ -1,5 +1,5 @@
-## Winograd's transform of the products: an item makes four channels of a patch of ${len(rows)} x ${len(rows)} pixels of m[point][block][patch],
-## from rows to sums of rows, then from columns to sums of columns.
+## Winograd's transform of the products: an item makes four channels of a patch of pixels, the matrix of `rows` times
+## those of m[point][block][patch] times its transpose.
 <%namespace name="winograd" file="winograd.parts.mako"/>
 <%
 combine, size, made = winograd.module.combine, len(rows[0].split()), range(len(rows))

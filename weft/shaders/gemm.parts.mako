@@ -1,6 +1,7 @@
-## What the GEMMs in fp32 that keep their sums in registers share: a group of lx x ly items computes rp * lx rows x rc * ly
-## blocks of four columns; LZ slices of K work side by side and are summed at the end. Items fetch the next step of 4
-## blocks of K into registers while they compute this one, all loads at once. With two `buffers` a step needs one barrier.
+## What the GEMMs in fp32 that keep their sums in registers share: a group of lx x ly items computes rp * lx rows x
+## rc * ly blocks of four columns; LZ slices of K work side by side and are summed at the end. Items fetch the next step
+## of 4 blocks of K into registers while they compute this one, all loads at once. With two `buffers` a step needs one
+## barrier.
 <%!
 def sizes(rp, rc, lx, ly):
     """Return the rows, columns and items of a group, and what an item fetches a step of either factor."""
