@@ -293,6 +293,7 @@ def test_others_are_not(plan: ConvPlan) -> None:
 
 def test_tuning_tries_more_than_the_default_takes() -> None:
     plan = plan_of(32, 32, 64, 56)
+    assert chosen(plan) is None
     assert conv_winograd.tiles(plan, TILES) == [WinogradTile(t) for t in TILES if t.lz == 1]
     assert conv_winograd.tiles(plan_of(1, 64, 64, 7), TILES) == []
 

@@ -165,8 +165,7 @@ def share(plan: ConvPlan) -> float:
 
 def tiles(plan: ConvPlan, gemm: Sequence[GemmTile]) -> list[WinogradTile]:
     """Return what tuning tries: some of the tiles of the GEMM, where the model does not rule it out."""
-    least = min(*plan.weight.shape[:2], prod(patches_of(plan)))
-    if least < TRIED or not fits(plan) or share(plan) > MAY_WIN:
+    if not fits(plan) or min(*plan.weight.shape[:2], prod(patches_of(plan))) < TRIED or share(plan) > MAY_WIN:
         return []
     return [WinogradTile(tile) for tile in gemm if tile.lz == 1]
 
@@ -177,10 +176,10 @@ def choose_tile(plan: ConvPlan, candidates: Sequence[WinogradTile]) -> WinogradT
     Devices of fewer than MANY_UNITS are left to tuning: on software nothing is gained that was measured, and small GPUs
     may lack registers for 36 vectors an item. Small problems are bound by launches and weights.
     """
-    patches, caps = prod(patches_of(plan)), plan.k.caps
-    few = [tile for tile in candidates if tile.gemm.pixels <= PIXELS]
+    caps, few = plan.k.caps, [tile for tile in candidates if tile.gemm.pixels <= PIXELS]
     if not few or caps.software or caps.compute_units < MANY_UNITS:
         return None
+    patches = prod(patches_of(plan))
     if min(*plan.weight.shape[:2], patches) < LEAST or share(plan) > WINS:
         return None
     for tile in few:
