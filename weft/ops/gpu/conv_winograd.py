@@ -152,13 +152,13 @@ def fits(plan: ConvPlan) -> bool:
 def share(plan: ConvPlan) -> float:
     """Return how much of the direct kernel's time it takes, by a plain model of a large GPU.
 
-    That is a sum: products at the direct kernel's rate, the floats that the transforms and the GEMM move, and two
-    launches. Whole tiles of 32 patches are computed.
+    That is a sum: products at the direct kernel's rate, the floats that the transforms and the GEMM move, weights among
+    them, and two launches. Whole tiles of 32 patches are computed.
     """
     (co, ci), patches, units = plan.weight.shape[:2], prod(patches_of(plan)), plan.k.caps.compute_units
     pixels = plan.y.shape[0] * prod(plan.window.outputs)
     products = READ * READ * -(-patches // 32) * 32 * ci * co
-    moved = (2 * READ * READ * patches + pixels) * (ci + co)
+    moved = (2 * READ * READ * patches + pixels) * (ci + co) + READ * READ * ci * co
     direct = TAPS * TAPS * pixels * ci * co
     return float((products + MOVED * moved + LAUNCHED * (units if units > 1 else UNITS)) / direct)
 
