@@ -89,6 +89,8 @@ class KernelBuilder(ABC):
     caps: DeviceCaps
     split_products: bool = False
     """Products of fp32 may be computed on matrix units, as sums of products of halves (`Precision.NORMAL`)."""
+    thrifty: bool = False
+    """Memory is short (`MemoryMode.LIMIT`): ways that take much scratch memory are not to be gone."""
 
     @abstractmethod
     def launch(

@@ -1,17 +1,14 @@
-## Convolution as an implicit GEMM: rows are output pixels, columns blocks of four output channels, K runs over taps and
-## blocks of four input channels. A group of ${lx} x ${ly} items computes ${rp * lx} pixels x ${rc * ly} blocks; LZ slices of K work
-## side by side and are summed at the end. Items fetch the next step of 4 blocks of K into registers while they compute
-## this one, all loads at once: what lies outside is dropped later. Two `buffers` need one barrier a step. `parted`: `sum_parts.py`.
-<%page args="parted=False"/><%
-rows, cols, items, acc = rp * lx, rc * ly, lx * ly, [(i, j) for i in range(rp) for j in range(rc)]
-## Two vectors more than columns: four items that write one column of four rows touch other banks.
-fetched_a, fetched_b, pitch = 4 * rows // items, 16 * cols // items, cols + 2
-of_part = ("GROUP_Z * EACH", "min((GROUP_Z + 1) * EACH, (STEPS + LZ - 1) / LZ)", " + GROUP_Z * (PIXELS / (OH * OW))")
-begin, end, image = of_part if parted else ("0", "(STEPS + LZ - 1) / LZ", "")
-k.shared("f32x4", "As", f"LZ * {4 * rows * buffers}")
-k.shared("f32x4", "Bs", f"LZ * {16 * pitch * buffers}")
-k.shared("f32x4", "Sum", f"LZ > 1 ? (LZ - 1) * {rows * cols} : 1")
-%>
+## Convolution as an implicit GEMM (`gemm.parts.mako`): rows are output pixels, columns blocks of four output channels,
+## K runs over taps and blocks of four input channels. What lies outside of the images is dropped after it was loaded.
+## `parted`: `sum_parts.py`.
+<%page args="parted=False"/>\
+<%namespace name="gemm" file="gemm.parts.mako"/>
+<%
+rows, cols, items, fetched_a, _ = gemm.module.sizes(rp, rc, lx, ly)
+rounds = "GROUP_Z * EACH", "min((GROUP_Z + 1) * EACH, (STEPS + LZ - 1) / LZ)"
+image = " + GROUP_Z * (PIXELS / (OH * OW))" if parted else ""
+%>\
+${gemm.memory()}
 <%def name="fetch(step)">
 % for u in range(fetched_a):
   {
@@ -26,19 +23,9 @@ k.shared("f32x4", "Sum", f"LZ > 1 ? (LZ - 1) * {rows * cols} : 1")
 % endif
   }
 % endfor
-% for u in range(fetched_b):
-  vb${u} = ${w.vector(f"min({step}, STEPS - 1) * 16 * COUNT + bfrom{u}")};
-% endfor
-</%def>
-## Of neighbouring items two share a block and the next two a pixel: a load of 16 bytes is served to two at a time.
-const int item = LOCAL_Y * ${lx} + LOCAL_X, across = item / 2 % ${lx}, down = item % 2 + item / ${2 * lx} * 2;
-const int column0 = GROUP_Y * ${cols};
-% for u in range(fetched_b):
-const int e${u} = item + ${u * items}, bcolumn${u} = e${u} / 4 % ${cols}, bk${u} = e${u} / ${4 * cols};
-const int bfrom${u} = (bk${u} * COUNT + min(column0 + bcolumn${u}, COUNT - 1)) * 4 + e${u} % 4;
-const int bto${u} = (bk${u} * 4 + e${u} % 4) * ${pitch} + bcolumn${u};
-f32x4 vb${u};
-% endfor
+${gemm.fetch_weights(step)}\
+</%def>\
+${gemm.who()}\
 for (int tile = GROUP_X; tile < TILES; tile += GROUPS_X) {
   const int first_row = tile * ${rows};
 % for u in range(fetched_a):
@@ -50,59 +37,7 @@ for (int tile = GROUP_X; tile < TILES; tile += GROUPS_X) {
   f32x4 va${u};
   bool inside${u};
 % endfor
-% for i, j in acc:
-  f32x4 acc${i}_${j} = SPLAT(0.0);
-% endfor
-  ${fetch(f"{begin} * LZ + LOCAL_Z" if parted else "LOCAL_Z")}
-  for (int round = ${begin}; round < ${end}; round++) {
-    const int staged = LOCAL_Z${f" * {buffers} + round % {buffers}" if buffers > 1 else ""};
-    const int a_base = staged * ${4 * rows}, b_base = staged * ${16 * pitch};
-% for u in range(fetched_a):
-    As[a_base + item + ${u * items}] = inside${u} ? va${u} : SPLAT(0.0);
-% endfor
-% for u in range(fetched_b):
-    Bs[b_base + bto${u}] = vb${u};
-% endfor
-    BARRIER;
-    ${fetch("(round + 1) * LZ + LOCAL_Z")}
-    for (int kk = 0; kk < 4; kk++) {
-% for i in range(rp):
-      const f32x4 a${i} = As[a_base + kk * ${rows} + ${i * lx} + across];
-% endfor
-## One product a statement: each becomes one fused multiply-add, where a sum of four takes an addition more.
-% for lane, letter in enumerate("xyzw"):
-% for j in range(rc):
-      const f32x4 b${j}${letter} = Bs[b_base + (kk * 4 + ${lane}) * ${pitch} + ${j * ly} + down];
-% endfor
-% for i, j in acc:
-      acc${i}_${j} += a${i}.${letter} * b${j}${letter};
-% endfor
-% endfor
-    }
-% if buffers == 1:
-    BARRIER;
-% endif
-  }
-% if buffers > 1:
-  BARRIER;
-% endif
-  if (LZ > 1) {
-    if (LOCAL_Z > 0) {
-      const int s0 = (LOCAL_Z - 1) * ${rows * cols};
-% for i, j in acc:
-      Sum[s0 + (${j * ly} + down) * ${rows} + ${i * lx} + across] = acc${i}_${j};
-% endfor
-    }
-    BARRIER;
-    if (LOCAL_Z == 0) {
-      for (int s = 0; s < LZ - 1; s++) {
-% for i, j in acc:
-        acc${i}_${j} += Sum[s * ${rows * cols} + (${j * ly} + down) * ${rows} + ${i * lx} + across];
-% endfor
-      }
-    }
-    BARRIER;
-  }
+${gemm.multiply(fetch, lambda u: f"inside{u} ? va{u} : SPLAT(0.0)", rounds if parted else None)}\
   if (LOCAL_Z == 0) {
 % for j in range(rc):
     if (column0 + ${j * ly} + down < COUNT) {

@@ -64,8 +64,9 @@ class GpuBackend(Backend):
         self.recording = PipelineRecording(self.device, info.profiling)
         self._builds = Builds(self.device)
         self._workplace = Workplace(
-            self.device, self.placement, self.recording, self._builds, runtime.tuning, self.faster_arithmetic()
-        )
+            self.device, self.placement, self.recording, self._builds, runtime.tuning, self.faster_arithmetic(),
+            info.config.memory is MemoryMode.LIMIT,
+        )  # fmt: skip
         self._makers: dict[str, Node] = {}
         """The nodes of the lowered part, by their first outputs."""
         self._read: set[str] = set()

@@ -72,8 +72,9 @@ class NodeBuilder(KernelBuilder):
         upload: Upload,
         choices: Choices | None = None,
         split_products: bool = False,
+        thrifty: bool = False,
     ) -> None:
-        self.caps, self.split_products = device.caps, split_products
+        self.caps, self.split_products, self.thrifty = device.caps, split_products, thrifty
         self._device, self._placement, self._op, self._label = device, placement, op, label
         self._inputs, self._upload, self._choices = inputs, upload, choices
         self.launched: list[PlannedLaunch] = []

@@ -33,6 +33,8 @@ class Workplace:
     """The device's tuning table."""
     split_products: bool = False
     """See `KernelBuilder.split_products`."""
+    thrifty: bool = False
+    """See `KernelBuilder.thrifty`."""
 
 
 class GpuExecution(Execution):
@@ -50,6 +52,11 @@ class GpuExecution(Execution):
     def split_products(self) -> bool:
         """Return what the op's `KernelBuilder` says of that."""
         return self._place.split_products
+
+    @property
+    def thrifty(self) -> bool:
+        """Return what the op's `KernelBuilder` says of that."""
+        return self._place.thrifty
 
     def onResize(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
         """Choose and render the kernels, have them built, and hand their launches to the backend."""
@@ -81,8 +88,9 @@ class GpuExecution(Execution):
         assert form is not None
         place = self._place
         builder = NodeBuilder(
-            place.device, place.placement, self.op, self.label, inputs, self.constant, choices, place.split_products
-        )
+            place.device, place.placement, self.op, self.label, inputs, self.constant, choices,
+            place.split_products, place.thrifty,
+        )  # fmt: skip
         form.launches(base_op(self.op), builder, base_inputs(self.op, inputs), outputs)
         for scratch in builder.scratches:
             place.placement.release(scratch, StorageType.DYNAMIC)

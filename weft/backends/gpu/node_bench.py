@@ -87,7 +87,10 @@ class NodeBench:
         )
         self._placement = Placement(self._memory)
         recording, builds = PipelineRecording(device), Builds(device)
-        place = Workplace(device, self._placement, recording, builds, split_products=execution.split_products)
+        place = Workplace(
+            device, self._placement, recording, builds,
+            split_products=execution.split_products, thrifty=execution.thrifty,
+        )  # fmt: skip
         self._execution = GpuExecution(execution.op, place, execution.label)
         self._rng = np.random.default_rng(0)
         copies: dict[int, Tensor] = {}

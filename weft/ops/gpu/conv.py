@@ -13,8 +13,9 @@ from weft.core.layout import PACK, Array, Layout
 from weft.core.tensor import Tensor
 from weft.kernels.launch import PIECE, DeviceCaps, GpuOp, KernelBuilder, Placement, gpu_op
 from weft.ops.conv import Conv
-from weft.ops.gpu import conv_matrix, conv_split
+from weft.ops.gpu import conv_matrix, conv_split, conv_winograd
 from weft.ops.gpu.conv_depthwise import launch_depthwise
+from weft.ops.gpu.conv_winograd import WinogradTile
 from weft.ops.gpu.sum_parts import InParts, Sums, Work, better, by_turns, offer_parts, tile_and_parts
 from weft.ops.window import Window
 
@@ -218,8 +219,10 @@ def launch_ungrouped(plan: ConvPlan) -> None:
         return
     pixels, steps = plan.y.shape[0] * prod(plan.window.outputs), gemm_steps(plan.weight)
     default = choose_tile(plan.k.caps, pixels, plan.blocks, steps)
-    tile = conv_split.pick_tile(plan, constants, legal_tiles(plan.k.caps, steps), default)
-    if isinstance(tile, GemmTile):
+    strict = legal_tiles(plan.k.caps, steps)
+    winograd = conv_winograd.choose_tile(plan, conv_winograd.tiles(plan, strict))
+    tile = conv_split.pick_tile(plan, constants, [*strict, *([winograd] if winograd else [])], default)
+    if isinstance(tile, (GemmTile, WinogradTile)):
         launch_gemm(plan, tile)
     else:
         conv_split.launch_split(plan, constants, tile)
@@ -251,8 +254,20 @@ def _offers(
     return by_turns(parted, legal), better(caps, default, sliced, work_of)
 
 
-def launch_gemm(plan: ConvPlan, chosen: GemmTile | None = None) -> None:
-    """Launch the implicit GEMM in fp32: pixels times output channels, over taps and input channels."""
+def pick_gemm(plan: ConvPlan, problem: dict[str, int], pixels: int) -> GemmTile | InParts[GemmTile] | WinogradTile:
+    """Return how a piece of the weights is multiplied in fp32; by Winograd's method only where it is all of them."""
+    k, count, steps = plan.k, problem["COUNT"], gemm_steps(plan.weight)
+    tiles, default = _offers(plan, pixels, count, steps)
+    winograd = conv_winograd.tiles(plan, legal_tiles(k.caps, steps)) if count == plan.blocks else []
+    best = conv_winograd.choose_tile(plan, winograd)
+    # Tuning tries what comes first before the rest.
+    candidates: list[GemmTile | InParts[GemmTile] | WinogradTile]
+    candidates = [*winograd, *tiles] if best else [*tiles, *winograd]
+    return k.pick("conv_gemm", problem, candidates, best or default)
+
+
+def launch_gemm(plan: ConvPlan, chosen: GemmTile | WinogradTile | None = None) -> None:
+    """Launch the implicit GEMM in fp32, or what is taken instead: pixels times output channels, over taps and input."""
     k, weight = plan.k, plan.weight
     ci4, steps = -(-weight.shape[1] // PACK), gemm_steps(weight)
     pixels = plan.y.shape[0] * prod(plan.window.outputs)
@@ -260,7 +275,10 @@ def launch_gemm(plan: ConvPlan, chosen: GemmTile | None = None) -> None:
     for first, count in plan.pieces(steps * STEP * PACK * PACK * itemsize):
         window, n = window_constants(plan.window), plan.y.shape[0]
         problem = {**window, "N": n, "C4": ci4, "COUNT": count, "bias": plan.bias is not None}
-        picked = chosen or k.pick("conv_gemm", problem, *_offers(plan, pixels, count, steps))
+        picked = chosen or pick_gemm(plan, problem, pixels)
+        if isinstance(picked, WinogradTile):
+            conv_winograd.launch_winograd(plan, picked)
+            continue
         tile, parts = tile_and_parts(picked)
         sums = Sums(plan, parts, -(-steps // tile.lz))
         pack = partial(pack_gemm, weight, first, count)

@@ -24,6 +24,7 @@ from weft.ops.gpu.split import ACTIVATION_BITS, LANES, LOW_BITS, SIDE, by_taps, 
 
 if TYPE_CHECKING:
     from weft.ops.gpu.conv import ConvPlan, GemmTile
+    from weft.ops.gpu.conv_winograd import WinogradTile
 
 WORTH = 1 << 23
 """Products from which on matrix units are the default."""
@@ -132,14 +133,14 @@ def choose_tile(caps: DeviceCaps, pixels: int, channels: int, k: int) -> SplitTi
 
 
 def pick_tile(
-    plan: ConvPlan, constants: dict[str, int], strict: Sequence[GemmTile], default: GemmTile
-) -> SplitTile | SplitWgmmaTile | GemmTile:
-    """Return the tile to use, which may be one of the `strict` fp32 kernel: where there is little work it wins."""
+    plan: ConvPlan, constants: dict[str, int], strict: Sequence[GemmTile | WinogradTile], default: GemmTile
+) -> SplitTile | SplitWgmmaTile | GemmTile | WinogradTile:
+    """Return the tile to use, which may be one of the `strict` fp32 kernels: where there is little work they win."""
     k, weight = plan.k, plan.weight
     pixels, channels = plan.y.shape[0] * prod(plan.window.outputs), weight.shape[0]
     depth = prod(weight.shape[2:]) * -(-weight.shape[1] // PACK) * PACK
     problem = {**constants, "N": plan.y.shape[0], "CI": weight.shape[1], "CO": channels, "bias": plan.bias is not None}
-    candidates: list[SplitTile | SplitWgmmaTile | GemmTile] = [*legal_tiles(k.caps, depth), *strict]
+    candidates: list[SplitTile | SplitWgmmaTile | GemmTile | WinogradTile] = [*legal_tiles(k.caps, depth), *strict]
     best: SplitTile | SplitWgmmaTile | GemmTile | None = choose_tile(k.caps, pixels, channels, depth)
     if SPECIAL_WGMMA.present(k.caps) or SMALL_WGMMA.present(k.caps):
         candidates += conv_split_wgmma.tiles(k.caps, channels, depth)

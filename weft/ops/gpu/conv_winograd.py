@@ -1,0 +1,241 @@
+"""Convolution in fp32 by Winograd's minimal filtering: 3 x 3 taps with a quarter of the multiplications.
+
+F(4 x 4, 3 x 3) of Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2016): a patch of 4 x 4 outputs
+is a polynomial product, which is computed by its values at 36 points: y = A'[(G w G') * (B' x B)]A. Weights are
+transformed once, on the host in float64. Three launches: B' x B of every patch of 6 x 6 inputs, for each point a
+product of patches x channels with channels x channels, and A' m A with bias and fused steps. Between them lie 36/16 of
+the input and of the output in scratch memory.
+
+The points are 0, 5/8, -5/8, 3/2, -3/2 and infinity, by which all numbers of A and B are exact in fp32. Measured in
+numpy, error by norm against float64 of layers of 64 and 512 channels (random normal; the direct sum has 3.1e-7 and
+3.8e-7):
+
+    0, +-1, +-2, inf        1.7e-6  3.2e-6  (the usual ones)
+    0, +-1, +-1/2, inf      1.7e-6  3.2e-6
+    0, +-1, 1/2, -2, inf    1.1e-6  2.1e-6
+    0, +-1/2, +-3/2, inf    9.4e-7  1.8e-6
+    0, +-3/4, +-3/2, inf    8.2e-7  1.5e-6
+    0, +-2/3, +-3/2, inf    7.6e-7  1.4e-6  (not exact)
+    0, +-5/8, +-3/2, inf    7.6e-7  1.4e-6
+
+Of +-a/16, +-b/16 none was better; scaling rows of B by powers of two changes nothing. An input that is infinite or NaN
+makes all of the patches NaN that read it, not only the outputs whose windows do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache, partial
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from weft.core.dtypes import DType
+from weft.core.layout import PACK, Array
+from weft.core.tensor import Tensor
+from weft.kernels.launch import MANY_UNITS, MAX_ELEMENTS, KernelBuilder, Size3
+
+if TYPE_CHECKING:
+    from weft.ops.gpu.conv import ConvPlan, GemmTile
+
+POINTS = (Fraction(0), Fraction(5, 8), Fraction(-5, 8), Fraction(3, 2), Fraction(-3, 2))
+"""Where polynomials are evaluated, besides at infinity."""
+SIDE, TAPS = 4, 3
+READ = SIDE + TAPS - 1
+"""Outputs, taps and inputs of a patch along an axis."""
+STEP = 4
+"""Blocks of four input channels that one pass of the GEMM stages, as in `conv`."""
+ITEMS = 64
+"""Items of a group of a transform: each holds 36 vectors, so that larger groups would leave registers unused."""
+PIXELS = 4
+"""Patches of an item in the GEMM by default: with 8 fewer groups fit on a multiprocessor (H200: conv_gemm takes 205 us
+with 4 and 240 with 8 for each of ResNet-50's layers at batch 32)."""
+LEAST = 64
+"""Channels on either side from which on it is the default, and patches."""
+TRIED = 16
+"""The same for tuning to try it."""
+MOVED = 20
+"""Products of the direct kernel in the time of a float that a transform reads or writes (H200: 15e12 and 0.8e12/s)."""
+LAUNCHED = 1 << 20
+"""The same for each compute unit and the two more launches."""
+UNITS = 16
+"""The compute units of a device whose driver does not say."""
+WINS, MAY_WIN = 0.8, 1.6
+"""Shares of the direct kernel's time, by the model, up to which it is the default, and up to which it is tried."""
+Matrix = tuple[tuple[Fraction, ...], ...]
+
+
+@dataclass(frozen=True)
+class WinogradTile:
+    """Winograd's method, with the tile of the GEMM for each point: its pixels are patches."""
+
+    gemm: GemmTile
+
+
+@lru_cache(maxsize=1)
+def matrices() -> tuple[Matrix, Matrix, Matrix]:
+    """Return A', G and B': y = A'[(G w) * (B' x)] is the correlation of READ inputs with TAPS weights.
+
+    Toom and Cook's product of polynomials, transposed: A' and G evaluate at the points (at infinity that is the last
+    coefficient), and B' is the transposed interpolation, its denominators moved to G.
+    """
+    rows = range(READ - 1)
+    others = [tuple(p for p in POINTS if p != POINTS[k]) for k in rows]
+    below = [prod((POINTS[k] - p for p in others[k]), start=Fraction(1)) for k in rows]
+    a = tuple((*(p**i for p in POINTS), Fraction(i == SIDE - 1)) for i in range(SIDE))
+    g = tuple(tuple(POINTS[k] ** i / below[k] for i in range(TAPS)) for k in rows)
+    b = tuple(_product(others[k]) for k in rows)
+    return a, (*g, (*[Fraction(0)] * (TAPS - 1), Fraction(1))), (*b, _product(POINTS))
+
+
+def _product(roots: Sequence[Fraction]) -> tuple[Fraction, ...]:
+    """Return the coefficients of the product of all x - root, from the lowest to that of x ** (READ - 1)."""
+    found = [Fraction(1)]
+    for root in roots:
+        found = [low - root * high for low, high in zip([Fraction(0), *found], [*found, Fraction(0)], strict=True)]
+    return (*found, *[Fraction(0)] * (READ - len(found)))
+
+
+def as_text(matrix: Matrix) -> tuple[str, ...]:
+    """Return the rows as templates read them."""
+    return tuple(" ".join(repr(float(x)) for x in row) for row in matrix)
+
+
+def transform_weights(weight: Array) -> Array:
+    """Return weights (co, ci, 3, 3) at the points, (36, ci, co), computed in float64."""
+    g = np.array(matrices()[1], np.float64)
+    both = np.kron(g, g)  # (points, taps)
+    co, ci = weight.shape[:2]
+    return (both @ weight.reshape(co * ci, -1).T.astype(np.float64)).reshape(-1, co, ci).transpose(0, 2, 1)
+
+
+def pack_weights(weight: Array) -> Array:
+    """Return transformed weights as vectors [point][ci block][co block][4 ci][4 co], ci blocks in whole steps."""
+    co, ci = weight.shape[:2]
+    blocks_in, blocks_out = _steps(ci) * STEP, -(-co // PACK)
+    full = np.zeros((READ * READ, blocks_in * PACK, blocks_out * PACK), np.float32)
+    full[:, :ci, :co] = transform_weights(weight)
+    vectors = full.reshape(-1, blocks_in, PACK, blocks_out, PACK).transpose(0, 1, 3, 2, 4)
+    return np.ascontiguousarray(vectors).reshape(-1)
+
+
+def _steps(channels: int) -> int:
+    return -(-channels // (PACK * STEP))
+
+
+def patches_of(plan: ConvPlan) -> tuple[int, int, int]:
+    """Return how many patches the outputs are: images, down and across."""
+    oh, ow = plan.window.outputs
+    return plan.y.shape[0], -(-oh // SIDE), -(-ow // SIDE)
+
+
+def fits(plan: ConvPlan) -> bool:
+    """Tell whether it is a 3 x 3 convolution in fp32 with stride 1, and there is room for the scratch memory.
+
+    That is an eighth of a device's memory at most: drivers that tell allow a quarter for one allocation.
+    """
+    k, window, weight = plan.k, plan.window, plan.weight
+    if k.thrifty or {plan.x.dtype, plan.y.dtype} != {DType.FLOAT32} or weight.dtype != np.float32:
+        return False
+    if window.kernel != (TAPS, TAPS) or {*window.strides, *window.dilations} != {1}:
+        return False
+    co, ci = weight.shape[:2]
+    rows = max(prod(patches_of(plan)), co + PACK)
+    largest = READ * READ * rows * (max(ci, co) + STEP * PACK)
+    bounds = k.caps.max_buffer_range, k.caps.max_allocation // 4
+    return largest < MAX_ELEMENTS and largest * 4 <= min(bounds) and k.caps.max_grid[2] >= READ * READ
+
+
+def share(plan: ConvPlan) -> float:
+    """Return how much of the direct kernel's time it takes, by a plain model of a large GPU.
+
+    That is a sum: products at the direct kernel's rate, the floats that the transforms and the GEMM move, weights among
+    them, and two launches. Whole tiles of 32 patches are computed.
+    """
+    (co, ci), patches, units = plan.weight.shape[:2], prod(patches_of(plan)), plan.k.caps.compute_units
+    pixels = plan.y.shape[0] * prod(plan.window.outputs)
+    products = READ * READ * -(-patches // 32) * 32 * ci * co
+    moved = (2 * READ * READ * patches + pixels) * (ci + co) + READ * READ * ci * co
+    direct = TAPS * TAPS * pixels * ci * co
+    return float((products + MOVED * moved + LAUNCHED * (units if units > 1 else UNITS)) / direct)
+
+
+def tiles(plan: ConvPlan, gemm: Sequence[GemmTile]) -> list[WinogradTile]:
+    """Return what tuning tries: some of the tiles of the GEMM, where the model does not rule it out."""
+    if not fits(plan) or min(*plan.weight.shape[:2], prod(patches_of(plan))) < TRIED or share(plan) > MAY_WIN:
+        return []
+    return [WinogradTile(tile) for tile in gemm if tile.lz == 1]
+
+
+def choose_tile(plan: ConvPlan, candidates: Sequence[WinogradTile]) -> WinogradTile | None:
+    """Return the first candidate of few PIXELS that gives every compute unit two groups, or None if it hardly wins.
+
+    Devices of fewer than MANY_UNITS are left to tuning: on software nothing is gained that was measured, and small GPUs
+    may lack registers for 36 vectors an item. Small problems are bound by launches and weights.
+    """
+    caps, few = plan.k.caps, [tile for tile in candidates if tile.gemm.pixels <= PIXELS]
+    if not few or caps.software or caps.compute_units < MANY_UNITS:
+        return None
+    patches = prod(patches_of(plan))
+    if min(*plan.weight.shape[:2], patches) < LEAST or share(plan) > WINS:
+        return None
+    for tile in few:
+        groups = READ * READ * -(-patches // tile.gemm.rows) * -(-plan.blocks // tile.gemm.columns)
+        if groups >= 2 * caps.compute_units:
+            return tile
+    return few[-1]
+
+
+def _loop(k: KernelBuilder, total: int) -> tuple[Size3, Size3]:
+    """Return grid and local size of a transform."""
+    local = min(ITEMS, k.caps.max_local_items)
+    return (min(-(-total // local), k.caps.max_grid[0]), 1, 1), (local, 1, 1)
+
+
+def launch_winograd(plan: ConvPlan, tile: WinogradTile) -> None:
+    """Launch the three kernels."""
+    k, ci = plan.k, plan.weight.shape[1]
+    images, down, across = patches_of(plan)
+    patches, blocks = images * down * across, -(-ci // PACK)
+    (ih, iw), (oh, ow), (ph, pw) = plan.window.inputs, plan.window.outputs, plan.window.begin
+    a, _, b = matrices()
+    v = k.scratch((READ * READ * blocks * patches * PACK,), DType.FLOAT32)
+    m = k.scratch((READ * READ * plan.blocks * patches * PACK,), DType.FLOAT32)
+    shared = {"PATCHES": patches, "TH": down, "TW": across}
+    total = -(-blocks // 4) * 4 * patches
+    grid, local = _loop(k, total)
+    k.launch(
+        "conv_winograd_input", reads={"x": plan.x}, writes={"v": v}, kinds={"v": "fours"}, epilogue=False,
+        ints={**shared, "IH": ih, "IW": iw, "PH": ph, "PW": pw, "STEP": SIDE, "BLOCKS": blocks, "TOTAL": total},
+        variant={"rows": as_text(b)}, grid=grid, local=local,
+    )  # fmt: skip
+    _launch_products(plan, tile.gemm, v, m, patches)
+    total = -(-plan.blocks // 4) * 4 * patches
+    grid, local = _loop(k, total)
+    k.launch(
+        "conv_winograd_output", reads={"m": m, **plan.bias_vector()}, writes={"y": plan.y}, kinds={"m": "fours"},
+        ints={**shared, "OH": oh, "OW": ow, "BLOCKS": plan.blocks, "TOTAL": total},
+        variant={"rows": as_text(a)}, grid=grid, local=local,
+    )  # fmt: skip
+
+
+def _launch_products(plan: ConvPlan, tile: GemmTile, v: Tensor, m: Tensor, patches: int) -> None:
+    """Launch a GEMM for each point: patches times output channels, over input channels."""
+    k, ci = plan.k, plan.weight.shape[1]
+    rows = -(-patches // tile.rows)
+    k.launch(
+        "conv_winograd_gemm",
+        reads={"v": v, "w": k.constant("winograd", partial(pack_weights, plan.weight))},
+        writes={"m": m},
+        ints={"C4": -(-ci // PACK), "STEPS": _steps(ci), "COUNT": plan.blocks, "PATCHES": patches, "TILES": rows},
+        variant={
+            "rp": tile.pixels, "rc": tile.blocks, "lx": tile.lx, "ly": tile.ly, "buffers": tile.buffers(k.caps),
+        },
+        kinds=dict.fromkeys("vwm", "fours"),
+        epilogue=False,
+        grid=(min(rows, k.caps.max_grid[0]), -(-plan.blocks // tile.columns), READ * READ),
+        local=(tile.lx, tile.ly, tile.lz),
+    )  # fmt: skip

@@ -1,0 +1,34 @@
+## Winograd's products: for each point, which is GROUP_Z, a GEMM (`gemm.parts.mako`) of patches times blocks of four
+## output channels, over blocks of four input channels: v[point][block][patch] by w, to m[point][block][patch].
+<%namespace name="gemm" file="gemm.parts.mako"/>
+<%
+rows, cols, items, fetched, _ = gemm.module.sizes(rp, rc, lx, ly)
+%>\
+${gemm.memory()}
+## Blocks behind the last one meet weights of zero, patches behind the last one are not stored.
+<%def name="fetch(step)">
+% for u in range(fetched):
+  va${u} = ${v.vector(f"vfrom{u} + min(({step}) * 4 + ak{u}, C4 - 1) * PATCHES")};
+% endfor
+${gemm.fetch_weights(step, "GROUP_Z * STEPS * 16 * COUNT + ")}\
+</%def>\
+${gemm.who()}\
+for (int tile = GROUP_X; tile < TILES; tile += GROUPS_X) {
+  const int first_row = tile * ${rows};
+% for u in range(fetched):
+  const int ak${u} = (item + ${u * items}) / ${rows}, row${u} = first_row + (item + ${u * items}) % ${rows};
+  const int vfrom${u} = GROUP_Z * C4 * PATCHES + min(row${u}, PATCHES - 1);
+  f32x4 va${u};
+% endfor
+${gemm.multiply(fetch, lambda u: f"va{u}")}\
+  if (LOCAL_Z == 0) {
+% for j in range(rc):
+    if (column0 + ${j * ly} + down < COUNT) {
+      const int to = (GROUP_Z * COUNT + column0 + ${j * ly} + down) * PATCHES + first_row + across;
+% for i in range(rp):
+      if (first_row + ${i * lx} + across < PATCHES) ${m.store_vector(f"to + {i * lx}", f"acc{i}_{j}")}
+% endfor
+    }
+% endfor
+  }
+}

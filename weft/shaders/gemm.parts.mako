@@ -1,0 +1,105 @@
+## What the GEMMs in fp32 that keep their sums in registers share: a group of lx x ly items computes rp * lx rows x
+## rc * ly blocks of four columns; LZ slices of K work side by side and are summed at the end. Items fetch the next step
+## of 4 blocks of K into registers while they compute this one, all loads at once. With two `buffers` a step needs one
+## barrier.
+<%!
+def sizes(rp, rc, lx, ly):
+    """Return the rows, columns and items of a group, and what an item fetches a step of either factor."""
+    rows, cols, items = rp * lx, rc * ly, lx * ly
+    return rows, cols, items, 4 * rows // items, 16 * cols // items
+
+
+def pitch(cols):
+    """Two vectors more than columns: four items that write one column of four rows touch other banks."""
+    return cols + 2
+%>
+<%def name="memory()">\
+<%
+rows, cols, *_ = sizes(rp, rc, lx, ly)
+k.shared("f32x4", "As", f"LZ * {4 * rows * buffers}")
+k.shared("f32x4", "Bs", f"LZ * {16 * pitch(cols) * buffers}")
+k.shared("f32x4", "Sum", f"LZ > 1 ? (LZ - 1) * {rows * cols} : 1")
+%>\
+</%def>
+## Who an item is, and which weights it moves: of neighbouring items two share a block and the next two a pixel: a load
+## of 16 bytes is served to two at a time.
+<%def name="who()">\
+<% rows, cols, items, _, fetched = sizes(rp, rc, lx, ly) %>\
+const int item = LOCAL_Y * ${lx} + LOCAL_X, across = item / 2 % ${lx}, down = item % 2 + item / ${2 * lx} * 2;
+const int column0 = GROUP_Y * ${cols};
+% for u in range(fetched):
+const int e${u} = item + ${u * items}, bcolumn${u} = e${u} / 4 % ${cols}, bk${u} = e${u} / ${4 * cols};
+const int bfrom${u} = (bk${u} * COUNT + min(column0 + bcolumn${u}, COUNT - 1)) * 4 + e${u} % 4;
+const int bto${u} = (bk${u} * 4 + e${u} % 4) * ${pitch(cols)} + bcolumn${u};
+f32x4 vb${u};
+% endfor
+</%def>
+## The weights of a step: vectors [step][4 blocks of K][COUNT blocks of columns][4 along K], behind `first` of others.
+<%def name="fetch_weights(step, first='')">\
+<% _, _, _, _, fetched = sizes(rp, rc, lx, ly) %>\
+% for u in range(fetched):
+  vb${u} = ${w.vector(f"{first}min({step}, STEPS - 1) * 16 * COUNT + bfrom{u}")};
+% endfor
+</%def>
+## The sums of a tile: `fetch(step)` loads va. and vb., `staged(u)` is what of va. is multiplied. `rounds` are the first of
+## K and the one behind the last, where a group has a part of them.
+<%def name="multiply(fetch, staged, rounds=None)">\
+<%
+first, (begin, end) = f"{rounds[0]} * LZ + LOCAL_Z" if rounds else "LOCAL_Z", rounds or ("0", "(STEPS + LZ - 1) / LZ")
+rows, cols, items, fetched_a, fetched_b = sizes(rp, rc, lx, ly)
+acc = [(i, j) for i in range(rp) for j in range(rc)]
+%>\
+% for i, j in acc:
+  f32x4 acc${i}_${j} = SPLAT(0.0);
+% endfor
+  ${fetch(first)}
+  for (int round = ${begin}; round < ${end}; round++) {
+    const int staged = LOCAL_Z${f" * {buffers} + round % {buffers}" if buffers > 1 else ""};
+    const int a_base = staged * ${4 * rows}, b_base = staged * ${16 * pitch(cols)};
+% for u in range(fetched_a):
+    As[a_base + item + ${u * items}] = ${staged(u)};
+% endfor
+% for u in range(fetched_b):
+    Bs[b_base + bto${u}] = vb${u};
+% endfor
+    BARRIER;
+    ${fetch("(round + 1) * LZ + LOCAL_Z")}
+    for (int kk = 0; kk < 4; kk++) {
+% for i in range(rp):
+      const f32x4 a${i} = As[a_base + kk * ${rows} + ${i * lx} + across];
+% endfor
+## One product a statement: each becomes one fused multiply-add, where a sum of four takes an addition more.
+% for lane, letter in enumerate("xyzw"):
+% for j in range(rc):
+      const f32x4 b${j}${letter} = Bs[b_base + (kk * 4 + ${lane}) * ${pitch(cols)} + ${j * ly} + down];
+% endfor
+% for i, j in acc:
+      acc${i}_${j} += a${i}.${letter} * b${j}${letter};
+% endfor
+% endfor
+    }
+% if buffers == 1:
+    BARRIER;
+% endif
+  }
+% if buffers > 1:
+  BARRIER;
+% endif
+  if (LZ > 1) {
+    if (LOCAL_Z > 0) {
+      const int s0 = (LOCAL_Z - 1) * ${rows * cols};
+% for i, j in acc:
+      Sum[s0 + (${j * ly} + down) * ${rows} + ${i * lx} + across] = acc${i}_${j};
+% endfor
+    }
+    BARRIER;
+    if (LOCAL_Z == 0) {
+      for (int s = 0; s < LZ - 1; s++) {
+% for i, j in acc:
+        acc${i}_${j} += Sum[s * ${rows * cols} + (${j * ly} + down) * ${rows} + ${i * lx} + across];
+% endfor
+      }
+    }
+    BARRIER;
+  }
+</%def>
