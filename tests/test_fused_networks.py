@@ -105,3 +105,34 @@ def test_outputs_are_told_by_position_where_one_between_is_unnamed(device: str) 
     with weft.load(graph, device=device) as session:
         got = session.run(given)[1]
     np.testing.assert_allclose(got, 1 / np.sqrt(given["x"].var(1, keepdims=True) + 1e-5), 1e-5)
+
+
+WIDENED: dict[str, tuple[Callable[[], weft.Graph], bool]] = {
+    "layer norm": (lambda: matrix(lambda n, x: n.add(LayerNormalization(axis=-1), x, n.random(6))), True),
+    "softmax, * 2": (lambda: matrix(lambda n, x: n.add("Mul", n.add("Softmax", x), TWO)), True),
+    "few rows": (
+        lambda: (n := Net(0)).finish(n.add("Relu", n.add("Gemm", n.input("x", 2, 8), n.random(8, 3), n.random(3)))),
+        True,
+    ),
+    "global pool": (lambda: image(lambda n, x: n.add("GlobalAveragePool", x)), True),
+    "many rows": (lambda: matrix(lambda n, x: n.add("MatMul", x, n.random(6, 4))), False),
+}
+"""Networks, and whether the kernel that computes the output stores it in fp32 where all before is fp16."""
+
+
+@pytest.mark.parametrize("device", GPUS)
+@pytest.mark.parametrize("name", WIDENED)
+def test_the_last_kernel_stores_what_the_output_is(name: str, device: str) -> None:
+    build, widened = WIDENED[name]
+    graph = build()
+    fed = feeds(graph)
+    with weft.load(graph, "cpu", precision="low") as session:
+        (expected,) = session.run(fed)
+    with weft.load(graph, device, precision="low", fallback="error") as session:
+        (pipeline,) = session.pipelines
+        labels = [launch.label for launch in pipeline.backend.recording.launches]  # type: ignore[attr-defined]
+        (actual,) = session.run(fed)
+    assert actual.dtype == np.float32
+    assert (f"{graph.outputs[0]}/elementwise" in labels) is not widened, labels
+    rtol, atol = tolerance(DType.FLOAT16, "reduction")
+    np.testing.assert_allclose(actual, expected, rtol, atol)

@@ -33,8 +33,13 @@ class Fused(Op):
     steps: tuple[Step, ...]
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the base op's specs: a step changes neither shape nor type."""
-        return self.base.infer(inputs[: self.arity], constants[: self.arity])[:1]
+        """Return the spec behind the last step; a step changes no shape, and the type only if it is a cast."""
+        spec = self.base.infer(inputs[: self.arity], constants[: self.arity])[0]
+        for step in self.steps:
+            given = [spec if i == RUNNING else inputs[i] for i in step.operands]
+            known = [None if i == RUNNING else constants[i] for i in step.operands]
+            (spec,) = step.op.infer(given, known)
+        return (spec,)
 
     def reference(self, *inputs: Array | None) -> Array:
         """Return the result of the chain, each step rounded as if it were a node of its own."""

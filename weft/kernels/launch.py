@@ -13,7 +13,7 @@ from weft.core.dtypes import DType
 from weft.core.fused import Fused
 from weft.core.layout import Array, Layout, Shape
 from weft.core.op import Op
-from weft.core.tensor import Tensor
+from weft.core.tensor import Tensor, TensorSpec
 from weft.errors import BackendError
 from weft.kernels.source import ArgKind
 
@@ -204,6 +204,10 @@ class GpuOp(ABC):
     ) -> str | None:
         """Return why GPUs of these capabilities cannot run the node, as a sentence, or None."""
         return None
+
+    def stores_wider(self, inputs: Sequence[TensorSpec], output: TensorSpec) -> bool:
+        """Return whether the kernels for these inputs and this output in fp16 can store fp32 in its place."""
+        return False
 
     def fits_channels(self, op: Any, inputs: Sequence[Shape | None], output: Shape) -> bool:
         """Tell whether an op with placement EITHER can read and write NC4HW4 for these shapes."""

@@ -306,6 +306,10 @@ class Cast(Elementwise):
         """Return x in the new type."""
         return x.astype(self.to.numpy)
 
+    def scalar(self, present: tuple[bool, ...]) -> str | None:
+        """Return that nothing is computed: kernels load any float and store any."""
+        return "{0}" if self.to.is_float else None
+
     def result_type(self, types: Sequence[DType]) -> DType:
         """Return the type that `to` names."""
         return self.to

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+from weft.core.dtypes import DType
 from weft.core.graph import Graph, Node
+from weft.core.tensor import TensorSpec
 from weft.kernels.launch import GpuOp, Placement, find_gpu_op
 from weft.ops.elementwise import Elementwise
+from weft.ops.unary import Cast
 
 
 def can_fuse(graph: Graph, base: Node, step: Node, position: int) -> bool:
     """Tell whether `step` may be pasted into the store of `base`, whose result is its operand `position`.
 
     Every other operand must be a scalar constant, a value of the result's shape, or a constant along the
-    channels (of a kernel that works in NC4HW4) or over the last axes (of one that works in NCHW).
+    channels (of a kernel that works in NC4HW4) or over the last axes (of one that works in NCHW). A cast from fp16
+    to fp32 may be pasted where the base's kernels store either.
     """
     op, first = step.op, find_gpu_op(base.op)
     if not isinstance(op, Elementwise) or first is None or not first.fuses_into_store:
         return False
     result, before = graph.specs[step.outputs[0]], graph.specs[base.outputs[0]]
+    if _widens(before, result):
+        return isinstance(op, Cast) and first.stores_wider([graph.specs[i] for i in base.inputs if i], before)
     if result != before or not result.dtype.is_float or op.expression(tuple(bool(i) for i in step.inputs)) is None:
         return False
     if any(graph.specs[i].dtype is not result.dtype for i in step.inputs if i):
         return False
     return all(_operand_fits(graph, first, i, result.dims) for k, i in enumerate(step.inputs) if k != position and i)
+
+
+def _widens(before: TensorSpec, after: TensorSpec) -> bool:
+    return before.dtype is DType.FLOAT16 and after.dtype is DType.FLOAT32 and before.dims == after.dims
 
 
 def _operand_fits(graph: Graph, base: GpuOp, name: str, shape: tuple[int, ...]) -> bool:

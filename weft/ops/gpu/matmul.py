@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 
 from weft.core.layout import PACK, Array, Layout, Shape
-from weft.core.tensor import Tensor
+from weft.core.tensor import Tensor, TensorSpec
 from weft.kernels.launch import GpuOp, KernelBuilder, gpu_op
 from weft.ops.conv import Conv
 from weft.ops.gpu.conv import ConvPlan, launch_ungrouped
@@ -53,6 +53,10 @@ class MatMulOnGpu(GpuOp):
 
     splits_constants = True
 
+    def stores_wider(self, inputs: Sequence[TensorSpec], output: TensorSpec) -> bool:
+        """Accept few rows: more of them go to kernels for matrix units."""
+        return _few_rows(output)
+
     def launches(
         self, op: MatMul, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
@@ -73,6 +77,10 @@ class MatMulOnGpu(GpuOp):
         launch_product(k, product)
 
 
+def _few_rows(output: TensorSpec) -> bool:
+    return prod(output.dims[:-1]) <= FEW_ROWS
+
+
 def _lead(shape: Shape, rank: int) -> Shape:
     return (1,) * (rank + 2 - len(shape)) + tuple(shape[:-2])
 
@@ -87,6 +95,10 @@ class GemmOnGpu(GpuOp):
     """alpha * A B + beta * C with either matrix transposed."""
 
     splits_constants = True
+
+    def stores_wider(self, inputs: Sequence[TensorSpec], output: TensorSpec) -> bool:
+        """Accept few rows: more of them go to kernels for matrix units."""
+        return _few_rows(output)
 
     def launches(self, op: Gemm, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
         """Launch with the strides that the transposes mean."""

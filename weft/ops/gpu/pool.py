@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 
 from weft.core.layout import PACK, Layout
-from weft.core.tensor import Tensor
+from weft.core.tensor import Tensor, TensorSpec
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, Placement, gpu_op, power_of_two
 from weft.ops.gpu.conv import window_constants
 from weft.ops.pool import AveragePool, GlobalAveragePool, GlobalMaxPool, LpPool, MaxPool, Pool
@@ -66,6 +66,10 @@ class GlobalPoolOnGpu(GpuOp):
     """One group reduces one block of channels, or several that lie side by side."""
 
     placement = Placement.CHANNELS
+
+    def stores_wider(self, inputs: Sequence[TensorSpec], output: TensorSpec) -> bool:
+        """Accept: the store converts, whatever is read."""
+        return True
 
     def launches(
         self, op: object, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
