@@ -15,7 +15,7 @@ from weft.core.layout import PACK, Array
 from weft.kernels.launch import PIECE, DeviceCaps
 from weft.kernels.special import Case, SpecialKernel, one_node, register_special
 from weft.ops.conv import Conv
-from weft.ops.gpu.sum_parts import PARTS, InParts, Sums, Work, better, by_turns, tile_and_parts
+from weft.ops.gpu.sum_parts import PARTS, InParts, Sums, Work, better, by_turns, promising, tile_and_parts
 
 if TYPE_CHECKING:
     from weft.ops.gpu.conv import ConvPlan
@@ -208,7 +208,7 @@ def offers(
     for parts in PARTS:
         made = tiles(caps, pixels, channels, -(-steps // parts), parts)
         parted += [InParts(t, parts) for t in made if parts in work(t).possible_parts(caps)][:PROMISING]
-    parted.sort(key=lambda each: work(each.tile).microseconds(caps, each.parts))
+    parted = promising(caps, parted, whole, work)
     best = better(caps, whole[0], parted, work)
     tile, parts = tile_and_parts(best)
     filling = work(tile).groups * tile.wz * parts >= caps.compute_units // 4

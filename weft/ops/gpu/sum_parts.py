@@ -9,7 +9,7 @@ model of `Work` they win clearly: long sums with few results, such as 512 channe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from math import prod
@@ -29,9 +29,9 @@ LEAST = 2
 """Rounds of steps that a part has at least."""
 FILLED = 4
 """Groups of all parts for each compute unit, at most."""
-READ, ROUND, LAUNCH = 54e3, 0.4, 3.0
+READ, ROUND, LAUNCH = 54e3, 0.4, 5.5
 """Bytes that a unit reads in a microsecond; microseconds of a round of steps that waits for memory, and of a second
-launch (H200, `benchmarks/NOTES.md` and its tuned table: rounds take 0.4 to 0.9)."""
+launch (H200, `benchmarks/NOTES.md` and its tuned table: rounds take 0.4 to 0.9, nothing in parts less than 10)."""
 SUMS = 375e3
 """Sums that all units together write and read again in a microsecond: eight bytes each, at 3 TB/s."""
 CLEAR = 0.7
@@ -79,10 +79,19 @@ class Work:
         return [p for p in PARTS if self.groups * p <= FILLED * caps.compute_units and self.rounds >= LEAST * p]
 
 
-def offer_parts(caps: DeviceCaps, tiles: Iterable[TileT], work_of: Callable[[TileT], Work]) -> list[InParts[TileT]]:
-    """Return the most promising tiles with their K in parts, those first that take the least by the model of `Work`."""
+def offer_parts(caps: DeviceCaps, tiles: Sequence[TileT], work_of: Callable[[TileT], Work]) -> list[InParts[TileT]]:
+    """Return the tiles with their K in parts that promise to be faster than any whole one, those first that do most."""
     every = [InParts(t, p) for t in tiles for p in work_of(t).possible_parts(caps)]
-    return sorted(every, key=lambda each: work_of(each.tile).microseconds(caps, each.parts))[:MOST]
+    return promising(caps, every, tiles, work_of)[:MOST]
+
+
+def promising(
+    caps: DeviceCaps, parted: Sequence[InParts[TileT]], whole: Sequence[TileT], work_of: Callable[[TileT], Work]
+) -> list[InParts[TileT]]:
+    """Return those in parts that by the model of `Work` take less than any whole tile, the fastest first."""
+    least = min((work_of(t).microseconds(caps) for t in whole), default=0.0)
+    times = {each: work_of(each.tile).microseconds(caps, each.parts) for each in parted}
+    return sorted((each for each in times if times[each] < least), key=lambda each: times[each])
 
 
 def by_turns(parted: Sequence[InParts[TileT]], whole: Sequence[TileT]) -> list[TileT | InParts[TileT]]:
