@@ -36,6 +36,8 @@ SUMS = 375e3
 """Sums that all units together write and read again in a microsecond: eight bytes each, at 3 TB/s."""
 CLEAR = 0.7
 """Parts are the default where by the model they take less than so much of the time without."""
+TRIED = 1.5
+"""The share up to which tuning tries them."""
 MOST = 12
 """Tiles in parts that a kernel offers to tuning."""
 
@@ -80,7 +82,7 @@ class Work:
 
 
 def offer_parts(caps: DeviceCaps, tiles: Sequence[TileT], work_of: Callable[[TileT], Work]) -> list[InParts[TileT]]:
-    """Return the tiles with their K in parts that promise to be faster than any whole one, those first that do most."""
+    """Return the tiles with their K in parts that may be faster than any whole one, the most promising first."""
     every = [InParts(t, p) for t in tiles for p in work_of(t).possible_parts(caps)]
     return promising(caps, every, tiles, work_of)[:MOST]
 
@@ -88,10 +90,10 @@ def offer_parts(caps: DeviceCaps, tiles: Sequence[TileT], work_of: Callable[[Til
 def promising(
     caps: DeviceCaps, parted: Sequence[InParts[TileT]], whole: Sequence[TileT], work_of: Callable[[TileT], Work]
 ) -> list[InParts[TileT]]:
-    """Return those in parts that by the model of `Work` take less than any whole tile, the fastest first."""
+    """Return those in parts that by the model of `Work` take hardly more than any whole tile, the fastest first."""
     least = min((work_of(t).microseconds(caps) for t in whole), default=0.0)
     times = {each: work_of(each.tile).microseconds(caps, each.parts) for each in parted}
-    return sorted((each for each in times if times[each] < least), key=lambda each: times[each])
+    return sorted((each for each in times if times[each] < TRIED * least), key=lambda each: times[each])
 
 
 def by_turns(parted: Sequence[InParts[TileT]], whole: Sequence[TileT]) -> list[TileT | InParts[TileT]]:
