@@ -162,11 +162,18 @@ class GemmTile:
         return 1 if caps.software or self.shared_bytes(2) > caps.local_memory else 2
 
 
-WIDE_TILES = (GemmTile(8, 2, 16, 16, 1), GemmTile(8, 2, 8, 16, 1), GemmTile(8, 2, 16, 8, 1))
-"""For tuning alone: more items share what is staged, which pays or not by the shape. Tiles of 8 x 4 were slower."""
-TILES = (
+WIDE_TILES = (
     GemmTile(8, 2, 8, 8, 1),
-    GemmTile(4, 2, 8, 8, 1),
+    GemmTile(8, 2, 16, 16, 1),
+    GemmTile(8, 2, 8, 16, 1),
+    GemmTile(8, 2, 16, 8, 1),
+)
+"""For tuning alone: items that compute more, or share more of what is staged, which pays or not by the shape."""
+LONG_TILE = GemmTile(4, 2, 8, 8, 1)
+"""For sums of more than LONG steps: shorter ones are faster where more groups fit on a unit (H200, batch 16 and 32)."""
+LONG = 32
+TILES = (
+    LONG_TILE,
     GemmTile(4, 1, 8, 8, 1),
     GemmTile(4, 1, 8, 8, 2),
     GemmTile(4, 1, 8, 8, 4),
@@ -175,6 +182,8 @@ TILES = (
     *WIDE_TILES,
 )
 """From the best reuse to the most parallelism, and those that only tuning takes."""
+ENOUGH, ENOUGH_SLICED = 300, 190
+"""Items for each compute unit that a tile makes at least, and one with slices of K (both by tuning on an H200)."""
 SOFTWARE_TILE = GemmTile(4, 1, 8, 8, 1)
 TYPICAL_UNITS = 16
 """For drivers that do not say how many compute units there are."""
@@ -193,17 +202,18 @@ def legal_tiles(caps: DeviceCaps, steps: int) -> list[GemmTile]:
 
 
 def choose_tile(caps: DeviceCaps, pixels: int, blocks: int, steps: int) -> GemmTile:
-    """Return the tile with the most reuse that still gives every compute unit two groups.
+    """Return the tile with the most reuse that still gives every compute unit enough items.
 
     Slices of K come last: they cost a sum, and only pay where there are several steps for each. A CPU
     gets a small tile: it gains nothing from reuse in registers, and its compiler is slow.
     """
     if caps.software:
         return SOFTWARE_TILE
-    fitting = [tile for tile in legal_tiles(caps, steps) if tile not in WIDE_TILES]
+    fitting = [t for t in legal_tiles(caps, steps) if t not in WIDE_TILES and (t != LONG_TILE or steps > LONG)]
     units = caps.compute_units if caps.compute_units > 1 else TYPICAL_UNITS
     for tile in fitting:
-        if -(-pixels // tile.rows) * -(-blocks // tile.columns) >= 2 * units:
+        groups = -(-pixels // tile.rows) * -(-blocks // tile.columns)
+        if groups * tile.lx * tile.ly * tile.lz >= (ENOUGH if tile.lz == 1 else ENOUGH_SLICED) * units:
             return tile
     return fitting[-1]
 

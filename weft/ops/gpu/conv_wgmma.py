@@ -39,6 +39,8 @@ FEWEST, MOST = 3, 8
 """Stages: two are read or about to be, the others are under way."""
 LONG = 8
 """Steps from which buffers of two of them are tried."""
+SHORT = 6
+"""Steps up to which a tile should share its multiprocessor with two others (of 48 problems tuned on an H200)."""
 SLICES, SLICED = (2,), (64, 32, 16)
 """Sets of warpgroups that may share the steps, and columns that they then have, besides even parts."""
 PROMISING = 3
@@ -242,7 +244,11 @@ def _cost(caps: DeviceCaps, pixels: int, channels: int, steps: int, parts: int, 
     each = tile.rows * tile.cols * (0.6 + 40 * loaded) * -(-steps // tile.wz)
     each += tile.rows * (tile.cols + 64) * (2 + tile.wz)
     # Of two tiles alike the one with fewer steps a buffer comes first: the other one was not measured.
-    return rounds * side_by_side * each * (1.0 if side_by_side > 1 else 1.1) * (1.0 + 0.001 * (tile.deep - 1))
+    waiting = (1.0 if side_by_side > 1 else 1.1) * (1.0 + 0.001 * (tile.deep - 1))
+    if steps <= SHORT:
+        # The first step's wait for memory is not small any more, unless other groups multiply meanwhile.
+        waiting += {1: 1.0, 2: 0.5}.get(side_by_side, 0.0) / -(-steps // tile.wz)
+    return rounds * side_by_side * each * waiting
 
 
 def choose_tile(caps: DeviceCaps, pixels: int, channels: int, steps: int) -> WgmmaTile:
