@@ -68,10 +68,10 @@ def test_weights_lie_row_after_row() -> None:
 
 
 def test_the_tile_suits_the_problem() -> None:
-    assert choose_tile(CAPS, 4096, 4096) == GroupTile(128, 128, 64, 128)
-    assert choose_tile(CAPS, 1024, 1024) == GroupTile(128, 64, 64, 128), "each unit has one"
-    assert choose_tile(CAPS, 128, 1536) == GroupTile(32, 64, 128, 128)
-    assert choose_tile(CAPS, 128, 384) is None, "too few groups: slices of K do better"
+    assert choose_tile(CAPS, 4096, 4096, 4096) == GroupTile(128, 128, 64, 128)
+    assert choose_tile(CAPS, 1024, 1024, 1024) == GroupTile(128, 64, 64, 128), "each unit has one"
+    assert choose_tile(CAPS, 128, 1536, 384) == GroupTile(32, 64, 128, 128)
+    assert choose_tile(CAPS, 128, 384, 1536) is None, "too few groups: slices of K do better"
     assert legal_tiles(CAPS, 31, 4096) == [] == legal_tiles(CAPS, 4096, 31)
 
 
@@ -79,7 +79,7 @@ def test_the_cases_of_the_self_test_meet_the_tiles_that_the_rule_takes() -> None
     met = set()
     for case in SPECIAL.cases():
         (x,), (w, _) = case.inputs.values(), case.constants.values()
-        tile = choose_tile(CAPS, len(x), len(w))
+        tile = choose_tile(CAPS, len(x), len(w), w.shape[1])
         assert tile is not None and (len(x) % tile.rows or len(x) == 1024)
         met.add(tile)
     assert len(met) == 5

@@ -211,7 +211,7 @@ def _tiles(plan: ConvPlan, pixels: int, channels: int, depth: int) -> tuple[list
     if workgroup_gemm.fits(plan):
         candidates = [*workgroup_gemm.legal_tiles(caps, pixels, channels), *candidates]
         if not isinstance(tile_and_parts(default)[0], UnstagedTile) or depth < workgroup_gemm.LONG:
-            default = workgroup_gemm.choose_tile(caps, pixels, channels) or default
+            default = workgroup_gemm.choose_tile(caps, pixels, channels, depth) or default
     return candidates, default
 
 

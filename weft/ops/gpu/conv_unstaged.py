@@ -76,7 +76,7 @@ TILES = (
     UnstagedTile(1, 1, 16, 2),
 )
 """From the best reuse to the most parallelism: those that were best for something on an H200."""
-SLICES = ((32, 8), (8, 4), (0, 1))
+SLICES = ((16, 8), (8, 4), (0, 1))
 """Chunks of K from which so many slices were best, by and large."""
 
 

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
 STEP = 16
 """What the depth of a product, and of each step, is a multiple of."""
-LONG = 512
-"""The depth from which small products are faster without staging (`conv_unstaged`, H200)."""
+SHORT, LONG = 128, 512
+"""The depth up to which tiles of 64 x 64 are best, or nearly, and that from which small products are faster without
+staging (`conv_unstaged`); both by tuning on an H200."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,12 @@ class GroupTile:
     items: int
 
 
+SMALL = GroupTile(64, 64, 64, 64)
 TILES = (
     GroupTile(128, 128, 64, 128),
     GroupTile(128, 64, 64, 128),
     GroupTile(64, 128, 64, 128),
-    GroupTile(64, 64, 64, 64),
+    SMALL,
     GroupTile(64, 64, 128, 128),
     GroupTile(32, 64, 128, 128),
     GroupTile(32, 32, 128, 128),
@@ -49,7 +51,7 @@ TILES = (
 
 def _cases() -> Sequence[Case]:
     """Return products for each tile on a large device and a few on any, of whole tiles and of parts of tiles."""
-    shapes = ((1100, 144, 1160), (1024, 64, 1024), (520, 80, 1000), (260, 272, 1000), (130, 400, 1000), (200, 176, 296))
+    shapes = ((1100, 144, 1160), (1024, 192, 1024), (520, 80, 1000), (260, 272, 1000), (130, 400, 1000), (200, 176, 296))
     op = Conv(kernel_shape=(1, 1))
     return [one_node(op, (m, k, 1, 1), (n, k, 1, 1), (n,), constants=(1, 2)) for m, k, n in shapes]
 
@@ -87,10 +89,11 @@ def legal_tiles(caps: DeviceCaps, pixels: int, channels: int) -> list[GroupTile]
     ]
 
 
-def choose_tile(caps: DeviceCaps, pixels: int, channels: int) -> GroupTile | None:
+def choose_tile(caps: DeviceCaps, pixels: int, channels: int, depth: int) -> GroupTile | None:
     """Return the tile for which a compute unit loads least; None where not even half the units have work.
 
-    Loads are what takes the time, on all units alike: 40 KB a microsecond each on an H200.
+    Loads are what takes the time, on all units alike: 40 KB a microsecond each on an H200. In short products it is the
+    first load and the last store: there a small tile is the default.
     """
 
     def groups(tile: GroupTile) -> int:
@@ -99,7 +102,10 @@ def choose_tile(caps: DeviceCaps, pixels: int, channels: int) -> GroupTile | Non
     def loaded(tile: GroupTile) -> int:
         return -(-groups(tile) // caps.compute_units) * (tile.rows + tile.columns)
 
-    best = min(legal_tiles(caps, pixels, channels), key=loaded, default=None)
+    legal = legal_tiles(caps, pixels, channels)
+    if depth <= SHORT and SMALL in legal:
+        legal = [SMALL]
+    best = min(legal, key=loaded, default=None)
     return best if best is not None and 2 * groups(best) >= caps.compute_units else None
 
 
