@@ -51,9 +51,10 @@ TILES = (
 
 def _cases() -> Sequence[Case]:
     """Return products for each tile on a large device and a few on any, of whole tiles and of parts of tiles."""
-    shapes = ((1100, 144, 1160), (1024, 192, 1024), (520, 80, 1000), (260, 272, 1000), (130, 400, 1000), (200, 176, 296))
+    large = ((1100, 144, 1160), (1024, 192, 1024), (520, 80, 1000))
+    small = ((260, 272, 1000), (130, 400, 1000), (200, 176, 296))
     op = Conv(kernel_shape=(1, 1))
-    return [one_node(op, (m, k, 1, 1), (n, k, 1, 1), (n,), constants=(1, 2)) for m, k, n in shapes]
+    return [one_node(op, (m, k, 1, 1), (n, k, 1, 1), (n,), constants=(1, 2)) for m, k, n in large + small]
 
 
 SPECIAL = register_special(
