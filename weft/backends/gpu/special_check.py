@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from weft.backends.gpu.builds import thread_count
 from weft.core.backend import BackendConfig, BackendInfo
 from weft.core.dtypes import DType
 from weft.core.graph import Graph, infer_shapes
@@ -43,40 +46,80 @@ def _without(caps: DeviceCaps, kind: SpecialKernel, others: Sequence[SpecialKern
 
 
 def _check_cases(kind: SpecialKernel, runtime: GpuRuntime) -> str | None:
-    launched = False
-    for case in kind.cases():
-        try:
-            worst, templates = difference(case, runtime)
-        except WeftError as e:
-            return f"{case.text} failed: {e.what}"
-        launched |= any(kind.template in ("", t) for t in templates)
-        if not worst <= case.allowed:
-            return f"{case.text} was wrong by {worst:.1e} of its largest value"
+    launched, cases = False, kind.cases()
+    with ExitStack() as held:
+        for case, ready in zip(cases, _all_ready(cases, runtime, held), strict=True):
+            if isinstance(ready, WeftError):
+                return f"{case.text} failed: {ready.what}"
+            try:
+                worst = ready.difference()
+            except WeftError as e:
+                return f"{case.text} failed: {e.what}"
+            launched |= any(kind.template in ("", t) for t in ready.templates)
+            if not worst <= case.allowed:
+                return f"{case.text} was wrong by {worst:.1e} of its largest value"
     return None if launched else "none of its cases ran on such kernels, so that nothing is known of them"
+
+
+def _all_ready(cases: Sequence[Case], runtime: GpuRuntime, held: ExitStack) -> list[_Ready | WeftError]:
+    """Plan and build all cases side by side, since compilers take most of a test's time; `held` frees them."""
+
+    def ready(case: Case) -> _Ready | WeftError:
+        try:
+            made = _Ready(case, runtime)
+        except WeftError as e:
+            return e
+        held.callback(made.close)
+        return made
+
+    threads = thread_count(runtime.device.caps)
+    if threads == 1:
+        return [ready(case) for case in cases]
+    with ThreadPoolExecutor(threads, "weft-selftest") as pool:
+        return list(pool.map(ready, cases))
+
+
+class _Ready:
+    """A case whose kernels are built."""
+
+    def __init__(self, case: Case, runtime: GpuRuntime) -> None:
+        # Late: backends have runtimes, and these are tested by backends that are made here.
+        from weft.backends.gpu.backend import GpuBackend
+
+        self._case, self._graph = case, _graph(case)
+        own = runtime.device.info
+        backend = GpuBackend(BackendInfo(own.id, own.index, BackendConfig(precision=case.precision)), runtime)
+        part = Part(backend.info.device, self._graph)
+        self._pipeline = Pipeline(part, backend)
+        try:
+            self._pipeline.resize(part, {}, set(self._graph.outputs), first=True)
+        except BaseException:
+            self._pipeline.close()
+            raise
+        self.templates = [launch.label.rpartition("/")[2] for launch in backend.recording.launches]
+
+    def difference(self) -> float:
+        """Run it, and return the largest difference from the reference, as a part of the largest value."""
+        pipeline = self._pipeline
+        for name, value in self._case.inputs.items():
+            pipeline.port(name).memory[...] = value
+        pipeline.execute()
+        pipeline.wait()
+        actual = [pipeline.port(name).numpy().astype(np.float32) for name in self._graph.outputs]
+        return float(np.max([_apart(a, b) for a, b in zip(actual, _expected(self._case), strict=True)]))
+
+    def close(self) -> None:
+        """Free its memory."""
+        self._pipeline.close()
 
 
 def difference(case: Case, runtime: GpuRuntime) -> tuple[float, list[str]]:
     """Return the largest difference from the reference, as a part of the largest value, and the templates launched."""
-    # Late: backends have runtimes, and these are tested by backends that are made here.
-    from weft.backends.gpu.backend import GpuBackend
-
-    graph = _graph(case)
-    own = runtime.device.info
-    info = BackendInfo(own.id, own.index, BackendConfig(precision=case.precision))
-    backend = GpuBackend(info, runtime)
-    part = Part(info.device, graph)
-    pipeline = Pipeline(part, backend)
+    ready = _Ready(case, runtime)
     try:
-        pipeline.resize(part, {}, set(graph.outputs), first=True)
-        templates = [launch.label.rpartition("/")[2] for launch in backend.recording.launches]
-        for name, value in case.inputs.items():
-            pipeline.port(name).memory[...] = value
-        pipeline.execute()
-        pipeline.wait()
-        actual = [pipeline.port(name).numpy().astype(np.float32) for name in graph.outputs]
+        return ready.difference(), ready.templates
     finally:
-        pipeline.close()
-    return float(np.max([_apart(a, b) for a, b in zip(actual, _expected(case), strict=True)])), templates
+        ready.close()
 
 
 def _graph(case: Case) -> Graph:
