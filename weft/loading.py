@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from weft.core.backend import BackendConfig, DeviceInfo, ForwardType, MemoryMode, Power, Precision
+from weft.core.backend import (
+    BackendConfig,
+    BackendCreator,
+    DeviceInfo,
+    ForwardType,
+    MemoryMode,
+    Power,
+    Precision,
+)
 from weft.core.debug import DebugSink, FileSink
 from weft.core.graph import Graph, bind
 from weft.core.hints import check_hints
@@ -87,8 +97,10 @@ def load(
             )
         return Session.of_optimized(model, runtime=held, profile=profile, progress=progress)
     choices, options, host = _plan(held.registry, device, fallback, hints, debug, config)
+    with _prepared(choices):
+        graph = _graph(model)
     return Session(
-        _graph(model), choices, options, host=host, shapes=shapes, progress=progress, profile=profile, runtime=held
+        graph, choices, options, host=host, shapes=shapes, progress=progress, profile=profile, runtime=held
     )
 
 
@@ -193,6 +205,25 @@ def _device(known: BackendRegistry, name: DeviceName) -> str:
         return known.choose(name)[0].device
     except WeftError:
         return name.name if isinstance(name, ForwardType) else str(name)
+
+
+@contextmanager
+def _prepared(choices: Sequence[Choice]) -> Iterator[None]:
+    """Open devices in threads of their own, as the drivers of GPUs take as long as reading a model."""
+    slow = [c for c in choices if type(c.creator).onPrepare is not BackendCreator.onPrepare]
+    threads = [Thread(target=_prepare, args=(c,), name=f"weft-open-{c.device}") for c in slow]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        for thread in threads:
+            thread.join()
+
+
+def _prepare(choice: Choice) -> None:
+    with suppress(Exception):  # `onCreate` meets it again, where it has a place to be told
+        choice.creator.onPrepare(choice.index)
 
 
 def _graph(model: Model) -> Graph:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections import Counter
 from pathlib import Path
@@ -95,6 +96,33 @@ def test_A12_loading_an_optimised_network_optimises_nothing() -> None:
             for _ in range(3):
                 runtime.run(id_, feeds(graph))
             assert Counting.calls == made
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_A12_devices_are_opened_while_the_model_is_read(tmp_path: Path, fails: bool) -> None:
+    """What fails then fails again where it belongs, or not at all; a model that is wrong leaves no thread behind."""
+    said: list[object] = []
+
+    class Slow(Creator):
+        def onPrepare(self, index: int) -> None:
+            said.append((index, threading.current_thread() is threading.main_thread()))
+            if fails:
+                raise OSError("not yet")
+
+        def onCreate(self, info: BackendInfo) -> Backend:
+            said.append("onCreate")
+            return super().onCreate(info)
+
+    with registered(Slow(devices=(True, True)), "slow"):
+        with weft.load(chain("Relu"), "slow:1") as session:
+            session.run(np.ones((2, 3), np.float32))
+        assert said[:2] == [(1, False), "onCreate"]
+        said.clear()
+        (tmp_path / "broken.onnx").write_bytes(b"no model")
+        with pytest.raises(weft.WeftError):
+            weft.load(tmp_path / "broken.onnx", "slow:1")
+        assert said == [(1, False)]
+        assert not any(thread.name.startswith("weft-open") for thread in threading.enumerate())
 
 
 def test_A12_a_resize_keeps_executions_and_may_optimise_again() -> None:

@@ -375,6 +375,13 @@ class BackendCreator(ABC):
     def onCreate(self, info: BackendInfo) -> Backend:
         """Return a backend for one pipeline on the device `info.index`."""
 
+    def onPrepare(self, index: int) -> None:
+        """Open what takes time to open on device `index`; called in a thread of its own while a model is read.
+
+        What it raises is dropped: `onCreate` meets it again. By default nothing is done.
+        """
+        return None
+
     def absent(self) -> str | None:
         """Return why nothing of this kind can run here, as a sentence, or None if it can."""
         return None

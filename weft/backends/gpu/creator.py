@@ -45,6 +45,10 @@ class GpuCreator(BackendCreator):
                 self._runtimes[index] = GpuRuntime(self.open(index))
             return self._runtimes[index]
 
+    def onPrepare(self, index: int) -> None:
+        """Open the device, and have its special kernels tested."""
+        self.runtime(index).verify()
+
     def onCreate(self, info: BackendInfo) -> Backend:
         """Return a backend for one pipeline; all on one device share its runtime."""
         runtime = self.runtime(info.index)
