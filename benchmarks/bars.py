@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from benchmarks.measure import Row
-from benchmarks.own import RELAY
 
 APIS = ("vulkan", "opencl")
 RUNTIMES = ("ncnn vulkan", "tinygrad opencl", "mnn opencl")
@@ -90,13 +89,8 @@ class _Rows:
         return name, value
 
     def weft(self, network: str, batch: int, api: str, precision: str, time: str) -> float | None:
-        """Return Weft's time; host to host that of a relay if it is shorter."""
-        return self.best(network, batch, lambda w: w in _ours(api), [precision], time)[1]
-
-
-def _ours(api: str) -> tuple[str, str]:
-    """Return the names of Weft's rows."""
-    return f"weft {api}", f"weft {api}{RELAY}"
+        """Return Weft's time."""
+        return self.best(network, batch, lambda w: w == f"weft {api}", [precision], time)[1]
 
 
 def _time(row: Row, time: str) -> float | None:
@@ -157,7 +151,7 @@ def _accuracy(rows: Sequence[Row]) -> Iterator[Bar]:
     """Yield the largest error of each API and precision; the ratio is what is allowed over what there is."""
     for api in APIS:
         for precision, allowed in ACCURACY.items():
-            errors = [r for r in rows if r.who in _ours(api) and r.precision == precision and r.error is not None]
+            errors = [r for r in rows if r.who == f"weft {api}" and r.precision == precision and r.error is not None]
             if errors:
                 worst = max(errors, key=lambda r: math.inf if r.error != r.error else r.error or 0.0)  # NaN is worst
                 name = f"{worst.network} x{worst.batch}"

@@ -21,14 +21,13 @@ import platform
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import date
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
 import weft
 from benchmarks import gemm, models, own, peers_ncnn, peers_onnxruntime, peers_tinygrad, peers_torch
 from benchmarks.bars import bars, table
-from benchmarks.measure import Case, Counts, Record, build, model_of
+from benchmarks.measure import Case, Counts, Record, build
 
 PEERS: dict[str, Callable[[], str]] = {
     "torch": peers_torch.facts,
@@ -105,10 +104,6 @@ def _network(
             what = f"{network} x{batch} weft {device} {precision}"
             record.attempt(what, lambda d=device, p=precision: record.add(own.row(case, d, p, counts)))  # type: ignore[misc]
             gc.collect()
-            if batch % 2 == 0:
-                relay = partial(_relay, case, options.image, device, precision, counts, record)
-                record.attempt(f"{what} relay", relay)
-                gc.collect()
     if "torch" in peers:
         peers_torch.measure(case, counts, record)
     if "ncnn" in peers:
@@ -116,11 +111,6 @@ def _network(
     if "onnxruntime" in peers:
         few = Counts(1, counts.iterations, min(counts.seconds, 1.5))
         record.attempt(f"{network} x{batch} onnxruntime", lambda: record.add(peers_onnxruntime.row(case, few)))
-
-
-def _relay(case: Case, image: int, device: str, precision: str, counts: Counts, record: Record) -> None:
-    half = model_of(case.network, case.batch // 2, image)
-    record.add(own.relay_row(case, half, device, precision, counts))
 
 
 def _products(sizes: Sequence[int], devices: Sequence[str], cublas: bool, counts: Counts, record: Record) -> None:

@@ -1,7 +1,6 @@
 """Weft's side of the measurement.
 
-Host to host: `Session.run`, from numpy arrays to numpy arrays, everything included. Batches are run in two halves as
-well, by a `weft.Relay`: one half is copied while the other is computed.
+Host to host: `Session.run`, from numpy arrays to numpy arrays, everything included.
 
 Device: a session of its own, loaded with `profile=True` (timestamps cost time, so nothing else is taken from it).
 `device_ms` is the span from the start of the first launch to the end of the last: conversions of the input's layout
@@ -17,15 +16,12 @@ from __future__ import annotations
 import time
 
 import numpy as np
-import onnx
 
 import weft
 from benchmarks.measure import Case, Counts, Row, middle, relative_error, timed, warm_up
 
 PRECISIONS = {"high": "fp32", "normal": "normal", "low": "fp16"}
 """Weft's names of precisions, and what the rows call them."""
-RELAY = " relay"
-"""What follows the API in the name of rows that ran the batch in two halves."""
 TRANSFERS = ("upload ", "download ")
 """How the events of transfers begin."""
 
@@ -40,16 +36,6 @@ def row(case: Case, device: str, precision: str, counts: Counts) -> Row:
         found.error = relative_error(session.run(case.inputs), case.outputs)
         found.host_ms, found.host_p90_ms = timed(lambda: session.run(case.inputs), counts)
     _device_times(found, case, device, precision, counts)
-    return found
-
-
-def relay_row(case: Case, half: onnx.ModelProto, device: str, precision: str, counts: Counts) -> Row:
-    """Load the network for half of the batch twice, and time both in turn on a whole one: `weft.Relay`."""
-    found = Row(case.network, case.batch, f"weft {device.split(':')[0]}{RELAY}", PRECISIONS[precision])
-    sessions = [weft.load(half, device, precision=precision, fallback="error") for _ in range(2)]
-    with weft.Relay(sessions) as relay:
-        found.error = relative_error(relay.run(case.inputs), case.outputs)
-        found.host_ms, found.host_p90_ms = timed(lambda: relay.run(case.inputs), counts)
     return found
 
 

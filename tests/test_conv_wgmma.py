@@ -16,11 +16,10 @@ from weft.backends.opencl import ptx
 from weft.core.graph import Graph
 from weft.ops.conv import Conv
 from weft.ops.gpu import conv_split_wgmma, conv_wgmma
-from weft.ops.gpu.conv_wgmma import SHARED, DeepTile, WgmmaTile, choose_tile, offers, pack_weights, tiles
+from weft.ops.gpu.conv_wgmma import SHARED, WgmmaTile, choose_tile, offers, pack_weights, tiles
 from weft.ops.gpu.sum_parts import InParts, tile_and_parts
 
 NARROW, WIDE, SLICED = WgmmaTile(1, 16, 3), WgmmaTile(2, 32, 4), WgmmaTile(1, 16, 3, 2)
-DEEP = DeepTile(1, 16, 3)
 
 
 def network(ci: int, co: int, kernel: int, stride: int, residual: bool) -> tuple[Graph, tuple[int, ...]]:
@@ -59,11 +58,9 @@ def assert_runs_on(
         (NARROW, 24, 24, 1, 1, True),  # pieces of eight; no taps; two tiles of columns
         (WIDE, 40, 40, 3, 1, True),  # more steps than buffers, eight channels an item, two warpgroups
         (SLICED, 40, 40, 3, 1, True),  # two sets of a warpgroup, of which one has a step more
-        (DEEP, 40, 20, 3, 2, False),  # two steps a buffer, of which the last has one
         (WIDE, 16, 36, 1, 1, False),  # one step; sixteen bytes cannot be stored
         (InParts(NARROW, 4), 40, 40, 3, 1, True),  # six steps in parts of two; the last has none
         (InParts(SLICED, 2), 40, 40, 3, 1, False),  # three rounds of two sets, of which the last part has one
-        (InParts(DEEP, 2), 40, 20, 3, 2, False),  # three buffers of two steps
         (InParts(WIDE, 3), 72, 72, 3, 1, True),  # eleven steps; eight channels an item
     ],
     ids=str,

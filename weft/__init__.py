@@ -32,7 +32,6 @@ from weft.core.op import Op, register_op
 from weft.core.optimized import OptimizedNetwork, PreCompiled
 from weft.core.profile import Profile
 from weft.core.registry import insertExtraBackendCreator, registry
-from weft.core.relay import Relay
 from weft.core.report import Report
 from weft.core.runtime import Runtime
 from weft.core.session import Session
@@ -70,7 +69,6 @@ __all__ = [
     "PreCompiled",
     "Precision",
     "Profile",
-    "Relay",
     "Report",
     "Runtime",
     "Session",

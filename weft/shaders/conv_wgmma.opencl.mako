@@ -1,29 +1,29 @@
 ## Convolution as an implicit GEMM by wgmma (PTX ISA 8.0, sm_90a): rows are output pixels, columns output channels, K
 ## runs over taps and channels. ${wm} x ${wz} warpgroups of 128 items hold 64 x ${cols} sums each; ${wz} sets take turns in K.
 ## Steps of 64 along K pass through ${slots} buffers of each set that cp.async fills ${stages - 2} ahead; a row of a step is 128 bytes,
-## its 16-byte pieces swizzled as the descriptors say, as weights lie already; a buffer has ${deep} of them. Addresses are sums of what a tile, a step
-## and a constant give: at few warps a unit it is instructions that take the time. What stands behind //@ the compiler
-## does not know: `ptx.py` uncovers it.
+## its 16-byte pieces swizzled as the descriptors say, as weights lie already. Addresses are sums of what a tile, a
+## step and a constant give: at few warps a unit it is instructions that take the time. What stands behind //@ the
+## compiler does not know: `ptx.py` uncovers it.
 <%page args="parted=False"/>\
 <%
 threads, rows, a_bytes, b_bytes = 128 * wm, 64 * wm, 8192 * wm, 128 * cols
 stage_bytes, every = a_bytes + b_bytes, threads // 8
 a_pieces, sums = rows // every, range(cols // 2)
-k.shared("uchar", "tiles", f"{wz * slots * deep * stage_bytes}", align=1024)
+k.shared("uchar", "tiles", f"{wz * slots * stage_bytes}", align=1024)
 listed = ", ".join
-at_once, stop = wz * deep, "stop" if parted else "STEPS"
-begin, end = ("begin", "end") if parted else ("0", f"(STEPS + {at_once - 1}) / {at_once}")
+stop = "stop" if parted else "STEPS"
+begin, end = ("begin", "end") if parted else ("0", f"(STEPS + {wz - 1}) / {wz}")
 early = "(begin + early)" if parted else "early"
 meet = "BARRIER" if wz == 1 else f'asm volatile("bar.sync %0, {threads};" :: "r"(part_z + 1) : "memory")'
 %>
 <%namespace name="parts" file="conv_wgmma.parts.mako"/>
 const int item = LOCAL_X, part_z = item / ${threads}, one = item % ${threads}, lane = item % 32, part = one / 128, chunk = item % 8;
-const uint ring = (uint)(ulong)tiles + part_z * ${slots * deep * stage_bytes};
+const uint ring = (uint)(ulong)tiles + part_z * ${slots * stage_bytes};
 const uint a_to = one / 8 * 128 + ((chunk ^ (one / 8 & 7)) << 4);
 const ulong layout = (1UL << 62) | (64UL << 32) | (1UL << 16);
 % if parted:
 ## Groups share K (`sum_parts.py`): group z has EACH rounds of it and stores to images of its own.
-const int begin = GROUP_Z * EACH, end = min(begin + EACH, (STEPS + ${at_once - 1}) / ${at_once}), stop = min(end * ${at_once}, STEPS);
+const int begin = GROUP_Z * EACH, end = min(begin + EACH, (STEPS + ${wz - 1}) / ${wz}), stop = min(end * ${wz}, STEPS);
 % endif
 for (int tile = GROUP_X; tile < TILES_M * TILES_N; tile += GROUPS_X) {
   // Groups that run at a time share rows and columns: ${raster} tiles of rows go together through the columns.
@@ -54,21 +54,13 @@ for (int tile = GROUP_X; tile < TILES_M * TILES_N; tile += GROUPS_X) {
     asm volatile("cp.async.wait_group ${stages - 3};" ::: "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     ${meet};
-    const uint at = ring + slot * ${deep * stage_bytes};
+    const uint at = ring + slot * ${stage_bytes};
     const ulong a_desc = layout | ((at + part * 8192) >> 4), b_desc = layout | ((at + ${a_bytes}) >> 4);
-    ${f"if (round * {wz} + part_z < {stop})" if wz > 1 and deep == 1 else ""} {
+    ${f"if (round * {wz} + part_z < {stop})" if wz > 1 else ""} {
     asm volatile("//@ wgmma.fence.sync.aligned;" ::: "memory");
-% for d in range(deep):
-% if deep > 1:
-    if (${f"(round * {wz} + part_z)" if wz > 1 else "round"} * ${deep} + ${d} < ${stop}) {
-% endif
 % for q in range(4):
     asm volatile("//@ { .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n${cols}k16.f32.f16.f16 {${listed(f"%{i}" for i in sums)}}, %${cols // 2}, %${cols // 2 + 1}, p, 1, 1, 0, 0; }"
-      : ${listed(f'"+f"(acc{i})' for i in sums)} : "l"(a_desc + ${d * stage_bytes // 16 + 2 * q}), "l"(b_desc + ${d * stage_bytes // 16 + 2 * q}) : "memory");
-% endfor
-% if deep > 1:
-    }
-% endif
+      : ${listed(f'"+f"(acc{i})' for i in sums)} : "l"(a_desc + ${2 * q}), "l"(b_desc + ${2 * q}) : "memory");
 % endfor
     asm volatile("//@ wgmma.commit_group.sync.aligned;" ::: "memory");
     }

@@ -11,19 +11,17 @@ a_pieces, b_pieces = rows // every, -(-cols // every)
 halves, piece = (0,) if wide else (0, 1), 16 if wide else 8
 in_step = 128 // piece
 %>\
-% for d in range(deep):
-<% step = into if deep == 1 else f"({into}) * {deep} + {d}" %>\
-  if (${step} < ${stop}) {
-    const uint to = ring + (${slot}) * ${deep * stage_bytes}${f" + {d * stage_bytes}" if d else ""};
+  if (${into} < ${stop}) {
+    const uint to = ring + (${slot}) * ${stage_bytes};
 % for h in halves:
     {
-      const int at = (${step}) * ${in_step} + ${f"chunk * 2 + {h}" if not wide else "chunk"};
+      const int at = (${into}) * ${in_step} + ${f"chunk * 2 + {h}" if not wide else "chunk"};
 % if pointwise:
       const bool inside = PIECES % ${in_step} == 0 || at < PIECES;
-      const ulong from = from_x + (uint)((${step}) * 128 + ${8 * h});
+      const ulong from = from_x + (uint)((${into}) * 128 + ${8 * h});
 % else:
 ## Where taps begin with a step, all items fetch from one tap.
-      const int tap = (PIECES % ${in_step} == 0 ? (${step}) * ${in_step} : at) / PIECES, kh = tap / KW * DH, kw = tap % KW * DW;
+      const int tap = (PIECES % ${in_step} == 0 ? (${into}) * ${in_step} : at) / PIECES, kh = tap / KW * DH, kw = tap % KW * DW;
       const bool inside = PIECES * KH * KW % ${in_step} == 0 || tap < KH * KW;
       const int from = (kh * IW + kw) * x_PS + (at - tap * PIECES) * ${piece // 8};
 % endif
@@ -42,7 +40,7 @@ in_step = 128 // piece
 % endfor
     }
 % endfor
-    const ulong weights = from_w + (uint)((${step}) * ${cols * 128});
+    const ulong weights = from_w + (uint)((${into}) * ${cols * 128});
 % for v in range(b_pieces):
 % if (v + 1) * every > cols:
     if (one < ${cols * 8 - v * threads})
@@ -51,7 +49,6 @@ in_step = 128 // piece
       :: "r"(to + ${a_bytes + v * threads * 16} + one * 16), "l"(weights + ${v * threads * 16}) : "memory");
 % endfor
   }
-% endfor
   asm volatile("cp.async.commit_group;" ::: "memory");
 </%def>
 ## `pack_weights` orders columns so that an item has so many channels in a row of two pixels.

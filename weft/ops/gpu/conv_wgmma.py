@@ -37,8 +37,6 @@ UNIT = 16
 """Tiles have a multiple of so many columns."""
 FEWEST, MOST = 3, 8
 """Stages: two are read or about to be, the others are under way."""
-LONG = 8
-"""Steps from which buffers of two of them are tried."""
 SHORT = 6
 """Steps up to which a tile should share its multiprocessor with two others (of 48 problems tuned on an H200)."""
 SLICES, SLICED = (2,), (64, 32, 16)
@@ -69,33 +67,19 @@ class WgmmaTile:
         """Return the work-items of a group."""
         return GROUP * self.wm * self.wz
 
-    @property
-    def deep(self) -> int:
-        """Return the steps of a buffer."""
-        return 1
-
     def slots(self, steps: int) -> int:
         """Return the buffers of a set that are used: none twice where all steps are under way from the start."""
-        rounds = -(-steps // (self.wz * self.deep))
+        rounds = -(-steps // self.wz)
         return min(self.stages, max(rounds, 1)) if rounds <= self.stages - 2 else self.stages
 
     def shared_bytes(self, steps: int) -> int:
         """Return the bytes of work-group memory."""
-        return 2 * STEP * self.wz * self.slots(steps) * self.deep * (self.rows + self.cols)
+        return 2 * STEP * self.wz * self.slots(steps) * (self.rows + self.cols)
 
     def at_a_time(self, steps: int) -> int:
         """Return the groups that a multiprocessor holds, by its memory and its registers."""
         registers = (self.cols // 2 + 72) * self.items
         return max(min(SHARED // (self.shared_bytes(steps) + RESERVED), 65536 // registers), 1)
-
-
-class DeepTile(WgmmaTile):
-    """A tile whose buffers have two steps each: half of the barriers, for long sums. Tuning alone takes it."""
-
-    @property
-    def deep(self) -> int:
-        """Return the steps of a buffer."""
-        return 2
 
 
 def _cases() -> Sequence[Case]:
@@ -181,8 +165,6 @@ def tiles(caps: DeviceCaps, pixels: int, channels: int, steps: int, parts: int =
                 stages = _stages(wm, cols, steps, room // groups)
                 if stages >= FEWEST:
                     found[WgmmaTile(wm, cols, stages)] = None
-                if stages >= 2 * FEWEST and steps >= LONG:
-                    found[DeepTile(wm, cols, stages // 2)] = None
     for cols in dict.fromkeys(
         (*(w for w in widths if w <= SLICED[0]), *(w for w in SLICED if w < channels + UNIT))
     ):
@@ -198,7 +180,7 @@ def work_of(pixels: int, channels: int, steps: int, tile: WgmmaTile) -> Work:
     """Return what a tile leaves to do, for `sum_parts`."""
     groups = -(-pixels // tile.rows) * -(-channels // tile.cols)
     read = 2 * STEP * steps * (tile.rows + tile.cols)
-    return Work(groups, -(-steps // (tile.wz * tile.deep)), read, pixels * channels)
+    return Work(groups, -(-steps // tile.wz), read, pixels * channels)
 
 
 def offers(
@@ -243,8 +225,7 @@ def _cost(caps: DeviceCaps, pixels: int, channels: int, steps: int, parts: int, 
     loaded = 1 / tile.rows + 1 / tile.cols
     each = tile.rows * tile.cols * (0.6 + 40 * loaded) * -(-steps // tile.wz)
     each += tile.rows * (tile.cols + 64) * (2 + tile.wz)
-    # Of two tiles alike the one with fewer steps a buffer comes first: the other one was not measured.
-    waiting = (1.0 if side_by_side > 1 else 1.1) * (1.0 + 0.001 * (tile.deep - 1))
+    waiting = 1.0 if side_by_side > 1 else 1.1
     if steps <= SHORT:
         # The first step's wait for memory is not small any more, unless other groups multiply meanwhile.
         waiting += {1: 1.0, 2: 0.5}.get(side_by_side, 0.0) / -(-steps // tile.wz)
@@ -283,9 +264,8 @@ def launch_wgmma(plan: ConvPlan, constants: dict[str, int], tile: WgmmaTile, par
     pixels, channels, steps = plan.y.shape[0] * prod(plan.window.outputs), weight.shape[0], steps_of(weight)
     wide, rows = plan.lies_in_pieces(plan.x), k.rows(plan.x)
     assert rows is not None, "`fits` asks for it"
-    at_once = tile.wz * tile.deep
-    sums = Sums(plan, parts, -(-steps // at_once))
-    slots = tile.slots(sums.ints["EACH"] * at_once if parts > 1 else steps)
+    sums = Sums(plan, parts, -(-steps // tile.wz))
+    slots = tile.slots(sums.ints["EACH"] * tile.wz if parts > 1 else steps)
     each = PIECE if tile.cols % (PACK * PIECE) == 0 and plan.lies_in_pieces(sums.target) else PACK
     packed = k.constant(f"wgmma.{tile.cols}.{each}", partial(pack_weights, weight, tile.cols, each))
     tiles_m, tiles_n = -(-pixels // tile.rows), -(-channels // tile.cols)
@@ -300,7 +280,7 @@ def launch_wgmma(plan: ConvPlan, constants: dict[str, int], tile: WgmmaTile, par
         },
         variant={
             "wm": tile.wm, "wz": tile.wz, "cols": tile.cols, "stages": tile.stages, "slots": slots,
-            "deep": tile.deep, "raster": RASTER, "pointwise": plan.window.is_pointwise, "wide": wide, "each": each,
+            "raster": RASTER, "pointwise": plan.window.is_pointwise, "wide": wide, "each": each,
             **sums.variant,
         },
         grid=(min(tiles_m * tiles_n, k.caps.max_grid[0]), 1, parts),
