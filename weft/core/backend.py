@@ -19,7 +19,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
-from weft.core.configuration import BackendConfig, ForwardType, MemoryMode, Power, Precision, StorageType
+from weft.core.configuration import (
+    BackendConfig,
+    DeviceInfo,
+    ForwardType,
+    MemoryMode,
+    Power,
+    Precision,
+    StorageType,
+)
 from weft.core.contexts import BackendContext, MemoryManager
 from weft.core.graph import Graph
 from weft.core.layout import Array
@@ -345,18 +353,6 @@ class Backend(ABC):
         self.onClearBuffer()
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceInfo:
-    """One device that a backend found."""
-
-    id: str
-    index: int
-    name: str
-    driver: str = ""
-    software: bool = False
-    details: Mapping[str, object] = field(default_factory=dict)
-
-
 class BackendCreator(ABC):
     """Makes backends of one kind, and answers beforehand whether its hardware is there."""
 
@@ -376,10 +372,7 @@ class BackendCreator(ABC):
         """Return a backend for one pipeline on the device `info.index`."""
 
     def onPrepare(self, index: int) -> None:
-        """Open what takes time to open on device `index`; called in a thread of its own while a model is read.
-
-        What it raises is dropped: `onCreate` meets it again. By default nothing is done.
-        """
+        """Open what takes time, in a thread of its own while a model is read; what it raises `onCreate` meets again."""
         return None
 
     def absent(self) -> str | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 
 
@@ -71,3 +72,15 @@ class BackendConfig:
     memory: MemoryMode = MemoryMode.NORMAL
     precision: Precision = Precision.HIGH
     power: Power = Power.NORMAL
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """One device that a backend found."""
+
+    id: str
+    index: int
+    name: str
+    driver: str = ""
+    software: bool = False
+    details: Mapping[str, object] = field(default_factory=dict)
