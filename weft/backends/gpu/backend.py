@@ -16,14 +16,14 @@ from weft.backends.gpu.builds import Builds
 from weft.backends.gpu.device import Binding, CopyCommand, MemoryKind
 from weft.backends.gpu.execution import GpuExecution, Workplace
 from weft.backends.gpu.fusion import can_fuse
-from weft.backends.gpu.layouts import assign_layouts, find_views
+from weft.backends.gpu.layouts import assign_layouts, find_views, packed_layout, splits_products
 from weft.backends.gpu.memory import SMALLEST, Placement, Region
 from weft.backends.gpu.recording import PipelineRecording, access, run_once
 from weft.backends.gpu.runtime import GpuRuntime
 from weft.backends.gpu.schedule import Access
 from weft.backends.gpu.streams import worthwhile
 from weft.backends.gpu.support import why_not
-from weft.core.backend import Backend, BackendInfo, Execution, MemoryMode, Precision, StorageType
+from weft.core.backend import Backend, BackendInfo, Execution, MemoryMode, StorageType
 from weft.core.blame import at_node, blame
 from weft.core.copy import copy_tensor
 from weft.core.graph import Graph, Node, depths
@@ -108,14 +108,12 @@ class GpuBackend(Backend):
         return graph
 
     def packed_layout(self) -> Layout:
-        """Return how images lie: with channels last where matrix units then load more at a time."""
-        faster = self.info.config.precision is Precision.LOW or self.faster_arithmetic()
-        return Layout.NHWC4 if self.device.caps.channels_last and faster else Layout.NC4HW4
+        """Return how images lie."""
+        return packed_layout(self.device.caps, self.info.config.precision)
 
     def faster_arithmetic(self) -> bool:
-        """Tell whether matrix units may multiply fp32 as sums of halves: at precision NORMAL, where there are any."""
-        caps = self.device.caps
-        return self.info.config.precision is Precision.NORMAL and caps.matrix_units and caps.splits_products
+        """Tell whether matrix units may multiply fp32 as sums of halves."""
+        return splits_products(self.device.caps, self.info.config.precision)
 
     def _can_fuse(self, graph: Graph, base: Node, step: Node, position: int) -> bool:
         special = self._is_special(base.op) or self._is_special(step.op)

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TypeVar
 
+from weft.core.configuration import Precision
 from weft.core.fused import Fused
 from weft.core.graph import Graph, Names, Node
 from weft.core.layout import Layout, Shape
 from weft.core.op import Op, find_op
-from weft.kernels.launch import Placement, find_gpu_op
+from weft.kernels.launch import DeviceCaps, Placement, find_gpu_op
 from weft.ops.relayout import Relayout
 
 T = TypeVar("T")
@@ -42,6 +43,17 @@ Special = Callable[[Op], bool]
 def base_inputs(op: Op, inputs: Sequence[T]) -> Sequence[T]:
     """Return the inputs of the base of a fused op: those behind them belong to its steps."""
     return inputs[: op.arity] if isinstance(op, Fused) else inputs
+
+
+def splits_products(caps: DeviceCaps, precision: Precision) -> bool:
+    """Tell whether matrix units may multiply fp32 as sums of halves: at precision NORMAL, where there are any."""
+    return precision is Precision.NORMAL and caps.matrix_units and caps.splits_products
+
+
+def packed_layout(caps: DeviceCaps, precision: Precision) -> Layout:
+    """Return how images lie: with channels last where matrix units then load more at a time."""
+    faster = precision is Precision.LOW or splits_products(caps, precision)
+    return Layout.NHWC4 if caps.channels_last and faster else Layout.NC4HW4
 
 
 class _Assigner:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from math import prod
 from statistics import median
+from time import perf_counter
 from types import TracebackType
 
 import numpy as np
@@ -23,6 +24,7 @@ from weft.core.backend import StorageType
 from weft.core.dtypes import DType
 from weft.core.layout import Array, storage_shape, to_storage
 from weft.core.memory import BufferManager
+from weft.core.op import Op
 from weft.core.tensor import Tensor
 
 REPEATS = 10
@@ -75,10 +77,14 @@ class NodeBench:
     def __init__(
         self,
         runtime: GpuRuntime,
-        execution: GpuExecution,
+        op: Op,
         inputs: Sequence[Tensor | None],
         outputs: Sequence[Tensor],
-        clock: Callable[[], float],
+        *,
+        label: str = "node",
+        split_products: bool = False,
+        thrifty: bool = False,
+        clock: Callable[[], float] = perf_counter,
     ) -> None:
         self._device, self._clock = runtime.device, clock
         device, static = runtime.device, (runtime.static.take, runtime.static.give)
@@ -87,11 +93,8 @@ class NodeBench:
         )
         self._placement = Placement(self._memory)
         recording, builds = PipelineRecording(device), Builds(device)
-        place = Workplace(
-            device, self._placement, recording, builds,
-            split_products=execution.split_products, thrifty=execution.thrifty,
-        )  # fmt: skip
-        self._execution = GpuExecution(execution.op, place, execution.label)
+        place = Workplace(device, self._placement, recording, builds, split_products=split_products, thrifty=thrifty)
+        self._execution = GpuExecution(op, place, label)
         self._rng = np.random.default_rng(0)
         copies: dict[int, Tensor] = {}
         try:
@@ -113,6 +116,16 @@ class NodeBench:
         region: Region = tensor.memory
         if stored.nbytes:
             self._device.upload(region.slot.buffer, region.slot.offset, np.ascontiguousarray(stored))
+
+    def feed(self, values: Sequence[Array | None]) -> None:
+        """Give the inputs that are no constants other values than the random ones they have."""
+        for tensor, value in zip(self._inputs, values, strict=True):
+            if tensor is not None and tensor.constant is None and value is not None:
+                self._upload(tensor, to_storage(value, tensor.layout))
+
+    def default(self) -> Variant:
+        """Return the launches that the op chooses itself."""
+        return Variant("default", tuple(self._execution.plan(self._inputs, self._outputs, None).launched), "")
 
     def plan(self, key: str, text: str) -> Variant:
         """Return the launches with a candidate for one problem, and the op's defaults for others."""

@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weft.backends.gpu.builds import thread_count
+from weft.backends.gpu.layouts import packed_layout, splits_products
 from weft.core.backend import BackendConfig, BackendInfo
 from weft.core.dtypes import DType
 from weft.core.graph import Graph, infer_shapes
-from weft.core.layout import Array
+from weft.core.layout import Array, Layout, from_storage
 from weft.core.optimized import Part
 from weft.core.pipeline import Pipeline
-from weft.core.tensor import TensorSpec
+from weft.core.tensor import Tensor, TensorSpec
 from weft.errors import WeftError
-from weft.kernels.launch import DeviceCaps
+from weft.kernels.launch import DeviceCaps, Placement, find_gpu_op
 from weft.kernels.special import Case, SpecialKernel
 
 if TYPE_CHECKING:
@@ -61,12 +62,14 @@ def _check_cases(kind: SpecialKernel, runtime: GpuRuntime) -> str | None:
     return None if launched else "none of its cases ran on such kernels, so that nothing is known of them"
 
 
-def _all_ready(cases: Sequence[Case], runtime: GpuRuntime, held: ExitStack) -> list[_Ready | WeftError]:
+def _all_ready(
+    cases: Sequence[Case], runtime: GpuRuntime, held: ExitStack
+) -> list[_ReadyNode | _ReadyGraph | WeftError]:
     """Plan and build all cases side by side, since compilers take most of a test's time; `held` frees them."""
 
-    def ready(case: Case) -> _Ready | WeftError:
+    def ready(case: Case) -> _ReadyNode | _ReadyGraph | WeftError:
         try:
-            made = _Ready(case, runtime)
+            made = _ready(case, runtime)
         except WeftError as e:
             return e
         held.callback(made.close)
@@ -79,8 +82,56 @@ def _all_ready(cases: Sequence[Case], runtime: GpuRuntime, held: ExitStack) -> l
         return list(pool.map(ready, cases))
 
 
-class _Ready:
-    """A case whose kernels are built."""
+def _ready(case: Case, runtime: GpuRuntime) -> _ReadyNode | _ReadyGraph:
+    alone = len(case.nodes) == 1 and find_gpu_op(case.nodes[0].op) is not None
+    return _ReadyNode(case, runtime) if alone else _ReadyGraph(case, runtime)
+
+
+class _ReadyNode:
+    """A case of one node whose kernels are built; it reads and writes the device's own layout, so nothing converts."""
+
+    def __init__(self, case: Case, runtime: GpuRuntime) -> None:
+        # Late: it needs the runtime, whose tests these are.
+        from weft.backends.gpu.node_bench import NodeBench
+
+        self._case, (node,), graph, caps = case, case.nodes, _graph(case), runtime.device.caps
+        form = find_gpu_op(node.op)
+        packed = form is not None and form.placement in (Placement.CHANNELS, Placement.EITHER)
+        layout = packed_layout(caps, case.precision) if packed else Layout.NCHW
+
+        def tensor(name: str) -> Tensor:
+            spec = graph.specs[name]
+            made = Tensor(name, spec.dims, spec.dtype, layout if len(spec.dims) >= 3 else Layout.NCHW)
+            made.constant = case.constants.get(name)
+            return made
+
+        self._outputs = [tensor(o) for o in graph.outputs]
+        inputs = [tensor(i) if i else None for i in node.inputs]
+        split = splits_products(caps, case.precision)
+        self._bench = NodeBench(runtime, node.op, inputs, self._outputs, label="selftest", split_products=split)
+        try:
+            self._bench.feed([case.inputs.get(i) for i in node.inputs])
+            self._launches = self._bench.default()
+            self._launches.build()
+        except BaseException:
+            self._bench.close()
+            raise
+        self.templates = [launch.label.rpartition("/")[2] for launch in self._launches.launches]
+
+    def difference(self) -> float:
+        """Run it, and return the largest difference from the reference, as a part of the largest value."""
+        self._bench.poison()
+        self._bench.once(self._launches)
+        stored = zip(self._bench.results(), self._outputs, strict=True)
+        return _largest_difference([from_storage(each, t.shape, t.layout) for each, t in stored], self._case)
+
+    def close(self) -> None:
+        """Free its memory."""
+        self._bench.close()
+
+
+class _ReadyGraph:
+    """A case of several nodes whose kernels are built."""
 
     def __init__(self, case: Case, runtime: GpuRuntime) -> None:
         # Late: backends have runtimes, and these are tested by backends that are made here.
@@ -105,8 +156,7 @@ class _Ready:
             pipeline.port(name).memory[...] = value
         pipeline.execute()
         pipeline.wait()
-        actual = [pipeline.port(name).numpy().astype(np.float32) for name in self._graph.outputs]
-        return float(np.max([_apart(a, b) for a, b in zip(actual, _expected(self._case), strict=True)]))
+        return _largest_difference([pipeline.port(name).numpy() for name in self._graph.outputs], self._case)
 
     def close(self) -> None:
         """Free its memory."""
@@ -115,11 +165,16 @@ class _Ready:
 
 def difference(case: Case, runtime: GpuRuntime) -> tuple[float, list[str]]:
     """Return the largest difference from the reference, as a part of the largest value, and the templates launched."""
-    ready = _Ready(case, runtime)
+    ready = _ready(case, runtime)
     try:
         return ready.difference(), ready.templates
     finally:
         ready.close()
+
+
+def _largest_difference(actual: Sequence[Array], case: Case) -> float:
+    expected = _expected(case)
+    return float(np.max([_apart(a.astype(np.float32), b) for a, b in zip(actual, expected, strict=True)]))
 
 
 def _graph(case: Case) -> Graph:

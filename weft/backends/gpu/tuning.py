@@ -169,7 +169,11 @@ class _Tuner:
         if self.clock() >= self.deadline:
             return self._row(problem, None, len(pick.candidates))
         assert isinstance(task.execution, GpuExecution)
-        with NodeBench(self.runtime, task.execution, task.inputs, task.outputs, self.clock) as bench:
+        made = task.execution
+        with NodeBench(
+            self.runtime, made.op, task.inputs, task.outputs,
+            label=made.label, split_products=made.split_products, thrifty=made.thrifty, clock=self.clock,
+        ) as bench:  # fmt: skip
             work = Contest(bench, bench.plan(pick.key, pick.default))
             rest = self._untried(problem, work)
             if rest or pick.default not in work.trials:

@@ -55,8 +55,12 @@ TILES = (
 """From the best reuse to the most parallelism."""
 
 
+LARGE = 3
+"""The first of the cases that has enough work for warpgroups."""
+
+
 def _cases() -> Sequence[Case]:
-    """Return uneven convolutions of enough work for matrix units; the last ones have enough for warpgroups."""
+    """Return uneven convolutions of enough work for matrix units."""
     shapes = (
         ((1, 13, 40, 41), (20, 13, 5, 5)),
         ((1, 24, 33, 32), (64, 24, 3, 3)),
@@ -96,7 +100,7 @@ SPECIAL_WGMMA = register_special(
         "convolutions of split fp32 by warpgroups",
         present=lambda caps: _has_warpgroups(caps) and conv_split_wgmma.NAME not in caps.without,
         disable=lambda caps: replace(caps, without=caps.without | {conv_split_wgmma.NAME}),
-        cases=_cases,
+        cases=lambda: _cases()[LARGE:],
         template="conv_split_wgmma",
     )
 )
