@@ -19,13 +19,13 @@ from tests.core.nets import feeds, outputs
 from tests.core.timed_gpu import GEMM, TimedDevice, convolutions, timed_gpu
 from weft.backends.gpu import tuning
 from weft.backends.gpu.creator import GpuCreator
-from weft.backends.gpu.node_bench import difference
+from weft.backends.gpu.node_bench import NodeBench, difference
 from weft.backends.gpu.tuning import PENDING, Tuned, tune_pipelines
 from weft.backends.gpu.tuning_table import DeviceKey, Entry, Trial, TuningTable, read_tables, write_tables
 from weft.core.backend import DeviceInfo
 from weft.core.graph import Graph
 from weft.core.registry import registry
-from weft.errors import ConfigError, DeviceLost
+from weft.errors import ConfigError, DeviceLost, OutOfMemory
 from weft.kernels import template
 from weft.kernels.launch import DeviceCaps
 from weft.ops.gpu import conv
@@ -126,15 +126,56 @@ def test_nothing_is_compared_before_the_clock_is_up(
     assert (row.default_us, row.us, row.choice) == (100.0, 60.0, repr(TILES[1]))
 
 
+def stored(device: TimedDevice, problem: str, choice: str | None, **us: float | str) -> None:
+    """Put other times (or failures) of some tiles, named t0 to t2, into the table on disk."""
+    table = table_of(device)
+    trials = dict(table.entries()[problem].trials)
+    for name, value in us.items():
+        text = repr(TILES[int(name[1:])])
+        failed = value if isinstance(value, str) else None
+        trials[text] = Trial(trials[text].digest, None if failed else float(value), failed)
+    table.note(problem, Entry(choice, trials))
+    table.save()
+
+
 def test_the_fastest_are_timed_again_in_turn(device: TimedDevice) -> None:
     (row,) = tune(convolutions())
-    table = table_of(device)
-    trials = dict(table.entries()[row.problem].trials)
-    trials[repr(TILES[1])] = replace(trials[repr(TILES[1])], us=300.0)
-    table.note(row.problem, Entry(repr(TILES[2]), trials))
-    table.save()
-    (row,) = tune(convolutions())
+    stored(device, row.problem, repr(TILES[2]), t1=300.0)
+    with timed_gpu(name="later") as later:
+        (row,) = tune(convolutions(), on="later")
     assert (row.tried, row.us, row.choice) == (0, 60.0, repr(TILES[1]))
+    assert later.ran.count(2) > 10 and later.ran.count(1) > 10
+
+
+def test_a_default_that_was_noted_as_failed_is_timed_anew(device: TimedDevice) -> None:
+    (row,) = tune(convolutions())
+    stored(device, row.problem, None, t0=PENDING)
+    with timed_gpu(name="later"):
+        (row,) = tune(convolutions(), on="later")
+    assert (row.default_us, row.us, row.choice) == (100.0, 60.0, repr(TILES[1]))
+
+
+def test_a_finalist_without_memory_keeps_its_time(device: TimedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    tune(convolutions())
+    plan, asked = NodeBench.plan, list[str]()
+
+    def scarce(self: NodeBench, key: str, text: str) -> Any:
+        asked.append(text)
+        if asked.count(text) > 1:
+            raise OutOfMemory("there is no room")
+        return plan(self, key, text)
+
+    monkeypatch.setattr(NodeBench, "plan", scarce)
+    (row,) = tune(convolutions())
+    assert (row.us, row.choice) == (60.0, repr(TILES[1])) and asked.count(repr(TILES[1])) == 2
+
+
+def test_the_budget_binds_the_last_rounds_too(device: TimedDevice) -> None:
+    tune(convolutions())
+    ran = len(device.ran)
+    times = iter([0.0, 0.0, 0.0])
+    tune(convolutions(), budget=1.0, clock=lambda: next(times, 2.0))
+    assert device.ran[ran:].count(2) == 0, "no round began"
 
 
 def test_a_slow_candidate_is_run_twice(device: TimedDevice) -> None:

@@ -6,7 +6,7 @@ candidate is timed right beside the default, and noted as if both had run when t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
@@ -40,9 +40,17 @@ class Contest:
         """Return the shortest time so far in microseconds."""
         return min((t.us for t in self.trials.values() if t.us is not None), default=float("inf"))
 
+    @property
+    def begun(self) -> bool:
+        """Tell whether the default's time is known, which all others are noted beside."""
+        known = self.trials.get(self.default.text)
+        return known is not None and bool(known.us)
+
     def choice(self) -> str:
-        """Return the fastest candidate, or the default if that is hardly slower."""
+        """Return the fastest candidate, or the default if that is hardly slower, or nothing was timed."""
         timed = {text: t.us for text, t in self.trials.items() if t.us is not None}
+        if not timed:
+            return self.default.text
         fastest = min(timed, key=lambda text: timed[text])
         default = timed.get(self.default.text, float("inf"))
         return fastest if timed[fastest] <= MARGIN * default else self.default.text
@@ -105,14 +113,20 @@ class Contest:
         timed = sorted((t.us, text) for text, t in self.trials.items() if t.us is not None and t.us <= limit)
         return [text for _, text in timed if text != self.default.text][:FINALISTS]
 
-    def play_off(self, finalists: Sequence[Variant]) -> None:
-        """Time some candidates once more, in turn; what counts is the median of their shares of the default's time."""
+    def play_off(self, finalists: Sequence[Variant], enough: Callable[[], bool]) -> None:
+        """Time some candidates once more, in turn; what counts is the median of their shares of the default's time.
+
+        Rounds end when that is `enough`.
+        """
         shares: dict[str, list[float]] = {variant.text: [] for variant in finalists}
         for _ in range(ROUNDS):
+            if enough():
+                break
             for variant in finalists:
                 shares[variant.text].append(self._share(variant, (self.trials[variant.text].us or 0.0) * 1e-6))
         for text, found in shares.items():
-            self.trials[text] = replace(self.trials[text], us=_us(median(found) * self._known))
+            if found:
+                self.trials[text] = replace(self.trials[text], us=_us(median(found) * self._known))
 
 
 def _scaled(trial: Trial, factor: float) -> Trial:

@@ -26,6 +26,7 @@ from weft.core.layout import Array, storage_shape, to_storage
 from weft.core.memory import BufferManager
 from weft.core.op import Op
 from weft.core.tensor import Tensor
+from weft.errors import CompileError
 
 REPEATS = 10
 SUBMITS = 3
@@ -57,6 +58,15 @@ class Variant:
         """Build its kernels, or wait for them; CompileError if the device refuses one."""
         for launch in self.launches:
             _ = launch.kernel
+
+    @property
+    def is_built(self) -> bool:
+        """Tell whether its kernels are there, once they were built or waited for."""
+        try:
+            self.build()
+        except CompileError:
+            return False
+        return True
 
 
 @dataclass(frozen=True)

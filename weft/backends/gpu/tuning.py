@@ -7,8 +7,8 @@ process is not tried again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -170,24 +170,33 @@ class _Tuner:
             return self._row(problem, None, len(pick.candidates))
         assert isinstance(task.execution, GpuExecution)
         made = task.execution
-        with NodeBench(
+        with self._noting_loss(), NodeBench(
             self.runtime, made.op, task.inputs, task.outputs,
             label=made.label, split_products=made.split_products, thrifty=made.thrifty, clock=self.clock,
         ) as bench:  # fmt: skip
             work = Contest(bench, bench.plan(pick.key, pick.default))
             rest = self._untried(problem, work)
-            if rest or pick.default not in work.trials:
+            if rest or not work.begun:
                 work.begin(0.0 if self._is_warm else STEADY)
                 self._is_warm = True
             size, left = thread_count(self.runtime.device.caps), len(rest) if most is None else most
             while rest and left > 0 and self.clock() < self.deadline:
                 batch, rest, left = rest[:size], rest[size:], left - size
                 self._try_all(pick.key, work, batch)
-            if self._tried.get(pick.key) or not rest:
+            if most is None or not rest:
                 self._play_off(pick.key, work)
+            if self._tried.get(pick.key) or not rest:
                 self.table.note(pick.key, Entry(work.choice(), dict(work.trials)))
                 self.table.save()
         return self._row(problem, work, len(rest))
+
+    @contextmanager
+    def _noting_loss(self) -> Iterator[None]:
+        try:
+            yield
+        except DeviceLost:
+            self.runtime.device.gone = True
+            raise
 
     def _untried(self, problem: Problem, work: Contest) -> list[Variant]:
         """Return the candidates of which nothing is known yet, the most promising first."""
@@ -212,38 +221,44 @@ class _Tuner:
         """Build some candidates side by side, then try each; all are noted as failed until they are not."""
         pending = {v.text: Trial(v.digest, failed=PENDING) for v in batch}
         self._note(key, pending)
-        builds, done = Builds(self.runtime.device), {}
+        done: dict[str, Trial] = {}
+        tried: Variant | None = None
         try:
-            for variant in batch:
-                with suppress(WeftError):
-                    builds.add(variant.text, [launch.build for launch in variant.launches])
-            work.bench.busy(work.default, lambda: builds.done)
-            for variant in batch:
-                done[variant.text] = work.attempt(variant)
-                self._tried.setdefault(key, set()).add(variant.text)
+            self._build_all(work, batch)
+            for tried in batch:
+                done[tried.text] = work.attempt(tried)
+                self._tried.setdefault(key, set()).add(tried.text)
         except DeviceLost as e:
-            self.runtime.device.gone = True
-            lost = batch[len(done)]
-            done[lost.text] = Trial(lost.digest, failed=e.what)
+            if tried is not None:  # else it was the default, which kept the device busy
+                done[tried.text] = Trial(tried.digest, failed=e.what)
             raise
         finally:
-            builds.drop()
             # Without its hash, a candidate that was not reached is as good as unknown.
             self._note(key, {text: done.get(text, Trial("", failed="it was interrupted")) for text in pending})
 
-    def _play_off(self, key: str, work: Contest) -> None:
-        """Compare the fastest candidates, of this time and of earlier ones, once more."""
-        finalists = [work.bench.plan(key, text) for text in work.finalists()]
+    def _build_all(self, work: Contest, variants: Sequence[Variant]) -> None:
+        """Build candidates side by side while the default keeps the device busy; one that is refused says so later."""
         builds = Builds(self.runtime.device)
         try:
-            for variant in finalists:
-                builds.add(variant.text, [launch.build for launch in variant.launches])
+            for variant in variants:
+                with suppress(WeftError):
+                    builds.add(variant.text, [launch.build for launch in variant.launches])
             work.bench.busy(work.default, lambda: builds.done)
-            for variant in finalists:
-                variant.build()
         finally:
             builds.drop()
-        work.play_off(finalists)
+
+    def _play_off(self, key: str, work: Contest) -> None:
+        """Compare the fastest candidates, of this time and of earlier ones, once more, as long as there is time."""
+        finalists: list[Variant] = []
+        for text in work.finalists():
+            try:
+                finalists.append(work.bench.plan(key, text))
+            except DeviceLost:
+                raise
+            except WeftError:
+                continue  # such as no memory: it keeps the time that it has
+        self._build_all(work, finalists)
+        work.play_off([v for v in finalists if v.is_built], lambda: self.clock() >= self.deadline)
 
     def _note(self, key: str, trials: Mapping[str, Trial]) -> None:
         self.table.note(key, Entry(None, trials))
