@@ -97,7 +97,7 @@ def load(
             )
         return Session.of_optimized(model, runtime=held, profile=profile, progress=progress)
     choices, options, host = _plan(held.registry, device, fallback, hints, debug, config)
-    with _prepared(choices):
+    with _prepared(choices if _is_there(model) else []):
         graph = _graph(model)
     return Session(
         graph, choices, options, host=host, shapes=shapes, progress=progress, profile=profile, runtime=held
@@ -205,6 +205,11 @@ def _device(known: BackendRegistry, name: DeviceName) -> str:
         return known.choose(name)[0].device
     except WeftError:
         return name.name if isinstance(name, ForwardType) else str(name)
+
+
+def _is_there(model: Model) -> bool:
+    """Tell whether a model may be read at all: the error of a wrong path should not wait for a device."""
+    return not isinstance(model, (str, os.PathLike)) or Path(model).exists()
 
 
 @contextmanager

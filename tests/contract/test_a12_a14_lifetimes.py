@@ -122,6 +122,10 @@ def test_A12_devices_are_opened_while_the_model_is_read(tmp_path: Path, fails: b
         with pytest.raises(weft.WeftError):
             weft.load(tmp_path / "broken.onnx", "slow:1")
         assert said == [(1, False)]
+        said.clear()
+        with pytest.raises(weft.WeftError, match="missing"):
+            weft.load(tmp_path / "missing.onnx", "slow:1")
+        assert said == [], "a wrong path is told at once"
         assert not any(thread.name.startswith("weft-open") for thread in threading.enumerate())
 
 

@@ -21,7 +21,7 @@ from weft.backends.gpu.creator import GpuCreator
 from weft.backends.gpu.runtime import GpuRuntime
 from weft.core.graph import Graph
 from weft.core.registry import registry
-from weft.errors import BackendError, ConfigError
+from weft.errors import BackendError, ConfigError, OutOfMemory
 from weft.kernels import special
 from weft.kernels.launch import DeviceCaps
 
@@ -202,6 +202,26 @@ def test_what_takes_the_place_of_a_wrong_kind_is_tested_then(monkeypatch: pytest
         assert "small" not in runtime.device.caps.without and runtime.notes == ["large are not used: wrong"]
     finally:
         runtime.close()
+
+
+@pytest.mark.parametrize("fails", ["__init__", "difference"])
+def test_a_device_that_is_full_is_tested_again_another_time(fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OutOfMemory("16 bytes cannot be allocated")
+
+    monkeypatch.setattr(special_check._ReadyNode, fails, full)
+    verdict = selftest.verdict(fakes.RIGHT, _runtime("vulkan"))
+    assert not verdict.lasting and "no memory" in str(verdict.why)
+
+
+def test_the_key_of_a_verdict_does_not_depend_on_the_order_of_a_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = _runtime("opencl").device
+    names = [f"kind{k}" for k in range(9)]
+    keys = set()
+    for order in (names, names[::-1], names[4:] + names[:4]):
+        monkeypatch.setattr(device, "caps", replace(device.caps, without=frozenset(order)))
+        keys.add(selftest.key_of(fakes.NOISY, device))
+    assert len(keys) == 1 and str(names) in keys.pop().replace("(", "[").replace(")", "]")
 
 
 def test_the_key_of_a_verdict_changes_with_the_driver() -> None:

@@ -205,7 +205,7 @@ class GpuOp(ABC):
         """Return why GPUs of these capabilities cannot run the node, as a sentence, or None."""
         return None
 
-    def stores_wider(self, inputs: Sequence[TensorSpec], output: TensorSpec) -> bool:
+    def stores_wider(self, op: Any, inputs: Sequence[TensorSpec], output: TensorSpec) -> bool:
         """Return whether the kernels for these inputs and this output in fp16 can store fp32 in its place."""
         return False
 

@@ -64,7 +64,7 @@ class Contest:
         default.build()
         if steady > 0.0:
             bench.warm(default, steady)
-        bench.poison()
+        bench.poison(default)
         seconds = bench.seconds(default, bench.once(default))
         self.reference = bench.results()
         known = self.trials.get(default.text)
@@ -86,7 +86,7 @@ class Contest:
     def _attempt(self, variant: Variant) -> Trial:
         bench, limit = self.bench, HOPELESS * self.best * 1e-6
         variant.build()
-        bench.poison()
+        bench.poison(variant)
         once = bench.once(variant)
         wrong = difference(bench.results(), self.reference)
         if wrong is not None:

@@ -53,11 +53,6 @@ class GpuExecution(Execution):
         """Return what the op's `KernelBuilder` says of that."""
         return self._place.split_products
 
-    @property
-    def thrifty(self) -> bool:
-        """Return what the op's `KernelBuilder` says of that."""
-        return self._place.thrifty
-
     def onResize(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
         """Choose and render the kernels, have them built, and hand their launches to the backend."""
         self._used.clear()

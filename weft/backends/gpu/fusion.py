@@ -22,7 +22,8 @@ def can_fuse(graph: Graph, base: Node, step: Node, position: int) -> bool:
         return False
     result, before = graph.specs[step.outputs[0]], graph.specs[base.outputs[0]]
     if _widens(before, result):
-        return isinstance(op, Cast) and first.stores_wider([graph.specs[i] for i in base.inputs if i], before)
+        inputs = [graph.specs[i] for i in base.inputs if i]
+        return isinstance(op, Cast) and first.stores_wider(base.op, inputs, before)
     if result != before or not result.dtype.is_float or op.expression(tuple(bool(i) for i in step.inputs)) is None:
         return False
     if any(graph.specs[i].dtype is not result.dtype for i in step.inputs if i):

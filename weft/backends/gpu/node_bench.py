@@ -93,7 +93,6 @@ class NodeBench:
         *,
         label: str = "node",
         split_products: bool = False,
-        thrifty: bool = False,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self._device, self._clock = runtime.device, clock
@@ -103,7 +102,7 @@ class NodeBench:
         )
         self._placement = Placement(self._memory)
         recording, builds = PipelineRecording(device), Builds(device)
-        place = Workplace(device, self._placement, recording, builds, split_products=split_products, thrifty=thrifty)
+        place = Workplace(device, self._placement, recording, builds, split_products=split_products)
         self._execution = GpuExecution(op, place, label)
         self._rng = np.random.default_rng(0)
         copies: dict[int, Tensor] = {}
@@ -212,9 +211,10 @@ class NodeBench:
             device.release(handle)
         return min(found)
 
-    def poison(self) -> None:
-        """Fill the outputs with NaN, so that what a candidate does not write is seen."""
-        for tensor in self._outputs:
+    def poison(self, variant: Variant) -> None:
+        """Fill all that it writes, memory between its launches too, with NaN, so that what it leaves out is seen."""
+        written = {id(t): t for launch in variant.launches for t in launch.writes}
+        for tensor in (*written.values(), *self._outputs):
             self._upload(tensor, np.full(tensor.nbytes, 0xFF, np.uint8))
 
     def results(self) -> list[Array]:

@@ -13,7 +13,7 @@ import logging
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -112,7 +112,8 @@ def _stored(cache: DiskCache, key: str) -> Verdict | None:
 def key_of(kind: SpecialKernel, device: GpuDevice) -> str:
     """Return what a verdict is kept under: all that decides which kernels run, and who compiles and runs them."""
     info = device.info
-    decides = (info.id, info.name, info.driver, repr(device.caps), writers_hash(device.dialect), _code(kind.module))
+    caps = replace(device.caps, without=tuple(sorted(device.caps.without)))  # type: ignore[arg-type]  # a set has no order
+    decides = (info.id, info.name, info.driver, repr(caps), writers_hash(device.dialect), _code(kind.module))
     return json.dumps((SCHEMA, kind.name, *decides))
 
 

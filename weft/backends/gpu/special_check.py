@@ -18,7 +18,7 @@ from weft.core.layout import Array, Layout, from_storage
 from weft.core.optimized import Part
 from weft.core.pipeline import Pipeline
 from weft.core.tensor import Tensor, TensorSpec
-from weft.errors import WeftError
+from weft.errors import OutOfMemory, WeftError
 from weft.kernels.launch import DeviceCaps, Placement, find_gpu_op
 from weft.kernels.special import Case, SpecialKernel
 
@@ -54,6 +54,8 @@ def _check_cases(kind: SpecialKernel, runtime: GpuRuntime) -> str | None:
                 return f"{case.text} failed: {ready.what}"
             try:
                 worst = ready.difference()
+            except OutOfMemory:
+                raise
             except WeftError as e:
                 return f"{case.text} failed: {e.what}"
             launched |= any(kind.template in ("", t) for t in ready.templates)
@@ -70,6 +72,8 @@ def _all_ready(
     def ready(case: Case) -> _ReadyNode | _ReadyGraph | WeftError:
         try:
             made = _ready(case, runtime)
+        except OutOfMemory:
+            raise  # it says nothing of the kernels
         except WeftError as e:
             return e
         held.callback(made.close)
@@ -120,7 +124,7 @@ class _ReadyNode:
 
     def difference(self) -> float:
         """Run it, and return the largest difference from the reference, as a part of the largest value."""
-        self._bench.poison()
+        self._bench.poison(self._launches)
         self._bench.once(self._launches)
         stored = zip(self._bench.results(), self._outputs, strict=True)
         return _largest_difference([from_storage(each, t.shape, t.layout) for each, t in stored], self._case)

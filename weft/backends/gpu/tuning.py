@@ -23,7 +23,7 @@ from weft.backends.gpu.runtime import GpuRuntime
 from weft.backends.gpu.schedule import schedule
 from weft.backends.gpu.tuning_table import Entry, Trial, TuningTable
 from weft.core.pipeline import Pipeline, Task
-from weft.errors import DeviceLost, OutOfMemory, WeftError
+from weft.errors import ConfigError, DeviceLost, OutOfMemory, WeftError
 from weft.kernels.launch import DeviceCaps
 
 PENDING = "the process ended while it was built or run"
@@ -76,12 +76,16 @@ def tune_pipelines(
 ) -> list[Tuned]:
     """Tune what ops of loaded pipelines leave open on their GPUs, for `budget` seconds a device at most.
 
+    ConfigError for sessions with memory "limit", which keep nothing to try candidates with.
     Of every problem the most promising candidates are tried before the others of any. Those that were timed or
     failed before are not tried once more, unless `again`. New choices serve the sessions that are loaded or
     resized from now on.
     """
     rows: list[Tuned] = []
     for runtime, group in by_runtime(pipelines):
+        if any(pipeline.thrifty for pipeline in group):
+            why = 'with memory="limit" it keeps no weights to try candidates with'
+            raise ConfigError("this session cannot be tuned", why=why, fix='load the model with memory="normal"')
         tuner = _Tuner(runtime, group[0].device, clock() + budget, again, clock)
         problems = open_problems(group)
         found = {}
@@ -172,7 +176,7 @@ class _Tuner:
         made = task.execution
         with self._noting_loss(), NodeBench(
             self.runtime, made.op, task.inputs, task.outputs,
-            label=made.label, split_products=made.split_products, thrifty=made.thrifty, clock=self.clock,
+            label=made.label, split_products=made.split_products, clock=self.clock,
         ) as bench:  # fmt: skip
             work = Contest(bench, bench.plan(pick.key, pick.default))
             rest = self._untried(problem, work)

@@ -98,9 +98,14 @@ class TuningTable:
     # -- the choices of ops ----------------------------------------------------------------------------
 
     def choose(self, key: str, texts: Collection[str]) -> str | None:
-        """Return the choice for a problem, if there is one among the candidates; none if WEFT_TUNING=0."""
+        """Return the choice for a problem, or the fastest of those on offer if that is not; None if WEFT_TUNING=0."""
         entry = self.entries().get(key) if config.tuning_enabled() else None
-        return entry.choice if entry is not None and entry.choice in texts else None
+        if entry is None or entry.choice is None:
+            return None
+        if entry.choice in texts:
+            return entry.choice
+        timed = {text: t.us for text, t in entry.trials.items() if text in texts and t.us is not None}
+        return min(timed, key=lambda text: timed[text], default=None)
 
     def allows(self, pick: Pick) -> bool:
         """Tell whether the choice was timed with the source it has now."""

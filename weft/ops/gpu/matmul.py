@@ -53,7 +53,7 @@ class MatMulOnGpu(GpuOp):
 
     splits_constants = True
 
-    def stores_wider(self, inputs: Sequence[TensorSpec], output: TensorSpec) -> bool:
+    def stores_wider(self, op: object, inputs: Sequence[TensorSpec], output: TensorSpec) -> bool:
         """Accept few rows: more of them go to kernels for matrix units."""
         return _few_rows(output)
 
@@ -96,7 +96,7 @@ class GemmOnGpu(GpuOp):
 
     splits_constants = True
 
-    def stores_wider(self, inputs: Sequence[TensorSpec], output: TensorSpec) -> bool:
+    def stores_wider(self, op: object, inputs: Sequence[TensorSpec], output: TensorSpec) -> bool:
         """Accept few rows: more of them go to kernels for matrix units."""
         return _few_rows(output)
 

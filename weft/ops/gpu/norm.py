@@ -155,7 +155,7 @@ class LayerNormOnGpu(GpuOp):
                 return f"{t.name!r} of shape {t.shape} is computed at run time and repeated within {x.shape}"
         return None
 
-    def stores_wider(self, inputs: Sequence[TensorSpec], output: TensorSpec) -> bool:
+    def stores_wider(self, op: object, inputs: Sequence[TensorSpec], output: TensorSpec) -> bool:
         """Accept: the store converts, whatever is read."""
         return True
 

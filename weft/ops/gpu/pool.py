@@ -67,7 +67,7 @@ class GlobalPoolOnGpu(GpuOp):
 
     placement = Placement.CHANNELS
 
-    def stores_wider(self, inputs: Sequence[TensorSpec], output: TensorSpec) -> bool:
+    def stores_wider(self, op: object, inputs: Sequence[TensorSpec], output: TensorSpec) -> bool:
         """Accept: the store converts, whatever is read."""
         return True
 

@@ -16,7 +16,7 @@ from weft.ops.softmax import AlongAxis, LogSoftmax, Softmax
 class SoftmaxOnGpu(GpuOp):
     """Lines of `length` elements, `inner` apart, in NCHW."""
 
-    def stores_wider(self, inputs: Sequence[TensorSpec], output: TensorSpec) -> bool:
+    def stores_wider(self, op: object, inputs: Sequence[TensorSpec], output: TensorSpec) -> bool:
         """Accept: the store converts, whatever is read."""
         return True
 

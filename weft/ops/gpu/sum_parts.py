@@ -68,7 +68,7 @@ class Work:
         A second launch comes on top, and what it has to read.
         """
         side_by_side = -(-self.groups * parts // caps.compute_units)
-        each = max(ROUND, side_by_side * self.read / self.rounds / READ)
+        each = max(ROUND, side_by_side * self.read / max(self.rounds, 1) / READ)
         return -(-self.rounds // parts) * each + (LAUNCH + parts * self.stored / SUMS if parts > 1 else 0.0)
 
     def possible_parts(self, caps: DeviceCaps) -> list[int]:
