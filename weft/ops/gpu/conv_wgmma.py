@@ -107,11 +107,16 @@ def within_limit(kind: SpecialKernel, present: Callable[[DeviceCaps], bool]) -> 
     `present` tells whether the hardware is there at all.
     """
     name = f"{kind.name}_small"
+
+    def there(caps: DeviceCaps) -> bool:
+        return present(caps) and kind.name in caps.without and name not in caps.without
+
+    there.__module__ = kind.module  # by which the process that tests it finds who registers it
     return replace(
         kind,
         name=name,
         title=f"{kind.title} within the limit of work-group memory",
-        present=lambda caps: present(caps) and kind.name in caps.without and name not in caps.without,
+        present=there,
         disable=lambda caps: replace(caps, without=caps.without | {name}),
     )
 
