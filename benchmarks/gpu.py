@@ -21,6 +21,7 @@ import platform
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import date
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -55,6 +56,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--sizes", type=lambda text: [int(n) for n in text.split(",")], help="of the products")
     parser.add_argument("--quick", action="store_true", help="a trial: all is small and runs twice, no results")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything to this file")
+    parser.add_argument("--resume", type=Path, metavar="FILE", help="go on with a run whose time was too short")
     options = parser.parse_args(arguments)
     options.image = 64 if options.quick else 224
     options.sizes = options.sizes or ([128] if options.quick else list(gemm.SIZES))
@@ -72,16 +74,19 @@ def main() -> None:
     if options.quick:
         counts = Counts(1, 2, options.seconds, 0.0)
     record = Record(_facts(), options.json, options.budget)
+    if options.resume:
+        record.resume(options.resume)
     peers = _present(options.peers, record)
     devices = _weft_devices(options.devices, record)
     for position, batch in enumerate(options.batch):
         for network in options.networks:
-            record.attempt(
+            record.part(
                 f"{network} x{batch}",
                 lambda n=network, b=batch: _network(n, b, options, devices, peers, counts, record),  # type: ignore[misc]
             )
         if position == 0 and options.gemm:
-            _products(options.sizes, devices, "torch" in peers, counts, record)
+            products = partial(_products, options.sizes, devices, "torch" in peers, counts, record)
+            record.part("products", products)
     if "tinygrad" in peers:  # last: it takes longest to compile
         _tinygrad(options, counts, record)
     _conclude(record)
@@ -145,7 +150,7 @@ def _tinygrad(options: argparse.Namespace, counts: Counts, record: Record) -> No
             def run(network: str = network, batch: int = batch) -> None:
                 record.add(peers_tinygrad.row(build(network, batch, options.image), counts.for_batch(batch)))
 
-            record.attempt(f"{network} x{batch} tinygrad", run)
+            record.part(f"{network} x{batch} tinygrad", run)
 
 
 def _present(names: Sequence[str], record: Record) -> list[str]:

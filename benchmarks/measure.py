@@ -84,6 +84,11 @@ class Row:
     note: str = ""
     more: dict[str, float] = field(default_factory=dict)
 
+    @property
+    def part(self) -> str:
+        """Return what it was measured as a part of."""
+        return f"{self.network} x{self.batch}" + (" tinygrad" if self.who.startswith("tinygrad") else "")
+
     def __str__(self) -> str:
         error = f"{self.error:.1e}" if self.error is not None else "-"
         host = f"host {shown(self.host_ms)} (p90 {shown(self.host_p90_ms)}) ms"
@@ -108,6 +113,8 @@ class Record:
         self.gemm: list[dict[str, Any]] = []
         self.absent: dict[str, str] = {}
         self.bars: list[dict[str, Any]] = []
+        self.done: list[str] = []
+        """What was measured as a whole, as `part` calls it."""
         self._path, self._budget, self._start = path, budget, time.perf_counter()
 
     @property
@@ -134,6 +141,23 @@ class Record:
         print(f"[{self.seconds:4.0f} s] absent: {what}: {self.absent[what]}", flush=True)
         self.write()
 
+    def resume(self, path: Path) -> None:
+        """Take over what an earlier run wrote: `part` does not run again what it has."""
+        held = json.loads(path.read_text())
+        self.rows, self.gemm = [Row(**row) for row in held["rows"]], held["gemm"]
+        self.done = held["done"]
+        self.rows = [row for row in self.rows if row.part in self.done]
+        self.facts["resumed"] = {key: held.get(key) for key in ("date", "seconds")}
+
+    def part(self, what: str, run: Callable[[], None]) -> None:
+        """Measure something unless that was done already, and note that it was if the time sufficed for all of it."""
+        if what in self.done:
+            return
+        self.attempt(what, run)
+        if self.seconds <= self._budget:
+            self.done.append(what)
+            self.write()
+
     def attempt(self, what: str, run: Callable[[], None]) -> None:
         """Measure something unless the time is up; whatever it raises becomes the reason why it is absent."""
         if self.seconds > self._budget:
@@ -148,7 +172,7 @@ class Record:
         """Write the JSON file, if there is to be one."""
         if self._path:
             rows = [asdict(row) for row in self.rows]
-            found = {"rows": rows, "gemm": self.gemm, "absent": self.absent, "bars": self.bars}
+            found = {"rows": rows, "gemm": self.gemm, "absent": self.absent, "bars": self.bars, "done": self.done}
             self._path.write_text(json.dumps(self.facts | {"seconds": self.seconds} | found, indent=1))
 
 

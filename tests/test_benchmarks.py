@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -146,6 +147,32 @@ def test_the_bars_of_a_start() -> None:
     first, second = {"start": startup.FIRST - 1}, {"start": startup.SECOND + 1}
     assert startup.Start("vulkan", "low", first=[first], second=[second]).met is False
     assert startup.Start("vulkan", "low", first=[first], second=[{"start": 0.5}]).met is True
+
+
+def test_a_run_whose_time_was_too_short_goes_on_where_it_ended(tmp_path: Path) -> None:
+    path, ran = tmp_path / "run.json", list[str]()
+
+    def measured(record: Record, network: str, who: str, wait: float = 0.0) -> Callable[[], None]:
+        def run() -> None:
+            ran.append(f"{network} {who}")
+            record.add(Row(network, 1, who, "fp32", host_ms=1.0))
+            record._budget -= wait
+
+        return run
+
+    first = Record({"date": "today"}, path, budget=1e6)
+    first.part("a x1", measured(first, "a", "weft vulkan"))
+    first.part("b x1", measured(first, "b", "weft vulkan", wait=2e6))
+    first.part("a x1 tinygrad", measured(first, "a", "tinygrad opencl"))
+    assert first.done == ["a x1"] and "a x1 tinygrad" in first.absent
+    second = Record({}, tmp_path / "again.json")
+    second.resume(path)
+    for network in "ab":
+        second.part(f"{network} x1", measured(second, network, "weft vulkan"))
+    second.part("a x1 tinygrad", measured(second, "a", "tinygrad opencl"))
+    assert ran == ["a weft vulkan", "b weft vulkan", "b weft vulkan", "a tinygrad opencl"]
+    assert [row.part for row in second.rows] == ["a x1", "b x1", "a x1 tinygrad"]
+    assert second.facts["resumed"]["date"] == "today"
 
 
 def test_opencl_is_timed_in_the_queue() -> None:
