@@ -20,6 +20,7 @@ import gc
 import platform
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import date
 from functools import partial
 from importlib.metadata import version
@@ -77,6 +78,8 @@ def main() -> None:
     if options.resume:
         record.resume(options.resume)
     peers = _present(options.peers, record)
+    if "torch" in peers and not options.quick:
+        counts = replace(counts, wake=peers_torch.wake)
     devices = _weft_devices(options.devices, record)
     for position, batch in enumerate(options.batch):
         for network in options.networks:

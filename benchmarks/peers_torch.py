@@ -9,6 +9,7 @@ cuDNN searches for the fastest algorithms (`cudnn.benchmark`). TF32 is off but f
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -25,6 +26,18 @@ PLANS = (
     ("eager", "fp32"),
     ("eager", "fp16"),
 )
+
+
+def wake(seconds: float = 0.3) -> None:
+    """Multiply matrices for a while, so that the card's clock is up."""
+    import torch
+
+    a = torch.randn(4096, 4096, device="cuda", dtype=torch.float16)
+    stop = time.perf_counter() + seconds
+    while time.perf_counter() < stop:
+        for _ in range(10):
+            _ = a @ a
+        torch.cuda.synchronize()
 
 
 def facts() -> str:

@@ -12,7 +12,7 @@ import weft
 from benchmarks import measure, models, peers_ncnn, startup, transfers
 from benchmarks.bars import bars, table
 from benchmarks.gemm import Chain
-from benchmarks.measure import Record, Row, build, random_inputs, relative_error
+from benchmarks.measure import Counts, Record, Row, build, random_inputs, relative_error
 from benchmarks.queued import QueuedRun
 
 
@@ -173,6 +173,21 @@ def test_a_run_whose_time_was_too_short_goes_on_where_it_ended(tmp_path: Path) -
     assert ran == ["a weft vulkan", "b weft vulkan", "b weft vulkan", "a tinygrad opencl"]
     assert [row.part for row in second.rows] == ["a x1", "b x1", "a x1 tinygrad"]
     assert second.facts["resumed"]["date"] == "today"
+
+
+def test_rows_warm_up_until_no_call_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, woken, calls = [0.0], list[int](), list[float]()
+    spent = [0.3, 0.2, 0.1, 0.1]
+
+    def run() -> None:
+        calls.append(now[0])
+        now[0] += spent[min(len(calls), 4) - 1]
+
+    monkeypatch.setattr("benchmarks.measure.time.perf_counter", lambda: now[0])
+    measure.warm_up(run, Counts(1, 5, 1.0, 0.25, lambda: woken.append(1)))
+    assert woken == [1] and len(calls) == 6, "three calls of 0.1 s behind the first of these"
+    measure.warm_up(run, Counts(1, 5, 1.0, 0.25).at_once)
+    assert len(calls) == 7
 
 
 def test_opencl_is_timed_in_the_queue() -> None:
