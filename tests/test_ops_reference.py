@@ -27,7 +27,7 @@ from weft.core.op import op_types
 from weft.core.tensor import TensorSpec
 from weft.errors import ModelError
 from weft.ops.elementwise import Elementwise
-from weft.ops.unary import erf_array
+from weft.ops.unary import Cast, erf_array
 
 CASES = all_cases()
 OP_MODULES = ("elementwise", "unary", "binary", "matmul", "reduce", "softmax")
@@ -133,13 +133,14 @@ C_FUNCTIONS = (
 
 
 def expression_rows() -> list[Case]:
-    """Return the rows of float32 whose op has an expression."""
+    """Return the rows of float32, but casts to other types, whose op has an expression."""
     return [
         row
         for row in CASES
         if isinstance(op := row.make_op(), Elementwise)
         and op.expression(tuple(i is not None for i in row.inputs))
         and all(i is None or i.dtype == "float32" for i in row.inputs)
+        and not (isinstance(op, Cast) and op.to is not DType.FLOAT32)
     ]
 
 

@@ -78,8 +78,8 @@ def test_the_encoder_runs_whole_on_every_device(device: str, opset: int, precisi
         (y,) = session.run(fed)
         (statistics,) = session.report.statistics.values()
     if device in GPUS:
-        conversions = precision == "low"
-        assert statistics["launches"] == LAUNCHES_BEFORE + SMALL.layers * LAUNCHES_A_LAYER + conversions
+        # At low precision too: the last norm stores the fp32 output.
+        assert statistics["launches"] == LAUNCHES_BEFORE + SMALL.layers * LAUNCHES_A_LAYER
     assert_close(y, expected(model, fed), precision)
 
 
