@@ -16,6 +16,7 @@ from weft.backends.opencl import ptx
 from weft.core.graph import Graph
 from weft.ops.conv import Conv
 from weft.ops.gpu import conv_split_wgmma, conv_wgmma
+from weft.ops.gpu.conv import ConvPlan
 from weft.ops.gpu.conv_wgmma import SHARED, WgmmaTile, choose_tile, offers, pack_weights, tiles
 from weft.ops.gpu.sum_parts import InParts, tile_and_parts
 
@@ -92,11 +93,24 @@ def test_without_the_large_form_tiles_stay_within_the_limit() -> None:
     assert len(small[0]) > len(small[1]) > 0 and all(t.shared_bytes() <= caps.local_memory for t in small[1])
 
 
-def test_a_driver_that_enforces_the_limit_gets_the_small_form() -> None:
+def test_a_driver_that_enforces_the_limit_gets_the_small_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    launch, taken = conv_wgmma.launch_wgmma, list[int]()
+
+    def watched(plan: ConvPlan, constants: dict[str, int], tile: WgmmaTile, parts: int = 1) -> None:
+        taken.append(tile.shared_bytes(conv_wgmma.steps_of(plan.weight)))
+        launch(plan, constants, tile, parts)
+
+    monkeypatch.setattr(conv_wgmma, "launch_wgmma", watched)
+    limit = (48 << 10) - 1
     caps = {
         "warpgroup_units": True, "channels_last": True, "compute_units": 2, "without": frozenset({"conv_wgmma"}),
+        "local_memory": limit,
     }  # fmt: skip
     assert_runs_on(("conv_wgmma",), *network(40, 40, 3, 1, True), "opencl", caps)
+    assert taken and max(taken) <= limit
+    taken.clear()
+    assert_runs_on(("conv_wgmma",), *network(40, 40, 3, 1, True), "opencl", {**caps, "without": frozenset()})
+    assert max(taken) > limit, "or the limit would not matter here"
     caps["without"] = frozenset({"conv_wgmma", "conv_wgmma_small"})
     with pytest.raises(AssertionError, match="conv_"):
         assert_runs_on(("conv_wgmma",), *network(40, 40, 3, 1, True), "opencl", caps)

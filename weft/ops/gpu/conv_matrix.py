@@ -13,9 +13,9 @@ import numpy as np
 from weft.core.dtypes import DType
 from weft.core.layout import PACK, Array, Layout
 from weft.kernels.launch import PIECE, DeviceCaps
-from weft.kernels.special import Case, SpecialKernel, one_node, register_special
-from weft.ops.conv import Conv
+from weft.kernels.special import Case, SpecialKernel, register_special
 from weft.ops.gpu import conv_unstaged, conv_wgmma, workgroup_gemm
+from weft.ops.gpu.conv_cases import conv_case
 from weft.ops.gpu.conv_unstaged import UnstagedTile
 from weft.ops.gpu.conv_wgmma import WgmmaTile
 from weft.ops.gpu.sum_parts import InParts, Sums, Work, better, by_turns, offer_parts, tile_and_parts
@@ -95,10 +95,7 @@ def _cases() -> Sequence[Case]:
         ((1, 260, 4, 5), (36, 260, 3, 3)),
         ((1, 1164, 3, 4), (24, 1164, 3, 3)),
     )
-    return [
-        one_node(Conv(kernel_shape=w[2:], pads=tuple(k // 2 for k in w[2:]) * 2), x, w, w[:1], constants=(1, 2))
-        for x, w in shapes
-    ]
+    return [conv_case(x, w) for x, w in shapes]
 
 
 SPECIAL = register_special(

@@ -14,9 +14,9 @@ from weft.core.configuration import Precision
 from weft.core.dtypes import DType
 from weft.core.layout import PACK, Array, Layout
 from weft.kernels.launch import DeviceCaps
-from weft.kernels.special import Case, SpecialKernel, one_node, register_special
-from weft.ops.conv import Conv
+from weft.kernels.special import Case, SpecialKernel, register_special
 from weft.ops.gpu import conv_split_wgmma
+from weft.ops.gpu.conv_cases import conv_case
 from weft.ops.gpu.conv_matrix import SUBGROUP, MatrixTile
 from weft.ops.gpu.conv_split_wgmma import SplitWgmmaTile
 from weft.ops.gpu.conv_wgmma import STEP, within_limit
@@ -69,13 +69,7 @@ def _cases() -> Sequence[Case]:
         ((1, 16, 65, 65), (72, 16, 3, 3)),
         ((3, 68, 40, 40), (132, 68, 1, 1)),
     )
-    return [
-        one_node(
-            Conv(kernel_shape=w[2:], pads=tuple(k // 2 for k in w[2:]) * 2),
-            x, w, w[:1], constants=(1, 2), precision=Precision.NORMAL,
-        )
-        for x, w in shapes
-    ]  # fmt: skip
+    return [conv_case(x, w, precision=Precision.NORMAL) for x, w in shapes]
 
 
 SPECIAL = register_special(

@@ -13,8 +13,8 @@ import numpy as np
 from weft.core.dtypes import DType
 from weft.core.layout import PACK, Array, Layout
 from weft.kernels.launch import PIECE, DeviceCaps
-from weft.kernels.special import Case, SpecialKernel, one_node, register_special
-from weft.ops.conv import Conv
+from weft.kernels.special import Case, SpecialKernel, register_special
+from weft.ops.gpu.conv_cases import conv_case
 from weft.ops.gpu.sum_parts import InParts, Sums, Work, better, by_turns, offer_parts
 
 if TYPE_CHECKING:
@@ -75,7 +75,8 @@ TILES = (
     UnstagedTile(1, 1, 8, 2),
     UnstagedTile(1, 1, 16, 2),
 )
-"""From the best reuse to the most parallelism: those that were best for something on an H200."""
+"""From the best reuse to the most parallelism: those that were best for something on an H200, and 2 x 2 tiles whole,
+which `choose_tile` takes for short sums of many tiles."""
 SLICES = ((16, 8), (8, 4), (0, 1))
 """Chunks of K from which so many slices were best, by and large."""
 
@@ -94,10 +95,7 @@ def _cases() -> Sequence[Case]:
         ((1, 32, 40, 39), (136, 32, 3, 3)),
         ((1, 1160, 3, 4), (24, 1160, 3, 3)),
     )
-    return [
-        one_node(Conv(kernel_shape=w[2:], pads=tuple(k // 2 for k in w[2:]) * 2), x, w, w[:1], constants=(1, 2))
-        for x, w in shapes
-    ]
+    return [conv_case(x, w) for x, w in shapes]
 
 
 SPECIAL = register_special(

@@ -13,8 +13,8 @@ import numpy as np
 from weft.core.dtypes import DType
 from weft.core.layout import PACK, Array
 from weft.kernels.launch import PIECE, DeviceCaps
-from weft.kernels.special import Case, SpecialKernel, one_node, register_special
-from weft.ops.conv import Conv
+from weft.kernels.special import Case, SpecialKernel, register_special
+from weft.ops.gpu.conv_cases import conv_case
 from weft.ops.gpu.sum_parts import PARTS, InParts, Sums, Work, better, by_turns, promising, tile_and_parts
 
 if TYPE_CHECKING:
@@ -95,10 +95,7 @@ def _cases() -> Sequence[Case]:
         ((1, 72, 10, 9), (520, 72, 3, 3), 1),
         ((1, 520, 9, 9), (136, 520, 3, 3), 1),
     )
-    return [
-        one_node(Conv(kernel_shape=w[2:], strides=(s, s), pads=(w[2] // 2,) * 4), x, w, w[:1], constants=(1, 2))
-        for x, w, s in shapes
-    ]
+    return [conv_case(x, w, stride) for x, w, stride in shapes]
 
 
 def within_limit(kind: SpecialKernel, present: Callable[[DeviceCaps], bool]) -> SpecialKernel:

@@ -13,8 +13,8 @@ import numpy as np
 from weft.core.dtypes import DType
 from weft.core.layout import PACK, Array, Layout
 from weft.kernels.launch import DeviceCaps
-from weft.kernels.special import Case, SpecialKernel, one_node, register_special
-from weft.ops.conv import Conv
+from weft.kernels.special import Case, SpecialKernel, register_special
+from weft.ops.gpu.conv_cases import conv_case
 
 if TYPE_CHECKING:
     from weft.ops.gpu.conv import ConvPlan
@@ -53,8 +53,7 @@ def _cases() -> Sequence[Case]:
     """Return products for each tile on a large device and a few on any, of whole tiles and of parts of tiles."""
     large = ((1100, 144, 1160), (1024, 192, 1024), (520, 80, 1000))
     small = ((260, 272, 1000), (130, 400, 1000), (200, 176, 296))
-    op = Conv(kernel_shape=(1, 1))
-    return [one_node(op, (m, k, 1, 1), (n, k, 1, 1), (n,), constants=(1, 2)) for m, k, n in large + small]
+    return [conv_case((m, k, 1, 1), (n, k, 1, 1)) for m, k, n in large + small]
 
 
 SPECIAL = register_special(
