@@ -4,10 +4,10 @@
 
 The networks are those of `benchmarks/models.py` with random weights. Each runs at batch 1 and 32 on Weft's Vulkan and
 OpenCL (high = fp32, normal = fp32 accuracy by faster means, low = fp16), in PyTorch (CUDA graph and eager, both layouts
-of pictures, TF32 on and off, fp16), ncnn (its own benchmark networks, in FOLDER), tinygrad and ONNX Runtime on the CPU,
-all in this process. Matrix products of fp16 against cuBLAS come after the first batch size. A peer that is not there,
-or fails, is listed with the reason. What a time covers is said at the head of each side's module: own.py, peers_*.py,
-gemm.py.
+of pictures, TF32 on and off, fp16), ncnn (its own benchmark networks, in FOLDER) and ONNX Runtime on the CPU, all in
+this process, and in tinygrad in processes of its own. Matrix products of fp16 against cuBLAS come after the first batch
+size. A peer that is not there, or fails, is listed with the reason. What a time covers is said at the head of each
+side's module: own.py, peers_*.py, gemm.py.
 
 Every row is printed, and written to the JSON file, as it is taken. The last thing printed is the table of the bars
 (bars.py): each ratio is the peer's time over Weft's.

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,15 @@ def _raise(runtime: Any) -> None:
     raise KeyError("a binding's")
 
 
+def _recover(runtime: Any) -> str | None:
+    """Fail once for each cache."""
+    seen = Path(os.environ["WEFT_CACHE_DIR"]) / "recovering"
+    if seen.exists():
+        return None
+    seen.touch()
+    return "the device was lost"
+
+
 RIGHT = register_special(
     SpecialKernel(
         "right",
@@ -81,4 +91,5 @@ HANGING = _fake("hanging", _hang)
 NOISY = _fake("noisy", _noise)
 LEAVING = _fake("leaving", _leave)
 RAISING = _fake("raising", _raise)
+RECOVERING = _fake("recovering", _recover)
 NAMED = _fake("named", lambda runtime: f"{TESTED}{os.getpid()}")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from weft.backends.gpu import runtime as runtime_module
 from weft.backends.gpu import selftest, selftest_child, special_check
 from weft.backends.gpu.creator import GpuCreator
 from weft.backends.gpu.runtime import GpuRuntime
+from weft.core.backend import DeviceInfo
 from weft.core.graph import Graph
 from weft.core.registry import registry
 from weft.errors import BackendError, ConfigError, OutOfMemory
@@ -54,7 +56,7 @@ def in_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("a child process was started")
 
-    monkeypatch.setattr(selftest_child, "_run", refuse)
+    monkeypatch.setattr(selftest_child, "_start", refuse)
 
 
 def test_right_kernels_stay_and_the_next_start_reads_it(
@@ -95,6 +97,33 @@ def test_a_hang_is_not_remembered_and_costs_nothing_else(monkeypatch: pytest.Mon
     assert whys(runtime, "noisy") == {}
     with pytest.raises(AssertionError, match="was started"):
         whys(runtime, "hanging")
+
+
+@pytest.mark.parametrize("beside", [2, 3, 9])
+def test_children_side_by_side_find_what_one_finds(beside: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fails beside others is tested once more, in a child of its own each time."""
+    started: list[list[str]] = []
+    start = selftest_child._start
+
+    def noted(device: DeviceInfo, kinds: Sequence[special.SpecialKernel]) -> Any:
+        started.append([kind.name for kind in kinds])
+        return start(device, kinds)
+
+    monkeypatch.setattr(selftest_child, "_start", noted)
+    device = _runtime("opencl").device.info
+    kinds = [fakes.RECOVERING, fakes.NOISY, fakes.CRASHING, fakes.RAISING]
+    found = selftest_child.verdicts(device, kinds, 60.0, beside)
+    assert "SIGABRT" in str(found["crashing"].why) and "KeyError" in str(found["raising"].why)
+    assert found["noisy"].why is None and found["recovering"].why is None
+    together, alone = started[: min(beside, 4)], started[min(beside, 4) :]
+    assert sorted(name for names in together for name in names) == sorted(kind.name for kind in kinds)
+    assert alone == [["recovering", "crashing", "raising"], ["raising"]]
+
+
+def test_a_hang_beside_others_ends_too() -> None:
+    device = _runtime("opencl").device.info
+    found = selftest_child.verdicts(device, [fakes.HANGING, fakes.NOISY], 5.0, beside=2)
+    assert "did not end within 5 s" in str(found["hanging"].why) and found["noisy"].why is None
 
 
 def test_what_a_test_raises_is_a_verdict(runtime: GpuRuntime) -> None:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import weft.ops.gpu
 from weft import config
 from weft.backends.gpu import special_check
+from weft.backends.gpu.builds import thread_count
 from weft.errors import ConfigError, OutOfMemory, WeftError
 from weft.kernels.cache import DiskCache
 from weft.kernels.special import SpecialKernel, special_kernels
@@ -84,7 +85,9 @@ def _tested_in_children(
 ) -> Mapping[str, Verdict]:
     from weft.backends.gpu import selftest_child  # late: it is needed once in the life of a driver
 
-    return selftest_child.verdicts(runtime.device.info, kinds, timeout)
+    # Each child compiles in threads itself, and holds a context of the driver.
+    beside = max(thread_count(runtime.device.caps) // 2, 1)
+    return selftest_child.verdicts(runtime.device.info, kinds, timeout, beside)
 
 
 def verdict(kind: SpecialKernel, runtime: GpuRuntime) -> Verdict:

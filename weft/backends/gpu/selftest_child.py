@@ -1,8 +1,12 @@
-"""Tests of special kernels in child processes: how one is started, what it reports, and the child's own side.
+"""Tests of special kernels in child processes: how they are started, what they report, and the child's own side.
 
 The child is this interpreter with this process's module path, and imports Weft and the modules that register
 kinds, never the program's own. It reports each kind before and after its test, so that a crash has a name, and
 ends at the first one that fails, since a device may answer nothing right after a fault; the rest get another child.
+
+Compilers take most of a test's time, and some drivers' (NVIDIA's for OpenCL) compile one kernel of a process at a
+time, so several children share the kinds at first. What fails there is tested once more by itself: the fault of one
+child may take the device from all.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -42,12 +47,17 @@ ASK = "WEFT_SELFTEST=process tests them in the program's own process"
 # -- the parent's side -------------------------------------------------------------------------------------
 
 
-def verdicts(device: DeviceInfo, kinds: Sequence[SpecialKernel], timeout: float) -> dict[str, Verdict]:
-    """Return the verdict on each kind: as few children as it takes test all of them."""
+def verdicts(
+    device: DeviceInfo, kinds: Sequence[SpecialKernel], timeout: float, beside: int = 1
+) -> dict[str, Verdict]:
+    """Return the verdict on each kind: up to `beside` children side by side, then as few as test the rest in turn."""
     found: dict[str, Verdict] = {}
-    left = list(kinds)
+    if min(beside, len(kinds)) > 1:
+        for new, _ in _children(device, [kinds[first::beside] for first in range(beside)], timeout):
+            found |= {name: verdict for name, verdict in new.items() if verdict.why is None}
+    left = [kind for kind in kinds if kind.name not in found]
     while left:
-        new, problem = _one_child(device, left, timeout)
+        [(new, problem)] = _children(device, [left], timeout)
         found |= new
         left = [kind for kind in left if kind.name not in found]
         if left and not new:
@@ -56,18 +66,27 @@ def verdicts(device: DeviceInfo, kinds: Sequence[SpecialKernel], timeout: float)
     return found
 
 
-def _one_child(
-    device: DeviceInfo, kinds: Sequence[SpecialKernel], timeout: float
-) -> tuple[dict[str, Verdict], str]:
-    """Return the verdicts of one child, and how it ended if that was wrong."""
+def _children(
+    device: DeviceInfo, groups: Sequence[Sequence[SpecialKernel]], timeout: float
+) -> list[tuple[dict[str, Verdict], str]]:
+    """Return the verdicts of a child for each group that has kinds, and how it ended if that was wrong."""
+    groups = [kinds for kinds in groups if kinds]
     if not sys.executable or getattr(sys, "frozen", False):
-        return {}, "this program has no Python interpreter of its own"
-    facts = {"id": device.id, "index": device.index, "name": device.name, "driver": device.driver}
-    task = {"device": facts, "kinds": [(kind.module, kind.name) for kind in kinds]}
+        return [({}, "this program has no Python interpreter of its own")] * len(groups)
+    deadline, children = time.monotonic() + timeout, list[subprocess.Popen[bytes]]()
     try:
-        status, out, error = _run(json.dumps(task), timeout)
+        children += (_start(device, kinds) for kinds in groups)
+        ends = [_end(child, deadline) for child in children]
     except OSError as e:
-        return {}, f"{sys.executable} cannot be started: {e.strerror}"
+        return [({}, f"{sys.executable} cannot be started: {e.strerror}")] * len(groups)
+    finally:
+        for child in children:
+            child.kill()  # nothing, unless it is interrupted
+    return [_judge(*end, timeout) for end in ends]
+
+
+def _judge(status: int | None, out: bytes, error: bytes, timeout: float) -> tuple[dict[str, Verdict], str]:
+    """Return the verdicts that a child printed, that on the kind which ended it too, and how it ended."""
     found, begun = _read(out)
     problem, lasting = _how_it_ended(status, error, timeout)
     if begun and begun not in found:
@@ -75,27 +94,29 @@ def _one_child(
     return found, problem
 
 
-def _run(task: str, timeout: float) -> tuple[int | None, bytes, bytes]:
-    """Run a child; return its status, None if it did not end, and what it printed."""
+def _start(device: DeviceInfo, kinds: Sequence[SpecialKernel]) -> subprocess.Popen[bytes]:
+    facts = {"id": device.id, "index": device.index, "name": device.name, "driver": device.driver}
+    task = {"device": facts, "kinds": [(kind.module, kind.name) for kind in kinds]}
     path = [os.path.abspath(str(entry)) for entry in sys.path]
-    child = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, task, *path],
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, json.dumps(task), *path],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=config.environment(WEFT_SELFTEST="process"),
     )
+
+
+def _end(child: subprocess.Popen[bytes], deadline: float) -> tuple[int | None, bytes, bytes]:
+    """Wait for a child; return its status, None if it did not end, and what it printed."""
     try:
-        out, error = child.communicate(timeout=timeout)
+        out, error = child.communicate(timeout=max(deadline - time.monotonic(), 0))
     except subprocess.TimeoutExpired as e:
         child.kill()
         out, error = e.output or b"", e.stderr or b""
         with suppress(subprocess.TimeoutExpired):
             out, error = child.communicate(timeout=REAP)
         return None, out, error
-    except BaseException:
-        child.kill()
-        raise
     return child.returncode, out, error
 
 
