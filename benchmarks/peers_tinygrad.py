@@ -23,20 +23,27 @@ from benchmarks.measure import Array, Case, Counts, Row, relative_error, timed
 
 def facts() -> str:
     """Return the version and the device; an error if there is none."""
-    # Both are read when tinygrad is imported: it is to use the OpenCL loader, and so the driver, that Weft does.
-    os.environ.setdefault("DEV", "CL")
-    loaded = _loaded("libOpenCL")
-    if loaded:
-        os.environ.setdefault("OPENCL_PATH", loaded)
     return apart(_facts)
 
 
 def _facts() -> str:
+    _share_driver()
     from importlib.metadata import version
 
     from tinygrad import Device
 
     return f"{version('tinygrad')}, {Device.DEFAULT}, {Device['CL'].device_name}"
+
+
+def _share_driver() -> None:
+    """Have tinygrad use the OpenCL loader, and so the driver, that Weft uses; it reads both variables when imported."""
+    import pyopencl
+
+    pyopencl.get_platforms()
+    os.environ.setdefault("DEV", "CL")
+    loaded = _loaded("libOpenCL")
+    if loaded:
+        os.environ.setdefault("OPENCL_PATH", loaded)
 
 
 def _loaded(name: str) -> str:
@@ -59,6 +66,7 @@ def _in_folder(case: Case, counts: Counts) -> Row:
 
 
 def _row(case: Case, path: Path, counts: Counts) -> Row:
+    _share_driver()
     from tinygrad import Tensor, TinyJit
     from tinygrad.nn.onnx import OnnxRunner
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Thread
@@ -81,11 +82,11 @@ def load(
     An `OptimizedNetwork`, or the path of a saved one ("model.weft"), is loaded as it was optimised: of the
     options above, only `profile`, `runtime` and `progress` are taken then.
     """
-    importlib.import_module("weft.ops")  # late, as it takes longer to import than the rest; it registers the ops
     config, held = _config(precision, memory, power), runtime or default_runtime()
     if progress is not None and not callable(progress):
         raise ConfigError(f"progress={brief(repr(progress))} cannot be called", fix="pass a function of two numbers")
     if isinstance(model, (str, os.PathLike)) and str(model).endswith(SAVED):
+        _register_ops()
         model = OptimizedNetwork.load(Path(model), backends=held.registry)
     if isinstance(model, OptimizedNetwork):
         plain = device == "auto" and config == BackendConfig() and fallback == "cpu"
@@ -96,9 +97,10 @@ def load(
                 fix="pass these options to weft.optimize",
             )
         return Session.of_optimized(model, runtime=held, profile=profile, progress=progress)
-    choices, options, host = _plan(held.registry, device, fallback, hints, debug, config)
-    with _prepared(choices if _is_there(model) else []):
-        graph = _graph(model)
+    with _reading(model) as graph_of:
+        choices, options, host = _plan(held.registry, device, fallback, hints, debug, config)
+        with _prepared(choices if _is_there(model) else []):
+            graph = graph_of()
     return Session(
         graph, choices, options, host=host, shapes=shapes, progress=progress, profile=profile, runtime=held
     )
@@ -122,10 +124,10 @@ def optimize(
     It can be printed, saved, and loaded by `load` or a `Runtime`. Every input shape must be known: `shapes`
     gives those that the model leaves open.
     """
-    importlib.import_module("weft.ops")
     config, held = _config(precision, memory, power), runtime or default_runtime()
-    choices, options, host = _plan(held.registry, device, fallback, hints, debug, config)
-    graph = _graph(model)
+    with _reading(model) as graph_of:
+        choices, options, host = _plan(held.registry, device, fallback, hints, debug, config)
+        graph = graph_of()
     validate(graph)
     check_hints(graph, options.hints, [c.device for c in choices])
     bound = bind(graph, shapes or {})
@@ -231,7 +233,19 @@ def _prepare(choice: Choice) -> None:
         choice.creator.onPrepare(choice.index)
 
 
+def _register_ops() -> None:
+    importlib.import_module("weft.ops")  # late, as it takes longer to import than the rest
+
+
+@contextmanager
+def _reading(model: Model) -> Iterator[Callable[[], Graph]]:
+    """Read a model in a thread of its own, as drivers take as long to tell their devices; give what waits for it."""
+    with ThreadPoolExecutor(1, "weft-read") as pool:
+        yield pool.submit(_graph, model).result
+
+
 def _graph(model: Model) -> Graph:
+    _register_ops()
     if isinstance(model, Graph):
         return model
     # Imported late: onnx takes longer to import than all of Weft.

@@ -111,10 +111,13 @@ class _Job:
         try:
             self._copy_all(progress)
         except BaseException:
-            # A helper that has a piece has come before it took it, so none is missed after this.
+            # A helper that has a piece has come before it took it, so none is missed after this. Others may
+            # come yet, find nothing and leave first, so those that came are counted again each time.
             self._todo.clear()
-            for _ in range(len(self._came)):
+            left = 0
+            while left < len(self._came):
                 self._left.get()
+                left += 1
             raise
 
     def help(self) -> None:

@@ -95,6 +95,7 @@ def describe(device: Any, index: int) -> DeviceInfo:
 
 def _platforms() -> list[Any]:
     cl = import_module("pyopencl")
+    import_module("weft.backends.opencl.native").start_drivers()
     try:
         found = list(cl.get_platforms())
     except cl.Error:  # loaders report "no platform" as an error

@@ -1,4 +1,4 @@
-"""The four OpenCL functions of the replay, called through ctypes: no event objects, arguments made once."""
+"""The OpenCL functions of the replay, called through ctypes: no event objects, arguments made once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import ctypes
 import ctypes.util
 import logging
 from collections.abc import Callable, Iterator
-from functools import partial
+from contextlib import suppress
+from functools import lru_cache, partial
 from typing import Any
 
 import pyopencl as cl
@@ -71,6 +72,15 @@ class NativeCalls:
         return (queue, ctypes.c_void_p(buffer), _ZERO, *sizes, ctypes.c_void_p(host), _ZERO, _NULL, _NULL)
 
 
+@lru_cache(maxsize=1)
+def start_drivers() -> None:
+    """Have the OpenCL loader load and start all drivers, once, without stopping other threads as pyopencl would."""
+    for library in _candidates():
+        with suppress(AttributeError):
+            library.clGetPlatformIDs(ctypes.c_uint(0), _NULL, ctypes.byref(ctypes.c_uint(0)))
+            return
+
+
 def load(device: cl.Device) -> NativeCalls | None:
     """Return the calls of the OpenCL library that pyopencl uses, or None if it cannot be found for sure."""
     for library in _candidates():
@@ -85,12 +95,13 @@ def load(device: cl.Device) -> NativeCalls | None:
 
 def _candidates() -> Iterator[ctypes.CDLL]:
     """Yield libraries: a symbol sought in pyopencl's extension is found in what it is linked to."""
-    names: list[str | None] = [
-        getattr(cl._cl, "__file__", None),
-        ctypes.util.find_library("OpenCL"),
-        "OpenCL.dll",
-    ]
-    for name in names:
+    names: tuple[Callable[[], str | None], ...] = (
+        lambda: getattr(cl._cl, "__file__", None),
+        lambda: ctypes.util.find_library("OpenCL"),  # starts processes, so only where it is needed
+        lambda: "OpenCL.dll",
+    )
+    for find in names:
+        name = find()
         if name is None:
             continue
         try:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from weft.core.graph import Graph, Names, Node
 from weft.core.layout import Array, Shape
 from weft.core.op import Op, find_op
+from weft.core.threads import in_threads
 
 FOLDING = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 """The ops that multiply by weights, their second input, and can add a bias, the third."""
@@ -22,30 +24,50 @@ def fold_batch_norm(graph: Graph) -> Graph:
     ConvTranspose, Gemm and the MatMul of two matrices, which becomes a Gemm, where nobody else reads the
     result, all parameters are constants, and the new ones are finite.
     """
-    out, names = graph.copy(), Names(graph)
-    readers = graph.readers()
-    makers: dict[str, int] = {}
-    nodes: list[Node] = []
-    for node in graph.nodes:
-        place = makers.get(node.inputs[0]) if node.op.type == "BatchNormalization" else None
-        merged = None
-        if place is not None and readers[node.inputs[0]] == 1:
-            merged = _merge(out, nodes[place], node, names)
-        if place is not None and merged is not None:
-            nodes[place] = merged
-        else:
-            place = len(nodes)
-            nodes.append(node)
-        makers.update(dict.fromkeys(node.outputs, place))
-    out.nodes = nodes
+    out, names, stay = graph.copy(), Names(graph), set[str]()
+    while folds := _folds(out, stay):
+        merged: dict[tuple[str, ...], Node] = {}
+        gone: set[tuple[str, ...]] = set()
+        nbytes = sum(fold.weight.nbytes for fold in folds)
+        for fold, parts in zip(folds, in_threads(_computed, folds, nbytes), strict=True):
+            if parts is None:
+                stay.add(fold.norm.outputs[0])
+            else:
+                merged[fold.node.outputs] = _merged(out, fold, parts, names)
+                gone.add(fold.norm.outputs)
+        out.nodes = [merged.get(n.outputs, n) for n in out.nodes if n.outputs not in gone]
     return out
 
 
-def _merge(graph: Graph, node: Node, norm: Node, names: Names) -> Node | None:
-    """Return the node that does the work of both, None if there is none; its weights join the graph."""
+@dataclass(frozen=True)
+class _Fold:
+    """A batch norm and the node before it, which can do the work of both."""
+
+    node: Node
+    norm: Node
+    weight: Array
+    spread: Array
+    """What the weights are multiplied by."""
+    bias: Array
+
+
+def _folds(graph: Graph, stay: set[str]) -> list[_Fold]:
+    """Return all that can be folded now, without the batch norms that stay."""
+    readers = graph.readers()
+    makers = {o: node for node in graph.nodes for o in node.outputs}
+    found = []
+    for norm in graph.nodes:
+        node = makers.get(norm.inputs[0]) if norm.op.type == "BatchNormalization" else None
+        if node and node.op.type in FOLDING and readers[norm.inputs[0]] == 1 and norm.outputs[0] not in stay:
+            fold = _fold(graph, node, norm)
+            found += [fold] if fold else []
+    return found
+
+
+def _fold(graph: Graph, node: Node, norm: Node) -> _Fold | None:
     params, known = graph.input_constants(norm)[1:5], graph.input_constants(node)
     given = [k for i, k in zip(node.inputs[1:], known[1:], strict=True) if i]
-    if node.op.type not in FOLDING or any(p is None for p in (*params, *given)):
+    if any(p is None for p in (*params, *given)):
         return None
     weight, old = known[1], known[2] if len(known) > 2 else None
     assert weight is not None
@@ -57,18 +79,28 @@ def _merge(graph: Graph, node: Node, norm: Node, names: Names) -> Node | None:
         bias = _vector(node, old, scale.size)
         if spread is None or bias is None:
             return None
+        return _Fold(node, norm, weight, spread, ((bias - mean) * factor + shift).astype(weight.dtype))
+
+
+def _computed(fold: _Fold) -> dict[str, Array] | None:
+    """Return the new weights and bias by what their names end with; None if they are not finite."""
+    with np.errstate(all="ignore"):
         # In double precision and rounded once, but by pieces that stay in the cache.
-        product = np.multiply(weight, spread, out=np.empty_like(weight), dtype=np.float64, casting="same_kind")
-        parts = {"weight": product, "bias": ((bias - mean) * factor + shift).astype(weight.dtype)}
-    if not all(np.isfinite(part).all() for part in parts.values()):
-        return None
-    added = []
+        made = np.empty_like(fold.weight)
+        product = np.multiply(fold.weight, fold.spread, out=made, dtype=np.float64, casting="same_kind")
+    parts = {"weight": product, "bias": fold.bias}
+    return parts if all(np.isfinite(part).all() for part in parts.values()) else None
+
+
+def _merged(graph: Graph, fold: _Fold, parts: Mapping[str, Array], names: Names) -> Node:
+    """Return the node that does the work of both; its weights join the graph."""
+    node, added = fold.node, []
     for tag, value in parts.items():
         name = names.fresh(f"{node.name}.{tag}")
         graph.constants[name] = value
         graph.specs[name] = replace(graph.specs[node.inputs[1]], shape=value.shape)
         added.append(name)
-    return Node(node.name, _with_bias(node.op), (node.inputs[0], *added), norm.outputs[:1])
+    return Node(node.name, _with_bias(node.op), (node.inputs[0], *added), fold.norm.outputs[:1])
 
 
 def _spread(graph: Graph, node: Node, weight: Shape, factor: Array) -> Array | None:

@@ -34,7 +34,8 @@ def set_storage(graph: Graph, dtype: DType) -> Graph:
     renamed = inside | outside
     out.nodes = [_cast(out, f"{i}.{dtype.value}", i, new, dtype) for i, new in inside.items()]
     held = {name: value for name, value in graph.constants.items() if value.dtype == other.numpy}
-    made = in_threads(_narrow if dtype is DType.FLOAT16 else _wide, list(held.values()))
+    nbytes = sum(value.nbytes for value in held.values())
+    made = in_threads(_narrow if dtype is DType.FLOAT16 else _wide, list(held.values()), nbytes)
     for name, value in zip(held, made, strict=True):
         stored = renamed.get(name, name)
         out.constants[stored] = value

@@ -128,8 +128,9 @@ def check_structure(proto: GraphProto, label: str) -> None:
 
 
 def _read_constants(proto: GraphProto, values: Values, files: ExternalFiles, source: Source) -> None:
-    def initialiser(tensor: TensorProto) -> None:
-        values.set_constant(tensor.name, to_array(tensor, files))
+    def initialiser(placed: tuple[int, TensorProto]) -> None:
+        place, tensor = placed
+        values.set_constant(tensor.name, to_array(tensor, files, source.data.get(place)))
 
     def constant(node: NodeProto) -> None:
         array = _constant_value(node, files, source.opset)
@@ -137,7 +138,7 @@ def _read_constants(proto: GraphProto, values: Values, files: ExternalFiles, sou
             values.set_constant(node.output[0], array)
 
     nodes = [node for node in proto.node if is_constant(node)]
-    problems = _problems(initialiser, proto.initializer) + _problems(constant, nodes)
+    problems = _problems(initialiser, enumerate(proto.initializer)) + _problems(constant, nodes)
     problems += [
         f"{quote(s.values.name)}: a sparse initialiser is not supported" for s in proto.sparse_initializer
     ]

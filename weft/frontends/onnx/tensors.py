@@ -71,24 +71,27 @@ def element_type(code: int, where: str) -> DType:
     )
 
 
-def to_array(tensor: TensorProto, files: ExternalFiles) -> Array:
-    """Return the value of a tensor, read-only and without a copy where its bytes allow that."""
+def to_array(tensor: TensorProto, files: ExternalFiles, data: Array | None = None) -> Array:
+    """Return the value of a tensor, read-only and without a copy where its bytes allow that.
+
+    `data` are the bytes of its raw data if they are not in the tensor itself.
+    """
     where = f"tensor {quote(tensor.name)}"
     dtype = element_type(tensor.data_type, where)
     shape = _shape(tensor.dims, where)
     if tensor.HasField("segment"):
         raise ModelError("a tensor in segments is not supported", where=where, fix="export the model again")
-    raw = tensor.raw_data
-    held = [f for f in FIELDS if len(getattr(tensor, f))] + ["raw_data"] * bool(raw)
+    raw = np.frombuffer(tensor.raw_data, np.uint8) if data is None else data
+    held = [f for f in FIELDS if len(getattr(tensor, f))] + ["raw_data"] * bool(raw.size)
     if tensor.data_location == TensorProto.EXTERNAL:
         array = _from_bytes(files.view(tensor, prod(shape) * dtype.itemsize), dtype)
     elif len(held) > 1:
         raise ModelError("a tensor has its value twice", where=where, why=f"in {' and in '.join(held)}")
     elif held == ["raw_data"]:
         need = prod(shape) * dtype.itemsize
-        if len(raw) != need:
-            raise _wrong_size(where, shape, dtype, f"{need} bytes", f"{len(raw)}")
-        array = _from_bytes(np.frombuffer(raw, np.uint8), dtype)
+        if raw.size != need:
+            raise _wrong_size(where, shape, dtype, f"{need} bytes", f"{raw.size}")
+        array = _from_bytes(raw, dtype)
     else:
         array = _from_field(tensor, held[0] if held else "", prod(shape), dtype, where)
     array = array.reshape(shape)
