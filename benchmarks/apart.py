@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from typing import ParamSpec, TypeVar
+from typing import Any, TypeVar
 
-P = ParamSpec("P")
 T = TypeVar("T")
+MOST = 300.0
+"""Seconds that a process may take."""
 
 
-def apart(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
-    """Return what a function of a module returns in a new process, which then ends; what it raises is raised here."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(function, *arguments, **options).result()
+def apart(function: Callable[..., T], *arguments: Any, seconds: float = MOST) -> T:
+    """Return what a function of a module returns in a new process, which then ends; what it raises is raised here.
+
+    TimeoutError after so many seconds, and if the process ends by itself.
+    """
+    with get_context("spawn").Pool(1) as pool:
+        answer = pool.apply_async(function, arguments)
+        answer.wait(seconds)
+        if not answer.ready():
+            raise TimeoutError(f"{function.__name__} did not answer within {seconds:g} s")
+        return answer.get()

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import hashlib
 import platform
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +30,7 @@ from pathlib import Path
 import weft
 from benchmarks import gemm, models, own, peers_ncnn, peers_onnxruntime, peers_tinygrad, peers_torch
 from benchmarks.bars import bars, table
-from benchmarks.measure import Case, Counts, Record, build
+from benchmarks.measure import PRODUCTS, Case, Counts, Record, build
 
 PEERS: dict[str, Callable[[], str]] = {
     "torch": peers_torch.facts,
@@ -89,7 +90,7 @@ def main() -> None:
             )
         if position == 0 and options.gemm:
             products = partial(_products, options.sizes, devices, "torch" in peers, counts, record)
-            record.part("products", products)
+            record.part(PRODUCTS, products)
     if "tinygrad" in peers:  # last: it takes longest to compile
         _tinygrad(options, counts, record)
     _conclude(record)
@@ -185,8 +186,19 @@ def _facts() -> dict[str, object]:
         "date": str(date.today()),
         "command": f"python -m benchmarks.gpu {' '.join(sys.argv[1:])}",
         "devices": devices,
+        "python": f"{platform.python_version()}, {platform.node()}",
+        "source": _source(),
         "versions": versions,
     }
+
+
+def _source() -> str:
+    """Return a hash of Weft and of what measures it."""
+    hashed = hashlib.blake2b(digest_size=8)
+    for folder in (Path(weft.__file__).parent, Path(__file__).parent):
+        for path in sorted(p for p in folder.rglob("*") if p.suffix in (".py", ".mako", ".json")):
+            hashed.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
+    return hashed.hexdigest()
 
 
 def _conclude(record: Record) -> None:

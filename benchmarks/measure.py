@@ -21,6 +21,10 @@ FASTER = 0.98
 """A part of the time of all calls before that only a higher clock, or warmer caches, explain."""
 MOST_WARM = 5.0
 """Seconds of calls that are not counted, whatever they show."""
+SAME = ("devices", "source", "python")
+"""Facts that a run which goes on with another one has in common with it."""
+PRODUCTS = "products"
+"""The part of a run that `Record.gemm` is."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,7 @@ class Record:
         self.bars: list[dict[str, Any]] = []
         self.done: list[str] = []
         """What was measured as a whole, as `part` calls it."""
+        self._failures = 0
         self._path, self._budget, self._start = path, budget, time.perf_counter()
 
     @property
@@ -144,31 +149,42 @@ class Record:
         self.write()
 
     def resume(self, path: Path) -> None:
-        """Take over what an earlier run wrote: `part` does not run again what it has."""
+        """Take over what an earlier run wrote: `part` does not run again what it has.
+
+        ValueError unless that was on the same devices, with the same versions and the same Weft.
+        """
         held = json.loads(path.read_text())
-        self.rows, self.gemm = [Row(**row) for row in held["rows"]], held["gemm"]
-        self.done = held["done"]
-        self.rows = [row for row in self.rows if row.part in self.done]
+        for fact in SAME:
+            if held.get(fact) != self.facts.get(fact):
+                was, now = held.get(fact), self.facts.get(fact)
+                raise ValueError(f"{path} is of another run: its {fact} were {was!r}, and are {now!r}")
+        self.done, self.absent = held["done"], held["absent"]
+        self.rows = [row for row in (Row(**row) for row in held["rows"]) if row.part in self.done]
+        self.gemm = held["gemm"] if PRODUCTS in self.done else []
         self.facts["resumed"] = {key: held.get(key) for key in ("date", "seconds")}
 
     def part(self, what: str, run: Callable[[], None]) -> None:
-        """Measure something unless that was done already, and note that it was if the time sufficed for all of it."""
+        """Measure something unless that was done already; it is done if nothing of it failed or lacked time."""
         if what in self.done:
             return
+        failures = self._failures
         self.attempt(what, run)
-        if self.seconds <= self._budget:
+        if self.seconds <= self._budget and self._failures == failures:
             self.done.append(what)
             self.write()
 
     def attempt(self, what: str, run: Callable[[], None]) -> None:
         """Measure something unless the time is up; whatever it raises becomes the reason why it is absent."""
+        self.absent.pop(what, None)
         if self.seconds > self._budget:
             self.miss(what, f"not begun: {self._budget:.0f} s were given")
+            self._failures += 1
             return
         try:
             run()
         except Exception as e:  # a peer that fails must not take the others' rows with it
             self.miss(what, f"{type(e).__name__}: {e}")
+            self._failures += 1
 
     def write(self) -> None:
         """Write the JSON file, if there is to be one."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +53,8 @@ def _loaded(name: str) -> str:
 
 
 def row(case: Case, counts: Counts) -> Row:
-    """Compile, check and time a network, whose own runs raise the clock."""
-    return apart(_in_folder, case, replace(counts, wake=None))
+    """Compile, check and time a network."""
+    return apart(_in_folder, case, counts)
 
 
 def _in_folder(case: Case, counts: Counts) -> Row:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 import weft
 from benchmarks import measure, models, peers_ncnn, startup, transfers
+from benchmarks.apart import apart
 from benchmarks.bars import bars, table
 from benchmarks.gemm import Chain
 from benchmarks.measure import Counts, Record, Row, build, random_inputs, relative_error
@@ -89,6 +91,8 @@ def test_bars_take_the_fastest_peer_of_the_same_class() -> None:
     device = found["vulkan x32, device, CUDA graph", "fp16"]
     assert device.ratio == 0.75 and device.met
     assert found["vulkan x1, host to host, CUDA graph", "fp32"].met is None
+    alone = found["vulkan x32, host to host, best runtime", "fp16"]
+    assert alone.weft and alone.met is None, "times of another day prove nothing by themselves"
     error = found["vulkan error by norm", "fp16"]
     assert error.network == "resnet50 x32" and error.met is False
 
@@ -160,19 +164,31 @@ def test_a_run_whose_time_was_too_short_goes_on_where_it_ended(tmp_path: Path) -
 
         return run
 
-    first = Record({"date": "today"}, path, budget=1e6)
+    first = Record({"date": "today", "source": "x"}, path, budget=1e6)
     first.part("a x1", measured(first, "a", "weft vulkan"))
+    first.part("c x1", lambda: first.attempt("c x1 torch", lambda: 1 / 0))  # type: ignore[arg-type, return-value]
     first.part("b x1", measured(first, "b", "weft vulkan", wait=2e6))
     first.part("a x1 tinygrad", measured(first, "a", "tinygrad opencl"))
     assert first.done == ["a x1"] and "a x1 tinygrad" in first.absent
-    second = Record({}, tmp_path / "again.json")
+    with pytest.raises(ValueError, match="its source were 'x', and are 'y'"):
+        Record({"source": "y"}).resume(path)
+    second = Record({"source": "x"}, tmp_path / "again.json")
     second.resume(path)
+    assert "c x1 torch" in second.absent, "what failed is listed still, and may be tried again"
     for network in "ab":
         second.part(f"{network} x1", measured(second, network, "weft vulkan"))
     second.part("a x1 tinygrad", measured(second, "a", "tinygrad opencl"))
     assert ran == ["a weft vulkan", "b weft vulkan", "b weft vulkan", "a tinygrad opencl"]
     assert [row.part for row in second.rows] == ["a x1", "b x1", "a x1 tinygrad"]
     assert second.facts["resumed"]["date"] == "today"
+
+
+def test_a_peer_apart_answers_raises_or_takes_too_long() -> None:
+    assert apart(divmod, 7, 2) == (3, 1)
+    with pytest.raises(ZeroDivisionError):
+        apart(divmod, 7, 0)
+    with pytest.raises(TimeoutError):
+        apart(time.sleep, 60.0, seconds=0.1)
 
 
 def test_rows_warm_up_until_no_call_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:

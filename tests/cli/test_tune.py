@@ -12,8 +12,8 @@ import pytest
 from onnx import helper
 
 from tests.cli.driver import Cli, double, write_model
-from tests.core.test_tuning import TILES, three_tiles
 from tests.core.timed_gpu import TimedDevice, timed_gpu
+from tests.core.tuned_nets import TILES, three_tiles
 from weft.backends.gpu.tuning_table import DeviceKey, read_tables
 
 

@@ -10,10 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
+import numpy as np
+
 from weft.backends.gpu.node_bench import NodeBench, Variant, difference
 from weft.backends.gpu.tuning_table import Trial
 from weft.core.layout import Array
-from weft.errors import DeviceLost, WeftError
+from weft.errors import DeviceLost, ExecutionError, WeftError
 
 MARGIN = 0.98
 """A candidate replaces the default if it takes at most so much of its time: less is noise."""
@@ -67,6 +69,9 @@ class Contest:
         bench.poison(default)
         seconds = bench.seconds(default, bench.once(default))
         self.reference = bench.results()
+        if any(each.size and np.isnan(each).all() for each in self.reference if each.dtype.kind == "f"):
+            why = "on random inputs it gives nothing but NaN, as a kernel does that writes nothing"
+            raise ExecutionError("the default cannot be compared with", where=default.text, why=why)
         known = self.trials.get(default.text)
         if known is not None and known.us:
             self.trials = {text: _scaled(t, seconds * 1e6 / known.us) for text, t in self.trials.items()}

@@ -26,7 +26,7 @@ from weft.core.layout import Array, storage_shape, to_storage
 from weft.core.memory import BufferManager
 from weft.core.op import Op
 from weft.core.tensor import Tensor
-from weft.errors import CompileError
+from weft.errors import DeviceLost, WeftError
 
 REPEATS = 10
 SUBMITS = 3
@@ -64,7 +64,9 @@ class Variant:
         """Tell whether its kernels are there, once they were built or waited for."""
         try:
             self.build()
-        except CompileError:
+        except DeviceLost:
+            raise
+        except WeftError:  # refused, or no memory for it
             return False
         return True
 
@@ -255,16 +257,21 @@ def _random(rng: np.random.Generator, tensor: Tensor) -> Array:
 
 
 def difference(got: Sequence[Array], want: Sequence[Array]) -> str | None:
-    """Return how far results are from those of the default if that is too far, as a sentence; else None."""
+    """Return how far results are from those of the default if that is too far, as a sentence; else None.
+
+    What is infinite there must be so; what is NaN there may be anything that is not finite.
+    """
     for a, b in zip(got, want, strict=True):
         if b.size == 0:
             continue
         by_norm, by_largest = TOLERANCES.get(DType.of(b.dtype), (0.0, 0.0))
         x, y = a.astype(np.float64), b.astype(np.float64)
         finite = np.isfinite(y)
-        if not np.array_equal(np.isfinite(x), finite):
-            return f"{np.count_nonzero(np.isfinite(x) != finite)} elements are not written, or not finite"
-        apart, scale = np.abs(x - y, where=finite, out=np.zeros_like(x)), np.where(finite, np.abs(y), 0.0)
+        odd = (np.isfinite(x) != finite) | (np.isinf(y) & (x != y))
+        if odd.any():
+            return f"{np.count_nonzero(odd)} elements are not written, or not finite"
+        apart = np.abs(np.subtract(x, y, where=finite, out=np.zeros_like(x)))
+        scale = np.where(finite, np.abs(y), 0.0)
         off, worst = float(np.linalg.norm(apart)), float(apart.max())
         if off > by_norm * float(np.linalg.norm(scale)) or worst > by_largest * float(scale.max()):
             return f"wrong numbers: off by {off:.1e} by norm, by {worst:.1e} at most, of {scale.max():.1e}"

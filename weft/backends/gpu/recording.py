@@ -113,8 +113,12 @@ class PipelineRecording:
         with self._noting_loss():
             for stream in self._streams.values():
                 stream.finish()
-            self.device.submit(self._handle)
-        self._running = True
+            self._running = True  # before, or nobody waits where an interrupt comes in between
+            try:
+                self.device.submit(self._handle)
+            except Exception:
+                self._running = False
+                raise
 
     def wait(self) -> None:
         """Wait for the last run; a device that is lost is not waited for a second time."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 from weft.backends.gpu.backend import GpuBackend
@@ -169,9 +169,17 @@ class _Tuner:
 
     def tune(self, problem: Problem, most: int | None = None) -> Tuned:
         """Try what is left of a problem's candidates, or the best few of it, as long as there is time."""
-        task, pick = problem.task, problem.pick
         if self.clock() >= self.deadline:
-            return self._row(problem, None, len(pick.candidates))
+            return self._row(problem, None, len(problem.pick.candidates))
+        try:
+            return self._tune(problem, most)
+        except DeviceLost:
+            raise
+        except WeftError as e:  # such as no memory for the largest node: the others may have room
+            return replace(self._row(problem, None, 0), failed={problem.pick.default: e.what})
+
+    def _tune(self, problem: Problem, most: int | None) -> Tuned:
+        task, pick = problem.task, problem.pick
         assert isinstance(task.execution, GpuExecution)
         made = task.execution
         with self._noting_loss(), NodeBench(
@@ -237,8 +245,9 @@ class _Tuner:
                 done[tried.text] = Trial(tried.digest, failed=e.what)
             raise
         finally:
-            # Without its hash, a candidate that was not reached is as good as unknown.
-            self._note(key, {text: done.get(text, Trial("", failed="it was interrupted")) for text in pending})
+            # What was not reached is what it was before; without its hash, a candidate is as good as unknown.
+            known = {text: work.trials.get(text, Trial("", failed="it was interrupted")) for text in pending}
+            self._note(key, known | done)
 
     def _build_all(self, work: Contest, variants: Sequence[Variant]) -> None:
         """Build candidates side by side while the default keeps the device busy; one that is refused says so later."""

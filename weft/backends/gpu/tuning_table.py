@@ -102,14 +102,15 @@ class TuningTable:
         entry = self.entries().get(key) if config.tuning_enabled() else None
         if entry is None or entry.choice is None:
             return None
-        if entry.choice in texts:
-            return entry.choice
         timed = {text: t.us for text, t in entry.trials.items() if text in texts and t.us is not None}
+        if entry.choice in timed:
+            return entry.choice
         return min(timed, key=lambda text: timed[text], default=None)
 
     def allows(self, pick: Pick) -> bool:
-        """Tell whether the choice was timed with the source it has now."""
-        return self.known(pick.key, pick.chosen, pick.digest) is not None
+        """Tell whether the choice was timed with the source it has now, and has not failed since."""
+        trial = self.known(pick.key, pick.chosen, pick.digest)
+        return trial is not None and trial.us is not None
 
     # -- what a tuner reads and writes -----------------------------------------------------------------
 

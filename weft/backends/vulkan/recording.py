@@ -215,8 +215,15 @@ class Recording:
                 fix="wait for it first, or record it a second time",
             )
         self.pending = False  # if it is refused, there is nothing to wait for
-        self._context.submit(self._submit_info, self._fence, self._fences, counted=True)
-        self.pending = self._ran = True
+        try:
+            self._context.submit(self._submit_info, self._fence, self._fences, counted=True)
+            self.pending = self._ran = True
+        except Exception:
+            raise
+        except BaseException:  # such as Ctrl-C: whether it runs is not known
+            self._context.idle()
+            self.pending = False
+            raise
 
     def wait(self) -> None:
         """Wait until it is done; returns at once if it was not submitted."""

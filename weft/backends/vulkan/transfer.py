@@ -65,6 +65,7 @@ class Transfer:
         """Return (start, size, staging buffer) of the pieces of a copy; grows the staging buffer."""
         if nbytes == 0:
             return []
+        self._wait()  # for the copy before, if Ctrl-C interrupted it
         wanted = min(LARGEST, max(SMALLEST, 1 << (nbytes - 1).bit_length()))
         held = self._staging.get(kind)
         if held is None or held.nbytes < wanted:
@@ -76,15 +77,21 @@ class Transfer:
 
     def _copy(self, source: GpuBuffer, at: int, target: GpuBuffer, to: int, nbytes: int) -> None:
         context = self._context
-        self._wait()  # for the copy before, if Ctrl-C interrupted it
         check(lib.vkResetCommandPool(context.device, self._pool, 0), _FAILED)
         check(lib.vkBeginCommandBuffer(self._commands, self._begin), _FAILED)
         region = ffi.new("VkBufferCopy*", (at, to, nbytes))
         lib.vkCmdCopyBuffer(self._commands, source.handle.buffer, target.handle.buffer, 1, region)
         context.last_barrier(self._commands)
         check(lib.vkEndCommandBuffer(self._commands), _FAILED)
-        context.submit(self._info, self._fence, self._fences)
-        self._running = True
+        try:
+            context.submit(self._info, self._fence, self._fences)
+            self._running = True
+        except Exception:
+            raise
+        except BaseException:  # such as Ctrl-C: whether it runs is not known
+            context.idle()
+            self._running = False
+            raise
         self._wait()
 
     def _wait(self) -> None:
