@@ -15,9 +15,11 @@ import pytest
 import weft
 from tests.core.gpu_plans import planned
 from tests.core.nets import Net
+from tests.core.null_gpu import null_gpu
 from tests.test_conv_matrix import H200
 from tests.test_conv_wgmma import assert_runs_on, network
 from weft.backends.gpu import recording
+from weft.backends.gpu.builder import NodeBuilder
 from weft.backends.gpu.device import BarrierCommand
 from weft.backends.gpu.schedule import Access, schedule
 from weft.conformance.cases.table import tolerance
@@ -26,6 +28,7 @@ from weft.ops.gpu import conv, conv_matrix
 from weft.ops.gpu.conv import GemmTile
 from weft.ops.gpu.conv_matrix import MatrixTile
 from weft.ops.gpu.sum_parts import MOST, InParts, Work, better, offer_parts
+from weft.ops.unary import Relu
 
 LONG, SHORT = Work(32, 36, 36 * 20_000, 49 * 512), Work(32, 6, 6 * 20_000, 49 * 512)
 
@@ -36,6 +39,15 @@ def test_parts_are_possible_where_units_wait_and_steps_suffice() -> None:
     assert replace(LONG, groups=132).possible_parts(H200) == []
     assert replace(LONG, groups=130).possible_parts(H200) == [2, 3, 4], "more would only queue"
     assert LONG.possible_parts(replace(H200, software=True)) == []
+
+
+def test_there_are_no_parts_where_memory_is_short() -> None:
+    with null_gpu() as device:
+        device.caps = H200
+        for thrifty, parts in ((False, [2, 3, 4, 8]), (True, [])):
+            place: Any = None
+            made = NodeBuilder(device, place, Relu(), "n", (), place, thrifty=thrifty)
+            assert LONG.possible_parts(made.caps) == parts
 
 
 @pytest.mark.parametrize(("work", "pays"), [(LONG, True), (SHORT, False)])

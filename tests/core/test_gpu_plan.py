@@ -179,6 +179,36 @@ def test_a_reshape_is_another_name_for_the_same_memory() -> None:
     assert_plays(graph)
 
 
+def ends_in_a_flatten(*, read: bool = False, twice: bool = False, concat: bool = False, channels: int = 8) -> Graph:
+    net = Net()
+    x = net.input("x", 2, 8, 4, 4)
+    z = net.conv(x, channels, name="z")
+    z = net.add("Concat", z, net.conv(x, 4, name="w"), name="both", axis=1) if concat else z
+    pooled = net.add("GlobalAveragePool", z, name="pooled")
+    more = [net.add("Softmax", pooled, name="s", axis=1)] if read else []
+    more += [net.add("Reshape", pooled, np.array([1, -1]), name="other")] if twice else []
+    return net.finish(net.add("Flatten", pooled, name="y"), *more)
+
+
+@pytest.mark.parametrize(
+    ("graph", "moves"),
+    [
+        (ends_in_a_flatten(), 0),
+        (ends_in_a_flatten(read=True), 0),
+        (ends_in_a_flatten(concat=True), 0),
+        (ends_in_a_flatten(twice=True), 1),
+        (ends_in_a_flatten(channels=6), 1),
+    ],
+    ids=["alone", "read by others", "of a concat", "of two outputs", "of broken blocks"],
+)
+def test_what_an_output_is_another_name_for_is_written_there(graph: Graph, moves: int) -> None:
+    assert_plays(graph)
+    with planned(graph) as session:
+        labels = [launch.label for launch in session._loaded.pipelines[0].backend.recording.launches]  # type: ignore[attr-defined]
+    moved = [label for label in labels if label.rpartition("/")[2] in ("move", "relayout") and "x.c4" not in label]
+    assert len(moved) == moves, labels
+
+
 # -- fusing as GPUs do it ------------------------------------------------------------------------------------
 
 

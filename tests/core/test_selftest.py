@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -89,12 +90,15 @@ def test_a_crash_is_blamed_on_its_kind_and_the_others_are_tested(monkeypatch: py
     assert set(whys(runtime, *names)) == set(found), "crashes are remembered, for they would come again"
 
 
-def test_a_hang_is_not_remembered_and_costs_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hang_is_remembered_for_a_day_and_costs_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = _runtime("opencl")
     found = whys(runtime, "hanging", "noisy", timeout=5.0)
     assert list(found) == ["hanging"] and "did not end within 5 s" in found["hanging"]
     in_no_child(monkeypatch)
     assert whys(runtime, "noisy") == {}
+    assert "earlier start" in whys(runtime, "hanging")["hanging"]
+    now = time.time() + selftest.KEPT
+    monkeypatch.setattr(time, "time", lambda: now)
     with pytest.raises(AssertionError, match="was started"):
         whys(runtime, "hanging")
 

@@ -28,6 +28,8 @@ SMALL_GROUP, LARGE_GROUP = 64, 256
 """Items of a group of a one-dimensional loop."""
 MANY_UNITS = 32
 """Compute units of a device that small groups cannot fill fast enough."""
+SUM_PARTS = "sum_parts"
+"""The kernel that adds parts of sums from scratch memory: where memory is short, `DeviceCaps.without` names it."""
 MAX_ELEMENTS = 1 << 31
 """Kernels index with 32 bits: a tensor must have fewer stored elements."""
 
@@ -74,7 +76,7 @@ class DeviceCaps:
     warpgroup_units: bool = False
     """Four subgroups of 32 together multiply fp16 matrices in up to 227 KiB of work-group memory (sm_90a)."""
     without: frozenset[str] = frozenset()
-    """Special kernels (`weft.kernels.special`) that were found wrong on the device, by name."""
+    """Special kernels (`weft.kernels.special`) that were found wrong on the device, and others not wanted, by name."""
     workgroup_matrices: bool = False
     """Whole work-groups multiply fp16 matrices of many tiles, which they load and store by themselves."""
     splits_products: bool = True

@@ -16,7 +16,7 @@ from weft.backends.gpu.builds import Builds
 from weft.backends.gpu.device import Binding, CopyCommand, MemoryKind
 from weft.backends.gpu.execution import GpuExecution, Workplace
 from weft.backends.gpu.fusion import can_fuse
-from weft.backends.gpu.layouts import assign_layouts, find_views, packed_layout, splits_products
+from weft.backends.gpu.layouts import assign_layouts, find_views, packed_layout, splits_products, values_read
 from weft.backends.gpu.memory import SMALLEST, Placement, Region
 from weft.backends.gpu.recording import PipelineRecording, access, run_once
 from weft.backends.gpu.runtime import GpuRuntime
@@ -103,8 +103,9 @@ class GpuBackend(Backend):
         # Side by side in the order means side by side in the memory plan, and so on the device.
         graph.nodes.sort(key=lambda node: depth[node.outputs[0]])
         self._makers = {next(o for o in node.outputs if o): node for node in graph.nodes}
-        self._read = {i for node in graph.nodes for i in node.inputs}
-        self.placement.follow(graph, find_views(graph, self._is_special))
+        views = find_views(graph, self._is_special)
+        self._read = {views[i].root if i in views else i for i in values_read(graph, views, self._is_special)}
+        self.placement.follow(graph, views)
         return graph
 
     def packed_layout(self) -> Layout:
@@ -194,8 +195,7 @@ class GpuBackend(Backend):
         """Tell whether kernels write a value that none of them reads, in memory that is its own in this run."""
         slot = tensor.memory.slot
         made_here = tensor.name in self._makers and slot.storage is StorageType.DYNAMIC and slot.buffer is None
-        alone = self.placement.is_whole(tensor) and self.placement.is_alone(tensor)
-        return made_here and alone and tensor.name not in self._read
+        return made_here and self.placement.is_whole(tensor) and tensor.name not in self._read
 
     def _lent(self, tensor: Tensor, kind: MemoryKind) -> Array:
         array, buffer = self.recording.lend(tensor, kind, SMALLEST)

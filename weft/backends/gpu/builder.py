@@ -20,7 +20,7 @@ from weft.core.layout import PACK, Array, Layout
 from weft.core.op import Op
 from weft.core.tensor import Tensor
 from weft.errors import ExecutionError
-from weft.kernels.launch import MAX_ELEMENTS, ChoiceT, KernelBuilder, Size3
+from weft.kernels.launch import MAX_ELEMENTS, SUM_PARTS, ChoiceT, KernelBuilder, Size3
 from weft.kernels.source import Arg, ArgKind
 from weft.kernels.template import KernelRequest, Operand, Stage, render
 from weft.ops.elementwise import Elementwise
@@ -75,6 +75,8 @@ class NodeBuilder(KernelBuilder):
         thrifty: bool = False,
     ) -> None:
         self.caps, self.split_products, self.thrifty = device.caps, split_products, thrifty
+        if thrifty:
+            self.caps = replace(device.caps, without=device.caps.without | {SUM_PARTS})
         self._device, self._placement, self._op, self._label = device, placement, op, label
         self._inputs, self._upload, self._choices = inputs, upload, choices
         self.launched: list[PlannedLaunch] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import TypeVar
@@ -166,18 +166,35 @@ def find_views(graph: Graph, special: Special = lambda op: False) -> dict[str, V
     """Return the values that need no memory of their own, by name, each with its outermost root.
 
     Channel concats become views where all inputs but the last have a multiple of four channels; reshapes
-    and conversions that move nothing become aliases.
+    and conversions that move nothing become aliases, of an output too: what it is made of then lies there.
     """
     views: dict[str, View] = {}
     produced = {o: n for n in graph.nodes for o in n.outputs if o}
     for node in reversed(graph.nodes):
         if base_op(node.op).type == "Concat" and _is_packed(graph, node.outputs[0]):
             _view_concat(graph, node, produced, views)
+    fixed = {*graph.outputs, *(view.root for view in views.values())}
+    for node in reversed(graph.nodes):
+        target, source = node.outputs[0], node.inputs[0] if node.inputs else ""
+        lies = View(target) if target in graph.outputs else views.get(target)
+        free = source in produced and source not in views and source not in fixed and not special(node.op)
+        if free and lies is not None and not lies.blocks and _moves_nothing(graph, node, views):
+            views[source] = lies
     for node in graph.nodes:
         if not special(node.op) and _moves_nothing(graph, node, views) and node.outputs[0] not in graph.outputs:
             source = node.inputs[0]
             views[node.outputs[0]] = views.get(source, View(source))
     return views
+
+
+def values_read(graph: Graph, views: Mapping[str, View], special: Special = lambda op: False) -> set[str]:
+    """Return the values that kernels read: not those that only aliases are made of."""
+
+    def is_alias(node: Node) -> bool:
+        lies = [views.get(name, View(name)) for name in (node.outputs[0], *node.inputs[:1])]
+        return not special(node.op) and _moves_nothing(graph, node, views) and lies[0] == lies[-1]
+
+    return {i for node in graph.nodes if not is_alias(node) for i in node.inputs}
 
 
 def _is_packed(graph: Graph, name: str) -> bool:
@@ -197,7 +214,7 @@ def _view_concat(graph: Graph, node: Node, produced: dict[str, Node], views: dic
         first += -(-graph.specs[i].dims[1] // 4)
 
 
-def _moves_nothing(graph: Graph, node: Node, views: dict[str, View]) -> bool:
+def _moves_nothing(graph: Graph, node: Node, views: Mapping[str, View]) -> bool:
     op, form = node.op, find_gpu_op(node.op)
     source = node.inputs[0] if node.inputs else ""
     if source in graph.constants or not source or views.get(source, View("")).blocks:

@@ -109,10 +109,6 @@ class Placement:
             and region.slot.nbytes <= _room(tensor)
         )
 
-    def is_alone(self, tensor: Tensor) -> bool:
-        """Tell whether no other value is a view of the tensor's memory."""
-        return tensor.name not in self._root_bytes
-
     def settle(self, tensor: Tensor, buffer: GpuBuffer) -> None:
         """Let a tensor that `is_whole`, and the views of it, lie in a buffer of at least its size."""
         region: Region = tensor.memory

@@ -37,6 +37,8 @@ SCHEMA = 1
 MODES = ("child", "process", "off")
 TIMEOUT = 120.0
 """Seconds for all tests of a child process: compilers of drivers may take long."""
+KEPT = 24 * 3600.0
+"""Seconds for which it counts that a test did not end: the kernel may be at fault, or a machine that was busy."""
 AGAIN = "known from an earlier start, `weft cache clear` has it tested again"
 
 
@@ -49,6 +51,8 @@ class Verdict:
     seconds: float = 0.0
     lasting: bool = True
     """Whether it says something of the kernels, and not of this start alone."""
+    until: float | None = None
+    """The time (seconds since 1970) from which on it is tested again, if it lasts."""
 
 
 def refused(
@@ -108,6 +112,8 @@ def _stored(cache: DiskCache, key: str) -> Verdict | None:
     try:
         held = Verdict(**json.loads(cache.get(key) or b"{}"))
     except (TypeError, ValueError):
+        return None
+    if held.until is not None and time.time() >= held.until:
         return None
     return held if held.why is None else Verdict(f"{held.why} ({AGAIN})")
 

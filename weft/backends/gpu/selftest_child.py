@@ -27,7 +27,7 @@ from weft import config
 from weft.backends.gpu import selftest
 from weft.backends.gpu.creator import GpuCreator
 from weft.backends.gpu.runtime import GpuRuntime
-from weft.backends.gpu.selftest import Verdict
+from weft.backends.gpu.selftest import KEPT, Verdict
 from weft.core.backend import DeviceInfo
 from weft.core.registry import registry
 from weft.errors import WeftError
@@ -90,7 +90,8 @@ def _judge(status: int | None, out: bytes, error: bytes, timeout: float) -> tupl
     found, begun = _read(out)
     problem, lasting = _how_it_ended(status, error, timeout)
     if begun and begun not in found:
-        found[begun] = Verdict(f"its test in a process of its own {problem}", lasting=lasting)
+        until = time.time() + KEPT if status is None else None
+        found[begun] = Verdict(f"its test in a process of its own {problem}", lasting=lasting, until=until)
     return found, problem
 
 
@@ -123,7 +124,7 @@ def _end(child: subprocess.Popen[bytes], deadline: float) -> tuple[int | None, b
 def _how_it_ended(status: int | None, error: bytes, timeout: float) -> tuple[str, bool]:
     """Return how a child ended, as the end of a sentence, and whether the kernel is to blame."""
     if status is None:
-        return f"did not end within {timeout:g} s", False
+        return f"did not end within {timeout:g} s", True
     if status < 0:
         number = -status
         names = {s.value: s.name for s in signal.Signals}

@@ -98,7 +98,6 @@ def _candidates() -> Iterator[ctypes.CDLL]:
     names: tuple[Callable[[], str | None], ...] = (
         lambda: getattr(cl._cl, "__file__", None),
         lambda: ctypes.util.find_library("OpenCL"),  # starts processes, so only where it is needed
-        lambda: "OpenCL.dll",
     )
     for find in names:
         name = find()

@@ -21,7 +21,6 @@ ffi: Any = _vulkan.ffi
 lib: Any = _vulkan.lib
 NULL: Any = ffi.NULL
 WHOLE_SIZE = 2**64 - 1
-FOREVER = 2**64 - 1
 
 _DRIVER = "update the graphics driver"
 _LEARN = "set WEFT_VULKAN_VALIDATION=1 to learn more"

@@ -231,7 +231,7 @@ def launch_ungrouped(plan: ConvPlan) -> None:
     default = choose_tile(plan.k.caps, pixels, plan.blocks, steps)
     strict = legal_tiles(plan.k.caps, steps)
     winograd = conv_winograd.choose_tile(plan, conv_winograd.tiles(plan, strict))
-    tile = conv_split.pick_tile(plan, constants, [*strict, *([winograd] if winograd else [])], default)
+    tile = conv_split.pick_tile(plan, constants, strict, default, winograd)
     if isinstance(tile, (GemmTile, WinogradTile)):
         launch_gemm(plan, tile)
     else:

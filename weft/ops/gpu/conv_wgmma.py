@@ -234,11 +234,6 @@ def _cost(caps: DeviceCaps, pixels: int, channels: int, steps: int, parts: int, 
     return rounds * side_by_side * each * waiting
 
 
-def choose_tile(caps: DeviceCaps, pixels: int, channels: int, steps: int) -> WgmmaTile:
-    """Return the tile that takes the least by the model of `tiles`."""
-    return tiles(caps, pixels, channels, steps)[0]
-
-
 def pack_weights(weight: Array, cols: int, each: int) -> Array:
     """Return weights (co, ci, *kernel) as [tile of columns][step][column][64 along K], padded with zeros.
 

@@ -16,7 +16,7 @@ from math import prod
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from weft.core.dtypes import DType
-from weft.kernels.launch import DeviceCaps
+from weft.kernels.launch import SUM_PARTS, DeviceCaps
 
 if TYPE_CHECKING:
     from weft.ops.gpu.conv import ConvPlan
@@ -76,7 +76,7 @@ class Work:
 
         Nor are there any on a CPU, which has no units to fill.
         """
-        if caps.software or self.groups >= caps.compute_units:
+        if caps.software or SUM_PARTS in caps.without or self.groups >= caps.compute_units:
             return []
         return [p for p in PARTS if self.groups * p <= FILLED * caps.compute_units and self.rounds >= LEAST * p]
 
@@ -149,7 +149,7 @@ class Sums:
         total = y.shape[0] * self.plan.blocks * places
         grid, local = k.for_items(total)
         k.launch(
-            "sum_parts",
+            SUM_PARTS,
             reads={"sums": self.target, **self.plan.bias_vector()},
             writes={"y": y},
             ints={
