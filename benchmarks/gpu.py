@@ -29,8 +29,9 @@ from pathlib import Path
 
 import weft
 from benchmarks import gemm, models, own, peers_ncnn, peers_onnxruntime, peers_tinygrad, peers_torch
-from benchmarks.bars import bars, table
+from benchmarks.bars import APIS, bars, table
 from benchmarks.measure import PRODUCTS, Case, Counts, Record, build
+from benchmarks.options import numbers, output, words
 
 PEERS: dict[str, Callable[[], str]] = {
     "torch": peers_torch.facts,
@@ -44,29 +45,26 @@ PEERS: dict[str, Callable[[], str]] = {
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--networks", type=_words, default=list(models.MODELS))
-    parser.add_argument("--batch", type=lambda text: [int(b) for b in text.split(",")], default=[1, 32])
-    parser.add_argument("--devices", type=_words, default=["vulkan", "opencl"], help="Weft's, in order")
-    parser.add_argument("--precision", type=_words, default=list(own.PRECISIONS), help="some of high,normal,low")
-    parser.add_argument("--peers", type=_words, default=list(PEERS), help=f"some of {','.join(PEERS)}; '' for none")
+    parser.add_argument("--networks", type=words(models.MODELS), default=list(models.MODELS))
+    parser.add_argument("--batch", type=numbers, default=[1, 32])
+    parser.add_argument("--devices", type=words(APIS), default=["vulkan", "opencl"], help="Weft's, in order")
+    precisions, peers = list(own.PRECISIONS), list(PEERS)
+    parser.add_argument("--precision", type=words(precisions), default=precisions, help="some of high,normal,low")
+    parser.add_argument("--peers", type=words(peers), default=peers, help=f"some of {','.join(peers)}; '' for none")
     parser.add_argument("--ncnn", type=Path, metavar="FOLDER", help="of ncnn's benchmark networks")
     parser.add_argument("--iterations", type=int, default=Counts().iterations, help="at batch 1; half of it above")
     parser.add_argument("--seconds", type=float, default=Counts().seconds, help="after which a row's runs end")
     parser.add_argument("--warm", type=float, default=Counts().warm, help="seconds of runs that are not counted")
     parser.add_argument("--budget", type=float, default=1e9, help="seconds after which nothing new is begun")
     parser.add_argument("--gemm", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--sizes", type=lambda text: [int(n) for n in text.split(",")], help="of the products")
+    parser.add_argument("--sizes", type=numbers, help="of the products")
     parser.add_argument("--quick", action="store_true", help="a trial: all is small and runs twice, no results")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything to this file")
+    parser.add_argument("--json", type=output, metavar="FILE", help="write everything to this file")
     parser.add_argument("--resume", type=Path, metavar="FILE", help="go on with a run whose time was too short")
     options = parser.parse_args(arguments)
     options.image = 64 if options.quick else 224
     options.sizes = options.sizes or ([128] if options.quick else list(gemm.SIZES))
     return options
-
-
-def _words(text: str) -> list[str]:
-    return [word for word in text.split(",") if word]
 
 
 def main() -> None:
@@ -77,7 +75,7 @@ def main() -> None:
         counts = Counts(1, 2, options.seconds, 0.0)
     record = Record(_facts(), options.json, options.budget)
     if options.resume:
-        record.resume(options.resume)
+        _resume(record, options.resume)
     peers = _present(options.peers, record)
     if "torch" in peers and not options.quick:
         counts = replace(counts, wake=peers_torch.wake)
@@ -93,7 +91,14 @@ def main() -> None:
             record.part(PRODUCTS, products)
     if "tinygrad" in peers:  # last: it takes longest to compile
         _tinygrad(options, counts, record)
-    _conclude(record)
+    _conclude(record, options.quick)
+
+
+def _resume(record: Record, path: Path) -> None:
+    try:
+        record.resume(path)
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise SystemExit(f"--resume {path}: it cannot be gone on with: {e}") from None
 
 
 def _network(
@@ -201,12 +206,16 @@ def _source() -> str:
     return hashed.hexdigest()
 
 
-def _conclude(record: Record) -> None:
-    found = bars(record.rows, record.gemm)
+def _conclude(record: Record, trial: bool) -> None:
+    found = [] if trial else bars(record.rows, record.gemm)
     record.bars = [b.found() for b in found]
     record.write()
     print("\n".join(_summary(record)))
+    if trial:
+        print("a trial with small pictures and products: its times mean nothing, so there are no bars")
+        return
     print(table(found))
+    print("Where taking a device's times makes runs slower than they are without, a whole run's time stands for it.")
     reached = [b.met for b in found]
     print(f"{reached.count(True)} bars reached, {reached.count(False)} not, {reached.count(None)} not measured")
 

@@ -27,6 +27,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import onnx
+
+from benchmarks import models
+from benchmarks.options import output, words
+
 FIRST, SECOND = 10.0, 1.0
 """Seconds that a first and a second start may take."""
 FOLDERS = {
@@ -65,19 +70,15 @@ class Start:
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--devices", type=_words, default=["vulkan", "opencl"])
-    parser.add_argument("--precision", type=_words, default=["low", "high"])
-    parser.add_argument("--network", default="resnet50", help="another one of benchmarks/models.py")
+    parser.add_argument("--devices", type=words(("vulkan", "opencl", "cpu")), default=["vulkan", "opencl"])
+    parser.add_argument("--precision", type=words(("high", "normal", "low")), default=["low", "high"])
+    parser.add_argument("--network", default="resnet50", choices=list(models.MODELS))
     parser.add_argument("--repeats", type=int, default=3, help="first and second starts of each; medians are shown")
     parser.add_argument("--quick", action="store_true", help="a trial: small pictures, one repetition")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything to this file")
+    parser.add_argument("--json", type=output, metavar="FILE", help="write everything to this file")
     options = parser.parse_args(arguments)
     options.repeats = 1 if options.quick else options.repeats
     return options
-
-
-def _words(text: str) -> list[str]:
-    return [word for word in text.split(",") if word]
 
 
 def main() -> None:
@@ -98,10 +99,6 @@ def main() -> None:
 
 
 def _write_model(network: str, image: int, path: Path) -> None:
-    import onnx
-
-    from benchmarks import models
-
     keywords = {} if network.startswith("minilm") else {"image": image}
     onnx.save(models.MODELS[network](1, **keywords), path)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import weft
-from benchmarks import measure, models, peers_ncnn, startup, transfers
+from benchmarks import gpu, measure, models, peers_ncnn, startup, transfers
 from benchmarks.apart import apart
 from benchmarks.bars import bars, table
 from benchmarks.gemm import Chain
@@ -181,6 +181,30 @@ def test_a_run_whose_time_was_too_short_goes_on_where_it_ended(tmp_path: Path) -
     assert ran == ["a weft vulkan", "b weft vulkan", "b weft vulkan", "a tinygrad opencl"]
     assert [row.part for row in second.rows] == ["a x1", "b x1", "a x1 tinygrad"]
     assert second.facts["resumed"]["date"] == "today"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--precision", "foo"], ["--networks", "nope"], ["--batch", "0"], ["--batch", "x"], ["--devices", "cuda"],
+        ["--peers", "torch,tf"], ["--json", "/proc/nope/x.json"], ["--json", "/"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_wrong_options_are_said_before_anything_is_measured(
+    wrong: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for parse in (gpu.parse, startup.parse):
+        with pytest.raises(SystemExit):
+            parse(wrong)
+    assert wrong[0] in capsys.readouterr().err
+
+
+def test_a_run_that_cannot_be_gone_on_with_is_named(tmp_path: Path) -> None:
+    (tmp_path / "bad.json").write_text("[")
+    for path in (tmp_path / "none.json", tmp_path / "bad.json"):
+        with pytest.raises(SystemExit, match="cannot be gone on with"):
+            gpu._resume(Record({}), path)
 
 
 def test_a_peer_apart_answers_raises_or_takes_too_long() -> None:

@@ -146,6 +146,8 @@ def test_another_value_of_the_variable_is_an_error(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("WEFT_SELFTEST", "perhaps")
     with pytest.raises(ConfigError, match="perhaps"):
         whys(_runtime("opencl"), "noisy")
+    with null_gpu() as device, pytest.raises(ConfigError, match="perhaps"):
+        GpuRuntime(device).verify()
 
 
 @pytest.mark.parametrize("broken", ["", "/no/such/python", sys.executable])

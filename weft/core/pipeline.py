@@ -274,12 +274,13 @@ class Pipeline:
             for task in self.tasks:
                 self._run(task)
             task, callback = None, "onExecuteEnd"
+            self.running = True  # before, or nobody waits where an interrupt comes in between
             backend.onExecuteEnd()
         except FAILURES:
+            self.running = False
             named = callback_of(task.execution, "onExecute") if task else callback_of(backend, callback)
             with blame(at_node(task.node, self.device) if task else self._everywhere(), callback=named):
                 raise
-        self.running = True
 
     def _run(self, task: Task) -> None:
         """Run or enqueue one node; where it runs at once, the session's profile gets its time."""

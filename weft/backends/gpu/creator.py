@@ -6,6 +6,7 @@ import threading
 from abc import abstractmethod
 from typing import TYPE_CHECKING
 
+from weft.backends.gpu import forks
 from weft.core.backend import Backend, BackendCreator, BackendInfo
 
 if TYPE_CHECKING:
@@ -33,10 +34,24 @@ class GpuCreator(BackendCreator):
 
         return GpuBackend
 
+    def absent(self) -> str | None:
+        """Return why there is no such device in this process, or None."""
+        found = forks.why_not()
+        if found is None:
+            forks.start()
+            found = self.missing()
+        return found
+
+    def missing(self) -> str | None:
+        """Return why there is no such device on this machine, or None; a driver may be asked for it."""
+        return None
+
     def runtime(self, index: int) -> GpuRuntime:
         """Return the runtime of a device, opening it the first time, and anew after it was lost."""
         from weft.backends.gpu.runtime import GpuRuntime
 
+        forks.check(self.id, index)
+        forks.start()
         with self._lock:
             held = self._runtimes.get(index)
             if held is not None and held.device.gone:

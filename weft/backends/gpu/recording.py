@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from weft.backends.gpu import forks
 from weft.backends.gpu.builder import PlannedLaunch
 from weft.backends.gpu.device import (
     BarrierCommand,
@@ -137,6 +138,7 @@ class PipelineRecording:
     @contextmanager
     def _noting_loss(self) -> Iterator[None]:
         """Have a device that is lost in the block opened anew by the next session."""
+        forks.check(self.device.info.id, self.device.info.index)
         try:
             yield
         except DeviceLost:

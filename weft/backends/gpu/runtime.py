@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from weft.backends.gpu.device import GpuBuffer, GpuDevice
-from weft.backends.gpu.selftest import refused
+from weft.backends.gpu.selftest import chosen_mode, refused
 from weft.backends.gpu.tuning_table import TuningTable
 from weft.kernels.special import special_kernels
 
@@ -91,6 +91,7 @@ class GpuRuntime:
             if self._verified:
                 return
             begun = time.perf_counter()
+            chosen_mode()  # what is wrong there is said, whether or not there is something to test
             known: set[str] = set()
             while kinds := [k for k in special_kernels() if k.name not in known and k.present(self.device.caps)]:
                 # Where a kind is wrong, another one may take its place, and is tested then.

@@ -59,9 +59,7 @@ def refused(
     runtime: GpuRuntime, timeout: float | None = None, kinds: Sequence[SpecialKernel] | None = None
 ) -> list[tuple[SpecialKernel, str]]:
     """Return which kinds are not to be used, each with the reason: of all the device claims to have, or of some."""
-    mode, device = config.selftest(), runtime.device
-    if mode not in MODES:
-        raise ConfigError(f"WEFT_SELFTEST={mode} is not known", fix=f"choose one of {', '.join(MODES)}")
+    mode, device = chosen_mode(), runtime.device
     if kinds is None:
         kinds = [kind for kind in special_kernels() if kind.present(device.caps)]
     if mode == "off" or not kinds:
@@ -77,6 +75,14 @@ def refused(
             if verdict.lasting:
                 cache.put(keys[name], json.dumps(asdict(verdict)).encode())
     return [(kind, why) for kind in kinds if (why := found[kind.name].why) is not None]
+
+
+def chosen_mode() -> str:
+    """Return where kinds are tested; ConfigError for what `WEFT_SELFTEST` must not be."""
+    mode = config.selftest()
+    if mode not in MODES:
+        raise ConfigError(f"WEFT_SELFTEST={mode} is not known", fix=f"choose one of {', '.join(MODES)}")
+    return mode
 
 
 def tested_here(runtime: GpuRuntime, kinds: Sequence[SpecialKernel], timeout: float) -> dict[str, Verdict]:

@@ -21,7 +21,7 @@ class OpenCLCreator(GpuCreator):
     forward_type = ForwardType.OPENCL
     auto_rank = 2
 
-    def absent(self) -> str | None:
+    def missing(self) -> str | None:
         """Return why there is no OpenCL here."""
         return absent_reason()
 

@@ -178,11 +178,17 @@ class OpenCLDevice(GpuDevice):
         queue = recording.queue
         if queue is None:
             return
+        code = 0
         try:
-            queue.finish()
+            if self._native is not None:
+                code = self._native.finish(queue.int_ptr)
+            else:
+                queue.finish()
         except cl.Error as e:
+            code = e.code
+        if code:
             what = f"the device gave up while it ran: {listed(recording.labels)}"
-            raise failure(e.code, what, self._where, waiting=True) from e
+            raise failure(code, what, self._where, waiting=True)
 
     def release(self, recording: Recording) -> None:
         """Free a recording's kernels and pieces of buffers; a second time does nothing."""

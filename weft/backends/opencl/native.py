@@ -36,6 +36,7 @@ class NativeCalls:
         self._read = _function(library, "clEnqueueReadBuffer")
         self._copy = _function(library, "clEnqueueCopyBuffer")
         self._flush = _function(library, "clFlush")
+        self._finish = _function(library, "clFinish")
 
     def launch(
         self, queue: ctypes.c_void_p, kernel: int, grid: tuple[int, ...], local: tuple[int, ...]
@@ -63,6 +64,14 @@ class NativeCalls:
     def flush(self, queue: ctypes.c_void_p) -> Call:
         """Return the call that makes the device start with what is in the queue."""
         return partial(self._flush, queue)
+
+    def finish(self, queue: int) -> int:
+        """Wait for all work of a queue; return the error code.
+
+        A thread that waits in pyopencl when the interpreter ends would abort the process.
+        """
+        code: int = self._finish(ctypes.c_void_p(queue))
+        return code
 
     @staticmethod
     def _transfer(

@@ -21,7 +21,7 @@ class VulkanCreator(GpuCreator):
     forward_type = ForwardType.VULKAN
     auto_rank = 1
 
-    def absent(self) -> str | None:
+    def missing(self) -> str | None:
         """Return why there is no Vulkan here."""
         return absent_reason()
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from weft.backends.gpu import forks
 from weft.backends.gpu.device import Command, GpuBuffer, GpuDevice, MemoryKind
 from weft.backends.vulkan.context import Context
 from weft.backends.vulkan.instance import NO_DRIVER_FIX, validation_messages
@@ -38,7 +39,9 @@ class _Parts:
         self.lock = threading.Lock()
 
     def close(self) -> None:
-        """Destroy everything, users before what they use."""
+        """Destroy everything, users before what they use; in a forked process nothing of it is there."""
+        if forks.why_not():
+            return
         self.context.idle()
         with self.lock:
             recordings, self.recordings = self.recordings, set()

@@ -1,0 +1,44 @@
+"""What the command lines of the measurements share: values are checked before anything is measured."""
+
+from __future__ import annotations
+
+from argparse import ArgumentTypeError
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+
+def words(known: Collection[str]) -> Callable[[str], list[str]]:
+    """Return what reads a list of names with commas between them, each one of those known; an index may follow."""
+
+    def read(text: str) -> list[str]:
+        found = [word for word in text.split(",") if word]
+        strange = [word for word in found if word.partition(":")[0] not in known]
+        if strange:
+            raise ArgumentTypeError(f"{', '.join(strange)} is none of {', '.join(known)}")
+        return found
+
+    return read
+
+
+def numbers(text: str) -> list[int]:
+    """Return the numbers above 0 of a list with commas between them."""
+    try:
+        found = [int(word) for word in text.split(",")]
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} are no numbers with commas between them") from None
+    if min(found) < 1:
+        raise ArgumentTypeError(f"{min(found)} is below 1")
+    return found
+
+
+def output(text: str) -> Path:
+    """Return the path of a file that can be written."""
+    path = Path(text)
+    if not path.parent.is_dir() or path.is_dir():
+        raise ArgumentTypeError(f"{text} cannot be written: there is no such folder, or it is one itself")
+    try:
+        with path.open("a"):
+            pass
+    except OSError as e:
+        raise ArgumentTypeError(f"{text} cannot be written: {e.strerror}") from None
+    return path

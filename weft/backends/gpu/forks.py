@@ -1,0 +1,43 @@
+"""A process that was forked cannot use the drivers that its parent had started: threads and contexts stay behind.
+
+CUDA's and Mesa's contexts and PoCL's threads are gone in the child, and a call of theirs hangs or fails there. So
+it is refused, with what to do instead. Drivers that nobody had asked for anything survive a fork.
+"""
+
+from __future__ import annotations
+
+import os
+
+from weft.errors import DeviceError
+
+WHY = "this process was forked after Weft had started the driver, whose threads and contexts the child has not"
+FIX = 'start processes by multiprocessing\'s "spawn" method, or fork before anything asks Weft for a device'
+
+_started = _forked = False
+
+
+def start() -> None:
+    """Note that a driver is asked for something."""
+    global _started
+    _started = True
+
+
+def why_not() -> str | None:
+    """Return why drivers cannot be used in this process, or None."""
+    return f"{WHY}: {FIX}" if _forked else None
+
+
+def check(device: str, index: int) -> None:
+    """Raise DeviceError in a process that was forked after a driver had started."""
+    if _forked:
+        what = "the device cannot be used in this process"
+        raise DeviceError(what, where=f"{device}:{index}", why=WHY, fix=FIX)
+
+
+def _note() -> None:
+    global _forked
+    _forked = _forked or _started
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_note)
