@@ -1,9 +1,6 @@
-"""The device's time of an OpenCL run that waits in the queue as a whole, so that neither the host nor events add to it.
+"""The device's time of a session's run on OpenCL that waits in the queue as a whole: its launches, and only they.
 
-An event object for each launch costs the device 2 us or more a launch, and where a launch takes less than the host
-needs to enqueue it, the device waits. So the launches of a run, and only they, are enqueued without events behind a
-kernel that keeps the device busy until all are there; the span is from its end to the start of a kernel that does
-nothing. The gaps between launches count. A CUDA graph between two CUDA events covers the same.
+See `weft.backends.opencl.queued`. A CUDA graph between two CUDA events covers the same.
 """
 
 from __future__ import annotations
@@ -11,22 +8,12 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-import numpy as np
 import pyopencl as cl
 
 import weft
 from weft.backends.opencl import native
+from weft.backends.opencl.queued import QueueTimer
 from weft.backends.opencl.recording import LaunchStep
-
-SOURCE = """
-__kernel void spin(__global float* out, int rounds) {
-  float x = rounds;
-  for (int i = 0; i < rounds; i++) x = x * 0.999f + 1.0f;
-  out[0] = x;
-}
-__kernel void last(__global float* out) { out[1] = 0.0f; }
-"""
-MOST_ROUNDS = 1 << 28
 
 
 class QueuedRun:
@@ -41,29 +28,17 @@ class QueuedRun:
         api = native.load(device)
         if api is None:
             raise RuntimeError("the OpenCL library that pyopencl uses was not found")
-        self._queue = cl.CommandQueue(context, device, cl.command_queue_properties.PROFILING_ENABLE)
-        handle = ctypes.c_void_p(self._queue.int_ptr)
-        self._calls = [step.native(api, handle) for step in steps]
-        program = cl.Program(context, SOURCE).build()
-        self._spin, self._last = program.spin, program.last
-        self._out = cl.Buffer(context, cl.mem_flags.READ_WRITE, 8)
-        self._rounds = 1 << 16
+        self._handle = ctypes.c_void_p(None)
+        self._calls = [step.native(api, self._handle) for step in steps]
+        self._timer = QueueTimer(context, device)
+
+    def _enqueue(self, queue: cl.CommandQueue) -> None:
+        self._handle.value = queue.int_ptr
+        for call in self._calls:
+            if call():
+                raise RuntimeError("the device refused a launch")
 
     def milliseconds(self) -> float | None:
         """Return the span of one run, None if the host was too slow even behind the longest wait."""
-        while self._rounds <= MOST_ROUNDS:
-            self._spin.set_args(self._out, np.int32(self._rounds))
-            self._last.set_args(self._out)
-            first = cl.enqueue_nd_range_kernel(self._queue, self._spin, (1,), (1,))
-            self._queue.flush()
-            for call in self._calls:
-                if call():
-                    raise RuntimeError("the device refused a launch")
-            end = cl.enqueue_nd_range_kernel(self._queue, self._last, (1,), (1,))
-            self._queue.flush()
-            in_time = first.command_execution_status != cl.command_execution_status.COMPLETE
-            self._queue.finish()
-            if in_time:
-                return float(end.profile.start - first.profile.end) * 1e-6
-            self._rounds *= 2
-        return None
+        seconds = self._timer.seconds(self._enqueue)
+        return None if seconds is None else seconds * 1e3

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import cast
@@ -275,6 +276,21 @@ def test_timings(device: OpenCLDevice) -> None:
         assert span is not None and span >= copy + scale and device.span(recording, 2, 2) == scale
     device.release(recording)
     free(device, x, y, up)
+
+
+def test_work_that_waits_in_the_queue_is_timed_as_a_whole(
+    device: OpenCLDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU; on a CPU it runs like the rest, and events say what it takes."""
+    kernel = device.compile(SOURCE, values(1 << 16))
+    x, y = device.allocate(4 << 16), device.allocate(4 << 16)
+    launch = LaunchCommand(kernel, (whole(x), whole(y)), (2048, 1, 1))
+    assert device.queued_seconds([launch]) is None
+    monkeypatch.setattr(device, "caps", replace(device.caps, software=False))
+    live = device.stats.live_recordings
+    one, many = (min(device.queued_seconds([launch] * k) or -1.0 for _ in range(3)) for k in (1, 100))
+    assert 0 < one < many and device.stats.live_recordings == live
+    free(device, x, y)
 
 
 def test_order_of_recordings_and_copies_in_a_thread(either: OpenCLDevice) -> None:

@@ -166,6 +166,13 @@ class GpuDevice(ABC):
     def release(self, recording: Any) -> None:
         """Free a recording that is not running."""
 
+    def queued_seconds(self, commands: Sequence[Command]) -> float | None:
+        """Run commands once, and return seconds from the first one's start to the last one's end, gaps included.
+
+        None on a device whose `timings` are right for short kernels, too.
+        """
+        return None
+
     def timings(self, recording: Any) -> list[float]:
         """Return seconds per command of the last run of a recording made with `profile`; empty if unknown."""
         return []

@@ -13,6 +13,7 @@ from weft.backends.gpu.device import Command, DeviceCaps, GpuBuffer, GpuDevice, 
 from weft.backends.opencl import native
 from weft.backends.opencl.discovery import absent_reason, describe, enumerate_devices, raw_device
 from weft.backends.opencl.programs import OpenCLKernel, Programs
+from weft.backends.opencl.queued import QueueTimer
 from weft.backends.opencl.queues import QueuePool
 from weft.backends.opencl.recording import Recorder, Recording
 from weft.backends.opencl.words import failure, listed, words
@@ -59,6 +60,7 @@ class OpenCLDevice(GpuDevice):
         self._lock = threading.Lock()
         self._profile_lock = threading.Lock()
         self._profile_queue: cl.CommandQueue | None = None
+        self._timer: QueueTimer | None = None
         self._buffers: set[GpuBuffer] = set()
         self._recordings: set[Recording] = set()
         self._closed = False
@@ -190,6 +192,23 @@ class OpenCLDevice(GpuDevice):
             what = f"the device gave up while it ran: {listed(recording.labels)}"
             raise failure(code, what, self._where, waiting=True)
 
+    def queued_seconds(self, commands: Sequence[Command]) -> float | None:
+        """Return the span of commands that wait in a queue as a whole; None on a CPU, whose events are right."""
+        if self.caps.software or self._native is None:
+            return None
+        recording = self.record(commands)
+        try:
+            with self._profile_lock:
+                if self._timer is None:
+                    self._timer = QueueTimer(self._context, self._device)
+                self._queues.current().finish()
+                return self._timer.seconds(recording.start)
+        except cl.Error as e:
+            what = f"the device gave up while it ran: {listed(recording.labels)}"
+            raise failure(e.code, what, self._where, waiting=True) from e
+        finally:
+            self.release(recording)
+
     def release(self, recording: Recording) -> None:
         """Free a recording's kernels and pieces of buffers; a second time does nothing."""
         with self._lock:
@@ -228,7 +247,7 @@ class OpenCLDevice(GpuDevice):
             self.free(buffer)
         self.programs.close()
         self._queues.close()
-        self._profile_queue = None
+        self._profile_queue = self._timer = None
 
     # -- parts -----------------------------------------------------------------------------------------
 

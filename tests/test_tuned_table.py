@@ -1,0 +1,78 @@
+"""The table that Weft brings for the H200: its choices are of the kernels as they are, by a plan without the card."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+import weft
+from benchmarks import models
+from tests.core.null_gpu import NullDevice, null_gpu
+from tests.core.test_special_kinds import OPENCL, VULKAN
+from weft.backends.gpu.picks import Pick
+from weft.backends.gpu.tuning_table import Entries, TuningTable
+from weft.backends.opencl.dialect import OpenCLDialect
+from weft.backends.vulkan.dialect import GlslDialect
+from weft.core.backend import DeviceInfo
+
+H200 = {
+    "opencl": DeviceInfo("opencl", 0, "NVIDIA H200", "NVIDIA CUDA 580.159.04"),
+    "vulkan": DeviceInfo("vulkan", 0, "NVIDIA H200", "NVIDIA 580.159.04"),
+}
+
+
+def card(device: NullDevice, api: str) -> None:
+    """Let a device without kernels be an H200, as far as plans can tell."""
+    device.dialect = OpenCLDialect() if api == "opencl" else GlslDialect()
+    device.caps = replace(OPENCL, local_memory=(48 << 10) - 1) if api == "opencl" else VULKAN
+    device.info = H200[api]
+
+
+@pytest.fixture(params=list(H200))
+def api(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("WEFT_SELFTEST", "off")
+    monkeypatch.setenv("WEFT_CACHE", "0")
+    name: str = request.param
+    return name
+
+
+def picks(api: str, network: str, batch: int, precision: str) -> Iterator[Pick]:
+    """Yield what a network leaves open on the card."""
+    with null_gpu() as device:
+        card(device, api)
+        model = models.MODELS[network](batch).SerializeToString()
+        with weft.load(model, "null", precision=precision, fallback="error") as session:
+            for task in session.pipelines[0].tasks:
+                yield from (p for p in getattr(task.execution, "picks", ()) if len(p.candidates) > 1)
+
+
+def stale(entries: Entries, pick: Pick) -> bool:
+    """Tell whether the choice was timed with kernels that have changed since."""
+    entry = entries.get(pick.key)
+    return entry is not None and entry.choice is not None and pick.chosen != entry.choice
+
+
+@pytest.mark.parametrize("precision", ["high", "normal", "low"])
+@pytest.mark.parametrize("network", list(models.MODELS))
+def test_no_choice_is_of_kernels_that_have_changed(api: str, network: str, precision: str) -> None:
+    """Whoever changes a tuned kernel tunes it again on the card, or takes its choices out of the table."""
+    entries = TuningTable(H200[api]).entries()
+    old = {
+        pick.key: (entries[pick.key].choice, pick.chosen)
+        for batch in (1, 32)
+        for pick in picks(api, network, batch, precision)
+        if stale(entries, pick)
+    }
+    assert old == {}
+
+
+@pytest.mark.parametrize("network", list(models.MODELS))
+def test_the_table_has_all_of_a_network_at_batch_1_in_fp16_on_vulkan(
+    network: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEFT_SELFTEST", "off")
+    entries = TuningTable(H200["vulkan"]).entries()
+    open_ = [pick for pick in picks("vulkan", network, 1, "low") if pick.key not in entries]
+    assert [pick.key for pick in open_] == []
