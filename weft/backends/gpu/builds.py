@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 from weft.backends.gpu.device import DeviceCaps, GpuDevice
@@ -56,6 +56,7 @@ class Builds:
         self._device = device
         self._pool: ThreadPoolExecutor | None = None
         self._begun: list[tuple[str, Build]] = []
+        self._hold = ExitStack()
 
     def add(self, owner: str, builds: Iterable[Build]) -> None:
         """Begin to build what the owner needs; where there are no threads, build it now, and raise its error."""
@@ -66,6 +67,7 @@ class Builds:
                 continue
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(threads, "weft-build")
+                self._hold.enter_context(self._device.building())
             build.start(self._pool)
             self._begun.append((owner, build))
 
@@ -86,5 +88,6 @@ class Builds:
     def drop(self) -> None:
         """Give up what was not begun, and wait for what was."""
         pool, self._pool, self._begun = self._pool, None, []
-        if pool is not None:
-            pool.shutdown(wait=True, cancel_futures=True)
+        with self._hold:
+            if pool is not None:
+                pool.shutdown(wait=True, cancel_futures=True)

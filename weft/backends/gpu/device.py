@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -165,6 +166,10 @@ class GpuDevice(ABC):
     @abstractmethod
     def release(self, recording: Any) -> None:
         """Free a recording that is not running."""
+
+    def building(self) -> AbstractContextManager[None]:
+        """Prepare for many kernels to be compiled while a block runs, if the device has a way that costs something."""
+        return nullcontext()
 
     def queued_seconds(self, commands: Sequence[Command]) -> float | None:
         """Run commands once, and return seconds from the first one's start to the last one's end, gaps included.

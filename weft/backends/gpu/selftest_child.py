@@ -23,11 +23,11 @@ from dataclasses import asdict
 from importlib import import_module
 from typing import Any
 
-from weft import config
 from weft.backends.gpu import selftest
 from weft.backends.gpu.creator import GpuCreator
 from weft.backends.gpu.runtime import GpuRuntime
 from weft.backends.gpu.selftest import KEPT, Verdict
+from weft.core import child as processes
 from weft.core.backend import DeviceInfo
 from weft.core.registry import registry
 from weft.errors import WeftError
@@ -35,8 +35,7 @@ from weft.kernels.special import SpecialKernel, special_kernels
 
 MARK = "weft-selftest "
 """How the lines of reports begin: drivers print what they like."""
-PROGRAM = f"import sys; sys.path[:] = sys.argv[2:]; from {__name__} import main; main(sys.argv[1])"
-"""Nothing is imported before the path is right: a file in the working directory may be named as a module is."""
+PROGRAM = processes.program(__name__)
 OUTSIDE = {signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM}
 """Signals that come from somebody else: they say nothing of a kernel."""
 REAP = 5.0
@@ -71,7 +70,7 @@ def _children(
 ) -> list[tuple[dict[str, Verdict], str]]:
     """Return the verdicts of a child for each group that has kinds, and how it ended if that was wrong."""
     groups = [kinds for kinds in groups if kinds]
-    if not sys.executable or getattr(sys, "frozen", False):
+    if not processes.has_interpreter():
         return [({}, "this program has no Python interpreter of its own")] * len(groups)
     deadline, children = time.monotonic() + timeout, list[subprocess.Popen[bytes]]()
     try:
@@ -98,13 +97,13 @@ def _judge(status: int | None, out: bytes, error: bytes, timeout: float) -> tupl
 def _start(device: DeviceInfo, kinds: Sequence[SpecialKernel]) -> subprocess.Popen[bytes]:
     facts = {"id": device.id, "index": device.index, "name": device.name, "driver": device.driver}
     task = {"device": facts, "kinds": [(kind.module, kind.name) for kind in kinds]}
-    path = [os.path.abspath(str(entry)) for entry in sys.path]
-    return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, json.dumps(task), *path],
+    return processes.start(
+        PROGRAM,
+        json.dumps(task),
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env=config.environment(WEFT_SELFTEST="process"),
+        WEFT_SELFTEST="process",
+        WEFT_BUILD_PROCESSES="0",
     )
 
 

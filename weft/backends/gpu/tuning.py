@@ -87,18 +87,8 @@ def tune_pipelines(
             why = 'with memory="limit" it keeps no weights to try candidates with'
             raise ConfigError("this session cannot be tuned", why=why, fix='load the model with memory="normal"')
         tuner = _Tuner(runtime, group[0].device, clock() + budget, again, clock)
-        problems = open_problems(group)
-        found = {}
-        for k, problem in enumerate(problems):
-            found[problem.pick.key] = tuner.tune(problem, thread_count(runtime.device.caps))
-            if progress is not None:
-                progress(k + 1, 2 * len(problems))
-        for k, problem in enumerate(problems, len(problems)):
-            if found[problem.pick.key].skipped and clock() < tuner.deadline:
-                found[problem.pick.key] = tuner.tune(problem)
-            if progress is not None:
-                progress(k + 1, 2 * len(problems))
-        rows += found.values()
+        with runtime.device.building():
+            rows += tuner.tune_all(open_problems(group), progress)
     return rows
 
 
@@ -166,6 +156,20 @@ class _Tuner:
     @property
     def table(self) -> TuningTable:
         return self.runtime.tuning
+
+    def tune_all(self, problems: Sequence[Problem], progress: Progress | None) -> list[Tuned]:
+        """Try the best few candidates of every problem, then what is left of each."""
+        found: dict[str, Tuned] = {}
+        for k, problem in enumerate(problems):
+            found[problem.pick.key] = self.tune(problem, thread_count(self.runtime.device.caps))
+            if progress is not None:
+                progress(k + 1, 2 * len(problems))
+        for k, problem in enumerate(problems, len(problems)):
+            if found[problem.pick.key].skipped and self.clock() < self.deadline:
+                found[problem.pick.key] = self.tune(problem)
+            if progress is not None:
+                progress(k + 1, 2 * len(problems))
+        return list(found.values())
 
     def tune(self, problem: Problem, most: int | None = None) -> Tuned:
         """Try what is left of a problem's candidates, or the best few of it, as long as there is time."""

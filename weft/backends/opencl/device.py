@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 
 import numpy as np
 import pyopencl as cl
 
 from weft.backends.gpu.device import Command, DeviceCaps, GpuBuffer, GpuDevice, MemoryKind
 from weft.backends.opencl import native
+from weft.backends.opencl.compilers import Compilers, process_count
 from weft.backends.opencl.discovery import absent_reason, describe, enumerate_devices, raw_device
 from weft.backends.opencl.programs import OpenCLKernel, Programs
 from weft.backends.opencl.queued import QueueTimer
@@ -66,7 +67,10 @@ class OpenCLDevice(GpuDevice):
         self._closed = False
         self._device_bytes = 0
         self._where = f"opencl:{info.index} ({info.name})"
-        self.programs = Programs(self._context, device)
+        processes = process_count() if "NVIDIA" in device.platform.name else 0
+        facts = {"index": info.index, "name": info.name, "driver": info.driver}
+        self.compilers = Compilers(facts, processes)
+        self.programs = Programs(self._context, device, self.compilers)
 
     # -- memory ----------------------------------------------------------------------------------------
 
@@ -148,6 +152,10 @@ class OpenCLDevice(GpuDevice):
         with self._lock:
             self.stats.compiles = self.programs.built
         return kernel
+
+    def building(self) -> AbstractContextManager[None]:
+        """Let processes compile side by side where the driver does not."""
+        return self.compilers.hold()
 
     def record(self, commands: Sequence[Command], profile: bool = False) -> Recording:
         """Return the commands with everything bound; with `profile`, a submit takes timestamps and waits."""

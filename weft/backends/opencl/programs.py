@@ -14,6 +14,7 @@ import pyopencl as cl
 
 from weft.backends.gpu.device import Size3
 from weft.backends.opencl import ptx
+from weft.backends.opencl.compilers import Compilers
 from weft.backends.opencl.words import words
 from weft.errors import CompileError
 from weft.kernels.cache import DiskCache
@@ -58,8 +59,8 @@ class _Slot:
 class Programs:
     """The kernels of one device, built at most once each; usable from several threads."""
 
-    def __init__(self, context: cl.Context, device: cl.Device) -> None:
-        self._context, self._device = context, device
+    def __init__(self, context: cl.Context, device: cl.Device, compilers: Compilers | None = None) -> None:
+        self._context, self._device, self._compilers = context, device, compilers
         self._disk = DiskCache("opencl")
         # A CPU's compiler takes a second a kernel: there one program serves all shapes. A GPU's is quick and
         # its kernels gain from constants that are known.
@@ -86,7 +87,7 @@ class Programs:
             slot = self._slots.setdefault(key, _Slot())
         with slot.lock:
             if slot.program is None:
-                slot.program = self._make(source, header, local)
+                slot.program = self._make(source, values, header, local)
         given = tuple(np.int32(values[n]) if kind == "int" else np.float32(values[n]) for n, kind in late)
         return OpenCLKernel(slot.program, source.entry, local, len(source.args), given)
 
@@ -102,11 +103,16 @@ class Programs:
         with self._lock:
             self._slots.clear()
 
-    def _make(self, source: KernelSource, header: str, local: Size3) -> cl._cl._Program:
+    def _make(
+        self, source: KernelSource, values: Mapping[str, int | float], header: str, local: Size3
+    ) -> cl._cl._Program:
         key = self.disk_key(source, header)
         binary = self._disk.get(key)
         program = self._load(binary, source.entry, local) if binary else None
         from_disk = program is not None
+        if program is None and self._compilers is not None and self._compilers.compile(source, values):
+            binary = self._disk.get(key)
+            program = self._load(binary, source.entry, local) if binary else None
         if program is None:
             program = self._build(source, header, local)
             self._keep(key, program)
