@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import subprocess
@@ -19,6 +20,7 @@ from weft.backends.cpu.backend import CpuBackend
 from weft.cli import checks, probe
 from weft.core.registry import registry
 from weft.errors import DeviceError
+from weft.kernels.cache import DiskCache
 
 
 def test_without_a_command_there_is_help(cli: Cli) -> None:
@@ -274,8 +276,6 @@ def test_clearing_the_cache_leaves_what_is_not_ours(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
-    from weft.kernels.cache import DiskCache
-
     DiskCache("spirv").put("a", b"12345")
     DiskCache("opencl").put("b", b"12345")
     (tmp_path / "spirv" / "notes.txt").write_text("mine")
@@ -293,6 +293,32 @@ def test_a_cache_that_is_turned_off_says_so(
     monkeypatch.setenv("WEFT_CACHE", "0")
     assert not config.cache_enabled()
     assert "turned off by WEFT_CACHE=0" in cli("cache", "info").out
+
+
+def test_files_that_cannot_be_removed_are_a_failure(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
+    DiskCache("spirv").put("a", b"12345")
+
+    def refused(path: Path) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    monkeypatch.setattr(Path, "unlink", refused)
+    done = cli("cache", "clear", status=1)
+    assert "removed 0 files" in done.out and "cannot be removed: Read-only file system" in done.err
+    assert "1 files are left: make their folders writable" in done.err
+
+
+def test_a_cache_that_is_no_folder_is_said_to_be_none(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    for name, said in (("file", "file is no folder"), ("none", "none is not there"), ("file/x", "x is not there")):
+        monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path / name))
+        assert said in cli("cache", "info").err
+        done = cli("cache", "clear")
+        assert said in done.err and "removed 0 files" in done.out
 
 
 # -- a terminal ----------------------------------------------------------------------------------------------
