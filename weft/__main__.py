@@ -1,6 +1,6 @@
 """`python -m weft` is the command `weft`."""
 
-from weft.cli import main
+from weft_command import main
 
 if __name__ == "__main__":
     main()

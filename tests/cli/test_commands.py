@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
 import re
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from weft.backends.cpu.backend import CpuBackend
 from weft.cli import checks, probe
 from weft.core.registry import registry
 from weft.errors import DeviceError
+from weft.kernels.cache import DiskCache
 
 
 def test_without_a_command_there_is_help(cli: Cli) -> None:
@@ -32,6 +35,22 @@ def test_without_a_command_there_is_help(cli: Cli) -> None:
 def test_a_module_is_a_command_too() -> None:
     command = [sys.executable, "-m", "weft", "--version"]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.startswith("weft ")
+
+
+@pytest.mark.parametrize("module", ["numpy", "typer", "weft.cli.tune"])
+def test_an_interrupt_while_modules_are_imported_is_quiet(module: str) -> None:
+    code = f"""
+import sys, weft_command
+assert not any(m.split(".")[0] in ("weft", "numpy") for m in sys.modules)
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == "{module}":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupt())
+weft_command.main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 # -- devices -------------------------------------------------------------------------------------------------
@@ -274,8 +293,6 @@ def test_clearing_the_cache_leaves_what_is_not_ours(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
-    from weft.kernels.cache import DiskCache
-
     DiskCache("spirv").put("a", b"12345")
     DiskCache("opencl").put("b", b"12345")
     (tmp_path / "spirv" / "notes.txt").write_text("mine")
@@ -293,6 +310,44 @@ def test_a_cache_that_is_turned_off_says_so(
     monkeypatch.setenv("WEFT_CACHE", "0")
     assert not config.cache_enabled()
     assert "turned off by WEFT_CACHE=0" in cli("cache", "info").out
+
+
+def test_files_that_cannot_be_removed_are_a_failure(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
+    DiskCache("spirv").put("a", b"12345")
+
+    def refused(path: Path) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    monkeypatch.setattr(Path, "unlink", refused)
+    done = cli("cache", "clear", status=1)
+    assert "removed 0 files" in done.out and "cannot be removed: Read-only file system" in done.err
+    assert "1 files are left: make their folders writable" in done.err
+
+
+def test_a_cache_that_is_no_folder_is_said_to_be_none(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    for name, said in (("file", "file is no folder"), ("none", "none is not there"), ("file/x", "x is not there")):
+        monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path / name))
+        assert said in cli("cache", "info").err
+        done = cli("cache", "clear")
+        assert said in done.err and "removed 0 files" in done.out
+
+
+def test_a_cache_that_cannot_be_written_is_warned_of_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path / "file"))
+    with caplog.at_level(logging.DEBUG, "weft.cache"):
+        for kind in ("opencl", "spirv", "spirv"):
+            DiskCache(kind).put("a", b"12345")
+    assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.DEBUG, logging.DEBUG]
+    assert caplog.messages[0].endswith("; make the folder writable, or name another in WEFT_CACHE_DIR")
 
 
 # -- a terminal ----------------------------------------------------------------------------------------------

@@ -133,6 +133,8 @@ def test_a_picture_is_resized_and_may_be_grey(cli: Cli, tmp_path: Path) -> None:
         (["{m}", "-i", "x={m}"], "a picture has 1 or 3 channels"),
         (["{m}", "--shape", "x=1,a"], "--shape x=1,a is not a list of numbers"),
         (["{m}", "--shape", "x=1,5"], "'x' cannot have shape (1, 5)"),
+        (["{m}", "--shape", "x=-1,4"], "(-1, 4) is not a shape for 'x'"),
+        (["{m}", "--shape", f"x={10**25},4"], "the host's memory does not suffice"),
         (["{m}", "--mean", "1,2"], "--mean '1,2' is not one number or three"),
         (["{m}", "-o", "q=q.npy"], "the network has no output 'q'"),
         (["{m}", "-o", "a", "-o", "b"], "--output names two folders"),

@@ -14,7 +14,9 @@ from onnx import helper
 from tests.cli.driver import Cli, double, write_model
 from tests.core.timed_gpu import TimedDevice, timed_gpu
 from tests.core.tuned_nets import TILES, three_tiles
+from weft.backends.gpu.tuning import Tuned
 from weft.backends.gpu.tuning_table import DeviceKey, read_tables
+from weft.cli.tune import _total
 
 
 @pytest.fixture
@@ -32,7 +34,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_network_is_tuned_and_the_table_is_printed(cli: Cli, model: Path, cache: Path, tmp_path: Path) -> None:
-    table = tmp_path / "tuned" / "null.json"
+    table = tmp_path / "null.json"
     with timed_gpu() as device:
         done = cli("tune", model, "-d", "null", "--shape", "x=2,16,8,8", "-o", table)
         row = next(text for text in done.out.splitlines() if text.startswith("conv_gemm("))
@@ -62,20 +64,74 @@ def test_failures_and_a_spent_budget_are_said(cli: Cli, model: Path, cache: Path
 
     with timed_gpu() as device:
         device.does.broken = {4}
-        assert "candidates tried: 0; 3 not, for lack of time: --budget" in tune(device, "--budget", "0")
-        assert f"{TILES[2]!r} is out: 4 slices are refused" in tune(device)
+        said = tune(device, "--budget", "0")
+        assert "candidates tried: 0; 2 not, for lack of time: --budget" in said
+        assert re.search(r"^.*\b1 +- +- +- +default\s*$", said, re.M)
+        assert "in total: none of the problems has times" in said and "table: " not in said
+        out = re.escape(f"{TILES[2]!r} is out: 4 slices are refused")
+        assert re.search(rf"^conv_gemm\(.*: {out}$", tune(device), re.M)
+
+
+def test_the_sum_says_of_how_many_problems_it_is() -> None:
+    def row(us: float | None) -> Tuned:
+        return Tuned("null", "p", 2, "a", "b", us and 2 * us, us, 0, 0, {})
+
+    assert _total([row(3.0)]) == "in total: 12.0 us by default, 6.0 us tuned, 2.00 times faster"
+    assert _total([row(3.0), row(None), row(1.0)]).startswith("in total, of 2 of 3 problems: 16.0 us by default, ")
+
+
+def test_an_interrupted_search_says_what_is_kept(
+    cli: Cli, model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with timed_gpu():
+        with monkeypatch.context() as patch:
+            patch.setattr("weft.backends.gpu.contest.NodeBench.warm", interrupted)
+            assert "interrupted before anything was tried" in cli("tune", model, "-d", "null", status=130).err
+        monkeypatch.setattr("weft.backends.gpu.contest.difference", interrupted)
+        said = cli("tune", model, "-d", "null", status=130).err
+        (table,) = (cache / "tuning").glob("*.json")
+        assert f"interrupted; what was tried so far is kept in {table}: run the same command to go on" in said
+        said = cli("tune", model, "-d", "null", "--again", status=130).err
+        assert "run the same command without --again to go on" in said
+    monkeypatch.setenv("WEFT_CACHE", "0")
+    with timed_gpu():
+        said = cli("tune", model, "-d", "null", status=130).err
+    assert "interrupted; nothing is kept: WEFT_CACHE=0 is set" in said
+
+
+def test_a_cache_that_cannot_be_written_keeps_nothing(
+    cli: Cli, model: Path, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache.touch()
+    with timed_gpu(), caplog.at_level(logging.WARNING):
+        done = cli("tune", model, "-d", "null")
+    (warning,) = caplog.messages
+    assert "make the folder writable, or name another in WEFT_CACHE_DIR" in warning
+    assert "table: " not in done.out
+    assert f"nothing is kept for later loads: {cache / 'tuning'} cannot be written" in done.err
 
 
 def test_an_output_that_is_no_table_is_refused_before_the_work(
     cli: Cli, model: Path, cache: Path, tmp_path: Path
 ) -> None:
-    wrong = tmp_path / "notes.json"
+    wrong, folder = tmp_path / "notes.json", tmp_path / "folder"
     wrong.write_text("[1, 2]")
+    folder.mkdir()
     with timed_gpu() as device:
-        done = cli("tune", model, "-d", "null", "-o", wrong, status=2)
+        for output, said in (
+            (wrong, f"{wrong} is no table of `weft tune`"),
+            (folder, f"{folder} cannot be read"),
+            (folder / "none" / "t.json", f"there is no folder {folder / 'none'}"),
+            (wrong / "t.json", f"there is no folder {wrong}"),
+            ("/proc/t.json", "the folder /proc cannot be written"),
+        ):
+            done = cli("tune", model, "-d", "null", "-o", output, status=2)
+            assert said in done.err and "name another file" in done.err and "remove" not in done.err
         assert device.ran == []
-    assert "a tuning table cannot be read" in done.err and str(wrong) in done.err
-    assert json.loads(wrong.read_text()) == [1, 2]
+    assert json.loads(wrong.read_text()) == [1, 2] and list(folder.iterdir()) == []
 
 
 def test_without_a_cache_it_says_so(cli: Cli, model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

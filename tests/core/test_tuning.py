@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import logging
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,9 +17,9 @@ from tests.core.timed_gpu import GEMM, TimedDevice, convolutions, timed_gpu
 from tests.core.tuned_nets import TILES, slices, table_of, three_tiles, ticking, tune
 from weft.backends.gpu import tuning
 from weft.backends.gpu.creator import GpuCreator
+from weft.backends.gpu.picks import Pick
 from weft.backends.gpu.tuning import PENDING, tune_pipelines
-from weft.backends.gpu.tuning_table import DeviceKey, Entry, Trial, TuningTable, read_tables, write_tables
-from weft.core.backend import DeviceInfo
+from weft.backends.gpu.tuning_table import Entry, Trial, TuningTable
 from weft.core.registry import registry
 from weft.errors import ConfigError
 from weft.kernels import template
@@ -207,13 +204,28 @@ def test_tables_can_be_turned_off(device: TimedDevice, monkeypatch: pytest.Monke
 def test_what_the_budget_does_not_suffice_for_is_said_and_done_the_next_time(device: TimedDevice) -> None:
     graph = convolutions((8, 9, 10))
     rows = tune(graph, budget=0.0, clock=ticking(1.0))
-    assert [(r.tried, r.skipped, r.choice == r.default) for r in rows] == [(0, 3, True)] * 3
+    assert [(r.tried, r.skipped, r.choice == r.default, r.gain) for r in rows] == [(0, 2, True, None)] * 3
     rows = tune(graph, budget=20.0, clock=ticking(1.0))
-    assert sum(r.tried for r in rows) > 0 < sum(r.skipped for r in rows)
     done = sum(r.tried for r in rows)
+    assert done > 0 < sum(r.skipped for r in rows) == 6 - done
+    rows = tune(graph, budget=0.0, clock=ticking(1.0))
+    assert (sum(r.tried for r in rows), sum(r.skipped for r in rows)) == (0, 6 - done), "what is left does not grow"
     rows = tune(graph)
     assert sum(r.tried for r in rows) == 6 - done and not any(r.skipped for r in rows)
     assert slices(graph) == [2, 2, 2]
+
+
+def test_what_is_known_of_another_source_is_left_to_be_tried(
+    device: TimedDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tune(convolutions())
+    (row,) = tune(convolutions(), budget=0.0)
+    assert (row.skipped, row.us) == (0, 60.0)
+    (row,) = tune(convolutions(), budget=0.0, again=True)
+    assert (row.skipped, row.us) == (2, 60.0)
+    monkeypatch.setattr(Pick, "digest", "other")
+    (row,) = tune(convolutions(), budget=0.0)
+    assert (row.skipped, row.us, row.gain) == (2, None, None)
 
 
 def test_every_problem_gets_its_few_first(device: TimedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,70 +265,7 @@ def test_progress_reaches_its_end(device: TimedDevice) -> None:
     assert seen == [(k, 4) for k in range(1, 5)]
 
 
-# -- files ---------------------------------------------------------------------------------------------------
-
-INFO = DeviceInfo("vulkan", 0, "A GPU", "7.0")
-KEY = DeviceKey.of(INFO)
-ENTRY = Entry("b", {"a": Trial("00", us=2.0), "b": Trial("01", us=1.0), "c": Trial("02", failed="wrong")})
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "", "{", "[]", "null", '{"schema": 2, "devices": []}', '{"schema": 1}', '{"schema": 1, "devices": [{}]}',
-        '{"schema": 1, "devices": [{"api": "vulkan", "name": "A GPU", "driver": "7.0", "problems": {"p": 1}}]}',
-        '{"schema": 1, "devices": [{"api": "vulkan", "name": "A GPU", "driver": "7.0", "problems": '
-        '{"p": {"choice": 3, "trials": {}}}}]}',
-    ],
-)  # fmt: skip
-def test_a_damaged_table_is_a_warning_and_is_replaced(
-    text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    table = TuningTable(INFO, tmp_path)
-    assert table.path is not None
-    table.path.write_text(text, encoding="utf-8")
-    with caplog.at_level(logging.WARNING):
-        assert table.entries() == {}
-    assert str(table.path) in caplog.text and "is ignored" in caplog.text
-    with pytest.raises(ConfigError, match="cannot be read"):
-        read_tables(table.path)
-    table.note("p", ENTRY)
-    table.save()
-    assert read_tables(table.path) == {KEY: {"p": ENTRY}}
-
-
-def test_tables_of_several_devices_share_a_file_and_the_users_own_win(tmp_path: Path) -> None:
-    other = DeviceKey("opencl", "A GPU", "7.0")
-    shipped = tmp_path / "shipped"
-    write_tables(shipped / "a-gpu.json", {KEY: {"p": ENTRY, "q": ENTRY}})
-    write_tables(shipped / "a-gpu.json", {other: {"p": Entry("x")}})
-    assert [d["api"] for d in json.loads((shipped / "a-gpu.json").read_text())["devices"]] == ["opencl", "vulkan"]
-    table = TuningTable(INFO, tmp_path / "own", shipped)
-    assert table.entries() == {"p": ENTRY, "q": ENTRY}
-    table.note("p", Entry("a", {"d": Trial("03", us=5.0)}))
-    table.save()
-    again = TuningTable(INFO, tmp_path / "own", shipped)
-    assert again.choose("p", ["a", "b"]) == "a" and again.choose("q", ["a", "b"]) == "b"
-    assert again.choose("p", ["b"]) == "b", "the fastest of those on offer"
-    assert again.choose("p", ["c"]) is None and again.choose("r", ["a"]) is None
-    assert again.known("p", "d", "03") == Trial("03", us=5.0) and again.known("p", "d", "04") is None
-    assert [f.name for f in shipped.iterdir()] == ["a-gpu.json"], "nothing is left beside a table"
-
-
-def test_writers_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
-    tables = [TuningTable(INFO, tmp_path) for _ in range(8)]
-
-    def write(number: int) -> None:
-        for k in range(10):
-            tables[number].note(f"p{number}.{k}", ENTRY)
-            tables[number].save()
-
-    threads = [threading.Thread(target=write, args=(n,)) for n in range(len(tables))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(TuningTable(INFO, tmp_path).entries()) == 80
+# -- on disk -------------------------------------------------------------------------------------------------
 
 
 def test_without_a_cache_nothing_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

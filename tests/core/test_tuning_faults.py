@@ -86,6 +86,9 @@ def test_an_interrupt_leaves_no_failure(device: TimedDevice, monkeypatch: pytest
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr("weft.backends.gpu.contest.difference", interrupted)
         tune(convolutions())
+    assert [dict(entry.trials) for entry in table_of(device).entries().values()] == [{}]
+    (row,) = tune(convolutions(), budget=0.0)
+    assert (row.tried, row.skipped, row.failed) == (0, 2, {})
     (row,) = tune(convolutions())
     assert (row.tried, row.failed, row.choice) == (2, {}, repr(TILES[1]))
 

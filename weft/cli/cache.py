@@ -29,12 +29,21 @@ def _blobs() -> Iterator[Path]:
                 yield path
 
 
+def _note_no_folder() -> None:
+    folder = config.cache_dir()
+    if folder.exists() and not folder.is_dir():
+        note(f"{folder} is no folder, so nothing is kept: name another in WEFT_CACHE_DIR")
+    elif not folder.is_dir():
+        note(f"{folder} is not there: it is made when something is first kept; `weft doctor` tells whether it can be")
+
+
 @app.command()
 def info() -> None:
     """Show where the cache lies and what is in it."""
     line(
         f"folder: {config.cache_dir()}" + ("" if config.cache_enabled() else " (turned off by WEFT_CACHE=0)")
     )
+    _note_no_folder()
     files: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
     for path in _blobs():
@@ -49,8 +58,12 @@ def info() -> None:
 def clear(
     keep_tuning: Annotated[bool, typer.Option("--keep-tuning", help="Leave what `weft tune` found.")] = False,
 ) -> None:
-    """Remove the compiled kernels, which are made anew when they are needed, and the tuning tables."""
-    removed = size = 0
+    """Remove the compiled kernels, which are made anew when they are needed, and the tuning tables.
+
+    The exit status is 1 if some cannot be removed.
+    """
+    _note_no_folder()
+    removed = left = size = 0
     for path in _blobs():
         if keep_tuning and path.parent.name == TUNING:
             continue
@@ -59,6 +72,10 @@ def clear(
             path.unlink()
         except OSError as e:
             note(f"{path} cannot be removed: {e.strerror}")
+            left += 1
             continue
         removed, size = removed + 1, size + bytes_
     line(f"removed {removed} files, {size / 1024:.1f} KiB, from {config.cache_dir()}")
+    if left:
+        note(f"{left} files are left: make their folders writable, or remove them as the user who owns them")
+        raise typer.Exit(1)

@@ -19,6 +19,7 @@ from weft.core.entries import WEFT
 from weft.core.presence import present
 from weft.core.registry import registry
 from weft.errors import UnsupportedOps, WeftError
+from weft.kernels.cache import ADVICE
 
 PASS, FAIL, ABSENT = "PASS", "FAIL", "absent"
 TOLERANCE = 1e-4
@@ -83,8 +84,7 @@ def _cache() -> Check:
         with tempfile.TemporaryFile(dir=folder):
             return Check("cache", PASS, str(folder))
     except OSError as e:
-        fix = "make the folder writable, or name another in WEFT_CACHE_DIR"
-        return Check("cache", FAIL, f"{folder} cannot be written: {e.strerror}", fix)
+        return Check("cache", FAIL, f"{folder} cannot be written: {e.strerror}", ADVICE)
 
 
 def _backends() -> Iterator[Check]:

@@ -74,9 +74,11 @@ def collect(
 def _random(spec: TensorSpec, rng: np.random.Generator) -> Array:
     """Return floats in 0..1, integers of 0 and 1; dimensions that are not bound are 1."""
     shape = tuple(d if isinstance(d, int) else 1 for d in spec.shape)
-    if spec.dtype.is_float:
-        return rng.random(shape).astype(spec.dtype.numpy)
-    return rng.integers(0, 2, shape).astype(spec.dtype.numpy)
+    try:
+        numbers = rng.random(shape) if spec.dtype.is_float else rng.integers(0, 2, shape)
+    except ValueError as e:  # sizes from 0 on: more of them than an array can have
+        raise MemoryError(f"no array has the shape {shape}: {e}") from None
+    return numbers.astype(spec.dtype.numpy)
 
 
 def read(path: Path, spec: TensorSpec, how: Preparation) -> Array:

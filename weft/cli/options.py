@@ -44,7 +44,9 @@ InputOption = Annotated[
 ShapeOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--shape", help="The shape of an input, NAME=1,3,224,224; needed where the model leaves it open."
+        "--shape",
+        help="The shape of an input, NAME=1,3,224,224. Without it, sizes that the model leaves open are those of its "
+        "--input, or else 1; `weft optimize` has to be told.",
     ),
 ]
 HintOption = Annotated[

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from weft.core.arrays import take_shape
 from weft.core.backend import Precision
 from weft.core.layout import Shape
 from weft.core.registry import DeviceName, registry
@@ -53,12 +54,13 @@ def parse_shapes(given: Sequence[str] | None) -> dict[str, Shape]:
     shapes: dict[str, Shape] = {}
     for name, value in parse_pairs(given, "--shape", "x=1,3,224,224").items():
         try:
-            shapes[name] = tuple(int(d) for d in value.replace("x", ",").split(","))
+            sizes = tuple(int(d) for d in value.replace("x", ",").split(","))
         except ValueError:
             raise ConfigError(
                 f"--shape {name}={value} is not a list of numbers",
                 fix="write, for instance, --shape x=1,3,224,224",
             ) from None
+        shapes[name] = take_shape(name, sizes)
     return shapes
 
 

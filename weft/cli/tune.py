@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,11 +16,13 @@ from weft.cli.options import BackendPathOption, DeviceOption, ModelArgument, Sha
 from weft.cli.targets import device_orders, parse_precisions, parse_shapes
 from weft.core.backend import Precision
 from weft.core.layout import Shape
+from weft.errors import ConfigError
 from weft.frontends.onnx import load as load_onnx
 from weft.loading import load
 
 if TYPE_CHECKING:
     from weft.backends.gpu.tuning import Tuned
+    from weft.backends.gpu.tuning_table import TuningTable
 
 NUMBERS = ("nodes", "default us", "best us", "gain")
 _TRIVIAL = re.compile(r"\b\w+=(?:0|1|False)(?:, |(?=\)))")
@@ -40,12 +43,11 @@ def tune(
     """Time the candidates of each kernel of a network on its devices, and keep the fastest that is right.
 
     Later loads on the same device and driver use the choices. Times are of one node on the device, by its
-    own clock; `gain` is how many times faster the choice is than the default.
+    own clock; `gain` is how many times faster the choice is than the default. What the budget does not suffice
+    for is left to the next call, as is what an interrupt cuts off.
     """
-    from weft.backends.gpu.tuning_table import read_tables
-
     if output is not None:
-        read_tables(output)  # a file that is no table is found before the work, not after it
+        _check(output)
     with working(f"reading {model.name}"):
         graph = load_onnx(model)
     arrays, remarks = collect(graph, {}, parse_shapes(shape), Preparation())
@@ -57,6 +59,22 @@ def tune(
     for names in device_orders(device):
         for each in parse_precisions(precision):
             _tune(model, names, each, shapes, (budget, again), output)
+
+
+def _check(output: Path) -> None:
+    """Raise ConfigError if a table cannot be added there: before the work, not after it."""
+    from weft.backends.gpu.tuning_table import read_tables
+
+    where, fix = f"--output {output}", "name another file"
+    if not output.parent.is_dir():
+        raise ConfigError(f"there is no folder {output.parent}", where=where, fix=f"make it, or {fix}")
+    read_tables(output, fix)
+    try:
+        with tempfile.TemporaryFile(dir=output.parent):
+            pass
+    except OSError as e:
+        what = f"the folder {output.parent} cannot be written"
+        raise ConfigError(what, where=where, why=e.strerror or str(e), fix=fix) from None
 
 
 def _tune(
@@ -71,9 +89,17 @@ def _tune(
     from weft.backends.gpu.tuning_table import write_tables
 
     label = f"{'+'.join(names)}, {precision.value}"
-    with working(f"tuning for {label}") as progress, load(model, names, precision=precision, shapes=shapes) as session:
-        rows = tune_pipelines(session.pipelines, budget=effort[0], again=effort[1], progress=progress)
-        found = [runtime.tuning for runtime, _ in by_runtime(session.pipelines)]
+    found: list[TuningTable] = []
+    try:
+        with (
+            working(f"tuning for {label}") as progress,
+            load(model, names, precision=precision, shapes=shapes) as session,
+        ):
+            found = [runtime.tuning for runtime, _ in by_runtime(session.pipelines)]
+            rows = tune_pipelines(session.pipelines, budget=effort[0], again=effort[1], progress=progress)
+    except KeyboardInterrupt:
+        _say_interrupted(found, effort[1])
+        raise
     if not rows:
         line(f"{label}: there is nothing to choose from")
         return
@@ -82,37 +108,58 @@ def _tune(
         write_tables(output, {t.key: t.subset(keys) for t in found})
     line(label, "bold")
     _print(rows)
-    for path in (*(t.path for t in found), output):
+    for path in (*(t.file for t in found), output):
         if path is not None:
             line(f"table: {path}")
-    if any(t.path is None for t in found):
-        note("nothing is kept for later loads: WEFT_CACHE=0 is set")
+    for why in dict.fromkeys(t.why_not_kept for t in found if t.why_not_kept):
+        note(f"nothing is kept for later loads: {why}")
+
+
+def _say_interrupted(tables: list[TuningTable], again: bool) -> None:
+    on = "run the same command" + (" without --again" if again else "")
+    for each in tables:
+        if each.why_not_kept:
+            note(f"interrupted; nothing is kept: {each.why_not_kept}")
+        elif each.file:
+            note(f"interrupted; what was tried so far is kept in {each.file}: {on} to go on")
+    if not any(each.why_not_kept or each.file for each in tables):
+        note("interrupted before anything was tried")
 
 
 def _print(rows: list[Tuned]) -> None:
     shown = [
         (
-            _TRIVIAL.sub("", row.problem).replace(", )", ")"),
+            _short(row.problem),
             str(row.nodes),
             _number(row.default_us),
             _number(row.us),
-            f"{row.gain:.2f}",
+            _number(row.gain, 2),
             "default" if row.choice == row.default else row.choice,
         )
         for row in rows
     ]
     table(("problem", "nodes", "default us", "best us", "gain", "choice"), shown, numbers=NUMBERS)
-    measured = [r for r in rows if r.default_us is not None and r.us is not None]
-    default = sum(r.nodes * (r.default_us or 0.0) for r in measured)
-    best = sum(r.nodes * (r.us or 0.0) for r in measured)
-    gain = default / best if best else 1.0
-    line(f"in total: {default:.1f} us by default, {best:.1f} us tuned, {gain:.2f} times faster")
+    line(_total(rows))
     skipped, tried = sum(r.skipped for r in rows), sum(r.tried for r in rows)
     line(f"candidates tried: {tried}" + (f"; {skipped} not, for lack of time: --budget" if skipped else ""))
     for row in rows:
         for text, why in row.failed.items():
-            note(f"{text} is out: {why}")
+            note(f"{_short(row.problem)}: {text} is out: {why}")
 
 
-def _number(us: float | None) -> str:
-    return "-" if us is None else f"{us:.1f}"
+def _short(problem: str) -> str:
+    return _TRIVIAL.sub("", problem).replace(", )", ")")
+
+
+def _total(rows: list[Tuned]) -> str:
+    """Return the times of all nodes together, as far as they are known."""
+    timed = [(r.nodes * r.default_us, r.nodes * r.us) for r in rows if r.default_us and r.us]
+    if not timed:
+        return "in total: none of the problems has times"
+    default, best = (sum(times) for times in zip(*timed, strict=True))
+    of = "" if len(timed) == len(rows) else f", of {len(timed)} of {len(rows)} problems"
+    return f"in total{of}: {default:.1f} us by default, {best:.1f} us tuned, {default / best:.2f} times faster"
+
+
+def _number(number: float | None, digits: int = 1) -> str:
+    return "-" if number is None else f"{number:.{digits}f}"

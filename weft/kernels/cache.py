@@ -6,12 +6,24 @@ import hashlib
 import logging
 import os
 import tempfile
+import threading
 from pathlib import Path
 
 from weft import config
 
 log = logging.getLogger("weft.cache")
+ADVICE = "make the folder writable, or name another in WEFT_CACHE_DIR"
+"""What to do where the cache cannot be written."""
 _said: set[Path] = set()
+_lock = threading.Lock()
+
+
+def say_not_kept(cache: Path, e: OSError) -> None:
+    """Warn that a cache folder cannot be written: once in a process, later times are for debugging."""
+    with _lock:
+        level = logging.DEBUG if cache in _said else logging.WARNING
+        _said.add(cache)
+    log.log(level, "nothing can be kept in %s: %s; %s", cache, e, ADVICE)
 
 
 class DiskCache:
@@ -47,6 +59,4 @@ class DiskCache:
                 f.write(hashlib.blake2b(content, digest_size=16).digest() + content)
             os.replace(temporary, path)
         except OSError as e:
-            if path.parent not in _said:  # once, not for each kernel
-                log.warning("the kernel cache in %s cannot be written: %s", path.parent, e)
-            _said.add(path.parent)
+            say_not_kept(path.parent.parent, e)

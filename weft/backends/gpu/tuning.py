@@ -21,7 +21,7 @@ from weft.backends.gpu.picks import Pick
 from weft.backends.gpu.recording import access
 from weft.backends.gpu.runtime import GpuRuntime
 from weft.backends.gpu.schedule import schedule
-from weft.backends.gpu.tuning_table import Entry, Trial, TuningTable
+from weft.backends.gpu.tuning_table import FORGOTTEN, Entry, Trial, TuningTable
 from weft.core.pipeline import Pipeline, Task
 from weft.errors import ConfigError, DeviceLost, OutOfMemory, WeftError
 from weft.kernels.launch import DeviceCaps
@@ -54,13 +54,13 @@ class Tuned:
     """None where nothing was measured, now or before."""
     tried: int
     skipped: int
-    """Candidates for which the budget did not suffice."""
+    """Candidates for which the budget did not suffice, now or before."""
     failed: Mapping[str, str]
 
     @property
-    def gain(self) -> float:
-        """Return how many times faster the choice is than the default."""
-        return self.default_us / self.us if self.default_us and self.us else 1.0
+    def gain(self) -> float | None:
+        """Return how many times faster the choice is than the default; None where one has no time."""
+        return self.default_us / self.us if self.default_us and self.us else None
 
 
 Progress = Callable[[int, int], None]
@@ -174,7 +174,7 @@ class _Tuner:
     def tune(self, problem: Problem, most: int | None = None) -> Tuned:
         """Try what is left of a problem's candidates, or the best few of it, as long as there is time."""
         if self.clock() >= self.deadline:
-            return self._row(problem, None, len(problem.pick.candidates))
+            return self._row(problem, None, self._left(problem.pick))
         try:
             return self._tune(problem, most)
         except DeviceLost:
@@ -249,8 +249,8 @@ class _Tuner:
                 done[tried.text] = Trial(tried.digest, failed=e.what)
             raise
         finally:
-            # What was not reached is what it was before; without its hash, a candidate is as good as unknown.
-            known = {text: work.trials.get(text, Trial("", failed="it was interrupted")) for text in pending}
+            # What was not reached is what it was before, if anything.
+            known = {text: work.trials.get(text, FORGOTTEN) for text in pending}
             self._note(key, known | done)
 
     def _build_all(self, work: Contest, variants: Sequence[Variant]) -> None:
@@ -281,9 +281,20 @@ class _Tuner:
         self.table.note(key, Entry(None, trials))
         self.table.save()
 
+    def _known(self, pick: Pick) -> Mapping[str, Trial]:
+        """Return what the table has on a problem, if its choice stands: a look at each candidate takes time."""
+        if not self.table.allows(pick):
+            return {}
+        return {text: t for text, t in self.table.entries()[pick.key].trials.items() if not t.is_forgotten}
+
+    def _left(self, pick: Pick) -> int:
+        """Return how many candidates of a problem for which there is no time are to be tried."""
+        known = {} if self.again else self._known(pick)
+        return len(set(pick.candidates) - {pick.default, *known, *self._tried.get(pick.key, ())})
+
     def _row(self, problem: Problem, work: Contest | None, skipped: int) -> Tuned:
         pick = problem.pick
-        trials = work.trials if work is not None else self.table.entries().get(pick.key, Entry()).trials
+        trials = work.trials if work is not None else self._known(pick)
         chosen = work.choice() if work is not None else pick.chosen
         us = {text: t.us for text, t in trials.items()}
         failed = {text: t.failed for text, t in trials.items() if t.failed}

@@ -13,19 +13,22 @@ import json
 import logging
 import os
 import re
+import sys
 import tempfile
 import threading
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from weft import config
 from weft.backends.gpu.picks import Pick
 from weft.core.backend import DeviceInfo
 from weft.errors import ConfigError
+from weft.kernels.cache import say_not_kept
 
+T = TypeVar("T")
 log = logging.getLogger("weft.gpu")
 
 SCHEMA = 1
@@ -63,6 +66,15 @@ class Trial:
     us: float | None = None
     failed: str | None = None
 
+    @property
+    def is_forgotten(self) -> bool:
+        """Tell whether nothing is known of it: it stands for what was noted before and no longer holds."""
+        return self == FORGOTTEN
+
+
+FORGOTTEN = Trial("")
+"""Noted for a candidate, it takes what is known of it from the table."""
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -90,10 +102,17 @@ class TuningTable:
             folder = config.cache_dir() / FOLDER
         self.path = folder / self.key.file if folder else None
         """Where the user's table lies; None if the cache is turned off."""
+        self.why_not_kept = "" if self.path else "WEFT_CACHE=0 is set"
+        """Why what is noted is not on disk, as far as is known."""
         self._files = [*sorted(shipped.glob("*.json")), *([self.path] if self.path else [])]
         self._entries: Entries | None = None
         self._changed: Entries = {}
         self._lock = threading.Lock()
+
+    @property
+    def file(self) -> Path | None:
+        """Return the file that has what was found; None if nothing is kept, or nothing was found yet."""
+        return None if self.path is None or self.why_not_kept or not self.path.exists() else self.path
 
     # -- the choices of ops ----------------------------------------------------------------------------
 
@@ -141,15 +160,23 @@ class TuningTable:
             merge(self._changed, {key: entry})
 
     def save(self) -> None:
-        """Add what is new to the file on disk, which other processes may have changed meanwhile."""
+        """Add what is new to the file on disk, which other processes may have changed meanwhile.
+
+        If that fails, the next save tries it again.
+        """
         with self._lock:
             changed, self._changed = self._changed, {}
         if self.path is None or not changed:
             return
         try:
             write_tables(self.path, {self.key: changed})
+            self.why_not_kept = ""
         except OSError as e:
-            log.warning("what was tuned cannot be kept in %s: %s", self.path, e)
+            self.why_not_kept = f"{self.path.parent} cannot be written"
+            say_not_kept(self.path.parent.parent, e)
+            with self._lock:
+                merge(changed, self._changed)
+                self._changed = changed
 
 
 def merge(into: Entries, newer: Mapping[str, Entry]) -> None:
@@ -161,26 +188,30 @@ def merge(into: Entries, newer: Mapping[str, Entry]) -> None:
 # -- files ---------------------------------------------------------------------------------------------------
 
 
-def read_tables(path: Path) -> Tables:
-    """Return the tables in a file, none if there is no such file; ConfigError if it is damaged."""
+def read_tables(path: Path, fix: str = "remove it, or run `weft tune` to write it anew") -> Tables:
+    """Return the tables in a file, none if there is no such file; ConfigError, with that advice, if it is damaged."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        if data["schema"] != SCHEMA:
-            raise ValueError(f"its schema is {data['schema']!r}, not {SCHEMA}")
-        return {DeviceKey(d["api"], d["name"], d["driver"]): _entries(d["problems"]) for d in data["devices"]}
-    except FileNotFoundError:
+        data = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
         return {}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
-        raise ConfigError(
-            "a tuning table cannot be read", where=str(path), why=f"{type(e).__name__}: {e}", fix="remove the file"
-        ) from e
+    except OSError as e:
+        raise ConfigError(f"{path} cannot be read", why=e.strerror or str(e), fix=fix) from e
+    try:
+        return _decoded(data)
+    except ValueError as e:
+        raise ConfigError(f"{path} is no table of `weft tune`", why=str(e), fix=fix) from e
 
 
 def write_tables(path: Path, tables: Mapping[DeviceKey, Entries]) -> None:
-    """Add tables to those in a file; writers wait for each other, readers see the old file or the new one."""
+    """Add tables to those in a file; writers wait for each other, readers see the old file or the new one.
+
+    A damaged file is written anew: who reads it says that it is.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with _locked(path.parent):
-        held = _read_or_warn(path)
+        held: Tables = {}
+        with suppress(ConfigError):
+            held = read_tables(path)
         for key, entries in tables.items():
             merge(held.setdefault(key, {}), entries)
         devices = [
@@ -188,10 +219,14 @@ def write_tables(path: Path, tables: Mapping[DeviceKey, Entries]) -> None:
             for key in sorted(held, key=lambda k: (k.name, k.api, k.driver))
         ]
         fd, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
-        with os.fdopen(fd, "w", encoding="utf-8") as f:
-            json.dump({"schema": SCHEMA, "devices": devices}, f, indent=1)
-            f.write("\n")
-        os.replace(temporary, path)
+        try:
+            with os.fdopen(fd, "w", encoding="utf-8") as f:
+                json.dump({"schema": SCHEMA, "devices": devices}, f, indent=1)
+                f.write("\n")
+            os.replace(temporary, path)
+        except BaseException:  # such as an interrupt, or a full disk
+            os.unlink(temporary)
+            raise
 
 
 @contextmanager
@@ -208,26 +243,58 @@ def _read_or_warn(path: Path) -> Tables:
     try:
         return read_tables(path)
     except ConfigError as e:
-        log.warning("the tuning table %s is ignored: %s", path, e.why)
+        log.warning("%s and is ignored: %s; %s", e.what, e.why, e.fix)
         return {}
 
 
-def _entries(problems: Mapping[str, Any]) -> Entries:
-    return {key: _decoded(value) for key, value in problems.items()}
+def _decoded(text: bytes) -> Tables:
+    """Return the tables in a file's content; ValueError says in words why there are none."""
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as e:
+        raise ValueError(f"it is no JSON, from line {e.lineno} on") from None
+    except (ValueError, RecursionError):
+        raise ValueError("it is no JSON") from None
+    schema = _member(data, "schema", int, "it")
+    if schema != SCHEMA:
+        raise ValueError(f"its schema is {schema}, not {SCHEMA}")
+    tables: Tables = {}
+    for device in _member(data, "devices", list, "it"):
+        api, name, driver = (_member(device, field, str, "a device") for field in ("api", "name", "driver"))
+        problems = _member(device, "problems", dict, "a device")
+        tables[DeviceKey(api, name, driver)] = {key: _entry(value) for key, value in problems.items()}
+    return tables
 
 
-def _decoded(value: Mapping[str, Any]) -> Entry:
-    choice, trials = value["choice"], {text: Trial(**t) for text, t in value["trials"].items()}
-    valid = all(
-        isinstance(t.digest, str) and isinstance(t.us, (int, float, type(None))) for t in trials.values()
-    )
-    if not valid or not isinstance(choice, (str, type(None))):
-        raise ValueError("an entry has values of the wrong type")
-    return Entry(choice, trials)
+_KINDS: dict[type, str] = {int: "a number", str: "a text", list: "a list", dict: "an object"}
+
+
+def _member(of: Any, name: str, kind: type[T], where: str) -> T:
+    value = of.get(name) if isinstance(of, dict) else None
+    if not isinstance(value, kind):
+        raise ValueError(f"{where} has no {name!r} that is {_KINDS[kind]}")
+    return value
+
+
+def _entry(value: Any) -> Entry:
+    trials = _member(value, "trials", dict, "a problem")
+    if not isinstance(value.get("choice", 0), (str, type(None))):
+        raise ValueError("a problem has no 'choice' that is a text or null")
+    return Entry(value["choice"], {text: _trial(trial) for text, trial in trials.items()})
+
+
+def _trial(value: Any) -> Trial:
+    digest = _member(value, "digest", str, "a candidate")
+    us, failed = value.get("us"), value.get("failed")
+    is_time = isinstance(us, (int, float)) and not isinstance(us, bool) and 0 <= us <= sys.float_info.max
+    if us is not None and not is_time:
+        raise ValueError("a candidate has a time 'us' that is no number from 0 on")
+    if not isinstance(failed, (str, type(None))) or value.keys() - {"digest", "us", "failed"}:
+        raise ValueError("a candidate has members besides the texts 'digest' and 'failed', and its time 'us'")
+    return Trial(digest, us, failed)
 
 
 def _encoded(entry: Entry) -> dict[str, Any]:
-    trials = {
-        text: {k: v for k, v in asdict(t).items() if v is not None} for text, t in sorted(entry.trials.items())
-    }
+    known = {text: asdict(t) for text, t in sorted(entry.trials.items()) if not t.is_forgotten}
+    trials = {text: {k: v for k, v in t.items() if v is not None} for text, t in known.items()}
     return {"choice": entry.choice, "trials": trials}

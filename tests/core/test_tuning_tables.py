@@ -1,0 +1,157 @@
+"""Tables of tuning on disk: what is written, shared, damaged, and what cannot be kept."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from pathlib import Path
+
+import pytest
+
+from weft.backends.gpu.tuning_table import (
+    FORGOTTEN,
+    DeviceKey,
+    Entry,
+    Trial,
+    TuningTable,
+    read_tables,
+    write_tables,
+)
+from weft.core.backend import DeviceInfo
+from weft.errors import ConfigError
+
+INFO = DeviceInfo("vulkan", 0, "A GPU", "7.0")
+KEY = DeviceKey.of(INFO)
+ENTRY = Entry("b", {"a": Trial("00", us=2.0), "b": Trial("01", us=1.0), "c": Trial("02", failed="wrong")})
+
+
+def holding(problem: str) -> str:
+    """Return a table with one problem."""
+    device = f'{{"api": "vulkan", "name": "A GPU", "driver": "7.0", "problems": {{"p": {problem}}}}}'
+    return f'{{"schema": 1, "devices": [{device}]}}'
+
+
+def timed(us: str) -> str:
+    """Return a table with one candidate, which took so many microseconds."""
+    return holding(f'{{"choice": "a", "trials": {{"a": {{"digest": "00", "us": {us}}}}}}}')
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "it is no JSON, from line 1 on"), ('{"schema":\n1,', "it is no JSON, from line 2 on"),
+        ("[" * 100000, "it is no JSON"), ("[]", "it has no 'schema' that is a number"),
+        ("null", "it has no 'schema' that is a number"), ('{"schema": 2, "devices": []}', "its schema is 2, not 1"),
+        ('{"schema": 1}', "it has no 'devices' that is a list"),
+        ('{"schema": 1, "devices": [{}]}', "a device has no 'api' that is a text"),
+        ('{"schema": 1, "devices": [null]}', "a device has no 'api' that is a text"),
+        (holding("1"), "a problem has no 'trials' that is an object"),
+        (holding('{"choice": "a", "trials": 7}'), "a problem has no 'trials' that is an object"),
+        (holding('{"choice": 3, "trials": {}}'), "a problem has no 'choice' that is a text or null"),
+        (holding('{"trials": {}}'), "a problem has no 'choice' that is a text or null"),
+        (holding('{"choice": null, "trials": {"a": {}}}'), "a candidate has no 'digest' that is a text"),
+        (holding('{"choice": null, "trials": {"a": {"digest": "", "ms": 1}}}'), "a candidate has members besides"),
+        (holding('{"choice": null, "trials": {"a": {"digest": "", "failed": 1}}}'), "a candidate has members besides"),
+        *((timed(us), "a time 'us' that is no number from 0 on") for us in
+          ("NaN", "-1", "Infinity", "1" + 400 * "0", "true", '"1"', "[]")),
+    ],
+)  # fmt: skip
+def test_a_damaged_table_is_a_warning_and_is_replaced(
+    text: str, why: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = TuningTable(INFO, tmp_path)
+    assert table.path is not None
+    table.path.write_text(text, encoding="utf-8")
+    with caplog.at_level(logging.WARNING):
+        assert table.entries() == {}
+    (warning,) = caplog.messages
+    assert warning.startswith(f"{table.path} is no table of `weft tune` and is ignored: ") and why in warning
+    assert warning.endswith("; remove it, or run `weft tune` to write it anew")
+    with pytest.raises(ConfigError, match="is no table of `weft tune`"):
+        read_tables(table.path)
+    table.note("p", ENTRY)
+    table.save()
+    assert read_tables(table.path) == {KEY: {"p": ENTRY}}
+
+
+def test_a_time_of_0_or_more_is_one(tmp_path: Path) -> None:
+    for us in (0.0, 7.0, 1e300):
+        (tmp_path / "t.json").write_text(timed(repr(us)), encoding="utf-8")
+        assert read_tables(tmp_path / "t.json")[KEY]["p"].trials == {"a": Trial("00", us=us)}
+
+
+def test_what_is_forgotten_is_taken_from_the_file(tmp_path: Path) -> None:
+    table, other = TuningTable(INFO, tmp_path), TuningTable(INFO, tmp_path)
+    table.note("p", ENTRY)
+    table.save()
+    for text in ("a", "z"):
+        table.note("p", Entry(None, {text: FORGOTTEN}))
+    table.save()
+    assert other.entries()["p"] == Entry("b", {k: t for k, t in ENTRY.trials.items() if k != "a"})
+    table.note("p", ENTRY)
+    table.save()
+    assert TuningTable(INFO, tmp_path).entries() == {"p": ENTRY}
+
+
+def test_where_nothing_can_be_kept_one_warning_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (cache := tmp_path / "cache").touch()
+    table = TuningTable(INFO, cache / "tuning")
+    with caplog.at_level(logging.WARNING):
+        for problem in ("p", "q"):
+            table.note(problem, ENTRY)
+            table.save()
+    (warning,) = caplog.messages
+    assert f"nothing can be kept in {cache}: " in warning and "name another in WEFT_CACHE_DIR" in warning
+    assert table.file is None and "cannot be written" in table.why_not_kept
+    cache.unlink()
+    table.note("r", ENTRY)
+    table.save()
+    assert table.file == table.path and TuningTable(INFO, cache / "tuning").entries().keys() == {"p", "q", "r"}
+
+
+def test_a_write_that_is_cut_off_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_tables(tmp_path / "t.json", {KEY: {"p": ENTRY}})
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("os.replace", interrupted)
+        write_tables(tmp_path / "t.json", {KEY: {"q": ENTRY}})
+    assert [path.name for path in tmp_path.iterdir()] == ["t.json"]
+    assert read_tables(tmp_path / "t.json") == {KEY: {"p": ENTRY}}
+
+
+def test_tables_of_several_devices_share_a_file_and_the_users_own_win(tmp_path: Path) -> None:
+    other = DeviceKey("opencl", "A GPU", "7.0")
+    shipped = tmp_path / "shipped"
+    write_tables(shipped / "a-gpu.json", {KEY: {"p": ENTRY, "q": ENTRY}})
+    write_tables(shipped / "a-gpu.json", {other: {"p": Entry("x")}})
+    assert [d["api"] for d in json.loads((shipped / "a-gpu.json").read_text())["devices"]] == ["opencl", "vulkan"]
+    table = TuningTable(INFO, tmp_path / "own", shipped)
+    assert table.entries() == {"p": ENTRY, "q": ENTRY}
+    table.note("p", Entry("a", {"d": Trial("03", us=5.0)}))
+    table.save()
+    again = TuningTable(INFO, tmp_path / "own", shipped)
+    assert again.choose("p", ["a", "b"]) == "a" and again.choose("q", ["a", "b"]) == "b"
+    assert again.choose("p", ["b"]) == "b", "the fastest of those on offer"
+    assert again.choose("p", ["c"]) is None and again.choose("r", ["a"]) is None
+    assert again.known("p", "d", "03") == Trial("03", us=5.0) and again.known("p", "d", "04") is None
+    assert [f.name for f in shipped.iterdir()] == ["a-gpu.json"], "nothing is left beside a table"
+
+
+def test_writers_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
+    tables = [TuningTable(INFO, tmp_path) for _ in range(8)]
+
+    def write(number: int) -> None:
+        for k in range(10):
+            tables[number].note(f"p{number}.{k}", ENTRY)
+            tables[number].save()
+
+    threads = [threading.Thread(target=write, args=(n,)) for n in range(len(tables))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(TuningTable(INFO, tmp_path).entries()) == 80
