@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from weft.errors import ConfigError
-
 
 def cache_dir() -> Path:
     """Return the folder of the disk caches: `WEFT_CACHE_DIR`, or the user's cache folder."""
@@ -33,14 +31,9 @@ def selftest() -> str:
     return os.environ.get("WEFT_SELFTEST") or "child"
 
 
-def build_processes() -> int | None:
+def build_processes() -> str | None:
     """Return how many processes compile kernels beside the program, from `WEFT_BUILD_PROCESSES`; None to choose."""
-    given = os.environ.get("WEFT_BUILD_PROCESSES")
-    if not given:
-        return None
-    if not given.isascii() or not given.isdigit():
-        raise ConfigError(f"WEFT_BUILD_PROCESSES={given} is no number", fix="set it to 0 for none, or leave it out")
-    return int(given)
+    return os.environ.get("WEFT_BUILD_PROCESSES") or None
 
 
 def environment(**changed: str) -> dict[str, str]:
