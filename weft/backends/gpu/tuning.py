@@ -76,6 +76,7 @@ def tune_pipelines(
 ) -> list[Tuned]:
     """Tune what ops of loaded pipelines leave open on their GPUs, for `budget` seconds a device at most.
 
+    Nothing else should run on the devices meanwhile, no run of these sessions either: times would say nothing.
     ConfigError for sessions with memory "limit", which keep nothing to try candidates with.
     Of every problem the most promising candidates are tried before the others of any. Those that were timed or
     failed before are not tried once more, unless `again`. New choices serve the sessions that are loaded or
