@@ -24,6 +24,9 @@ LEAST_PIECE = 1 << 18
 MOST_THREADS = 8
 """More than these do not copy faster: they share the memory's bandwidth, and take cores from others."""
 
+HELPER = "weft-copy"
+"""The name of the threads that copy beside the caller's; they use nothing but the arrays."""
+
 Progress = Callable[[int], None]
 """Called by the thread that copies, with how many bytes from the target's first on are done."""
 
@@ -83,7 +86,7 @@ class Copier:
                 try:
                     while self._helpers < wanted:
                         # They must not keep the interpreter from its end, at which none can be started either.
-                        threading.Thread(target=_serve, args=[self._calls], name="weft-copy", daemon=True).start()
+                        threading.Thread(target=_serve, args=[self._calls], name=HELPER, daemon=True).start()
                         self._helpers += 1
                 except RuntimeError:
                     pass  # then those that there are do it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -19,8 +20,9 @@ from weft.backends.vulkan.presence import absent_reason
 from weft.backends.vulkan.recording import Recording
 from weft.backends.vulkan.transfer import Transfer
 from weft.core.backend import DeviceInfo
+from weft.core.hostcopy import HELPER
 from weft.core.layout import Array
-from weft.errors import ClosedError, DeviceLost, NoDevice
+from weft.errors import ClosedError, DeviceLost, NoDevice, WeftError
 from weft.kernels.dialect import Dialect
 from weft.kernels.source import KernelSource
 
@@ -56,6 +58,20 @@ class _Parts:
             self.context.destroy()
 
 
+_open: weakref.WeakValueDictionary[int, VulkanDevice] = weakref.WeakValueDictionary()
+
+
+@atexit.register
+def _end() -> None:
+    """Close what is open at the end of the process; beside a daemon thread, which may be using it, only save."""
+    alone = all(t is threading.main_thread() or t.name == HELPER for t in threading.enumerate())
+    for device in list(_open.values()):
+        if alone:
+            device.close()
+        else:
+            device.keep()
+
+
 class VulkanDevice(GpuDevice):
     """An open Vulkan device; `open_device` makes one."""
 
@@ -68,6 +84,8 @@ class VulkanDevice(GpuDevice):
         # on an H200 19 MB took 0.80 ms so and 0.95 ms in chunks. A device that is the CPU takes the cores that copy.
         self.sends_ahead = not self.caps.software and not parts.memory.writes_to_device
         self._finalizer = weakref.finalize(self, parts.close)
+        self._finalizer.atexit = False
+        _open[id(self)] = self
 
     def _closed(self) -> ClosedError:
         return ClosedError(
@@ -152,6 +170,12 @@ class VulkanDevice(GpuDevice):
             raise self._closed()
         span: float | None = recording.span(first, last)
         return span
+
+    def keep(self) -> None:
+        """Save what was compiled, and free nothing."""
+        with suppress(WeftError):
+            if self._finalizer.alive:
+                self._held.pipelines.save()
 
     def close(self) -> None:
         """Destroy everything the device holds, buffers and recordings included; closing twice is fine."""
