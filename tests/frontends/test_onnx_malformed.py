@@ -20,6 +20,7 @@ from weft.errors import ModelError, UnsupportedOps
 from weft.frontends.onnx import load
 from weft.frontends.onnx.reading import LARGEST_FILE
 from weft.frontends.onnx.tensors import HIGHEST_RANK
+from weft.frontends.onnx.wire import varint
 
 
 def refused(model: object, *parts: str) -> None:
@@ -356,19 +357,10 @@ def test_deep_nesting_of_subgraphs() -> None:
     for _ in range(2000):
         data = (
             b"\x0a"
-            + _varint(len(b := b"\x2a" + _varint(len(data) + 2) + b"\x32" + _varint(len(data)) + data))
+            + varint(len(b := b"\x2a" + varint(len(data) + 2) + b"\x32" + varint(len(data)) + data))
             + b
         )
-    refused(b"\x08\x08\x3a" + _varint(len(data)) + data, "cannot be parsed")
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
+    refused(b"\x08\x08\x3a" + varint(len(data)) + data, "cannot be parsed")
 
 
 def test_messages_say_what_where_why_and_what_to_do(tmp_path: Path) -> None:

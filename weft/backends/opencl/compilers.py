@@ -1,6 +1,6 @@
 """Processes that compile kernels side by side, for a driver that compiles one kernel of a process at a time.
 
-NVIDIA's OpenCL driver is one: threads gain nothing there. A process takes a second to open the device, so they are
+NVIDIA's OpenCL driver is one: threads gain nothing there. A process has to open the device first, so they are
 started when a few kernels had to be compiled, and until they are ready the program compiles by itself. What they
 compile is in the cache on disk, from which the program loads it; what they refuse, or fail at, the program compiles
 itself, so that errors are its own. They end when nobody `hold`s them any more, and with the program.
@@ -9,6 +9,7 @@ itself, so that errors are its own. They end when nobody `hold`s them any more, 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import pickle
 import select
@@ -24,6 +25,8 @@ from weft import config
 from weft.core import child
 from weft.errors import ConfigError
 from weft.kernels.source import KernelSource
+
+log = logging.getLogger("weft.opencl")
 
 LEAST = 6
 """Kernels that must have been asked for before processes are started."""
@@ -80,7 +83,8 @@ class Compilers:
             return False
         try:
             done = process.compile(source, values)
-        except (OSError, EOFError, TimeoutError):
+        except (OSError, EOFError, TimeoutError) as e:
+            log.info("a process that compiles is given up: %r", e)
             process.kill()
             return False
         self._ready.append(process)
@@ -99,18 +103,18 @@ class Compilers:
             return None
 
     def _start(self) -> None:
-        with suppress(OSError):
+        try:
             for _ in range(self._count):
                 self._begun.append(_Process(self._device, self._ready.append))
+        except OSError as e:
+            log.info("processes that compile cannot be started: %s", e)
 
 
 class _Process:
     """One process; it calls `ready` with itself, in a thread, when it has the device open."""
 
     def __init__(self, device: str, ready: Any) -> None:
-        self._popen = child.start(
-            child.program(__name__), device, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, WEFT_SELFTEST="off"
-        )
+        self._popen = child.start(child.program(__name__), device, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
         self._rest = b""
         threading.Thread(target=self._welcome, args=[ready], name="weft-compilers", daemon=True).start()
 

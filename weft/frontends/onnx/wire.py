@@ -44,10 +44,10 @@ def _cut(model: memoryview, worth: int) -> Cut:
         if raw:
             [held] = raw
             rest = bytes(each.value[: held.start]) + bytes(each.value[held.end :])
-            pieces += [graph.value[end : each.start], _tag(INITIALIZER), _varint(len(rest)), rest]
+            pieces += [graph.value[end : each.start], _tag(INITIALIZER), varint(len(rest)), rest]
             end, data[place] = each.end, held.value
     pieces.append(graph.value[end:])
-    length = _varint(sum(len(piece) for piece in pieces))
+    length = varint(sum(len(piece) for piece in pieces))
     head, tail = model[: graph.start], model[graph.end :]
     return Cut(b"".join((head, _tag(GRAPH), length, *pieces, tail)), data)
 
@@ -106,10 +106,11 @@ def _read_varint(message: memoryview, at: int) -> tuple[int, int]:
 
 
 def _tag(number: int) -> bytes:
-    return _varint(number << 3 | BYTES)
+    return varint(number << 3 | BYTES)
 
 
-def _varint(value: int) -> bytes:
+def varint(value: int) -> bytes:
+    """Return a number of seven bits a byte, lowest first."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)

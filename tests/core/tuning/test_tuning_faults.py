@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.core.timed_gpu import GEMM, TimedDevice, convolutions, timed_gpu
-from tests.core.tuned_nets import TILES, slices, table_of, three_tiles, tune
-from weft.backends.gpu import tuning
+from tests.core.tuned_nets import TILES, slices, table_of, tune
 from weft.backends.gpu.node_bench import NodeBench, difference
 from weft.backends.gpu.tuning import PENDING
 from weft.backends.gpu.tuning_table import Entry, Trial
 from weft.errors import CompileError, DeviceLost, OutOfMemory
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(tuning, "STEADY", 0.0)
-
-
-@pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[TimedDevice]:
-    three_tiles(monkeypatch)
-    with timed_gpu() as made:
-        yield made
 
 
 def test_wrong_numbers_disqualify_and_are_remembered(device: TimedDevice) -> None:

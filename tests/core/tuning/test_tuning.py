@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,20 +25,6 @@ from weft.kernels import template
 from weft.kernels.launch import DeviceCaps
 from weft.ops.gpu import conv
 from weft.ops.gpu.conv import GemmTile
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(tuning, "STEADY", 0.0)
-
-
-@pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[TimedDevice]:
-    three_tiles(monkeypatch)
-    with timed_gpu() as made:
-        yield made
-
 
 # -- choosing ------------------------------------------------------------------------------------------------
 
