@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from functools import cached_property
 
 import numpy as np
 
@@ -25,7 +26,7 @@ class DType(Enum):
     UINT8 = "uint8"
     BOOL = "bool"
 
-    @property
+    @cached_property
     def numpy(self) -> np.dtype:
         """Return the numpy dtype of the same element."""
         return np.dtype(self.value)

@@ -206,15 +206,18 @@ class LoadedNetwork:
         return results
 
     def _fetch(self, name: str, target: Array | None) -> Array:
-        spec = self.graph.specs[name]
-        result: Array = np.empty(spec.dims, spec.dtype.numpy) if target is None else target
         pipeline = self._made.get(name)
+        if pipeline is not None and name in pipeline.mapped:
+            mapped = pipeline.mapped[name]
+            result: Array = np.empty(mapped.shape, mapped.dtype) if target is None else target
+            copy_into(result, mapped)
+            return result
+        spec = self.graph.specs[name]
+        result = np.empty(spec.dims, spec.dtype.numpy) if target is None else target
         if pipeline is None:
             known = self.graph.constants.get(name)
             assert self._passed is not None
             np.copyto(result, known if known is not None else self._passed[name])
-        elif name in pipeline.mapped:
-            copy_into(result, pipeline.mapped[name])
         elif result.flags.c_contiguous:
             with pipeline.copying(name):
                 copy_tensor(pipeline.tensor(name), Tensor(name, spec.dims, spec.dtype, memory=result))

@@ -19,7 +19,7 @@ from weft.core.hostcopy import copy_into
 from weft.core.layout import Array, to_storage
 from weft.core.optimized import Part
 from weft.core.profile import Work
-from weft.core.tensor import Tensor
+from weft.core.tensor import Tensor, same_value
 from weft.errors import BackendError, ExecutionError, OutOfMemory
 
 REFUSE_LATE = "return None to refuse the node"
@@ -100,6 +100,10 @@ class Pipeline:
     def _at(self, callback: str) -> str:
         return f"{self.device}: {callback_of(self.backend, callback)}"
 
+    def _granted(self, answer: object, callback: str, otherwise: str) -> bool:
+        """Return whether a callback did what it was asked; its name is put together only for an error."""
+        return answer is True or answers.granted(answer, self._at(callback), otherwise)
+
     def _lowered(self, graph: Graph) -> Graph:
         made, at = self._call("lower", graph), self._at("lower")
         lowered = answers.of_kind(made, Graph, at, "the graph that the backend runs", "return the graph as it came")
@@ -141,7 +145,7 @@ class Pipeline:
     def _same_constants(old: Task, inputs: Sequence[Tensor | None]) -> bool:
         before = [t.constant if t else None for t in old.inputs]
         now = [t.constant if t else None for t in inputs]
-        return len(before) == len(now) and all(map(_same_value, before, now))
+        return len(before) == len(now) and all(map(same_value, before, now))
 
     def tensor(self, name: str) -> Tensor:
         """Return the tensor of any value of the part."""
@@ -160,7 +164,7 @@ class Pipeline:
         read = dict.fromkeys(i for n in self.graph.nodes for i in n.inputs if i in self.graph.constants)
         for name in read:
             value = self.graph.constants[name]
-            if name in old and _same_value(old[name].constant, value):
+            if name in old and same_value(old[name].constant, value):
                 self.constants[name] = old.pop(name)
                 continue
             self.constants[name] = self._placed(name, value)
@@ -213,7 +217,7 @@ class Pipeline:
 
     def _allocate(self) -> None:
         answer = self._call("onAllocateBuffer")
-        if not answers.granted(answer, self._at("onAllocateBuffer"), "where memory is lacking"):
+        if not self._granted(answer, "onAllocateBuffer", "where memory is lacking"):
             total = sum(t.nbytes for t in self.tensors.values() if t.constant is None)
             raise OutOfMemory(
                 f"{self.device} could not allocate what the network needs",
@@ -224,7 +228,7 @@ class Pipeline:
 
     def _import(self, name: str, source: Tensor) -> None:
         answer = self._call("onImportBuffer", self.tensor(name), source)
-        if not answers.granted(answer, self._at("onImportBuffer"), "where it cannot import"):
+        if not self._granted(answer, "onImportBuffer", "where it cannot import"):
             raise BackendError(
                 f"{self.device} did not import {name!r}",
                 where=self._at("onImportBuffer"),
@@ -271,8 +275,12 @@ class Pipeline:
         backend, task, callback = self.backend, None, "onExecuteBegin"
         try:
             backend.onExecuteBegin()
-            for task in self.tasks:
-                self._run(task)
+            if backend.host_memory:
+                for task in self.tasks:
+                    self._run(task)
+            else:  # which only enqueue, if that: so many calls of ours as well would take longer than a small network
+                for task in self.tasks:
+                    task.execution.onExecute(task.inputs, task.outputs)
             task, callback = None, "onExecuteEnd"
             self.running = True  # before, or nobody waits where an interrupt comes in between
             backend.onExecuteEnd()
@@ -283,11 +291,11 @@ class Pipeline:
                 raise
 
     def _run(self, task: Task) -> None:
-        """Run or enqueue one node; where it runs at once, the session's profile gets its time."""
+        """Run one node on the host; the session's profile gets its time, and its outputs stay where they were."""
         profiling = self.backend.info.profiling
         begun = perf_counter()
         task.execution.onExecute(task.inputs, task.outputs)
-        if profiling is not None and self.backend.host_memory:
+        if profiling is not None:
             seconds, node = perf_counter() - begun, task.node
             profiling.event(node.name, seconds, Work.of(node.name, node.op, task.inputs, task.outputs))
         for tensor, memory in zip(task.outputs, task.memory, strict=False):
@@ -313,7 +321,7 @@ class Pipeline:
             what = f"{name!r} could not be copied to the device"
             with blame(self.device, what, callback=callback_of(self.backend, "onFillInput")):
                 raise
-        if not answers.granted(filled, self._at("onFillInput"), "where it leaves the copy to the session"):
+        if not self._granted(filled, "onFillInput", "where it leaves the copy to the session"):
             copy_into(self.mapped[name], array)
 
     def wait(self) -> None:
@@ -328,7 +336,7 @@ class Pipeline:
             with blame(self._everywhere(), "the device failed during a run", callback=callback):
                 raise
         self.running = False
-        if not answers.granted(answer, self._at("onWaitFinish"), "if the run failed"):
+        if not self._granted(answer, "onWaitFinish", "if the run failed"):
             raise ExecutionError(
                 "the device could not finish a run", where=self._everywhere(), why="onWaitFinish returned False"
             )
@@ -383,14 +391,3 @@ class Pipeline:
             finally:
                 self.tensors, self.mapped = {}, {}
                 self.backend.close()
-
-
-def _same_value(before: Array | None, now: Array | None) -> bool:
-    """Tell whether two constants are equal, so that what was made of the first serves still.
-
-    Passes that compute constants (folded batch norms, fp16 weights) make new arrays at each resize; to
-    compare them costs less than to pack and upload them again.
-    """
-    if before is None or now is None or before is now:
-        return before is now
-    return before.dtype == now.dtype and before.shape == now.shape and np.array_equal(before, now)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from weft.backends.gpu import forks
 from weft.backends.gpu.builder import PlannedLaunch
 from weft.backends.gpu.device import (
     BarrierCommand,
@@ -19,6 +17,7 @@ from weft.backends.gpu.device import (
     LaunchCommand,
     MemoryKind,
 )
+from weft.backends.gpu.loss import NotingLoss
 from weft.backends.gpu.memory import Region, touched
 from weft.backends.gpu.schedule import Access, schedule
 from weft.backends.gpu.streams import Stream, worthwhile
@@ -26,7 +25,7 @@ from weft.core.backend import StorageType
 from weft.core.layout import Array
 from weft.core.profile import ProfilingContext, Work
 from weft.core.tensor import Tensor
-from weft.errors import DeviceError, DeviceLost
+from weft.errors import DeviceError
 
 log = logging.getLogger("weft.gpu")
 
@@ -58,6 +57,10 @@ class PipelineRecording:
     _launched: list[int] = field(default_factory=list)
     """The places of the launches among the commands."""
     _running: bool = False
+    _noting_loss: NotingLoss = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._noting_loss = NotingLoss(self.device)
 
     @property
     def staging_bytes(self) -> int:
@@ -105,13 +108,13 @@ class PipelineRecording:
         stream = self._streams.get(tensor.name)
         if stream is None:
             return False
-        with self._noting_loss():
+        with self._noting_loss:
             stream.fill(source)
         return True
 
     def submit(self) -> None:
         """Start the run."""
-        with self._noting_loss():
+        with self._noting_loss:
             for stream in self._streams.values():
                 stream.finish()
             self._running = True  # before, or nobody waits where an interrupt comes in between
@@ -126,7 +129,7 @@ class PipelineRecording:
         if not self._running:
             return
         try:
-            with self._noting_loss():
+            with self._noting_loss:
                 self.device.wait(self._handle)
         except Exception:
             self._end()  # but an interrupt leaves the run to be waited for
@@ -134,16 +137,6 @@ class PipelineRecording:
         self._end()
         if self.profiling is not None:
             self._report(self.profiling)
-
-    @contextmanager
-    def _noting_loss(self) -> Iterator[None]:
-        """Have a device that is lost in the block opened anew by the next session."""
-        forks.check(self.device.info.id, self.device.info.index)
-        try:
-            yield
-        except DeviceLost:
-            self.device.gone = True
-            raise
 
     def _end(self) -> None:
         self._running = False

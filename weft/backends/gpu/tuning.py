@@ -7,8 +7,8 @@ process is not tried again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
@@ -16,6 +16,7 @@ from weft.backends.gpu.backend import GpuBackend
 from weft.backends.gpu.builds import Builds, thread_count
 from weft.backends.gpu.contest import STEADY, Contest
 from weft.backends.gpu.execution import GpuExecution
+from weft.backends.gpu.loss import NotingLoss
 from weft.backends.gpu.node_bench import NodeBench, Variant, estimate
 from weft.backends.gpu.picks import Pick
 from weft.backends.gpu.recording import access
@@ -187,7 +188,7 @@ class _Tuner:
         task, pick = problem.task, problem.pick
         assert isinstance(task.execution, GpuExecution)
         made = task.execution
-        with self._noting_loss(), NodeBench(
+        with NotingLoss(self.runtime.device), NodeBench(
             self.runtime, made.op, task.inputs, task.outputs,
             label=made.label, split_products=made.split_products, clock=self.clock,
         ) as bench:  # fmt: skip
@@ -206,14 +207,6 @@ class _Tuner:
                 self.table.note(pick.key, Entry(work.choice(), dict(work.trials)))
                 self.table.save()
         return self._row(problem, work, len(rest))
-
-    @contextmanager
-    def _noting_loss(self) -> Iterator[None]:
-        try:
-            yield
-        except DeviceLost:
-            self.runtime.device.gone = True
-            raise
 
     def _untried(self, problem: Problem, work: Contest) -> list[Variant]:
         """Return the candidates of which nothing is known yet, the most promising first."""
