@@ -21,8 +21,8 @@ class QueuedRun:
 
     def __init__(self, session: weft.Session) -> None:
         (pipeline,) = session.pipelines
-        recording: Any = pipeline.backend.recording._handle  # type: ignore[attr-defined]
-        steps = [step for step in recording.steps if isinstance(step, LaunchStep)]
+        recordings: Any = pipeline.backend.recording.handles  # type: ignore[attr-defined]
+        steps = [step for recording in recordings for step in recording.steps if isinstance(step, LaunchStep)]
         context = steps[0].kernel.context
         (device,) = context.devices
         api = native.load(device)

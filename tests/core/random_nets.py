@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -116,10 +116,11 @@ MORE: tuple[Step, ...] = (_pad, _nothing, _through_shape, _softmax, _unread)
 
 
 @st.composite
-def networks(draw: Draw, steps: int = 9) -> Graph:
-    """Draw a network of some steps, with one to three outputs."""
+def networks(draw: Draw, steps: int = 9, batches: Sequence[int] = (1, 2), sides: Sequence[int] = (3, 4, 5, 6)) -> Graph:
+    """Draw a network of some steps, with one to three outputs, for images of one of the sizes."""
     net = Net(draw(st.integers(0, 1000)))
-    shape = (draw(st.integers(1, 2)), draw(st.sampled_from([1, 3, 4, 8])), *[draw(st.integers(3, 6))] * 2)
+    side = draw(st.sampled_from(sides))
+    shape = (draw(st.sampled_from(batches)), draw(st.sampled_from([1, 3, 4, 8])), side, side)
     values = [net.input("x", *shape)]
     for _ in range(draw(st.integers(1, steps))):
         made = draw(st.sampled_from(PLAIN + MORE))(draw, net, values)

@@ -21,8 +21,9 @@ SMALLEST = 1 << 20
 PIECE = 1 << 20
 LEAST_PIECE = 1 << 18
 """A thread copies so many bytes at a time: fewer where there would be no piece for some of them."""
-MOST_THREADS = 8
-"""More than these do not copy faster: they share the memory's bandwidth, and take cores from others."""
+MOST_THREADS = 4
+"""More than these copy faster by themselves, but not beside a caller that submits what is there: threads wait for
+the interpreter's lock at the end of each piece, and so does the caller (measured on 16 cores, benchmarks/NOTES.md)."""
 
 HELPER = "weft-copy"
 """The name of the threads that copy beside the caller's; they use nothing but the arrays."""

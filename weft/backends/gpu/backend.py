@@ -15,6 +15,7 @@ import numpy as np
 from weft.backends.gpu.builds import Builds
 from weft.backends.gpu.device import Binding, CopyCommand, MemoryKind
 from weft.backends.gpu.execution import GpuExecution, Workplace
+from weft.backends.gpu.front import NO_FRONT, find_front
 from weft.backends.gpu.fusion import can_fuse
 from weft.backends.gpu.layouts import assign_layouts, find_views, packed_layout, splits_products, values_read
 from weft.backends.gpu.memory import SMALLEST, Placement, Region
@@ -105,7 +106,10 @@ class GpuBackend(Backend):
         self._makers = {next(o for o in node.outputs if o): node for node in graph.nodes}
         views = find_views(graph, self._is_special)
         self._read = {views[i].root if i in views else i for i in values_read(graph, views, self._is_special)}
-        self.placement.follow(graph, views)
+        early = self.device.computes_ahead and self._may_keep and self.info.profiling is None
+        front = find_front(graph, views, self._is_special, self.device) if early else NO_FRONT
+        self.placement.follow(graph, views, front.depth)
+        self.recording.front = front
         return graph
 
     def packed_layout(self) -> Layout:
@@ -202,9 +206,12 @@ class GpuBackend(Backend):
         self.placement.settle(tensor, buffer)
         return array
 
+    @property
+    def _may_keep(self) -> bool:
+        return self.info.config.memory is not MemoryMode.LIMIT
+
     def _may_stage(self, tensor: Tensor) -> bool:
-        thrifty = self.info.config.memory is MemoryMode.LIMIT
-        return not thrifty and tensor.nbytes > 0 and tensor.layout is Layout.NCHW
+        return self._may_keep and tensor.nbytes > 0 and tensor.layout is Layout.NCHW
 
     def onResizeEnd(self) -> None:
         """Wait for the kernels, then record everything: addresses are known now."""
@@ -279,7 +286,7 @@ class GpuBackend(Backend):
             "arena_bytes": arena.size,
             "arena_live_peak": arena.live_peak(),
             "staging_bytes": self.recording.staging_bytes,
-            "launches": len(self.recording.launches),
+            "launches": len(self.recording.planned),
         }
 
     def notes(self) -> Sequence[str]:

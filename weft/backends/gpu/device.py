@@ -114,6 +114,9 @@ class GpuDevice(ABC):
     """Whether large uploads go in chunks while the host copies on. Then what a thread submits runs in order, and
     a wait for one submit is a wait for all that the thread submitted before, which may be submitted again then;
     and it pays, too."""
+    computes_ahead: bool = field(default=False, init=False)
+    """Whether it pays to begin with a part of a large batch while the host still copies the rest; then what a thread
+    submits runs in order, as for `sends_ahead`."""
     computes_on_uploads: bool = field(default=False, init=False)
     """Whether kernels read memory of kind UPLOAD as fast as the device's own: then inputs stay where they are put."""
     stores_to_host: bool = field(default=False, init=False)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from weft.backends.gpu.builder import NodeBuilder, PlannedLaunch
 from weft.backends.gpu.builds import Builds
 from weft.backends.gpu.device import GpuDevice
+from weft.backends.gpu.front import part_of
 from weft.backends.gpu.layouts import base_inputs, base_op
 from weft.backends.gpu.memory import Placement
 from weft.backends.gpu.picks import Choices, Pick
@@ -47,6 +48,8 @@ class GpuExecution(Execution):
         self._used: set[str] = set()
         self.picks: list[Pick] = []
         """What the op left to tuning at the last resize."""
+        self.planned: tuple[Sequence[Tensor | None], Sequence[Tensor]] = ((), ())
+        """The inputs and outputs that these are about: some images, for a node that runs on parts of the batch."""
 
     @property
     def split_products(self) -> bool:
@@ -56,14 +59,30 @@ class GpuExecution(Execution):
     def onResize(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
         """Choose and render the kernels, have them built, and hand their launches to the backend."""
         self._used.clear()
-        launches = self.launches(inputs, outputs)
-        self._place.builds.add(self.label, [launch.build for launch in launches])
-        self._place.recording.launches += launches
+        self._place.builds.add(self.label, [launch.build for launch in self._planned(inputs, outputs)])
         if self._place.recording.profiling is not None:
             self._place.recording.work[self.label] = Work.of(self.label, self.op, inputs, outputs)
         self._place.recording.tuned += sum(len(pick.launches) for pick in self.picks if pick.made)
         for key in self._constants.keys() - self._used:
             self._place.placement.release(self._constants.pop(key), StorageType.STATIC)
+
+    def _planned(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> list[PlannedLaunch]:
+        """Return the launches, which the recording has now: those of a node of the front once for each part."""
+        recording = self._place.recording
+        front = recording.front
+        if self.label not in front.nodes:
+            self.planned = inputs, outputs
+            launches = self.launches(inputs, outputs)
+            recording.launches += launches
+            return launches
+        every: list[PlannedLaunch] = []
+        for part in range(front.parts):
+            some = [t if t is None or t.constant is not None else part_of(t, part, front.parts) for t in inputs]
+            self.planned = some, [part_of(t, part, front.parts) for t in outputs]
+            launches = self.launches(*self.planned)
+            recording.ahead.setdefault(part, []).extend(launches)
+            every += launches
+        return every
 
     def launches(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> list[PlannedLaunch]:
         """Return the launches for these shapes; a choice whose kernels changed since it was tuned is not taken."""

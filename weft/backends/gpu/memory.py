@@ -21,15 +21,20 @@ SMALLEST = 16
 
 @dataclass(eq=False, slots=True)
 class Region:
-    """The memory of one tensor: a slot, or some channel blocks of one (`first` of `blocks`; 0: all of it)."""
+    """The memory of one tensor: a slot, or some channel blocks of one (`first` of `blocks`; 0: all of it).
+
+    Some images of a batch are `length` bytes from byte `start` on, with all blocks of channels; 0 is all of the slot.
+    """
 
     slot: Slot
     first: int = 0
     blocks: int = 0
+    start: int = 0
+    length: int = 0
 
     def binding(self) -> Binding:
-        """Return the bytes of the whole slot; only after the plan is made."""
-        return Binding(self.slot.buffer, self.slot.offset, self.slot.nbytes)
+        """Return the bytes of the whole slot, or of these images; only after the plan is made."""
+        return Binding(self.slot.buffer, self.slot.offset + self.start, self.length or self.slot.nbytes)
 
 
 def is_packed(tensor: Tensor) -> bool:
@@ -51,6 +56,7 @@ class Placement:
     """Gives the tensors of one pipeline their regions; slots of views live from the first to the last of them.
 
     Nodes of one dependency level run side by side, so what dies in a level, and their scratch, is released after it.
+    Levels that run in parts of a batch are run again and again, so what dies in them is released after all of them.
     """
 
     manager: BufferManager
@@ -58,13 +64,15 @@ class Placement:
     _root_bytes: dict[str, int] = field(default_factory=dict)
     _roots: dict[str, tuple[Slot, int]] = field(default_factory=dict)
     _depth: dict[str, int] = field(default_factory=dict)
+    _held: int = -1
+    """The last of the levels that run in parts."""
     _level: int = 0
     _dying: list[Slot] = field(default_factory=list)
 
-    def follow(self, graph: Graph, views: dict[str, View]) -> None:
-        """Take over the values, views and levels of a rewritten part of the network."""
-        self.views, self._depth = views, depths(graph)
-        self._root_bytes = {v.root: _bytes(graph, v.root) for v in views.values()}
+    def follow(self, graph: Graph, views: dict[str, View], in_parts: int = -1) -> None:
+        """Take over the values, views and levels of a rewritten network, and the last level that runs in parts."""
+        self.views, self._depth, self._held = views, depths(graph), in_parts
+        self._root_bytes = {v.root: value_bytes(graph, v.root) for v in views.values()}
 
     def begin(self) -> None:
         """Begin a plan."""
@@ -80,7 +88,8 @@ class Placement:
         """Return a region for the tensor."""
         if self._depth.get(tensor.name, self._level) != self._level:
             self._level = self._depth[tensor.name]
-            self.bury()
+            if self._level > self._held:
+                self.bury()
         view = self.views.get(tensor.name)
         root = view.root if view else tensor.name
         if storage is StorageType.STATIC or root not in self._root_bytes:
@@ -123,7 +132,8 @@ class Placement:
             self._roots[root] = (slot, users - 1)
             if users > 1:
                 return
-        if storage is StorageType.DYNAMIC and self._depth:
+        after_level = storage is StorageType.DYNAMIC and self._depth
+        if after_level or (storage is not StorageType.STATIC and self._level <= self._held):
             self._dying.append(region.slot)
         else:
             self.manager.release(region.slot)
@@ -150,7 +160,8 @@ def _room(tensor: Tensor) -> int:
     return max(tensor.nbytes, SMALLEST)
 
 
-def _bytes(graph: Graph, name: str) -> int:
+def value_bytes(graph: Graph, name: str) -> int:
+    """Return the bytes that a value of a graph takes in its layout."""
     spec = graph.specs[name]
     return storage_size(spec.dims, graph.layouts.get(name, Layout.NCHW)) * spec.dtype.itemsize
 

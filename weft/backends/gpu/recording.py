@@ -17,10 +17,11 @@ from weft.backends.gpu.device import (
     LaunchCommand,
     MemoryKind,
 )
+from weft.backends.gpu.front import NO_FRONT, Front
 from weft.backends.gpu.loss import NotingLoss
 from weft.backends.gpu.memory import Region, touched
 from weft.backends.gpu.schedule import Access, schedule
-from weft.backends.gpu.streams import Stream, worthwhile
+from weft.backends.gpu.streams import Job, Stream, chunks, worthwhile
 from weft.core.backend import StorageType
 from weft.core.layout import Array
 from weft.core.profile import ProfilingContext, Work
@@ -47,11 +48,15 @@ class PipelineRecording:
     """What the nodes have to do, by the labels of their launches without the template; for a profile alone."""
     tuned: int = 0
     """How many of the launches' kernels were chosen by a tuning table."""
+    front: Front = NO_FRONT
+    """The nodes that run in parts of the batch, before the rest of it is there."""
+    ahead: dict[int, list[PlannedLaunch]] = field(default_factory=dict)
+    """The launches of these nodes, by part."""
     _staged: list[tuple[GpuBuffer, Tensor]] = field(default_factory=list)
-    _lent: list[GpuBuffer] = field(default_factory=list)
+    _lent: dict[str, tuple[GpuBuffer, Tensor]] = field(default_factory=dict)
     """Memory of inputs and outputs that kernels read and write where the host does."""
     _streams: dict[str, Stream] = field(default_factory=dict)
-    """Uploads that begin before the run is submitted, by the tensors' names."""
+    """What begins before the run is submitted, by the names of the inputs."""
     _handle: Any = None
     _labels: list[str] = field(default_factory=list)
     _launched: list[int] = field(default_factory=list)
@@ -65,7 +70,17 @@ class PipelineRecording:
     @property
     def staging_bytes(self) -> int:
         """Return the bytes of mapped memory in which inputs and outputs lie, or through which they pass."""
-        return sum(buffer.nbytes for buffer in (*self._lent, *(b for b, _ in self._staged)))
+        return sum(buffer.nbytes for buffer, _ in (*self._lent.values(), *self._staged))
+
+    @property
+    def planned(self) -> list[PlannedLaunch]:
+        """Return all launches of a run, in the order of their submits."""
+        return [*(launch for part in sorted(self.ahead) for launch in self.ahead[part]), *self.launches]
+
+    @property
+    def handles(self) -> list[Any]:
+        """Return the device's recordings of a run, in the order of their submits."""
+        return [*(r for stream in self._streams.values() for r in stream.recordings), self._handle]
 
     def stage(self, tensor: Tensor, kind: MemoryKind) -> Array:
         """Return host memory whose content every run copies to the tensor (UPLOAD) or from it (DOWNLOAD).
@@ -81,27 +96,40 @@ class PipelineRecording:
     def lend(self, tensor: Tensor, kind: MemoryKind, least: int) -> tuple[Array, GpuBuffer]:
         """Return host memory of so many bytes at least, in which kernels find or leave the tensor; array and buffer."""
         buffer = self.device.allocate(max(tensor.nbytes, least), kind)
-        self._lent.append(buffer)
+        self._lent[tensor.name] = buffer, tensor
         return _mapped(buffer, tensor), buffer
 
     def seal(self) -> None:
         """Record everything; the tensors have addresses now."""
-        for buffer, tensor in self._staged:
-            if buffer.kind is MemoryKind.STREAM:
-                self._streams[tensor.name] = self._stream(buffer, tensor)
+        self._begin_streams()
         accesses = [_staging(b, t) for b, t in self._staged if b.kind is MemoryKind.UPLOAD]
         accesses += [_inside(source, target) for source, target in self.imports]
-        accesses += [access(launch) for launch in self.launches]
+        begun = self.front.input in self._streams
+        accesses += [access(launch) for launch in (self.launches if begun else self.planned)]
         accesses += [_staging(b, t) for b, t in self._staged if b.kind is MemoryKind.DOWNLOAD]
         commands = schedule(accesses)
         self._labels = ["" if isinstance(c, BarrierCommand) else c.label for c in commands]
         self._launched = [i for i, c in enumerate(commands) if isinstance(c, LaunchCommand) and 0 not in c.grid]
         self._handle = self.device.record(commands, profile=self.profiling is not None)
 
-    def _stream(self, buffer: GpuBuffer, tensor: Tensor) -> Stream:
-        copy = _staging(buffer, tensor).command
-        assert isinstance(copy, CopyCommand)
-        return Stream(self.device, _mapped(buffer, tensor), copy.source, copy.target, copy.label)
+    def _begin_streams(self) -> None:
+        """Record what is done while inputs are copied: uploads in chunks, and the parts of the front."""
+        inputs: dict[str, tuple[Array, list[Job]]] = {}
+        for buffer, tensor in self._staged:
+            if buffer.kind is MemoryKind.STREAM:
+                copy = _staging(buffer, tensor).command
+                assert isinstance(copy, CopyCommand)
+                parts = self.front.parts if tensor.name == self.front.input else 1
+                uploads = chunks(copy.source, copy.target, copy.label, parts)
+                inputs[tensor.name] = _mapped(buffer, tensor), uploads
+        if self.ahead and self.front.input in self._lent:
+            inputs[self.front.input] = _mapped(*self._lent[self.front.input]), []
+        if self.ahead and self.front.input in inputs:
+            host, jobs = inputs[self.front.input]
+            for part, launches in self.ahead.items():
+                end = host.nbytes * (part + 1) // self.front.parts
+                jobs.append(Job(end, schedule([access(launch) for launch in launches])))
+        self._streams = {name: Stream(self.device, host, jobs) for name, (host, jobs) in inputs.items()}
 
     def fill(self, tensor: Tensor, source: Array) -> bool:
         """Copy an array to the tensor's staging memory and begin to upload; False if uploads go with the run."""
@@ -165,11 +193,10 @@ class PipelineRecording:
             self.device.release(self._handle)
         for stream in streams.values():
             stream.release()
-        for buffer in (*self._lent, *(b for b, _ in self._staged)):
+        for buffer, _ in (*self._lent.values(), *self._staged):
             self.device.free(buffer)
-        self._lent = []
         self._handle, self._staged, self.launches, self.imports, self.tuned = None, [], [], [], 0
-        self.work = {}
+        self._lent, self.ahead, self.work = {}, {}, {}
 
 
 def run_once(device: GpuDevice, accesses: Sequence[Access]) -> None:

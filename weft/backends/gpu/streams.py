@@ -1,10 +1,12 @@
-"""Uploads of large inputs that go on while the host still copies."""
+"""What is done with large inputs while the host still copies them: uploads, and the front of the network."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from weft.backends.gpu.device import Binding, CopyCommand, GpuDevice
+from weft.backends.gpu.device import Binding, Command, CopyCommand, GpuDevice
 from weft.core.hostcopy import copy_into
 from weft.core.layout import Array
 
@@ -20,50 +22,66 @@ def worthwhile(device: GpuDevice, nbytes: int) -> bool:
     return device.sends_ahead and nbytes >= LEAST
 
 
-class Stream:
-    """The upload of one input in chunks, each a recording that is submitted as soon as the host has copied it.
+@dataclass(frozen=True)
+class Job:
+    """Commands that may begin once the host has copied so many bytes of an input, from its first on."""
 
-    Only for a device that `sends_ahead`: what one thread submits there runs in order, so that the run
-    which is submitted last needs no further wait for the chunks, and to wait for it is to wait for them.
+    end: int
+    commands: Sequence[Command]
+
+
+def chunks(source: Binding, target: Binding, label: str, parts: int = 1) -> list[Job]:
+    """Return the upload of an input in chunks; none is in two of the equal parts."""
+    jobs = []
+    for part in range(parts):
+        first, last = (source.nbytes * p // parts for p in (part, part + 1))
+        for start in range(first, last, CHUNK):
+            size = min(CHUNK, last - start)
+            here, there = (Binding(b.buffer, b.offset + start, size) for b in (source, target))
+            jobs.append(Job(start + size, [CopyCommand(here, there, label)]))
+    return jobs
+
+
+class Stream:
+    """What a device does with one input while the host copies it: jobs, submitted as soon as they may begin.
+
+    What one thread submits runs in order, so that the run which is submitted last needs no further wait for
+    the jobs, and to wait for it is to wait for them.
     """
 
-    def __init__(self, device: GpuDevice, host: Array, source: Binding, target: Binding, label: str) -> None:
+    def __init__(self, device: GpuDevice, host: Array, jobs: Sequence[Job]) -> None:
         self._device, self._host = device, host
-        self._ends: list[int] = []
-        self._recordings: list[Any] = []
+        jobs = sorted(jobs, key=lambda job: job.end)
+        self._ends = [job.end for job in jobs]
+        self.recordings: list[Any] = [device.record(job.commands) for job in jobs]
         self._sent = 0
-        for start in range(0, source.nbytes, CHUNK):
-            size = min(CHUNK, source.nbytes - start)
-            here, there = (Binding(b.buffer, b.offset + start, size) for b in (source, target))
-            self._recordings.append(device.record([CopyCommand(here, there, label)]))
-            self._ends.append(start + size)
 
     def fill(self, source: Array) -> None:
-        """Copy an array to the staging memory and send what is there; the last run is done."""
+        """Copy an array to the host's memory of the input, submitting meanwhile; the last run is done."""
         self.settle()
         copy_into(self._host, source, self._send)
 
     def finish(self) -> None:
-        """Send what is not sent yet: all, if the staging memory was written by somebody else."""
+        """Submit what is left: all, if that memory was written by somebody else."""
         self._send(self._ends[-1])
 
     def end(self) -> None:
-        """Note that the run which was submitted after the chunks has ended."""
+        """Note that the run which was submitted after the jobs has ended."""
         self._sent = 0
 
     def settle(self) -> None:
-        """Wait for chunks that no run followed: something failed between."""
+        """Wait for jobs that no run followed: something failed between."""
         if self._sent:
-            self._device.wait(self._recordings[self._sent - 1])
+            self._device.wait(self.recordings[self._sent - 1])
             self._sent = 0
 
     def release(self) -> None:
         """Free the recordings."""
-        for recording in self._recordings:
+        for recording in self.recordings:
             self._device.release(recording)
-        self._recordings = []
+        self.recordings = []
 
     def _send(self, nbytes: int) -> None:
         while self._sent < len(self._ends) and self._ends[self._sent] <= nbytes:
-            self._device.submit(self._recordings[self._sent])
+            self._device.submit(self.recordings[self._sent])
             self._sent += 1

@@ -124,7 +124,7 @@ def _times(pipeline: Pipeline) -> dict[int, float]:
     backend = pipeline.backend
     assert isinstance(backend, GpuBackend)
     backend.recording.wait()
-    device, launches = backend.device, backend.recording.launches
+    device, launches = backend.device, backend.recording.planned
     accesses = [access(launch) for launch in launches]
     commands = schedule(accesses)
     handle = device.record(commands, profile=True)
@@ -189,7 +189,7 @@ class _Tuner:
         assert isinstance(task.execution, GpuExecution)
         made = task.execution
         with NotingLoss(self.runtime.device), NodeBench(
-            self.runtime, made.op, task.inputs, task.outputs,
+            self.runtime, made.op, *made.planned,
             label=made.label, split_products=made.split_products, clock=self.clock,
         ) as bench:  # fmt: skip
             work = Contest(bench, bench.plan(pick.key, pick.default))

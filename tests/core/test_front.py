@@ -1,0 +1,184 @@
+"""The front of a network, which runs on parts of a large batch while the host still copies the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+import weft
+from tests.core.nets import Net, feeds, outputs
+from tests.core.random_nets import SLOW, networks
+from tests.core.test_large_inputs import opened
+from tests.core.test_random_nets_on_devices import assert_right
+from weft.backends.gpu import front, streams
+from weft.backends.gpu.recording import PipelineRecording
+from weft.core.dtypes import DType
+from weft.core.graph import Graph
+from weft.core.layout import Array
+from weft.core.tensor import TensorSpec
+
+DEVICES = ("opencl", "vulkan")
+WAYS = tuple((device, ahead) for device in DEVICES for ahead in (False, True))
+"""Devices that compute where the host writes, or send the input in chunks: llvmpipe can do both, PoCL the second."""
+BATCH = 8
+
+
+@pytest.fixture(autouse=True)
+def small_batches_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do on the CPU, with little, what pays for large batches on a GPU."""
+    for device in DEVICES:
+        monkeypatch.setattr(opened(device), "computes_ahead", True)
+    for module in (streams, front):
+        monkeypatch.setattr(module, "LEAST", 1 << 10)
+    monkeypatch.setattr(streams, "CHUNK", 3_000)
+    monkeypatch.setattr(front, "PIXELS_A_UNIT", 1)
+
+
+def recorded(session: weft.Session) -> PipelineRecording:
+    (pipeline,) = session.pipelines
+    found = pipeline.backend.recording  # type: ignore[attr-defined]
+    assert isinstance(found, PipelineRecording)
+    return found
+
+
+def chain(batch: int = BATCH) -> Graph:
+    net = Net()
+    x = net.add("Relu", net.conv(net.input("x", batch, 3, 16, 16), 8, 3, pads=(1,) * 4))
+    x = net.add("MaxPool", net.conv(x, 16), kernel_shape=(2, 2), strides=(2, 2))
+    return net.finish(net.add("Softmax", net.add("Flatten", net.add("GlobalAveragePool", x)), name="y"))
+
+
+def branches() -> Graph:
+    """A residual, and a concat whose inputs are parts of its output's memory."""
+    net = Net()
+    x = net.conv(net.input("x", BATCH, 4, 16, 16), 8, 3, pads=(1,) * 4)
+    x = net.add("Relu", net.add("Add", net.conv(x, 8), x))
+    x = net.add("Concat", net.conv(x, 4), net.conv(x, 8, 3, pads=(1,) * 4), axis=1)
+    return net.finish(net.add("GlobalAveragePool", net.conv(x, 8), name="y"))
+
+
+def scratch() -> Graph:
+    """More live at once in the front than after it: what dies in a part is needed again by the next."""
+    net = Net()
+    x = net.input("x", BATCH, 4, 16, 16)
+    for _ in range(4):
+        x = net.add("Relu", net.conv(x, 8, 3, pads=(1,) * 4))
+    x = net.conv(net.add("GlobalAveragePool", x), 8)
+    return net.finish(net.add("Sigmoid", net.conv(x, 8), name="y"))
+
+
+def a_constant_for_each_image() -> Graph:
+    """A constant for each image, which ends the front."""
+    net = Net()
+    x = net.conv(net.input("x", BATCH, 4, 16, 16), 4, 3, pads=(1,) * 4)
+    x = net.add("Mul", x, net.random(BATCH, 1, 1, 1))
+    return net.finish(net.add("GlobalAveragePool", net.conv(x, 8), name="y"))
+
+
+def check(session: weft.Session, graph: Graph, precision: str, runs: int = 3) -> None:
+    """Compare runs with other inputs each, so that what is left of the run before would be seen."""
+    for seed in range(runs):
+        fed = feeds(graph, seed)
+        for got, want in zip(session.run(fed), outputs(graph, fed), strict=True):
+            np.testing.assert_allclose(got, want, atol=1e-5 if precision == "high" else 2e-2)
+
+
+@pytest.mark.parametrize(("device", "ahead"), WAYS)
+@pytest.mark.parametrize("precision", ["high", "low"])
+@pytest.mark.parametrize("make", [chain, branches, scratch, a_constant_for_each_image])
+def test_results_are_right_whatever_runs_in_parts(
+    device: str, ahead: bool, precision: str, make: Callable[[], Graph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opened(device), "sends_ahead", ahead)
+    graph = make()
+    with weft.load(graph, device=device, precision=precision, fallback="error") as session:
+        recording = recorded(session)
+        assert recording.front.parts == 4
+        assert sorted(recording.ahead) == [0, 1, 2, 3]
+        check(session, graph, precision)
+
+
+@pytest.mark.parametrize(("device", "ahead"), WAYS)
+def test_each_part_begins_when_its_images_are_there(device: str, ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if (device, ahead) == ("opencl", False):
+        pytest.skip("kernels of PoCL do not read where the host writes, so nothing begins early")
+    monkeypatch.setattr(opened(device), "sends_ahead", ahead)
+    graph = chain()
+    with weft.load(graph, device=device, fallback="error") as session:
+        recording, fed = recorded(session), feeds(graph)
+        (stream,), x, host = recording._streams.values(), fed["x"], session.pipelines[0].mapped["x"]
+        parts = [x.nbytes * part // 4 for part in (1, 2, 3, 4)]
+        assert [stream._ends.count(end) for end in parts] == [1 + ahead] * 4, "no chunk is in two parts"
+        host[...] = np.nan
+        there: list[int] = []
+        submit = recording.device.submit
+
+        def noting(handle: Any) -> None:
+            there.append(arrived(host, x))
+            submit(handle)
+
+        monkeypatch.setattr(recording.device, "submit", noting)
+        check(session, graph, "high", runs=1)
+        assert all(come >= end for come, end in zip(there, stream._ends, strict=False))
+        assert len(there) == len(recording.handles) == len(stream._ends) + 1
+
+
+def arrived(host: Array, x: Array) -> int:
+    """Return how many bytes of an input are in its lasting array, from the first on."""
+    same = (host == x).reshape(-1)
+    return x.nbytes if same.all() else int(same.argmin()) * x.itemsize
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_inputs_that_the_caller_puts_there_himself_are_run_all_the_same(device: str) -> None:
+    """Nothing is begun before the submit then."""
+    graph = chain()
+    with weft.load(graph, device=device, fallback="error") as session:
+        (pipeline,) = session.pipelines
+        fed = feeds(graph, 5)
+        pipeline.mapped["x"][...] = fed["x"]
+        pipeline.execute()
+        pipeline.wait()
+        np.testing.assert_allclose(pipeline.port("y").numpy(), outputs(graph, fed)[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_another_batch_has_other_parts(device: str) -> None:
+    graph = chain()
+    for name in {o for node in graph.nodes for o in node.outputs}:
+        del graph.specs[name]
+    graph.specs["x"] = TensorSpec(("n", 3, 16, 16), DType.FLOAT32)
+    with weft.load(graph, device=device, fallback="error") as session:
+        for batch, parts in ((8, 4), (6, 2), (5, 1), (2, 1), (16, 4)):
+            x = feeds(chain(batch), batch)
+            (y,) = session.run(x)
+            np.testing.assert_allclose(y, outputs(chain(batch), x)[0], atol=1e-5)
+            assert recorded(session).front.parts == parts
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_no_parts_with_a_profile_or_little_memory(device: str) -> None:
+    graph = chain()
+    for how in ({"profile": True}, {"memory": "limit"}):
+        with weft.load(graph, device=device, fallback="error", **how) as session:  # type: ignore[arg-type]
+            assert not recorded(session).ahead
+            check(session, graph, "high", runs=1)
+
+
+def test_no_parts_where_they_would_not_fill_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front, "PIXELS_A_UNIT", 1 << 20)
+    with weft.load(chain(), device="vulkan", fallback="error") as session:
+        assert not recorded(session).ahead
+
+
+@pytest.mark.parametrize(("device", "ahead"), WAYS)
+@given(graph=networks(8, batches=(8, 16), sides=(4, 8)))
+@settings(max_examples=8, deadline=None, suppress_health_check=SLOW)
+def test_a_random_network_is_right(device: str, ahead: bool, graph: Graph) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(opened(device), "sends_ahead", ahead)
+        assert_right(graph, device, "high", 1e-4)
