@@ -243,16 +243,14 @@ def pack_weights(weight: Array, cols: int, each: int) -> Array:
     co, ci, taps = weight.shape[0], weight.shape[1], prod(weight.shape[2:])
     padded, steps, across = -(-ci // PACK) * PACK, steps_of(weight), -(-co // cols)
     full = np.zeros((across * cols, steps * STEP), weight.dtype)
-    by_tap = full[:, : taps * padded].reshape(-1, taps, padded)
-    by_tap[:co, :, :ci] = weight.reshape(co, ci, taps).transpose(0, 2, 1)
-    full[:, : taps * padded] = by_tap.reshape(-1, taps * padded)
+    full[:, : taps * padded].reshape(-1, taps, padded)[:co, :, :ci] = weight.reshape(co, ci, taps).transpose(0, 2, 1)
+    step, column, piece = np.ogrid[:steps, :cols, : STEP // PIECE]
     # Of every eight columns an item has 2t and 2t + 1.
-    side = PACK * each
-    order = np.array([each * (c % 8 // 2) + c // 8 * 2 + c % 2 for c in range(side)])
-    full = full.reshape(-1, side, steps * STEP)[:, order]
-    pieces = full.reshape(across, cols, steps, STEP // PIECE, PIECE).transpose(0, 2, 1, 3, 4)
-    column, piece = np.arange(cols)[:, None], np.arange(STEP // PIECE)[None]
-    return np.ascontiguousarray(pieces[:, :, column, piece ^ (column % 8)]).reshape(-1)
+    c = column % (PACK * each)
+    from_column = column - c + each * (c % 8 // 2) + c // 8 * 2 + c % 2
+    taken = (from_column * steps + step) * (STEP // PIECE) + (piece ^ (column % 8))
+    pieces = full.view(f"V{PIECE * weight.itemsize}").reshape(across, -1)
+    return pieces.take(taken.reshape(-1), axis=1).reshape(-1).view(weight.dtype)
 
 
 def launch_wgmma(plan: ConvPlan, constants: dict[str, int], tile: WgmmaTile, parts: int = 1) -> None:
