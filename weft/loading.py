@@ -256,16 +256,14 @@ def _reading(
 
 
 def _graph(model: Model) -> Graph:
-    _register_ops()
-    if isinstance(model, Graph):
-        return model
     # Imported late: onnx takes longer to import than all of Weft.
     from weft.frontends.builder import Network
     from weft.frontends.onnx import load as load_onnx
 
-    if isinstance(model, Network):
-        return model.to_graph()
-    return load_onnx(model)
+    if not isinstance(model, (Graph, Network)):
+        return load_onnx(model)
+    _register_ops()
+    return model if isinstance(model, Graph) else model.to_graph()
 
 
 def _config(precision: str | Precision, memory: str | MemoryMode, power: str | Power) -> BackendConfig:

@@ -250,7 +250,8 @@ def pack_weights(weight: Array, cols: int, each: int) -> Array:
     from_column = column - c + each * (c % 8 // 2) + c // 8 * 2 + c % 2
     taken = (from_column * steps + step) * (STEP // PIECE) + (piece ^ (column % 8))
     pieces = full.view(f"V{PIECE * weight.itemsize}").reshape(across, -1)
-    return pieces.take(taken.reshape(-1), axis=1).reshape(-1).view(weight.dtype)
+    packed: Array = pieces.take(taken.reshape(-1), axis=1).reshape(-1).view(weight.dtype)
+    return packed
 
 
 def launch_wgmma(plan: ConvPlan, constants: dict[str, int], tile: WgmmaTile, parts: int = 1) -> None:
