@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -148,7 +148,8 @@ def steps_of(weight: Array) -> int:
     return int(-(-prod(weight.shape[2:]) * -(-weight.shape[1] // PACK) * PACK // STEP))
 
 
-def tiles(caps: DeviceCaps, pixels: int, channels: int, steps: int, parts: int = 1) -> list[WgmmaTile]:
+@lru_cache(maxsize=1024)  # networks repeat their layers
+def tiles(caps: DeviceCaps, pixels: int, channels: int, steps: int, parts: int = 1) -> tuple[WgmmaTile, ...]:
     """Return the tiles for a problem, those first that take the least by a model.
 
     They have even parts of the channels or a round number as columns, for one to three groups a unit. Where they
@@ -175,7 +176,7 @@ def tiles(caps: DeviceCaps, pixels: int, channels: int, steps: int, parts: int =
                 stages = _stages(1, cols, -(-steps // wz), room // wz)
                 if stages >= FEWEST and steps >= FEWEST * wz:
                     found[WgmmaTile(1, cols, stages, wz)] = None
-    return sorted(found, key=partial(_cost, caps, pixels, channels, steps, parts))
+    return tuple(sorted(found, key=partial(_cost, caps, pixels, channels, steps, parts)))
 
 
 def work_of(pixels: int, channels: int, steps: int, tile: WgmmaTile) -> Work:
