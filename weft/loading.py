@@ -11,6 +11,7 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
+from weft.core.ahead import Ahead, prepare_ahead
 from weft.core.backend import (
     BackendConfig,
     BackendCreator,
@@ -97,13 +98,14 @@ def load(
                 fix="pass these options to weft.optimize",
             )
         return Session.of_optimized(model, runtime=held, profile=profile, progress=progress)
-    with _reading(model) as graph_of:
+    with _reading(model, shapes, config.precision) as (graph_of, ahead):
         choices, options, host = _plan(held.registry, device, fallback, hints, debug, config)
         with _prepared(choices if _is_there(model) else []):
             graph = graph_of()
-    return Session(
-        graph, choices, options, host=host, shapes=shapes, progress=progress, profile=profile, runtime=held
-    )
+        return Session(
+            graph, choices, options, host=host, shapes=shapes, progress=progress, profile=profile, runtime=held,
+            ahead=ahead,
+        )  # fmt: skip
 
 
 def optimize(
@@ -125,20 +127,20 @@ def optimize(
     gives those that the model leaves open.
     """
     config, held = _config(precision, memory, power), runtime or default_runtime()
-    with _reading(model) as graph_of:
+    with _reading(model, shapes, config.precision) as (graph_of, ahead):
         choices, options, host = _plan(held.registry, device, fallback, hints, debug, config)
         graph = graph_of()
-    validate(graph)
-    check_hints(graph, options.hints, [c.device for c in choices])
-    bound = bind(graph, shapes or {})
-    if bound.symbols():
-        raise InputError(
-            "the network cannot be optimised yet",
-            why=f"the sizes of {', '.join(sorted(bound.symbols()))} are not known",
-            fix="pass shapes={name: shape}",
-        )
-    with opened(choices, config) as backends:
-        return optimize_graph(bound, backends, options, host=host.device)
+        validate(graph)
+        check_hints(graph, options.hints, [c.device for c in choices])
+        bound = bind(graph, shapes or {})
+        if bound.symbols():
+            raise InputError(
+                "the network cannot be optimised yet",
+                why=f"the sizes of {', '.join(sorted(bound.symbols()))} are not known",
+                fix="pass shapes={name: shape}",
+            )
+        with opened(choices, config) as backends:
+            return optimize_graph(bound, backends, options, host=host.device, prepared=ahead.take())
 
 
 def devices() -> list[DeviceInfo]:
@@ -238,23 +240,30 @@ def _register_ops() -> None:
 
 
 @contextmanager
-def _reading(model: Model) -> Iterator[Callable[[], Graph]]:
-    """Read a model in a thread of its own, as drivers take as long to tell their devices; give what waits for it."""
-    with ThreadPoolExecutor(1, "weft-read") as pool:
-        yield pool.submit(_graph, model).result
+def _reading(
+    model: Model, shapes: Mapping[str, Shape] | None, precision: Precision
+) -> Iterator[tuple[Callable[[], Graph], Ahead]]:
+    """Read a model in a thread of its own, and make it ready: drivers take as long to tell and open their devices.
+
+    Give what waits for the graph, and the network.
+    """
+    pool = ThreadPoolExecutor(1, "weft-read")
+    try:
+        graph_of = pool.submit(_graph, model).result
+        yield graph_of, Ahead(pool.submit(prepare_ahead, graph_of, shapes, precision))
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _graph(model: Model) -> Graph:
-    _register_ops()
-    if isinstance(model, Graph):
-        return model
     # Imported late: onnx takes longer to import than all of Weft.
     from weft.frontends.builder import Network
     from weft.frontends.onnx import load as load_onnx
 
-    if isinstance(model, Network):
-        return model.to_graph()
-    return load_onnx(model)
+    if not isinstance(model, (Graph, Network)):
+        return load_onnx(model)
+    _register_ops()
+    return model if isinstance(model, Graph) else model.to_graph()
 
 
 def _config(precision: str | Precision, memory: str | MemoryMode, power: str | Power) -> BackendConfig:

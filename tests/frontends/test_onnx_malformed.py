@@ -18,7 +18,7 @@ from tests.frontends.onnx_models import make_model, node
 from weft.core.graph import infer_shapes
 from weft.errors import ModelError, UnsupportedOps
 from weft.frontends.onnx import load
-from weft.frontends.onnx.reading import LARGEST_FILE
+from weft.frontends.onnx.files import LARGEST_FILE
 from weft.frontends.onnx.tensors import HIGHEST_RANK
 from weft.frontends.onnx.wire import varint
 

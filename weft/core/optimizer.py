@@ -26,7 +26,7 @@ from weft.core.debug import DebugSink, add_debug_nodes
 from weft.core.expand import expand_refused
 from weft.core.graph import Graph, Names, Node
 from weft.core.hints import Hints, lost_hints
-from weft.core.network import prepare_network
+from weft.core.network import Network, prepare_network
 from weft.core.optimize.dead import remove_unread
 from weft.core.optimized import Copy, OptimizedNetwork, Part
 from weft.core.partition import CHOICES, partition
@@ -55,13 +55,15 @@ def optimize(
     *,
     host: str = "cpu:0",
     before: Assignment | None = None,
+    prepared: Network | None = None,
 ) -> OptimizedNetwork:
     """Return the network of a graph whose input shapes are all known.
 
     `backends` are asked in order. `host` is the device that debug nodes run on. `before` holds reasons for
-    refusals that came up when an earlier result was loaded.
+    refusals that came up when an earlier result was loaded. `prepared` is what `prepare_network` made of the
+    graph, where that was done before.
     """
-    prepared = prepare_network(bound, options.config.precision)
+    prepared = prepared or prepare_network(bound, options.config.precision)
     hints = Hints(options.hints)
     graph, notes = expand_refused(prepared.graph, backends, hints)
     notes += lost_hints(graph, options.hints)

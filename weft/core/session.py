@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+from weft.core.ahead import Ahead
 from weft.core.arrays import Outputs, take_inputs, take_outputs, take_shapes
 from weft.core.assign import Assignment
 from weft.core.backend import MemoryMode
@@ -40,7 +41,8 @@ class Session:
     or closed.
 
     `choices` are the devices in order of preference; `host`, which may be among them, is the device of debug
-    nodes. `fixed` is the graph as it was optimised before, for these devices.
+    nodes. `fixed` is the graph as it was optimised before, for these devices. `ahead` is the network of the graph
+    with these shapes and the precision of `options`, where another thread has begun to make it.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Session:
         profile: bool = False,
         runtime: Runtime | None = None,
         fixed: OptimizedNetwork | None = None,
+        ahead: Ahead | None = None,
     ) -> None:
         close_forgotten()
         validate(graph)
@@ -64,7 +67,7 @@ class Session:
         self.runtime = runtime or default_runtime()
         self.id: int | None = None
         """The network's id in the runtime, once it is loaded."""
-        self._choices, self._fixed = list(choices), fixed
+        self._choices, self._fixed, self._ahead = list(choices), fixed, ahead
         self._host = host.device if host else choices[-1].device
         self._creators = [c.creator for c in choices]
         self._lock = threading.RLock()
@@ -80,6 +83,7 @@ class Session:
         weakref.finalize(self, _forgotten.append, self._loaded).atexit = False
         if shapes or not graph.symbols():
             self._prepare(shapes or {})
+        self._ahead = None
 
     @classmethod
     def of_optimized(
@@ -286,7 +290,8 @@ class Session:
 
     def _optimize(self, bound: Graph, before: Assignment) -> OptimizedNetwork:
         backends = {c.device: self._loaded.ask(c.device) for c in self._choices}
-        network = optimize(bound, backends, self.options, host=self._host, before=before)
+        prepared = self._ahead.take() if self._ahead else None
+        network = optimize(bound, backends, self.options, host=self._host, before=before, prepared=prepared)
         self._recent.share_weights(network)
         return network
 

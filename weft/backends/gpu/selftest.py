@@ -136,9 +136,17 @@ def key_of(kind: SpecialKernel, device: GpuDevice) -> str:
 def _code(module: str) -> str:
     """Return the hash of the modules that choose launches, and of the one that registers a kind."""
     own = getattr(sys.modules.get(module), "__file__", None)
-    folders = (Path(__file__).parent, Path(weft.ops.gpu.__file__).parent)
-    files = [file for folder in folders for file in sorted(folder.glob("*.py"))]
-    hashed = hashlib.blake2b(digest_size=16)
-    for file in (*files, *([Path(own)] if own else [])):
-        hashed.update(file.read_bytes())
+    hashed = _launchers().copy()
+    if own:
+        hashed.update(Path(own).read_bytes())
     return hashed.hexdigest()
+
+
+@lru_cache(maxsize=1)
+def _launchers() -> hashlib.blake2b:
+    """Return the hash so far of the modules that choose launches: every kind's goes on from there."""
+    hashed = hashlib.blake2b(digest_size=16)
+    for folder in (Path(__file__).parent, Path(weft.ops.gpu.__file__).parent):
+        for file in sorted(folder.glob("*.py")):
+            hashed.update(file.read_bytes())
+    return hashed

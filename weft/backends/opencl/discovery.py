@@ -101,7 +101,7 @@ def _platforms() -> list[Any]:
     except cl.Error:  # loaders report "no platform" as an error
         return []
     # PoCL links each kernel, and ends the whole process where there is nothing to link with.
-    return [p for p in found if _can_link() or p.name.strip() != "Portable Computing Language"]
+    return [p for p in found if p.name.strip() != "Portable Computing Language" or _can_link()]
 
 
 @lru_cache(maxsize=1)

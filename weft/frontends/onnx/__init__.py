@@ -2,6 +2,7 @@
 
 A file passes through these modules, and each trusts nothing that the ones before have not checked:
 
+    files       path -> bytes
     reading     bytes -> protobuf: size, header, opsets
     functions   calls of model-local functions are expanded
     tensors     initialisers -> arrays, inputs -> specs; `external` maps the files beside the model
@@ -14,6 +15,7 @@ import os
 from typing import TYPE_CHECKING
 
 from weft.errors import ConfigError
+from weft.frontends.onnx.files import read_file
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -30,6 +32,8 @@ def load(model: str | os.PathLike[str] | bytes | ModelProto, *, name: str | None
     are symbols in the specs of the inputs; `weft.core.graph.bind` gives them values. Raise UnsupportedOps
     with every node that Weft cannot take, and ModelError for whatever else is wrong with the file.
     """
+    # The file comes first: what is imported below holds the interpreter, which is others' while the system reads.
+    held = read_file(model) if isinstance(model, (str, os.PathLike)) else model
     try:
         from weft.frontends.onnx.building import build
         from weft.frontends.onnx.reading import read
@@ -41,5 +45,6 @@ def load(model: str | os.PathLike[str] | bytes | ModelProto, *, name: str | None
             why=f"the Python package {e.name!r} is not installed",
             fix="pip install onnx",
         ) from e
-    source = read(model)
+    source = read(held)
+    del held  # the weights were copied
     return build(source, name)

@@ -1,9 +1,7 @@
-"""From a path or bytes to a parsed model whose header makes sense."""
+"""From the bytes of a file to a parsed model whose header makes sense."""
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -17,11 +15,9 @@ from onnx import ModelProto
 from weft.core.layout import Array
 from weft.core.threads import in_threads
 from weft.errors import ModelError
+from weft.frontends.onnx.files import LARGEST_FILE, ModelFile
 from weft.frontends.onnx.wire import cut
 from weft.frontends.onnx.wording import listing, quote
-
-LARGEST_FILE = 2**31 - 1
-"""Protobuf's own limit; larger weights lie in external data."""
 
 OLDEST_OPSET = 7
 NEWEST_OPSET = onnx.defs.onnx_opset_version()
@@ -45,7 +41,7 @@ class Source:
 
 
 def read(model: object) -> Source:
-    """Return the parsed model behind a path, bytes or a ModelProto, with its header checked."""
+    """Return the parsed model of a file, bytes or a ModelProto, with its header checked."""
     folder: Path | None = None
     label = "(bytes)"
     data: Mapping[int, Array] = {}
@@ -53,10 +49,9 @@ def read(model: object) -> Source:
         proto, label = model, "(ModelProto)"
     elif isinstance(model, (bytes, bytearray, memoryview)):
         proto, data = parse(memoryview(bytes(model)), label)
-    elif isinstance(model, (str, os.PathLike)):
-        path = _path(model)
-        folder, label = path.absolute().parent, str(path)
-        proto, data = parse(_file_bytes(path), label)
+    elif isinstance(model, ModelFile):
+        folder, label = model.path.absolute().parent, str(model.path)
+        proto, data = parse(model.data, label)
     else:
         raise ModelError(
             f"cannot load a model from {type(model).__name__}",
@@ -64,39 +59,6 @@ def read(model: object) -> Source:
         )
     check_text(proto, label)
     return Source(proto, folder, label, check_header(proto, label), data)
-
-
-def _path(model: str | os.PathLike[str]) -> Path:
-    text = os.fspath(model)
-    if not isinstance(text, str) or not text or "\0" in text:
-        raise ModelError(f"{text!r} is not a path", why="a path is a text that is not empty")
-    return Path(text)
-
-
-def _file_bytes(path: Path) -> memoryview:
-    try:
-        # What is open is checked, not the path, which may mean another file by then.
-        with open(path, "rb", opener=_open_at_once) as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise ModelError("the model is not a regular file", where=str(path))
-            if status.st_size > LARGEST_FILE:
-                raise ModelError(
-                    "the model file is too large",
-                    where=str(path),
-                    why=f"it has {status.st_size:,} bytes; protobuf reads at most {LARGEST_FILE:,}",
-                    fix="save the weights as external data (onnx.save with save_as_external_data=True)",
-                )
-            # In memory of numpy, whose pages are large: that takes half the time of bytes.
-            data = np.empty(status.st_size, np.uint8).data
-            return data[: file.readinto(data)]
-    except OSError as e:
-        raise ModelError("the model file cannot be read", where=str(path), why=e.strerror or str(e)) from e
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    """Open a file without waiting for the other end if it is a pipe."""
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def parse(data: memoryview, label: str) -> tuple[ModelProto, Mapping[int, Array]]:

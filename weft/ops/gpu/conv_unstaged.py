@@ -185,10 +185,9 @@ def pack_weights(weight: Array, fn: int) -> Array:
     co, ci, taps = weight.shape[0], weight.shape[1], prod(weight.shape[2:])
     across, chunks = -(-co // (SIDE * fn)) * fn, chunks_of(weight)
     full = np.zeros((across * SIDE, chunks * CHUNK), weight.dtype)
-    full[:co, : taps * ci] = weight.reshape(co, ci, taps).transpose(0, 2, 1).reshape(co, -1)
-    order = [[4 * (c // 2) + 2 * half + c % 2 for c in range(8)] for half in range(2)]
-    pieces = full.reshape(across, SIDE, chunks, CHUNK // PIECE, PIECE)[:, order]
-    return pieces.transpose(0, 1, 3, 2, 4, 5).reshape(1, -1, PACK).transpose(0, 2, 1)
+    full[:co, : taps * ci].reshape(-1, taps, ci)[...] = weight.reshape(co, ci, taps).transpose(0, 2, 1)
+    pairs = full.reshape(across, SIDE // 4, 2, 2, chunks, CHUNK)
+    return pairs.transpose(0, 2, 4, 1, 3, 5).reshape(1, -1, PACK).transpose(0, 2, 1)
 
 
 def launch_unstaged(plan: ConvPlan, constants: dict[str, int], tile: UnstagedTile, parts: int = 1) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -148,7 +148,8 @@ def steps_of(weight: Array) -> int:
     return int(-(-prod(weight.shape[2:]) * -(-weight.shape[1] // PACK) * PACK // STEP))
 
 
-def tiles(caps: DeviceCaps, pixels: int, channels: int, steps: int, parts: int = 1) -> list[WgmmaTile]:
+@lru_cache(maxsize=1024)  # networks repeat their layers
+def tiles(caps: DeviceCaps, pixels: int, channels: int, steps: int, parts: int = 1) -> tuple[WgmmaTile, ...]:
     """Return the tiles for a problem, those first that take the least by a model.
 
     They have even parts of the channels or a round number as columns, for one to three groups a unit. Where they
@@ -175,7 +176,7 @@ def tiles(caps: DeviceCaps, pixels: int, channels: int, steps: int, parts: int =
                 stages = _stages(1, cols, -(-steps // wz), room // wz)
                 if stages >= FEWEST and steps >= FEWEST * wz:
                     found[WgmmaTile(1, cols, stages, wz)] = None
-    return sorted(found, key=partial(_cost, caps, pixels, channels, steps, parts))
+    return tuple(sorted(found, key=partial(_cost, caps, pixels, channels, steps, parts)))
 
 
 def work_of(pixels: int, channels: int, steps: int, tile: WgmmaTile) -> Work:
@@ -243,16 +244,15 @@ def pack_weights(weight: Array, cols: int, each: int) -> Array:
     co, ci, taps = weight.shape[0], weight.shape[1], prod(weight.shape[2:])
     padded, steps, across = -(-ci // PACK) * PACK, steps_of(weight), -(-co // cols)
     full = np.zeros((across * cols, steps * STEP), weight.dtype)
-    by_tap = full[:, : taps * padded].reshape(-1, taps, padded)
-    by_tap[:co, :, :ci] = weight.reshape(co, ci, taps).transpose(0, 2, 1)
-    full[:, : taps * padded] = by_tap.reshape(-1, taps * padded)
+    full[:, : taps * padded].reshape(-1, taps, padded)[:co, :, :ci] = weight.reshape(co, ci, taps).transpose(0, 2, 1)
+    step, column, piece = np.ogrid[:steps, :cols, : STEP // PIECE]
     # Of every eight columns an item has 2t and 2t + 1.
-    side = PACK * each
-    order = np.array([each * (c % 8 // 2) + c // 8 * 2 + c % 2 for c in range(side)])
-    full = full.reshape(-1, side, steps * STEP)[:, order]
-    pieces = full.reshape(across, cols, steps, STEP // PIECE, PIECE).transpose(0, 2, 1, 3, 4)
-    column, piece = np.arange(cols)[:, None], np.arange(STEP // PIECE)[None]
-    return np.ascontiguousarray(pieces[:, :, column, piece ^ (column % 8)]).reshape(-1)
+    c = column % (PACK * each)
+    from_column = column - c + each * (c % 8 // 2) + c // 8 * 2 + c % 2
+    taken = (from_column * steps + step) * (STEP // PIECE) + (piece ^ (column % 8))
+    pieces = full.view(f"V{PIECE * weight.itemsize}").reshape(across, -1)
+    packed: Array = pieces.take(taken.reshape(-1), axis=1).reshape(-1).view(weight.dtype)
+    return packed
 
 
 def launch_wgmma(plan: ConvPlan, constants: dict[str, int], tile: WgmmaTile, parts: int = 1) -> None:
