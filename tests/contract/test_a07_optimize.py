@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import pytest
 import weft
 from tests.contract.fakes import Inputs, Mock, Outputs, mock, mocks
 from tests.core.nets import Net, branching, feeds, kinds, outputs
-from weft.core import optimizer
+from weft.core import ahead, optimizer
 from weft.core.backend import Precision
 from weft.core.dtypes import DType
 from weft.core.graph import Graph, Node
@@ -37,18 +38,19 @@ def to_be_rewritten() -> Graph:
 def test_A7_the_steps_are_done_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
 
-    def noting(name: str) -> None:
-        step: Callable[..., object] = getattr(optimizer, name)
+    def noting(module: ModuleType, name: str) -> None:
+        step: Callable[..., object] = getattr(module, name)
 
         def note(*given: object, **named: object) -> object:
             done.append(name)
             return step(*given, **named)
 
-        monkeypatch.setattr(optimizer, name, note)
+        monkeypatch.setattr(module, name, note)
 
     steps = ("prepare_network", "assign", "optimize_parts", "add_debug_nodes", "insert_copies")
     for name in steps:
-        noting(name)
+        noting(optimizer, name)
+    noting(ahead, "prepare_network")
     with mocks(one=mock("Relu", "Conv")) as ids:
         weft.optimize(branching(), ids, debug=lambda record: None)
     assert tuple(done) == steps

@@ -12,15 +12,17 @@ A file passes through these modules, and each trusts nothing that the ones befor
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from weft.errors import ConfigError
+from weft.errors import ConfigError, ModelError
 from weft.frontends.onnx.files import read_file
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
     from weft.core.graph import Graph
+    from weft.frontends.onnx.reading import Source
 
 __all__ = ["load"]
 
@@ -32,8 +34,20 @@ def load(model: str | os.PathLike[str] | bytes | ModelProto, *, name: str | None
     are symbols in the specs of the inputs; `weft.core.graph.bind` gives them values. Raise UnsupportedOps
     with every node that Weft cannot take, and ModelError for whatever else is wrong with the file.
     """
-    # The file comes first: what is imported below holds the interpreter, which is others' while the system reads.
-    held = read_file(model) if isinstance(model, (str, os.PathLike)) else model
+    # The file comes first: what is imported then holds the interpreter, which is others' while the system reads.
+    try:
+        held = read_file(model) if isinstance(model, (str, os.PathLike)) else model
+    except ModelError:
+        _importers()  # a package that is not installed is told before a file that is not there
+        raise
+    read, build = _importers()
+    source = read(held)
+    del held  # the weights were copied
+    return build(source, name)
+
+
+def _importers() -> tuple[Callable[[object], Source], Callable[[Source, str | None], Graph]]:
+    """Return `read` and `build`; ConfigError where what they import is not installed."""
     try:
         from weft.frontends.onnx.building import build
         from weft.frontends.onnx.reading import read
@@ -45,6 +59,4 @@ def load(model: str | os.PathLike[str] | bytes | ModelProto, *, name: str | None
             why=f"the Python package {e.name!r} is not installed",
             fix="pip install onnx",
         ) from e
-    source = read(held)
-    del held  # the weights were copied
-    return build(source, name)
+    return read, build
