@@ -15,7 +15,7 @@ import numpy as np
 from weft.backends.gpu.builds import Builds
 from weft.backends.gpu.device import Binding, CopyCommand, MemoryKind
 from weft.backends.gpu.execution import GpuExecution, Workplace
-from weft.backends.gpu.fusion import can_fuse
+from weft.backends.gpu.fusion import can_fuse, fuse_pools
 from weft.backends.gpu.layouts import (
     assign_layouts,
     base_inputs,
@@ -105,7 +105,8 @@ class GpuBackend(Backend):
         return views.keep_rest(view)
 
     def lower(self, graph: Graph) -> Graph:
-        """Choose layouts, and find values that need no memory of their own."""
+        """Let convolutions do the work of pools, choose layouts, and find values that need no memory of their own."""
+        graph = fuse_pools(graph, self._is_special, self.device.caps, self.faster_arithmetic())
         graph = assign_layouts(graph, self._is_special, self.packed_layout(), self._reads_planar)
         depth = depths(graph)
         # Side by side in the order means side by side in the memory plan, and so on the device.

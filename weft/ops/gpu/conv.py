@@ -112,6 +112,11 @@ class ConvPlan:
         return not self.x.layout.packed
 
     @property
+    def reading(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Return how the GEMM loads four channels, if not as one vector: what changes its text, and constants."""
+        return ({"planar": 1}, {"CI": self.weight.shape[1]}) if self.planar else ({}, {})
+
+    @property
     def blocks(self) -> int:
         """Return the output's channel blocks."""
         return -(-self.y.shape[1] // PACK)
@@ -312,8 +317,8 @@ def launch_gemm(plan: ConvPlan, chosen: GemmTile | WinogradTile | None = None) -
     itemsize = weight.dtype.itemsize
     for first, count in plan.pieces(steps * STEP * PACK * PACK * itemsize):
         window, n = window_constants(plan.window), plan.y.shape[0]
-        planar, channels = ({"planar": True}, {"CI": weight.shape[1]}) if plan.planar else ({}, {})
-        problem = {**window, "N": n, "C4": ci4, "COUNT": count, "bias": plan.bias is not None, **channels}
+        reading, channels = plan.reading
+        problem = {**window, "N": n, "C4": ci4, "COUNT": count, "bias": plan.bias is not None, **reading, **channels}
         picked = chosen or pick_gemm(plan, problem, pixels)
         if isinstance(picked, WinogradTile):
             conv_winograd.launch_winograd(plan, picked)
@@ -334,7 +339,7 @@ def launch_gemm(plan: ConvPlan, chosen: GemmTile | WinogradTile | None = None) -
             },
             variant={
                 "rp": tile.pixels, "rc": tile.blocks, "lx": tile.lx, "ly": tile.ly,
-                "buffers": tile.buffers(k.caps), "pointwise": pointwise, **planar, **sums.variant,
+                "buffers": tile.buffers(k.caps), "pointwise": pointwise, **reading, **sums.variant,
             },
             grid=(min(tiles, k.caps.max_grid[0]), -(-count // tile.columns), parts),
             local=(tile.lx, tile.ly, tile.lz),
