@@ -88,6 +88,18 @@ def test_kernels_on_matrix_units_and_large_batches_keep_their_pools(
             assert kernels(session).count("pool") == pools
 
 
+def test_nine_places_of_a_window_are_not_taken_for_taps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_SELFTEST", "off")
+    net = Net()
+    p = net.add(MaxPool((3, 3), pads=(1, 1, 1, 1)), net.conv(net.input("x", 1, 8, 40, 40), 256))
+    with null_gpu() as device:
+        card(device, "vulkan")
+        with weft.load(net.finish(net.conv(p, 64, name="y")), "null", fallback="error") as session:
+            assert kernels(session) == ["relayout", "conv_gemm", "conv_gemm", "relayout"]
+            picks = [p for task in session.pipelines[0].tasks for p in getattr(task.execution, "picks", ())]
+    assert "pooled=9" in picks[1].key and not any("Winograd" in text for text in picks[1].candidates)
+
+
 # -- what comes of it -----------------------------------------------------------------------------------------
 
 

@@ -298,10 +298,14 @@ def _offers(
 
 
 def pick_gemm(plan: ConvPlan, problem: dict[str, int], pixels: int) -> GemmTile | InParts[GemmTile] | WinogradTile:
-    """Return how a piece of the weights is multiplied in fp32; by Winograd's method only where it is all of them."""
+    """Return how a piece of the weights is multiplied in fp32.
+
+    That is by Winograd's method only where it is all of them, and pixels are packed vectors.
+    """
     k, count, steps = plan.k, problem["COUNT"], gemm_steps(plan.weight)
     tiles, default = _offers(plan, pixels, count, steps)
-    winograd = conv_winograd.tiles(plan, legal_tiles(k.caps, steps)) if count == plan.blocks else []
+    whole = count == plan.blocks and not plan.reading[0]
+    winograd = conv_winograd.tiles(plan, legal_tiles(k.caps, steps)) if whole else []
     best = conv_winograd.choose_tile(plan, winograd)
     # Tuning tries what comes first before the rest.
     candidates: list[GemmTile | InParts[GemmTile] | WinogradTile]

@@ -140,7 +140,7 @@ def fits(plan: ConvPlan) -> bool:
     k, window, weight = plan.k, plan.window, plan.weight
     if k.thrifty or {plan.x.dtype, plan.y.dtype} != {DType.FLOAT32} or weight.dtype != np.float32:
         return False
-    if weight.shape[2:] != (TAPS, TAPS) or {*window.strides, *window.dilations} != {1}:
+    if window.kernel != (TAPS, TAPS) or {*window.strides, *window.dilations} != {1}:
         return False
     co, ci = weight.shape[:2]
     rows = max(prod(patches_of(plan)), co + PACK)
