@@ -244,7 +244,7 @@ def test_other_element_types_are_not_fused() -> None:
 
 def test_a_conversion_that_moves_nothing_is_not_launched() -> None:
     net = Net()
-    pooled = net.add("GlobalAveragePool", net.conv(net.input("x", 1, 3, 8, 8), 8, 3))
+    pooled = net.add("GlobalAveragePool", net.conv(net.input("x", 1, 5, 8, 8), 8, 3))
     graph = net.finish(net.add("Sigmoid", net.add("Flatten", pooled, axis=1), name="y"))
     with null_gpu(), weft.load(graph, "null", fallback="error") as session:
         (pipeline,) = session.pipelines

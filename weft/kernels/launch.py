@@ -215,6 +215,15 @@ class GpuOp(ABC):
         """Tell whether an op with placement EITHER can read and write NC4HW4 for these shapes."""
         return len(output) >= 3
 
+    def reads_planar(
+        self, op: Any, inputs: Sequence[TensorSpec | None], output: TensorSpec, caps: DeviceCaps, split_products: bool
+    ) -> bool:
+        """Tell whether an op with placement CHANNELS had rather read its first input as NCHW than have it packed.
+
+        It is asked where the input lies so and no other node reads it; `split_products` as in `KernelBuilder`.
+        """
+        return False
+
     @abstractmethod
     def launches(self, op: Any, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
         """Tell `k` what to launch. Called once a resize; the tensors' memory must not be looked at."""

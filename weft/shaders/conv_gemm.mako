@@ -1,25 +1,47 @@
 ## Convolution as an implicit GEMM (`gemm.parts.mako`): rows are output pixels, columns blocks of four output channels,
 ## K runs over taps and blocks of four input channels. What lies outside of the images is dropped after it was loaded.
-## `parted`: `sum_parts.py`.
-<%page args="parted=False"/>\
+## `parted`: `sum_parts.py`. `planar`: the image has up to four channels (CI) in NCHW, which are the one block. `pooled`:
+## there is one tap, and a pixel is the largest of so many that a window sees (`conv_pooled.py`).
+<%page args="parted=False, planar=0, pooled=0"/>\
 <%namespace name="gemm" file="gemm.parts.mako"/>
 <%
 rows, cols, items, fetched_a, _ = gemm.module.sizes(rp, rc, lx, ly)
 rounds = "GROUP_Z * EACH", "min((GROUP_Z + 1) * EACH, (STEPS + LZ - 1) / LZ)"
 image = " + GROUP_Z * (PIXELS / (OH * OW))" if parted else ""
+
+def four(u, block, pixel):
+    """Return what an item fetches: four channels of one pixel of image an."""
+    if not planar:
+        return x.vector(f"inside{u} ? {x.place4(f'an{u}', block, pixel)} : 0")
+    planes = [x.load(f"inside{u} ? (an{u} * CI + {c}) * (IH * IW) + {pixel} : 0") for c in range(4)]
+    return "F4(" + ", ".join(p if c == 0 else f"CI > {c} ? {p} : 0.0" for c, p in enumerate(planes)) + ")"
+
+def inner(u, tap):
+    """Return the pixel at a place of the window, or the nearest inside of the image: the window sees that, too."""
+    ih, iw = f"min(max(ah{u} + {tap} / KW, 0), IH - 1)", f"min(max(aw{u} + {tap} % KW, 0), IW - 1)"
+    return f"{ih} * IW + {iw}"
 %>\
 ${gemm.memory()}
 <%def name="fetch(step)">
 % for u in range(fetched_a):
   {
     const int kk = (${step}) * 4 + ak${u};
-% if pointwise:
+% if pooled:
     inside${u} = row${u} < PIXELS && kk < C4;
-    va${u} = ${x.vector("inside%d ? %s : 0" % (u, x.place4(f"an{u}", "kk", f"ap{u}")))};
+% for tap in range(pooled):
+    const f32x4 v${tap} = ${four(u, "kk", inner(u, tap))};
+% endfor
+    va${u} = v0;
+% for tap in range(1, pooled):
+    va${u} = F4(${", ".join(f"fmax(va{u}.{lane}, v{tap}.{lane})" for lane in "xyzw")});
+% endfor
+% elif pointwise:
+    inside${u} = row${u} < PIXELS && kk < C4;
+    va${u} = ${four(u, "kk", f"ap{u}")};
 % else:
     const int tap = kk / C4, ih = ah${u} + tap / KW * DH, iw = aw${u} + tap % KW * DW;
     inside${u} = row${u} < PIXELS && tap < KH * KW && ih >= 0 && ih < IH && iw >= 0 && iw < IW;
-    va${u} = ${x.vector("inside%d ? %s : 0" % (u, x.place4(f"an{u}", "kk % C4", "ih * IW + iw")))};
+    va${u} = ${four(u, "kk % C4", "ih * IW + iw")};
 % endif
   }
 % endfor

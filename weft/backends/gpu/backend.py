@@ -16,8 +16,16 @@ from weft.backends.gpu.builds import Builds
 from weft.backends.gpu.device import Binding, CopyCommand, MemoryKind
 from weft.backends.gpu.execution import GpuExecution, Workplace
 from weft.backends.gpu.front import NO_FRONT, find_front
-from weft.backends.gpu.fusion import can_fuse
-from weft.backends.gpu.layouts import assign_layouts, find_views, packed_layout, splits_products, values_read
+from weft.backends.gpu.fusion import can_fuse, fuse_pools
+from weft.backends.gpu.layouts import (
+    assign_layouts,
+    base_inputs,
+    base_op,
+    find_views,
+    packed_layout,
+    splits_products,
+    values_read,
+)
 from weft.backends.gpu.memory import SMALLEST, Placement, Region
 from weft.backends.gpu.recording import PipelineRecording, access, run_once
 from weft.backends.gpu.runtime import GpuRuntime
@@ -98,8 +106,9 @@ class GpuBackend(Backend):
         return views.keep_rest(view)
 
     def lower(self, graph: Graph) -> Graph:
-        """Choose layouts, and find values that need no memory of their own."""
-        graph = assign_layouts(graph, self._is_special, self.packed_layout())
+        """Let convolutions do the work of pools, choose layouts, and find values that need no memory of their own."""
+        graph = fuse_pools(graph, self._is_special, self.device.caps, self.faster_arithmetic())
+        graph = assign_layouts(graph, self._is_special, self.packed_layout(), self._reads_planar)
         depth = depths(graph)
         # Side by side in the order means side by side in the memory plan, and so on the device.
         graph.nodes.sort(key=lambda node: depth[node.outputs[0]])
@@ -123,6 +132,12 @@ class GpuBackend(Backend):
     def _can_fuse(self, graph: Graph, base: Node, step: Node, position: int) -> bool:
         special = self._is_special(base.op) or self._is_special(step.op)
         return not special and can_fuse(graph, base, step, position)
+
+    def _reads_planar(self, graph: Graph, node: Node) -> bool:
+        form = find_gpu_op(node.op)
+        inputs = base_inputs(node.op, graph.input_specs(node))
+        output, split = graph.specs[node.outputs[0]], self.faster_arithmetic()
+        return form is not None and form.reads_planar(base_op(node.op), inputs, output, self.device.caps, split)
 
     def _is_special(self, op: Op) -> bool:
         return self.find_creator(op.type) is not None

@@ -31,7 +31,7 @@ LEAST_IMAGES = 2
 PIXELS_A_UNIT = 128
 """A node belongs to the front if a part of its output has so many pixels for each compute unit of the device: a tile
 of the matrix kernels."""
-_EACH_IMAGE = frozenset({"Conv", "MaxPool", "AveragePool", "Relayout", "Cast", "Concat"})
+_EACH_IMAGE = frozenset({"Conv", "MaxPool", "AveragePool", "PooledConv", "Relayout", "Cast", "Concat"})
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,19 @@
-"""Which element-wise steps a GPU kernel can take into its store."""
+"""What a GPU kernel can do besides its own: element-wise steps as it stores, a max pool as it loads."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from weft.backends.gpu.layouts import Special, base_op
 from weft.core.dtypes import DType
+from weft.core.fused import Fused
 from weft.core.graph import Graph, Node
 from weft.core.tensor import TensorSpec
-from weft.kernels.launch import GpuOp, Placement, find_gpu_op
+from weft.kernels.launch import DeviceCaps, GpuOp, Placement, find_gpu_op
+from weft.ops.conv import Conv
 from weft.ops.elementwise import Elementwise
+from weft.ops.gpu.conv_pooled import PooledConv, pays
+from weft.ops.pool import MaxPool
 from weft.ops.unary import Cast
 
 
@@ -48,3 +55,24 @@ def _operand_fits(graph: Graph, base: GpuOp, name: str, shape: tuple[int, ...]) 
         return dims != shape and all(d == (shape[a] if a == 1 else 1) for a, d in enumerate(full))
     first = next(a for a, d in enumerate(full) if d != 1)
     return base.placement is Placement.LINEAR and full[first:] == shape[first:]
+
+
+def fuse_pools(graph: Graph, special: Special, caps: DeviceCaps, split_products: bool) -> Graph:
+    """Return the graph with max pools that one convolution alone reads as part of that, where `pays` says so."""
+    makers, readers = graph.producers(), graph.readers()
+    gone: set[str] = set()
+    out = graph.copy()
+    for k, node in enumerate(out.nodes):
+        read = node.inputs[0] if node.inputs else ""
+        pool, conv = makers.get(read), base_op(node.op)
+        if pool is None or not isinstance(pool.op, MaxPool) or not isinstance(conv, Conv) or readers[read] != 1:
+            continue
+        made = PooledConv(pool.op, conv)
+        x, w, y = (graph.specs[name] for name in (pool.inputs[0], node.inputs[1], node.outputs[0]))
+        if special(pool.op) or special(conv) or not pays(made, x, w.dims, y.dims, caps, split_products):
+            continue
+        op = replace(node.op, base=made) if isinstance(node.op, Fused) else made
+        out.nodes[k] = replace(node, op=op, inputs=(pool.inputs[0], *node.inputs[1:]))
+        gone.add(read)
+    out.nodes = [node for node in out.nodes if node.outputs[0] not in gone]
+    return out

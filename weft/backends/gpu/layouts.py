@@ -38,6 +38,8 @@ def base_op(op: Op) -> Op:
 
 Special = Callable[[Op], bool]
 """Whether a creator of the backend's own makes the executions of an op: they read and write NCHW."""
+Planar = Callable[[Graph, Node], bool]
+"""Whether a node that works on packed images had rather read its first input, which lies as NCHW, as that."""
 
 
 def base_inputs(op: Op, inputs: Sequence[T]) -> Sequence[T]:
@@ -57,8 +59,8 @@ def packed_layout(caps: DeviceCaps, precision: Precision) -> Layout:
 
 
 class _Assigner:
-    def __init__(self, graph: Graph, special: Special, packed: Layout) -> None:
-        self.source, self.special, self.packed = graph, special, packed
+    def __init__(self, graph: Graph, special: Special, packed: Layout, planar: Planar) -> None:
+        self.source, self.special, self.packed, self.planar = graph, special, packed, planar
         self.out, self.names = graph.copy(), Names(graph)
         self.out.nodes = []
         self.lies = dict.fromkeys(graph.inputs, LINEAR)
@@ -69,7 +71,11 @@ class _Assigner:
     def run(self) -> Graph:
         for node in self.source.nodes:
             layout = self._wanted(node)
-            inputs = tuple(self._get(i, layout) if self._is_activation(i) else i for i in node.inputs)
+            planar = layout.packed and self._takes_planar(node)
+            inputs = tuple(
+                i if not self._is_activation(i) else self._uncast(i) if planar and k == 0 else self._get(i, layout)
+                for k, i in enumerate(node.inputs)
+            )
             written = tuple(self._out(o, layout) for o in node.outputs)
             self._emit(replace(node, inputs=inputs, outputs=written), layout)
             for name, twin in zip(node.outputs, written, strict=True):
@@ -94,6 +100,12 @@ class _Assigner:
         output = self.source.specs[node.outputs[0]].dims
         shapes = [self._operand_shape(i, len(output)) for i in base_inputs(node.op, node.inputs)]
         return self.packed if packed and op.fits_channels(base_op(node.op), shapes, output) else LINEAR
+
+    def _takes_planar(self, node: Node) -> bool:
+        """Tell whether a node alone reads a value that lies as NCHW, and had rather do so than have it converted."""
+        name = node.inputs[0]
+        alone = self._is_activation(name) and self.lies[name] is LINEAR and self.readers[name] == 1
+        return alone and self.planar(self.source, node)
 
     def _operand_shape(self, name: str, rank: int) -> Shape | None:
         """Return the shape in which an op reads a value: constants can be packed as if they had more axes."""
@@ -132,16 +144,19 @@ class _Assigner:
             self._convert(name, twin, layout, self.readers[name] == 1)
         return self.twins[name, layout]
 
+    def _uncast(self, name: str) -> str:
+        """Return what a value is a cast of, between floats, and drop the cast; else the value's own name."""
+        maker = self.makers.get(name)
+        if maker is None or maker.op.type != "Cast" or maker not in self.out.nodes:
+            return name
+        if not self.out.specs[maker.inputs[0]].dtype.is_float:
+            return name
+        self.out.nodes.remove(maker)
+        return maker.inputs[0]
+
     def _convert(self, name: str, target: str, layout: Layout, only_reader: bool) -> None:
         """Write the Relayout; a cast that only feeds it is taken along."""
-        maker = self.makers.get(name)
-        source = name
-        if maker is not None and maker.op.type == "Cast" and only_reader and maker in self.out.nodes:
-            source = maker.inputs[0]
-            if self.out.specs[source].dtype.is_float:
-                self.out.nodes.remove(maker)
-            else:
-                source = name
+        source = self._uncast(name) if only_reader else name
         relayout = Relayout(layout, self.out.specs[target].dtype)
         node = Node(self.names.fresh(f"Relayout.{target}"), relayout, (source,), (target,))
         self.out.nodes.append(node)
@@ -152,14 +167,17 @@ class _Assigner:
 
 
 def assign_layouts(
-    graph: Graph, special: Special = lambda op: False, packed: Layout = Layout.NC4HW4
+    graph: Graph,
+    special: Special = lambda op: False,
+    packed: Layout = Layout.NC4HW4,
+    planar: Planar = lambda graph, node: False,
 ) -> Graph:
     """Return the graph with a layout for every value, NCHW or `packed`, and the conversions this needs.
 
     Inputs and outputs of the part lie as NCHW under their own names.
     """
     assert find_op("Relayout") is Relayout
-    return _Assigner(graph, special, packed).run()
+    return _Assigner(graph, special, packed, planar).run()
 
 
 def find_views(graph: Graph, special: Special = lambda op: False) -> dict[str, View]:

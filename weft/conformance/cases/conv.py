@@ -26,6 +26,11 @@ CASES: list[Case] = [
     case("Conv", f32(1, 20, 19, 21), const(f32(36, 20, 3, 3)), const(f32(36)), pads=(1, 1, 1, 1)),
     case("Conv", f32(2, 64, 14, 14), const(f32(70, 64, 1, 1)), const(f32(70))),
     case("Conv", f32(1, 40, 33, 31), const(f32(40, 1, 3, 3)), group=40, pads=(1, 1, 1, 1), strides=(2, 2)),
+    # images of few channels: GPUs read them in NCHW
+    case("Conv", f32(3, 3, 9, 11), const(f32(6, 3, 3, 3)), const(f32(6)), strides=(2, 2), pads=(0, 1, 2, 1)),
+    case("Conv", f32(2, 2, 9, 10), const(f32(5, 2, 3, 2)), dilations=(2, 3), pads=(2, 0, 1, 3)),
+    case("Conv", f32(2, 3, 7, 9), const(f32(9, 3, 1, 1)), const(f32(9))),
+    case("Conv", f32(2, 4, 5, 7), const(f32(33, 4, 5, 5)), pads=(2, 2, 2, 2), strides=(1, 2)),
     # groups, depthwise, depthwise with a multiplier
     case("Conv", f32(1, 8, 7, 7), const(f32(8, 4, 3, 3)), const(f32(8)), group=2, pads=(1, 1, 1, 1)),
     case("Conv", f32(3, 9, 6, 5), const(f32(6, 3, 3, 3)), group=3, strides=(2, 1)),
@@ -69,6 +74,7 @@ CASES: list[Case] = [
     case("Conv", f16(1, 5, 8, 8), const(f16(7, 5, 3, 3)), const(f16(7)), pads=(1, 1, 1, 1)),
     case("Conv", f16(1, 8, 8, 8), const(f16(8, 1, 3, 3)), group=8, strides=(2, 2)),
     case("Conv", f16(3, 4, 5, 5), const(f16(4, 4, 1, 1)), const(f16(4))),
+    case("Conv", f16(2, 3, 9, 8), const(f16(5, 3, 3, 3)), const(f16(5)), strides=(2, 2), pads=(1, 1, 1, 1)),
     case("ConvTranspose", f32(1, 3, 5, 6), const(f32(3, 4, 3, 3))),
     case(
         "ConvTranspose",

@@ -9,8 +9,9 @@ from math import prod
 
 import numpy as np
 
+from weft.core.dtypes import DType
 from weft.core.layout import PACK, Array, Layout
-from weft.core.tensor import Tensor
+from weft.core.tensor import Tensor, TensorSpec
 from weft.kernels.launch import PIECE, DeviceCaps, GpuOp, KernelBuilder, Placement, gpu_op
 from weft.ops.conv import Conv
 from weft.ops.gpu import conv_matrix, conv_split, conv_winograd
@@ -22,6 +23,9 @@ from weft.ops.window import Window
 VECTOR_BYTES = 16
 STEP = 4
 """Blocks of four input channels that one pass of the GEMM kernel stages."""
+SAVED = 1 << 26
+"""Products up to which an image that need not be packed is worth more than split products: these save at most 2 us of
+so many on an H200 (60 TFLOP/s instead of 30), the launch that packs takes 5 to 6."""
 
 
 @gpu_op(Conv)
@@ -38,6 +42,22 @@ class ConvOnGpu(GpuOp):
         if any(t is not None and t.constant is None for t in inputs[1:]):
             return "the convolution's weights or bias are computed at run time; GPU kernels pack them beforehand"
         return None
+
+    def reads_planar(
+        self, op: Conv, inputs: Sequence[TensorSpec | None], output: TensorSpec, caps: DeviceCaps, split_products: bool
+    ) -> bool:
+        """Accept an image of up to four channels where the portable GEMM runs, or would hardly be slower.
+
+        Kernels on matrix units load whole blocks of channels: they run fp16, and split fp32 but for little work.
+        Winograd's method is only for more channels.
+        """
+        x, w = inputs[0], inputs[1]
+        assert x is not None and w is not None
+        if op.group != 1 or len(x.dims) > 4 or x.dims[1] > PACK:
+            return False
+        if caps.matrix_units and x.dtype is DType.FLOAT16:
+            return False
+        return not split_products or prod(output.dims) * prod(w.dims[2:]) * PACK <= SAVED
 
     def launches(self, op: Conv, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
         """Launch one kernel for each piece of the weights."""
@@ -85,6 +105,16 @@ class ConvPlan:
     def window(self) -> Window:
         """Return the geometry."""
         return self.op.window(self.x.shape, self.weight.shape)
+
+    @property
+    def planar(self) -> bool:
+        """Tell whether the image lies as NCHW (`ConvOnGpu.reads_planar`)."""
+        return not self.x.layout.packed
+
+    @property
+    def reading(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Return how the GEMM loads four channels, if not as one vector: what changes its text, and constants."""
+        return ({"planar": 1}, {"CI": self.weight.shape[1]}) if self.planar else ({}, {})
 
     @property
     def blocks(self) -> int:
@@ -221,6 +251,9 @@ def choose_tile(caps: DeviceCaps, pixels: int, blocks: int, steps: int) -> GemmT
 def launch_ungrouped(plan: ConvPlan) -> None:
     """Launch the implicit GEMM that fits the device, the types and the precision."""
     constants = window_constants(plan.window)
+    if plan.planar:
+        launch_gemm(plan)
+        return
     if conv_matrix.fits(plan):
         conv_matrix.launch_matrix(plan, constants)
         return
@@ -265,10 +298,14 @@ def _offers(
 
 
 def pick_gemm(plan: ConvPlan, problem: dict[str, int], pixels: int) -> GemmTile | InParts[GemmTile] | WinogradTile:
-    """Return how a piece of the weights is multiplied in fp32; by Winograd's method only where it is all of them."""
+    """Return how a piece of the weights is multiplied in fp32.
+
+    That is by Winograd's method only where it is all of them, and pixels are packed vectors.
+    """
     k, count, steps = plan.k, problem["COUNT"], gemm_steps(plan.weight)
     tiles, default = _offers(plan, pixels, count, steps)
-    winograd = conv_winograd.tiles(plan, legal_tiles(k.caps, steps)) if count == plan.blocks else []
+    whole = count == plan.blocks and not plan.reading[0]
+    winograd = conv_winograd.tiles(plan, legal_tiles(k.caps, steps)) if whole else []
     best = conv_winograd.choose_tile(plan, winograd)
     # Tuning tries what comes first before the rest.
     candidates: list[GemmTile | InParts[GemmTile] | WinogradTile]
@@ -284,7 +321,8 @@ def launch_gemm(plan: ConvPlan, chosen: GemmTile | WinogradTile | None = None) -
     itemsize = weight.dtype.itemsize
     for first, count in plan.pieces(steps * STEP * PACK * PACK * itemsize):
         window, n = window_constants(plan.window), plan.y.shape[0]
-        problem = {**window, "N": n, "C4": ci4, "COUNT": count, "bias": plan.bias is not None}
+        reading, channels = plan.reading
+        problem = {**window, "N": n, "C4": ci4, "COUNT": count, "bias": plan.bias is not None, **reading, **channels}
         picked = chosen or pick_gemm(plan, problem, pixels)
         if isinstance(picked, WinogradTile):
             conv_winograd.launch_winograd(plan, picked)
@@ -301,11 +339,11 @@ def launch_gemm(plan: ConvPlan, chosen: GemmTile | WinogradTile | None = None) -
             writes={"y": sums.target},
             ints={
                 **window, "C4": ci4, "STEPS": steps, "PIXELS": pixels, "FIRST": first, "COUNT": count,
-                "TILES": tiles, **sums.ints,
+                "TILES": tiles, **channels, **sums.ints,
             },
             variant={
                 "rp": tile.pixels, "rc": tile.blocks, "lx": tile.lx, "ly": tile.ly,
-                "buffers": tile.buffers(k.caps), "pointwise": pointwise, **sums.variant,
+                "buffers": tile.buffers(k.caps), "pointwise": pointwise, **reading, **sums.variant,
             },
             grid=(min(tiles, k.caps.max_grid[0]), -(-count // tile.columns), parts),
             local=(tile.lx, tile.ly, tile.lz),

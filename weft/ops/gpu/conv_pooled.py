@@ -1,0 +1,117 @@
+"""A convolution of 1 x 1 taps that takes the maximum over a window as it loads: a max pool before it is no launch.
+
+Of a small network a launch takes longer than its work: on an H200 at batch 1 each of SqueezeNet's pools takes 5 to
+6 us, of which the loads are less than one. Where there is more work two launches are better: every group of the GEMM
+loads all of its windows, and each of several tiles of output channels does so again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar
+
+from weft.core.dtypes import DType
+from weft.core.layout import PACK, Array, Shape
+from weft.core.op import Constants, Op, OpClass
+from weft.core.tensor import Tensor, TensorSpec
+from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, Placement, gpu_op
+from weft.ops.conv import Conv
+from weft.ops.gpu import conv_split
+from weft.ops.gpu.conv import TYPICAL_UNITS, ConvPlan, launch_gemm
+from weft.ops.pool import MaxPool
+from weft.ops.window import Window
+
+FEW = 64
+"""Output channels up to which it is done: at most four tiles of them, mostly one, load what the pool sees."""
+VECTORS = 1024
+"""Pixels of four channels that the pool has, up to so many for each compute unit: half of what it runs at a time."""
+TAPS = 16
+"""Places of a window: an item keeps all that it loads from them in registers."""
+
+
+@dataclass(frozen=True)
+class PooledConv(Op):
+    """Compute the pool on the first input, and the convolution of that; a backend puts it in place of both."""
+
+    type: ClassVar[str] = "PooledConv"
+    op_class: ClassVar[OpClass] = "reduction"
+    pool: MaxPool
+    conv: Conv
+
+    def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return the spec of the output."""
+        pooled = self.pool.infer(inputs[:1], constants[:1])[0]
+        return self.conv.infer([pooled, *inputs[1:]], [None, *constants[1:]])
+
+    def reference(self, *inputs: Array | None) -> Array:
+        """Return the output."""
+        return self.conv.reference(self.pool.reference(inputs[0])[0], *inputs[1:])
+
+    def flops(self, inputs: Sequence[Shape | None], outputs: Sequence[Shape]) -> int:
+        """Return those of both."""
+        x, (n, _, *places) = inputs[0] or (0, 0), outputs[0]
+        return self.pool.flops(inputs[:1], [(n, x[1], *places)]) + self.conv.flops(inputs, outputs)
+
+
+def pays(
+    op: PooledConv, x: TensorSpec, weight: Shape, output: Shape, caps: DeviceCaps, split_products: bool
+) -> bool:
+    """Tell whether both are better one launch: where the portable GEMM runs, for little work and few channels.
+
+    Kernels on matrix units load vectors as they lie: they run fp16, and split fp32 from `conv_split.WORTH` on.
+    """
+    pool = op.pool.window(x.dims)
+    taps = op.conv.window((*x.dims[:2], *pool.outputs), weight)
+    if op.conv.group != 1 or not taps.is_pointwise or op.pool.outputs > 1 or not _sees_pixels(pool):
+        return False
+    if caps.matrix_units and x.dtype is DType.FLOAT16:
+        return False
+    channels, blocks = output[1], -(-x.dims[1] // PACK)
+    vectors = x.dims[0] * prod(pool.outputs) * blocks
+    units = caps.compute_units if caps.compute_units > 1 else TYPICAL_UNITS
+    strict = not split_products or vectors * PACK * channels < conv_split.WORTH
+    return strict and channels <= FEW and vectors <= VECTORS * units
+
+
+def _sees_pixels(pool: Window) -> bool:
+    """Tell whether a pool has work, its window is small, flat, without gaps, and sees a pixel wherever it is."""
+    axes = zip(pool.inputs, pool.outputs, pool.kernel, pool.strides, pool.begin, strict=True)
+    seen = all(begin < kernel and (o - 1) * stride - begin < i for i, o, kernel, stride, begin in axes)
+    plain = pool.rank <= 2 and prod(pool.kernel) <= TAPS and prod(pool.dilations) == 1
+    return seen and plain and not pool.is_pointwise
+
+
+@dataclass(frozen=True)
+class PooledPlan(ConvPlan):
+    """A convolution whose pixels are the largest of a window."""
+
+    pool: Window
+
+    @property
+    def window(self) -> Window:
+        """Return the pool's geometry: the convolution has one tap."""
+        return self.pool
+
+    @property
+    def reading(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Return that the GEMM takes the largest of so many as it loads."""
+        return {"pooled": prod(self.pool.kernel)}, {}
+
+
+@gpu_op(PooledConv)
+class PooledConvOnGpu(GpuOp):
+    """The portable GEMM, with another way to load."""
+
+    placement = Placement.CHANNELS
+    splits_constants = True
+
+    def launches(
+        self, op: PooledConv, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+    ) -> None:
+        """Launch the GEMM."""
+        x, w, b = (*inputs, None)[:3]
+        assert x is not None and w is not None and w.constant is not None
+        bias = None if b is None else b.constant
+        launch_gemm(PooledPlan(k, op.conv, x, outputs[0], w.constant, bias, op.pool.window(x.shape)))
