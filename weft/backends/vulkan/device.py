@@ -127,7 +127,6 @@ class VulkanDevice(GpuDevice):
         with parts.lock:
             parts.recordings.add(recording)
         parts.context.count(live_recordings=1)
-        parts.pipelines.save()
         return recording
 
     def submit(self, recording: Any) -> None:
@@ -179,9 +178,9 @@ class VulkanDevice(GpuDevice):
         return span
 
     def keep(self) -> None:
-        """Save what was compiled, and free nothing."""
+        """Save the driver's cache of kernels; closing does so, too."""
         with suppress(WeftError):
-            if self._finalizer.alive:
+            if self._finalizer.alive and not forks.why_not():
                 self._held.pipelines.save()
 
     def close(self) -> None:
