@@ -667,6 +667,8 @@ def test_the_drivers_cache_is_kept_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_
     device = open_device(0, NO_DIALECT)
     device.compile(SCALE, values(4))
     device.record([])
+    assert not (tmp_path / "vulkan-pipelines").exists(), "not for each recording: it is one file"
+    device.keep()
     kept = list((tmp_path / "vulkan-pipelines").iterdir())
     assert len(kept) == 1
     device.close()

@@ -110,6 +110,70 @@ def test_a_process_that_ends_costs_nothing(
         assert len(built) == 2
 
 
+def test_a_process_that_is_ready_after_it_was_given_back_is_not_used(
+    device: OpenCLDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said, go, offered = threading.Event(), threading.Event(), threading.Event()
+    welcome = compilers._Process._welcome
+
+    def late(self: Any, ready: Any) -> None:
+        def offer(process: Any) -> None:
+            said.set()
+            assert go.wait(60)
+            ready(process)
+            offered.set()
+
+        welcome(self, offer)
+
+    monkeypatch.setattr(compilers._Process, "_welcome", late)
+    with device.building():
+        device.compile(source(1), ONE)
+        (process,) = device.compilers._begun
+        assert said.wait(60)
+    assert process._popen.wait(60) == 0
+    go.set()
+    assert offered.wait(60)
+    assert not device.compilers._ready
+    with device.building():
+        device.compile(source(2), ONE)
+
+
+def test_a_process_that_compiles_while_it_is_given_back_is_not_used_again(
+    device: OpenCLDevice, ready: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go, compile_ = threading.Event(), threading.Event(), compilers._Process.compile
+
+    def slow(self: Any, *task: Any) -> bool:
+        done = compile_(self, *task)
+        begun.set()
+        assert go.wait(60)
+        return done
+
+    monkeypatch.setattr(compilers._Process, "compile", slow)
+    with device.building():
+        device.compile(source(1), ONE)
+        (process,) = device.compilers._begun
+        assert ready.wait(60)
+        thread = threading.Thread(target=device.compile, args=[source(2), ONE])
+        thread.start()
+        assert begun.wait(60)
+    assert process._popen.wait(60) == 0
+    go.set()
+    thread.join(60)
+    assert not device.compilers._ready
+    with device.building():
+        device.compile(source(3), ONE)
+
+
+def test_a_process_whose_files_are_closed_is_one_that_is_gone(device: OpenCLDevice, ready: threading.Event) -> None:
+    with device.building():
+        device.compile(source(1), ONE)
+        assert ready.wait(60)
+        device.compilers._begun[0].end()
+        device.compile(source(2), ONE)
+        assert not device.compilers._ready
+
+
 @pytest.mark.parametrize("wrong", [{"index": 99}, {"driver": "another"}])
 def test_a_process_that_does_not_find_the_device_is_not_used(
     device: OpenCLDevice, ready: threading.Event, wrong: dict[str, Any]

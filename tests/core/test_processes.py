@@ -43,6 +43,25 @@ if os.fork() == 0:
     os._exit(0)
 os.wait()
 """
+CLOSED = """
+import signal
+net = Net()
+x = net.input("x", 1, 64, 192, 192)
+graph = net.finish(net.conv(net.conv(x, 64, 3), 64, 3, name="y"))
+fed = np.ones((1, 64, 192, 192), np.float32)
+session = weft.load(graph, api, fallback="error")
+want = session.run(fed)[0]
+session.submit(fed)
+if os.fork() == 0:
+    signal.alarm(30)  # which ends a wait within a driver, too
+    session.close()
+    weft.registry.find(api).close()
+    print("closed", flush=True)
+    sys.exit()
+print("ended with", os.wait()[1])
+np.testing.assert_array_equal(session.wait()[0], want)
+print("right in the parent")
+"""
 DAEMON = """
 session, ran = weft.load(graph, api, fallback="error"), threading.Event()
 def loop():
@@ -70,6 +89,11 @@ def test_a_forked_process_says_that_it_cannot_use_the_device(api: str) -> None:
 @pytest.mark.parametrize("api", ["opencl", "vulkan"])
 def test_a_process_that_forked_before_can_use_it(api: str) -> None:
     assert said(EARLY, api) == "it ran\n"
+
+
+@pytest.mark.parametrize("api", ["cpu", "opencl", "vulkan"])
+def test_a_forked_process_can_close_a_session_whose_run_is_pending(api: str) -> None:
+    assert said(CLOSED, api).splitlines() == ["closed", "ended with 0", "right in the parent"]
 
 
 @pytest.mark.parametrize("api", ["opencl", "vulkan"])

@@ -22,6 +22,7 @@ from weft.backends.gpu.tuning_table import Entry, Trial, TuningTable
 from weft.core.registry import registry
 from weft.errors import ConfigError
 from weft.kernels import template
+from weft.kernels.cache import DiskCache
 from weft.kernels.launch import DeviceCaps
 from weft.ops.gpu import conv
 from weft.ops.gpu.conv import GemmTile
@@ -286,3 +287,25 @@ def test_a_network_is_tuned_on_a_device_and_stays_right(name: str, monkeypatch: 
         got = session.run(feeds(graph))
     for y, want in zip(got, outputs(graph, feeds(graph)), strict=True):
         np.testing.assert_allclose(y, want, rtol=1e-4, atol=1e-4)
+
+
+def test_the_drivers_cache_is_written_once_by_a_load_and_once_by_tuning(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    three_tiles(monkeypatch)
+    creator = registry.find("vulkan")
+    assert isinstance(creator, GpuCreator)
+    runtime = creator.runtime(0)
+    monkeypatch.setattr(runtime, "tuning", TuningTable(runtime.device.info))
+    writes: list[str] = []
+    put = DiskCache.put
+
+    def noted(self: DiskCache, key: str, content: bytes) -> None:
+        writes.append(self.folder.name if self.folder else "")
+        put(self, key, content)
+
+    monkeypatch.setattr(DiskCache, "put", noted)
+    with weft.load(convolutions((11, 13)), "vulkan", fallback="error") as session:
+        assert writes.count("vulkan-pipelines") == 1
+        tune_pipelines(session.pipelines)
+    assert writes.count("vulkan-pipelines") == 2

@@ -232,6 +232,7 @@ class GpuBackend(Backend):
         """Wait for the kernels, then record everything: addresses are known now."""
         self._builds.finish(self._blame)
         self.recording.seal()
+        self.device.keep()
 
     def _blame(self, label: str) -> AbstractContextManager[None]:
         return blame(at_node(self._makers[label], self.info.device))

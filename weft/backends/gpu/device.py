@@ -174,6 +174,10 @@ class GpuDevice(ABC):
         """Prepare for many kernels to be compiled while a block runs, if the device has a way that costs something."""
         return nullcontext()
 
+    def keep(self) -> None:
+        """Put on disk what was compiled, at the end of a load or of tuning, if the device did not do so by itself."""
+        return None
+
     def queued_seconds(self, commands: Sequence[Command]) -> float | None:
         """Run commands once, and return seconds from the first one's start to the last one's end, gaps included.
 

@@ -89,8 +89,11 @@ def tune_pipelines(
             why = 'with memory="limit" it keeps no weights to try candidates with'
             raise ConfigError("this session cannot be tuned", why=why, fix='load the model with memory="normal"')
         tuner = _Tuner(runtime, group[0].device, clock() + budget, again, clock)
-        with runtime.device.building():
-            rows += tuner.tune_all(open_problems(group), progress)
+        try:
+            with runtime.device.building():
+                rows += tuner.tune_all(open_problems(group), progress)
+        finally:
+            runtime.device.keep()
     return rows
 
 

@@ -83,11 +83,11 @@ class Compilers:
             return False
         try:
             done = process.compile(source, values)
-        except (OSError, EOFError, TimeoutError) as e:
+        except (OSError, EOFError, TimeoutError, ValueError) as e:  # ValueError: of a file that is closed
             log.info("a process that compiles is given up: %r", e)
             process.kill()
             return False
-        self._ready.append(process)
+        self._offer(process)
         return done
 
     def _take(self) -> _Process | None:
@@ -97,17 +97,20 @@ class Compilers:
             self._asked += 1
             if self._asked == LEAST:
                 self._start()
-        try:
-            return self._ready.popleft()
-        except IndexError:
-            return None
+            return self._ready.popleft() if self._ready else None
 
     def _start(self) -> None:
         try:
             for _ in range(self._count):
-                self._begun.append(_Process(self._device, self._ready.append))
+                self._begun.append(_Process(self._device, self._offer))
         except OSError as e:
             log.info("processes that compile cannot be started: %s", e)
+
+    def _offer(self, process: _Process) -> None:
+        """Let others take a process that has nothing to do, unless it ends because nobody holds it any more."""
+        with self._lock:
+            if process in self._begun:
+                self._ready.append(process)
 
 
 class _Process:
@@ -116,6 +119,7 @@ class _Process:
     def __init__(self, device: str, ready: Any) -> None:
         self._popen = child.start(child.program(__name__), device, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
         self._rest = b""
+        self._reading = threading.Lock()
         threading.Thread(target=self._welcome, args=[ready], name="weft-compilers", daemon=True).start()
 
     def _welcome(self, ready: Any) -> None:
@@ -124,7 +128,7 @@ class _Process:
                 ready(self)
 
     def compile(self, source: KernelSource, values: Mapping[str, int | float]) -> bool:
-        """Return whether the kernel is in the cache now; EOFError or OSError if the process has ended."""
+        """Return whether the kernel is in the cache now; an error of its files if the process has ended, or is to."""
         task = pickle.dumps((source, dict(values)))
         assert self._popen.stdin is not None
         self._popen.stdin.write(_LENGTH.pack(len(task)) + task)
@@ -132,6 +136,10 @@ class _Process:
         return self._answer() == b"done"
 
     def _answer(self) -> bytes:
+        with self._reading:
+            return self._read()
+
+    def _read(self) -> bytes:
         assert self._popen.stdout is not None
         number = self._popen.stdout.fileno()
         while True:
@@ -162,7 +170,8 @@ class _Process:
         except subprocess.TimeoutExpired:
             self._popen.kill()
             self._popen.wait()
-        self._popen.stdout.close()
+        with self._reading:  # who waits for an answer hears of the end first
+            self._popen.stdout.close()
 
 
 # -- the side of a process -------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, suppress
 import numpy as np
 import pyopencl as cl
 
+from weft.backends.gpu import forks
 from weft.backends.gpu.device import Command, DeviceCaps, GpuBuffer, GpuDevice, MemoryKind
 from weft.backends.opencl import native
 from weft.backends.opencl.compilers import Compilers, process_count
@@ -98,11 +99,13 @@ class OpenCLDevice(GpuDevice):
         return buffer
 
     def free(self, buffer: GpuBuffer) -> None:
-        """Give a buffer back; a second time does nothing.
+        """Give a buffer back; a second time, or in a forked process, it does nothing.
 
         Only references are dropped: the driver frees the memory with the last of them, so that a numpy
         view of pinned memory, or a recording not yet released, never points to nothing.
         """
+        if forks.why_not():
+            return
         with self._lock:
             if buffer not in self._buffers:
                 return
@@ -184,9 +187,9 @@ class OpenCLDevice(GpuDevice):
             self.stats.submits += 1
 
     def wait(self, recording: Recording) -> None:
-        """Wait until the last submit of the recording is done."""
+        """Wait until the last submit of the recording is done; in a forked process it would never be."""
         queue = recording.queue
-        if queue is None:
+        if queue is None or forks.why_not():
             return
         code = 0
         try:
@@ -218,7 +221,9 @@ class OpenCLDevice(GpuDevice):
             self.release(recording)
 
     def release(self, recording: Recording) -> None:
-        """Free a recording's kernels and pieces of buffers; a second time does nothing."""
+        """Free a recording's kernels and pieces of buffers; a second time, or in a forked process, it does nothing."""
+        if forks.why_not():
+            return
         with self._lock:
             if recording not in self._recordings:
                 return
@@ -241,7 +246,9 @@ class OpenCLDevice(GpuDevice):
             raise failure(e.code, "the driver gives no timestamps", self._where) from e
 
     def close(self) -> None:
-        """Wait for all work and free everything; later calls raise ClosedError."""
+        """Wait for all work and free everything; later calls raise ClosedError. A forked process has none of it."""
+        if forks.why_not():
+            return
         with self._lock:
             if self._closed:
                 return

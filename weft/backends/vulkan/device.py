@@ -104,8 +104,8 @@ class VulkanDevice(GpuDevice):
         return self._parts.memory.allocate(nbytes, kind)
 
     def free(self, buffer: GpuBuffer) -> None:
-        """Give a buffer back; its `host` array must not be used any more."""
-        if self._finalizer.alive:  # closing freed it
+        """Give a buffer back; its `host` array must not be used any more. A forked process has none of it."""
+        if self._finalizer.alive and not forks.why_not():  # closing freed it
             self._held.memory.free(buffer)
 
     def upload(self, buffer: GpuBuffer, offset: int, data: Array) -> None:
@@ -127,7 +127,6 @@ class VulkanDevice(GpuDevice):
         with parts.lock:
             parts.recordings.add(recording)
         parts.context.count(live_recordings=1)
-        parts.pipelines.save()
         return recording
 
     def submit(self, recording: Any) -> None:
@@ -137,15 +136,21 @@ class VulkanDevice(GpuDevice):
         recording.submit()
 
     def wait(self, recording: Any) -> None:
-        """Wait until the last submit of the recording is done; DeviceLost if the device gave up."""
-        if self._finalizer.alive:  # closing waited for everything
+        """Wait until the last submit of the recording is done; DeviceLost if the device gave up.
+
+        In a forked process it would never be: nothing is waited for there.
+        """
+        if self._finalizer.alive and not forks.why_not():  # closing waited for everything
             recording.wait()
 
     def release(self, recording: Any) -> None:
         """Free a recording; it is waited for if it still runs. A second release does nothing.
 
-        Of a lost device nothing runs any more, so that its loss is no error here.
+        Of a lost device nothing runs any more, so that its loss is no error here; of one whose process was forked
+        nothing is there.
         """
+        if forks.why_not():
+            return
         parts = self._held
         with parts.lock:
             if recording not in parts.recordings:
@@ -173,9 +178,9 @@ class VulkanDevice(GpuDevice):
         return span
 
     def keep(self) -> None:
-        """Save what was compiled, and free nothing."""
+        """Save the driver's cache of kernels; closing does so, too."""
         with suppress(WeftError):
-            if self._finalizer.alive:
+            if self._finalizer.alive and not forks.why_not():
                 self._held.pipelines.save()
 
     def close(self) -> None:
