@@ -29,7 +29,7 @@ from pathlib import Path
 
 import weft
 from benchmarks import gemm, models, own, peers_ncnn, peers_onnxruntime, peers_tinygrad, peers_torch
-from benchmarks.bars import APIS, bars, table
+from benchmarks.bars import APIS, bars, complaint, table
 from benchmarks.measure import PRODUCTS, Case, Counts, Record, build
 from benchmarks.options import numbers, output, words
 
@@ -214,7 +214,7 @@ def _conclude(record: Record, trial: bool) -> None:
     if trial:
         print("a trial with small pictures and products: its times mean nothing, so there are no bars")
         return
-    print(table(found))
+    print("\n".join([*_wrong_outputs(record), table(found)]))
     print("Where taking a device's times makes runs slower than they are without, a whole run's time stands for it.")
     reached = [b.met for b in found]
     print(f"{reached.count(True)} bars reached, {reached.count(False)} not, {reached.count(None)} not measured")
@@ -230,6 +230,15 @@ def _summary(record: Record) -> Iterator[str]:
         sides = {r.who.split()[0]: r.more["gflop"] / r.batch for r in rows}
         yield f"GFLOP of {network} at batch 1: " + ", ".join(f"{who} {value:.3f}" for who, value in sides.items())
     yield from (f"absent: {what}: {why}" for what, why in record.absent.items())
+
+
+def _wrong_outputs(record: Record) -> Iterator[str]:
+    outputs = [(f"{r.network} x{r.batch}", r.who, r.precision, r.error) for r in record.rows]
+    outputs += [(f"product {e['size']}", e["who"], e["precision"], e["error"]) for e in record.gemm]
+    for what, who, precision, error in outputs:
+        wrong = complaint(who, precision, error)
+        if wrong:
+            yield f"no time counts of {what} {who} {precision}: {wrong}"
 
 
 if __name__ == "__main__":

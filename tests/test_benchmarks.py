@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 import weft
-from benchmarks import gpu, measure, models, peers_ncnn, startup, transfers
+from benchmarks import gemm, gpu, measure, models, own, peers_ncnn, startup, transfers
 from benchmarks.apart import apart
 from benchmarks.bars import bars, table
 from benchmarks.gemm import Chain
@@ -75,10 +79,10 @@ def rows() -> list[Row]:
         Row("resnet50", 1, "weft vulkan", "fp16", host_ms=0.5, device_ms=0.7, error=2e-3),
         Row("resnet50", 32, "weft vulkan", "fp16", host_ms=5.0, device_ms=4.0, error=2e-2),
         Row("resnet50", 1, "ncnn vulkan", "fp32", host_ms=3.0),
-        Row("resnet50", 1, "torch graph nchw", "fp16", host_ms=1.0, device_ms=0.9),
-        Row("resnet50", 1, "torch graph channels-last", "fp16", host_ms=0.9, device_ms=0.8),
-        Row("resnet50", 1, "torch graph nchw", "tf32", host_ms=0.1),
-        Row("resnet50", 32, "torch graph nchw", "fp16", host_ms=3.5, device_ms=3.0),
+        Row("resnet50", 1, "torch graph nchw", "fp16", host_ms=1.0, device_ms=0.9, error=1e-3),
+        Row("resnet50", 1, "torch graph channels-last", "fp16", host_ms=0.9, device_ms=0.8, error=1e-3),
+        Row("resnet50", 1, "torch graph nchw", "tf32", host_ms=0.1, error=1e-3),
+        Row("resnet50", 32, "torch graph nchw", "fp16", host_ms=3.5, device_ms=3.0, error=1e-3),
     ]
 
 
@@ -89,18 +93,105 @@ def test_bars_take_the_fastest_peer_of_the_same_class() -> None:
     graph = found["vulkan x1, host to host, CUDA graph", "fp16"]
     assert graph.peer == "torch graph channels-last fp16" and graph.ratio == pytest.approx(1.8) and graph.met
     device = found["vulkan x32, device, CUDA graph", "fp16"]
-    assert device.ratio == 0.75 and device.met
+    assert device.ratio == 0.75 and device.met is False and "NO, error 2.0e-02" in table([device])
     assert found["vulkan x1, host to host, CUDA graph", "fp32"].met is None
     alone = found["vulkan x32, host to host, best runtime", "fp16"]
-    assert alone.weft and alone.met is None, "times of another day prove nothing by themselves"
+    assert alone.weft and alone.ratio is None, "times of another day prove nothing by themselves"
     error = found["vulkan error by norm", "fp16"]
     assert error.network == "resnet50 x32" and error.met is False
 
 
+@pytest.mark.parametrize("error", [1.1e-2, float("nan"), float("inf"), None])
+def test_no_bar_is_reached_with_a_wrong_output(error: float | None) -> None:
+    for wrong in range(2):
+        ours, its = (error, 1e-3) if wrong == 0 else (1e-3, error)
+        found = bars(
+            [
+                Row("resnet50", 1, "weft vulkan", "fp16", host_ms=0.5, error=ours),
+                Row("resnet50", 1, "torch graph nchw", "fp16", host_ms=1.0, error=its),
+                Row("resnet50", 1, "torch graph channels-last", "fp16", host_ms=2.0, error=1e-3),
+            ],
+            products(ours, its),
+        )
+        (time,) = [b for b in found if b.bar == "vulkan x1, host to host, CUDA graph" and b.precision == "fp16"]
+        (product,) = [b for b in found if b.bar == "opencl product, us a launch" and b.network == "4096"]
+        (accuracy,) = [b for b in found if b.bar == "vulkan error by norm"]
+        (of_product,) = [b for b in found if b.bar == "opencl product, error by norm"]
+        if wrong == 0:
+            assert [b.met for b in (time, product, accuracy, of_product)] == [False] * 4
+            assert all(b.wrong and b.wrong in table([b]) for b in (time, product))
+        else:
+            assert time.its == 2.0 and time.met, "a wrong peer is none"
+            assert product.met is None and accuracy.met and of_product.met
+
+
+def products(ours: float | None, its: float | None) -> list[dict[str, Any]]:
+    figures = (("weft opencl", 200.0, ours), ("cublas", 190.0, its))
+    return [{"size": 4096, "who": w, "precision": "fp16", "us": t, "error": e} for w, t, e in figures]
+
+
+@dataclass
+class Profile:
+    """What a session with timestamps tells of a run."""
+
+    counters: dict[tuple[str, str], float] = field(default_factory=lambda: {("device", "span"): 1e-3})
+    events: tuple[Any, ...] = ()
+
+
+class Wearing:
+    """A session whose outputs are right until so many runs are done."""
+
+    def __init__(self, model: onnx.ModelProto, runs: float) -> None:
+        self._session = measure.onnxruntime_session(model)
+        self._name = model.graph.input[0].name
+        self._left = runs
+        self.profile = Profile()
+
+    def __enter__(self) -> Wearing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def run(self, given: Any) -> list[measure.Array]:
+        self._left -= 1
+        inputs = given if isinstance(given, Mapping) else {self._name: given}
+        outputs: list[measure.Array] = self._session.run(None, dict(inputs))
+        return outputs if self._left >= 0 else [o * np.float32(np.nan) for o in outputs]
+
+
+@pytest.mark.parametrize("profiled", [False, True])
+def test_the_last_timed_output_is_compared_too(profiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, counts, runs = build("squeezenet1_1", 1, 32), Counts(1, 3, 1.0, 0.0), [math.inf, math.inf]
+
+    def load(model: onnx.ModelProto, device: str, *, profile: bool = False, **_: Any) -> Wearing:
+        return Wearing(model, runs[profile])
+
+    monkeypatch.setattr("weft.load", load)
+    assert own.row(case, "vulkan", "high", counts).error == 0
+    runs[profiled] = 3
+    error = own.row(case, "vulkan", "high", counts).error
+    assert error is not None and math.isnan(error)
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_the_last_timed_products_are_compared(wrong: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [math.inf, math.inf]
+
+    def load(model: onnx.ModelProto, *_: Any, **__: Any) -> Wearing:
+        return Wearing(model, runs[len(model.graph.node) > 3])
+
+    monkeypatch.setattr("weft.load", load)
+    record = Record({})
+    gemm.measure(64, ["opencl"], False, Counts(1, 2, 1.0, 0.0), record)
+    runs[wrong] = 5
+    gemm.measure(64, ["opencl"], False, Counts(1, 2, 1.0, 0.0), record)
+    assert record.gemm[0]["error"] < 1e-5 and math.isnan(record.gemm[1]["error"])
+
+
 def test_products_have_bars_and_the_table_has_them_all() -> None:
-    gemm = [{"size": 4096, "who": w, "us": t} for w, t in (("weft opencl", 200.0), ("cublas", 190.0))]
-    found = bars(rows(), gemm)
-    (product,) = [b for b in found if b.network == "4096" and b.bar.startswith("opencl")]
+    found = bars(rows(), products(1e-3, 1e-3))
+    (product,) = [b for b in found if b.network == "4096" and b.bar == "opencl product, us a launch"]
     assert product.ratio == 0.95 and product.met
     assert len(table(found).splitlines()) == 2 + len(found)
 
@@ -114,6 +205,8 @@ def test_a_row_that_fails_is_listed_and_the_file_is_always_whole(tmp_path: Path)
     record.add(rows()[0])
     found = json.loads(path.read_text())
     assert found["absent"] == {"a peer": "ZeroDivisionError: division by zero"} and len(found["rows"]) == 1
+    record.add(Row("resnet50", 1, "weft opencl", "fp16", host_ms=1.0))
+    assert list(gpu._wrong_outputs(record)) == ["no time counts of resnet50 x1 weft opencl fp16: no error known"]
     late = Record({}, None, budget=-1.0)
     late.attempt("more", lambda: pytest.fail("the time is up"))
     assert "were given" in late.absent["more"]
