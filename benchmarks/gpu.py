@@ -26,10 +26,12 @@ from datetime import date
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import weft
 from benchmarks import gemm, models, own, peers_ncnn, peers_onnxruntime, peers_tinygrad, peers_torch
 from benchmarks.bars import APIS, bars, complaint, table
+from benchmarks.facts import tuning, variables
 from benchmarks.measure import PRODUCTS, Case, Counts, Record, build
 from benchmarks.options import numbers, output, words
 
@@ -183,7 +185,7 @@ def _weft_devices(wanted: Sequence[str], record: Record) -> list[str]:
     return [name for name in wanted if name.split(":")[0] in known]
 
 
-def _facts() -> dict[str, object]:
+def _facts() -> dict[str, Any]:
     devices = [f"{d.id}:{d.index} {d.name}, {d.driver}" for d in weft.devices()]
     versions = {"weft": weft.__version__, "python": platform.python_version()}
     versions |= {name: version(name) for name in ("numpy", "onnx")}
@@ -193,6 +195,8 @@ def _facts() -> dict[str, object]:
         "devices": devices,
         "python": f"{platform.python_version()}, {platform.node()}",
         "source": _source(),
+        "tuning": tuning(),
+        "environment": variables(),
         "versions": versions,
     }
 
@@ -224,6 +228,8 @@ def _summary(record: Record) -> Iterator[str]:
     """Say what ran where, FLOPs of each side included, and what did not."""
     yield f"{record.facts['date']}  {record.facts['command']}"
     yield from record.facts["devices"]
+    yield f"choices of kernels: {record.facts['tuning']}"
+    yield "variables: " + (", ".join(f"{n}={v}" for n, v in record.facts["environment"].items()) or "none of Weft's")
     yield ", ".join(f"{name} {value}" for name, value in record.facts["versions"].items())
     for network in dict.fromkeys(row.network for row in record.rows):
         rows = [r for r in record.rows if r.network == network and "gflop" in r.more]

@@ -22,7 +22,7 @@ FASTER = 0.98
 """A part of the time of all calls before that only a higher clock, or warmer caches, explain."""
 MOST_WARM = 5.0
 """Seconds of calls that are not counted, whatever they show."""
-SAME = ("devices", "source", "python")
+SAME = ("devices", "source", "python", "tuning")
 """Facts that a run which goes on with another one has in common with it."""
 PRODUCTS = "products"
 """The part of a run that `Record.gemm` is."""
@@ -157,13 +157,13 @@ class Record:
     def resume(self, path: Path) -> None:
         """Take over what an earlier run wrote: `part` does not run again what it has.
 
-        ValueError unless that was on the same devices, with the same versions and the same Weft.
+        ValueError unless that was on the same devices, with the same versions, Weft and tuned choices.
         """
         held = json.loads(path.read_text())
         for fact in SAME:
             if held.get(fact) != self.facts.get(fact):
                 was, now = held.get(fact), self.facts.get(fact)
-                raise ValueError(f"{path} is of another run: its {fact} were {was!r}, and are {now!r}")
+                raise ValueError(f"{path} is of another run: its {fact} was {was!r}, and is {now!r}")
         self.done, self.absent = held["done"], held["absent"]
         self.rows = [row for row in (Row(**row) for row in held["rows"]) if row.part in self.done]
         self.gemm = held["gemm"] if PRODUCTS in self.done else []

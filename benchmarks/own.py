@@ -8,7 +8,7 @@ and type, and every gap between launches, count; the transfers of inputs and out
 bound: timestamps keep launches from overlapping. On OpenCL, where events about double the gap after each launch, it is
 that of runs without them that wait in the queue as a whole (queued.py); `events_ms` is the span with events.
 `busy_ms` is the sum of the single launches and so a lower bound; on NVIDIA's OpenCL no event is shorter than 4 us,
-though.
+though. `tuned` is how many launches' kernels a table chose.
 
 Compared with the reference are the first output, the last one of the timed runs, and the last one with timestamps; the
 error is the largest. Of the runs that wait in the queue nothing is: they are launches alone, and what these find in the
@@ -37,11 +37,17 @@ def row(case: Case, device: str, precision: str, counts: Counts) -> Row:
     start = time.perf_counter()
     with weft.load(case.model, device, precision=precision, fallback="error") as session:
         found.more["load_s"] = time.perf_counter() - start
+        found.more["tuned"] = _tuned(session)
         found.compare(session.run(case.inputs), case)
         found.host_ms, found.host_p90_ms, last = timed_result(lambda: session.run(case.inputs), counts)
         found.compare(last, case)
     _device_times(found, case, device, precision, counts)
     return found
+
+
+def _tuned(session: weft.Session) -> int:
+    recordings = [getattr(p.backend, "recording", None) for p in session.pipelines]
+    return sum(r.tuned for r in recordings if r is not None)
 
 
 def _device_times(found: Row, case: Case, device: str, precision: str, counts: Counts) -> None:

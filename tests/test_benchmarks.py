@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import onnx
 import pytest
 
 import weft
-from benchmarks import gemm, gpu, measure, models, own, peers_ncnn, startup, transfers
+from benchmarks import facts, gemm, gpu, measure, models, own, peers_ncnn, startup, transfers
 from benchmarks.apart import apart
 from benchmarks.bars import bars, table
 from benchmarks.gemm import Chain
@@ -146,6 +147,7 @@ class Wearing:
         self._name = model.graph.input[0].name
         self._left = runs
         self.profile = Profile()
+        self.pipelines = [SimpleNamespace(backend=SimpleNamespace(recording=SimpleNamespace(tuned=7)))]
 
     def __enter__(self) -> Wearing:
         return self
@@ -168,7 +170,8 @@ def test_the_last_timed_output_is_compared_too(profiled: bool, monkeypatch: pyte
         return Wearing(model, runs[profile])
 
     monkeypatch.setattr("weft.load", load)
-    assert own.row(case, "vulkan", "high", counts).error == 0
+    right = own.row(case, "vulkan", "high", counts)
+    assert right.error == 0 and right.more["tuned"] == 7
     runs[profiled] = 3
     error = own.row(case, "vulkan", "high", counts).error
     assert error is not None and math.isnan(error)
@@ -234,8 +237,11 @@ def test_starts_have_empty_caches_and_then_those_of_the_first(tmp_path: Path) ->
     assert len(startup.table([found, missing]).splitlines()) == 5
 
 
-def test_a_start_sees_no_cache_of_the_user(tmp_path: Path) -> None:
+def test_a_start_sees_no_cache_and_no_choices_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WEFT_SELFTEST", "WEFT_TUNING", "WEFT_CACHE", "WEFT_NO_COMPILER"):
+        monkeypatch.setenv(name, "0")
     found = startup.environment(tmp_path)
+    assert [name for name in found if name.startswith("WEFT_")] == ["WEFT_CACHE_DIR"]
     assert all(Path(found[name]).is_relative_to(tmp_path) and not any(Path(found[name]).glob("[!.]*"))
                for name in startup.FOLDERS)  # fmt: skip
 
@@ -263,7 +269,7 @@ def test_a_run_whose_time_was_too_short_goes_on_where_it_ended(tmp_path: Path) -
     first.part("b x1", measured(first, "b", "weft vulkan", wait=2e6))
     first.part("a x1 tinygrad", measured(first, "a", "tinygrad opencl"))
     assert first.done == ["a x1"] and "a x1 tinygrad" in first.absent
-    with pytest.raises(ValueError, match="its source were 'x', and are 'y'"):
+    with pytest.raises(ValueError, match="its source was 'x', and is 'y'"):
         Record({"source": "y"}).resume(path)
     second = Record({"source": "x"}, tmp_path / "again.json")
     second.resume(path)
@@ -274,6 +280,29 @@ def test_a_run_whose_time_was_too_short_goes_on_where_it_ended(tmp_path: Path) -
     assert ran == ["a weft vulkan", "b weft vulkan", "b weft vulkan", "a tinygrad opencl"]
     assert [row.part for row in second.rows] == ["a x1", "b x1", "a x1 tinygrad"]
     assert second.facts["resumed"]["date"] == "today"
+
+
+def test_a_run_says_which_choices_it_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
+    seen = [facts.tuning()]
+    (tmp_path / "tuning").mkdir()
+    for content in ("{}", "{ }"):
+        (tmp_path / "tuning" / "card.json").write_text(content)
+        (tmp_path / "tuning" / "tmpx.part").write_text(content)
+        seen.append(facts.tuning())
+    monkeypatch.setenv("WEFT_TUNING", "0")
+    seen.append(facts.tuning())
+    assert len(set(seen)) == 4
+    monkeypatch.setenv("WEFT_CACHE", "0")
+    monkeypatch.delenv("WEFT_TUNING")
+    assert facts.tuning() == seen[0]
+    found = gpu._facts()
+    assert found["tuning"] == seen[0]
+    assert {"WEFT_CACHE": "0", "WEFT_CACHE_DIR": str(tmp_path)}.items() <= found["environment"].items()
+    path = tmp_path / "run.json"
+    Record({"tuning": seen[1]}, path).write()
+    with pytest.raises(ValueError, match="its tuning was"):
+        Record({"tuning": seen[2]}).resume(path)
 
 
 @pytest.mark.parametrize(
