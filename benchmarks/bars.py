@@ -1,4 +1,8 @@
-"""The bars that Weft is to clear on a real GPU, and the table of where it stands."""
+"""The bars that Weft is to clear on a real GPU, and the table of where it stands.
+
+A time counts only with a right output: a bar whose row of Weft has a larger error than its precision allows, or none,
+is not reached, and a peer's row like that is no peer. ncnn's networks have no weights, so there is nothing to check.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,8 @@ MNN = {
 """MNN 3.6.1's OpenCL on an H200 with these networks, ms from host to host, fp32; taken before, not in the run."""
 ACCURACY = {"fp32": 1e-5, "normal": 1e-5, "fp16": 1e-2}
 """The largest error by norm of each precision."""
+UNCHECKED = ("ncnn vulkan",)
+"""Whose outputs nothing is known of."""
 GEMM_BARS = {1024: {"vulkan": 0.6, "opencl": 0.8}, 4096: {"vulkan": 0.45, "opencl": 0.9}}
 DEVICE_BARS = {
     "fp16": {"vulkan": 0.6, "opencl": 0.8},
@@ -39,6 +45,8 @@ class Bar:
     peer: str
     its: float | None
     needed: float
+    wrong: str = ""
+    """What is wrong with the output that Weft's time is of."""
 
     @property
     def ratio(self) -> float | None:
@@ -47,12 +55,23 @@ class Bar:
 
     @property
     def met(self) -> bool | None:
-        """Tell whether the bar is reached; None where that is not known."""
+        """Tell whether the bar is reached, which a wrong output never does; None where that is not known."""
+        if self.wrong:
+            return False
         return None if self.ratio is None else self.ratio >= self.needed
 
     def found(self) -> dict[str, Any]:
         """Return everything, for the JSON file."""
         return asdict(self) | {"ratio": self.ratio, "met": self.met}
+
+
+def complaint(who: str, precision: str, error: float | None) -> str:
+    """Return what is wrong with the output that a time is of; nothing if its error is known and small enough."""
+    if who in UNCHECKED:
+        return ""
+    if error is None:
+        return "no error known"
+    return "" if error <= ACCURACY.get(precision, math.inf) else f"error {error:.1e}"  # NaN is not
 
 
 def bars(rows: Sequence[Row], gemm: Sequence[dict[str, Any]]) -> list[Bar]:
@@ -65,6 +84,7 @@ def bars(rows: Sequence[Row], gemm: Sequence[dict[str, Any]]) -> list[Bar]:
         *(b for n in names for b in _torch_at_batch_32(found, n)),
         *_products(gemm),
         *_accuracy(rows),
+        *_accuracy_of_products(gemm),
     ]
 
 
@@ -74,23 +94,34 @@ class _Rows:
     def __init__(self, rows: Sequence[Row]) -> None:
         self._rows = rows
 
-    def best(
+    def peer(
         self, network: str, batch: int, who: Callable[[str], bool], precisions: Sequence[str], time: str
     ) -> tuple[str, float | None]:
-        """Return who is fastest and the time; `time` is "host" or "device"."""
+        """Return who is fastest with a right output, and the time; `time` is "host" or "device"."""
         times = [
             (value, f"{row.who} {row.precision}")
+            for value, row in self._timed(network, batch, who, precisions, time)
+            if not complaint(row.who, row.precision, row.error)
+        ]
+        value, name = min(times, default=(None, "-"))
+        return name, value
+
+    def weft(self, network: str, batch: int, api: str, precision: str, time: str) -> tuple[float | None, str]:
+        """Return Weft's time, and what is wrong with its output."""
+        times = self._timed(network, batch, lambda w: w == f"weft {api}", [precision], time)
+        value, row = min(times, key=lambda pair: pair[0], default=(None, None))
+        return value, complaint(row.who, row.precision, row.error) if row else ""
+
+    def _timed(
+        self, network: str, batch: int, who: Callable[[str], bool], precisions: Sequence[str], time: str
+    ) -> list[tuple[float, Row]]:
+        return [
+            (value, row)
             for row in self._rows
             if (row.network, row.batch) == (network, batch) and who(row.who) and row.precision in precisions
             for value in [_time(row, time)]
             if value is not None
         ]
-        value, name = min(times, default=(None, "-"))
-        return name, value
-
-    def weft(self, network: str, batch: int, api: str, precision: str, time: str) -> float | None:
-        """Return Weft's time."""
-        return self.best(network, batch, lambda w: w == f"weft {api}", [precision], time)[1]
 
 
 def _time(row: Row, time: str) -> float | None:
@@ -105,33 +136,33 @@ def _runtimes(rows: _Rows, network: str) -> Iterator[Bar]:
     """Against the best runtime on OpenCL or Vulkan: fp16 against whatever is fastest, the others against its fp32."""
     for batch, needed in ((1, {"vulkan": 3.0, "opencl": 2.0}), (32, {"vulkan": 3.0, "opencl": 3.0})):
         for precision, theirs in (("fp32", ["fp32"]), ("normal", ["fp32"]), ("fp16", ["fp32", "fp16"])):
-            name, its = rows.best(network, batch, lambda w: w in RUNTIMES, theirs, "host")
+            name, its = rows.peer(network, batch, lambda w: w in RUNTIMES, theirs, "host")
             known = MNN.get((network, batch))
             if known is not None and its is not None and known < its:  # by itself it proves nothing of this run
                 name, its = "mnn opencl fp32, before", known
             for api in APIS:
-                ours = rows.weft(network, batch, api, precision, "host")
+                ours, wrong = rows.weft(network, batch, api, precision, "host")
                 title = f"{api} x{batch}, host to host, best runtime"
-                yield Bar(title, network, precision, ours, name, its, needed[api])
+                yield Bar(title, network, precision, ours, name, its, needed[api], wrong)
 
 
 def _torch_at_batch_1(rows: _Rows, network: str) -> Iterator[Bar]:
     for precision in ("fp32", "fp16"):
-        name, its = rows.best(network, 1, _is_graph, [precision], "host")
+        name, its = rows.peer(network, 1, _is_graph, [precision], "host")
         for api in APIS:
             if api == "opencl" and not (precision == "fp16" and network in ("resnet50", "squeezenet1_1")):
                 continue
-            ours = rows.weft(network, 1, api, precision, "host")
-            yield Bar(f"{api} x1, host to host, CUDA graph", network, precision, ours, name, its, 1.0)
+            ours, wrong = rows.weft(network, 1, api, precision, "host")
+            yield Bar(f"{api} x1, host to host, CUDA graph", network, precision, ours, name, its, 1.0, wrong)
 
 
 def _torch_at_batch_32(rows: _Rows, network: str) -> Iterator[Bar]:
     for precision, needed in DEVICE_BARS.items():
         theirs = "fp16" if precision == "fp16" else "fp32"
-        name, its = rows.best(network, 32, _is_graph, [theirs], "device")
+        name, its = rows.peer(network, 32, _is_graph, [theirs], "device")
         for api in APIS:
-            ours = rows.weft(network, 32, api, precision, "device")
-            yield Bar(f"{api} x32, device, CUDA graph", network, precision, ours, name, its, needed[api])
+            ours, wrong = rows.weft(network, 32, api, precision, "device")
+            yield Bar(f"{api} x32, device, CUDA graph", network, precision, ours, name, its, needed[api], wrong)
 
 
 def _is_graph(who: str) -> bool:
@@ -139,23 +170,44 @@ def _is_graph(who: str) -> bool:
 
 
 def _products(gemm: Sequence[dict[str, Any]]) -> Iterator[Bar]:
-    times = {(entry["size"], entry["who"]): entry["us"] for entry in gemm}
+    found = {(entry["size"], entry["who"]): (entry["us"], _complaint_of_product(entry)) for entry in gemm}
     for size, needed in GEMM_BARS.items():
+        its, its_wrong = found.get((size, "cublas"), (None, ""))
         for api in APIS:
             if gemm:
-                ours, its = times.get((size, f"weft {api}")), times.get((size, "cublas"))
-                yield Bar(f"{api} product, us a launch", str(size), "fp16", ours, "cublas", its, needed[api])
+                ours, wrong = found.get((size, f"weft {api}"), (None, ""))
+                title = f"{api} product, us a launch"
+                yield Bar(title, str(size), "fp16", ours, "cublas", None if its_wrong else its, needed[api], wrong)
+
+
+def _complaint_of_product(entry: dict[str, Any]) -> str:
+    return complaint(entry["who"], entry["precision"], entry["error"])
 
 
 def _accuracy(rows: Sequence[Row]) -> Iterator[Bar]:
     """Yield the largest error of each API and precision; the ratio is what is allowed over what there is."""
     for api in APIS:
-        for precision, allowed in ACCURACY.items():
-            errors = [r for r in rows if r.who == f"weft {api}" and r.precision == precision and r.error is not None]
-            if errors:
-                worst = max(errors, key=lambda r: math.inf if r.error != r.error else r.error or 0.0)  # NaN is worst
-                name = f"{worst.network} x{worst.batch}"
-                yield Bar(f"{api} error by norm", name, precision, worst.error or 1e-30, "allowed", allowed, 1.0)
+        for precision in ACCURACY:
+            errors = [
+                (f"{r.network} x{r.batch}", r.error)
+                for r in rows
+                if r.who == f"weft {api}" and r.precision == precision
+            ]
+            yield from _worst(f"{api} error by norm", precision, errors)
+
+
+def _accuracy_of_products(gemm: Sequence[dict[str, Any]]) -> Iterator[Bar]:
+    for api in APIS:
+        errors = [(str(e["size"]), e["error"]) for e in gemm if e["who"] == f"weft {api}"]
+        yield from _worst(f"{api} product, error by norm", "fp16", errors)
+
+
+def _worst(title: str, precision: str, errors: Sequence[tuple[str, float | None]]) -> Iterator[Bar]:
+    """Yield the bar of the largest error, if there is one: none known, and NaN, are the largest."""
+    if errors:
+        name, error = max(errors, key=lambda pair: math.inf if pair[1] is None or math.isnan(pair[1]) else pair[1])
+        shown, wrong = None if error is None else error or 1e-30, complaint("weft", precision, error)
+        yield Bar(title, name, precision, shown, "allowed", ACCURACY[precision], 1.0, wrong)
 
 
 def table(every: Sequence[Bar]) -> str:
@@ -163,7 +215,7 @@ def table(every: Sequence[Bar]) -> str:
     lines = ["| " + " | ".join(HEADERS) + " |", "|---" * len(HEADERS) + "|"]
     for b in every:
         ratio = "-" if b.ratio is None else f"{b.ratio:.2f}"
-        met = {None: "not measured", True: "yes", False: "NO"}[b.met]
+        met = {None: "not measured", True: "yes", False: f"NO, {b.wrong}" if b.wrong else "NO"}[b.met]
         cells = (b.bar, b.network, b.precision, _number(b.weft), b.peer, _number(b.its), ratio, f"{b.needed:g}", met)
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)

@@ -8,6 +8,7 @@ behind a product that is large enough for the host to be ahead of the device unt
 
 The right operand is a weight: Weft may store it as it likes, as in any network; the left one is what the launch
 before has written. cuBLAS runs the same chain, with the same numbers, as a CUDA graph between two CUDA events.
+The last outputs that were timed, of both chains, are compared with what is right; the error is the larger.
 Rounds go over all contenders in turn, since the card's clock follows its power and so what ran just before.
 """
 
@@ -85,19 +86,26 @@ class Chain:
             value = weight.astype(np.float64) @ value
         return self.x.astype(np.float64) @ value
 
+    def results(self, launches: int) -> tuple[Array, Array]:
+        """Return what is right for one product, and for so many more."""
+        return self.result(1), self.result(1 + launches)
+
 
 @dataclass
 class Contender:
     """Who takes part in the rounds; `sample` adds times in ms of chains of one and of `launches` more products."""
 
     who: str
-    error: float
     launches: int
     short: list[float] = field(default_factory=list)
     long: list[float] = field(default_factory=list)
 
     def sample(self, runs: int) -> None:
         """Take the times of some runs."""
+        raise NotImplementedError
+
+    def outputs(self) -> list[Array]:
+        """Return what the last runs of both chains gave."""
         raise NotImplementedError
 
     def per_launch(self) -> float:
@@ -114,18 +122,25 @@ class WeftChain(Contender):
             held.enter_context(weft.load(chain.model(n), device, precision="low", fallback="error"))
             for n in (1, 1 + launches)
         ]
-        (y,) = self._sessions[1].run(self._x)
-        error = relative_error([y], [chain.result(1 + launches)])
-        super().__init__(f"weft {device.split(':')[0]}", error, launches)
+        self._outputs: list[Array] = []
+        self._sessions[1].run(self._x)
+        super().__init__(f"weft {device.split(':')[0]}", launches)
 
     def sample(self, runs: int) -> None:
         """Take the times of some runs of both networks."""
+        self._outputs = []
         for session, times in zip(self._sessions, (self.short, self.long), strict=True):
-            session.run(self._x)
+            last = session.run(self._x)
             for _ in range(runs):
                 start = time.perf_counter()
-                session.run(self._x)
+                last = []  # first, so that the memory of one output serves the next
+                last = session.run(self._x)
                 times.append((time.perf_counter() - start) * 1e3)
+            self._outputs += last
+
+    def outputs(self) -> list[Array]:
+        """Return what the last runs of both networks gave."""
+        return self._outputs
 
 
 class CublasChain(Contender):
@@ -137,12 +152,13 @@ class CublasChain(Contender):
         self._x = torch.from_numpy(chain.x).cuda().half()
         self._weights = {n: torch.from_numpy(w).cuda().half() for n, w in chain.weights(1)}
         self._names = [[n for n, _ in chain.weights(count)] for count in (1, 1 + launches)]
-        self._graphs = [self._captured(names) for names in self._names]
+        captured = [self._captured(names) for names in self._names]
+        self._graphs, self._ys = [graph for graph, _ in captured], [y for _, y in captured]
         self._graphs[1].replay()
-        error = relative_error([self._y.float().cpu().numpy()], [chain.result(1 + launches)])
-        super().__init__(CUBLAS, error, launches)
+        super().__init__(CUBLAS, launches)
 
-    def _captured(self, names: Sequence[str]) -> Any:
+    def _captured(self, names: Sequence[str]) -> tuple[Any, Any]:
+        """Return the graph of a chain and the tensor that it leaves its output in."""
         import torch
 
         with torch.inference_mode():
@@ -153,14 +169,14 @@ class CublasChain(Contender):
             torch.cuda.current_stream().wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
-                self._compute(names)
-        return graph
+                y = self._compute(names)
+        return graph, y
 
-    def _compute(self, names: Sequence[str]) -> None:
+    def _compute(self, names: Sequence[str]) -> Any:
         y = self._x
         for name in names:
             y = y @ self._weights[name]
-        self._y = y
+        return y
 
     def sample(self, runs: int) -> None:
         """Take the times of some replays of both graphs."""
@@ -175,6 +191,10 @@ class CublasChain(Contender):
                 end.record()
                 end.synchronize()
                 times.append(begin.elapsed_time(end))
+
+    def outputs(self) -> list[Array]:
+        """Return what the last replays of both graphs left."""
+        return [y.float().cpu().numpy() for y in self._ys]
 
 
 def measure(size: int, devices: Sequence[str], cublas: bool, counts: Counts, record: Record) -> None:
@@ -194,13 +214,14 @@ def measure(size: int, devices: Sequence[str], cublas: bool, counts: Counts, rec
         for _ in range(2 if counts.trial else 9):
             for contender in contenders:
                 contender.sample(2 if counts.trial else 5)
+        right = chain.results(launches)
         for contender in contenders:
-            _add(contender, size, record)
+            _add(contender, size, relative_error(contender.outputs(), right), record)
 
 
-def _add(contender: Contender, size: int, record: Record) -> None:
+def _add(contender: Contender, size: int, error: float, record: Record) -> None:
     ms = contender.per_launch()
     rate = 2 * size**3 / ms / 1e9 if ms > 0 else None
     spread = float(np.percentile(contender.long, 90) - np.median(contender.long)) / contender.launches
     found = {"size": size, "who": contender.who, "precision": "fp16", "us": ms * 1e3, "tflops": rate}
-    record.add_gemm(found | {"p90_more_us": spread * 1e3, "error": contender.error, "launches": contender.launches})
+    record.add_gemm(found | {"p90_more_us": spread * 1e3, "error": error, "launches": contender.launches})

@@ -26,10 +26,12 @@ from datetime import date
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import weft
 from benchmarks import gemm, models, own, peers_ncnn, peers_onnxruntime, peers_tinygrad, peers_torch
-from benchmarks.bars import APIS, bars, table
+from benchmarks.bars import APIS, bars, complaint, table
+from benchmarks.facts import tuning, variables
 from benchmarks.measure import PRODUCTS, Case, Counts, Record, build
 from benchmarks.options import numbers, output, words
 
@@ -183,7 +185,7 @@ def _weft_devices(wanted: Sequence[str], record: Record) -> list[str]:
     return [name for name in wanted if name.split(":")[0] in known]
 
 
-def _facts() -> dict[str, object]:
+def _facts() -> dict[str, Any]:
     devices = [f"{d.id}:{d.index} {d.name}, {d.driver}" for d in weft.devices()]
     versions = {"weft": weft.__version__, "python": platform.python_version()}
     versions |= {name: version(name) for name in ("numpy", "onnx")}
@@ -193,6 +195,8 @@ def _facts() -> dict[str, object]:
         "devices": devices,
         "python": f"{platform.python_version()}, {platform.node()}",
         "source": _source(),
+        "tuning": tuning(),
+        "environment": variables(),
         "versions": versions,
     }
 
@@ -214,7 +218,7 @@ def _conclude(record: Record, trial: bool) -> None:
     if trial:
         print("a trial with small pictures and products: its times mean nothing, so there are no bars")
         return
-    print(table(found))
+    print("\n".join([*_wrong_outputs(record), table(found)]))
     print("Where taking a device's times makes runs slower than they are without, a whole run's time stands for it.")
     reached = [b.met for b in found]
     print(f"{reached.count(True)} bars reached, {reached.count(False)} not, {reached.count(None)} not measured")
@@ -224,12 +228,23 @@ def _summary(record: Record) -> Iterator[str]:
     """Say what ran where, FLOPs of each side included, and what did not."""
     yield f"{record.facts['date']}  {record.facts['command']}"
     yield from record.facts["devices"]
+    yield f"choices of kernels: {record.facts['tuning']}"
+    yield "variables: " + (", ".join(f"{n}={v}" for n, v in record.facts["environment"].items()) or "none of Weft's")
     yield ", ".join(f"{name} {value}" for name, value in record.facts["versions"].items())
     for network in dict.fromkeys(row.network for row in record.rows):
         rows = [r for r in record.rows if r.network == network and "gflop" in r.more]
         sides = {r.who.split()[0]: r.more["gflop"] / r.batch for r in rows}
         yield f"GFLOP of {network} at batch 1: " + ", ".join(f"{who} {value:.3f}" for who, value in sides.items())
     yield from (f"absent: {what}: {why}" for what, why in record.absent.items())
+
+
+def _wrong_outputs(record: Record) -> Iterator[str]:
+    outputs = [(f"{r.network} x{r.batch}", r.who, r.precision, r.error) for r in record.rows]
+    outputs += [(f"product {e['size']}", e["who"], e["precision"], e["error"]) for e in record.gemm]
+    for what, who, precision, error in outputs:
+        wrong = complaint(who, precision, error)
+        if wrong:
+            yield f"no time counts of {what} {who} {precision}: {wrong}"
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import onnx
@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 from benchmarks import models
 
 Array = NDArray[Any]
+T = TypeVar("T")
 FASTER = 0.98
 """A part of the time of all calls before that only a higher clock, or warmer caches, explain."""
 MOST_WARM = 5.0
 """Seconds of calls that are not counted, whatever they show."""
-SAME = ("devices", "source", "python")
+SAME = ("devices", "source", "python", "tuning")
 """Facts that a run which goes on with another one has in common with it."""
 PRODUCTS = "products"
 """The part of a run that `Record.gemm` is."""
@@ -86,9 +87,14 @@ class Row:
     """Median on the device, without transfers; each side's module says how it is taken."""
     device_p90_ms: float | None = None
     error: float | None = None
-    """Norm of the difference from ONNX Runtime over the norm of its output."""
+    """Norm of the difference from ONNX Runtime over the norm of its output: the largest of what was compared."""
     note: str = ""
     more: dict[str, float] = field(default_factory=dict)
+
+    def compare(self, got: Sequence[Array], case: Case) -> None:
+        """Hold an output against the reference; the row's error is the largest of all that were, or NaN."""
+        error = relative_error(got, case.outputs)
+        self.error = error if self.error is None else float(np.max([self.error, error]))
 
     @property
     def part(self) -> str:
@@ -151,13 +157,13 @@ class Record:
     def resume(self, path: Path) -> None:
         """Take over what an earlier run wrote: `part` does not run again what it has.
 
-        ValueError unless that was on the same devices, with the same versions and the same Weft.
+        ValueError unless that was on the same devices, with the same versions, Weft and tuned choices.
         """
         held = json.loads(path.read_text())
         for fact in SAME:
             if held.get(fact) != self.facts.get(fact):
                 was, now = held.get(fact), self.facts.get(fact)
-                raise ValueError(f"{path} is of another run: its {fact} were {was!r}, and are {now!r}")
+                raise ValueError(f"{path} is of another run: its {fact} was {was!r}, and is {now!r}")
         self.done, self.absent = held["done"], held["absent"]
         self.rows = [row for row in (Row(**row) for row in held["rows"]) if row.part in self.done]
         self.gemm = held["gemm"] if PRODUCTS in self.done else []
@@ -213,14 +219,21 @@ def warm_up(run: Callable[[], object], counts: Counts) -> None:
 
 def timed(run: Callable[[], object], counts: Counts) -> tuple[float, float]:
     """Return the median and the 90th percentile of the milliseconds that `run` takes, once it is warm."""
+    return timed_result(run, counts)[:2]
+
+
+def timed_result(run: Callable[[], T], counts: Counts) -> tuple[float, float, T]:
+    """Return the same and the last result, which can so be compared; to let go of one is in the time, as it was."""
     warm_up(run, counts)
     times: list[float] = []
+    last: T | None = None
     stop = time.perf_counter() + counts.seconds
     while len(times) < counts.iterations and (len(times) < 2 or time.perf_counter() < stop):
         start = time.perf_counter()
-        run()
+        last = None  # first, so that the memory of one result serves the next
+        last = run()
         times.append((time.perf_counter() - start) * 1e3)
-    return middle(times)
+    return *middle(times), cast("T", last)
 
 
 def middle(times: Sequence[float]) -> tuple[float, float]:

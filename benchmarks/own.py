@@ -8,7 +8,11 @@ and type, and every gap between launches, count; the transfers of inputs and out
 bound: timestamps keep launches from overlapping. On OpenCL, where events about double the gap after each launch, it is
 that of runs without them that wait in the queue as a whole (queued.py); `events_ms` is the span with events.
 `busy_ms` is the sum of the single launches and so a lower bound; on NVIDIA's OpenCL no event is shorter than 4 us,
-though.
+though. `tuned` is how many launches' kernels a table chose.
+
+Compared with the reference are the first output, the last one of the timed runs, and the last one with timestamps; the
+error is the largest. Of the runs that wait in the queue nothing is: they are launches alone, and what these find in the
+place of the input may be the last run's numbers, since memory is used again within a run.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ import time
 import numpy as np
 
 import weft
-from benchmarks.measure import Case, Counts, Row, middle, relative_error, timed, warm_up
+from benchmarks.measure import Array, Case, Counts, Row, middle, timed_result, warm_up
 
 PRECISIONS = {"high": "fp32", "normal": "normal", "low": "fp16"}
 """Weft's names of precisions, and what the rows call them."""
@@ -33,10 +37,17 @@ def row(case: Case, device: str, precision: str, counts: Counts) -> Row:
     start = time.perf_counter()
     with weft.load(case.model, device, precision=precision, fallback="error") as session:
         found.more["load_s"] = time.perf_counter() - start
-        found.error = relative_error(session.run(case.inputs), case.outputs)
-        found.host_ms, found.host_p90_ms = timed(lambda: session.run(case.inputs), counts)
+        found.more["tuned"] = _tuned(session)
+        found.compare(session.run(case.inputs), case)
+        found.host_ms, found.host_p90_ms, last = timed_result(lambda: session.run(case.inputs), counts)
+        found.compare(last, case)
     _device_times(found, case, device, precision, counts)
     return found
+
+
+def _tuned(session: weft.Session) -> int:
+    recordings = [getattr(p.backend, "recording", None) for p in session.pipelines]
+    return sum(r.tuned for r in recordings if r is not None)
 
 
 def _device_times(found: Row, case: Case, device: str, precision: str, counts: Counts) -> None:
@@ -44,18 +55,20 @@ def _device_times(found: Row, case: Case, device: str, precision: str, counts: C
     busy: list[float] = []
     with weft.load(case.model, device, precision=precision, fallback="error", profile=True) as session:
 
-        def sample() -> None:
-            session.run(case.inputs)
+        def sample() -> list[Array]:
+            outputs = session.run(case.inputs)
             profile = session.profile
             spans.extend(value * 1e3 for (_, name), value in profile.counters.items() if name == "span")
             launches = [e.seconds for e in profile.events if not e.name.startswith(TRANSFERS)]
             busy.append(sum(launches) * 1e3)
             found.more["launches"] = len(launches)
+            return outputs
 
         warm_up(sample, counts)
         spans.clear()
         busy.clear()
-        timed(sample, counts.at_once)
+        _, _, last = timed_result(sample, counts.at_once)
+        found.compare(last, case)
     if len(spans) != len(busy):
         found.note = "the device gives no times"
         return

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from benchmarks.measure import Case, Counts, Row, onnxruntime_session, relative_error, timed
+from benchmarks.measure import Case, Counts, Row, onnxruntime_session, timed_result
 
 
 def row(case: Case, counts: Counts) -> Row:
-    """Time a network; the error is between two of its own runs."""
+    """Time a network; the error is between some of its own runs."""
     found = Row(case.network, case.batch, "onnxruntime cpu", "fp32")
     session = onnxruntime_session(case.model)
     inputs = dict(case.inputs)
-    found.error = relative_error(session.run(None, inputs), case.outputs)
-    found.host_ms, found.host_p90_ms = timed(lambda: session.run(None, inputs), counts)
+    found.compare(session.run(None, inputs), case)
+    found.host_ms, found.host_p90_ms, last = timed_result(lambda: session.run(None, inputs), counts)
+    found.compare(last, case)
     found.more["gflop"] = case.flops / 1e9
     return found

@@ -17,7 +17,7 @@ from typing import Any
 import onnx
 
 from benchmarks.apart import apart
-from benchmarks.measure import Array, Case, Counts, Row, relative_error, timed
+from benchmarks.measure import Array, Case, Counts, Row, timed_result
 
 
 def facts() -> str:
@@ -80,7 +80,8 @@ def _row(case: Case, path: Path, counts: Counts) -> Row:
 
     for _ in range(3):  # the first two are needed to record the kernels, the third replays them
         got = run()
-    found.error = relative_error(got, case.outputs)
-    found.host_ms, found.host_p90_ms = timed(run, counts)
+    found.compare(got, case)
+    found.host_ms, found.host_p90_ms, last = timed_result(run, counts)
+    found.compare(last, case)
     found.more["gflop"] = case.flops / 1e9
     return found

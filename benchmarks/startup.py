@@ -30,6 +30,7 @@ from typing import Any
 import onnx
 
 from benchmarks import models
+from benchmarks.facts import variables
 from benchmarks.options import output, words
 
 FIRST, SECOND = 10.0, 1.0
@@ -85,6 +86,8 @@ def main() -> None:
     """Run what the command line asks for."""
     options = parse(sys.argv[1:])
     print(__doc__.split("\n\n")[2].strip() + "\n", flush=True)
+    if variables():
+        print(f"not passed on to the starts: {', '.join(f'{n}={v}' for n, v in variables().items())}", flush=True)
     with tempfile.TemporaryDirectory(prefix="weft-startup-") as folder:
         model = Path(folder) / f"{options.network}.onnx"
         _write_model(options.network, 64 if options.quick else 224, model)
@@ -131,13 +134,17 @@ def _start(model: Path, device: str, precision: str, folder: Path) -> dict[str, 
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Return the environment of a start whose caches lie in `folder`; it makes those that are not there."""
+    """Return the environment of a start whose caches lie in `folder`; it makes those that are not there.
+
+    Weft's other variables are left out: a start without self-tests or tuned choices is none of those that users have.
+    """
     moved = {name: str(folder / place) for name, place in FOLDERS.items()}
     for place in moved.values():
         Path(place).mkdir(parents=True, exist_ok=True)
     # Packages and drivers that were installed for the user alone lie under the HOME that the process no longer has.
     data = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local/share")
-    return {**os.environ, "PYTHONUSERBASE": site.getuserbase(), "XDG_DATA_HOME": data, **moved}
+    kept = {name: value for name, value in os.environ.items() if name not in variables()}
+    return {**kept, "PYTHONUSERBASE": site.getuserbase(), "XDG_DATA_HOME": data, **moved}
 
 
 def _line(start: Start) -> str:
@@ -175,6 +182,7 @@ def _facts() -> dict[str, object]:
         "command": f"python -m benchmarks.startup {' '.join(sys.argv[1:])}",
         "weft": weft.__version__,
         "python": platform.python_version(),
+        "not_passed_on": variables(),
         "brings_spirv": (Path(weft.__file__).parent / "spirv.zip").exists(),
     }
 

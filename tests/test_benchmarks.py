@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 import weft
-from benchmarks import gpu, measure, models, peers_ncnn, startup, transfers
+from benchmarks import facts, gemm, gpu, measure, models, own, peers_ncnn, startup, transfers
 from benchmarks.apart import apart
 from benchmarks.bars import bars, table
 from benchmarks.gemm import Chain
@@ -75,10 +80,10 @@ def rows() -> list[Row]:
         Row("resnet50", 1, "weft vulkan", "fp16", host_ms=0.5, device_ms=0.7, error=2e-3),
         Row("resnet50", 32, "weft vulkan", "fp16", host_ms=5.0, device_ms=4.0, error=2e-2),
         Row("resnet50", 1, "ncnn vulkan", "fp32", host_ms=3.0),
-        Row("resnet50", 1, "torch graph nchw", "fp16", host_ms=1.0, device_ms=0.9),
-        Row("resnet50", 1, "torch graph channels-last", "fp16", host_ms=0.9, device_ms=0.8),
-        Row("resnet50", 1, "torch graph nchw", "tf32", host_ms=0.1),
-        Row("resnet50", 32, "torch graph nchw", "fp16", host_ms=3.5, device_ms=3.0),
+        Row("resnet50", 1, "torch graph nchw", "fp16", host_ms=1.0, device_ms=0.9, error=1e-3),
+        Row("resnet50", 1, "torch graph channels-last", "fp16", host_ms=0.9, device_ms=0.8, error=1e-3),
+        Row("resnet50", 1, "torch graph nchw", "tf32", host_ms=0.1, error=1e-3),
+        Row("resnet50", 32, "torch graph nchw", "fp16", host_ms=3.5, device_ms=3.0, error=1e-3),
     ]
 
 
@@ -89,18 +94,107 @@ def test_bars_take_the_fastest_peer_of_the_same_class() -> None:
     graph = found["vulkan x1, host to host, CUDA graph", "fp16"]
     assert graph.peer == "torch graph channels-last fp16" and graph.ratio == pytest.approx(1.8) and graph.met
     device = found["vulkan x32, device, CUDA graph", "fp16"]
-    assert device.ratio == 0.75 and device.met
+    assert device.ratio == 0.75 and device.met is False and "NO, error 2.0e-02" in table([device])
     assert found["vulkan x1, host to host, CUDA graph", "fp32"].met is None
     alone = found["vulkan x32, host to host, best runtime", "fp16"]
-    assert alone.weft and alone.met is None, "times of another day prove nothing by themselves"
+    assert alone.weft and alone.ratio is None, "times of another day prove nothing by themselves"
     error = found["vulkan error by norm", "fp16"]
     assert error.network == "resnet50 x32" and error.met is False
 
 
+@pytest.mark.parametrize("error", [1.1e-2, float("nan"), float("inf"), None])
+def test_no_bar_is_reached_with_a_wrong_output(error: float | None) -> None:
+    for wrong in range(2):
+        ours, its = (error, 1e-3) if wrong == 0 else (1e-3, error)
+        found = bars(
+            [
+                Row("resnet50", 1, "weft vulkan", "fp16", host_ms=0.5, error=ours),
+                Row("resnet50", 1, "torch graph nchw", "fp16", host_ms=1.0, error=its),
+                Row("resnet50", 1, "torch graph channels-last", "fp16", host_ms=2.0, error=1e-3),
+            ],
+            products(ours, its),
+        )
+        (time,) = [b for b in found if b.bar == "vulkan x1, host to host, CUDA graph" and b.precision == "fp16"]
+        (product,) = [b for b in found if b.bar == "opencl product, us a launch" and b.network == "4096"]
+        (accuracy,) = [b for b in found if b.bar == "vulkan error by norm"]
+        (of_product,) = [b for b in found if b.bar == "opencl product, error by norm"]
+        if wrong == 0:
+            assert [b.met for b in (time, product, accuracy, of_product)] == [False] * 4
+            assert all(b.wrong and b.wrong in table([b]) for b in (time, product))
+        else:
+            assert time.its == 2.0 and time.met, "a wrong peer is none"
+            assert product.met is None and accuracy.met and of_product.met
+
+
+def products(ours: float | None, its: float | None) -> list[dict[str, Any]]:
+    figures = (("weft opencl", 200.0, ours), ("cublas", 190.0, its))
+    return [{"size": 4096, "who": w, "precision": "fp16", "us": t, "error": e} for w, t, e in figures]
+
+
+@dataclass
+class Profile:
+    """What a session with timestamps tells of a run."""
+
+    counters: dict[tuple[str, str], float] = field(default_factory=lambda: {("device", "span"): 1e-3})
+    events: tuple[Any, ...] = ()
+
+
+class Wearing:
+    """A session whose outputs are right until so many runs are done."""
+
+    def __init__(self, model: onnx.ModelProto, runs: float) -> None:
+        self._session = measure.onnxruntime_session(model)
+        self._name = model.graph.input[0].name
+        self._left = runs
+        self.profile = Profile()
+        self.pipelines = [SimpleNamespace(backend=SimpleNamespace(recording=SimpleNamespace(tuned=7)))]
+
+    def __enter__(self) -> Wearing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def run(self, given: Any) -> list[measure.Array]:
+        self._left -= 1
+        inputs = given if isinstance(given, Mapping) else {self._name: given}
+        outputs: list[measure.Array] = self._session.run(None, dict(inputs))
+        return outputs if self._left >= 0 else [o * np.float32(np.nan) for o in outputs]
+
+
+@pytest.mark.parametrize("profiled", [False, True])
+def test_the_last_timed_output_is_compared_too(profiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, counts, runs = build("squeezenet1_1", 1, 32), Counts(1, 3, 1.0, 0.0), [math.inf, math.inf]
+
+    def load(model: onnx.ModelProto, device: str, *, profile: bool = False, **_: Any) -> Wearing:
+        return Wearing(model, runs[profile])
+
+    monkeypatch.setattr("weft.load", load)
+    right = own.row(case, "vulkan", "high", counts)
+    assert right.error == 0 and right.more["tuned"] == 7
+    runs[profiled] = 3
+    error = own.row(case, "vulkan", "high", counts).error
+    assert error is not None and math.isnan(error)
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_the_last_timed_products_are_compared(wrong: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [math.inf, math.inf]
+
+    def load(model: onnx.ModelProto, *_: Any, **__: Any) -> Wearing:
+        return Wearing(model, runs[len(model.graph.node) > 3])
+
+    monkeypatch.setattr("weft.load", load)
+    record = Record({})
+    gemm.measure(64, ["opencl"], False, Counts(1, 2, 1.0, 0.0), record)
+    runs[wrong] = 5
+    gemm.measure(64, ["opencl"], False, Counts(1, 2, 1.0, 0.0), record)
+    assert record.gemm[0]["error"] < 1e-5 and math.isnan(record.gemm[1]["error"])
+
+
 def test_products_have_bars_and_the_table_has_them_all() -> None:
-    gemm = [{"size": 4096, "who": w, "us": t} for w, t in (("weft opencl", 200.0), ("cublas", 190.0))]
-    found = bars(rows(), gemm)
-    (product,) = [b for b in found if b.network == "4096" and b.bar.startswith("opencl")]
+    found = bars(rows(), products(1e-3, 1e-3))
+    (product,) = [b for b in found if b.network == "4096" and b.bar == "opencl product, us a launch"]
     assert product.ratio == 0.95 and product.met
     assert len(table(found).splitlines()) == 2 + len(found)
 
@@ -114,6 +208,8 @@ def test_a_row_that_fails_is_listed_and_the_file_is_always_whole(tmp_path: Path)
     record.add(rows()[0])
     found = json.loads(path.read_text())
     assert found["absent"] == {"a peer": "ZeroDivisionError: division by zero"} and len(found["rows"]) == 1
+    record.add(Row("resnet50", 1, "weft opencl", "fp16", host_ms=1.0))
+    assert list(gpu._wrong_outputs(record)) == ["no time counts of resnet50 x1 weft opencl fp16: no error known"]
     late = Record({}, None, budget=-1.0)
     late.attempt("more", lambda: pytest.fail("the time is up"))
     assert "were given" in late.absent["more"]
@@ -141,8 +237,11 @@ def test_starts_have_empty_caches_and_then_those_of_the_first(tmp_path: Path) ->
     assert len(startup.table([found, missing]).splitlines()) == 5
 
 
-def test_a_start_sees_no_cache_of_the_user(tmp_path: Path) -> None:
+def test_a_start_sees_no_cache_and_no_choices_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WEFT_SELFTEST", "WEFT_TUNING", "WEFT_CACHE", "WEFT_NO_COMPILER"):
+        monkeypatch.setenv(name, "0")
     found = startup.environment(tmp_path)
+    assert [name for name in found if name.startswith("WEFT_")] == ["WEFT_CACHE_DIR"]
     assert all(Path(found[name]).is_relative_to(tmp_path) and not any(Path(found[name]).glob("[!.]*"))
                for name in startup.FOLDERS)  # fmt: skip
 
@@ -170,7 +269,7 @@ def test_a_run_whose_time_was_too_short_goes_on_where_it_ended(tmp_path: Path) -
     first.part("b x1", measured(first, "b", "weft vulkan", wait=2e6))
     first.part("a x1 tinygrad", measured(first, "a", "tinygrad opencl"))
     assert first.done == ["a x1"] and "a x1 tinygrad" in first.absent
-    with pytest.raises(ValueError, match="its source were 'x', and are 'y'"):
+    with pytest.raises(ValueError, match="its source was 'x', and is 'y'"):
         Record({"source": "y"}).resume(path)
     second = Record({"source": "x"}, tmp_path / "again.json")
     second.resume(path)
@@ -181,6 +280,29 @@ def test_a_run_whose_time_was_too_short_goes_on_where_it_ended(tmp_path: Path) -
     assert ran == ["a weft vulkan", "b weft vulkan", "b weft vulkan", "a tinygrad opencl"]
     assert [row.part for row in second.rows] == ["a x1", "b x1", "a x1 tinygrad"]
     assert second.facts["resumed"]["date"] == "today"
+
+
+def test_a_run_says_which_choices_it_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
+    seen = [facts.tuning()]
+    (tmp_path / "tuning").mkdir()
+    for content in ("{}", "{ }"):
+        (tmp_path / "tuning" / "card.json").write_text(content)
+        (tmp_path / "tuning" / "tmpx.part").write_text(content)
+        seen.append(facts.tuning())
+    monkeypatch.setenv("WEFT_TUNING", "0")
+    seen.append(facts.tuning())
+    assert len(set(seen)) == 4
+    monkeypatch.setenv("WEFT_CACHE", "0")
+    monkeypatch.delenv("WEFT_TUNING")
+    assert facts.tuning() == seen[0]
+    found = gpu._facts()
+    assert found["tuning"] == seen[0]
+    assert {"WEFT_CACHE": "0", "WEFT_CACHE_DIR": str(tmp_path)}.items() <= found["environment"].items()
+    path = tmp_path / "run.json"
+    Record({"tuning": seen[1]}, path).write()
+    with pytest.raises(ValueError, match="its tuning was"):
+        Record({"tuning": seen[2]}).resume(path)
 
 
 @pytest.mark.parametrize(

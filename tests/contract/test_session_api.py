@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import weft
 from tests.core.nets import Net, branching, feeds, outputs
+from weft.core.arrays import _shared
 from weft.core.dtypes import DType
 from weft.core.graph import Graph
 from weft.core.layout import Array
@@ -143,6 +145,26 @@ def test_F9_caller_owned_outputs_need_not_be_contiguous(session: weft.Session) -
     assert (wide[1::2] == 7).all() and (wide[:, 1::3] == 7).all()
 
 
+def test_F9_caller_owned_outputs_may_lie_between_each_other(session: weft.Session) -> None:
+    both = np.empty((2, 6), np.float32)
+    assert_sums(session.run(A, B, outputs=[both[:, ::2], both[:, 1::2]]))
+    assert_sums([both[:, ::2], both[:, 1::2]])
+
+
+def test_F9_a_long_search_for_shared_memory_ends() -> None:
+    rng = np.random.default_rng(0)
+    memory = np.empty(1 << 20, np.int8)
+
+    def odd(start: int) -> Array:
+        strides = [int(stride) for stride in rng.integers(10_000, 20_000, 16)]
+        return np.lib.stride_tricks.as_strided(memory[start:], (3,) * 16, strides)
+
+    start = time.perf_counter()
+    for _ in range(20):
+        list(_shared(["a", "b"], [odd(0), odd(1)]))
+    assert time.perf_counter() - start < 2.0
+
+
 def test_F9_an_input_may_be_an_output(session: weft.Session) -> None:
     a = A.copy()
     results = session.run(a, B, outputs=[a, None])
@@ -156,7 +178,13 @@ def read_only() -> Array:
     return array
 
 
+def windows(*strides: int) -> Array:
+    return np.lib.stride_tricks.as_strided(np.empty(100, np.float32), (2, 3), strides)
+
+
 GOOD = np.empty((2, 3), np.float32)
+LONG = np.empty(8, np.float32)
+SHARED = "'sum' and 'difference' need arrays of their own"
 BAD_OUTPUTS: dict[str, tuple[Any, str]] = {
     "another shape": ([np.empty((3, 2), np.float32), None], r"'sum' needs .*float32\[2x3\]; given is float32\[3x2\]"),
     "another type": ([None, np.empty((2, 3))], r"'difference' .*given is float64"),
@@ -165,6 +193,11 @@ BAD_OUTPUTS: dict[str, tuple[Any, str]] = {
     "too few": ([GOOD], r"1 array\(s\) were given"),
     "too many": ([GOOD, GOOD, GOOD], r"3 array\(s\) were given"),
     "an unknown name": ({"product": GOOD}, "there is no output 'product'"),
+    "one twice": ([GOOD, GOOD], SHARED),
+    "one twice by name": ({"sum": GOOD, "difference": GOOD[:]}, SHARED),
+    "pieces that overlap": ([LONG[:6].reshape(2, 3), LONG[2:].reshape(2, 3)], SHARED),
+    "one row for all": ([windows(0, 4), None], "'sum' needs .*whose elements share memory"),
+    "one column for all": ([None, windows(12, 0)], "'difference' needs .*whose elements share memory"),
     "two at once": ([np.empty(1), np.empty(2)], "'sum' .*'difference'"),
 }
 
@@ -193,6 +226,8 @@ def test_F6_an_output_may_be_an_input_a_constant_or_named_twice(device: str, pre
     with weft.load(graph, device=device, precision=precision) as session:
         mine = [np.empty((2, 3), np.float32) for _ in range(3)]
         results = session.run(-A, outputs=[mine[0], None, mine[1], mine[2], None])
+        one = np.empty((2, 3), np.float32)
+        np.testing.assert_array_equal(session.run(-A, outputs={"y": one})[3], 0 * A)
     assert results[0] is mine[0] and results[2] is mine[1] and results[3] is mine[2]
     for result, expected in zip(results, [-A, np.array([1 / 3, 2], np.float32), 0 * A, 0 * A, -A], strict=True):
         np.testing.assert_array_equal(result, expected)

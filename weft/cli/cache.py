@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,21 +13,37 @@ import typer
 
 from weft import config
 from weft.cli.console import line, note, table
+from weft.kernels.cache import UNFINISHED
 
 app = typer.Typer(no_args_is_help=True, help="Show or clear the kernels and tuning tables that are kept on disk.")
 TUNING = "tuning"
 # A blob is named by a hash; a file of another name in that folder is not ours to remove.
 _BLOB = re.compile(r"[0-9a-f]{40}")
 _TABLE = re.compile(r"[a-z0-9-]+-[0-9a-f]{8}\.json")
+_UNFINISHED = re.compile(rf"tmp[a-z0-9_]{{8}}({re.escape(UNFINISHED)})?")
+"""What `tempfile` calls a file that is being written; older versions gave it no ending."""
+STALE = 600.0
+"""Seconds after which nobody writes to such a file any more: whoever did was killed."""
+LEFT = "unfinished"
 
 
-def _blobs() -> Iterator[Path]:
+def _blobs() -> Iterator[tuple[str, Path]]:
+    """Yield all files that are ours, each with its kind."""
     folder = config.cache_dir()
     if folder.is_dir():
         for path in sorted(folder.glob("*/*")):
             name = _TABLE if path.parent.name == TUNING else _BLOB
             if path.is_file() and name.fullmatch(path.name):
-                yield path
+                yield path.parent.name, path
+            elif _UNFINISHED.fullmatch(path.name) and _is_stale(path):
+                yield LEFT, path
+
+
+def _is_stale(path: Path) -> bool:
+    try:
+        return path.is_file() and path.stat().st_mtime < time.time() - STALE
+    except OSError:  # it was being written, and has its name now
+        return False
 
 
 def _note_no_folder() -> None:
@@ -46,9 +63,9 @@ def info() -> None:
     _note_no_folder()
     files: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
-    for path in _blobs():
-        files[path.parent.name] += 1
-        sizes[path.parent.name] += path.stat().st_size
+    for kind, path in _blobs():
+        files[kind] += 1
+        sizes[kind] += path.stat().st_size
     rows = [(kind, str(files[kind]), f"{sizes[kind] / 1024:.1f}") for kind in files]
     rows.append(("all", str(files.total()), f"{sizes.total() / 1024:.1f}"))
     table(("kind", "files", "KiB"), rows, numbers=("files", "KiB"))
@@ -58,14 +75,14 @@ def info() -> None:
 def clear(
     keep_tuning: Annotated[bool, typer.Option("--keep-tuning", help="Leave what `weft tune` found.")] = False,
 ) -> None:
-    """Remove the compiled kernels, which are made anew when they are needed, and the tuning tables.
+    """Remove the compiled kernels, which are made anew when they are needed, the tuning tables, and files half written.
 
     The exit status is 1 if some cannot be removed.
     """
     _note_no_folder()
     removed = left = size = 0
-    for path in _blobs():
-        if keep_tuning and path.parent.name == TUNING:
+    for kind, path in _blobs():
+        if keep_tuning and kind == TUNING:
             continue
         try:
             bytes_ = path.stat().st_size

@@ -19,7 +19,7 @@ from weft.core.entries import WEFT
 from weft.core.presence import present
 from weft.core.registry import registry
 from weft.errors import UnsupportedOps, WeftError
-from weft.kernels.cache import ADVICE
+from weft.kernels.cache import advice
 
 PASS, FAIL, ABSENT = "PASS", "FAIL", "absent"
 TOLERANCE = 1e-4
@@ -84,7 +84,7 @@ def _cache() -> Check:
         with tempfile.TemporaryFile(dir=folder):
             return Check("cache", PASS, str(folder))
     except OSError as e:
-        return Check("cache", FAIL, f"{folder} cannot be written: {e.strerror}", ADVICE)
+        return Check("cache", FAIL, f"{folder} cannot be written: {e.strerror}", advice(e))
 
 
 def _backends() -> Iterator[Check]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from weft.core.tensor import TensorSpec
 from weft.errors import InputError
 
 Outputs = Sequence["Array | None"] | Mapping[str, "Array | None"]
+MOST_WORK = 10_000
+"""Effort to find out whether two arrays share memory, some milliseconds; where that is not enough they do."""
 
 
 def take_inputs(graph: Graph, inputs: Sequence[Any]) -> dict[str, Array]:
@@ -111,6 +114,8 @@ def take_outputs(
         problem = _misfit(array, specs[name])
         if problem:
             problems.append(f"{name!r} needs a writable array {specs[name]}; given is {problem}")
+    if not problems:
+        problems = list(_shared(names, given))
     if problems:
         raise InputError("the arrays for the outputs do not fit", why="; ".join(problems))
     return given
@@ -123,4 +128,16 @@ def _misfit(array: Any, spec: TensorSpec) -> str:
         return f"a {type(array).__name__}"
     if array.dtype != spec.dtype.numpy or array.shape != spec.dims:
         return f"{array.dtype}[{'x'.join(map(str, array.shape))}]"
-    return "" if array.flags.writeable else "a read-only one"
+    if not array.flags.writeable:
+        return "a read-only one"
+    repeated = any(size > 1 and not step for size, step in zip(array.shape, array.strides, strict=True))
+    return "one whose elements share memory" if repeated and array.size else ""
+
+
+def _shared(names: Sequence[str], given: Sequence[Array | None]) -> Iterator[str]:
+    """Say which outputs would write to each other's memory; one value that is named twice may have one array."""
+    arrays = [(name, array) for name, array in zip(names, given, strict=True) if array is not None]
+    for (name, a), (other, b) in combinations(arrays, 2):
+        shared = np.may_share_memory(a, b, max_work=MOST_WORK)  # type: ignore[arg-type]  # any effort may be given
+        if shared and not (name == other and a is b):
+            yield f"{name!r} and {other!r} need arrays of their own; those given share memory"

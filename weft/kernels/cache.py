@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
 import tempfile
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 from weft import config
 
 log = logging.getLogger("weft.cache")
-ADVICE = "make the folder writable, or name another in WEFT_CACHE_DIR"
-"""What to do where the cache cannot be written."""
+UNFINISHED = ".part"
+"""How the name of a file ends that is being written, here and by the tuning tables."""
 _said: set[Path] = set()
 _lock = threading.Lock()
+
+
+def advice(e: OSError) -> str:
+    """Return what to do where the cache cannot be written."""
+    first = "make room on the disk" if e.errno in (errno.ENOSPC, errno.EDQUOT) else "make the folder writable"
+    return f"{first}, or name another in WEFT_CACHE_DIR"
 
 
 def say_not_kept(cache: Path, e: OSError) -> None:
@@ -23,7 +31,7 @@ def say_not_kept(cache: Path, e: OSError) -> None:
     with _lock:
         level = logging.DEBUG if cache in _said else logging.WARNING
         _said.add(cache)
-    log.log(level, "nothing can be kept in %s: %s; %s", cache, e, ADVICE)
+    log.log(level, "nothing can be kept in %s: %s; %s", cache, e, advice(e))
 
 
 class DiskCache:
@@ -54,9 +62,14 @@ class DiskCache:
             return
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            fd, temporary = tempfile.mkstemp(dir=path.parent)
-            with os.fdopen(fd, "wb") as f:
-                f.write(hashlib.blake2b(content, digest_size=16).digest() + content)
-            os.replace(temporary, path)
+            fd, temporary = tempfile.mkstemp(dir=path.parent, suffix=UNFINISHED)
+            try:
+                with os.fdopen(fd, "wb") as f:
+                    f.write(hashlib.blake2b(content, digest_size=16).digest() + content)
+                os.replace(temporary, path)
+            except BaseException:  # such as an interrupt, or a full disk
+                with suppress(OSError):
+                    os.unlink(temporary)
+                raise
         except OSError as e:
             say_not_kept(path.parent.parent, e)
