@@ -23,7 +23,7 @@ from weft.core.tensor import Tensor
 from weft.kernels.launch import find_gpu_op
 from weft.ops.elementwise import Elementwise
 
-PARTS = (4, 2)
+PARTS = (2,)
 """Into how many parts a batch is divided, the first that divides it evenly: more hide more of the copy, but each
 costs every node of the front a launch."""
 LEAST_IMAGES = 2
