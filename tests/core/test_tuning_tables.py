@@ -5,14 +5,20 @@ from __future__ import annotations
 import json
 import logging
 import threading
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from weft.backends.gpu.picks import Pick
 from weft.backends.gpu.tuning_table import (
     FORGOTTEN,
     DeviceKey,
     Entry,
+    NodeChoices,
+    Proposal,
     Trial,
     TuningTable,
     read_tables,
@@ -134,11 +140,50 @@ def test_tables_of_several_devices_share_a_file_and_the_users_own_win(tmp_path: 
     table.note("p", Entry("a", {"d": Trial("03", us=5.0)}))
     table.save()
     again = TuningTable(INFO, tmp_path / "own", shipped)
-    assert again.choose("p", ["a", "b"]) == "a" and again.choose("q", ["a", "b"]) == "b"
-    assert again.choose("p", ["b"]) == "b", "the fastest of those on offer"
-    assert again.choose("p", ["c"]) is None and again.choose("r", ["a"]) is None
+    choices = NodeChoices(again)
+    assert choices.choose("p", ["a", "b"]) == "a" and choices.choose("q", ["a", "b"]) == "b"
+    assert choices.choose("p", ["b"]) == "b", "the fastest of those on offer"
+    assert choices.choose("p", ["c"]) is None and choices.choose("r", ["a"]) is None
     assert again.known("p", "d", "03") == Trial("03", us=5.0) and again.known("p", "d", "04") is None
     assert [f.name for f in shipped.iterdir()] == ["a-gpu.json"], "nothing is left beside a table"
+
+
+def layered(tmp_path: Path, found: Entry, brought: Entry) -> TuningTable:
+    """Return the table of a machine that found something, and to which Weft brings something."""
+    table = TuningTable(INFO, tmp_path / "own", tmp_path / "shipped")
+    assert table.path is not None
+    write_tables(tmp_path / "shipped" / "a-gpu.json", {KEY: {"p": brought}})
+    write_tables(table.path, {KEY: {"p": found}})
+    return TuningTable(INFO, tmp_path / "own", tmp_path / "shipped")
+
+
+OLD = Entry("b", {"a": Trial("old a", us=9.0), "b": Trial("old b", us=5.0), "c": Trial("02", failed="wrong")})
+NEW = Entry("c", {"a": Trial("00", us=3.0), "b": Trial("01", us=2.0), "c": Trial("02", us=1.0)})
+
+
+def test_a_choice_of_each_table_is_proposed_the_users_own_first(tmp_path: Path) -> None:
+    table = layered(tmp_path, OLD, NEW)
+    assert table.proposals("p", "abc") == [Proposal("b", "old b"), Proposal("b", "01")], "c has failed here"
+    assert table.known("p", "a", "00") == NEW.trials["a"] and table.known("p", "a", "old a") == OLD.trials["a"]
+    assert table.known("p", "c", "02") == OLD.trials["c"]
+    table.note("p", Entry("a", {"c": Trial("02", us=4.0), "a": FORGOTTEN}))
+    assert table.proposals("p", "abc") == [Proposal("a", "00"), Proposal("c", "02")]
+    assert table.subset(["p"])["p"].trials["a"] == Trial("00", us=12.0), "this device is four times slower"
+    assert table.own("p").choice == "a" and table.own("q") == Entry()
+
+
+@pytest.mark.parametrize(
+    ("digest", "wanted"), [("old b", ["b"]), ("01", ["b", "c"]), ("of another source", ["b", "c", None])]
+)
+def test_a_choice_whose_kernels_have_changed_gives_way_to_the_next(
+    tmp_path: Path, digest: str, wanted: list[str | None]
+) -> None:
+    choices = NodeChoices(layered(tmp_path, replace(OLD, trials={"b": OLD.trials["b"]}), NEW))
+    for text in wanted:
+        assert choices.choose("p", "abc") == text
+        now = digest if text == "b" else "02" if digest == "01" else digest
+        pick = SimpleNamespace(key="p", chosen=text or "a", digest=now, made=text is not None)
+        assert choices.stand([cast("Pick", pick)]) == (text == wanted[-1])
 
 
 def test_writers_at_the_same_time_lose_nothing(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from weft.backends.gpu import tuning
 from weft.backends.gpu.creator import GpuCreator
 from weft.backends.gpu.picks import Pick
 from weft.backends.gpu.tuning import PENDING, tune_pipelines
-from weft.backends.gpu.tuning_table import Entry, Trial, TuningTable
+from weft.backends.gpu.tuning_table import Entry, Trial, TuningTable, read_tables
 from weft.core.registry import registry
 from weft.errors import ConfigError
 from weft.kernels import template
@@ -309,3 +309,71 @@ def test_the_drivers_cache_is_written_once_by_a_load_and_once_by_tuning(
         assert writes.count("vulkan-pipelines") == 1
         tune_pipelines(session.pipelines)
     assert writes.count("vulkan-pipelines") == 2
+
+
+# -- what Weft brings ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def brought(device: TimedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Entry:
+    """Let what a device found be a table that Weft brings, and nothing be known here; return its entry."""
+    (row,) = tune(convolutions())
+    table = table_of(device)
+    assert table.path is not None
+    (shipped := tmp_path / "shipped").mkdir()
+    table.path.rename(shipped / "null.json")
+    monkeypatch.setattr("weft.backends.gpu.runtime.TuningTable", lambda info: TuningTable(info, shipped=shipped))
+    return read_tables(shipped / "null.json")[table.key][row.problem]
+
+
+def found_before(device: TimedDevice, choice: int, **trials: Trial) -> None:
+    """Put what this machine found with other kernels into its own table."""
+    (row,) = tune(convolutions(), on="null", budget=0.0)
+    table = table_of(device)
+    table.note(row.problem, Entry(repr(TILES[choice]), {repr(TILES[int(name[1:])]): t for name, t in trials.items()}))
+    table.save()
+
+
+def test_an_old_choice_of_the_user_does_not_stand_in_the_way_of_one_that_is_brought(
+    device: TimedDevice, brought: Entry
+) -> None:
+    found_before(device, 2, t0=Trial("old", us=9.0), t1=Trial("old", us=9.0), t2=Trial("old", us=1.0))
+    with timed_gpu(name="later"):
+        assert slices(convolutions(), on="later") == [2]
+        (row,) = tune(convolutions(), on="later")
+        assert (row.tried, row.choice) == (0, repr(TILES[1])), "their times are known"
+
+
+def test_a_choice_of_the_user_that_stands_goes_before_one_that_is_brought(device: TimedDevice, brought: Entry) -> None:
+    found_before(device, 2, t2=brought.trials[repr(TILES[2])])
+    with timed_gpu(name="later"):
+        assert slices(convolutions(), on="later") == [4]
+
+
+def test_only_what_this_machine_tried_is_written(device: TimedDevice, brought: Entry) -> None:
+    with timed_gpu(name="later") as later:
+        (row,) = tune(convolutions(), on="later")
+        assert (row.tried, row.default_us, row.us, row.choice) == (0, 100.0, 60.0, repr(TILES[1]))
+        entry = table_of(later).entries()[row.problem]
+        assert entry.choice == repr(TILES[1])
+        assert entry.trials.keys() == set(map(repr, TILES[1:])), "the finalists"
+        assert slices(convolutions(), on="later") == [2]
+
+
+def test_what_is_brought_is_no_finding_of_this_machine_without_time_for_it(
+    device: TimedDevice, brought: Entry
+) -> None:
+    times = iter([0.0, 0.0])
+    with timed_gpu(name="later") as later:
+        (row,) = tune(convolutions(), on="later", budget=1.0, clock=lambda: next(times, 2.0))
+        assert (row.us, row.choice) == (60.0, repr(TILES[1]))
+        assert table_of(later).entries() == {row.problem: Entry()}
+        assert slices(convolutions(), on="later") == [2]
+
+
+def test_a_candidate_that_failed_here_is_not_taken_from_what_is_brought(device: TimedDevice, brought: Entry) -> None:
+    """Such as by the end of the process: the next that was timed is."""
+    digest = brought.trials[repr(TILES[1])].digest
+    found_before(device, 1, t1=Trial(digest, failed=PENDING))
+    with timed_gpu(name="later"):
+        assert slices(convolutions(), on="later") == [4]

@@ -13,7 +13,7 @@ from statistics import median
 import numpy as np
 
 from weft.backends.gpu.node_bench import NodeBench, Variant, difference
-from weft.backends.gpu.tuning_table import Trial
+from weft.backends.gpu.tuning_table import FORGOTTEN, Trial
 from weft.core.layout import Array
 from weft.errors import DeviceLost, ExecutionError, WeftError
 
@@ -36,6 +36,8 @@ class Contest:
     reference: list[Array] = field(default_factory=list)
     trials: dict[str, Trial] = field(default_factory=dict)
     """All that is known of its candidates as they are now, of this time and of earlier ones."""
+    brought: set[str] = field(default_factory=set)
+    """Those of which only what Weft brings is known: they were not tried on this machine."""
 
     @property
     def best(self) -> float:
@@ -47,6 +49,11 @@ class Contest:
         """Tell whether the default's time is known, which all others are noted beside."""
         known = self.trials.get(self.default.text)
         return known is not None and bool(known.us)
+
+    @property
+    def found(self) -> dict[str, Trial]:
+        """Return what this machine knows of the candidates; nothing of those that Weft brings."""
+        return {text: FORGOTTEN if text in self.brought else trial for text, trial in self.trials.items()}
 
     def choice(self) -> str:
         """Return the fastest candidate, or the default if that is hardly slower, or nothing was timed."""
@@ -74,8 +81,8 @@ class Contest:
             raise ExecutionError("the default cannot be compared with", where=default.text, why=why)
         known = self.trials.get(default.text)
         if known is not None and known.us:
-            self.trials = {text: _scaled(t, seconds * 1e6 / known.us) for text, t in self.trials.items()}
-        self.trials[default.text] = Trial(default.digest, us=_us(seconds))
+            self.trials = {text: t.scaled(seconds * 1e6 / known.us) for text, t in self.trials.items()}
+        self._note(default.text, Trial(default.digest, us=_us(seconds)))
 
     def attempt(self, variant: Variant) -> Trial:
         """Note and return the time of a candidate, or why it is out; DeviceLost if it takes the device along."""
@@ -85,8 +92,12 @@ class Contest:
             raise
         except WeftError as e:
             trial = Trial(variant.digest, failed=e.what)
-        self.trials[variant.text] = trial
+        self._note(variant.text, trial)
         return trial
+
+    def _note(self, text: str, trial: Trial) -> None:
+        self.trials[text] = trial
+        self.brought.discard(text)
 
     def _attempt(self, variant: Variant) -> Trial:
         bench, limit = self.bench, HOPELESS * self.best * 1e-6
@@ -131,11 +142,7 @@ class Contest:
                 shares[variant.text].append(self._share(variant, (self.trials[variant.text].us or 0.0) * 1e-6))
         for text, found in shares.items():
             if found:
-                self.trials[text] = replace(self.trials[text], us=_us(median(found) * self._known))
-
-
-def _scaled(trial: Trial, factor: float) -> Trial:
-    return trial if trial.us is None else replace(trial, us=round(trial.us * factor, 3))
+                self._note(text, replace(self.trials[text], us=_us(median(found) * self._known)))
 
 
 def _us(seconds: float) -> float:

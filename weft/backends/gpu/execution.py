@@ -13,6 +13,7 @@ from weft.backends.gpu.layouts import base_inputs, base_op
 from weft.backends.gpu.memory import Placement
 from weft.backends.gpu.picks import Choices, Pick
 from weft.backends.gpu.recording import PipelineRecording
+from weft.backends.gpu.tuning_table import NodeChoices, TuningTable
 from weft.core.backend import Execution, StorageType
 from weft.core.dtypes import DType
 from weft.core.layout import Array, Layout, to_storage
@@ -30,8 +31,8 @@ class Workplace:
     placement: Placement
     recording: PipelineRecording
     builds: Builds
-    choices: Choices | None = None
-    """The device's tuning table."""
+    tuning: TuningTable | None = None
+    """What decides where ops leave something open; None: their defaults."""
     split_products: bool = False
     """See `KernelBuilder.split_products`."""
     thrifty: bool = False
@@ -86,11 +87,11 @@ class GpuExecution(Execution):
 
     def launches(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> list[PlannedLaunch]:
         """Return the launches for these shapes; a choice whose kernels changed since it was tuned is not taken."""
-        choices = self._place.choices
+        choices = NodeChoices(self._place.tuning) if self._place.tuning is not None else None
         builder = self.plan(inputs, outputs, choices)
-        if choices is not None and not all(choices.allows(pick) for pick in builder.picks if pick.made):
+        while choices is not None and not choices.stand(builder.picks):
             self._used.clear()
-            builder = self.plan(inputs, outputs, None)
+            builder = self.plan(inputs, outputs, choices)
         self.picks = builder.picks
         return builder.launched
 

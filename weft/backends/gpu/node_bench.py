@@ -16,7 +16,6 @@ from weft.backends.gpu.builds import Builds
 from weft.backends.gpu.device import BarrierCommand, Command, DeviceCaps
 from weft.backends.gpu.execution import GpuExecution, Workplace
 from weft.backends.gpu.memory import Placement, Region
-from weft.backends.gpu.picks import Pick
 from weft.backends.gpu.recording import PipelineRecording, access
 from weft.backends.gpu.runtime import GpuRuntime
 from weft.backends.gpu.schedule import schedule
@@ -78,9 +77,6 @@ class _Forced:
 
     def choose(self, key: str, texts: Collection[str]) -> str | None:
         return self.text if key == self.key else None
-
-    def allows(self, pick: Pick) -> bool:
-        return True
 
 
 class NodeBench:

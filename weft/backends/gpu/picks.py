@@ -16,14 +16,10 @@ if TYPE_CHECKING:
 
 
 class Choices(Protocol):
-    """Who decides: the tuning table of a device, or a tuner that tries one candidate after the other."""
+    """Who decides for a node: the tuning table of a device, or a tuner that tries one candidate after the other."""
 
     def choose(self, key: str, texts: Collection[str]) -> str | None:
         """Return the candidate for a problem, as text; None: the op's default."""
-        ...
-
-    def allows(self, pick: Pick) -> bool:
-        """Tell whether a choice stands, now that it is known which kernels it leads to."""
         ...
 
 

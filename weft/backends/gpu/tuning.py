@@ -207,7 +207,7 @@ class _Tuner:
             if most is None or not rest:
                 self._play_off(pick.key, work)
             if self._tried.get(pick.key) or not rest:
-                self.table.note(pick.key, Entry(work.choice(), dict(work.trials)))
+                self.table.note(pick.key, Entry(self._choice(pick.key, work), work.found))
                 self.table.save()
         return self._row(problem, work, len(rest))
 
@@ -226,6 +226,8 @@ class _Tuner:
             known = self.table.known(key, text, variant.digest)
             if known is not None:
                 work.trials[text] = known  # until it is tried again: what time does not suffice for stays as it is
+                if known.digest != self.table.own(key).trials.get(text, FORGOTTEN).digest:
+                    work.brought.add(text)
             if variant is not work.default and (known is None or afresh):
                 out.append(variant)
         return _most_promising_first(out, self.runtime.device.caps)
@@ -247,7 +249,7 @@ class _Tuner:
             raise
         finally:
             # What was not reached is what it was before, if anything.
-            known = {text: work.trials.get(text, FORGOTTEN) for text in pending}
+            known = {text: work.found.get(text, FORGOTTEN) for text in pending}
             self._note(key, known | done)
 
     def _build_all(self, work: Contest, variants: Sequence[Variant]) -> None:
@@ -274,24 +276,23 @@ class _Tuner:
         self._build_all(work, finalists)
         work.play_off([v for v in finalists if v.is_built], lambda: self.clock() >= self.deadline)
 
+    def _choice(self, key: str, work: Contest) -> str | None:
+        """Return the choice to note: none if only Weft brings its time, except for one here that is stale."""
+        choice = work.choice()
+        return None if choice in work.brought and self.table.own(key).choice not in work.brought else choice
+
     def _note(self, key: str, trials: Mapping[str, Trial]) -> None:
         self.table.note(key, Entry(None, trials))
         self.table.save()
 
-    def _known(self, pick: Pick) -> Mapping[str, Trial]:
-        """Return what the table has on a problem, if its choice stands: a look at each candidate takes time."""
-        if not self.table.allows(pick):
-            return {}
-        return {text: t for text, t in self.table.entries()[pick.key].trials.items() if not t.is_forgotten}
-
     def _left(self, pick: Pick) -> int:
         """Return how many candidates of a problem for which there is no time are to be tried."""
-        known = {} if self.again else self._known(pick)
+        known = {} if self.again else self.table.beside(pick)
         return len(set(pick.candidates) - {pick.default, *known, *self._tried.get(pick.key, ())})
 
     def _row(self, problem: Problem, work: Contest | None, skipped: int) -> Tuned:
         pick = problem.pick
-        trials = work.trials if work is not None else self._known(pick)
+        trials = work.trials if work is not None else self.table.beside(pick)  # a look at each candidate takes time
         chosen = work.choice() if work is not None else pick.chosen
         us = {text: t.us for text, t in trials.items()}
         failed = {text: t.failed for text, t in trials.items() if t.failed}

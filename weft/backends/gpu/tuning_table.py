@@ -1,8 +1,8 @@
 """What tuning found, on disk: for each device a table of problems, their choice, and every candidate's time or failure.
 
 A table serves one device name, driver and API. An entry is used for exactly its problem, and only while
-its choice leads to kernels of the source that was timed. Tables that Weft brings are read first and the
-user's over them.
+its choice leads to kernels of the source that was timed. What this machine found goes before what Weft brings, of
+which nothing is written to the user's file; but what is stale of the one is no reason to leave the other.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ import re
 import sys
 import tempfile
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from statistics import median
+from typing import Any, NamedTuple, TypeVar
 
 from weft import config
 from weft.backends.gpu.picks import Pick
@@ -71,6 +72,10 @@ class Trial:
         """Tell whether nothing is known of it: it stands for what was noted before and no longer holds."""
         return self == FORGOTTEN
 
+    def scaled(self, factor: float) -> Trial:
+        """Return it as if the device had been so many times slower."""
+        return self if self.us is None else replace(self, us=round(self.us * factor, 3))
+
 
 FORGOTTEN = Trial("")
 """Noted for a candidate, it takes what is known of it from the table."""
@@ -89,6 +94,13 @@ class Entry:
         return Entry(newer.choice or self.choice, {**self.trials, **newer.trials})
 
 
+class Proposal(NamedTuple):
+    """A candidate, as text, and the hash of the kernels it has to lead to."""
+
+    text: str
+    digest: str
+
+
 Entries = dict[str, Entry]
 Tables = dict[DeviceKey, Entries]
 
@@ -104,8 +116,9 @@ class TuningTable:
         """Where the user's table lies; None if the cache is turned off."""
         self.why_not_kept = "" if self.path else "WEFT_CACHE=0 is set"
         """Why what is noted is not on disk, as far as is known."""
-        self._files = [*sorted(shipped.glob("*.json")), *([self.path] if self.path else [])]
-        self._entries: Entries | None = None
+        self._brought = sorted(shipped.glob("*.json"))
+        self._layers: tuple[Entries, Entries] | None = None
+        """What this machine found, and what Weft brings."""
         self._changed: Entries = {}
         self._lock = threading.Lock()
 
@@ -114,49 +127,81 @@ class TuningTable:
         """Return the file that has what was found; None if nothing is kept, or nothing was found yet."""
         return None if self.path is None or self.why_not_kept or not self.path.exists() else self.path
 
-    # -- the choices of ops ----------------------------------------------------------------------------
+    # -- what ops and a tuner read ---------------------------------------------------------------------
 
-    def choose(self, key: str, texts: Collection[str]) -> str | None:
-        """Return the choice for a problem, or the fastest of those on offer if that is not; None if WEFT_TUNING=0."""
-        entry = self.entries().get(key) if config.tuning_enabled() else None
-        if entry is None or entry.choice is None:
-            return None
-        timed = {text: t.us for text, t in entry.trials.items() if text in texts and t.us is not None}
-        if entry.choice in timed:
-            return entry.choice
-        return min(timed, key=lambda text: timed[text], default=None)
+    def views(self, key: str) -> list[Entry]:
+        """Return what is known of a problem: all of it, what this machine found first; then as Weft brings it.
 
-    def allows(self, pick: Pick) -> bool:
-        """Tell whether the choice was timed with the source it has now, and has not failed since."""
-        trial = self.known(pick.key, pick.chosen, pick.digest)
-        return trial is not None and trial.us is not None
+        The second differs from the first where kernels have changed since one of them was made: it has this
+        machine's results only for the very kernels that were timed there.
+        """
+        found, brought = (layer.get(key) for layer in self._read())
+        if found is None or brought is None:
+            return [entry for entry in (found, brought) if entry is not None]
+        slower = _slower(found, brought)
+        own = {text: t for text, t in found.trials.items() if not t.is_forgotten}
+        theirs = {text: t.scaled(slower) for text, t in brought.trials.items()}
+        same = {text: t for text, t in own.items() if text in theirs and theirs[text].digest == t.digest}
+        return [Entry(found.choice or brought.choice, theirs | own), Entry(brought.choice, theirs | same)]
 
-    # -- what a tuner reads and writes -----------------------------------------------------------------
+    def proposals(self, key: str, texts: Collection[str]) -> list[Proposal]:
+        """Return the choices for a problem, or the fastest on offer where these are not; none if WEFT_TUNING=0.
+
+        The first whose kernels are still those that were timed is to be taken.
+        """
+        found = []
+        for entry in self.views(key) if config.tuning_enabled() else ():
+            timed = {text: t.us for text, t in entry.trials.items() if text in texts and t.us is not None}
+            if entry.choice is not None and timed:
+                text = entry.choice if entry.choice in timed else min(timed, key=lambda text: timed[text])
+                found.append(Proposal(text, entry.trials[text].digest))
+        return found
 
     def entries(self) -> Entries:
-        """Return all entries, read from disk the first time."""
-        with self._lock:
-            if self._entries is None:
-                self._entries = {}
-                for path in self._files:
-                    merge(self._entries, _read_or_warn(path).get(self.key, {}))
-            return self._entries
+        """Return all entries."""
+        return self.subset({key for layer in self._read() for key in layer})
 
     def subset(self, keys: Collection[str]) -> Entries:
         """Return the entries of some problems."""
-        return {key: entry for key, entry in self.entries().items() if key in keys}
+        return {key: views[0] for key in keys if (views := self.views(key))}
 
     def known(self, key: str, text: str, digest: str) -> Trial | None:
         """Return what is known of a candidate whose kernels have that hash."""
-        entry = self.entries().get(key)
-        trial = entry.trials.get(text) if entry is not None else None
-        return trial if trial is not None and trial.digest == digest else None
+        trials = (entry.trials.get(text) for entry in self.views(key))
+        return next((t for t in trials if t is not None and t.digest == digest), None)
+
+    def beside(self, pick: Pick) -> Mapping[str, Trial]:
+        """Return what is known of a problem's candidates where the one that was taken has a time; or nothing."""
+        for entry in self.views(pick.key):
+            trial = entry.trials.get(pick.chosen)
+            if trial is not None and trial.us is not None and trial.digest == pick.digest:
+                return {text: t for text, t in entry.trials.items() if not t.is_forgotten}
+        return {}
+
+    def own(self, key: str) -> Entry:
+        """Return what this machine found of a problem."""
+        return self._read()[0].get(key) or Entry()
+
+    def _read(self) -> tuple[Entries, Entries]:
+        """Return what this machine found and what Weft brings, read from disk the first time."""
+        if self._layers is None:
+            with self._lock:
+                if self._layers is None:
+                    found, brought = Entries(), Entries()
+                    for path in self._brought:
+                        merge(brought, _read_or_warn(path).get(self.key, {}))
+                    if self.path is not None:
+                        merge(found, _read_or_warn(self.path).get(self.key, {}))
+                    self._layers = found, brought
+        return self._layers
+
+    # -- what a tuner writes ---------------------------------------------------------------------------
 
     def note(self, key: str, entry: Entry) -> None:
         """Add what was found; `save` keeps it."""
-        entries = self.entries()
+        found, _ = self._read()
         with self._lock:
-            merge(entries, {key: entry})
+            merge(found, {key: entry})
             merge(self._changed, {key: entry})
 
     def save(self) -> None:
@@ -177,6 +222,36 @@ class TuningTable:
             with self._lock:
                 merge(changed, self._changed)
                 self._changed = changed
+
+
+class NodeChoices:
+    """The choices for one node, which is planned anew until they `stand`; those that do not are not made again."""
+
+    def __init__(self, table: TuningTable) -> None:
+        self._table = table
+        self._taken: dict[str, Proposal] = {}
+        self._refused: set[tuple[str, Proposal]] = set()
+
+    def choose(self, key: str, texts: Collection[str]) -> str | None:
+        """Return the candidate for a problem, as text; None: the op's default."""
+        for proposal in self._table.proposals(key, texts):
+            if (key, proposal) not in self._refused:
+                self._taken[key] = proposal
+                return proposal.text
+        return None
+
+    def stand(self, picks: Iterable[Pick]) -> bool:
+        """Tell whether all choices led to the kernels that were timed."""
+        made = [(pick, self._taken[pick.key]) for pick in picks if pick.made]
+        stale = {(pick.key, proposal) for pick, proposal in made if pick.digest != proposal.digest}
+        self._refused |= stale
+        return not stale
+
+
+def _slower(found: Entry, brought: Entry) -> float:
+    """Return how many times longer the same kernels took here than where the other entry was made: clocks differ."""
+    pairs = [(t, brought.trials[text]) for text, t in found.trials.items() if text in brought.trials]
+    return median([a.us / b.us for a, b in pairs if a.us and b.us and a.digest == b.digest] or [1.0])
 
 
 def merge(into: Entries, newer: Mapping[str, Entry]) -> None:
