@@ -15,6 +15,7 @@ from tests.core.nets import Net
 from tests.core.random_nets import SLOW, networks
 from weft.backends.gpu import memory as memory_module
 from weft.backends.gpu import recording as recording_module
+from weft.backends.gpu import schedule as schedule_module
 from weft.backends.gpu.device import BarrierCommand, Binding, CopyCommand, GpuBuffer, MemoryKind
 from weft.backends.gpu.schedule import Access, levels, schedule
 from weft.core.graph import Graph
@@ -50,6 +51,61 @@ def test_commands_of_one_level_may_run_in_any_order(commands: list[tuple[list[Pi
     for j, later in enumerate(commands):
         before = [found[str(i)] for i in range(j) if conflict(commands[i], later)]
         assert found[str(j)] == max(before, default=-1) + 1, "as early as it may be, and no earlier"
+
+
+def simple_levels(accesses: Sequence[Access]) -> list[int]:
+    """Return the level of each command, found by comparing it with all before it."""
+    out: list[int] = []
+    for j, later in enumerate(accesses):
+        waits = [
+            out[i]
+            for i, earlier in enumerate(accesses[:j])
+            for mine, theirs in (
+                (later.writes, (*earlier.reads, *earlier.writes)), (later.reads, earlier.writes)
+            )
+            if any(a.buffer is b.buffer and schedule_module.overlap(a, b) for a in mine for b in theirs)
+        ]
+        out.append(max(waits, default=-1) + 1)
+    return out
+
+
+block_ranges = st.none() | st.tuples(st.integers(0, 3), st.integers(0, 3)).map(lambda p: (min(p), max(p) + 1))
+places = st.tuples(st.integers(0, 1), st.sampled_from([(0, 4), (0, 8), (4, 4), (2, 4), (4, 0), (8, 8)]), block_ranges)
+accessed = st.lists(places, max_size=2)
+
+
+@given(st.lists(st.tuples(accessed, accessed), max_size=30))
+@settings(max_examples=500, deadline=None)
+def test_what_is_forgotten_changes_no_level(commands: list[tuple[list[Any], list[Any]]]) -> None:
+    buffers = [GpuBuffer(64, MemoryKind.DEVICE, None) for _ in range(2)]
+
+    def bindings(those: list[Any]) -> tuple[Binding, ...]:
+        return tuple(Binding(buffers[k], start, size, blocks) for k, (start, size), blocks in those)
+
+    dummy = Binding(buffers[0], 0, 1)
+    made = [CopyCommand(dummy, dummy, str(k)) for k in range(len(commands))]
+    accesses = [Access(c, bindings(r), bindings(w)) for c, (r, w) in zip(made, commands, strict=True)]
+    found = {c.label: k for k, level in enumerate(levels(accesses)) for c in level}  # type: ignore[union-attr]
+    assert [found[str(k)] for k in range(len(commands))] == simple_levels(accesses)
+
+
+def test_a_long_chain_in_one_buffer_compares_few_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = GpuBuffer(64, MemoryKind.DEVICE, None)
+    pieces = [Binding(buffer, k, 8) for k in (0, 8, 16)]
+    kept = Binding(buffer, 24, 8)
+    compared = 0
+
+    def counted(a: Binding, b: Binding) -> bool:
+        nonlocal compared
+        compared += 1
+        return real(a, b)
+
+    real = schedule_module.overlap
+    monkeypatch.setattr(schedule_module, "overlap", counted)
+    copies = [CopyCommand(pieces[k % 3], pieces[(k + 1) % 3]) for k in range(500)]
+    found = levels([Access(c, (c.source, kept), (c.target,)) for c in copies])
+    assert found == [[c] for c in copies]
+    assert compared < 10 * len(copies)
 
 
 def test_there_is_a_barrier_between_two_levels_and_nowhere_else() -> None:
