@@ -23,9 +23,9 @@ from weft.core.tensor import Tensor
 from weft.kernels.launch import find_gpu_op
 from weft.ops.elementwise import Elementwise
 
-PARTS = (2,)
-"""Into how many parts a batch is divided, the first that divides it evenly: more hide more of the copy, but each
-costs every node of the front a launch."""
+PARTS = 2
+"""Into how many parts a batch is divided: more hide more of the copy, but each costs every node of the front a
+launch. Four were as fast on Vulkan and slower on OpenCL (H200, benchmarks/NOTES.md)."""
 LEAST_IMAGES = 2
 """Images of a part, at least."""
 PIXELS_A_UNIT = 128
@@ -56,10 +56,9 @@ def find_front(graph: Graph, views: Mapping[str, View], special: Special, device
         return NO_FRONT
     dims = graph.specs[graph.inputs[0]].dims
     images = dims[0] if len(dims) > 2 else 0
-    parts = next((p for p in PARTS if images % p == 0 and images >= p * LEAST_IMAGES), 1)
-    if parts == 1:
+    if images % PARTS or images < PARTS * LEAST_IMAGES:
         return NO_FRONT
-    finder = _Finder(graph, views, special, device, images, parts)
+    finder = _Finder(graph, views, special, device, images, PARTS)
     depth, nodes = depths(graph), list[str]()
     last = 0
     for level, found in groupby(graph.nodes, key=lambda node: depth[node.outputs[0]]):
@@ -67,7 +66,7 @@ def find_front(graph: Graph, views: Mapping[str, View], special: Special, device
         if not all(map(finder.belongs, here)):
             break
         last, nodes = level, nodes + [node.outputs[0] for node in here]
-    return Front(graph.inputs[0], parts, last, frozenset(nodes)) if nodes else NO_FRONT
+    return Front(graph.inputs[0], PARTS, last, frozenset(nodes)) if nodes else NO_FRONT
 
 
 @dataclass(frozen=True)
