@@ -367,3 +367,12 @@ def test_a_terminal_sees_that_work_goes_on(
         progress(17, 42)
     shown = capsys.readouterr().err
     assert "preparing" in shown and "17/42" in shown
+
+
+def test_variables_that_make_no_sense_are_an_error_of_every_command(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEFT_VULKAN_VALIDATION", "perhaps")
+    for command in (("cache", "info"), ("devices",)):
+        said = cli(*command, status=2).err
+        assert "WEFT_VULKAN_VALIDATION=perhaps is neither on nor off" in said and "next: " in said
