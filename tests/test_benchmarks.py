@@ -16,6 +16,7 @@ from benchmarks.apart import apart
 from benchmarks.bars import bars, table
 from benchmarks.gemm import Chain
 from benchmarks.measure import Counts, Record, Row, build, random_inputs, relative_error
+from benchmarks.minilm import minilm_l6
 from benchmarks.queued import QueuedRun
 
 
@@ -242,7 +243,7 @@ def test_torch_computes_the_encoder_of_a_trial(batch: int, monkeypatch: pytest.M
     pytest.importorskip("onnxruntime", reason="the reference is ONNX Runtime's")
     from benchmarks.peers_torch import torch_side
 
-    monkeypatch.setitem(models.MODELS, "minilm_l6", partial(models.minilm_l6, sequence=64, sizes=gpu.TRIAL))
+    monkeypatch.setitem(models.MODELS, "minilm_l6", partial(minilm_l6, sequence=64, sizes=gpu.TRIAL))
     case = measure.build("minilm_l6", batch)
     side = torch_side(case.model)
     with torch.inference_mode():
