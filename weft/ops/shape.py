@@ -87,6 +87,7 @@ def sized(shape: Sequence[int], dtype: DType) -> TensorSpec:
         raise ModelError(
             "the result has an impossible shape",
             why=f"{tuple(shape)} (at most {MAX_RANK} dimensions and {MAX_ELEMENTS} elements)",
+            fix="give the inputs smaller shapes, or mend what the model says of its sizes",
         )
     return TensorSpec(tuple(shape), dtype)
 
