@@ -33,8 +33,11 @@ from benchmarks import gemm, models, own, peers_ncnn, peers_onnxruntime, peers_t
 from benchmarks.bars import APIS, bars, complaint, table
 from benchmarks.facts import tuning, variables
 from benchmarks.measure import PRODUCTS, Case, Counts, Record, build
+from benchmarks.minilm import Sizes, minilm_l6
 from benchmarks.options import numbers, output, words
 
+TRIAL = Sizes(layers=2, hidden=192, inner=384, vocabulary=400, positions=64)
+"""The extents of the encoder in a trial: small, and with as many heads as PyTorch's side takes."""
 PEERS: dict[str, Callable[[], str]] = {
     "torch": peers_torch.facts,
     "ncnn": peers_ncnn.facts,
@@ -48,7 +51,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", type=words(models.MODELS), default=list(models.MODELS))
-    parser.add_argument("--batch", type=numbers, default=[1, 32])
+    parser.add_argument("--batch", type=numbers, help="sizes of batches; by default 1,32, in a trial 1,2")
     parser.add_argument("--devices", type=words(APIS), default=["vulkan", "opencl"], help="Weft's, in order")
     precisions, peers = list(own.PRECISIONS), list(PEERS)
     parser.add_argument("--precision", type=words(precisions), default=precisions, help="some of high,normal,low")
@@ -65,6 +68,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--resume", type=Path, metavar="FILE", help="go on with a run whose time was too short")
     options = parser.parse_args(arguments)
     options.image = 64 if options.quick else 224
+    options.batch = options.batch or ([1, 2] if options.quick else [1, 32])
     options.sizes = options.sizes or ([128] if options.quick else list(gemm.SIZES))
     return options
 
@@ -75,6 +79,7 @@ def main() -> None:
     counts = Counts(5, options.iterations, options.seconds, options.warm)
     if options.quick:
         counts = Counts(1, 2, options.seconds, 0.0)
+        models.MODELS["minilm_l6"] = partial(minilm_l6, sequence=TRIAL.positions, sizes=TRIAL)
     record = Record(_facts(), options.json, options.budget)
     if options.resume:
         _resume(record, options.resume)
@@ -216,7 +221,7 @@ def _conclude(record: Record, trial: bool) -> None:
     record.write()
     print("\n".join(_summary(record)))
     if trial:
-        print("a trial with small pictures and products: its times mean nothing, so there are no bars")
+        print("a trial with small pictures, encoders and products: its times mean nothing, so there are no bars")
         return
     print("\n".join([*_wrong_outputs(record), table(found)]))
     print("Where taking a device's times makes runs slower than they are without, a whole run's time stands for it.")

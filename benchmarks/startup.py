@@ -96,7 +96,9 @@ def main() -> None:
             for precision in options.precision:
                 found.append(measure(model, device, precision, options.repeats))
                 print(_line(found[-1]), flush=True)
-    print("\n" + table(found))
+    print("\n" + table(found, bars=not options.quick))
+    if options.quick:
+        print("a trial with small pictures: its times mean nothing, so there are no bars")
     if options.json:
         options.json.write_text(json.dumps(_facts() | {"starts": [asdict(s) for s in found]}, indent=1))
 
@@ -158,15 +160,17 @@ def _all(starts: Sequence[Mapping[str, float]]) -> str:
     return " ".join(f"{times['start']:.2f}" for times in starts)
 
 
-def table(starts: Sequence[Start]) -> str:
-    """Return the medians, in seconds, and the bars as a table of Markdown."""
-    lines = ["| " + " | ".join(HEADERS) + " |", "|---" * len(HEADERS) + "|"]
-    lines.append(f"| bars | | | < {FIRST:g} | | | | < {SECOND:g} | |")
+def table(starts: Sequence[Start], *, bars: bool = True) -> str:
+    """Return the medians, in seconds, as a table of Markdown, with the bars unless they mean nothing."""
+    headers = HEADERS if bars else HEADERS[:-1]
+    lines = ["| " + " | ".join(headers) + " |", "|---" * len(headers) + "|"]
+    if bars:
+        lines.append(f"| bars | | | < {FIRST:g} | | | | < {SECOND:g} | |")
     for s in starts:
         times = [s.seconds("second", "import"), *(s.seconds("first", w) for w in ("start", "load", "selftest", "run"))]
         cells = [_number(value) for value in (*times, s.seconds("second", "start"))]
         met = {None: "not measured", True: "yes", False: "NO"}[s.met]
-        lines.append(f"| {s.device} | {s.precision} | {' | '.join(cells)} | {met} |")
+        lines.append(f"| {' | '.join([s.device, s.precision, *cells, *([met] if bars else [])])} |")
     return "\n".join(lines)
 
 

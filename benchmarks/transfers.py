@@ -13,6 +13,7 @@ every device without and with chunks, whatever it does by itself; the staging me
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -100,14 +101,22 @@ def _times(count: int) -> str:
 
 
 def show(device: str, rows: Sequence[Row], span: float, nbytes: int) -> None:
-    """Print the table of one device."""
-    print(f"\n{device}: {nbytes / 1e6:.1f} MB, launches {span:.3f} ms")
+    """Print the table of one device; what cannot be told is "-", with a remark on it."""
+    print(f"\n{device}: {nbytes / 1e6:.1f} MB, launches {_number(span, 3)} ms")
     print(f"{'copied by':<12}{'fill ms':>9}{'GB/s':>8}{'run ms':>9}{'p90':>8}{'over device':>13}{'GB/s':>8}")
     for r in rows:
-        over = r.run_ms - span
-        rates = [nbytes / 1e6 / ms if ms > 0 else float("nan") for ms in (r.fill_ms, over)]
-        line = f"{r.copied_by:<12}{r.fill_ms:>9.3f}{rates[0]:>8.1f}{r.run_ms:>9.3f}{r.p90_ms:>8.3f}"
-        print(f"{line}{over:>13.3f}{rates[1]:>8.1f}", flush=True)
+        over = r.run_ms - span if r.run_ms > span else math.nan
+        fill, rest = (_number(nbytes / 1e6 / ms if ms > 0 else math.nan, 1) for ms in (r.fill_ms, over))
+        line = f"{r.copied_by:<12}{r.fill_ms:>9.3f}{fill:>8}{r.run_ms:>9.3f}{r.p90_ms:>8.3f}"
+        print(f"{line}{_number(over, 3):>13}{rest:>8}", flush=True)
+    if math.isnan(span):
+        print("-: the device tells no times of its launches")
+    elif any(r.run_ms <= span for r in rows):
+        print("-: the run took no longer than the launches alone, which are slower with timestamps")
+
+
+def _number(number: float, digits: int) -> str:
+    return "-" if math.isnan(number) else f"{number:.{digits}f}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

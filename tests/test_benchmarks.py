@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from benchmarks.apart import apart
 from benchmarks.bars import bars, table
 from benchmarks.gemm import Chain
 from benchmarks.measure import Counts, Record, Row, build, random_inputs, relative_error
+from benchmarks.minilm import minilm_l6
 from benchmarks.queued import QueuedRun
 
 
@@ -225,6 +227,18 @@ def test_transfers_have_a_row_for_every_way_to_copy(capsys: pytest.CaptureFixtur
     assert "opencl:99: NoDevice" in shown or "opencl:99: there is no" in shown, shown
 
 
+def test_what_cannot_be_told_of_a_transfer_is_no_number(capsys: pytest.CaptureFixture[str]) -> None:
+    found = [transfers.Row("np.copyto", 0.9, 43.0, 60.0), transfers.Row("1 thread", 0.0, 63.0, 86.0)]
+    for span, remark in ((54.0, "took no longer than the launches"), (float("nan"), "tells no times")):
+        transfers.show("vulkan", found, span, 19_000_000)
+        shown = capsys.readouterr().out
+        first, second = (line.split() for line in shown.splitlines()[3:5])
+        assert first[-2:] == ["-", "-"] and "nan" not in shown and remark in shown
+        assert second[3] == "-" and (second[-2] == "9.000") == (span == 54.0)
+    transfers.show("vulkan", found, 40.0, 19_000_000)
+    assert "\n-:" not in capsys.readouterr().out
+
+
 def test_starts_have_empty_caches_and_then_those_of_the_first(tmp_path: Path) -> None:
     image = models.squeezenet1_1(1, image=32, width=0.1, classes=4)
     path = tmp_path / "small.onnx"
@@ -235,6 +249,14 @@ def test_starts_have_empty_caches_and_then_those_of_the_first(tmp_path: Path) ->
     missing = startup.measure(path, "opencl:99", "high", 1)
     assert "99" in missing.failed and missing.met is None
     assert len(startup.table([found, missing]).splitlines()) == 5
+
+
+def test_a_trial_of_starts_has_no_bars() -> None:
+    times = dict.fromkeys(("import", "start", "load", "selftest", "run"), 90.0)
+    found = startup.Start("vulkan", "low", first=[times], second=[times])
+    shown = startup.table([found], bars=False)
+    assert "bars" not in shown and "met" not in shown and "NO" not in shown and "| 90.00 |" in shown
+    assert "| bars |" in startup.table([found]) and "| NO |" in startup.table([found])
 
 
 def test_a_start_sees_no_cache_and_no_choices_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,6 +342,35 @@ def test_wrong_options_are_said_before_anything_is_measured(
         with pytest.raises(SystemExit):
             parse(wrong)
     assert wrong[0] in capsys.readouterr().err
+
+
+def test_a_trial_is_small(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("onnxruntime", reason="the reference is ONNX Runtime's")
+    assert gpu.parse([]).batch == [1, 32] and gpu.parse(["--quick", "--batch", "8"]).batch == [8]
+    monkeypatch.setattr(models, "MODELS", dict(models.MODELS))
+    command = ["gpu", "--quick", "--networks", "minilm_l6", "--devices", "opencl", "--precision", "high", "--peers", ""]
+    monkeypatch.setattr("sys.argv", [*command, "--no-gemm", "--seconds", "0.1"])
+    gpu.main()
+    shown = capsys.readouterr().out
+    batches = [line.split()[4] for line in shown.splitlines() if "weft opencl" in line]
+    assert batches == ["x1", "x2"] and "input_ids 2x64" in shown and "there are no bars" in shown
+    assert measure.model_of("minilm_l6", 2).graph.input[0].type.tensor_type.shape.dim[1].dim_value == 64
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_torch_computes_the_encoder_of_a_trial(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch's side needs PyTorch")
+    pytest.importorskip("onnxruntime", reason="the reference is ONNX Runtime's")
+    from benchmarks.peers_torch import torch_side
+
+    monkeypatch.setitem(models.MODELS, "minilm_l6", partial(minilm_l6, sequence=64, sizes=gpu.TRIAL))
+    case = measure.build("minilm_l6", batch)
+    side = torch_side(case.model)
+    with torch.inference_mode():
+        got = side.to("cpu", torch.float32, side.variants[0])(*map(torch.from_numpy, case.inputs.values()))
+    assert relative_error([y.numpy() for y in got], case.outputs) < 1e-5
 
 
 def test_a_run_that_cannot_be_gone_on_with_is_named(tmp_path: Path) -> None:

@@ -1,9 +1,38 @@
-"""The environment variables of Weft; no other module reads the environment."""
+"""The environment variables of Weft; no other module reads the environment.
+
+One that is empty counts as not set. What makes no sense is a ConfigError, where it is used and in `check`.
+"""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+
+from weft.errors import ConfigError
+
+MOST_PROCESSES = 64
+"""The most that `WEFT_BUILD_PROCESSES` may ask for."""
+_WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
+def _switch(name: str, default: bool) -> bool:
+    given = os.environ.get(name, "")
+    if not given:
+        return default
+    chosen = _WORDS.get(given.strip().lower())
+    if chosen is None:
+        raise ConfigError(
+            f"{name}={given} is neither on nor off",
+            where="the environment variables",
+            fix=f"set it to 0 or 1 (false or true, no or yes, off or on), or unset {name}",
+        )
+    return chosen
+
+
+def check() -> None:
+    """Raise ConfigError for the first switch or number that makes no sense, whether or not it is used."""
+    for read in (cache_enabled, tuning_enabled, glsl_compiler_disabled, vulkan_validation, build_processes):
+        read()
 
 
 def cache_dir() -> Path:
@@ -18,12 +47,12 @@ def cache_dir() -> Path:
 
 def cache_enabled() -> bool:
     """Tell whether compiled kernels are kept on disk; `WEFT_CACHE=0` turns that off."""
-    return os.environ.get("WEFT_CACHE", "1") != "0"
+    return _switch("WEFT_CACHE", True)
 
 
 def tuning_enabled() -> bool:
     """Tell whether kernels are chosen by the tables of `weft tune`; `WEFT_TUNING=0` leaves the defaults."""
-    return os.environ.get("WEFT_TUNING", "1") != "0"
+    return _switch("WEFT_TUNING", True)
 
 
 def selftest() -> str:
@@ -33,7 +62,15 @@ def selftest() -> str:
 
 def build_processes() -> str | None:
     """Return how many processes compile kernels beside the program, from `WEFT_BUILD_PROCESSES`; None to choose."""
-    return os.environ.get("WEFT_BUILD_PROCESSES") or None
+    given = os.environ.get("WEFT_BUILD_PROCESSES") or None
+    number = given is not None and given.isascii() and given.isdigit() and len(given) < 6
+    if given is not None and not (number and int(given) <= MOST_PROCESSES):
+        raise ConfigError(
+            f"WEFT_BUILD_PROCESSES={given} is no number of processes",
+            where="the environment variables",
+            fix=f"set it to 0 for none or to a number up to {MOST_PROCESSES}, or unset it",
+        )
+    return given
 
 
 def environment(**changed: str) -> dict[str, str]:
@@ -48,12 +85,12 @@ def glslang_library() -> str | None:
 
 def glsl_compiler_disabled() -> bool:
     """Tell whether `WEFT_NO_COMPILER=1` forbids to look for a GLSL compiler (shipped SPIR-V only)."""
-    return os.environ.get("WEFT_NO_COMPILER", "0") == "1"
+    return _switch("WEFT_NO_COMPILER", False)
 
 
 def vulkan_validation() -> bool:
     """Tell whether `WEFT_VULKAN_VALIDATION=1` asks for the validation layer with synchronization validation."""
-    return os.environ.get("WEFT_VULKAN_VALIDATION", "0") == "1"
+    return _switch("WEFT_VULKAN_VALIDATION", False)
 
 
 def dynamic_backend_paths() -> list[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
+from weft.config import check as check_environment
 from weft.core.ahead import Ahead, prepare_ahead
 from weft.core.backend import (
     BackendConfig,
@@ -267,6 +268,7 @@ def _graph(model: Model) -> Graph:
 
 
 def _config(precision: str | Precision, memory: str | MemoryMode, power: str | Power) -> BackendConfig:
+    check_environment()
     return BackendConfig(
         _member(MemoryMode, memory, "memory"),
         _member(Precision, precision, "precision"),

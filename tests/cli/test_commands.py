@@ -347,6 +347,18 @@ def test_a_cache_that_is_turned_off_says_so(
     assert "turned off by WEFT_CACHE=0" in cli("cache", "info").out
 
 
+def test_clearing_removes_what_a_switched_off_cache_holds_and_says_so(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
+    DiskCache("spirv").put("a", b"12345")
+    monkeypatch.setenv("WEFT_CACHE", "0")
+    done = cli("cache", "clear")
+    assert "the cache is switched off by WEFT_CACHE" in done.err and "removed 1 files" in done.out
+    monkeypatch.delenv("WEFT_CACHE")
+    assert "switched off" not in cli("cache", "clear").err
+
+
 def test_files_that_cannot_be_removed_are_a_failure(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -402,3 +414,12 @@ def test_a_terminal_sees_that_work_goes_on(
         progress(17, 42)
     shown = capsys.readouterr().err
     assert "preparing" in shown and "17/42" in shown
+
+
+def test_variables_that_make_no_sense_are_an_error_of_every_command(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEFT_VULKAN_VALIDATION", "perhaps")
+    for command in (("cache", "info"), ("devices",)):
+        said = cli(*command, status=2).err
+        assert "WEFT_VULKAN_VALIDATION=perhaps is neither on nor off" in said and "next: " in said

@@ -9,17 +9,22 @@ import weft
 from tests.core.nets import Net
 from weft.cli.roofline import DATASHEET, Peaks, analysed, peaks_of, whole
 from weft.core.backend import Precision
+from weft.core.dtypes import DType
 from weft.core.fused import Fused, Step
+from weft.core.layout import Layout
 from weft.core.op import Op
 from weft.core.profile import Event, Work
 from weft.core.tensor import Tensor
 from weft.ops.attention import Attention
 from weft.ops.binary import Add
+from weft.ops.concat import Concat
 from weft.ops.conv import Conv, ConvTranspose
 from weft.ops.gather import Gather
 from weft.ops.matmul import Gemm, MatMul
 from weft.ops.pool import GlobalAveragePool, MaxPool
 from weft.ops.reduce import ReduceSum
+from weft.ops.relayout import Relayout
+from weft.ops.shape import Transpose
 from weft.ops.unary import Relu
 
 
@@ -39,6 +44,11 @@ from weft.ops.unary import Relu
         (MaxPool(kernel_shape=(2, 2)), [(1, 4, 8, 8)], (1, 4, 4, 4), 64 * 4),
         (GlobalAveragePool(), [(1, 4, 8, 8)], (1, 4, 1, 1), 256),
         (ReduceSum(), [(3, 4), None], (3, 1), 12),
+        (Concat(axis=1), [(3, 4), (3, 4)], (3, 8), 0),
+        (Transpose(), [(3, 4)], (4, 3), 0),
+        (Gather(), [(1000, 8), (4,)], (4, 8), 0),
+        (Relayout(Layout.NCHW, DType.FLOAT16), [(3, 4)], (3, 4), 0),
+        (Fused(Concat(axis=0), 2, (Step(Relu(), (-1,)),)), [(2, 3), (2, 3)], (4, 3), 12),
         (Fused(MatMul(), 2, (Step(Relu(), (-1,)), Step(Add(), (-1, 2)))), [(2, 3), (3, 4), (4,)], (2, 4), 48 + 16),
     ],
     ids=lambda value: value.type if isinstance(value, Op) else None,
@@ -74,7 +84,12 @@ def test_shares_are_of_the_nearer_bound_and_of_all_launches_of_a_node() -> None:
         Event("cpu:0", "c", 1e-3, Work("c", 10**6, 10**6)),
     ]
     rows = analysed(events, peaks, Precision.HIGH)
-    assert [row.get("share") for row in rows] == pytest.approx([0.5, 0.5, 0.25, None, None])
+    assert [row.get("share") for row in rows] == pytest.approx([0.5, None, 0.25, None, None])
+    assert [row.get("flops") for row in rows] == [10**9, None, 1000, None, 10**6], "once for each node"
+    assert rows[1] == {"device": "gpu:0", "name": "a/sum", "us": pytest.approx(500), "node": "a"}
+    assert rows[0]["launches"] == 2 and rows[0]["node_us"] == pytest.approx(2000)
+    (_, longest) = analysed(events[1::-1], peaks, Precision.HIGH)
+    assert longest["name"] == "a/gemm" and "flops" in longest
     assert rows[0]["flops_per_s"] == pytest.approx(5e11) and rows[4]["bytes_per_s"] == pytest.approx(1e9)
     assert whole(rows) is None, "what the CPU could do is not known"
     assert whole(rows[:4]) == pytest.approx((1e-3 + 1e-3) / 6e-3)

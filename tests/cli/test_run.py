@@ -149,6 +149,11 @@ def test_mistakes_are_explained(cli: Cli, tmp_path: Path, arguments: list[str], 
     assert "Traceback" not in done.err
 
 
+@pytest.mark.parametrize("option", [("--input", "nope=x.npy"), ("--input", "nope="), ("--shape", "nope=1,3")])
+def test_inputs_that_are_not_there_are_answered_with_advice(cli: Cli, tmp_path: Path, option: tuple[str, str]) -> None:
+    assert "next: " in cli("run", double(tmp_path / "m.onnx"), "-d", "cpu", *option, status=2).err
+
+
 def test_files_that_are_no_arrays_or_pictures(cli: Cli, tmp_path: Path) -> None:
     model = identity(tmp_path / "m.onnx", (1, 3, 4, 4))
     for name, said in (("x.npy", "is not an array"), ("x.png", "is neither a picture nor a .npy file")):

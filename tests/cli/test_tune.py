@@ -52,9 +52,18 @@ def test_each_precision_has_its_own_choices(cli: Cli, model: Path, cache: Path) 
     with timed_gpu():
         done = cli("tune", model, "-d", "null,cpu", "--precision", "high,normal", "--budget", "30")
     assert [text for text in done.out.splitlines() if text.startswith(("null, ", "cpu, "))] == [
-        "null, high", "null, normal", "cpu, high: there is nothing to choose from",
-        "cpu, normal: there is nothing to choose from",
+        "null, high", "null, normal", "cpu, high: there is nothing to tune on cpu: only GPUs choose",
+        "cpu, normal: there is nothing to tune on cpu: only GPUs choose",
     ]  # fmt: skip
+    assert "nothing was tuned" not in done.err
+
+
+def test_where_nothing_is_tuned_it_says_which_devices_have_something(cli: Cli, model: Path, cache: Path) -> None:
+    with timed_gpu():
+        done = cli("tune", model, "-d", "cpu")
+    assert "cpu, high: there is nothing to tune on cpu: only GPUs choose" in done.out
+    said = next(text for text in done.err.splitlines() if text.startswith("nothing was tuned; --device "))
+    assert "null:0" in said and "cpu" not in said
 
 
 def test_failures_and_a_spent_budget_are_said(cli: Cli, model: Path, cache: Path) -> None:
@@ -98,20 +107,44 @@ def test_an_interrupted_search_says_what_is_kept(
         assert "run the same command without --again to go on" in said
     monkeypatch.setenv("WEFT_CACHE", "0")
     with timed_gpu():
-        said = cli("tune", model, "-d", "null", status=130).err
+        said = cli("tune", model, "-d", "null", "-o", cache / "mine.json", status=130).err
     assert "interrupted; nothing is kept: WEFT_CACHE=0 is set" in said
 
 
-def test_a_cache_that_cannot_be_written_keeps_nothing(
-    cli: Cli, model: Path, cache: Path, caplog: pytest.LogCaptureFixture
+def test_where_nothing_can_be_kept_nothing_is_tried(
+    cli: Cli, model: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache.touch()
+    with timed_gpu() as device:
+        said = cli("tune", model, "-d", "null", status=1).err
+        assert f"why: the folder {cache / 'tuning'} cannot be written" in said
+        assert "--output FILE" in said and "WEFT_CACHE_DIR" in said
+        monkeypatch.setenv("WEFT_CACHE", "0")
+        said = cli("tune", model, "-d", "null", status=1).err
+        assert "why: WEFT_CACHE=0 is set" in said and "--output FILE" in said
+        assert device.ran == []
+        done = cli("tune", model, "-d", "null", "-o", tmp_path / "mine.json")
+    assert "nothing is kept for later loads: WEFT_CACHE=0 is set" in done.err and "mine.json" in done.out
+
+
+def test_a_cache_that_cannot_be_written_any_more_is_a_failure(
+    cli: Cli, model: Path, cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    def full(path: Path, tables: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("weft.backends.gpu.tuning_table.write_tables", full)
     with timed_gpu(), caplog.at_level(logging.WARNING):
-        done = cli("tune", model, "-d", "null")
+        done = cli("tune", model, "-d", "null", status=1)
     (warning,) = caplog.messages
     assert "make the folder writable, or name another in WEFT_CACHE_DIR" in warning
-    assert "table: " not in done.out
+    assert "table: " not in done.out and "conv_gemm(" in done.out
     assert f"nothing is kept for later loads: {cache / 'tuning'} cannot be written" in done.err
+    assert "error: what was found is lost" in done.err and "next: " in done.err
+    with timed_gpu():
+        said = cli("tune", model, "-d", "null", "-o", tmp_path / "mine.json", status=1).err
+    assert f"error: {tmp_path / 'mine.json'} cannot be written\n  why: No space left on device" in said
 
 
 def test_an_output_that_is_no_table_is_refused_before_the_work(
@@ -135,10 +168,11 @@ def test_an_output_that_is_no_table_is_refused_before_the_work(
 
 
 def test_without_a_cache_it_says_so(cli: Cli, model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache.mkdir()
     monkeypatch.setenv("WEFT_CACHE", "0")
     monkeypatch.setenv("WEFT_TUNING", "0")
     with timed_gpu():
-        said = cli("tune", model, "-d", "null").err
+        said = cli("tune", model, "-d", "null", "-o", cache / "mine.json").err
     assert "nothing is kept for later loads" in said and "WEFT_TUNING=0" in said
 
 

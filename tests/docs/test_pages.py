@@ -36,7 +36,7 @@ def test_links_of_page(page: Path) -> None:
 
 
 def test_every_environment_variable_is_described() -> None:
-    used = set(re.findall(r'environ\.get\("(\w+)"', (ROOT / "weft/config.py").read_text(encoding="utf-8")))
+    used = set(re.findall(r'(?:environ\.get|_switch)\("(\w+)"', (ROOT / "weft/config.py").read_text(encoding="utf-8")))
     told = (ROOT / "docs/use.md").read_text(encoding="utf-8")
     assert used
     assert {name for name in used if f"`{name}" not in told} == set()

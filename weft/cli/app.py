@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 import weft
+from weft import config
 from weft.cli import bench, cache, compare, conformance, devices, doctor, inspect, optimize, run, tune
 from weft.cli.console import PlainFormatter, error
 from weft.errors import WeftError
@@ -56,6 +57,7 @@ def common(
     ] = False,
 ) -> None:
     """Run neural networks on the CPU, on OpenCL and on Vulkan."""
+    config.check()
     if context.invoked_subcommand in LISTING:
         plugins = logging.getLogger("weft.plugins")
         plugins.addFilter(_is_not_listed)

@@ -35,7 +35,7 @@ from weft.loading import load
 
 RATES = (("flops", 1e6), ("bytes", 1e6), ("flops_per_s", 1e9), ("bytes_per_s", 1e9))
 EVENT_NUMBERS = ("us", "MFLOP", "MB", "GFLOP/s", "GB/s", "roofline")
-"""`MFLOP` and `MB` are of the node, of which the event may be a part; the rates are of all its events."""
+"""All but `us` are of the node, of which the event may be a part: in its longest event, over the time of all."""
 NUMBERS = ("load ms", "first ms", "median ms", "p90 ms", "min ms", "difference")
 
 
@@ -156,14 +156,20 @@ def _print_events(row: dict[str, Any]) -> None:
     bound = "" if share is None else f", {share:.0%} of the roofline by the device's datasheet"
     line(f"{row['device']}, {row['precision']}: {sum(e['us'] for e in events):.1f} us in one run{bound}", "bold")
     shown = [
-        (e["device"], e["name"], f"{e['us']:.1f}", *(_rate(e, rate, unit) for rate, unit in RATES), _share(e))
+        (e["device"], _name(e), f"{e['us']:.1f}", *(_rate(e, rate, unit) for rate, unit in RATES), _share(e))
         for e in sorted(events, key=lambda e: -e["us"])
     ]
     table(("device", "name", *EVENT_NUMBERS), shown, numbers=EVENT_NUMBERS)
+    if any(e.get("launches", 1) > 1 for e in events):
+        line("*: a node of several launches; its work is in the longest one, and the rates are over the time of all")
+
+
+def _name(event: dict[str, Any]) -> str:
+    return f"{event['name']} *" if event.get("launches", 1) > 1 else str(event["name"])
 
 
 def _rate(event: dict[str, Any], name: str, unit: float) -> str:
-    return f"{event[name] / unit:.4g}" if name in event else ""
+    return f"{event[name] / unit:.4g}" if event.get(name) else ""
 
 
 def _share(event: dict[str, Any]) -> str:

@@ -77,9 +77,11 @@ def clear(
 ) -> None:
     """Remove the compiled kernels, which are made anew when they are needed, the tuning tables, and files half written.
 
-    The exit status is 1 if some cannot be removed.
+    They are removed whether or not the cache is switched off. The exit status is 1 if some cannot be removed.
     """
     _note_no_folder()
+    if not config.cache_enabled():
+        note("the cache is switched off by WEFT_CACHE, which leaves the files that are there; they are removed now")
     removed = left = size = 0
     for kind, path in _blobs():
         if keep_tuning and kind == TUNING:

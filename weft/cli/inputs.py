@@ -54,7 +54,8 @@ def collect(
     if unknown:
         raise InputError(
             f"the network has no input {', '.join(map(repr, unknown))}",
-            why=f"its inputs are {', '.join(graph.inputs)}",
+            why=f"its inputs are {', '.join(graph.inputs)}" if graph.inputs else "it has none",
+            fix="name one of these in --input and --shape" if graph.inputs else "leave --input and --shape out",
         )
     rng = np.random.default_rng(SEED)
     arrays, remarks = {}, []

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft.core.backend import Precision
-from weft.core.profile import Event
+from weft.core.profile import Event, Work
 
 
 @dataclass(frozen=True)
@@ -51,31 +51,38 @@ def peaks_of(name: str) -> Peaks | None:
 
 
 def analysed(events: Sequence[Event], peaks: dict[str, Peaks], precision: Precision) -> list[dict[str, Any]]:
-    """Return each event with the work of its node, the rates, and the share where the device's peaks are known.
+    """Return each event, with the work of its node, the rates, and the share where the device's peaks are known.
 
-    A node may be several launches: all show its work, and the rates that follow from the time of all of them.
+    A node may be several launches: the longest has its work, and the rates that follow from the time of all of them.
     """
-    seconds: dict[tuple[str, str], float] = defaultdict(float)
+    nodes: dict[tuple[str, str], list[Event]] = defaultdict(list)
     for e in events:
         if e.work is not None:
-            seconds[e.device, e.work.node] += e.seconds
+            nodes[e.device, e.work.node].append(e)
     found = []
     for e in events:
         row: dict[str, Any] = {"device": e.device, "name": e.name, "us": e.seconds * 1e6}
         if e.work is not None:
-            took, work = seconds[e.device, e.work.node], e.work
-            row |= {"node": work.node, "flops": work.flops, "bytes": work.nbytes}
-            if took > 0:
-                row |= {"node_us": took * 1e6, "flops_per_s": work.flops / took, "bytes_per_s": work.nbytes / took}
-                known = peaks.get(e.device)
-                row["share"] = known.seconds(work.flops, work.nbytes, precision) / took if known else None
+            row["node"] = e.work.node
+            launches = nodes[e.device, e.work.node]
+            if e is max(launches, key=lambda each: each.seconds):
+                took = sum(each.seconds for each in launches)
+                row |= {"launches": len(launches), **_rates(e.work, took, peaks.get(e.device), precision)}
         found.append(row)
     return found
 
 
+def _rates(work: Work, took: float, peaks: Peaks | None, precision: Precision) -> dict[str, Any]:
+    rates: dict[str, Any] = {"flops": work.flops, "bytes": work.nbytes}
+    if took > 0:
+        rates |= {"node_us": took * 1e6, "flops_per_s": work.flops / took, "bytes_per_s": work.nbytes / took}
+        rates["share"] = peaks.seconds(work.flops, work.nbytes, precision) / took if peaks else None
+    return rates
+
+
 def whole(rows: Sequence[dict[str, Any]]) -> float | None:
-    """Return the share of all nodes together, each counted once; None where one of them has none."""
-    nodes = {(row["device"], row["node"]): row for row in rows if "node_us" in row}.values()
+    """Return the share of all nodes together; None where one of them has none."""
+    nodes = [row for row in rows if "node_us" in row]
     if not nodes or any(row["share"] is None for row in nodes):
         return None
     return float(sum(row["share"] * row["node_us"] for row in nodes) / sum(row["node_us"] for row in nodes))

@@ -5,17 +5,18 @@ from __future__ import annotations
 import re
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from weft import config
-from weft.cli.console import line, note, table, working
+from weft.cli.console import error, line, note, table, working
 from weft.cli.inputs import Preparation, collect
 from weft.cli.options import BackendPathOption, DeviceOption, ModelArgument, ShapeOption
 from weft.cli.targets import device_orders, parse_precisions, parse_shapes
 from weft.core.backend import Precision
 from weft.core.layout import Shape
+from weft.core.registry import registry
 from weft.errors import ConfigError
 from weft.frontends.onnx import load as load_onnx
 from weft.loading import load
@@ -44,10 +45,12 @@ def tune(
 
     Later loads on the same device and driver use the choices. Times are of one node on the device, by its
     own clock; `gain` is how many times faster the choice is than the default. What the budget does not suffice
-    for is left to the next call, as is what an interrupt cuts off.
+    for is left to the next call, as is what an interrupt cuts off. The exit status is 1 if nothing can be kept.
     """
     if output is not None:
         _check(output)
+    else:
+        _check_cache()
     with working(f"reading {model.name}"):
         graph = load_onnx(model)
     arrays, remarks = collect(graph, {}, parse_shapes(shape), Preparation())
@@ -56,9 +59,17 @@ def tune(
     if not config.tuning_enabled():
         note("loads will not use what is found: WEFT_TUNING=0 is set")
     shapes = {name: a.shape for name, a in arrays.items()}
+    tables: list[TuningTable] = []
     for names in device_orders(device):
         for each in parse_precisions(precision):
-            _tune(model, names, each, shapes, (budget, again), output)
+            tables += _tune(model, names, each, shapes, (budget, again), output)
+    if not tables:
+        note(_where_to_tune())
+    why = dict.fromkeys(t.why_not_kept for t in tables if t.why_not_kept)
+    for reason in why:
+        note(f"nothing is kept for later loads: {reason}")
+    if why and output is None:
+        _give_up("what was found is lost", "; ".join(why))
 
 
 def _check(output: Path) -> None:
@@ -84,7 +95,8 @@ def _tune(
     shapes: dict[str, Shape],
     effort: tuple[float, bool],
     output: Path | None,
-) -> None:
+) -> list[TuningTable]:
+    """Tune for one device, print what was found, and return the tables of its GPUs."""
     from weft.backends.gpu.tuning import by_runtime, tune_pipelines
     from weft.backends.gpu.tuning_table import write_tables
 
@@ -95,24 +107,62 @@ def _tune(
             working(f"tuning for {label}") as progress,
             load(model, names, precision=precision, shapes=shapes) as session,
         ):
+            ran_on = ", ".join(session.report.nodes_by_device)
             found = [runtime.tuning for runtime, _ in by_runtime(session.pipelines)]
             rows = tune_pipelines(session.pipelines, budget=effort[0], again=effort[1], progress=progress)
     except KeyboardInterrupt:
         _say_interrupted(found, effort[1])
         raise
     if not rows:
-        line(f"{label}: there is nothing to choose from")
-        return
-    keys = {row.problem for row in rows}
-    if output is not None:
-        write_tables(output, {t.key: t.subset(keys) for t in found})
+        why = "there is nothing to choose from" if found else f"there is nothing to tune on {ran_on}: only GPUs choose"
+        line(f"{label}: {why}")
+        return found
     line(label, "bold")
     _print(rows)
+    if output is not None:
+        keys = {row.problem for row in rows}
+        try:
+            write_tables(output, {t.key: t.subset(keys) for t in found})
+        except OSError as e:
+            _give_up(f"{output} cannot be written", e.strerror or str(e))
     for path in (*(t.file for t in found), output):
         if path is not None:
             line(f"table: {path}")
-    for why in dict.fromkeys(t.why_not_kept for t in found if t.why_not_kept):
-        note(f"nothing is kept for later loads: {why}")
+    return found
+
+
+def _where_to_tune() -> str:
+    """Say which devices have something to tune."""
+    from weft.backends.gpu.creator import GpuCreator
+
+    gpus = {creator.id for creator in registry.creators() if isinstance(creator, GpuCreator)}
+    names = [f"{d.id}:{d.index}" for d in registry.devices() if d.id in gpus]
+    if not names:
+        return "no device here has anything to tune: `weft doctor` says what is missing for OpenCL and Vulkan"
+    return f"nothing was tuned; --device {' or '.join(names)} has kernels to choose"
+
+
+def _give_up(what: str, why: str) -> NoReturn:
+    """Say that nothing can be kept, and end with the status 1."""
+    fix = "keep it in a file, with --output FILE, or name another folder in WEFT_CACHE_DIR"
+    error(str(ConfigError(what, why=why, fix=fix)))
+    raise typer.Exit(1)
+
+
+def _check_cache() -> None:
+    """Give up if nothing can be kept in the cache: before the work, not after it."""
+    from weft.backends.gpu.tuning_table import FOLDER
+
+    what = "what `weft tune` finds could not be kept"
+    if not config.cache_enabled():
+        _give_up(what, "WEFT_CACHE=0 is set")
+    folder = config.cache_dir() / FOLDER
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as e:
+        _give_up(what, f"the folder {folder} cannot be written: {e.strerror or e}")
 
 
 def _say_interrupted(tables: list[TuningTable], again: bool) -> None:

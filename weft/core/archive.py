@@ -118,7 +118,8 @@ def open_archive(path: Path) -> Iterator[Archive]:
                 raise ModelError("the saved network is not a regular file", where=str(path))
             yield Archive(file, status.st_size)
     except OSError as e:
-        raise ModelError("the saved network cannot be read", where=str(path), why=e.strerror or str(e)) from e
+        fix = "pass the path of a file that OptimizedNetwork.save or `weft optimize` wrote, and that you may read"
+        raise ModelError("the saved network cannot be read", where=str(path), why=e.strerror or str(e), fix=fix) from e
 
 
 def _problem(info: zipfile.ZipInfo, size: int) -> str:

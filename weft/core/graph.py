@@ -177,6 +177,7 @@ def infer_node(graph: Graph, node: Node) -> None:
             f"the inputs of node {node.name!r} ({node.op.type}) do not fit",
             where=f"inputs {', '.join(f'{i}: {graph.specs[i]}' for i in node.inputs if i)}",
             why=e.what + (f" ({e.why})" if e.why else ""),
+            fix=e.fix,
         ) from e
     except (ValueError, IndexError, TypeError, ZeroDivisionError, OverflowError, AssertionError, AttributeError) as e:
         raise ModelError(

@@ -310,7 +310,7 @@ def _checked_shape(name: str, shape: Sequence[Dim]) -> tuple[Dim, ...]:
         raise ModelError(
             f"{shape!r} is not a shape for input {name!r}",
             why="a shape is a list of dimensions, and a dimension is an int from 0 on, or a name",
-            fix="" if is_list else f"write ({shape!r},)",
+            fix="write, for instance, ('n', 3, 224, 224)" if is_list else f"write ({shape!r},)",
         )
     return tuple(d if isinstance(d, str) else int(d) for d in dims)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import ClassVar
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from weft.ops.shape import MAX_LISTED, given, ints, known_ints, one_axis, one_ty
 class Concat(Op):
     """All inputs, one behind the other along `axis`."""
 
+    moves_data: ClassVar[bool] = True
     axis: int
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
@@ -49,6 +51,7 @@ class Split(Op):
     `outputs` is the number of outputs of the node; it stands in for `num_outputs` before opset 18.
     """
 
+    moves_data: ClassVar[bool] = True
     axis: int = 0
     num_outputs: int = 0
     outputs: int = 0

@@ -28,6 +28,7 @@ REDUCTIONS: dict[str, Callable[..., Array]] = {
 class Gather(Op):
     """The slices along `axis` at the given places; inputs data, indices."""
 
+    moves_data: ClassVar[bool] = True
     reads_part: ClassVar[bool] = True
     axis: int = 0
 
@@ -50,6 +51,7 @@ class Gather(Op):
 class GatherElements(Op):
     """For each element of `indices` the one at its place, moved along `axis`; inputs data, indices."""
 
+    moves_data: ClassVar[bool] = True
     reads_part: ClassVar[bool] = True
     axis: int = 0
 
@@ -71,6 +73,7 @@ class GatherElements(Op):
 class GatherND(Op):
     """The slices at the places that the last axis of `indices` names; inputs data, indices."""
 
+    moves_data: ClassVar[bool] = True
     reads_part: ClassVar[bool] = True
     batch_dims: int = 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import ClassVar
 
 from weft.core.dtypes import DType
 from weft.core.layout import Array, Layout, storage_size
@@ -18,6 +19,7 @@ from weft.kernels.launch import GpuOp, KernelBuilder, Placement, gpu_op
 class Relayout(Op):
     """Change layout and element type; the logical value stays the same (up to rounding)."""
 
+    moves_data: ClassVar[bool] = True
     layout: Layout
     dtype: DType
 

@@ -87,6 +87,7 @@ def sized(shape: Sequence[int], dtype: DType) -> TensorSpec:
         raise ModelError(
             "the result has an impossible shape",
             why=f"{tuple(shape)} (at most {MAX_RANK} dimensions and {MAX_ELEMENTS} elements)",
+            fix="give the inputs smaller shapes, or mend what the model says of its sizes",
         )
     return TensorSpec(tuple(shape), dtype)
 
@@ -104,6 +105,7 @@ def one_type(*specs: TensorSpec | None) -> DType:
 class Reshape(Op):
     """The same elements in the same order under another shape; inputs data, shape."""
 
+    moves_data: ClassVar[bool] = True
     allowzero: int = 0
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
@@ -138,6 +140,7 @@ class Reshape(Op):
 class Flatten(Op):
     """The matrix whose rows are indexed by the axes before `axis`."""
 
+    moves_data: ClassVar[bool] = True
     axis: int = 1
 
     def _split(self, dims: Shape) -> Shape:
@@ -159,6 +162,8 @@ class Flatten(Op):
 @dataclass(frozen=True)
 class Squeeze(Op):
     """The tensor without some axes of size one (default: without all of them); inputs data, axes."""
+
+    moves_data: ClassVar[bool] = True
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         """Return the spec of the output."""
@@ -185,6 +190,8 @@ class Squeeze(Op):
 class Unsqueeze(Op):
     """The tensor with axes of size one put in; inputs data, axes (places in the result)."""
 
+    moves_data: ClassVar[bool] = True
+
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         """Return the spec of the output."""
         x = given(inputs, 0)
@@ -206,6 +213,7 @@ class Unsqueeze(Op):
 class Transpose(Op):
     """The tensor with its axes in the order `perm` (default: reversed)."""
 
+    moves_data: ClassVar[bool] = True
     perm: tuple[int, ...] = ()
 
     def order(self, rank: int) -> Shape:
@@ -232,6 +240,8 @@ class Transpose(Op):
 class Expand(Op):
     """The tensor broadcast together with a shape; inputs data, shape."""
 
+    moves_data: ClassVar[bool] = True
+
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         """Return the spec of the output."""
         x, wanted = given(inputs, 0), known_ints(constants, 1, "shape")
@@ -253,6 +263,8 @@ class Expand(Op):
 class Tile(Op):
     """The tensor repeated along each axis; inputs data, repeats."""
 
+    moves_data: ClassVar[bool] = True
+
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         """Return the spec of the output."""
         x, repeats = given(inputs, 0), known_ints(constants, 1, "repeats")
@@ -269,6 +281,8 @@ class Tile(Op):
 @dataclass(frozen=True)
 class Identity(Op):
     """Its input, unchanged."""
+
+    moves_data: ClassVar[bool] = True
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         """Return the spec of the output."""
@@ -287,6 +301,7 @@ class Dropout(Op):
     `outputs` is the number of outputs of the node.
     """
 
+    moves_data: ClassVar[bool] = True
     seed: int | None = None
     outputs: int = 1
 
@@ -349,6 +364,7 @@ class Size(Op):
 class DepthToSpace(Op):
     """Blocks of channels laid out as square blocks of pixels."""
 
+    moves_data: ClassVar[bool] = True
     blocksize: int
     mode: Literal["DCR", "CRD"] = "DCR"
 
@@ -375,6 +391,7 @@ class DepthToSpace(Op):
 class SpaceToDepth(Op):
     """Square blocks of pixels laid out as blocks of channels."""
 
+    moves_data: ClassVar[bool] = True
     blocksize: int
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:

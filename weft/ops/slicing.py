@@ -20,6 +20,7 @@ from weft.ops.shape import given, ints, known_ints, many_axes, optional
 class Slice(Op):
     """Every `step`-th element from `start` to before `end`; inputs data, starts, ends, axes, steps."""
 
+    moves_data: ClassVar[bool] = True
     reads_part: ClassVar[bool] = True
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:

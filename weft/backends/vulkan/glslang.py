@@ -15,8 +15,10 @@ import subprocess
 import tempfile
 import threading
 from abc import ABC, abstractmethod
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from weft import config
 from weft.errors import CompileError, ConfigError
@@ -90,6 +92,21 @@ class _Request(ctypes.Structure):
     ]
 
 
+class _Received:
+    """What the library hands over by its callback, and what went wrong there: ctypes drops exceptions."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.error: BaseException | None = None
+        self.callback = _Output(self._take)
+
+    def _take(self, data: Any, size: int, user: Any) -> None:
+        try:
+            self.data.extend(ctypes.string_at(data, size))
+        except BaseException as e:  # the caller raises it
+            self.error = self.error or e
+
+
 class LibraryCompiler(Compiler):
     """A glslang shared library in this process; a small kernel takes 1-2 ms."""
 
@@ -109,18 +126,25 @@ class LibraryCompiler(Compiler):
         self._function.argtypes = [ctypes.POINTER(_Request)]
 
     def translate(self, text: str, name: str) -> tuple[bytes, str]:
-        """Compile in this process; one call at a time, since glslang keeps global state."""
-        spirv, log = bytearray(), bytearray()
-        on_spirv = _Output(lambda data, size, user: spirv.extend(ctypes.string_at(data, size)))
-        on_log = _Output(lambda data, size, user: log.extend(ctypes.string_at(data, size)))
+        """Compile in this process; one call at a time, since glslang keeps global state.
+
+        Never in the main thread: a signal during the call would be raised where a callback begins, and be lost.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            return self._translate(text, name)
+        with ThreadPoolExecutor(1, "weft-glslang") as pool:
+            return pool.submit(self._translate, text, name).result()
+
+    def _translate(self, text: str, name: str) -> tuple[bytes, str]:
+        spirv, log = _Received(), _Received()
         source = ctypes.create_string_buffer(text.encode())
         request = _Request(
             size_in_bytes=ctypes.sizeof(_Request),
             source_path=name.encode(),
             input_begin=ctypes.addressof(source),
             input_end=ctypes.addressof(source) + len(source) - 1,
-            diagnostic=on_log,
-            output=on_spirv,
+            diagnostic=log.callback,
+            output=spirv.callback,
             stage=_COMPUTE_STAGE,
             optimization=0,
             spirv_version=(1, 6, 0) if _NEWER in text else (1, 3, 0),
@@ -128,7 +152,10 @@ class LibraryCompiler(Compiler):
         )
         with self._lock:
             status = self._function(ctypes.byref(request))
-        return (bytes(spirv) if status == 0 else b""), log.decode(errors="replace")
+        for each in (spirv, log):
+            if each.error is not None:
+                raise each.error
+        return (bytes(spirv.data) if status == 0 else b""), log.data.decode(errors="replace")
 
 
 class CommandCompiler(Compiler):

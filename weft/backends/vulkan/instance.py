@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import threading
 from typing import Any
 
@@ -19,6 +20,9 @@ NO_DRIVER_FIX = (
 )
 _PORTABILITY = "VK_KHR_portability_enumeration"
 _WANTED_API = (1 << 22) | (3 << 12)
+
+_MOMENT = 0.05
+"""Seconds after which the callback of a message has ended."""
 
 _lock = threading.Lock()
 _instances: dict[bool, Any] = {}
@@ -104,22 +108,40 @@ def _validation(arena: Arena, extensions: list[str]) -> Any:
     )
 
 
-def _listen(made: Any) -> None:
-    """Collect what the layer says; the callback lives as long as the process, as the instance does."""
+def _heard(severity: int, kind: int, data: Any, user: Any) -> int:
+    text = string(data.pMessage) if data.pMessage != NULL else ""
+    _messages.append(text)
+    log.error("vulkan validation: %s", text)
+    return 0
 
-    def heard(severity: int, kind: int, data: Any, user: Any) -> int:
-        text = string(data.pMessage) if data.pMessage != NULL else ""
-        _messages.append(text)
-        log.error("vulkan validation: %s", text)
-        return 0
 
-    callback = ffi.callback(
+def _not_heard(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    """Look after what is raised while a message is heard, since it cannot pass through the driver.
+
+    Python raises a Ctrl-C in the first of its code that runs, which may be there: it is asked for once more, a
+    moment later, since here it would be lost again.
+    """
+    if issubclass(kind, KeyboardInterrupt):
+        asked = (threading.main_thread().ident, signal.SIGINT)
+        threading.Timer(_MOMENT, signal.pthread_kill, asked).start()
+    else:
+        log.error("a message of the vulkan validation was lost: %s", error, exc_info=error)
+
+
+def _listener() -> Any:
+    """Return what the layer calls with each message."""
+    return ffi.callback(
         "VkBool32(VkDebugUtilsMessageSeverityFlagBitsEXT, VkDebugUtilsMessageTypeFlagsEXT, "
         "const VkDebugUtilsMessengerCallbackDataEXT*, void*)",
-        heard,
+        _heard,
+        onerror=_not_heard,
     )
+
+
+def _listen(made: Any) -> None:
+    """Collect what the layer says; the callback lives as long as the process, as the instance does."""
     arena = Arena()
-    arena.keep(callback)
+    callback = arena.keep(_listener())
     info = arena.new(
         "VkDebugUtilsMessengerCreateInfoEXT",
         messageSeverity=vk.VK_DEBUG_UTILS_MESSAGE_SEVERITY_WARNING_BIT_EXT

@@ -13,6 +13,8 @@ from weft.errors import ModelError
 
 LARGEST_FILE = 2**31 - 1
 """Protobuf's own limit; larger weights lie in external data."""
+PATH_FIX = "pass the path of an ONNX file that is there and that you may read"
+"""What to do where a path is none of a model."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ def read_file(model: str | os.PathLike[str]) -> ModelFile:
     """Return the file of a path; ModelError if it cannot be read, or is larger than protobuf takes."""
     text = os.fspath(model)
     if not isinstance(text, str) or not text or "\0" in text:
-        raise ModelError(f"{text!r} is not a path", why="a path is a text that is not empty")
+        raise ModelError(f"{text!r} is not a path", why="a path is a text that is not empty", fix=PATH_FIX)
     path = Path(text)
     return ModelFile(path, _file_bytes(path))
 
@@ -38,7 +40,7 @@ def _file_bytes(path: Path) -> memoryview:
         with open(path, "rb", opener=_open_at_once) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise ModelError("the model is not a regular file", where=str(path))
+                raise ModelError("the model is not a regular file", where=str(path), fix=PATH_FIX)
             if status.st_size > LARGEST_FILE:
                 raise ModelError(
                     "the model file is too large",
@@ -50,7 +52,8 @@ def _file_bytes(path: Path) -> memoryview:
             data = np.empty(status.st_size, np.uint8).data
             return data[: file.readinto(data)]
     except OSError as e:
-        raise ModelError("the model file cannot be read", where=str(path), why=e.strerror or str(e)) from e
+        fix = "name the .onnx file in that folder" if isinstance(e, IsADirectoryError) else PATH_FIX
+        raise ModelError("the model file cannot be read", where=str(path), why=e.strerror or str(e), fix=fix) from e
 
 
 def _open_at_once(path: str, flags: int) -> int:

@@ -56,6 +56,7 @@ def read(model: object) -> Source:
         raise ModelError(
             f"cannot load a model from {type(model).__name__}",
             why="a model is a path, the bytes of an ONNX file, or an onnx.ModelProto",
+            fix="pass one of these, or to weft.load a weft.Network or an optimised network (weft.optimize)",
         )
     check_text(proto, label)
     return Source(proto, folder, label, check_header(proto, label), data)
