@@ -138,7 +138,7 @@ def test_a_cache_that_cannot_be_written_any_more_is_a_failure(
     with timed_gpu(), caplog.at_level(logging.WARNING):
         done = cli("tune", model, "-d", "null", status=1)
     (warning,) = caplog.messages
-    assert "make the folder writable, or name another in WEFT_CACHE_DIR" in warning
+    assert "make room on the disk, or name another in WEFT_CACHE_DIR" in warning
     assert "table: " not in done.out and "conv_gemm(" in done.out
     assert f"nothing is kept for later loads: {cache / 'tuning'} cannot be written" in done.err
     assert "error: what was found is lost" in done.err and "next: " in done.err
