@@ -75,7 +75,7 @@ except weft.WeftError as e:
 # -- layers --------------------------------------------------------------------------------------------------
 
 LAYERS = {
-    "weft.errors": 0,
+    "weft.errors": -1,
     "weft.config": 0,
     "weft.core": 1,
     "weft.kernels": 2,

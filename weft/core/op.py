@@ -33,9 +33,6 @@ class Op(ABC):
     reads_part: ClassVar[bool] = False
     """Whether it reads no more of an input than it writes: a few rows of a table."""
 
-    moves_data: ClassVar[bool] = False
-    """Whether it only copies elements: there is nothing to compute."""
-
     @abstractmethod
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         """Return the specs of the outputs.
@@ -51,9 +48,9 @@ class Op(ABC):
     def flops(self, inputs: Sequence[Shape | None], outputs: Sequence[Shape]) -> int:
         """Return the operations for these shapes, two for a multiply-add; by default one for each output element.
 
-        What only moves data has none. Profiles set times against it, so orders of magnitude will do.
+        Profiles set times against it, so orders of magnitude will do.
         """
-        return 0 if self.moves_data else sum(prod(shape) for shape in outputs)
+        return sum(prod(shape) for shape in outputs)
 
     def attributes(self) -> dict[str, object]:
         """Return the attributes by name, for printing."""
@@ -62,6 +59,14 @@ class Op(ABC):
     def __str__(self) -> str:
         inner = ", ".join(f"{k}={v}" for k, v in self.attributes().items())
         return f"{self.type}({inner})"
+
+
+class MovingOp(Op):
+    """An op that only copies elements, so that there is nothing to compute."""
+
+    def flops(self, inputs: Sequence[Shape | None], outputs: Sequence[Shape]) -> int:
+        """Return 0."""
+        return 0
 
 
 OpT = TypeVar("OpT", bound=type[Op])

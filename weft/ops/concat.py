@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import ClassVar
 
 import numpy as np
 
 from weft.core.layout import Array, Shape
-from weft.core.op import Constants, Op, register_op
+from weft.core.op import Constants, MovingOp, register_op
 from weft.core.tensor import TensorSpec
 from weft.errors import ModelError
 from weft.ops.shape import MAX_LISTED, given, ints, known_ints, one_axis, one_type, optional, sized, unfit
@@ -18,10 +17,9 @@ from weft.ops.shape import MAX_LISTED, given, ints, known_ints, one_axis, one_ty
 
 @register_op
 @dataclass(frozen=True)
-class Concat(Op):
+class Concat(MovingOp):
     """All inputs, one behind the other along `axis`."""
 
-    moves_data: ClassVar[bool] = True
     axis: int
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
@@ -45,13 +43,12 @@ class Concat(Op):
 
 @register_op
 @dataclass(frozen=True)
-class Split(Op):
+class Split(MovingOp):
     """Parts of the input along `axis`, of the given or of equal sizes; inputs input, split.
 
     `outputs` is the number of outputs of the node; it stands in for `num_outputs` before opset 18.
     """
 
-    moves_data: ClassVar[bool] = True
     axis: int = 0
     num_outputs: int = 0
     outputs: int = 0

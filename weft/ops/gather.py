@@ -10,7 +10,7 @@ import numpy as np
 
 from weft.core.dtypes import DType
 from weft.core.layout import Array, Shape
-from weft.core.op import Constants, Op, register_op
+from weft.core.op import Constants, MovingOp, Op, register_op
 from weft.core.tensor import TensorSpec
 from weft.errors import ModelError
 from weft.ops.shape import given, one_axis, one_type, optional, sized, unfit
@@ -25,10 +25,9 @@ REDUCTIONS: dict[str, Callable[..., Array]] = {
 
 @register_op
 @dataclass(frozen=True)
-class Gather(Op):
+class Gather(MovingOp):
     """The slices along `axis` at the given places; inputs data, indices."""
 
-    moves_data: ClassVar[bool] = True
     reads_part: ClassVar[bool] = True
     axis: int = 0
 
@@ -48,10 +47,9 @@ class Gather(Op):
 
 @register_op
 @dataclass(frozen=True)
-class GatherElements(Op):
+class GatherElements(MovingOp):
     """For each element of `indices` the one at its place, moved along `axis`; inputs data, indices."""
 
-    moves_data: ClassVar[bool] = True
     reads_part: ClassVar[bool] = True
     axis: int = 0
 
@@ -70,10 +68,9 @@ class GatherElements(Op):
 
 @register_op
 @dataclass(frozen=True)
-class GatherND(Op):
+class GatherND(MovingOp):
     """The slices at the places that the last axis of `indices` names; inputs data, indices."""
 
-    moves_data: ClassVar[bool] = True
     reads_part: ClassVar[bool] = True
     batch_dims: int = 0
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from weft.core.layout import Array, Shape
-from weft.core.op import Constants, Op, register_op
+from weft.core.op import Constants, MovingOp, register_op
 from weft.core.tensor import TensorSpec
 from weft.errors import ModelError
 from weft.ops.shape import given, ints, known_ints, many_axes, optional, sized, unfit
@@ -20,13 +19,12 @@ Pads = tuple[tuple[int, int], ...]
 
 @register_op
 @dataclass(frozen=True)
-class Pad(Op):
+class Pad(MovingOp):
     """The tensor with elements put before and behind it; inputs data, pads, constant_value, axes.
 
     A negative pad cuts off; cutting comes before padding.
     """
 
-    moves_data: ClassVar[bool] = True
     mode: str = "constant"
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:

@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import ClassVar
 
 from weft.core.dtypes import DType
 from weft.core.layout import Array, Layout, storage_size
-from weft.core.op import Constants, Op, register_op
+from weft.core.op import Constants, MovingOp, register_op
 from weft.core.tensor import Tensor, TensorSpec
 from weft.kernels.launch import GpuOp, KernelBuilder, Placement, gpu_op
 
 
 @register_op
 @dataclass(frozen=True)
-class Relayout(Op):
+class Relayout(MovingOp):
     """Change layout and element type; the logical value stays the same (up to rounding)."""
 
-    moves_data: ClassVar[bool] = True
     layout: Layout
     dtype: DType
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from weft.core.dtypes import DType
 from weft.core.layout import Array, Shape
-from weft.core.op import Constants, Op, register_op
+from weft.core.op import Constants, MovingOp, Op, register_op
 from weft.core.tensor import TensorSpec
 from weft.errors import ModelError
 
@@ -84,11 +84,9 @@ def many_axes(axes: Sequence[int], rank: int) -> Shape:
 def sized(shape: Sequence[int], dtype: DType) -> TensorSpec:
     """Return the spec of a result; ModelError where no machine could hold it."""
     if len(shape) > MAX_RANK or any(d < 0 for d in shape) or prod(max(d, 1) for d in shape) > MAX_ELEMENTS:
-        raise ModelError(
-            "the result has an impossible shape",
-            why=f"{tuple(shape)} (at most {MAX_RANK} dimensions and {MAX_ELEMENTS} elements)",
-            fix="give the inputs smaller shapes, or mend what the model says of its sizes",
-        )
+        why = f"{tuple(shape)} (at most {MAX_RANK} dimensions and {MAX_ELEMENTS} elements)"
+        fix = "give the inputs smaller shapes, or mend what the model says of its sizes"
+        raise ModelError("the result has an impossible shape", why=why, fix=fix)
     return TensorSpec(tuple(shape), dtype)
 
 
@@ -102,10 +100,9 @@ def one_type(*specs: TensorSpec | None) -> DType:
 
 @register_op
 @dataclass(frozen=True)
-class Reshape(Op):
+class Reshape(MovingOp):
     """The same elements in the same order under another shape; inputs data, shape."""
 
-    moves_data: ClassVar[bool] = True
     allowzero: int = 0
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
@@ -137,10 +134,9 @@ class Reshape(Op):
 
 @register_op
 @dataclass(frozen=True)
-class Flatten(Op):
+class Flatten(MovingOp):
     """The matrix whose rows are indexed by the axes before `axis`."""
 
-    moves_data: ClassVar[bool] = True
     axis: int = 1
 
     def _split(self, dims: Shape) -> Shape:
@@ -160,10 +156,8 @@ class Flatten(Op):
 
 @register_op
 @dataclass(frozen=True)
-class Squeeze(Op):
+class Squeeze(MovingOp):
     """The tensor without some axes of size one (default: without all of them); inputs data, axes."""
-
-    moves_data: ClassVar[bool] = True
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         """Return the spec of the output."""
@@ -187,10 +181,8 @@ class Squeeze(Op):
 
 @register_op
 @dataclass(frozen=True)
-class Unsqueeze(Op):
+class Unsqueeze(MovingOp):
     """The tensor with axes of size one put in; inputs data, axes (places in the result)."""
-
-    moves_data: ClassVar[bool] = True
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         """Return the spec of the output."""
@@ -210,10 +202,9 @@ class Unsqueeze(Op):
 
 @register_op
 @dataclass(frozen=True)
-class Transpose(Op):
+class Transpose(MovingOp):
     """The tensor with its axes in the order `perm` (default: reversed)."""
 
-    moves_data: ClassVar[bool] = True
     perm: tuple[int, ...] = ()
 
     def order(self, rank: int) -> Shape:
@@ -237,10 +228,8 @@ class Transpose(Op):
 
 @register_op
 @dataclass(frozen=True)
-class Expand(Op):
+class Expand(MovingOp):
     """The tensor broadcast together with a shape; inputs data, shape."""
-
-    moves_data: ClassVar[bool] = True
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         """Return the spec of the output."""
@@ -260,10 +249,8 @@ class Expand(Op):
 
 @register_op
 @dataclass(frozen=True)
-class Tile(Op):
+class Tile(MovingOp):
     """The tensor repeated along each axis; inputs data, repeats."""
-
-    moves_data: ClassVar[bool] = True
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         """Return the spec of the output."""
@@ -279,10 +266,8 @@ class Tile(Op):
 
 @register_op
 @dataclass(frozen=True)
-class Identity(Op):
+class Identity(MovingOp):
     """Its input, unchanged."""
-
-    moves_data: ClassVar[bool] = True
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         """Return the spec of the output."""
@@ -295,13 +280,12 @@ class Identity(Op):
 
 @register_op
 @dataclass(frozen=True)
-class Dropout(Op):
+class Dropout(MovingOp):
     """Its input unchanged, as in inference, and a mask of ones; inputs data, ratio, training_mode.
 
     `outputs` is the number of outputs of the node.
     """
 
-    moves_data: ClassVar[bool] = True
     seed: int | None = None
     outputs: int = 1
 
@@ -361,10 +345,9 @@ class Size(Op):
 
 @register_op
 @dataclass(frozen=True)
-class DepthToSpace(Op):
+class DepthToSpace(MovingOp):
     """Blocks of channels laid out as square blocks of pixels."""
 
-    moves_data: ClassVar[bool] = True
     blocksize: int
     mode: Literal["DCR", "CRD"] = "DCR"
 
@@ -388,10 +371,9 @@ class DepthToSpace(Op):
 
 @register_op
 @dataclass(frozen=True)
-class SpaceToDepth(Op):
+class SpaceToDepth(MovingOp):
     """Square blocks of pixels laid out as blocks of channels."""
 
-    moves_data: ClassVar[bool] = True
     blocksize: int
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:

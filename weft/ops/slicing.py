@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from weft.core.layout import Array, Shape
-from weft.core.op import Constants, Op, register_op
+from weft.core.op import Constants, MovingOp, register_op
 from weft.core.tensor import TensorSpec
 from weft.errors import ModelError
 from weft.ops.shape import given, ints, known_ints, many_axes, optional
@@ -17,10 +17,9 @@ from weft.ops.shape import given, ints, known_ints, many_axes, optional
 
 @register_op
 @dataclass(frozen=True)
-class Slice(Op):
+class Slice(MovingOp):
     """Every `step`-th element from `start` to before `end`; inputs data, starts, ends, axes, steps."""
 
-    moves_data: ClassVar[bool] = True
     reads_part: ClassVar[bool] = True
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
