@@ -60,17 +60,18 @@ def selftest() -> str:
     return os.environ.get("WEFT_SELFTEST") or "child"
 
 
-def build_processes() -> str | None:
+def build_processes() -> int | None:
     """Return how many processes compile kernels beside the program, from `WEFT_BUILD_PROCESSES`; None to choose."""
-    given = os.environ.get("WEFT_BUILD_PROCESSES") or None
-    number = given is not None and given.isascii() and given.isdigit() and len(given) < 6
-    if given is not None and not (number and int(given) <= MOST_PROCESSES):
+    given = os.environ.get("WEFT_BUILD_PROCESSES")
+    if not given:
+        return None
+    if not (given.isascii() and given.isdigit() and len(given) < 6 and int(given) <= MOST_PROCESSES):
         raise ConfigError(
             f"WEFT_BUILD_PROCESSES={given} is no number of processes",
             where="the environment variables",
             fix=f"set it to 0 for none or to a number up to {MOST_PROCESSES}, or unset it",
         )
-    return given
+    return int(given)
 
 
 def environment(**changed: str) -> dict[str, str]:

@@ -80,7 +80,9 @@ def take_shape(name: str, shape: Any) -> Shape:
         dims, whole = (), (-1,)
     if dims != whole or min(whole, default=0) < 0:
         raise InputError(
-            f"{shape!r} is not a shape for {name!r}", why="a shape is a tuple of sizes, each an integer from 0 on"
+            f"{shape!r} is not a shape for {name!r}",
+            why="a shape is a tuple of sizes, each an integer from 0 on",
+            fix="write, for instance, (1, 3, 224, 224)",
         )
     return whole
 

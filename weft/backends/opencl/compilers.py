@@ -23,7 +23,6 @@ from typing import Any, BinaryIO
 
 from weft import config
 from weft.core import child
-from weft.errors import ConfigError
 from weft.kernels.source import KernelSource
 
 log = logging.getLogger("weft.opencl")
@@ -41,10 +40,8 @@ _LENGTH = struct.Struct("<Q")
 def process_count() -> int:
     """Return how many processes compile: `WEFT_BUILD_PROCESSES`, or as many as half of the cores, up to a limit."""
     given = config.build_processes()
-    if given is not None and not (given.isascii() and given.isdigit()):
-        raise ConfigError(f"WEFT_BUILD_PROCESSES={given} is no number", fix="set it to 0 for none, or leave it out")
     mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(MOST, mine // 2) if given is None else int(given)
+    return min(MOST, mine // 2) if given is None else given
 
 
 class Compilers:
