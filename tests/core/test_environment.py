@@ -49,7 +49,7 @@ def test_nonsense_is_refused_where_it_is_read_and_by_every_load(
 
 
 def test_processes_are_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    for value, wanted in (("0", "0"), ("64", "64"), ("", None)):
+    for value, wanted in (("0", 0), ("64", 64), ("", None)):
         monkeypatch.setenv("WEFT_BUILD_PROCESSES", value)
         assert config.build_processes() == wanted
 
