@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 
 import weft
 from tests.core.nets import Net, branching, feeds, outputs
-from weft.core.arrays import _shared
 from weft.core.dtypes import DType
 from weft.core.graph import Graph
 from weft.core.layout import Array
@@ -149,20 +147,6 @@ def test_F9_caller_owned_outputs_may_lie_between_each_other(session: weft.Sessio
     both = np.empty((2, 6), np.float32)
     assert_sums(session.run(A, B, outputs=[both[:, ::2], both[:, 1::2]]))
     assert_sums([both[:, ::2], both[:, 1::2]])
-
-
-def test_F9_a_long_search_for_shared_memory_ends() -> None:
-    rng = np.random.default_rng(0)
-    memory = np.empty(1 << 20, np.int8)
-
-    def odd(start: int) -> Array:
-        strides = [int(stride) for stride in rng.integers(10_000, 20_000, 16)]
-        return np.lib.stride_tricks.as_strided(memory[start:], (3,) * 16, strides)
-
-    start = time.perf_counter()
-    for _ in range(20):
-        list(_shared(["a", "b"], [odd(0), odd(1)]))
-    assert time.perf_counter() - start < 2.0
 
 
 def test_F9_an_input_may_be_an_output(session: weft.Session) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from tests.core.test_large_inputs import opened
 from tests.core.test_random_nets_on_devices import assert_right
 from weft.backends.gpu import front, streams
 from weft.backends.gpu.recording import PipelineRecording
+from weft.conformance.cases.table import tolerance
 from weft.core.dtypes import DType
 from weft.core.graph import Graph
 from weft.core.layout import Array
@@ -79,12 +81,20 @@ def a_constant_for_each_image() -> Graph:
     return net.finish(net.add("GlobalAveragePool", net.conv(x, 8), name="y"))
 
 
-def check(session: weft.Session, graph: Graph, precision: str, runs: int = 3) -> None:
+def check(session: weft.Session, graph: Graph, runs: int = 3) -> None:
     """Compare runs with other inputs each, so that what is left of the run before would be seen."""
     for seed in range(runs):
         fed = feeds(graph, seed)
         for got, want in zip(session.run(fed), outputs(graph, fed), strict=True):
-            np.testing.assert_allclose(got, want, atol=1e-5 if precision == "high" else 2e-2)
+            np.testing.assert_allclose(got, want, *tolerance(DType.FLOAT32, "reduction"))
+
+
+def check_against_the_whole(session: weft.Session, whole: weft.Session, graph: Graph) -> None:
+    """Compare with runs of the same precision in which nothing is divided."""
+    for seed in range(3):
+        fed = feeds(graph, seed)
+        for got, want in zip(session.run(fed), whole.run(fed), strict=True):
+            np.testing.assert_allclose(got, want, *tolerance(DType.FLOAT16, "reduction"))
 
 
 @pytest.mark.parametrize(("device", "ahead"), WAYS)
@@ -96,11 +106,18 @@ def test_results_are_right_whatever_runs_in_parts(
     monkeypatch.setattr(opened(device), "sends_ahead", ahead)
     monkeypatch.setattr(front, "PARTS", parts)
     graph = make()
-    with weft.load(graph, device=device, precision=precision, fallback="error") as session:
+    with monkeypatch.context() as patch:
+        patch.setattr(opened(device), "computes_ahead", False)
+        whole = weft.load(graph, device=device, precision=precision, fallback="error")
+    with whole, weft.load(graph, device=device, precision=precision, fallback="error") as session:
+        assert not recorded(whole).ahead
         recording = recorded(session)
         assert recording.front.parts == parts
         assert sorted(recording.ahead) == list(range(parts))
-        check(session, graph, precision)
+        if precision == "high":
+            check(session, graph)
+        else:
+            check_against_the_whole(session, whole, graph)
 
 
 @pytest.mark.parametrize(("device", "ahead"), WAYS)
@@ -123,7 +140,7 @@ def test_each_part_begins_when_its_images_are_there(device: str, ahead: bool, mo
             submit(handle)
 
         monkeypatch.setattr(recording.device, "submit", noting)
-        check(session, graph, "high", runs=1)
+        check(session, graph, runs=1)
         assert all(come >= end for come, end in zip(there, stream._ends, strict=False))
         assert len(there) == len(recording.handles) == len(stream._ends) + 1
 
@@ -144,7 +161,8 @@ def test_inputs_that_the_caller_puts_there_himself_are_run_all_the_same(device: 
         pipeline.mapped["x"][...] = fed["x"]
         pipeline.execute()
         pipeline.wait()
-        np.testing.assert_allclose(pipeline.port("y").numpy(), outputs(graph, fed)[0], atol=1e-5)
+        got, (want,) = pipeline.port("y").numpy(), outputs(graph, fed)
+        np.testing.assert_allclose(got, want, *tolerance(DType.FLOAT32, "reduction"))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -157,7 +175,7 @@ def test_another_batch_has_other_parts(device: str) -> None:
         for batch, parts in ((8, 2), (6, 2), (5, 1), (2, 1), (16, 2)):
             x = feeds(chain(batch), batch)
             (y,) = session.run(x)
-            np.testing.assert_allclose(y, outputs(chain(batch), x)[0], atol=1e-5)
+            np.testing.assert_allclose(y, outputs(chain(batch), x)[0], *tolerance(DType.FLOAT32, "reduction"))
             assert recorded(session).front.parts == parts
 
 
@@ -167,7 +185,16 @@ def test_no_parts_with_a_profile_or_little_memory(device: str) -> None:
     for how in ({"profile": True}, {"memory": "limit"}):
         with weft.load(graph, device=device, fallback="error", **how) as session:  # type: ignore[arg-type]
             assert not recorded(session).ahead
-            check(session, graph, "high", runs=1)
+            check(session, graph, runs=1)
+
+
+def test_a_driver_that_does_not_tell_its_units_has_a_typical_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front, "PIXELS_A_UNIT", 20)  # half of the batch has 1024 pixels, 256 after the pool
+    device = opened("vulkan")
+    for units, nodes in ((16, 2), (1, 2), (2, 3)):
+        monkeypatch.setattr(device, "caps", replace(device.caps, compute_units=units))
+        with weft.load(chain(), device="vulkan", fallback="error") as session:
+            assert len(recorded(session).front.nodes) == nodes
 
 
 def test_no_parts_where_they_would_not_fill_the_device(monkeypatch: pytest.MonkeyPatch) -> None:

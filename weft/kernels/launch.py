@@ -28,6 +28,8 @@ SMALL_GROUP, LARGE_GROUP = 64, 256
 """Items of a group of a one-dimensional loop."""
 MANY_UNITS = 32
 """Compute units of a device that small groups cannot fill fast enough."""
+TYPICAL_UNITS = 16
+"""For drivers that do not say how many compute units there are."""
 SUM_PARTS = "sum_parts"
 """The kernel that adds parts of sums from scratch memory: where memory is short, `DeviceCaps.without` names it."""
 MAX_ELEMENTS = 1 << 31
@@ -82,7 +84,13 @@ class DeviceCaps:
     splits_products: bool = True
     """Products of fp32 numbers that are split into halves may run on matrix units: they were not found wrong there."""
     compute_units: int = 1
+    """1 also where the driver does not say."""
     software: bool = False
+
+    @property
+    def likely_units(self) -> int:
+        """Return how many compute units to fill: a typical number where the driver does not say."""
+        return self.compute_units if self.compute_units > 1 else TYPICAL_UNITS
 
 
 class KernelBuilder(ABC):

@@ -94,7 +94,7 @@ class _Finder:
         if any(c.ndim >= rank and c.shape[0] != 1 for c in self._operands(node)):
             return False  # a constant for each image
         pixels = prod(specs[outputs[0]].dims[2:]) * self.images // self.parts
-        return pixels >= PIXELS_A_UNIT * self.device.caps.compute_units
+        return pixels >= PIXELS_A_UNIT * self.device.caps.likely_units
 
     def _operands(self, node: Node) -> list[Array]:
         """Return the constants that are joined with the values element by element, not the weights."""

@@ -215,8 +215,6 @@ TILES = (
 ENOUGH, ENOUGH_SLICED = 300, 190
 """Items for each compute unit that a tile makes at least, and one with slices of K (both by tuning on an H200)."""
 SOFTWARE_TILE = GemmTile(4, 1, 8, 8, 1)
-TYPICAL_UNITS = 16
-"""For drivers that do not say how many compute units there are."""
 
 
 def legal_tiles(caps: DeviceCaps, steps: int) -> list[GemmTile]:
@@ -240,7 +238,7 @@ def choose_tile(caps: DeviceCaps, pixels: int, blocks: int, steps: int) -> GemmT
     if caps.software:
         return SOFTWARE_TILE
     fitting = [t for t in legal_tiles(caps, steps) if t not in WIDE_TILES and (t != LONG_TILE or steps > LONG)]
-    units = caps.compute_units if caps.compute_units > 1 else TYPICAL_UNITS
+    units = caps.likely_units
     for tile in fitting:
         groups = -(-pixels // tile.rows) * -(-blocks // tile.columns)
         if groups * tile.lx * tile.ly * tile.lz >= (ENOUGH if tile.lz == 1 else ENOUGH_SLICED) * units:

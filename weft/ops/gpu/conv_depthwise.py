@@ -16,8 +16,6 @@ MOST_PRODUCTS = 200
 """Vector products of one item, whose text is written out."""
 FULL = 256
 """Items a compute unit should have; below that smaller tiles use more of a device."""
-TYPICAL_UNITS = 16
-"""For drivers that do not say how many compute units there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +47,7 @@ def choose_depthwise(caps: DeviceCaps, plan: ConvPlan) -> DepthwiseTile:
     """Return the tile with the most reuse that still fills the device."""
     offered = CHANNELS_LAST if plan.y.layout is Layout.NHWC4 else CHANNELS_FIRST
     taps = prod(plan.window.kernel)
-    units = caps.compute_units if caps.compute_units > 1 else TYPICAL_UNITS
+    units = caps.likely_units
     for tile in offered:
         if taps * tile.rows * tile.columns <= MOST_PRODUCTS and _items(plan, tile) >= FULL * units:
             return tile

@@ -19,7 +19,7 @@ from weft.core.tensor import Tensor, TensorSpec
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, Placement, gpu_op
 from weft.ops.conv import Conv
 from weft.ops.gpu import conv_split
-from weft.ops.gpu.conv import TYPICAL_UNITS, ConvPlan, launch_gemm
+from weft.ops.gpu.conv import ConvPlan, launch_gemm
 from weft.ops.pool import MaxPool
 from weft.ops.window import Window
 
@@ -70,7 +70,7 @@ def pays(
         return False
     channels, blocks = output[1], -(-x.dims[1] // PACK)
     vectors = x.dims[0] * prod(pool.outputs) * blocks
-    units = caps.compute_units if caps.compute_units > 1 else TYPICAL_UNITS
+    units = caps.likely_units
     strict = not split_products or vectors * PACK * channels < conv_split.WORTH
     return strict and channels <= FEW and vectors <= VECTORS * units
 
