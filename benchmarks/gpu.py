@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import weft
-from benchmarks import gemm, models, own, peers_ncnn, peers_onnxruntime, peers_tinygrad, peers_torch
+from benchmarks import cores, gemm, models, own, peers_ncnn, peers_onnxruntime, peers_tinygrad, peers_torch
 from benchmarks.bars import APIS, bars, complaint, table
 from benchmarks.facts import tuning, variables
 from benchmarks.measure import PRODUCTS, Case, Counts, Record, build
@@ -130,7 +130,7 @@ def _network(
     if "ncnn" in peers:
         _ncnn(network, batch, options.ncnn, counts, record)
     if "onnxruntime" in peers:
-        few = Counts(1, counts.iterations, min(counts.seconds, 1.5))
+        few = Counts(1, counts.iterations, min(counts.seconds, 1.5), one_core=False)
         record.attempt(f"{network} x{batch} onnxruntime", lambda: record.add(peers_onnxruntime.row(case, few)))
 
 
@@ -202,6 +202,7 @@ def _facts() -> dict[str, Any]:
         "source": _source(),
         "tuning": tuning(),
         "environment": variables(),
+        "cores": cores.spread(),
         "versions": versions,
     }
 
@@ -234,6 +235,7 @@ def _summary(record: Record) -> Iterator[str]:
     yield f"{record.facts['date']}  {record.facts['command']}"
     yield from record.facts["devices"]
     yield f"choices of kernels: {record.facts['tuning']}"
+    yield f"the host's cores at the beginning: {record.facts['cores']}"
     yield "variables: " + (", ".join(f"{n}={v}" for n, v in record.facts["environment"].items()) or "none of Weft's")
     yield ", ".join(f"{name} {value}" for name, value in record.facts["versions"].items())
     for network in dict.fromkeys(row.network for row in record.rows):

@@ -78,7 +78,8 @@ def test_groups_and_three_dimensions_are_packed() -> None:
         (32, "high", "conv_gemm"),
         (1, "normal", "conv_gemm"),
         (32, "normal", "relayout"),
-        (1, "low", "relayout"),
+        (1, "low", "conv_gemm"),
+        (32, "low", "relayout"),
     ],
 )
 @pytest.mark.parametrize("api", list(H200))

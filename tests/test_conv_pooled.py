@@ -74,7 +74,7 @@ def test_another_pool_is_a_launch(graph: Graph) -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch", "precision", "pools"), [(1, "high", 0), (1, "normal", 0), (1, "low", 3), (32, "high", 3)]
+    ("batch", "precision", "pools"), [(1, "high", 0), (1, "normal", 0), (1, "low", 0), (32, "high", 3), (32, "low", 3)]
 )
 @pytest.mark.parametrize("api", list(H200))
 def test_kernels_on_matrix_units_and_large_batches_keep_their_pools(

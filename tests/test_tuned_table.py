@@ -31,6 +31,7 @@ def card(device: NullDevice, api: str) -> None:
     device.dialect = OpenCLDialect() if api == "opencl" else GlslDialect()
     device.caps = replace(OPENCL, local_memory=(48 << 10) - 1) if api == "opencl" else VULKAN
     device.info = H200[api]
+    device.launches_overlap = api == "vulkan"
 
 
 @pytest.fixture(params=list(H200))

@@ -30,6 +30,7 @@ from weft.backends.gpu.memory import SMALLEST, Placement, Region
 from weft.backends.gpu.recording import PipelineRecording, access, run_once
 from weft.backends.gpu.runtime import GpuRuntime
 from weft.backends.gpu.schedule import Access
+from weft.backends.gpu.siblings import merge_siblings, products_in_vain
 from weft.backends.gpu.streams import worthwhile
 from weft.backends.gpu.support import why_not
 from weft.core.backend import Backend, BackendInfo, Execution, MemoryMode, StorageType
@@ -106,7 +107,8 @@ class GpuBackend(Backend):
         return views.keep_rest(view)
 
     def lower(self, graph: Graph) -> Graph:
-        """Let convolutions do the work of pools, choose layouts, and find values that need no memory of their own."""
+        """Let convolutions do the work of others, choose layouts, and find values that need no memory of their own."""
+        graph = merge_siblings(graph, self._is_special, products_in_vain(self.device))
         graph = fuse_pools(graph, self._is_special, self.device.caps, self.faster_arithmetic())
         graph = assign_layouts(graph, self._is_special, self.packed_layout(), self._reads_planar)
         depth = depths(graph)

@@ -121,6 +121,8 @@ class GpuDevice(ABC):
     """Whether kernels read memory of kind UPLOAD as fast as the device's own: then inputs stay where they are put."""
     stores_to_host: bool = field(default=False, init=False)
     """Whether kernels may write memory of kind DOWNLOAD: then small outputs need no copy."""
+    launches_overlap: bool = field(default=True, init=False)
+    """Whether launches of one level run side by side; where they do not, one for two is worth some work in vain."""
     gone: bool = False
     """Whether the device was lost: new sessions open it anew."""
 

@@ -54,6 +54,7 @@ class OpenCLDevice(GpuDevice):
 
     def __init__(self, info: DeviceInfo, caps: DeviceCaps, dialect: Dialect, device: cl.Device) -> None:
         super().__init__(info, caps, dialect)
+        self.launches_overlap = False  # the queue is in order
         self.sends_ahead = self.computes_ahead = not caps.software  # the CPU as a device takes the cores that copy
         self._device = device
         self._context = cl.Context([device])

@@ -24,8 +24,9 @@ VECTOR_BYTES = 16
 STEP = 4
 """Blocks of four input channels that one pass of the GEMM kernel stages."""
 SAVED = 1 << 26
-"""Products up to which an image that need not be packed is worth more than split products: these save at most 2 us of
-so many on an H200 (60 TFLOP/s instead of 30), the launch that packs takes 5 to 6."""
+"""Products up to which an image that need not be packed is worth more than matrix units: split products save at most
+2 us of so many on an H200 (60 TFLOP/s instead of 30), those of fp16 hardly more where there are so few; the launch that
+packs takes 5 to 6."""
 
 
 @gpu_op(Conv)
@@ -48,16 +49,15 @@ class ConvOnGpu(GpuOp):
     ) -> bool:
         """Accept an image of up to four channels where the portable GEMM runs, or would hardly be slower.
 
-        Kernels on matrix units load whole blocks of channels: they run fp16, and split fp32 but for little work.
-        Winograd's method is only for more channels.
+        Kernels on matrix units, which run fp16 and split fp32, load whole blocks of channels: for little work they are
+        not worth it. Winograd's method is only for more channels.
         """
         x, w = inputs[0], inputs[1]
         assert x is not None and w is not None
         if op.group != 1 or len(x.dims) > 4 or x.dims[1] > PACK:
             return False
-        if caps.matrix_units and x.dtype is DType.FLOAT16:
-            return False
-        return not split_products or prod(output.dims) * prod(w.dims[2:]) * PACK <= SAVED
+        on_units = split_products or (caps.matrix_units and x.dtype is DType.FLOAT16)
+        return not on_units or prod(output.dims) * prod(w.dims[2:]) * PACK <= SAVED
 
     def launches(self, op: Conv, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
         """Launch one kernel for each piece of the weights."""

@@ -60,18 +60,18 @@ def pays(
 ) -> bool:
     """Tell whether both are better one launch: where the portable GEMM runs, for little work and few channels.
 
-    Kernels on matrix units load vectors as they lie: they run fp16, and split fp32 from `conv_split.WORTH` on.
+    Kernels on matrix units, which run fp16 and split fp32, load vectors as they lie: they are worth it from
+    `conv_split.WORTH` on.
     """
     pool = op.pool.window(x.dims)
     taps = op.conv.window((*x.dims[:2], *pool.outputs), weight)
     if op.conv.group != 1 or not taps.is_pointwise or op.pool.outputs > 1 or not _sees_pixels(pool):
         return False
-    if caps.matrix_units and x.dtype is DType.FLOAT16:
-        return False
     channels, blocks = output[1], -(-x.dims[1] // PACK)
     vectors = x.dims[0] * prod(pool.outputs) * blocks
     units = caps.likely_units
-    strict = not split_products or vectors * PACK * channels < conv_split.WORTH
+    on_units = split_products or (caps.matrix_units and x.dtype is DType.FLOAT16)
+    strict = not on_units or vectors * PACK * channels < conv_split.WORTH
     return strict and channels <= FEW and vectors <= VECTORS * units
 
 

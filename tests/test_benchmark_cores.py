@@ -1,0 +1,70 @@
+"""The core on which a row of the benchmarks is timed."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from benchmarks import cores, measure
+from benchmarks.measure import Counts
+
+pytestmark = pytest.mark.skipif(not cores.allowed(), reason="this system does not let a thread choose its core")
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
+    """Let a host have three cores of these speeds, by number, whatever it has."""
+    speeds, mine = {0: 140.0, 4: 84.0, 5: 90.0}, [0, 4, 5]
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(mine))
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _, chosen: mine.__setitem__(slice(None), chosen))
+    monkeypatch.setattr(cores, "loop_us", lambda: speeds[mine[0]])
+    return speeds
+
+
+def test_a_row_is_timed_on_the_quickest_core(host: dict[int, float]) -> None:
+    with cores.quickest() as disturbed:
+        assert cores.allowed() == [4] and not disturbed()
+        host[4] = 110.0
+        assert disturbed()
+    assert cores.allowed() == [0, 4, 5]
+    assert cores.spread() == "90 to 140 us a loop on 3 cores"
+
+
+def test_what_was_disturbed_is_timed_again(host: dict[int, float]) -> None:
+    places = list[int]()
+
+    def run() -> int:
+        places.append(cores.allowed()[0])
+        if len(places) == 4:
+            host[4] = 200.0
+        return len(places)
+
+    *_, last = measure.timed_result(run, Counts(1, 3, 60.0, 0.0))
+    assert places == [0, 4, 4, 4, 4, 5, 5, 5, 5] and last == 9
+    assert cores.allowed() == [0, 4, 5]
+
+
+def test_it_gives_up_where_no_core_stays_quick(host: dict[int, float], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cores, "SLOW", 0.0)
+    calls = list[int]()
+    measure.timed(lambda: calls.append(1), Counts(1, 3, 60.0, 0.0))
+    assert len(calls) == 1 + cores.TAKES * 4
+
+
+@pytest.mark.parametrize("counts", [Counts(1, 2, 60.0, 0.0), Counts(1, 3, 60.0, 0.0, one_core=False)])
+def test_trials_and_what_uses_all_cores_stay_where_they_are(host: dict[int, float], counts: Counts) -> None:
+    places = list[int]()
+    measure.timed(lambda: places.extend(cores.allowed()), counts)
+    assert places == [0, 4, 5] * (1 + counts.iterations)
+
+
+def test_a_system_without_a_choice_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity")
+    with cores.quickest() as disturbed:
+        assert not disturbed()
+    assert cores.spread() == "not chosen"
+
+
+def test_the_loop_takes_time() -> None:
+    assert cores.loop_us() > 0 and len(cores.survey()) == len(cores.allowed())
