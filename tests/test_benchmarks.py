@@ -388,21 +388,6 @@ def test_a_peer_apart_answers_raises_or_takes_too_long() -> None:
         apart(time.sleep, 60.0, seconds=0.1)
 
 
-def test_rows_warm_up_until_no_call_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, woken, calls = [0.0], list[int](), list[float]()
-    spent = [0.3, 0.2, 0.1, 0.1]
-
-    def run() -> None:
-        calls.append(now[0])
-        now[0] += spent[min(len(calls), 4) - 1]
-
-    monkeypatch.setattr("benchmarks.measure.time.perf_counter", lambda: now[0])
-    measure.warm_up(run, Counts(1, 5, 1.0, 0.25, lambda: woken.append(1)))
-    assert woken == [1] and len(calls) == 6, "three calls of 0.1 s behind the first of these"
-    measure.warm_up(run, Counts(1, 5, 1.0, 0.25).at_once)
-    assert len(calls) == 7
-
-
 def test_opencl_is_timed_in_the_queue() -> None:
     case = build("squeezenet1_1", 2, 32)
     with weft.load(case.model, "opencl", fallback="error") as session:

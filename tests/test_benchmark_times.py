@@ -1,4 +1,4 @@
-"""The core on which a row of the benchmarks is timed."""
+"""How a row of the benchmarks is timed: warm, and on the core that is quickest."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 from benchmarks import cores, measure
 from benchmarks.measure import Counts
 
-pytestmark = pytest.mark.skipif(not cores.allowed(), reason="this system does not let a thread choose its core")
-
 
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
     """Let a host have three cores of these speeds, by number, whatever it has."""
+    if not cores.allowed():
+        pytest.skip("this system does not let a thread choose its core")
     speeds, mine = {0: 140.0, 4: 84.0, 5: 90.0}, [0, 4, 5]
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(mine))
     monkeypatch.setattr(os, "sched_setaffinity", lambda _, chosen: mine.__setitem__(slice(None), chosen))
@@ -60,10 +60,25 @@ def test_trials_and_what_uses_all_cores_stay_where_they_are(host: dict[int, floa
 
 
 def test_a_system_without_a_choice_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     with cores.quickest() as disturbed:
         assert not disturbed()
     assert cores.spread() == "not chosen"
+
+
+def test_rows_warm_up_until_no_call_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, woken, calls = [0.0], list[int](), list[float]()
+    spent = [0.3, 0.2, 0.1, 0.1]
+
+    def run() -> None:
+        calls.append(now[0])
+        now[0] += spent[min(len(calls), 4) - 1]
+
+    monkeypatch.setattr("benchmarks.measure.time.perf_counter", lambda: now[0])
+    measure.warm_up(run, Counts(1, 5, 1.0, 0.25, lambda: woken.append(1)))
+    assert woken == [1] and len(calls) == 6, "three calls of 0.1 s behind the first of these"
+    measure.warm_up(run, Counts(1, 5, 1.0, 0.25).at_once)
+    assert len(calls) == 7
 
 
 def test_the_loop_takes_time() -> None:
