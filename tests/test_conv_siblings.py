@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,6 +16,7 @@ from tests.core.nets import Net, feeds, outputs
 from tests.core.null_gpu import null_gpu
 from tests.test_conv_planar import GPUS, kernels, planned_kernels
 from tests.test_tuned_table import card
+from weft.backends.gpu.siblings import merge_siblings
 from weft.conformance.cases.table import tolerance
 from weft.core.dtypes import DType
 from weft.core.graph import Graph
@@ -27,7 +30,12 @@ LIMIT = "weft.backends.gpu.backend.products_in_vain"
 @pytest.fixture
 def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let products in vain cost little on every device."""
-    monkeypatch.setattr(LIMIT, lambda device: 1 << 23)
+    let_them_merge(monkeypatch)
+
+
+def let_them_merge(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LIMIT, lambda device: 1 << 40)
+    patch.setattr("weft.backends.gpu.siblings.REUSED", 0)
 
 
 def fire(
@@ -47,6 +55,14 @@ def fire(
     a, b = (net.add("Relu", a), net.add(relu, b))
     y = net.add("Concat", a, b, axis=axis, name="y")
     return net.finish(y, *([net.add("Neg", a)] if again else []))
+
+
+def stepped(kind: str, *operands: object) -> Graph:
+    """Return two equal convolutions, joined, with a step behind each; the operands are of one and of the other."""
+    net = Net()
+    x = net.input("x", 1, 5, 9, 9)
+    made = [net.add(kind, net.conv(x, 8), np.array(value, np.float32)) for value in operands]
+    return net.finish(net.add("Concat", *made, axis=1, name="y"))
 
 
 # -- where it is done ------------------------------------------------------------------------------------------
@@ -71,19 +87,37 @@ def test_two_of_them_are_one_launch(precision: str) -> None:
         fire(dilations=(2, 2), pads=(2,) * 4),
         fire(kernel=2, pads=(1, 1, 0, 0), group=5, channels=10),
         fire(pads=(0, 0, 2, 2), kernel=3, size=40, batch=32),
+        stepped("Clip", 0.25, 0.5),
+        stepped("Div", 0.0, -0.0),
+        stepped("Mul", np.arange(8).reshape(8, 1, 1), np.arange(8).reshape(8, 1, 1)),
     ],
-    ids=["axis", "steps", "read elsewhere", "strides", "bias", "gaps", "groups", "work"],
+    ids=[
+        "axis", "steps", "read elsewhere", "strides", "bias", "gaps", "groups", "work", "limits", "signs of zero",
+        "a number for each channel",
+    ],
 )
 def test_others_stay_two(graph: Graph) -> None:
     assert len([k for k in planned_kernels(graph) if k.startswith("conv")]) == 2
 
 
 @pytest.mark.usefixtures("cheap")
-def test_a_window_beside_the_other_stays_outside() -> None:
+def test_windows_beside_each_other_lie_in_one_around_both() -> None:
     net = Net()
     x = net.input("x", 1, 4, 9, 9)
     a, b = net.conv(x, 4, 2, pads=(2, 1, 0, 1)), net.conv(x, 4, 3, pads=(0, 1, 3, 2))
-    assert planned_kernels(net.finish(net.add("Concat", a, b, axis=1, name="y"))).count("conv_gemm") == 2
+    graph = net.finish(net.add("Concat", a, b, axis=1, name="y"))
+    assert planned_kernels(graph).count("conv_gemm") == 1
+    assert_plays(graph)
+
+
+@pytest.mark.usefixtures("cheap")
+def test_a_stride_that_is_never_taken_may_be_any() -> None:
+    net = Net()
+    x = net.input("x", 1, 4, 5, 9)
+    made = [net.conv(x, 4, 3, strides=(s, 2), pads=(0, 1, p, 1)) for s, p in ((3, 0), (7, 4), (9, 2))]
+    graph = net.finish(net.add("Concat", *made, axis=1, name="y"))
+    assert planned_kernels(graph).count("conv_gemm") == 1
+    assert_plays(graph)
 
 
 @pytest.mark.usefixtures("cheap")
@@ -97,10 +131,57 @@ def test_a_join_of_more_keeps_what_is_no_sibling() -> None:
     assert_plays(graph)
 
 
+@pytest.mark.usefixtures("cheap")
+def test_equal_steps_and_a_missing_limit_are_no_hindrance() -> None:
+    for graph in (stepped("Mul", 0.5, 0.5), missing_limit()):
+        assert planned_kernels(graph) == BOTH
+        assert_plays(graph)
+
+
+def missing_limit() -> Graph:
+    net = Net()
+    x = net.input("x", 1, 5, 9, 9)
+    made = [net.add("Clip", net.conv(x, n, 3, pads=(1,) * 4), "", np.array(0.5, np.float32)) for n in (4, 12)]
+    return net.finish(net.add("Concat", *made, axis=1, name="y"))
+
+
+@pytest.mark.parametrize("kind", ["Conv", "Concat"])
+def test_what_a_creator_makes_is_left_to_it(kind: str) -> None:
+    graph = stepped("Mul", 0.5, 0.5)
+    assert len(merge_siblings(graph, lambda op: op.type == kind, 1 << 23).nodes) == len(graph.nodes)
+
+
+def test_as_many_as_pay_become_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    let_them_merge(monkeypatch)
+    monkeypatch.setattr(LIMIT, lambda device: 2 * 4 * 4 * 8 * 81)
+    net = Net()
+    x = net.input("x", 1, 4, 9, 9)
+    made = [net.conv(x, 4, k, pads=(k // 2,) * 4) for k in (1, 1, 3, 5)]
+    graph = net.finish(net.add("Concat", *made, axis=1, name="y"))
+    assert planned_kernels(graph).count("conv_gemm") == 2
+    assert_plays(graph)
+
+
+def test_weights_that_few_pixels_read_are_not_read_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LIMIT, lambda device: 1 << 23)
+    assert [planned_kernels(fire(size=n)).count("conv_gemm") for n in (7, 8)] == [2, 1]
+
+
+def test_the_work_is_that_of_what_it_was_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    flops = list[int]()
+    for most in (None, 1 << 23):
+        monkeypatch.setattr(LIMIT, lambda device, most=most: most)
+        with null_gpu(), weft.load(fire(batch=2), "null", fallback="error", profile=True) as session:
+            flops.append(sum(w.flops for w in session.pipelines[0].backend.recording.work.values()))  # type: ignore[attr-defined]
+    assert flops[0] == flops[1] > 0
+
+
 def test_on_a_cpu_nothing_is_multiplied_in_vain() -> None:
     same = fire(kernel=1, pads=(0,) * 4)
     with weft.load(fire(), "opencl") as session, weft.load(same, "opencl") as one:
         assert [kernels(s).count("conv_gemm") for s in (session, one)] == [2, 1]
+    with weft.load(same, "opencl", memory="limit") as session:
+        assert kernels(session).count("conv_gemm") == 2
 
 
 @pytest.mark.parametrize(
@@ -123,33 +204,50 @@ def test_where_launches_overlap_they_stay_two(
 
 # -- what comes of it -----------------------------------------------------------------------------------------
 
-sizes, small = st.integers(1, 9), st.integers(1, 3)
+small = st.integers(1, 3)
 
 
-@pytest.mark.parametrize("device", GPUS)
-@settings(max_examples=15, deadline=None)
-@given(
-    st.tuples(small, st.integers(1, 9), sizes, sizes),
-    st.lists(st.tuples(st.integers(1, 12), st.sampled_from([1, 3, 5])), min_size=2, max_size=3),
-    small,
-    st.booleans(),
-    st.sampled_from(["Relu", "Clip", "Sigmoid"]),
-)
-def test_any_shape(
-    device: str, shape: tuple[int, ...], parts: list[tuple[int, int]], stride: int, bias: bool, step: str
-) -> None:
+@st.composite
+def siblings(draw: st.DrawFn) -> tuple[Callable[[], Graph], bool]:
+    """Return convolutions of an image of one to three dimensions, joined; and whether they become one.
+
+    Each has the pads with which all have as many outputs; some have more at the beginning and less at the end.
+    """
+    rank, n, ci = draw(st.integers(1, 3)), draw(small), draw(st.integers(1, 9))
     net = Net()
-    x = net.input("x", *shape)
-    limits = [np.array(0.1, np.float32), np.array(0.6, np.float32)] if step == "Clip" else []
-    made = []
-    for channels, kernel in parts:
-        y = net.conv(x, channels, kernel, bias=bias, pads=(kernel // 2,) * 4, strides=(stride, stride))
-        made.append(net.add(step, y, *limits))
+    x = net.input("x", n, ci, *draw(st.tuples(*[st.integers(5, 9)] * rank)))
+    strides, bias = draw(st.tuples(*[small] * rank)), draw(st.booleans())
+    first, last = (draw(st.tuples(*[st.integers(0, 2)] * rank)) for _ in range(2))
+    auto = draw(st.sampled_from(["", "", "SAME_UPPER", "SAME_LOWER"])) if set(strides) == {1} else ""
+    limits = [np.array(0.1, np.float32), np.array(0.6, np.float32)] if draw(st.booleans()) else []
+    made, windows = [], [(5,) * rank]
+    windows += draw(st.lists(st.tuples(*[st.sampled_from([1, 3, 5])] * rank), min_size=1, max_size=2))
+    for kernel in draw(st.permutations(windows)):
+        moved = draw(st.tuples(*[st.integers(-(k // 2), k // 2) for k in kernel]))
+        begin = [k // 2 + more + m for k, more, m in zip(kernel, first, moved, strict=True)]
+        end = [k // 2 + more - m for k, more, m in zip(kernel, last, moved, strict=True)]
+        pads = {"pads": (*begin, *end)}
+        w = net.random(draw(st.integers(1, 12)), ci, *kernel, scale=(ci * np.prod(kernel)) ** -0.5)
+        placed = {"auto_pad": auto} if auto else pads
+        y = net.add("Conv", x, w, *([net.random(len(w))] if bias else []), strides=strides, **placed)
+        made.append(net.add("Clip", y, *limits) if limits else net.add("Relu", y))
     graph = net.finish(net.add("Neg", net.add("Concat", *made, axis=1), name="y"))
-    (want,) = outputs(graph, feeds(graph))
+    return lambda: graph, rank < 3
+
+
+@pytest.mark.parametrize("precision", ["high", "low"])
+@pytest.mark.parametrize("device", GPUS)
+@settings(max_examples=12, deadline=None)
+@given(siblings())
+def test_any_shape(device: str, precision: str, made: tuple[Callable[[], Graph], bool]) -> None:
+    graph, flat = made[0](), made[1]
+    for numbers in (graph.constants, fed := feeds(graph)):
+        numbers.update({name: a.astype(np.float16).astype(np.float32) for name, a in numbers.items()})
+    (want,) = outputs(graph, fed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LIMIT, lambda device: 1 << 23)
-        with weft.load(graph, device, precision="high", fallback="error") as session:
-            assert kernels(session).count("conv_gemm") == 1
-            (got,) = session.run(feeds(graph))
-    np.testing.assert_allclose(got, want, *tolerance(DType.FLOAT32, "reduction"))
+        let_them_merge(patch)
+        with weft.load(graph, device, precision=precision, fallback="error") as session:
+            assert [k for k in kernels(session) if k.startswith("conv")] == ["conv_gemm" if flat else "conv_direct"]
+            (got,) = session.run(fed)
+    kind = DType.FLOAT32 if precision == "high" else DType.FLOAT16
+    np.testing.assert_allclose(got, want, *tolerance(kind, "reduction"))

@@ -108,7 +108,8 @@ class GpuBackend(Backend):
 
     def lower(self, graph: Graph) -> Graph:
         """Let convolutions do the work of others, choose layouts, and find values that need no memory of their own."""
-        graph = merge_siblings(graph, self._is_special, products_in_vain(self.device))
+        if self._may_keep:
+            graph = merge_siblings(graph, self._is_special, products_in_vain(self.device))
         graph = fuse_pools(graph, self._is_special, self.device.caps, self.faster_arithmetic())
         graph = assign_layouts(graph, self._is_special, self.packed_layout(), self._reads_planar)
         depth = depths(graph)

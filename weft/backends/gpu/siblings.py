@@ -1,7 +1,7 @@
 """Convolutions of one image whose channels are then joined become one convolution of all those channels.
 
-Such are the 1 x 1 and 3 x 3 halves of SqueezeNet's fire modules. Weights of smaller windows lie among zeros in the
-largest one, which multiplies in vain. Where launches run one after the other, and there is little work, a launch takes
+Such are the 1 x 1 and 3 x 3 halves of SqueezeNet's fire modules. The weights of each lie among zeros in a window around
+all, which multiplies in vain. Where launches run one after the other, and there is little work, a launch takes
 longer than that: on an H200 6 to 10 us of the host's time on OpenCL (SqueezeNet at batch 1 0.260 -> 0.210 ms). Where
 those of one level overlap, as on Vulkan, it does not pay (0.186 -> 0.192). As with Winograd's method, what is not
 finite spreads to neighbours.
@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from math import prod
+from typing import ClassVar
 
 import numpy as np
 
@@ -29,6 +29,21 @@ from weft.ops.window import Window
 
 ADDED = 1 << 18
 """Products in vain, for each compute unit, up to which it is done: an H200 takes 1.2 us for so many in fp32."""
+REUSED = 64
+"""Pixels with which each weight is multiplied at least, if some are in vain: else to read them is what takes time."""
+
+
+@dataclass(frozen=True)
+class MergedConv(Conv):
+    """A convolution some of whose weights are zeros, outside of the window of what it was made of."""
+
+    type: ClassVar[str] = "Conv"
+    vain: int = 0
+    """Products with such zeros."""
+
+    def flops(self, inputs: Sequence[Shape | None], outputs: Sequence[Shape]) -> int:
+        """Return those of the convolutions that it was made of."""
+        return super().flops(inputs, outputs) - 2 * self.vain
 
 
 @dataclass(frozen=True)
@@ -40,8 +55,8 @@ class _Sibling:
     window: Window
     weight: Array
     bias: Array | None
-    scalars: tuple[float, ...]
-    """What its fused steps read."""
+    scalars: tuple[object, ...]
+    """The types and bytes of what its fused steps read."""
 
     @property
     def kind(self) -> tuple[object, ...]:
@@ -49,29 +64,29 @@ class _Sibling:
         steps = self.node.op.steps if isinstance(self.node.op, Fused) else ()
         return (self.node.inputs[0], self.window.strides, self.bias is None, steps, self.scalars)
 
-    def offset(self, large: Window) -> Shape:
-        """Return where its taps begin in a larger window, so that both read the same."""
-        return tuple(p - begin for p, begin in zip(large.begin, self.window.begin, strict=True))
+    @property
+    def strides(self) -> Shape:
+        """Return the strides, also those that are never taken."""
+        return self.conv.strides or (1,) * self.window.rank
 
-    def widened(self, large: Window) -> Array:
-        """Return the weights (co, ci, *kernel) among zeros where their taps are in a larger window."""
-        out = np.zeros((*self.weight.shape[:2], *large.kernel), self.weight.dtype)
-        each = zip(self.offset(large), self.window.kernel, strict=True)
-        out[(slice(None), slice(None), *(slice(first, first + taps) for first, taps in each))] = self.weight
-        return out
+    def offset(self, around: Window) -> Shape:
+        """Return where its taps begin in a window around it, so that both read the same."""
+        return tuple(p - begin for p, begin in zip(around.begin, self.window.begin, strict=True))
 
 
-def merge_siblings(graph: Graph, special: Special, most: int) -> Graph:
+def merge_siblings(graph: Graph, special: Special, most: int | None) -> Graph:
     """Return the graph with neighbouring inputs of a join of channels made by one convolution.
 
-    That is done up to `most` products in vain.
+    That is done up to `most` products in vain; where it is None, not at all.
     """
-    return _Merger(graph, special, most).run()
+    return graph if most is None else _Merger(graph, special, most).run()
 
 
-def products_in_vain(device: GpuDevice) -> int:
-    """Return up to how many are cheaper than a launch: none on a CPU, or where launches overlap."""
-    return 0 if device.caps.software or device.launches_overlap else ADDED * device.caps.likely_units
+def products_in_vain(device: GpuDevice) -> int | None:
+    """Return up to how many are cheaper than a launch: none on a CPU; None where launches overlap."""
+    if device.launches_overlap:
+        return None
+    return 0 if device.caps.software else ADDED * device.caps.likely_units
 
 
 class _Merger:
@@ -90,75 +105,85 @@ class _Merger:
 
     def _join(self, join: Node, gone: set[str]) -> list[Node]:
         """Return what takes the place of a join; the names of values that are no longer made come into `gone`."""
-        if join.op.axis % len(self.source.specs[join.outputs[0]].dims) != 1:  # type: ignore[attr-defined]
+        assert isinstance(join.op, Concat)
+        if join.op.axis % len(self.source.specs[join.outputs[0]].dims) != 1:
             return [join]
         made: list[Node] = []
         inputs: list[str] = []
-        for run in self._runs(join.inputs):
-            if len(run) == 1:
-                inputs += run
+        for part in self._parts(join.inputs):
+            if isinstance(part, str):
+                inputs.append(part)
                 continue
-            whole = len(run) == len(join.inputs)
-            made.append(self._one([self._sibling(name) for name in run], join.outputs[0] if whole else ""))  # type: ignore[misc]
+            whole = len(part) == len(join.inputs)
+            made.append(self._one(part, join.outputs[0] if whole else ""))
             inputs.append(made[-1].outputs[0])
-            gone |= set(run)
-        return made if made and made[-1].outputs == join.outputs else [*made, replace(join, inputs=tuple(inputs))]
+            gone |= {s.node.outputs[0] for s in part}
+        return made if inputs == list(join.outputs) else [*made, replace(join, inputs=tuple(inputs))]
 
-    def _runs(self, inputs: Sequence[str]) -> Iterator[list[str]]:
-        """Iterate over the inputs of a join in order, those side by side together that become one convolution."""
-
-        def kind(name: str) -> tuple[object, ...]:
+    def _parts(self, names: Sequence[str]) -> Iterator[str | list[_Sibling]]:
+        """Iterate over the inputs of a join: those side by side that become one convolution, and others' names."""
+        run: list[_Sibling] = []
+        for name in (*names, ""):
             sibling = self._sibling(name)
-            return (name,) if sibling is None else sibling.kind
-
-        for _, names in groupby(inputs, kind):
-            run = list(names)
-            siblings = [s for s in map(self._sibling, run) if s is not None]
-            if len(siblings) == len(run) and self._fits(siblings):
-                yield run
-            else:
-                yield from ([name] for name in run)
+            if run and (sibling is None or sibling.kind != run[0].kind or not self._fits([*run, sibling])):
+                yield run if len(run) > 1 else run[0].node.outputs[0]
+                run = []
+            if sibling is not None:
+                run.append(sibling)
+            elif name:
+                yield name
 
     def _sibling(self, name: str) -> _Sibling | None:
         node = self.makers.get(name)
-        conv = base_op(node.op) if node is not None else None
-        if node is None or not isinstance(conv, Conv) or self.special(conv) or self.special(node.op):
+        if node is None or self.readers[name] != 1 or self.special(node.op):
             return None
-        x, *own = base_inputs(node.op, node.inputs)
-        values = [self.source.constants[i] for i in node.inputs if i in self.source.constants]
-        weights, scalars = values[: len(own)], values[len(own) :]
-        known = len(values) == len(node.inputs) - 1 and x not in self.source.constants
-        if conv.group != 1 or self.readers[name] != 1 or not known or any(s.size != 1 for s in scalars):
+        conv, constants = base_op(node.op), self.source.constants
+        if type(conv) is not Conv or conv.group != 1 or self.special(conv):
             return None
-        weight, bias = (*weights, None)[:2]
-        assert weight is not None
-        window = conv.window(self.source.specs[x].dims, weight.shape)
-        sibling = _Sibling(node, conv, window, weight, bias, tuple(float(s.item()) for s in scalars))
+        (x, *own), given = base_inputs(node.op, node.inputs), [i for i in node.inputs if i]
+        weights = [constants[i] for i in own if i in constants]
+        read = [constants.get(i) for i in node.inputs[1 + len(own) :]]
+        if any(i not in constants for i in given[1:]) or any(c is not None and c.size != 1 for c in read):
+            return None
+        scalars = tuple(None if c is None else (c.dtype, c.tobytes()) for c in read)
+        window = conv.window(self.source.specs[x].dims, weights[0].shape)
+        sibling = _Sibling(node, conv, window, weights[0], weights[1] if len(weights) > 1 else None, scalars)
         return sibling if prod(window.dilations) == 1 else None
 
     def _fits(self, siblings: Sequence[_Sibling]) -> bool:
-        """Tell whether every window lies inside of the largest one, and little is multiplied in vain."""
-        large = _largest(siblings).window
-        places = [zip(s.offset(large), s.window.kernel, large.kernel, strict=True) for s in siblings]
-        within = all(first >= 0 and first + taps <= most for each in places for first, taps, most in each)
-        vain = sum(prod(s.weight.shape[:2]) * (prod(large.kernel) - prod(s.window.kernel)) for s in siblings)
-        batch = self.source.specs[siblings[0].node.inputs[0]].dims[0]
-        return within and vain * batch * prod(large.outputs) <= self.most
+        """Tell whether little is multiplied in vain."""
+        vain = self._in_vain(siblings)
+        return not vain or (vain <= self.most and self._pixels(siblings) >= REUSED)
+
+    def _pixels(self, siblings: Sequence[_Sibling]) -> int:
+        return self.source.specs[siblings[0].node.inputs[0]].dims[0] * prod(siblings[0].window.outputs)
+
+    def _in_vain(self, siblings: Sequence[_Sibling]) -> int:
+        taps = prod(_around(siblings).kernel)
+        zeros: int = sum(prod(s.weight.shape[:2]) * (taps - prod(s.window.kernel)) for s in siblings)
+        return zeros * self._pixels(siblings)
 
     def _one(self, siblings: Sequence[_Sibling], output: str) -> Node:
         """Return the convolution of all channels, with its weights among the constants."""
-        first, large = siblings[0].node, _largest(siblings)
-        x, *constants = base_inputs(first.op, first.inputs)
-        joined = [np.concatenate([s.widened(large.window) for s in siblings])]
-        if len(constants) > 1:
-            joined.append(np.concatenate([s.bias for s in siblings if s.bias is not None]))
-        made = [self._value(name, value.shape) for name, value in zip(constants, joined, strict=True)]
-        self.out.constants |= dict(zip(made, joined, strict=True))
+        first, around = siblings[0].node, _around(siblings)
+        inputs, weight = list(first.inputs), _joined(siblings, around)
+        inputs[1] = self._value(inputs[1], weight.shape)
+        self.out.constants[inputs[1]] = weight
+        biases = [s.bias for s in siblings if s.bias is not None]
+        if biases:
+            inputs[2] = self._value(inputs[2], weight.shape[:1])
+            self.out.constants[inputs[2]] = np.concatenate(biases)
         if not output:
             n, _, *places = self.source.specs[first.outputs[0]].dims
-            output = self._value(first.outputs[0], (n, len(joined[0]), *places))
-        op: Op = replace(first.op, base=large.conv) if isinstance(first.op, Fused) else large.conv
-        return Node(first.name, op, (x, *made, *first.inputs[1 + len(made) :]), (output,))
+            output = self._value(first.outputs[0], (n, len(weight), *places))
+        made = MergedConv(
+            kernel_shape=around.kernel,
+            pads=(*around.begin, *around.end),
+            strides=tuple(map(max, *(s.strides for s in siblings))),
+            vain=self._in_vain(siblings),
+        )
+        op: Op = replace(first.op, base=made) if isinstance(first.op, Fused) else made
+        return Node(first.name, op, tuple(inputs), (output,))
 
     def _value(self, like: str, shape: Shape) -> str:
         """Return the name of a new value of another's type."""
@@ -167,5 +192,24 @@ class _Merger:
         return name
 
 
-def _largest(siblings: Sequence[_Sibling]) -> _Sibling:
-    return max(siblings, key=lambda sibling: prod(sibling.window.kernel))
+def _around(siblings: Sequence[_Sibling]) -> Window:
+    """Return the smallest window that sees, at each output, what all of them see.
+
+    Of its padding the end is that of the window which reaches farthest, and so the outputs are as many.
+    """
+    windows = [s.window for s in siblings]
+    begin = tuple(map(max, *(w.begin for w in windows)))
+    last = [max(windows, key=lambda w: w.kernel[axis] - w.begin[axis]) for axis in range(len(begin))]
+    kernel = tuple(b + w.kernel[axis] - w.begin[axis] for axis, (b, w) in enumerate(zip(begin, last, strict=True)))
+    return replace(windows[0], kernel=kernel, begin=begin, end=tuple(w.end[axis] for axis, w in enumerate(last)))
+
+
+def _joined(siblings: Sequence[_Sibling], around: Window) -> Array:
+    """Return the weights (co, ci, *kernel) of all, each among zeros where its taps are in the window around them."""
+    first, channels = siblings[0].weight, sum(len(s.weight) for s in siblings)
+    out, begin = np.zeros((channels, first.shape[1], *around.kernel), first.dtype), 0
+    for s in siblings:
+        places = (slice(at, at + taps) for at, taps in zip(s.offset(around), s.window.kernel, strict=True))
+        out[(slice(begin, begin + len(s.weight)), slice(None), *places)] = s.weight
+        begin += len(s.weight)
+    return out
