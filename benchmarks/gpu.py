@@ -130,7 +130,7 @@ def _network(
     if "ncnn" in peers:
         _ncnn(network, batch, options.ncnn, counts, record)
     if "onnxruntime" in peers:
-        few = Counts(1, counts.iterations, min(counts.seconds, 1.5), one_core=False)
+        few = Counts(1, counts.iterations, min(counts.seconds, 1.5))
         record.attempt(f"{network} x{batch} onnxruntime", lambda: record.add(peers_onnxruntime.row(case, few)))
 
 

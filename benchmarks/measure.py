@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
 import onnx
@@ -42,8 +42,8 @@ class Counts:
     warm: float = 0.4
     wake: Callable[[], None] | None = None
     """Loads the device before a row: networks that take a fraction of a millisecond hardly raise its clock."""
-    one_core: bool = True
-    """The calling thread is on the quickest core; not for what works on all of them."""
+    one_core: bool = False
+    """The calling thread is on the quickest core; not for what works on several of them."""
 
     @property
     def trial(self) -> bool:
@@ -51,11 +51,13 @@ class Counts:
         return self.iterations <= 2
 
     def for_batch(self, batch: int) -> Counts:
-        """Return half of the calls, by a thread that stays on no core, where a run takes many pictures.
+        """Return half of the calls where a run takes many pictures, and one core where it takes one.
 
-        Several threads copy so much, and one that they wake begins on the core of the caller.
+        Several threads copy more, and one that is woken begins on the core of the caller.
         """
-        return self if batch == 1 else replace(self, warmup=3, iterations=-(-self.iterations // 2), one_core=False)
+        if batch == 1:
+            return replace(self, one_core=True)
+        return replace(self, warmup=3, iterations=-(-self.iterations // 2))
 
     @property
     def at_once(self) -> Counts:
@@ -100,6 +102,14 @@ class Row:
         """Hold an output against the reference; the row's error is the largest of all that were, or NaN."""
         error = relative_error(got, case.outputs)
         self.error = error if self.error is None else float(np.max([self.error, error]))
+
+    def time(self, run: Callable[[], T], counts: Counts) -> T:
+        """Time `run`, host to host, and return its last result."""
+        taken = timed_result(run, counts)
+        self.host_ms, self.host_p90_ms = taken.median, taken.p90
+        if taken.takes > 1:
+            self.more["takes"] = taken.takes
+        return taken.last
 
     @property
     def part(self) -> str:
@@ -227,21 +237,30 @@ def timed(run: Callable[[], object], counts: Counts) -> tuple[float, float]:
     return timed_result(run, counts)[:2]
 
 
-def timed_result(run: Callable[[], T], counts: Counts) -> tuple[float, float, T]:
-    """Return the same and the last result, which can so be compared; to let go of one is in the time, as it was."""
+class Taken(NamedTuple, Generic[T]):
+    """Milliseconds of calls, the last result, and how often they were timed: the core was disturbed before."""
+
+    median: float
+    p90: float
+    last: T
+    takes: int = 1
+
+
+def timed_result(run: Callable[[], T], counts: Counts) -> Taken[T]:
+    """Time `run` once it is warm; its last result can be compared, and to let go of one is in the time, as it was."""
     warm_up(run, counts)
     if counts.trial or not counts.one_core:
         return _take(run, counts)
-    for _ in range(cores.TAKES):
+    for takes in range(1, cores.TAKES + 1):
         with cores.quickest() as disturbed:
             run()  # what this core's caches lack
-            found = _take(run, counts)
+            found = _take(run, counts)._replace(takes=takes)
             if not disturbed():
                 break
     return found
 
 
-def _take(run: Callable[[], T], counts: Counts) -> tuple[float, float, T]:
+def _take(run: Callable[[], T], counts: Counts) -> Taken[T]:
     times: list[float] = []
     last: T | None = None
     stop = time.perf_counter() + counts.seconds
@@ -250,7 +269,7 @@ def _take(run: Callable[[], T], counts: Counts) -> tuple[float, float, T]:
         last = None  # first, so that the memory of one result serves the next
         last = run()
         times.append((time.perf_counter() - start) * 1e3)
-    return *middle(times), cast("T", last)
+    return Taken(*middle(times), cast("T", last))
 
 
 def middle(times: Sequence[float]) -> tuple[float, float]:

@@ -18,6 +18,7 @@ place of the input may be the last run's numbers, since memory is used again wit
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 
@@ -39,7 +40,7 @@ def row(case: Case, device: str, precision: str, counts: Counts) -> Row:
         found.more["load_s"] = time.perf_counter() - start
         found.more["tuned"] = _tuned(session)
         found.compare(session.run(case.inputs), case)
-        found.host_ms, found.host_p90_ms, last = timed_result(lambda: session.run(case.inputs), counts)
+        last = found.time(lambda: session.run(case.inputs), counts)
         found.compare(last, case)
     _device_times(found, case, device, precision, counts)
     return found
@@ -67,8 +68,7 @@ def _device_times(found: Row, case: Case, device: str, precision: str, counts: C
         warm_up(sample, counts)
         spans.clear()
         busy.clear()
-        _, _, last = timed_result(sample, counts.at_once)
-        found.compare(last, case)
+        found.compare(timed_result(sample, replace(counts.at_once, one_core=False)).last, case)
     if len(spans) != len(busy):
         found.note = "the device gives no times"
         return

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.measure import Counts, Row, timed
+from benchmarks.measure import Counts, Row
 
 NETWORKS = {
     "resnet50": ("resnet50", 224),
@@ -46,7 +46,7 @@ def row(network: str, batch: int, precision: str, folder: Path, counts: Counts) 
         for _ in range(batch):
             once()
 
-    found.host_ms, found.host_p90_ms = timed(run, counts)
+    found.time(run, counts)
     found.more["gflop"] = batch * flops(path) / 1e9
     return found
 

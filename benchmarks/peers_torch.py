@@ -16,7 +16,7 @@ from typing import Any
 
 import onnx
 
-from benchmarks.measure import Array, Case, Counts, Record, Row, middle, timed, timed_result
+from benchmarks.measure import Array, Case, Counts, Record, Row, middle, timed
 
 REPLAYS = 5
 PLANS = (
@@ -86,8 +86,7 @@ def _row(case: Case, row: Row, way: str, variant: str, counts: Counts) -> Row:
             row.note = f"operations are not counted: {e}"
         start = side.captured() if way == "graph" else side.compute
         row.compare(side.run(start), case)
-        row.host_ms, row.host_p90_ms, last = timed_result(lambda: side.run(start), counts)
-        row.compare(last, case)
+        row.compare(row.time(lambda: side.run(start), counts), case)
         row.more["pinned_ms"], _ = timed(lambda: side.run(start, pinned=True), counts.at_once)
         row.device_ms, row.device_p90_ms = middle(list(_device_times(start, counts)))
     return row

@@ -228,6 +228,7 @@ class CudaDevice(GpuDevice):
 
     def __init__(self, index: int) -> None:
         super().__init__(*describe(index), CudaDialect())
+        self.launches_overlap = False
         self._where, device = f"cuda:{index} ({self.info.name})", call(driver.cuDeviceGet, index)
         context = call(driver.cuDevicePrimaryCtxRetain, device)
         self._context = Owned(context, lambda _: driver.cuDevicePrimaryCtxRelease(device))

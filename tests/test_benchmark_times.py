@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
+import pyopencl as cl
 import pytest
 
 from benchmarks import cores, measure
-from benchmarks.measure import Counts
+from benchmarks.measure import Counts, Row
+from weft.backends.opencl.queued import MOST_ROUNDS, QueueTimer
 
 
 @pytest.fixture
@@ -40,23 +43,40 @@ def test_what_was_disturbed_is_timed_again(host: dict[int, float]) -> None:
             host[4] = 200.0
         return len(places)
 
-    *_, last = measure.timed_result(run, Counts(1, 3, 60.0, 0.0))
-    assert places == [0, 4, 4, 4, 4, 5, 5, 5, 5] and last == 9
-    assert cores.allowed() == [0, 4, 5]
+    row = Row("net", 1, "who", "fp32")
+    assert row.time(run, Counts(1, 3, 60.0, 0.0).for_batch(1)) == 9 and row.more == {"takes": 2}
+    assert places == [0, 4, 4, 4, 4, 5, 5, 5, 5] and cores.allowed() == [0, 4, 5]
 
 
 def test_it_gives_up_where_no_core_stays_quick(host: dict[int, float], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cores, "SLOW", 0.0)
     calls = list[int]()
-    measure.timed(lambda: calls.append(1), Counts(1, 3, 60.0, 0.0))
+    measure.timed(lambda: calls.append(1), Counts(1, 3, 60.0, 0.0).for_batch(1))
     assert len(calls) == 1 + cores.TAKES * 4
 
 
-@pytest.mark.parametrize("counts", [Counts(1, 2, 60.0, 0.0), Counts(1, 3, 60.0, 0.0, one_core=False)])
-def test_trials_and_what_uses_all_cores_stay_where_they_are(host: dict[int, float], counts: Counts) -> None:
+@pytest.mark.parametrize("counts", [Counts(1, 2, 60.0, 0.0).for_batch(1), Counts(3, 3, 60.0, 0.0).for_batch(32)])
+def test_trials_and_large_batches_stay_where_they_are(host: dict[int, float], counts: Counts) -> None:
     places = list[int]()
     measure.timed(lambda: places.extend(cores.allowed()), counts)
-    assert places == [0, 4, 5] * (1 + counts.iterations)
+    assert places == [0, 4, 5] * (counts.warmup + counts.iterations)
+
+
+def test_a_core_that_is_no_longer_there_is_passed_over(
+    host: dict[int, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = os.sched_setaffinity
+
+    def refuse(who: int, chosen: Sequence[int]) -> None:
+        if 4 in chosen:
+            raise OSError("the core is offline")
+        raw(who, chosen)
+
+    monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    with cores.quickest():
+        assert cores.allowed() == [5]
+    assert cores.allowed() == [0, 1, 2], "all that there are, where those from before cannot be had"
 
 
 def test_a_system_without_a_choice_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,3 +103,10 @@ def test_rows_warm_up_until_no_call_is_faster(monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_loop_takes_time() -> None:
     assert cores.loop_us() > 0 and len(cores.survey()) == len(cores.allowed())
+
+
+def test_a_host_that_was_too_slow_once_is_asked_again() -> None:
+    context = cl.Context(cl.get_platforms()[0].get_devices()[:1])
+    timer = QueueTimer(context, context.devices[0])
+    timer._rounds = MOST_ROUNDS + 1
+    assert [timer.seconds(lambda queue: None) is None for _ in range(2)] == [True, False]

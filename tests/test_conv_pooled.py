@@ -77,7 +77,7 @@ def test_another_pool_is_a_launch(graph: Graph) -> None:
     ("batch", "precision", "pools"), [(1, "high", 0), (1, "normal", 0), (1, "low", 0), (32, "high", 3), (32, "low", 3)]
 )
 @pytest.mark.parametrize("api", list(H200))
-def test_kernels_on_matrix_units_and_large_batches_keep_their_pools(
+def test_large_batches_keep_their_pools(
     api: str, batch: int, precision: str, pools: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WEFT_SELFTEST", "off")

@@ -16,10 +16,12 @@ from tests.core.nets import Net, feeds, outputs
 from tests.core.null_gpu import null_gpu
 from tests.test_conv_planar import GPUS, kernels, planned_kernels
 from tests.test_tuned_table import card
+from weft.backends.gpu.backend import GpuBackend
 from weft.backends.gpu.siblings import merge_siblings
 from weft.conformance.cases.table import tolerance
 from weft.core.dtypes import DType
 from weft.core.graph import Graph
+from weft.core.layout import Layout
 
 BOTH = ["relayout", "conv_gemm", "relayout"]
 
@@ -30,11 +32,11 @@ LIMIT = "weft.backends.gpu.backend.products_in_vain"
 @pytest.fixture
 def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let products in vain cost little on every device."""
-    let_them_merge(monkeypatch)
+    let_them_merge(monkeypatch, 1 << 23)
 
 
-def let_them_merge(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(LIMIT, lambda device: 1 << 40)
+def let_them_merge(patch: pytest.MonkeyPatch, most: int) -> None:
+    patch.setattr(LIMIT, lambda device: most)
     patch.setattr("weft.backends.gpu.siblings.REUSED", 0)
 
 
@@ -152,8 +154,7 @@ def test_what_a_creator_makes_is_left_to_it(kind: str) -> None:
 
 
 def test_as_many_as_pay_become_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    let_them_merge(monkeypatch)
-    monkeypatch.setattr(LIMIT, lambda device: 2 * 4 * 4 * 8 * 81)
+    let_them_merge(monkeypatch, 2 * 4 * 4 * 8 * 81)
     net = Net()
     x = net.input("x", 1, 4, 9, 9)
     made = [net.conv(x, 4, k, pads=(k // 2,) * 4) for k in (1, 1, 3, 5)]
@@ -245,9 +246,33 @@ def test_any_shape(device: str, precision: str, made: tuple[Callable[[], Graph],
         numbers.update({name: a.astype(np.float16).astype(np.float32) for name, a in numbers.items()})
     (want,) = outputs(graph, fed)
     with pytest.MonkeyPatch.context() as patch:
-        let_them_merge(patch)
+        let_them_merge(patch, 1 << 40)
         with weft.load(graph, device, precision=precision, fallback="error") as session:
             assert [k for k in kernels(session) if k.startswith("conv")] == ["conv_gemm" if flat else "conv_direct"]
             (got,) = session.run(fed)
+    kind = DType.FLOAT32 if precision == "high" else DType.FLOAT16
+    np.testing.assert_allclose(got, want, *tolerance(kind, "reduction"))
+
+
+def fires_on_an_image() -> Graph:
+    """Return an image, a convolution, a max pool, a 1 x 1 convolution and two that are joined: three launches."""
+    net = Net()
+    x = net.add("Relu", net.conv(net.input("x", 1, 3, 19, 17), 12, 3, strides=(2, 2)))
+    pool = net.add("MaxPool", x, kernel_shape=(3, 3), strides=(2, 2), ceil_mode=1)
+    squeezed = net.add("Relu", net.conv(pool, 8))
+    made = [net.add("Relu", net.conv(squeezed, n, k, pads=(k // 2,) * 4)) for n, k in ((12, 1), (20, 3))]
+    return net.finish(net.add("GlobalAveragePool", net.add("Concat", *made, axis=1), name="y"))
+
+
+@pytest.mark.parametrize("precision", ["high", "low"])
+@pytest.mark.parametrize("device", GPUS)
+def test_channels_may_lie_last(device: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GpuBackend, "packed_layout", lambda self: Layout.NHWC4)
+    let_them_merge(monkeypatch, 1 << 23)
+    graph = fires_on_an_image()
+    (want,) = outputs(graph, feeds(graph))
+    with weft.load(graph, device, precision=precision, fallback="error") as session:
+        assert kernels(session)[:3] == ["conv_gemm"] * 3 and "pool" not in kernels(session)
+        (got,) = session.run(feeds(graph))
     kind = DType.FLOAT32 if precision == "high" else DType.FLOAT16
     np.testing.assert_allclose(got, want, *tolerance(kind, "reduction"))
