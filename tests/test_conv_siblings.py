@@ -17,11 +17,13 @@ from tests.core.null_gpu import null_gpu
 from tests.test_conv_planar import GPUS, kernels, planned_kernels
 from tests.test_tuned_table import card
 from weft.backends.gpu.backend import GpuBackend
+from weft.backends.gpu.fusion import can_fuse
 from weft.backends.gpu.siblings import merge_siblings
 from weft.conformance.cases.table import tolerance
 from weft.core.dtypes import DType
 from weft.core.graph import Graph
 from weft.core.layout import Layout
+from weft.core.optimize.fuse import fuse_epilogues
 
 BOTH = ["relayout", "conv_gemm", "relayout"]
 
@@ -116,7 +118,7 @@ def test_windows_beside_each_other_lie_in_one_around_both() -> None:
 def test_a_stride_that_is_never_taken_may_be_any() -> None:
     net = Net()
     x = net.input("x", 1, 4, 5, 9)
-    made = [net.conv(x, 4, 3, strides=(s, 2), pads=(0, 1, p, 1)) for s, p in ((3, 0), (7, 4), (9, 2))]
+    made = [net.conv(x, 4, k, strides=(s, 2), pads=(0, k // 2, p, k // 2)) for k, s, p in ((3, 3, 0), (5, 9, 4))]
     graph = net.finish(net.add("Concat", *made, axis=1, name="y"))
     assert planned_kernels(graph).count("conv_gemm") == 1
     assert_plays(graph)
@@ -147,9 +149,10 @@ def missing_limit() -> Graph:
     return net.finish(net.add("Concat", *made, axis=1, name="y"))
 
 
-@pytest.mark.parametrize("kind", ["Conv", "Concat"])
+@pytest.mark.parametrize("kind", ["Conv", "Concat", "Fused"])
 def test_what_a_creator_makes_is_left_to_it(kind: str) -> None:
-    graph = stepped("Mul", 0.5, 0.5)
+    graph = fuse_epilogues(stepped("Mul", 0.5, 0.5), can_fuse)
+    assert len(merge_siblings(graph, lambda op: False, 1 << 23).nodes) == 1
     assert len(merge_siblings(graph, lambda op: op.type == kind, 1 << 23).nodes) == len(graph.nodes)
 
 
