@@ -88,7 +88,8 @@ def read(path: Path, spec: TensorSpec, how: Preparation) -> Array:
         raise InputError(f"there is no file {path}", fix="check --input")
     if path.suffix.lower() == ".npy":
         try:
-            return np.asarray(np.load(path, allow_pickle=False))
+            with path.open("rb") as file:  # numpy.load takes archives for arrays, and an empty file for the end of input
+                return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
         except ValueError as e:
             raise InputError(f"{path} is not an array", why=str(e), fix="write it with numpy.save") from None
     return _picture(path, spec, how)
