@@ -134,14 +134,22 @@ def optimize(
         validate(graph)
         check_hints(graph, options.hints, [c.device for c in choices])
         bound = bind(graph, shapes or {})
-        if bound.symbols():
-            raise InputError(
-                "the network cannot be optimised yet",
-                why=f"the sizes of {', '.join(sorted(bound.symbols()))} are not known",
-                fix="pass shapes={name: shape}",
-            )
+        check_sizes(bound, lambda open_shapes: f"pass, for instance, shapes={open_shapes}")
         with opened(choices, config) as backends:
             return optimize_graph(bound, backends, options, host=host.device, prepared=ahead.take())
+
+
+def check_sizes(bound: Graph, example: Callable[[dict[str, Shape]], str]) -> None:
+    """Raise InputError if sizes of inputs are not known; `example` says how the shapes of inputs are given."""
+    left = [i for i in bound.inputs if not bound.specs[i].is_static]
+    if left:
+        shapes = {i: tuple(d if isinstance(d, int) else 1 for d in bound.specs[i].shape) for i in left}
+        those = ", ".join(f"input {i!r} is {bound.specs[i]}" for i in left)
+        raise InputError(
+            "the network cannot be optimised yet",
+            why=f"the sizes of {', '.join(sorted(bound.symbols()))} are not known: {those}",
+            fix=example(shapes),
+        )
 
 
 def devices() -> list[DeviceInfo]:

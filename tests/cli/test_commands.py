@@ -1,4 +1,4 @@
-"""The other commands: devices, doctor, bench, compare, inspect, cache."""
+"""The other commands: devices, doctor, inspect, optimize, cache."""
 
 from __future__ import annotations
 
@@ -149,57 +149,6 @@ def test_an_error_of_the_probe_comes_back_whole() -> None:
     assert "1 device(s)" in caught.value.why
 
 
-# -- bench and compare ---------------------------------------------------------------------------------------
-
-
-def test_bench_sets_devices_side_by_side(cli: Cli, tmp_path: Path) -> None:
-    model = double(tmp_path / "m.onnx")
-    done = cli(
-        "bench", model, "--device", "cpu,vulkan", "--precision", "high,low", "--iterations", 3, "--warmup", 1
-    )
-    rows = [line.split() for line in done.out.splitlines()[2:]]
-    assert [r[:2] for r in rows] == [["cpu", "high"], ["cpu", "low"], ["vulkan", "high"], ["vulkan", "low"]]
-    assert "median ms" in done.out and "p90 ms" in done.out
-
-
-def test_bench_gives_json_with_every_time(cli: Cli, tmp_path: Path) -> None:
-    done = cli("bench", double(tmp_path / "m.onnx"), "-d", "all", "--iterations", 4, "--json")
-    facts = json.loads(done.out)
-    assert [r["device"] for r in facts["rows"]] == [f"{d.id}:{d.index}" for d in weft.devices()]
-    for row in facts["rows"]:
-        assert len(row["runs_ms"]) == 4
-        assert 0 < row["min_ms"] <= row["median_ms"] <= row["p90_ms"] <= max(row["runs_ms"])
-        assert row["first_ms"] > 0 and row["load_ms"] > 0 and row["difference"] == 0
-    assert (
-        "--precision 'fast' is not known"
-        in cli("bench", tmp_path / "m.onnx", "--precision", "fast", status=2).err
-    )
-
-
-def test_bench_profiles_a_run(cli: Cli, tmp_path: Path) -> None:
-    model = double(tmp_path / "m.onnx")
-    done = cli("bench", model, "-d", "cpu,opencl", "--iterations", 1, "--profile", "--json")
-    rows = json.loads(done.out)["rows"]
-    events = [[(e["device"], e["name"]) for e in row["events"]] for row in rows]
-    assert all(any(e.get("bytes", 0) > 0 and "share" in e for e in row["events"]) for row in rows)
-    assert all(len(names) >= 1 for names in events) and events[0][0][0] == "cpu:0"
-    assert any("/" in name for _, name in events[1]), "a launch is called node/kernel"
-    assert "us in one run" in cli("bench", model, "-d", "cpu", "--iterations", 1, "--profile").out
-
-
-def test_compare_shows_every_value(cli: Cli) -> None:
-    done = cli("compare", models.path("shapes"), "-d", "cpu,vulkan", "--shape", "image=1,3,128,128")
-    relative = float(re.findall(r"the largest is (\S+) of the range", done.out)[0])
-    assert 0 < relative < 1e-4
-    low = cli(
-        *("compare", models.path("shapes"), "-d", "cpu,vulkan", "--shape", "image=1,3,128,128"),
-        *("--precision", "low", "--threshold", "1e-5"),
-    )
-    assert float(re.findall(r"the largest is (\S+) of the range", low.out)[0]) > relative
-    assert "Conv" in low.out
-    assert "name two" in cli("compare", models.path("shapes"), "-d", "cpu", status=2).err
-
-
 # -- inspect -------------------------------------------------------------------------------------------------
 
 
@@ -283,7 +232,31 @@ def test_optimize_says_what_is_wrong(cli: Cli, tmp_path: Path) -> None:
     assert "does not end in .weft" in cli("optimize", model, "-d", "cpu", "-o", tmp_path / "m.zip", status=2).err
     assert "join them with +" in cli("optimize", model, "-d", "cpu,vulkan", status=2).err
     cli("optimize", model, "-d", "cpu", "-o", tmp_path / "m.weft")
-    assert "leave --device and --hint out" in cli("run", tmp_path / "m.weft", "-d", "cpu", status=2).err
+    for option in (("-d", "cpu"), ("--hint", "twice=cpu"), ("--precision", "low"), ("--strict",)):
+        said = cli("run", tmp_path / "m.weft", *option, status=2).err
+        assert "leave --device, --hint, --precision and --strict out" in said
+
+
+@pytest.mark.parametrize("command", ["bench", "compare", "inspect", "optimize", "tune"])
+def test_a_saved_network_is_not_taken_for_an_onnx_file(cli: Cli, tmp_path: Path, command: str) -> None:
+    cli("optimize", double(tmp_path / "m.onnx", (3, 4)), "-d", "cpu", "-o", tmp_path / "m.weft")
+    said = cli(command, tmp_path / "m.weft", status=2).err
+    assert "m.weft is a saved network, and this command takes an ONNX file" in said
+    assert f"`weft run {tmp_path / 'm.weft'}` runs it" in said.replace("\n", " ")
+
+
+def test_optimize_says_which_shapes_it_needs(cli: Cli, tmp_path: Path) -> None:
+    model = double(tmp_path / "m.onnx")
+    said = cli("optimize", model, "-d", "cpu", "-o", tmp_path / "m.weft", status=2).err
+    assert "the sizes of n are not known: input 'x' is float32[nx4]" in said
+    assert "next: write, for instance, --shape x=1,4\n" in said
+    cli("optimize", model, "-d", "cpu", "-o", tmp_path / "m.weft", "--shape", "x=1,4")
+
+
+def test_help_promises_only_options_that_there_are(cli: Cli) -> None:
+    for command, there in (("run", True), ("bench", True), ("inspect", False), ("tune", False), ("optimize", False)):
+        said = cli(command, "--help").out
+        assert ("--input" in said) == there and (".weft" in said) == (command in ("run", "optimize"))
 
 
 # -- cache ---------------------------------------------------------------------------------------------------

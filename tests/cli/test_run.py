@@ -157,8 +157,9 @@ def test_inputs_that_are_not_there_are_answered_with_advice(cli: Cli, tmp_path: 
 def test_files_that_are_no_arrays_or_pictures(cli: Cli, tmp_path: Path) -> None:
     model = identity(tmp_path / "m.onnx", (1, 3, 4, 4))
     for name, said in (("x.npy", "is not an array"), ("x.png", "is neither a picture nor a .npy file")):
-        (tmp_path / name).write_bytes(b"nonsense")
-        assert said in cli("run", model, "-i", f"x={tmp_path / name}", "-d", "cpu", status=2).err
+        for content in (b"nonsense", b"", b"\x93NUMPY", b"PK\3\4"):
+            (tmp_path / name).write_bytes(content)
+            assert said in cli("run", model, "-i", f"x={tmp_path / name}", "-d", "cpu", status=2).err
 
 
 def test_debug_shows_where_an_error_came_from(tmp_path: Path) -> None:

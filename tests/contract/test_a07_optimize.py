@@ -101,8 +101,9 @@ def test_A7_all_that_is_wrong_with_a_network_is_said_at_once() -> None:
 def test_A7_a_network_with_open_shapes_cannot_be_optimised() -> None:
     net = Net()
     graph = net.finish(net.add("Relu", net.input("x", "N", "C")))
-    with pytest.raises(InputError, match="sizes of C, N are not known"):
+    with pytest.raises(InputError, match="sizes of C, N are not known: input 'x' is") as caught:
         weft.optimize(graph, "cpu")
+    assert caught.value.fix == "pass, for instance, shapes={'x': (1, 1)}"
     network = weft.optimize(graph, "cpu", shapes={"x": (2, 3)})
     with weft.load(network) as session:
         assert session.inputs == {"x": (2, 3)}

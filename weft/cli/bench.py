@@ -15,6 +15,7 @@ import weft
 from weft.cli.console import line, note, table, working
 from weft.cli.inputs import Preparation, collect
 from weft.cli.measure import Timing, measure, milliseconds
+from weft.cli.model import read_model
 from weft.cli.options import (
     BackendPathOption,
     DeviceOption,
@@ -25,12 +26,11 @@ from weft.cli.options import (
     ShapeOption,
     WarmupOption,
 )
-from weft.cli.results import largest_difference
+from weft.cli.results import largest_difference, precision_notes
 from weft.cli.roofline import Peaks, analysed, peaks_of, whole
 from weft.cli.targets import device_orders, parse_pairs, parse_precisions, parse_shapes
 from weft.core.backend import Precision
 from weft.core.layout import Array
-from weft.frontends.onnx import load as load_onnx
 from weft.loading import load
 
 RATES = (("flops", 1e6), ("bytes", 1e6), ("flops_per_s", 1e9), ("bytes_per_s", 1e9))
@@ -55,11 +55,11 @@ def bench(
 
     `load ms` is from the file to a session that is ready to run: reading, planning, compiling (or finding
     kernels in the cache) and uploading weights. `difference` is the largest from the first row's outputs.
+    Notes below the table say where a precision was not granted; with --json each row has all notes of its run.
     A profile sets each time against the node's operations and bytes: `roofline` is the share of what the
     device's datasheet allows, where the device is known.
     """
-    with working(f"reading {model.name}"):
-        graph = load_onnx(model)
+    graph = read_model(model)
     files = parse_pairs(inputs, "--input", "x=x.npy")
     arrays, remarks = collect(graph, files, parse_shapes(shape), Preparation())
     for remark in remarks:
@@ -87,9 +87,9 @@ def _time(
     loaded = milliseconds(time.perf_counter() - start)
     with session:
         outputs, timing = measure(session, arrays, *times)
-        nodes = dict(session.report.nodes_by_device)
-    row = {"device": label, "precision": precision.value, "nodes": nodes, "load_ms": loaded, **_times(timing)}
-    return row, outputs
+        report = session.report
+    facts = {"nodes": dict(report.nodes_by_device), "notes": list(report.notes), "load_ms": loaded}
+    return {"device": label, "precision": precision.value, **facts, **_times(timing)}, outputs
 
 
 def _events(
@@ -146,6 +146,9 @@ def _print(model: Path, rows: list[dict[str, Any]], as_json: bool) -> None:
         ],
         numbers=NUMBERS,
     )
+    said = [text for row in rows for text in precision_notes(row["device"], row["precision"], row["notes"])]
+    for text in dict.fromkeys(said):
+        line(f"note: {text}")
 
 
 def _print_events(row: dict[str, Any]) -> None:

@@ -88,7 +88,9 @@ def read(path: Path, spec: TensorSpec, how: Preparation) -> Array:
         raise InputError(f"there is no file {path}", fix="check --input")
     if path.suffix.lower() == ".npy":
         try:
-            return np.asarray(np.load(path, allow_pickle=False))
+            # Unlike numpy.load, this has one error for all that is no array, an empty file too.
+            with path.open("rb") as file:
+                return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
         except ValueError as e:
             raise InputError(f"{path} is not an array", why=str(e), fix="write it with numpy.save") from None
     return _picture(path, spec, how)

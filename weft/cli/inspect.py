@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 import weft.ops  # noqa: F401  (registers the ops)
-from weft.cli.console import error, line, note, table, working
-from weft.cli.options import BackendPathOption, HintOption, PrecisionOption, ShapeOption
+from weft.cli.console import error, line, note, table
+from weft.cli.model import read_model
+from weft.cli.options import BackendPathOption, HintOption, OnlyShapeOption, PrecisionOption
 from weft.cli.targets import parse_hints, parse_shapes
 from weft.core.assign import why_not
 from weft.core.backend import Backend, BackendConfig, ForwardType, Precision
@@ -23,7 +24,6 @@ from weft.core.optimized import Copy, OptimizedNetwork
 from weft.core.optimizer import OptimizerOptions, optimize
 from weft.core.registry import Choice, registry
 from weft.errors import ConfigError, UnsupportedOps, brief
-from weft.frontends.onnx import load as load_onnx
 from weft.loading import resolved
 
 DevicesOption = Annotated[
@@ -40,7 +40,7 @@ DevicesOption = Annotated[
 def inspect(
     model: Annotated[Path | None, typer.Argument(help="An ONNX file.", show_default=False)] = None,
     devices: DevicesOption = "all",
-    shape: ShapeOption = None,
+    shape: OnlyShapeOption = None,
     hint: HintOption = None,
     precision: PrecisionOption = Precision.HIGH,
     nodes: Annotated[bool, typer.Option("--nodes", help="Print every node, as read and as divided.")] = False,
@@ -63,8 +63,7 @@ def inspect(
         table(("rewrite", "what it does"), [*((each.name, each.description) for each in steps(precision)), last])
         return
     try:
-        with working(f"reading {model.name}"):
-            graph = load_onnx(model)
+        graph = read_model(model)
     except UnsupportedOps as e:
         error(e.what)
         for problem in e.problems:

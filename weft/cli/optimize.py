@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from weft.cli.console import line, note, working
+from weft.cli.model import read_model
 from weft.cli.options import (
     BackendPathOption,
     DeviceOption,
     HintOption,
     ModelArgument,
+    NeededShapeOption,
     PrecisionOption,
-    ShapeOption,
     StrictOption,
 )
 from weft.cli.targets import device_orders, parse_hints, parse_shapes
 from weft.core.backend import Precision
+from weft.core.graph import bind
+from weft.core.layout import Shape
 from weft.errors import ConfigError
-from weft.loading import SAVED
+from weft.loading import SAVED, check_sizes
 from weft.loading import optimize as optimize_model
 
 
@@ -29,7 +33,7 @@ def optimize(
     output: Annotated[Path | None, typer.Option("--output", "-o", help=f"The file to write, *{SAVED}.")] = None,
     device: DeviceOption = "auto",
     precision: PrecisionOption = Precision.HIGH,
-    shape: ShapeOption = None,
+    shape: NeededShapeOption = None,
     hint: HintOption = None,
     strict: StrictOption = False,
     backend_path: BackendPathOption = None,
@@ -48,12 +52,14 @@ def optimize(
     if target.suffix != SAVED:
         raise ConfigError(f"{str(target)!r} does not end in {SAVED}", fix=f"write -o {target.with_suffix(SAVED)}")
     fallback = "error" if strict else "cpu"
+    graph, shapes = read_model(model), parse_shapes(shape)
+    check_sizes(bind(graph, shapes), _as_options)
     with working(f"optimising {model.name}"):
         network = optimize_model(
-            model,
+            graph,
             orders[0],
             precision=precision,
-            shapes=parse_shapes(shape),
+            shapes=shapes,
             fallback=fallback,
             hints=parse_hints(hint),
         )
@@ -62,3 +68,9 @@ def optimize(
     line(f"wrote {target}: {len(network.parts)} subgraph(s): {order or 'none'}")
     for text in network.notes:
         note(text)
+
+
+def _as_options(shapes: Mapping[str, Shape]) -> str:
+    """Say how shapes are given on the command line."""
+    options = (f"--shape {name}={','.join(map(str, shape))}" for name, shape in shapes.items())
+    return f"write, for instance, {' '.join(options)}"

@@ -9,8 +9,13 @@ import typer
 
 from weft.core.backend import Precision
 from weft.core.registry import registry
+from weft.loading import SAVED
 
 ModelArgument = Annotated[Path, typer.Argument(help="An ONNX file.", show_default=False)]
+RunnableArgument = Annotated[
+    Path,
+    typer.Argument(help=f"An ONNX file, or a network that `weft optimize` saved (*{SAVED}).", show_default=False),
+]
 DeviceOption = Annotated[
     str,
     typer.Option(
@@ -46,7 +51,20 @@ ShapeOption = Annotated[
     typer.Option(
         "--shape",
         help="The shape of an input, NAME=1,3,224,224. Without it, sizes that the model leaves open are those of its "
-        "--input, or else 1; `weft optimize` has to be told.",
+        "--input, or else 1.",
+    ),
+]
+OnlyShapeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--shape",
+        help="The shape of an input, NAME=1,3,224,224. Without it, sizes that the model leaves open are 1.",
+    ),
+]
+NeededShapeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--shape", help="The shape of an input, NAME=1,3,224,224; needed where the model leaves sizes open."
     ),
 ]
 HintOption = Annotated[

@@ -71,6 +71,12 @@ def summary(name: str, output: Array) -> str:
     return text
 
 
+def precision_notes(device: str, precision: str, notes: Sequence[str]) -> list[str]:
+    """Return what of a report's notes is about precision, each behind the device and the precision of the run."""
+    own = f"{device.removesuffix(':0')}: "
+    return [f"{device}, {precision}: {n.removeprefix(own)}" for n in notes if "precision" in n or "float16" in n]
+
+
 def largest_difference(outputs: Sequence[Array], reference: Sequence[Array]) -> float:
     """Return the largest absolute difference over all outputs; NaN where one of two is not a number."""
     return max((_difference(a, b) for a, b in zip(outputs, reference, strict=True)), default=0.0)

@@ -19,9 +19,9 @@ from weft.cli.options import (
     IterationsOption,
     LabelsOption,
     MeanOption,
-    ModelArgument,
     OutputOption,
     PrecisionOption,
+    RunnableArgument,
     ScaleOption,
     ShapeOption,
     SoftmaxOption,
@@ -40,9 +40,12 @@ from weft.errors import ConfigError
 from weft.frontends.onnx import load as load_onnx
 from weft.loading import SAVED, load
 
+UNCHANGED: Mapping[str, Any] = {"precision": Precision.HIGH, "fallback": "cpu", "hints": {}}
+"""What the options of a session are if none is given: a saved network takes no others."""
+
 
 def run(
-    model: ModelArgument,
+    model: RunnableArgument,
     inputs: InputOption = None,
     device: DeviceOption = "auto",
     precision: PrecisionOption = Precision.HIGH,
@@ -66,13 +69,13 @@ def run(
     its channels are reversed (--bgr), --mean is subtracted and the result multiplied by --scale. Inputs
     without a file get random numbers. A file that `weft optimize` wrote runs as it was optimised.
     """
-    source, graph, orders = _read(model, device, hint)
+    options = {"precision": precision, "fallback": "error" if strict else "cpu", "hints": parse_hints(hint)}
+    source, graph, orders = _read(model, device, options)
     writer, ranking = Writer.parse(output, len(orders)), Ranking.parse(top, labels, softmax)
     files = parse_pairs(inputs, "--input", "x=picture.png")
     arrays, remarks = collect(graph, files, parse_shapes(shape), Preparation.parse(mean, scale, bgr))
     for remark in remarks:
         note(remark)
-    options = {"precision": precision, "fallback": "error" if strict else "cpu", "hints": parse_hints(hint)}
     first: Run | None = None
     for names in orders:
         done = _run(source, names, options, arrays, (iterations, warmup))
@@ -84,12 +87,15 @@ def run(
 
 
 def _read(
-    model: Path, device: str, hint: list[str] | None
+    model: Path, device: str, options: Mapping[str, Any]
 ) -> tuple[Graph | OptimizedNetwork, Graph, list[list[str]]]:
     """Return what to load, its inputs and outputs as a graph, and for each run the devices in order."""
     if model.suffix == SAVED:
-        if device != "auto" or hint:
-            raise ConfigError(f"{model.name} was optimised for its devices", fix="leave --device and --hint out")
+        if device != "auto" or options != UNCHANGED:
+            raise ConfigError(
+                f"{model.name} was optimised for its devices and precision, and runs as it is",
+                fix="leave --device, --hint, --precision and --strict out, or give them to `weft optimize`",
+            )
         network = OptimizedNetwork.load(model)
         return network, network.graph, [list(network.devices)]
     orders = device_orders(device)

@@ -12,13 +12,13 @@ import typer
 from weft import config
 from weft.cli.console import error, line, note, table, working
 from weft.cli.inputs import Preparation, collect
-from weft.cli.options import BackendPathOption, DeviceOption, ModelArgument, ShapeOption
+from weft.cli.model import read_model
+from weft.cli.options import BackendPathOption, DeviceOption, ModelArgument, OnlyShapeOption
 from weft.cli.targets import device_orders, parse_precisions, parse_shapes
 from weft.core.backend import Precision
 from weft.core.layout import Shape
 from weft.core.registry import registry
 from weft.errors import ConfigError
-from weft.frontends.onnx import load as load_onnx
 from weft.loading import load
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def tune(
     model: ModelArgument,
     device: DeviceOption = "all",
     precision: Annotated[str, typer.Option(help="high, normal, low, or several with commas.")] = "high",
-    shape: ShapeOption = None,
+    shape: OnlyShapeOption = None,
     budget: Annotated[float, typer.Option(min=0.0, help="Seconds for each device and precision, at most.")] = 60.0,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Also add what is known of this network to a table here.")
@@ -51,8 +51,7 @@ def tune(
         _check(output)
     else:
         _check_cache()
-    with working(f"reading {model.name}"):
-        graph = load_onnx(model)
+    graph = read_model(model)
     arrays, remarks = collect(graph, {}, parse_shapes(shape), Preparation())
     for remark in remarks:
         note(remark)

@@ -111,7 +111,7 @@ class ConvTranspose(Op):
         x, w, b = given(inputs, 0), given(inputs, 1), optional(inputs, 2)
         window = self.window(x.shape, w.shape)
         (n, c), g = x.shape[:2], self.group
-        rows = widen(x).reshape(n, g, c // g, -1)
+        rows = widen(x).reshape(n, g, c // g, prod(window.outputs))
         weights = widen(w).reshape(g, c // g, w.shape[1], -1).swapaxes(1, 2)
         padded = np.zeros((n, g, w.shape[1], *window.padded), rows.dtype)
         for number, at in enumerate(window.taps()):
@@ -174,7 +174,7 @@ def _depthwise(x: Array, w: Array, window: Window) -> Array:
     product = np.empty_like(y)
     for number, at in enumerate(window.taps()):
         y += np.multiply(window.tap(padded, at), weights[..., number], out=product)
-    return y.reshape(n, -1, *window.outputs)
+    return y.reshape(n, w.shape[0], *window.outputs)
 
 
 def _multiply(image: Array, weights: Array, out: Array, window: Window) -> None:

@@ -112,5 +112,10 @@ CASES: list[Case] = [
         strides=(2, 1, 2),
         pads=(1, 0, 1, 1, 0, 0),
     ),
+    case("Conv", f32(0, 3, 6, 6), const(f32(8, 3, 3, 3)), const(f32(8))),
+    case("Conv", f32(0, 4, 6, 6), const(f32(6, 2, 3, 3)), const(f32(6)), group=2, pads=(1, 1, 1, 1)),
+    case("Conv", f32(0, 4, 6, 6), const(f32(8, 1, 3, 3)), const(f32(8)), group=4, strides=(2, 2)),
+    case("ConvTranspose", f32(0, 4, 5, 5), const(f32(4, 3, 2, 2)), const(f32(3)), strides=(2, 2)),
+    case("ConvTranspose", f32(0, 4, 5, 5), const(f32(4, 1, 3, 3)), group=4, pads=(1, 1, 1, 1)),
     case("ConvTranspose", f16(1, 4, 5, 5), const(f16(4, 5, 3, 3)), const(f16(5)), strides=(2, 2)),
 ]
