@@ -47,7 +47,6 @@ class MinimalDevice(GpuDevice):
             offset_alignment=device.mem_base_addr_align // 8, fp16_storage=True, int8_storage=True,
         )  # fmt: skip
         super().__init__(weft.DeviceInfo("minimal", 0, device.name), caps, OpenCLDialect())
-        self.launches_overlap = False
         self.context = cl.Context([device])
         self.queue = cl.CommandQueue(self.context)
         self.programs: dict[str, cl.Program] = {}

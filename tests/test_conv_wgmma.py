@@ -55,7 +55,7 @@ def assert_runs_on(
 @pytest.mark.parametrize(
     ("tile", "ci", "co", "kernel", "stride", "residual"),
     [
-        (NARROW, 3, 20, 3, 2, False),  # pieces of four channels, in odd places
+        (NARROW, 5, 20, 3, 2, False),  # pieces of four channels, in odd places
         (NARROW, 24, 24, 1, 1, True),  # pieces of eight; no taps; two tiles of columns
         (WIDE, 40, 40, 3, 1, True),  # more steps than buffers, eight channels an item, two warpgroups
         (SLICED, 40, 40, 3, 1, True),  # two sets of a warpgroup, of which one has a step more

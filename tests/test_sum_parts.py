@@ -96,7 +96,7 @@ def test_products_and_joined_channels_in_parts_by_value(device: str, monkeypatch
     x, z = net.input("x", 6, 80), net.input("z", 2, 40, 5, 3)
     product = net.add("MatMul", x, rng.standard_normal((80, 24), np.float32))
     shifted = net.add("Add", net.add("Add", product, rng.standard_normal(24, np.float32)), product)
-    halves = [net.conv(z, channels, 3, pads=(1, 1, 1, 1)) for channels in (12, 8)]
+    halves = [net.conv(z, channels, 3, bias=channels > 8, pads=(1, 1, 1, 1)) for channels in (12, 8)]
     joined = net.add("Sigmoid", net.add("Concat", *halves, axis=1), name="joined")
     graph = net.finish(net.add("Relu", shifted, name="y"), joined)
     inputs = [rng.standard_normal(graph.specs[name].dims, np.float32) for name in graph.inputs]
