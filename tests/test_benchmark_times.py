@@ -77,6 +77,8 @@ def test_a_core_that_is_no_longer_there_is_passed_over(
     with cores.quickest():
         assert cores.allowed() == [5]
     assert cores.allowed() == [0, 1, 2], "all that there are, where those from before cannot be had"
+    raw(0, [0, 4, 5])
+    assert cores.spread() == "90 to 140 us a loop on 2 cores" and cores.allowed() == [0, 1, 2]
 
 
 def test_a_system_without_a_choice_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

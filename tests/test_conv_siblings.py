@@ -69,6 +69,13 @@ def stepped(kind: str, *operands: object) -> Graph:
     return net.finish(net.add("Concat", *made, axis=1, name="y"))
 
 
+def assert_become(count: int, net: Net, *made: str, axis: int = 1) -> None:
+    """Fail unless the join of these values has so many convolutions, and is right."""
+    graph = net.finish(net.add("Concat", *made, axis=axis, name="y"))
+    assert planned_kernels(graph).count("conv_gemm") == count
+    assert_plays(graph)
+
+
 # -- where it is done ------------------------------------------------------------------------------------------
 
 
@@ -108,10 +115,7 @@ def test_others_stay_two(graph: Graph) -> None:
 def test_windows_beside_each_other_lie_in_one_around_both() -> None:
     net = Net()
     x = net.input("x", 1, 4, 9, 9)
-    a, b = net.conv(x, 4, 2, pads=(2, 1, 0, 1)), net.conv(x, 4, 3, pads=(0, 1, 3, 2))
-    graph = net.finish(net.add("Concat", a, b, axis=1, name="y"))
-    assert planned_kernels(graph).count("conv_gemm") == 1
-    assert_plays(graph)
+    assert_become(1, net, net.conv(x, 4, 2, pads=(2, 1, 0, 1)), net.conv(x, 4, 3, pads=(0, 1, 3, 2)))
 
 
 @pytest.mark.usefixtures("cheap")
@@ -119,9 +123,7 @@ def test_a_stride_that_is_never_taken_may_be_any() -> None:
     net = Net()
     x = net.input("x", 1, 4, 5, 9)
     made = [net.conv(x, 4, k, strides=(s, 2), pads=(0, k // 2, p, k // 2)) for k, s, p in ((3, 3, 0), (5, 9, 4))]
-    graph = net.finish(net.add("Concat", *made, axis=1, name="y"))
-    assert planned_kernels(graph).count("conv_gemm") == 1
-    assert_plays(graph)
+    assert_become(1, net, *made)
 
 
 @pytest.mark.usefixtures("cheap")
@@ -129,10 +131,7 @@ def test_a_join_of_more_keeps_what_is_no_sibling() -> None:
     net = Net()
     x = net.input("x", 1, 4, 9, 9)
     pool = net.add("MaxPool", x, kernel_shape=(1, 1))
-    made = [net.conv(x, 8), net.conv(x, 8, 3, pads=(1,) * 4), pool, net.conv(x, 4)]
-    graph = net.finish(net.add("Concat", *made, axis=-3, name="y"))
-    assert planned_kernels(graph).count("conv_gemm") == 2
-    assert_plays(graph)
+    assert_become(2, net, net.conv(x, 8), net.conv(x, 8, 3, pads=(1,) * 4), pool, net.conv(x, 4), axis=-3)
 
 
 @pytest.mark.usefixtures("cheap")
@@ -161,9 +160,7 @@ def test_as_many_as_pay_become_one(monkeypatch: pytest.MonkeyPatch) -> None:
     net = Net()
     x = net.input("x", 1, 4, 9, 9)
     made = [net.conv(x, 4, k, pads=(k // 2,) * 4) for k in (1, 1, 3, 5)]
-    graph = net.finish(net.add("Concat", *made, axis=1, name="y"))
-    assert planned_kernels(graph).count("conv_gemm") == 2
-    assert_plays(graph)
+    assert_become(2, net, *made)
 
 
 def test_weights_that_few_pixels_read_are_not_read_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
