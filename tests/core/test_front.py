@@ -13,7 +13,7 @@ from hypothesis import given, settings
 import weft
 from tests.core.nets import Net, feeds, outputs
 from tests.core.random_nets import SLOW, networks
-from tests.core.test_large_inputs import opened
+from tests.core.test_large_inputs import STARTS, opened
 from tests.core.test_random_nets_on_devices import assert_right
 from weft.backends.gpu import front, streams
 from weft.backends.gpu.recording import PipelineRecording
@@ -133,13 +133,16 @@ def test_each_part_begins_when_its_images_are_there(device: str, ahead: bool, mo
         assert [stream._ends.count(end) for end in halves] == [1 + ahead] * 2, "no chunk is in two parts"
         host[...] = np.nan
         there: list[int] = []
-        submit = recording.device.submit
 
-        def noting(handle: Any) -> None:
-            there.append(arrived(host, x))
-            submit(handle)
+        def noting(start: Callable[[Any], None]) -> Callable[[Any], None]:
+            def note(handle: Any) -> None:
+                there.append(arrived(host, x))
+                start(handle)
 
-        monkeypatch.setattr(recording.device, "submit", noting)
+            return note
+
+        for name in STARTS[device]:
+            monkeypatch.setattr(recording.device, name, noting(getattr(recording.device, name)))
         check(session, graph, runs=1)
         assert all(come >= end for come, end in zip(there, stream._ends, strict=False))
         assert len(there) == len(recording.handles) == len(stream._ends) + 1

@@ -28,6 +28,8 @@ from weft.errors import DeviceError, DeviceLost, ExecutionError
 DEVICES = ("cpu", "opencl", "vulkan")
 AHEAD = DEVICES[1:]
 """The devices that send ahead here."""
+STARTS = {"opencl": ("send", "submit"), "vulkan": ("submit",)}
+"""What starts a recording on a device; where uploads have no way of their own, `send` submits."""
 SHAPE = (5, 3, 300, 301)
 """5.4 MB: above what is sent in chunks, which are not all of one size."""
 CHUNKS = -(-4 * int(np.prod(SHAPE)) // streams.CHUNK)
@@ -232,13 +234,16 @@ def test_a_run_after_a_submit_that_was_refused_is_right(
     device: str, refused: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Chunks are on their way when the next one, or the run, is refused; then the session is used, or closed."""
-    submit, calls = opened(device).submit, []
+    calls: list[Any] = []
 
-    def refuse(recording: Any) -> None:
-        calls.append(recording)
-        if len(calls) == refused + 1:
-            raise DeviceError("no submit any more", where=device)
-        submit(recording)
+    def refusing(start: Callable[[Any], None]) -> Callable[[Any], None]:
+        def refuse(recording: Any) -> None:
+            calls.append(recording)
+            if len(calls) == refused + 1:
+                raise DeviceError("no submit any more", where=device)
+            start(recording)
+
+        return refuse
 
     stats = opened(device).stats
     weft.load(network(), device=device).close()
@@ -248,7 +253,8 @@ def test_a_run_after_a_submit_that_was_refused_is_right(
         with weft.load(network(), device=device, fallback="error") as session:
             session.run(random(0))
             with monkeypatch.context() as patch:
-                patch.setattr(opened(device), "submit", refuse)
+                for name in STARTS[device]:
+                    patch.setattr(opened(device), name, refusing(getattr(opened(device), name)))
                 with pytest.raises(DeviceError, match="no submit any more"):
                     session.run(random(1))
             for seed in range(2, 2 + runs):
@@ -321,10 +327,10 @@ def test_after_a_failed_submit_the_next_run_waits_for_what_was_sent(device: Orde
         device.refuse = 2
         with pytest.raises(DeviceError, match="no submit any more"):
             session.run(random(0))
-        last, device.refuse = device.log[1][1], -1
+        sent, device.refuse = [handle for _, handle in device.log], -1
         session.run(random(0))
-        assert device.log[2] == ("wait", last)
-        assert [what for what, _ in device.log[3:]] == ["submit"] * (CHUNKS + 1) + ["wait"]
+        assert device.log[2:4] == [("wait", handle) for handle in sent]
+        assert [what for what, _ in device.log[4:]] == ["submit"] * (CHUNKS + 1) + ["wait"]
 
 
 @pytest.mark.parametrize("sent", [0, 1, CHUNKS])
@@ -352,5 +358,5 @@ def test_chunks_that_no_run_followed_are_waited_for_at_the_close(device: Ordered
         device.refuse = CHUNKS
         with pytest.raises(DeviceError, match="no submit any more"):
             session.run(random(0))
-    assert device.log[-1] == ("wait", device.log[CHUNKS - 1][1])
+    assert device.log[CHUNKS:] == [("wait", handle) for _, handle in device.log[:CHUNKS]]
     assert device.stats.live_buffers == device.stats.live_recordings == 0

@@ -164,6 +164,14 @@ class GpuDevice(ABC):
     def submit(self, recording: Any) -> None:
         """Start a recording; returns before it is done. It is not submitted again before it was waited for."""
 
+    def send(self, recording: Any) -> None:
+        """Start a recording of uploads alone, to memory that no work under way reads or writes.
+
+        It may run beside what was submitted before; what the thread submits from now on waits for it. A device
+        that cannot copy while it computes, or orders this by itself, just submits it.
+        """
+        self.submit(recording)
+
     @abstractmethod
     def wait(self, recording: Any) -> None:
         """Wait until the last submit of the recording is done; DeviceLost if the device gave up."""

@@ -29,6 +29,11 @@ class Job:
     end: int
     commands: Sequence[Command]
 
+    @property
+    def uploads(self) -> bool:
+        """Tell whether it does nothing but upload, which may go on beside other jobs."""
+        return all(isinstance(command, CopyCommand) for command in self.commands)
+
 
 def chunks(source: Binding, target: Binding, label: str, parts: int = 1) -> list[Job]:
     """Return the upload of an input in chunks; none is in two of the equal parts."""
@@ -45,8 +50,8 @@ def chunks(source: Binding, target: Binding, label: str, parts: int = 1) -> list
 class Stream:
     """What a device does with one input while the host copies it: jobs, submitted as soon as they may begin.
 
-    What one thread submits runs in order, so that the run which is submitted last needs no further wait for
-    the jobs, and to wait for it is to wait for them.
+    What one thread submits runs in order, after what it sent before, so that the run which is submitted last
+    needs no further wait for the jobs, and to wait for it is to wait for them.
     """
 
     def __init__(self, device: GpuDevice, host: Array, jobs: Sequence[Job]) -> None:
@@ -54,6 +59,7 @@ class Stream:
         jobs = sorted(jobs, key=lambda job: job.end)
         self._ends = [job.end for job in jobs]
         self.recordings: list[Any] = [device.record(job.commands) for job in jobs]
+        self._uploads = [job.uploads for job in jobs]
         self._sent = 0
 
     def fill(self, source: Array) -> None:
@@ -72,7 +78,8 @@ class Stream:
     def settle(self) -> None:
         """Wait for jobs that no run followed: something failed between."""
         if self._sent:
-            self._device.wait(self.recordings[self._sent - 1])
+            for recording in self.recordings[: self._sent]:
+                self._device.wait(recording)
             self._sent = 0
 
     def release(self) -> None:
@@ -83,5 +90,6 @@ class Stream:
 
     def _send(self, nbytes: int) -> None:
         while self._sent < len(self._ends) and self._ends[self._sent] <= nbytes:
-            self._device.submit(self.recordings[self._sent])
+            start = self._device.send if self._uploads[self._sent] else self._device.submit
+            start(self.recordings[self._sent])
             self._sent += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 
 import numpy as np
@@ -177,15 +177,14 @@ class OpenCLDevice(GpuDevice):
 
     def submit(self, recording: Recording) -> None:
         """Enqueue a recording on the calling thread's queue and make the device start."""
-        if self._closed or recording not in self._recordings:
-            raise self._gone()
         if recording.profile:
             self._submit_profiled(recording)
         else:
-            queue = recording.queue = self._queues.current()
-            recording.start(queue)
-        with self._lock:
-            self.stats.submits += 1
+            self._start(recording, self._queues.current)
+
+    def send(self, recording: Recording) -> None:
+        """Enqueue uploads on a queue of their own, beside which the device computes."""
+        self._start(recording, self._queues.uploads)
 
     def wait(self, recording: Recording) -> None:
         """Wait until the last submit of the recording is done; in a forked process it would never be."""
@@ -267,18 +266,29 @@ class OpenCLDevice(GpuDevice):
 
     # -- parts -----------------------------------------------------------------------------------------
 
+    def _start(self, recording: Recording, choose: Callable[[], cl.CommandQueue]) -> None:
+        if self._closed or recording not in self._recordings:
+            raise self._gone()
+        try:
+            queue = recording.queue = choose()
+        except cl.Error as e:
+            raise failure(e.code, "the device takes no more work", self._where) from e
+        recording.start(queue)
+        with self._lock:
+            self.stats.submits += 1
+
     def _submit_profiled(self, recording: Recording) -> None:
         """Run on the queue with timestamps, between the calling thread's earlier and later work."""
         with self._profile_lock:
             if self._profile_queue is None:
                 flags = cl.command_queue_properties.PROFILING_ENABLE
                 self._profile_queue = cl.CommandQueue(self._context, self._device, flags)
-            queue = recording.queue = self._profile_queue
+            queue = self._profile_queue
             try:
                 self._queues.current().finish()
             except cl.Error as e:
                 raise failure(e.code, "earlier work of this thread failed", self._where, waiting=True) from e
-            recording.start(queue)
+            self._start(recording, lambda: queue)
             self.wait(recording)
 
     def _device_memory(self, size: int) -> cl.Buffer:

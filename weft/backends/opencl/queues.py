@@ -1,21 +1,49 @@
-"""The command queues of a device: one in-order queue per thread that uses it."""
+"""The command queues of a device: one in-order queue per thread that uses it, and one for uploads ahead of it."""
 
 from __future__ import annotations
 
 import threading
 import weakref
 from collections import deque
+from dataclasses import dataclass
 
 import pyopencl as cl
 
 
+@dataclass(eq=False)
+class _Lane:
+    """A thread's in-order queue, and one for uploads beside it, made when it is first needed.
+
+    An NVIDIA GPU copies and computes at a time, but not what is in one in-order queue.
+    """
+
+    queue: cl.CommandQueue
+    uploads: cl.CommandQueue | None = None
+    behind: bool = False
+    """Whether there are uploads for which the queue does not wait yet."""
+
+    def catch_up(self) -> None:
+        """Have what is enqueued from now on wait for the uploads."""
+        assert self.uploads is not None
+        done = cl.enqueue_marker(self.uploads)
+        self.uploads.flush()  # or the other queue might wait for what never starts
+        cl.enqueue_barrier(self.queue, wait_for=[done])
+        self.behind = False
+
+    def finish(self) -> None:
+        """Wait for everything in both queues."""
+        if self.uploads is not None:
+            self.uploads.finish()
+        self.queue.finish()
+
+
 class _Lease:
-    """A thread's hold on a queue; it ends with the thread."""
+    """A thread's hold on a lane; it ends with the thread."""
 
-    __slots__ = ("__weakref__", "queue")
+    __slots__ = ("__weakref__", "lane")
 
-    def __init__(self, queue: cl.CommandQueue) -> None:
-        self.queue = queue
+    def __init__(self, lane: _Lane) -> None:
+        self.lane = lane
 
 
 class QueuePool:
@@ -27,25 +55,31 @@ class QueuePool:
     def __init__(self, context: cl.Context, device: cl.Device) -> None:
         self._context, self._device = context, device
         self._local = threading.local()
-        self._idle: deque[cl.CommandQueue] = deque()
-        self._all: list[cl.CommandQueue] = []
+        self._idle: deque[_Lane] = deque()
+        self._all: list[_Lane] = []
         self._lock = threading.Lock()
 
     def current(self) -> cl.CommandQueue:
-        """Return the calling thread's queue."""
-        lease: _Lease | None = getattr(self._local, "lease", None)
-        if lease is None:
-            lease = self._local.lease = _Lease(self._take())
-            # Runs wherever the thread's locals die, so it must not lock: deque.append is atomic.
-            weakref.finalize(lease, self._idle.append, lease.queue).atexit = False
-        return lease.queue
+        """Return the calling thread's queue, in which what comes now waits for all uploads before."""
+        lane = self._lane()
+        if lane.behind:
+            lane.catch_up()
+        return lane.queue
+
+    def uploads(self) -> cl.CommandQueue:
+        """Return the calling thread's queue for uploads that wait for nothing but each other."""
+        lane = self._lane()
+        if lane.uploads is None:
+            lane.uploads = cl.CommandQueue(self._context, self._device)
+        lane.behind = True
+        return lane.uploads
 
     def finish(self) -> None:
         """Wait for the work of all threads."""
         with self._lock:
-            queues = list(self._all)
-        for queue in queues:
-            queue.finish()
+            lanes = list(self._all)
+        for lane in lanes:
+            lane.finish()
 
     def close(self) -> None:
         """Forget all queues; the driver frees each when its last user lets go."""
@@ -54,11 +88,19 @@ class QueuePool:
             self._idle.clear()
             self._local = threading.local()
 
-    def _take(self) -> cl.CommandQueue:
+    def _lane(self) -> _Lane:
+        lease: _Lease | None = getattr(self._local, "lease", None)
+        if lease is None:
+            lease = self._local.lease = _Lease(self._take())
+            # Runs wherever the thread's locals die, so it must not lock: deque.append is atomic.
+            weakref.finalize(lease, self._idle.append, lease.lane).atexit = False
+        return lease.lane
+
+    def _take(self) -> _Lane:
         try:
             return self._idle.pop()
         except IndexError:
-            queue = cl.CommandQueue(self._context, self._device)
+            lane = _Lane(cl.CommandQueue(self._context, self._device))
         with self._lock:
-            self._all.append(queue)
-        return queue
+            self._all.append(lane)
+        return lane
