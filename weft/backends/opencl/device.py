@@ -12,6 +12,7 @@ import pyopencl as cl
 from weft.backends.gpu import forks
 from weft.backends.gpu.device import Command, DeviceCaps, GpuBuffer, GpuDevice, MemoryKind
 from weft.backends.opencl import native
+from weft.backends.opencl.capabilities import caps_of
 from weft.backends.opencl.compilers import Compilers, process_count
 from weft.backends.opencl.discovery import absent_reason, describe, enumerate_devices, raw_device
 from weft.backends.opencl.programs import OpenCLKernel, Programs
@@ -29,10 +30,6 @@ __all__ = ["OpenCLDevice", "absent_reason", "enumerate_devices", "open_device"]
 
 _GRANULE = 16
 _TOUCH_FROM = 1 << 20
-_NVIDIA_LOCAL_MEMORY = 48 * 1024 - 1
-_NVIDIA_ITEMS = 256
-"""Its compiler does not look at the size of a group, and may give each item so many registers that no more fit."""
-_MAX_GRID = ((1 << 31) - 1, 65535, 65535)
 
 
 def open_device(index: int, dialect: Dialect) -> OpenCLDevice:
@@ -40,15 +37,15 @@ def open_device(index: int, dialect: Dialect) -> OpenCLDevice:
     device = raw_device(index)
     info = describe(device, index)
     try:
-        return OpenCLDevice(info, _caps(device), dialect, device)
+        return OpenCLDevice(info, caps_of(device), dialect, device)
     except cl.Error as e:
         raise failure(e.code, f"opencl:{index} cannot be opened", info.name) from e
 
 
 class OpenCLDevice(GpuDevice):
-    """An OpenCL device with one context and one in-order queue per thread.
+    """An OpenCL device with one context and, per thread, one in-order queue and one for uploads beside it.
 
-    What one thread submits and copies happens in that order. Between threads, wait for a recording before
+    What one thread submits and copies happens in that order, after what it sent before. Between threads, wait for a recording before
     another thread builds on its results; an upload is finished when it returns, a download waits for all.
     """
 
@@ -368,43 +365,3 @@ def _empty(recording: Recording) -> None:
 
     recording.start = refuse
     recording.steps, recording.pieces, recording.events, recording.queue = [], [], [], None
-
-
-def _caps(device: cl.Device) -> DeviceCaps:
-    x, y, z = (int(size) for size in device.max_work_item_sizes[:3])
-    local = int(device.local_mem_size)
-    items = int(device.max_work_group_size)
-    if "NVIDIA" in device.platform.name:  # larger launches fail there, or larger groups, whatever is reported
-        local, items = min(local, _NVIDIA_LOCAL_MEMORY), min(items, _NVIDIA_ITEMS)
-    return DeviceCaps(
-        max_local_items=items,
-        max_local_size=(x, y, z),
-        max_grid=_MAX_GRID,
-        local_memory=local,
-        max_buffer_range=int(device.max_mem_alloc_size),
-        max_allocation=int(device.max_mem_alloc_size),
-        offset_alignment=max(int(device.mem_base_addr_align) // 8, 1),
-        fp16_storage=True,
-        int8_storage=True,
-        channels_last=_has_matrix_units(device),
-        matrix_units=_has_matrix_units(device),
-        shuffles=_capability(device) >= (7, 0),
-        warpgroup_units=_capability(device) == (9, 0),
-        compute_units=int(device.max_compute_units),
-        software=bool(device.type & cl.device_type.CPU),
-    )
-
-
-def _has_matrix_units(device: cl.Device) -> bool:
-    """Tell whether it is an NVIDIA GPU of compute capability 8.0 or later, whose compiler takes PTX within C."""
-    return _capability(device) >= (8, 0)
-
-
-def _capability(device: cl.Device) -> tuple[int, int]:
-    """Return the compute capability of an NVIDIA GPU, (0, 0) of anything else."""
-    try:
-        if "NVIDIA" in device.platform.name:
-            return int(device.compute_capability_major_nv), int(device.compute_capability_minor_nv)
-    except (AttributeError, cl.Error):
-        pass
-    return 0, 0
