@@ -45,8 +45,9 @@ def open_device(index: int, dialect: Dialect) -> OpenCLDevice:
 class OpenCLDevice(GpuDevice):
     """An OpenCL device with one context and, per thread, one in-order queue and one for uploads beside it.
 
-    What one thread submits and copies happens in that order, after what it sent before. Between threads, wait for a recording before
-    another thread builds on its results; an upload is finished when it returns, a download waits for all.
+    What one thread submits and copies happens in that order, after what it sent before. Between threads, wait for
+    a recording before another thread builds on its results; an upload is finished when it returns, a download waits
+    for all.
     """
 
     def __init__(self, info: DeviceInfo, caps: DeviceCaps, dialect: Dialect, device: cl.Device) -> None:
