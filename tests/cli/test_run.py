@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -160,6 +163,24 @@ def test_files_that_are_no_arrays_or_pictures(cli: Cli, tmp_path: Path) -> None:
         for content in (b"nonsense", b"", b"\x93NUMPY", b"PK\3\4"):
             (tmp_path / name).write_bytes(content)
             assert said in cli("run", model, "-i", f"x={tmp_path / name}", "-d", "cpu", status=2).err
+
+
+@pytest.mark.parametrize("name", ["x.npy", "x.png"])
+def test_files_that_may_not_be_read(cli: Cli, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, path = identity(tmp_path / "m.onnx", (1, 3, 4, 4)), tmp_path / name
+    path.write_bytes(b"secret")
+    real = open
+
+    def refuse(file: Any, *arguments: Any, **more: Any) -> Any:
+        if str(file) == str(path):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(file, *arguments, **more)
+
+    # numpy's files are opened by pathlib, pillow's by the builtin; the tests may run as root, who may read all.
+    monkeypatch.setattr(io, "open", refuse)
+    monkeypatch.setattr("builtins.open", refuse)
+    said = cli("run", model, "-i", f"x={path}", "-d", "cpu", status=2).err
+    assert f"{name} cannot be read" in said and "Permission denied" in said and "check its permissions" in said
 
 
 def test_debug_shows_where_an_error_came_from(tmp_path: Path) -> None:

@@ -93,7 +93,14 @@ def read(path: Path, spec: TensorSpec, how: Preparation) -> Array:
                 return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
         except ValueError as e:
             raise InputError(f"{path} is not an array", why=str(e), fix="write it with numpy.save") from None
+        except OSError as e:
+            raise _unreadable(path, e) from None
     return _picture(path, spec, how)
+
+
+def _unreadable(path: Path, error: OSError) -> InputError:
+    why = error.strerror or str(error)
+    return InputError(f"{path} cannot be read", why=why, fix="check its permissions, or name another in --input")
 
 
 def _picture(path: Path, spec: TensorSpec, how: Preparation) -> Array:
@@ -112,6 +119,8 @@ def _picture(path: Path, spec: TensorSpec, how: Preparation) -> Array:
         with Image.open(path) as opened:
             picture = opened.convert("L" if spec.shape[axis] == 1 else "RGB")
     except (UnidentifiedImageError, OSError) as e:
+        if e.errno is not None:  # of the file; what pillow says of its content has none
+            raise _unreadable(path, e) from None
         raise InputError(f"{path} is neither a picture nor a .npy file", why=str(e)) from None
     size = (
         width if isinstance(width, int) else picture.width,
