@@ -15,8 +15,8 @@ import pytest
 import weft
 from tests.core.nets import Net
 from tests.emulated_gpus import emulated_gpu
+from tests.op_rows import ROWS, assert_agree, reference
 from tests.test_conv_matrix import H200
-from tests.test_ops_devices import ROWS, assert_agree, reference
 from weft.backends.vulkan import glslang
 from weft.backends.vulkan.dialect import GlslDialect
 from weft.conformance.cases.table import Case, tolerance

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 import weft
 from tests.core.nets import Net
 from tests.emulated_gpus import APIS, emulated_gpu
+from tests.op_rows import ROWS, assert_agree, reference, run
 from tests.test_conv_matrix import H200
-from tests.test_ops_devices import ROWS, assert_agree, reference, run
 from weft.backends.gpu.builder import NodeBuilder
 from weft.backends.gpu.tuning import tune_pipelines
 from weft.backends.gpu.tuning_table import Entry

@@ -212,6 +212,11 @@ def test_files_and_functions_are_small(path: Path) -> None:
             assert lines_of(node) <= MOST_FUNCTION_LINES, f"{node.name} has {lines_of(node)} lines"
 
 
+def test_files_of_tests_are_small() -> None:
+    for path in (ROOT / "tests").rglob("*.py"):
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= MOST_LINES, name_of(path)
+
+
 def lines_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     """Return the lines of a function, its docstring left out."""
     first = function.body[0]

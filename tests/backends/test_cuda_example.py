@@ -16,9 +16,11 @@ import numpy as np
 import pytest
 
 import weft
+from tests import op_rows as rows
 from tests import test_conv_tiles as conv_tiles
 from tests import test_fused_networks as fused
 from tests import test_ops_devices as ops
+from tests import test_ops_layouts as layouts
 from tests.core import test_steady_state as steady
 from tests.core.null_gpu import null_gpu
 from tests.networks import test_light_networks as light
@@ -122,7 +124,7 @@ def test_what_is_absent_is_said(case: str, creator: Any, monkeypatch: pytest.Mon
     assert words in registry.absent()["other_cuda"]
     assert creator.devices() == []
     with pytest.raises(NoDevice, match="other_cuda cannot be used here"):
-        weft.load(table.graph_of(ops.ROWS[0]), "other_cuda")
+        weft.load(table.graph_of(rows.ROWS[0]), "other_cuda")
 
 
 @pytest.mark.parametrize(
@@ -179,8 +181,8 @@ def kernels() -> Mapping[str, list[tuple[str, str]]]:
     with null_gpu() as device:
         device.caps, device.dialect = H200, example.CudaDialect()
         device.compile = note  # type: ignore[method-assign]
-        graphs = [table.graph_of(row) for row in ops.ROWS if ops.refusal(row) is None]
-        graphs += [*map(ops.behind_pools, ops.PACKED), *(make() for make in fused.FUSED.values())]
+        graphs = [table.graph_of(row) for row in rows.ROWS if rows.refusal(row) is None]
+        graphs += [*map(layouts.behind_pools, layouts.PACKED), *(make() for make in fused.FUSED.values())]
         for graph in graphs:
             for precision in ("high", "low"):
                 weft.load(graph, "null", precision=precision, fallback="error").close()
@@ -253,28 +255,28 @@ def cuda() -> Iterator[str]:
     registry.remove("cuda")
 
 
-@pytest.mark.parametrize("row", on_gpu(ops.ROWS), ids=str)
+@pytest.mark.parametrize("row", on_gpu(rows.ROWS), ids=str)
 def test_row(cuda: str, row: Case) -> None:
-    """Run the row on the GPU, or see it refused for a reason; `ops.run` sees to it that no node runs elsewhere."""
-    piece = ops.refusal(row)
+    """Run the row on the GPU, or see it refused for a reason; `rows.run` sees to it that no node runs elsewhere."""
+    piece = rows.refusal(row)
     if piece is not None:
-        ops.assert_refused(row, cuda, piece)
+        rows.assert_refused(row, cuda, piece)
         return
-    actual = ops.run(table.graph_of(row), table.feeds_of(row, row.arrays()), cuda)
-    expected = ops.reference(row.make_op(), row.arrays())
+    actual = rows.run(table.graph_of(row), table.feeds_of(row, row.arrays()), cuda)
+    expected = rows.reference(row.make_op(), row.arrays())
     assert [a.dtype for a in actual] == [e.dtype for e in expected]
-    ops.assert_agree(actual, expected, row.make_op())
+    rows.assert_agree(actual, expected, row.make_op())
 
 
-@pytest.mark.parametrize("row", on_gpu(ops.HALVED), ids=str)
+@pytest.mark.parametrize("row", on_gpu(rows.HALVED), ids=str)
 def test_row_with_precision_low(cuda: str, row: Case) -> None:
     ops.test_row_with_precision_low(cuda, row)
 
 
 @pytest.mark.parametrize("precision", ["high", "low"])
-@pytest.mark.parametrize("row", on_gpu(ops.PACKED), ids=str)
+@pytest.mark.parametrize("row", on_gpu(layouts.PACKED), ids=str)
 def test_row_behind_pools(cuda: str, precision: str, row: Case) -> None:
-    ops.test_row_behind_pools(cuda, precision, row)
+    layouts.test_row_behind_pools(cuda, precision, row)
 
 
 @pytest.mark.parametrize("precision", ["high", "low"])
@@ -305,7 +307,7 @@ def test_a_light_network_runs_whole(cuda: str, name: str) -> None:
 CHECKS: dict[str, Callable[[str], None]] = {
     "fp16 is rounded to nearest": partial(ops.test_floats_are_rounded_to_the_nearest_half, packed=False),
     "packed fp16 is rounded to nearest": partial(ops.test_floats_are_rounded_to_the_nearest_half, packed=True),
-    "operands are broadcast": lambda device: ops.test_broadcasting_in_both_layouts(device=device),
+    "operands are broadcast": lambda device: layouts.test_broadcasting_in_both_layouts(device=device),
     "a run allocates nothing": partial(
         steady.test_a_run_allocates_no_device_memory_and_compiles_nothing, memory="normal"
     ),

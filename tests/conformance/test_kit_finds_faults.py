@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.conformance import more_faults  # noqa: F401  (adds to FAULTS)
-from tests.conformance.faults import FAULTS
+from tests.conformance.every_fault import FAULTS
 from tests.contract.fakes import registered
 from weft.backends.cpu.backend import CpuBackend
 from weft.conformance import CHECKS, ConformanceReport, Verdict, run

@@ -13,7 +13,7 @@ import pytest
 
 import weft
 from tests.cli.driver import Cli
-from tests.conformance.faults import FAULTS
+from tests.conformance.every_fault import FAULTS
 from tests.conformance.test_kit_finds_faults import Maker
 from tests.contract.fakes import registered
 from weft.backends.cpu.backend import CpuBackend

@@ -1,101 +1,22 @@
-"""Contract row A10: a runtime loads networks and returns ids; backends' contexts are told, and may refuse."""
+"""Contract row A10: a runtime loads networks and returns ids, backends' contexts are told, also of sessions."""
 
 from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
 import weft
-from tests.contract.fakes import Creator, Mock, mock, registered
+from tests.contract.fakes import Creator, mock, registered
+from tests.contract.told_contexts import NOTICES, Told, WithContext, chain, network, said, two_backends
 from tests.core.nets import Net, feeds, outputs
 from weft.core import session as sessions
-from weft.core.backend import Backend
-from weft.core.graph import Graph
 from weft.core.runtime import default_runtime
 from weft.core.session import close_forgotten
-from weft.errors import BackendError, ClosedError, ExecutionError, InputError, OutOfMemory
-
-NOTICES = ("before_load", "after_load", "before_unload", "after_unload")
-
-
-class Told(weft.BackendContext):
-    """Notes what it is told; answers `answer[notice]`, which may be an exception."""
-
-    def __init__(self, creator: WithContext) -> None:
-        self.creator = creator
-
-    def _hear(self, what: str, network: int) -> bool:
-        self.creator.heard.append((self.creator.id, what, network))
-        answer = self.creator.answers.get(what, True)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def before_load(self, network: int) -> bool:
-        return self._hear("before_load", network)
-
-    def after_load(self, network: int) -> bool:
-        return self._hear("after_load", network)
-
-    def before_unload(self, network: int) -> bool:
-        return self._hear("before_unload", network)
-
-    def after_unload(self, network: int) -> bool:
-        return self._hear("after_unload", network)
-
-
-Heard = list[tuple[str, str, int]]
-
-
-class WithContext(Creator):
-    """A creator whose contexts note what they hear in one list."""
-
-    def __init__(self, made: type[Backend] = Mock, heard: Heard | None = None) -> None:
-        super().__init__(made)
-        self.heard: Heard = [] if heard is None else heard
-        self.answers: dict[str, bool | Exception] = {}
-        self.contexts = 0
-
-    def create_context(self) -> weft.BackendContext | None:
-        self.contexts += 1
-        return Told(self)
-
-
-@pytest.fixture
-def acme() -> Iterator[WithContext]:
-    with registered(creator := WithContext(mock()), "acme"):
-        yield creator
-
-
-@contextmanager
-def two_backends() -> Iterator[tuple[WithContext, WithContext]]:
-    heard: Heard = []
-    one, two = WithContext(mock("Relu"), heard), WithContext(mock(), heard)
-    with registered(one, "one"), registered(two, "two"):
-        yield one, two
-
-
-def chain(*types: str) -> Graph:
-    net = Net()
-    value = net.input("x", 2, 3)
-    for k, kind in enumerate(types):
-        value = net.add(kind, value, name=f"v{k}")
-    return net.finish(value)
-
-
-def network(device: str | list[str] = "acme") -> weft.OptimizedNetwork:
-    return weft.optimize(chain("Relu", "Tanh"), device)
-
-
-def said(heard: Heard) -> list[tuple[str, int]]:
-    return [(what, n) for _, what, n in heard]
-
+from weft.errors import BackendError, ClosedError, InputError
 
 # -- ids and order ---------------------------------------------------------------------------------------------
 
@@ -216,117 +137,6 @@ def test_A10_a_closed_runtime_loads_nothing(acme: WithContext) -> None:
     with pytest.raises(ClosedError):
         runtime.load(optimised)
     assert not acme.heard and not runtime.networks
-
-
-# -- refusals --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("notice", ["before_load", "after_load"])
-@pytest.mark.parametrize("answer", [False, RuntimeError("no room")])
-def test_A10_a_refused_load_is_an_error_and_followed_by_the_unload_notices(
-    acme: WithContext, notice: str, answer: bool | Exception
-) -> None:
-    optimised = network()
-    with weft.Runtime() as runtime:
-        acme.answers[notice] = answer
-        wanted = ExecutionError if isinstance(answer, Exception) else BackendError
-        with pytest.raises(wanted) as caught:
-            runtime.load(optimised)
-        assert "acme" in str(caught.value) and notice in str(caught.value)
-        if wanted is ExecutionError:
-            assert "no room" in caught.value.why
-        else:
-            assert caught.value.what == "backend 'acme' refused to load network 1"
-        told = NOTICES if notice == "after_load" else ("before_load", "before_unload", "after_unload")
-        assert said(acme.heard) == [(what, 1) for what in told]
-        assert runtime.networks == []
-        acme.answers.clear()
-        assert runtime.load(optimised) == 2, "the runtime is as it was, and ids are not used twice"
-
-
-def test_A10_those_that_were_not_told_of_a_load_hear_nothing_of_its_end() -> None:
-    with two_backends() as (one, _), weft.Runtime() as runtime:
-        one.answers["before_load"] = False
-        with pytest.raises(BackendError, match="'one' refused to load"):
-            runtime.load(network(["one", "two"]))
-        assert {device for device, _, _ in one.heard} == {"one"}
-
-
-def test_A10_a_load_that_fails_is_followed_by_the_unload_notices() -> None:
-    happened: Heard = []
-
-    class Broken(Mock):
-        views: list[list[str]] = []
-
-        def onAllocateBuffer(self) -> bool:
-            return False
-
-        def close(self) -> None:
-            happened.append(("acme", "close", 1))
-            super().close()
-
-    with registered(WithContext(Broken, happened), "acme"), weft.Runtime() as runtime:
-        optimised = network()
-        happened.clear()
-        with pytest.raises(OutOfMemory):
-            runtime.load(optimised)
-        # When after_unload says that the network is gone, it is.
-        assert said(happened) == [(what, 1) for what in ("before_load", "close", "before_unload", "after_unload")]
-        assert runtime.networks == []
-
-
-@pytest.mark.parametrize("answer", [False, RuntimeError("still needed")])
-def test_A10_a_refused_unload_leaves_the_network_loaded(acme: WithContext, answer: bool | Exception) -> None:
-    graph = chain("Relu", "Tanh")
-    with weft.Runtime() as runtime:
-        id_ = runtime.load(network())
-        acme.answers["before_unload"] = answer
-        for _ in range(2):
-            with pytest.raises(weft.WeftError) as caught:
-                runtime.unload(id_)
-            assert "acme" in str(caught.value) and "before_unload" in str(caught.value)
-        assert said(acme.heard)[-1] == ("before_unload", id_) and runtime.networks == [id_]
-        np.testing.assert_array_equal(runtime.run(id_, feeds(graph))[0], outputs(graph, feeds(graph))[0])
-        acme.answers.clear()
-        runtime.unload(id_)
-        assert runtime.networks == []
-
-
-@pytest.mark.parametrize("answer", [False, RuntimeError("dirty")])
-def test_A10_an_unload_that_cannot_clean_up_says_so_and_the_network_is_gone(answer: bool | Exception) -> None:
-    with two_backends() as (one, _), weft.Runtime() as runtime:
-        id_ = runtime.load(network(["one", "two"]))
-        one.answers["after_unload"] = answer
-        with pytest.raises(BackendError, match=r"unloaded, but[\s\S]*after_unload of 'one'"):
-            runtime.unload(id_)
-        assert runtime.networks == []
-        assert one.heard[-1] == ("two", "after_unload", id_), "the others hear of it all the same"
-        with pytest.raises(InputError):
-            runtime.run(id_, np.zeros((2, 3), np.float32))
-
-
-def test_A10_closing_a_runtime_unloads_all_that_it_may() -> None:
-    with two_backends() as (one, two):
-        runtime = weft.Runtime()
-        kept = runtime.load(weft.optimize(chain("Relu"), ["one"], fallback="error"))
-        runtime.load(weft.optimize(chain("Tanh"), ["two"], fallback="error"))
-        one.answers["before_unload"] = False
-        with pytest.raises(BackendError, match="'one' refused to unload"):
-            runtime.close()
-        assert runtime.networks == [kept]
-        assert ("two", "after_unload", 2) in two.heard
-        one.answers.clear()
-        runtime.close()
-        assert runtime.networks == [] and one.heard[-1] == ("one", "after_unload", kept)
-
-
-def test_A10_a_context_that_cannot_be_made_is_an_error_that_names_the_backend(acme: WithContext) -> None:
-    def broken() -> weft.BackendContext:
-        raise OSError("no such bus")
-
-    acme.create_context = broken  # type: ignore[method-assign]
-    with weft.Runtime() as runtime, pytest.raises(ExecutionError, match=r"context[\s\S]*acme[\s\S]*no such bus"):
-        runtime.load(network())
 
 
 # -- sessions --------------------------------------------------------------------------------------------------

@@ -1,0 +1,107 @@
+"""Programs of the OpenCL device: constants, build options, what compilers say, and binaries kept on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.backends.opencl.kernels import HALF, NO_DIALECT, SCALE, SOURCE, free, run, values, whole
+from weft.backends.gpu.device import LaunchCommand
+from weft.backends.opencl.device import OpenCLDevice, open_device
+from weft.backends.opencl.programs import BUILD_OPTIONS, build_options, defines, literal
+from weft.core.dtypes import DType
+from weft.errors import CompileError
+from weft.kernels.cache import DiskCache
+from weft.kernels.source import Arg, KernelSource
+
+
+def test_compile_error_shows_source_and_log(device: OpenCLDevice) -> None:
+    broken = KernelSource(
+        "scale", SCALE.replace("A *", "A * undeclared_thing *"), SOURCE.args, SOURCE.constants
+    )
+    with pytest.raises(CompileError) as caught:
+        device.compile(broken, values(4))
+    message = str(caught.value)
+    assert "undeclared_thing" in message.split("source:")[0], "the compiler's log"
+    assert "    4 |   for (int i" in message, "the numbered source"
+    assert "#define N 4" in message
+    assert ":4:" in message.split("source:")[0], "the log counts the lines of the source as it is shown"
+    with pytest.raises(CompileError, match="no kernel of that name"):
+        device.compile(KernelSource("other", SCALE, SOURCE.args, SOURCE.constants), values(4))
+
+
+def test_constants_are_exact() -> None:
+    assert [literal(v, "int") for v in (0, 7, -1)] == ["0", "7", "(-1)"]
+    assert literal(-(1 << 31), "int") == "(-2147483647 - 1)"
+    assert literal(-1.5, "float") == "(-1.50000000e+00f)" and literal(3, "float") == "3.00000000e+00f"
+    assert literal(float("-inf"), "float") == "(-INFINITY)" and literal(float("nan"), "float") == "NAN"
+    for bits in np.random.default_rng(0).integers(0, 0x7F800000, 500, dtype=np.uint32):
+        value = bits.view(np.float32)
+        assert np.float32(literal(float(value), "float").rstrip("f")) == value
+    with pytest.raises(CompileError, match="32-bit"):
+        literal(1 << 31, "int")
+    with pytest.raises(CompileError, match="no value was given for N, A"):
+        defines(SOURCE, {"LX": 1, "LY": 1, "LZ": 1})
+
+
+def _result(device: OpenCLDevice) -> float:
+    buffer, out = device.allocate(4), np.empty(1, np.float32)
+    device.upload(buffer, 0, np.ones(1, np.float32))
+    kernel = device.compile(SOURCE, values(1, 3.0))
+    run(device, LaunchCommand(kernel, (whole(buffer), whole(buffer)), (1, 1, 1)))
+    device.download(buffer, 0, out)
+    device.free(buffer)
+    return float(out[0])
+
+
+def _fresh() -> tuple[float, int, int]:
+    device = open_device(0, NO_DIALECT)
+    result = _result(device)
+    device.close()
+    return result, device.programs.built_from_source, device.programs.loaded_from_disk
+
+
+def test_binary_cache(cache: Path) -> None:
+    assert _fresh() == (3.0, 1, 0)
+    (entry,) = (cache / "opencl").iterdir()
+    assert _fresh() == (3.0, 0, 1)
+    entry.write_bytes(entry.read_bytes()[:-100])
+    assert _fresh() == (3.0, 1, 0), "a truncated file counts as absent"
+    assert _fresh() == (3.0, 0, 1), "and was replaced"
+
+
+def test_unloadable_binary_is_rebuilt(device: OpenCLDevice) -> None:
+    key = device.programs.disk_key(SOURCE, defines(SOURCE, values(1, 3.0)))
+    DiskCache("opencl").put(key, b"\x00not a program\xff" * 50)
+    assert _result(device) == 3.0
+    assert device.programs.built_from_source == 1
+    assert _fresh() == (3.0, 0, 1)
+
+
+def test_cache_can_be_off(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_CACHE", "0")
+    assert _fresh() == _fresh() == (3.0, 1, 0)
+    assert not list(cache.iterdir())
+
+
+def test_half_storage(device: OpenCLDevice) -> None:
+    n = 77
+    args = (Arg("x", DType.FLOAT16, "linear"), Arg("y", DType.FLOAT16, "linear", written=True))
+    source = KernelSource("half_scale", HALF, args, SOURCE.constants)
+    data = np.random.default_rng(1).standard_normal(n).astype(np.float16)
+    x, y = device.allocate(2 * n), device.allocate(2 * n)
+    device.upload(x, 0, data)
+    kernel = device.compile(source, values(n, 0.3))
+    run(device, LaunchCommand(kernel, (whole(x), whole(y)), (-(-n // 32), 1, 1)))
+    out = np.empty(n, np.float16)
+    device.download(y, 0, out)
+    np.testing.assert_array_equal(out, (data.astype(np.float32) * np.float32(0.3)).astype(np.float16))
+    free(device, x, y)
+
+
+def test_nvidia_is_told_how_many_registers_an_item_may_have() -> None:
+    assert build_options("Portable Computing Language", (32, 4, 4)) == BUILD_OPTIONS
+    assert build_options("NVIDIA CUDA", (32, 4, 2)) == BUILD_OPTIONS
+    assert build_options("NVIDIA CUDA", (32, 4, 4))[-1] == "-cl-nv-maxrregcount=128"

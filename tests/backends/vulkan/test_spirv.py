@@ -1,0 +1,128 @@
+"""Where SPIR-V comes from: compilers, the disk cache, the kernels in the wheel; errors of compilers and the driver."""
+
+from __future__ import annotations
+
+import stat
+import sys
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.backends.vulkan.kernels import SCALE, kernel_source, values
+from weft.backends.vulkan import glslang, spirv
+from weft.backends.vulkan.device import VulkanDevice
+from weft.core.dtypes import DType
+from weft.errors import CompileError, ConfigError, DeviceError
+from weft.kernels.source import KernelSource
+
+
+def test_a_compile_error_shows_the_source_and_the_log(device: VulkanDevice) -> None:
+    broken = kernel_source("float", "y[i] = A * nonsense[i];", DType.FLOAT32, "broken")
+    with pytest.raises(CompileError) as caught:
+        device.compile(broken, values(4))
+    text = str(caught.value)
+    line = next(i for i, t in enumerate(broken.text.splitlines(), 1) if "nonsense" in t)
+    assert "kernel broken does not compile" in text and "undeclared identifier" in text
+    assert f">{line:5d} |     if (i < N) {{ y[i] = A * nonsense[i]; }}" in text
+    assert device.stats.compiles == 0
+    device.compile(SCALE, values(4))
+
+
+def test_spirv_targets_vulkan_1_1() -> None:
+    compiler = glslang.find_compiler()
+    assert compiler is not None and compiler.description
+    made = compiler.compile(SCALE.text, "scale")
+    assert made[:4] == glslang.SPIRV_MAGIC and made[4:8] == b"\x00\x03\x01\x00"
+    assert compiler.compile(SCALE.text, "scale") == made
+
+
+def unseen(name: str) -> KernelSource:
+    return replace(SCALE, text=SCALE.text + f"// {name}\n")
+
+
+def test_no_compiler_says_which_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_NO_COMPILER", "1")
+    assert glslang.find_compiler() is None
+    with pytest.raises(CompileError, match="there is none") as caught:
+        spirv.spirv_for(unseen("no compiler"))
+    for hint in ("pip install slangpy", "GLSLANG_LIBRARY", "glslang-tools", "WEFT_NO_COMPILER"):
+        assert hint in str(caught.value)
+
+
+def test_the_disk_cache_spares_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = unseen("disk cache")
+    first = spirv.spirv_for(source)
+    monkeypatch.setenv("WEFT_NO_COMPILER", "1")
+    assert spirv.spirv_for(source) == first
+    monkeypatch.setenv("WEFT_CACHE", "0")
+    with pytest.raises(CompileError):
+        spirv.spirv_for(source)
+
+
+def test_shipped_kernels_need_no_compiler(
+    device: VulkanDevice, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    source = unseen("shipped")
+    compiler = glslang.find_compiler()
+    assert compiler is not None
+    archive = tmp_path / "spirv.zip"
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as f:
+        f.writestr(f"{source.digest}.spv", compiler.compile(source.text, "scale"))
+    monkeypatch.setenv("WEFT_NO_COMPILER", "1")
+    monkeypatch.setenv("WEFT_CACHE", "0")
+    monkeypatch.setattr(spirv, "shipped", spirv.ShippedSet(archive))
+    device.compile(source, values(4))
+    with pytest.raises(CompileError):
+        device.compile(unseen("not shipped"), values(4))
+    archive.write_bytes(b"no zip")
+    assert spirv.ShippedSet(archive).get(source.digest) is None
+
+
+def test_compilers_are_looked_for_in_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    inside = glslang._slangpy_library()
+    assert inside is not None and "slangpy" not in sys.modules
+    monkeypatch.setattr(glslang, "_slangpy_library", lambda: None)
+    monkeypatch.setenv("GLSLANG_LIBRARY", inside)
+    found = glslang.find_compiler()
+    assert found is not None and inside in found.description
+    monkeypatch.setenv("GLSLANG_LIBRARY", "/nowhere/libslang-glslang.so")
+    with pytest.raises(ConfigError, match="GLSLANG_LIBRARY"):
+        glslang.find_compiler()
+    monkeypatch.delenv("GLSLANG_LIBRARY")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert glslang.find_compiler() is None
+    for name in ("glslc", "glslangValidator"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(stat.S_IRWXU)
+        found = glslang.find_compiler()
+        assert found is not None and found.description == str(tmp_path / name)
+
+
+def fake_program(folder: Path, script: str) -> Callable[[str], bytes]:
+    """Return `compile` of a program that is a shell script; it is called with ... -o TARGET SOURCE."""
+    program = folder / "glslangValidator"
+    program.write_text(f"#!/bin/sh\nfor last; do :; done\n{script}\n")
+    program.chmod(stat.S_IRWXU)
+    return lambda text: glslang.CommandCompiler(str(program), "-V").compile(text, "scale")
+
+
+def test_a_program_on_the_path_compiles(tmp_path: Path) -> None:
+    (tmp_path / "made.spv").write_bytes(glslang.SPIRV_MAGIC + bytes(16))
+    good = fake_program(tmp_path, f'grep -q main "$last" && cp {tmp_path}/made.spv "$3"')
+    assert good("void main() {}") == glslang.SPIRV_MAGIC + bytes(16)
+    bad = fake_program(tmp_path, 'echo "ERROR: $last:2: wrong"; exit 1')
+    with pytest.raises(CompileError) as caught:
+        bad("first\nsecond\n")
+    assert "ERROR: scale:2: wrong" in str(caught.value) and ">    2 | second" in str(caught.value)
+
+
+def test_messages_have_words_for_driver_codes() -> None:
+    from weft.backends.vulkan._vk import check, words
+
+    assert words(-4) == "the device stopped answering (VK_ERROR_DEVICE_LOST)"
+    with pytest.raises(DeviceError, match="VkResult -77"):
+        check(-77, "a thing cannot be done")
+    check(0, "nothing")

@@ -1,0 +1,199 @@
+"""Recordings that run on the Vulkan device: in order, waited for, on many threads, refused, lost; how it is closed."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from tests.backends.vulkan.kernels import ADD, NO_DIALECT, SCALE, host, launch, run, values, whole
+from weft.backends.gpu.device import BarrierCommand, Binding, CopyCommand, MemoryKind
+from weft.backends.vulkan.device import VulkanDevice, open_device
+from weft.errors import BackendError, ClosedError, DeviceLost, OutOfMemory
+
+
+def slow(device: VulkanDevice) -> Any:
+    """Return a recording that runs for many milliseconds."""
+    n = 1 << 20
+    x, y = device.allocate(4 * n), device.allocate(4 * n)
+    step = launch(device.compile(ADD, values(n)), x, y, n=n)
+    return device.record([step, BarrierCommand()] * 20)
+
+
+def test_a_running_recording_is_not_submitted_again(device: VulkanDevice) -> None:
+    recording = slow(device)
+    device.submit(recording)
+    with pytest.raises(BackendError, match="still runs"):
+        device.submit(recording)
+    device.release(recording)
+
+
+def test_to_wait_for_a_submit_is_to_wait_for_those_before_it(device: VulkanDevice) -> None:
+    n = 1000
+    given, x, y = device.allocate(4 * n, MemoryKind.STREAM), device.allocate(4 * n), device.allocate(4 * n)
+    result, kernel = device.allocate(4 * n, MemoryKind.DOWNLOAD), device.compile(SCALE, values(n, 2.0))
+    pieces = [(Binding(given, at, 800), Binding(x, at, 800)) for at in range(0, 4 * n, 800)]
+    chunks = [device.record([CopyCommand(*pair)]) for pair in pieces]
+    end = device.record([launch(kernel, x, y, n=n), BarrierCommand(), CopyCommand(whole(y), whole(result))])
+    for seed in range(10):
+        data = np.random.default_rng(seed).standard_normal(n, np.float32)
+        for k, chunk in enumerate(chunks):
+            host(given)[200 * k : 200 * (k + 1)] = data[200 * k : 200 * (k + 1)]
+            device.submit(chunk)
+        run(device, end)
+        np.testing.assert_array_equal(host(result), 2 * data)
+    for recording in (*chunks, end):
+        device.release(recording)
+    assert device.stats.live_recordings == 0
+
+
+def test_a_refused_submit_leaves_nothing_to_wait_for(
+    device: VulkanDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from weft.backends.vulkan import context
+
+    class FullLibrary:
+        def __getattr__(self, name: str) -> Any:
+            return (lambda *_: -2) if name == "vkQueueSubmit" else getattr(real, name)
+
+    real, first = cast(Any, context).lib, device.record([])
+    device.submit(first)
+    run(device, device.record([]))
+    with monkeypatch.context() as patch:
+        patch.setattr(context, "lib", FullLibrary())
+        with pytest.raises(OutOfMemory):
+            device.submit(first)
+    device.wait(first)
+    run(device, first)
+
+
+def test_threads_submit_their_own_recordings(device: VulkanDevice) -> None:
+    n, problems = 5000, []
+
+    def work(factor: float) -> None:
+        try:
+            x, y = device.allocate(4 * n, MemoryKind.UPLOAD), device.allocate(4 * n, MemoryKind.DOWNLOAD)
+            recording = device.record([launch(device.compile(SCALE, values(n, factor)), x, y, n=n)])
+            other = device.allocate(4 * n)
+            for seed in range(20):
+                data = np.random.default_rng(seed).standard_normal(n, np.float32)
+                host(x)[:] = data
+                device.submit(recording)
+                device.upload(other, 0, data)
+                device.wait(recording)
+                np.testing.assert_array_equal(host(y), np.float32(factor) * data)
+                back = np.empty_like(data)
+                device.download(other, 0, back)
+                np.testing.assert_array_equal(back, data)
+        except BaseException as e:
+            problems.append(e)
+
+    threads = [threading.Thread(target=work, args=(factor,)) for factor in (2.0, 2.0, 3.0, 4.0)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert problems == []
+    assert device.stats.compiles == 3, "the two threads with equal constants share one kernel"
+    assert device.stats.submits == 80
+
+
+def test_download_waits_for_work_in_flight(device: VulkanDevice) -> None:
+    n = 1 << 20
+    x, y = device.allocate(4 * n), device.allocate(4 * n)
+    device.upload(x, 0, np.ones(n, np.float32))
+    device.upload(y, 0, np.zeros(n, np.float32))
+    step = launch(device.compile(ADD, values(n)), x, y, n=n)
+    recording = device.record([step, BarrierCommand()] * 20)
+    device.submit(recording)
+    out = np.empty(n, np.float32)
+    device.download(y, 0, out)
+    assert np.array_equal(out, np.full(n, 20, np.float32))
+    device.wait(recording)
+
+
+def test_a_lost_device_is_reported(device: VulkanDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    from weft.backends.vulkan import context
+
+    class LostLibrary:
+        def __getattr__(self, name: str) -> Any:
+            lost = name in ("vkGetFenceStatus", "vkWaitForFences")
+            return (lambda *_: -4) if lost else getattr(real, name)
+
+    real = cast(Any, context).lib
+    recordings = [device.record([]) for _ in range(2)]
+    for recording in recordings:
+        device.submit(recording)
+    device._parts.context.idle()
+    with monkeypatch.context() as patch:
+        patch.setattr(context, "lib", LostLibrary())
+        for call in (device.submit, device.wait):
+            with pytest.raises(DeviceLost, match="stopped answering"):
+                call(recordings[0])
+        for recording in recordings:
+            device.release(recording)
+    assert device.stats.live_recordings == 0
+
+
+def test_polling_ends_in_a_blocking_wait(device: VulkanDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    from weft.backends.vulkan import context
+
+    monkeypatch.setattr(device._parts.context.physical, "software", False)
+    n = 1 << 21
+    x, y = device.allocate(4 * n), device.allocate(4 * n)
+    step = launch(device.compile(ADD, values(n)), x, y, n=n)
+    recording = device.record([step, BarrierCommand()] * 3)
+    for budget in (0.0, 10.0):
+        monkeypatch.setattr(context, "SPIN_SECONDS", budget)
+        run(device, recording)
+
+
+# -- closing -------------------------------------------------------------------------------------------------
+
+
+def test_close_destroys_what_is_left() -> None:
+    device = open_device(0, NO_DIALECT)
+    x, y = device.allocate(400), device.allocate(400, MemoryKind.DOWNLOAD)
+    recording = device.record([launch(device.compile(SCALE, values(100)), x, y, n=100)], profile=True)
+    device.submit(recording)
+    device.close()
+    device.close()
+    stats = device.stats
+    assert (stats.live_buffers, stats.live_bytes, stats.live_recordings) == (0, 0, 0)
+    with pytest.raises(ClosedError, match="is closed"):
+        device.allocate(4)
+    for call in (device.submit, device.timings):
+        with pytest.raises(ClosedError):
+            call(recording)
+    device.wait(recording)
+    device.release(recording)
+    device.free(x)
+
+
+def test_a_forgotten_device_is_closed() -> None:
+    device = open_device(0, NO_DIALECT)
+    device.record([launch(device.compile(SCALE, values(4)), device.allocate(16), device.allocate(16), n=4)])
+    stats = device.stats
+    del device
+    gc.collect()
+    assert (stats.live_buffers, stats.live_recordings) == (0, 0)
+
+
+def test_the_drivers_cache_is_kept_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
+    device = open_device(0, NO_DIALECT)
+    device.compile(SCALE, values(4))
+    device.record([])
+    assert not (tmp_path / "vulkan-pipelines").exists(), "not for each recording: it is one file"
+    device.keep()
+    kept = list((tmp_path / "vulkan-pipelines").iterdir())
+    assert len(kept) == 1
+    device.close()
+    kept[0].write_bytes(kept[0].read_bytes()[:-1])
+    second = open_device(0, NO_DIALECT)
+    second.compile(SCALE, values(4))
+    second.close()
