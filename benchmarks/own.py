@@ -10,9 +10,8 @@ that of runs without them that wait in the queue as a whole (queued.py); `events
 `busy_ms` is the sum of the single launches and so a lower bound; on NVIDIA's OpenCL no event is shorter than 4 us,
 though. `tuned` is how many launches' kernels a table chose.
 
-Compared with the reference are the first output, the last one of the timed runs, and the last one with timestamps; the
-error is the largest. Of the runs that wait in the queue nothing is: they are launches alone, and what these find in the
-place of the input may be the last run's numbers, since memory is used again within a run.
+Compared with the reference are the first output, the last one of the timed runs, the last one with timestamps, and that
+of the last run that waited in the queue; the error is the largest.
 """
 
 from __future__ import annotations
@@ -87,6 +86,7 @@ def _queued_times(found: Row, case: Case, device: str, precision: str, counts: C
         queued = QueuedRun(session)
         warm_up(queued.milliseconds, counts)
         times = [t for _ in range(counts.iterations) if (t := queued.milliseconds()) is not None]
+        found.compare(queued.outputs(), case)
     if times and found.device_ms is not None and np.median(times) < found.device_ms:  # both are upper bounds
         found.more["events_ms"] = found.device_ms
         found.device_ms, found.device_p90_ms = middle(times)

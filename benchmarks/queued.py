@@ -11,9 +11,10 @@ from typing import Any
 import pyopencl as cl
 
 import weft
+from benchmarks.measure import Array
 from weft.backends.opencl import native
 from weft.backends.opencl.queued import QueueTimer
-from weft.backends.opencl.recording import LaunchStep
+from weft.backends.opencl.recording import LaunchStep, ReadStep
 
 
 class QueuedRun:
@@ -22,15 +23,19 @@ class QueuedRun:
     def __init__(self, session: weft.Session) -> None:
         (pipeline,) = session.pipelines
         recordings: Any = pipeline.backend.recording.handles  # type: ignore[attr-defined]
-        steps = [step for recording in recordings for step in recording.steps if isinstance(step, LaunchStep)]
-        context = steps[0].kernel.context
+        steps = [step for recording in recordings for step in recording.steps]
+        launches = [step for step in steps if isinstance(step, LaunchStep)]
+        self._reads = [step for step in steps if isinstance(step, ReadStep)]
+        self._outputs = [pipeline.mapped[name] for name in pipeline.graph.outputs]
+        context = launches[0].kernel.context
         (device,) = context.devices
         api = native.load(device)
         if api is None:
             raise RuntimeError("the OpenCL library that pyopencl uses was not found")
         self._handle = ctypes.c_void_p(None)
-        self._calls = [step.native(api, self._handle) for step in steps]
+        self._calls = [step.native(api, self._handle) for step in launches]
         self._timer = QueueTimer(context, device)
+        self._queue = cl.CommandQueue(context, device)
 
     def _enqueue(self, queue: cl.CommandQueue) -> None:
         self._handle.value = queue.int_ptr
@@ -42,3 +47,12 @@ class QueuedRun:
         """Return the span of one run, None if the host was too slow even behind the longest wait."""
         seconds = self._timer.seconds(self._enqueue)
         return None if seconds is None else seconds * 1e3
+
+    def outputs(self) -> list[Array]:
+        """Return what the last run left: its input is still there, in memory that nothing else uses."""
+        for output in self._outputs:
+            output[...] = 0
+        for read in self._reads:
+            read.enqueue(self._queue)
+        self._queue.finish()
+        return [output.copy() for output in self._outputs]

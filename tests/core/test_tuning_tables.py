@@ -148,6 +148,18 @@ def test_tables_of_several_devices_share_a_file_and_the_users_own_win(tmp_path: 
     assert [f.name for f in shipped.iterdir()] == ["a-gpu.json"], "nothing is left beside a table"
 
 
+def test_what_joins_a_file_was_timed_by_another_clock(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    write_tables(path, {KEY: {"p": ENTRY}})
+    slow = Entry("d", {"b": Trial("01", us=5.0), "d": Trial("03", us=4.0)})
+    write_tables(path, {KEY: {"p": slow}})
+    trials = {"a": Trial("00", us=10.0), "b": Trial("01", us=5.0), "c": ENTRY.trials["c"], "d": Trial("03", us=4.0)}
+    assert read_tables(path) == {KEY: {"p": Entry("d", trials)}}
+    other = Entry("e", {"b": Trial("another kernel", us=50.0)})
+    write_tables(path, {KEY: {"p": other}})
+    assert read_tables(path)[KEY]["p"].trials["a"] == Trial("00", us=10.0), "nothing tells how the clocks differ"
+
+
 def layered(tmp_path: Path, found: Entry, brought: Entry) -> TuningTable:
     """Return the table of a machine that found something, and to which Weft brings something."""
     table = TuningTable(INFO, tmp_path / "own", tmp_path / "shipped")

@@ -111,9 +111,9 @@ class GpuDevice(ABC):
     dialect: Dialect
     stats: DeviceStats = field(default_factory=DeviceStats)
     sends_ahead: bool = field(default=False, init=False)
-    """Whether large uploads go in chunks while the host copies on. Then what a thread submits runs in order, and
-    a wait for one submit is a wait for all that the thread submitted before, which may be submitted again then;
-    and it pays, too."""
+    """Whether large uploads go in chunks while the host copies on. Then what a thread submits runs in order, after
+    what it sent before, and a wait for one submit is a wait for all that the thread submitted or sent before, which
+    may be started again then; and it pays, too."""
     computes_ahead: bool = field(default=False, init=False)
     """Whether it pays to begin with a part of a large batch while the host still copies the rest; then what a thread
     submits runs in order, as for `sends_ahead`."""
@@ -167,8 +167,8 @@ class GpuDevice(ABC):
     def send(self, recording: Any) -> None:
         """Start a recording of uploads alone, to memory that no work under way reads or writes.
 
-        It may run beside what was submitted before; what the thread submits from now on waits for it. A device
-        that cannot copy while it computes, or orders this by itself, just submits it.
+        It may run beside what was submitted before, for which a wait for it does not wait; what the thread submits
+        from now on waits for it. A device that cannot copy while it computes just submits it.
         """
         self.submit(recording)
 

@@ -76,13 +76,14 @@ class GpuExecution(Execution):
             launches = self.launches(inputs, outputs)
             recording.launches += launches
             return launches
-        every: list[PlannedLaunch] = []
+        every, picks = list[PlannedLaunch](), list[Pick]()
         for part in range(front.parts):
             some = [t if t is None or t.constant is not None else part_of(t, part, front.parts) for t in inputs]
             self.planned = some, [part_of(t, part, front.parts) for t in outputs]
             launches = self.launches(*self.planned)
             recording.ahead.setdefault(part, []).extend(launches)
-            every += launches
+            every, picks = every + launches, picks + self.picks
+        self.picks = picks
         return every
 
     def launches(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> list[PlannedLaunch]:

@@ -28,11 +28,8 @@ class Job:
 
     end: int
     commands: Sequence[Command]
-
-    @property
-    def uploads(self) -> bool:
-        """Tell whether it does nothing but upload, which may go on beside other jobs."""
-        return all(isinstance(command, CopyCommand) for command in self.commands)
+    uploads: bool = False
+    """Whether it does nothing but upload, which may go on beside other jobs."""
 
 
 def chunks(source: Binding, target: Binding, label: str, parts: int = 1) -> list[Job]:
@@ -43,7 +40,7 @@ def chunks(source: Binding, target: Binding, label: str, parts: int = 1) -> list
         for start in range(first, last, CHUNK):
             size = min(CHUNK, last - start)
             here, there = (Binding(b.buffer, b.offset + start, size) for b in (source, target))
-            jobs.append(Job(start + size, [CopyCommand(here, there, label)]))
+            jobs.append(Job(start + size, [CopyCommand(here, there, label)], uploads=True))
     return jobs
 
 

@@ -114,11 +114,12 @@ def open_problems(pipelines: Sequence[Pipeline]) -> list[Problem]:
         times = _times(pipeline)
         for task in pipeline.tasks:
             if isinstance(task.execution, GpuExecution):
-                for pick in task.execution.picks:
-                    if pick.launches and len(pick.candidates) > 1:
-                        problem = out.setdefault(pick.key, Problem(pick, task))
-                        problem.nodes += 1
-                        problem.weight += sum(times.get(id(launch), 0.0) for launch in pick.launches)
+                open_ = [p for p in task.execution.picks if p.launches and len(p.candidates) > 1]
+                for pick in open_:
+                    problem = out.setdefault(pick.key, Problem(pick, task))
+                    problem.weight += sum(times.get(id(launch), 0.0) for launch in pick.launches)
+                for key in {pick.key for pick in open_}:
+                    out[key].nodes += 1
     return sorted(out.values(), key=lambda p: -p.weight)
 
 

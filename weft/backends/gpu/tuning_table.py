@@ -93,6 +93,11 @@ class Entry:
         """Return both, where they disagree the newer."""
         return Entry(newer.choice or self.choice, {**self.trials, **newer.trials})
 
+    def joined(self, newer: Entry) -> Entry:
+        """Return both as `merged`, what was timed before as if by the clock of the newer."""
+        slower = _slower(newer, self)
+        return Entry(self.choice, {text: t.scaled(slower) for text, t in self.trials.items()}).merged(newer)
+
 
 class Proposal(NamedTuple):
     """A candidate, as text, and the hash of the kernels it has to lead to."""
@@ -288,7 +293,8 @@ def write_tables(path: Path, tables: Mapping[DeviceKey, Entries]) -> None:
         with suppress(ConfigError):
             held = read_tables(path)
         for key, entries in tables.items():
-            merge(held.setdefault(key, {}), entries)
+            known = held.setdefault(key, {})
+            known |= {problem: known.get(problem, Entry()).joined(entry) for problem, entry in entries.items()}
         devices = [
             {**asdict(key), "problems": {k: _encoded(e) for k, e in sorted(held[key].items())}}
             for key in sorted(held, key=lambda k: (k.name, k.api, k.driver))

@@ -271,7 +271,12 @@ class OpenCLDevice(GpuDevice):
             queue = recording.queue = choose()
         except cl.Error as e:
             raise failure(e.code, "the device takes no more work", self._where) from e
-        recording.start(queue)
+        try:
+            recording.start(queue)
+        except DeviceError:
+            with suppress(cl.Error):
+                queue.finish()  # what came before the refused command may use what the caller frees now
+            raise
         with self._lock:
             self.stats.submits += 1
 

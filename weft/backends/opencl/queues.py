@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import weakref
 from collections import deque
@@ -9,12 +10,17 @@ from dataclasses import dataclass
 
 import pyopencl as cl
 
+from weft.backends.opencl.words import words
+
+log = logging.getLogger("weft.opencl")
+
 
 @dataclass(eq=False)
 class _Lane:
     """A thread's in-order queue, and one for uploads beside it, made when it is first needed.
 
-    An NVIDIA GPU copies and computes at a time, but not what is in one in-order queue.
+    An NVIDIA GPU copies and computes at a time, but not what is in one in-order queue. Where a driver makes no second
+    queue, uploads go with the rest.
     """
 
     queue: cl.CommandQueue
@@ -70,8 +76,12 @@ class QueuePool:
         """Return the calling thread's queue for uploads that wait for nothing but each other."""
         lane = self._lane()
         if lane.uploads is None:
-            lane.uploads = cl.CommandQueue(self._context, self._device)
-        lane.behind = True
+            try:
+                lane.uploads = cl.CommandQueue(self._context, self._device)
+            except cl.Error as e:
+                log.info("uploads have no queue of their own: %s", words(e.code))
+                lane.uploads = lane.queue
+        lane.behind = lane.uploads is not lane.queue
         return lane.uploads
 
     def finish(self) -> None:
@@ -85,8 +95,8 @@ class QueuePool:
         """Forget all queues; the driver frees each when its last user lets go."""
         with self._lock:
             self._all.clear()
+            self._local = threading.local()  # the leases that end with it give their lanes back
             self._idle.clear()
-            self._local = threading.local()
 
     def _lane(self) -> _Lane:
         lease: _Lease | None = getattr(self._local, "lease", None)
