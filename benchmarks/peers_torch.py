@@ -3,7 +3,8 @@
 Host to host: a numpy array is copied into pinned memory, from there to the device; the result comes back the same
 way and is copied to a numpy array. `pinned_ms` is the same without the first copy, as if the caller's array lay in
 pinned memory. The cast to fp16 and the change of layout are part of the network (and of its graph), as they are in
-Weft's. Device: CUDA events around five replays queued behind each other, a fifth of it; transfers do not count.
+Weft's. In graphs batch norms are folded into convolutions, as Weft does it; eager networks are torchvision's, layer for
+layer. Device: CUDA events around five replays queued behind each other, a fifth of it; transfers do not count.
 cuDNN searches for the fastest algorithms (`cudnn.benchmark`). TF32 is off but for the rows that say tf32.
 """
 
@@ -66,19 +67,21 @@ def measure(case: Case, counts: Counts, record: Record) -> None:
             torch.cuda.empty_cache()
 
 
-def torch_side(model: onnx.ModelProto) -> Any:
-    """Return a network as PyTorch runs it."""
+def torch_side(model: onnx.ModelProto, fold: bool = False) -> Any:
+    """Return a network as PyTorch runs it; with `fold`, without batch norms of their own."""
     from benchmarks.torch_encoder import TorchEncoder
-    from benchmarks.torch_networks import TorchNetwork
+    from benchmarks.torch_networks import TorchNetwork, folded
 
-    return TorchEncoder(model) if model.graph.input[0].name == "input_ids" else TorchNetwork(model)
+    if model.graph.input[0].name == "input_ids":
+        return TorchEncoder(model)
+    return TorchNetwork(folded(model) if fold else model)
 
 
 def _row(case: Case, row: Row, way: str, variant: str, counts: Counts) -> Row:
     import torch
 
     _set_precision(row.precision)
-    side = _Side(case, torch.float16 if row.precision == "fp16" else torch.float32, variant)
+    side = _Side(case, torch.float16 if row.precision == "fp16" else torch.float32, variant, fold=way == "graph")
     with torch.inference_mode():
         try:
             row.more["gflop"] = side.flops() / 1e9
@@ -118,10 +121,10 @@ def _device_times(start: Callable[[], object], counts: Counts) -> Iterator[float
 class _Side:
     """A network on the device with its inputs and outputs, there and in pinned memory."""
 
-    def __init__(self, case: Case, dtype: Any, variant: str) -> None:
+    def __init__(self, case: Case, dtype: Any, variant: str, fold: bool) -> None:
         import torch
 
-        self._network = torch_side(case.model).to("cuda", dtype, variant)
+        self._network = torch_side(case.model, fold).to("cuda", dtype, variant)
         self._arrays = list(case.inputs.values())
         self._pinned = [torch.from_numpy(a).pin_memory() for a in self._arrays]
         self._inputs = [t.cuda() for t in self._pinned]

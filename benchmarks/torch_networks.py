@@ -1,7 +1,8 @@
 """The picture networks in PyTorch: the same layers with the same weights, read off the ONNX graph.
 
 Each node becomes the call that the layer of torchvision makes, in place where torchvision's is in place and nothing
-else reads the value. Batch norms stay layers of their own, as they are in torchvision's networks in eval mode.
+else reads the value. Batch norms stay layers of their own, as they are in torchvision's networks in eval mode, unless
+`folded` put them into the convolutions before them.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import onnx
 import torch
 import torch.nn.functional as F  # noqa: N812 - as PyTorch's own documents call it
@@ -54,6 +56,29 @@ class TorchNetwork:
             for old in done:
                 del values[old]
         return [values[name].float() for name in self._outputs]
+
+
+def folded(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a network whose batch norms are part of the convolutions before them, as who runs it for speed has it.
+
+    So does `torch.nn.utils.fuse_conv_bn_eval`. These networks have no other batch norms, and such convolutions no bias.
+    """
+    out = onnx.ModelProto()
+    out.CopyFrom(model)
+    weights = {t.name: numpy_helper.to_array(t).astype(np.float64) for t in out.graph.initializer}
+    convs = {node.output[0]: node for node in out.graph.node if node.op_type == "Conv"}
+    norms = [node for node in out.graph.node if node.op_type == "BatchNormalization"]
+    for norm in norms:
+        x, *names = norm.input
+        conv, (scale, bias, mean, variance) = convs[x], (weights[name] for name in names)
+        (epsilon,) = (a.f for a in norm.attribute if a.name == "epsilon")
+        factor = scale / np.sqrt(variance + epsilon)
+        made = {f"{x}.weight": weights[conv.input[1]] * factor[:, None, None, None], f"{x}.bias": bias - mean * factor}
+        conv.input[1:] = list(made)
+        conv.output[0] = norm.output[0]
+        out.graph.initializer.extend(numpy_helper.from_array(v.astype(np.float32), n) for n, v in made.items())
+        out.graph.node.remove(norm)
+    return out
 
 
 def _last(index: int, graph: onnx.GraphProto) -> list[str]:

@@ -43,15 +43,16 @@ def test_chain_is_right(ahead: int) -> None:
     assert 0.1 < float(np.std(chain.result(5))) < 10
 
 
+@pytest.mark.parametrize("fold", [False, True])
 @pytest.mark.parametrize("name", list(models.MODELS))
-def test_torch_computes_what_the_network_says(name: str) -> None:
+def test_torch_computes_what_the_network_says(name: str, fold: bool) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch's side needs PyTorch")
     pytest.importorskip("onnxruntime", reason="the reference is ONNX Runtime's")
     from benchmarks.peers_torch import torch_side
 
     case = measure.build(name, 2, 64)
     for variant in torch_side(case.model).variants:
-        side = torch_side(case.model).to("cpu", torch.float32, variant)
+        side = torch_side(case.model, fold).to("cpu", torch.float32, variant)
         with torch.inference_mode():
             for _ in range(2):  # nothing that is kept may be written in place
                 got = side(*(torch.from_numpy(a.copy()) for a in case.inputs.values()))
