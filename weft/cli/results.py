@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from weft.cli.console import line
+from weft.cli.difference import not_finite
 from weft.cli.targets import parse_pairs
 from weft.core.layout import Array
 from weft.errors import ConfigError, InputError
@@ -66,8 +67,9 @@ def summary(name: str, output: Array) -> str:
         finite = output[np.isfinite(output)] if output.dtype.kind == "f" else output
         if finite.size:
             text += f", {finite.min():.6g} to {finite.max():.6g}"
-        if finite.size < output.size:
-            text += f", {output.size - finite.size} not finite"
+        strange = not_finite(output)
+        if strange:
+            text += f", {strange} not finite"
     return text
 
 
@@ -75,19 +77,6 @@ def precision_notes(device: str, precision: str, notes: Sequence[str]) -> list[s
     """Return what of a report's notes is about precision, each behind the device and the precision of the run."""
     own = f"{device.removesuffix(':0')}: "
     return [f"{device}, {precision}: {n.removeprefix(own)}" for n in notes if "precision" in n or "float16" in n]
-
-
-def largest_difference(outputs: Sequence[Array], reference: Sequence[Array]) -> float:
-    """Return the largest absolute difference over all outputs; NaN where one of two is not a number."""
-    return max((_difference(a, b) for a, b in zip(outputs, reference, strict=True)), default=0.0)
-
-
-def _difference(a: Array, b: Array) -> float:
-    if not a.size:
-        return 0.0
-    with np.errstate(invalid="ignore"):
-        apart = np.abs(a.astype(np.float64) - b.astype(np.float64))
-    return float(np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, apart).max())
 
 
 @dataclass
