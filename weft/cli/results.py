@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,8 +45,11 @@ def read_labels(path: Path) -> tuple[str, ...]:
     """Return the names in a file of one a line, `name` or `index,name`."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as e:
-        raise InputError(f"the labels in {path} cannot be read", why=str(e)) from None
+    except OSError as e:
+        why, fix = e.strerror or str(e), "name a file of one class a line in --labels"
+        raise InputError(f"the labels in {path} cannot be read", why=why, fix=fix) from None
+    except UnicodeDecodeError as e:
+        raise InputError(f"the labels in {path} are no text", why=str(e), fix="save the file as UTF-8") from None
     return tuple(re.sub(r"^\d+,", "", text).strip() for text in lines)
 
 
@@ -101,26 +105,49 @@ class Writer:
             )
         return cls(Path(folders[0]) if folders else None, parse_pairs(named, "--output", "y=out.npy"))
 
-    def write(self, outputs: Mapping[str, Array], prefix: str = "") -> list[Path]:
-        """Write the outputs, and return the files; `prefix` tells those of several runs apart."""
-        unknown = [name for name in self.files if name not in outputs]
+    def prepare(self, names: Sequence[str]) -> None:
+        """Make the folders for outputs of these names; InputError if there is something that cannot be written."""
+        unknown = [name for name in self.files if name not in names]
         if unknown:
             raise InputError(
                 f"the network has no output {', '.join(map(repr, unknown))}",
-                why=f"its outputs are {', '.join(outputs)}",
+                why=f"its outputs are {', '.join(names)}",
+                fix="name one of these in --output, or a folder for all",
             )
-        targets = {name: Path(file) for name, file in self.files.items()}
-        if self.folder:
-            for name in outputs:
-                targets.setdefault(name, self.folder / f"{prefix}{file_name(name)}.npy")
-        for name, path in targets.items():
+        for path in map(Path, self.files.values()):
+            if path.is_dir():
+                fix = f"name a file in it, or write --output {path} for all outputs"
+                raise InputError(f"{path} is a folder, and one output is a file", fix=fix)
+        for path in dict.fromkeys(self._targets(names).values()):
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
+                with path.open("ab") if path.exists() else tempfile.TemporaryFile(dir=path.parent):
+                    pass
+            except OSError as e:
+                raise _not_written(path, e) from None
+
+    def write(self, outputs: Mapping[str, Array], prefix: str = "") -> list[Path]:
+        """Write the outputs, and return the files; `prefix` tells those of several runs apart."""
+        targets = self._targets(list(outputs), prefix)
+        for name, path in targets.items():
+            try:
                 with path.open("wb") as f:
                     np.save(f, outputs[name])
             except OSError as e:
-                raise InputError(f"output {name!r} cannot be written", where=str(path), why=str(e)) from None
+                raise _not_written(path, e) from None
         return list(targets.values())
+
+    def _targets(self, names: Sequence[str], prefix: str = "") -> dict[str, Path]:
+        targets = {name: Path(file) for name, file in self.files.items()}
+        if self.folder:
+            for name in names:
+                targets.setdefault(name, self.folder / f"{prefix}{file_name(name)}.npy")
+        return targets
+
+
+def _not_written(path: Path, error: OSError) -> InputError:
+    why = error.strerror or str(error)
+    return InputError(f"{path} cannot be written", why=why, fix="check its permissions, or name another place in --output")
 
 
 def file_name(name: str) -> str:

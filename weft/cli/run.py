@@ -75,6 +75,7 @@ def run(
     writer, ranking = Writer.parse(output, len(orders)), Ranking.parse(top, labels, softmax)
     files = parse_pairs(inputs, "--input", "x=picture.png")
     arrays, remarks = collect(graph, files, parse_shapes(shape), Preparation.parse(mean, scale, bgr))
+    writer.prepare(graph.outputs)
     for remark in remarks:
         note(remark)
     first: Run | None = None
