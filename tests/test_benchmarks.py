@@ -149,6 +149,7 @@ class Wearing:
         self._name = model.graph.input[0].name
         self._left = runs
         self.profile = Profile()
+        self.report = SimpleNamespace(notes=())
         self.pipelines = [SimpleNamespace(backend=SimpleNamespace(recording=SimpleNamespace(tuned=7)))]
 
     def __enter__(self) -> Wearing:

@@ -146,8 +146,8 @@ class Writer:
 
 
 def _not_written(path: Path, error: OSError) -> InputError:
-    why = error.strerror or str(error)
-    return InputError(f"{path} cannot be written", why=why, fix="check its permissions, or name another place in --output")
+    fix = "check its permissions, or name another place in --output"
+    return InputError(f"{path} cannot be written", why=error.strerror or str(error), fix=fix)
 
 
 def file_name(name: str) -> str:
