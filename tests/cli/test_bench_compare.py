@@ -139,3 +139,24 @@ def test_a_difference_is_not_hidden_by_another_output() -> None:
     assert difference([one, nan], [one * 3, one]).text(".1e") == "not finite: 2 differ"
     assert difference([nan, -np.inf * one], [nan, np.inf * one]) == Difference(0.0, alike=2, unlike=2)
     assert difference([one * 3, nan], [one, nan]).text(".1e") == "2.0e+00, 2 not finite"
+
+
+@pytest.mark.parametrize("command", ["run", "compare", "bench"])
+def test_an_interrupt_is_answered(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    real = weft.Session.run
+
+    def run(session: weft.Session, *given: Any, **more: Any) -> list[Any]:
+        if any(device.startswith("opencl") for device in session.report.nodes_by_device):
+            raise KeyboardInterrupt
+        return real(session, *given, **more)
+
+    monkeypatch.setattr(weft.Session, "run", run)
+    model = double(tmp_path / "m.onnx")
+    done = cli(command, model, "-d", "cpu,opencl", status=130)
+    assert done.err.splitlines()[-1] == "interrupted" and "Traceback" not in done.err
+    if command == "bench":
+        assert re.search(r"^cpu +high", done.out, re.M) and "opencl" not in done.out
+        assert len(json.loads(cli("bench", model, "-d", "cpu,opencl", "--json", status=130).out)["rows"]) == 1
+        assert cli("bench", model, "-d", "opencl,cpu", status=130).out == ""

@@ -12,7 +12,7 @@ import typer
 import weft
 from weft import config
 from weft.cli import bench, cache, compare, conformance, devices, doctor, inspect, optimize, run, tune
-from weft.cli.command import Once
+from weft.cli.command import WeftCommand
 from weft.cli.console import PlainFormatter, error
 from weft.errors import WeftError
 
@@ -29,15 +29,15 @@ app = typer.Typer(
     help="Run neural networks on the CPU, on OpenCL and on Vulkan.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("run", cls=Once)(run.run)
-app.command("devices", cls=Once)(devices.devices)
-app.command("doctor", cls=Once)(doctor.doctor)
-app.command("bench", cls=Once)(bench.bench)
-app.command("compare", cls=Once)(compare.compare)
-app.command("inspect", cls=Once)(inspect.inspect)
-app.command("optimize", cls=Once)(optimize.optimize)
-app.command("tune", cls=Once)(tune.tune)
-app.command("conformance", cls=Once)(conformance.conformance)
+app.command("run", cls=WeftCommand)(run.run)
+app.command("devices", cls=WeftCommand)(devices.devices)
+app.command("doctor", cls=WeftCommand)(doctor.doctor)
+app.command("bench", cls=WeftCommand)(bench.bench)
+app.command("compare", cls=WeftCommand)(compare.compare)
+app.command("inspect", cls=WeftCommand)(inspect.inspect)
+app.command("optimize", cls=WeftCommand)(optimize.optimize)
+app.command("tune", cls=WeftCommand)(tune.tune)
+app.command("conformance", cls=WeftCommand)(conformance.conformance)
 app.add_typer(cache.app, name="cache")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -58,6 +58,7 @@ def bench(
     kernels in the cache) and uploading weights. `difference` is the largest from the first row's outputs;
     numbers that are not finite are counted.
     Notes below the table say where a precision was not granted; with --json each row has all notes of its run.
+    After Ctrl-C the rows that were finished are printed.
     A profile sets each time against the node's operations and bytes: `roofline` is the share of what the
     device's datasheet allows, where the device is known.
     """
@@ -66,16 +67,34 @@ def bench(
     arrays, remarks = collect(graph, files, parse_shapes(shape), Preparation())
     for remark in remarks:
         note(remark)
+    order = [(names, each) for names in device_orders(device) for each in parse_precisions(precision)]
     rows: list[dict[str, Any]] = []
-    reference: list[Array] | None = None
-    for names in device_orders(device):
-        for each in parse_precisions(precision):
-            row, outputs = _time(model, names, each, arrays, (iterations, warmup))
-            reference = outputs if reference is None else reference
-            rows.append({**row, **_apart(outputs, reference)})
-            if profile:
-                rows[-1]["events"] = _events(model, names, each, arrays, warmup)
+    try:
+        for row in _rows(model, order, arrays, (iterations, warmup), profile):
+            rows.append(row)
+    except KeyboardInterrupt:
+        if rows:
+            _print(model, rows, as_json)
+        raise
     _print(model, rows, as_json)
+
+
+def _rows(
+    model: Path,
+    order: list[tuple[list[str], Precision]],
+    arrays: Mapping[str, Array],
+    times: tuple[int, int],
+    profile: bool,
+) -> Iterator[dict[str, Any]]:
+    """Measure one device and precision after the other, and yield the row of each."""
+    reference: list[Array] | None = None
+    for names, each in order:
+        row, outputs = _time(model, names, each, arrays, times)
+        reference = outputs if reference is None else reference
+        row |= _apart(outputs, reference)
+        if profile:
+            row["events"] = _events(model, names, each, arrays, times[1])
+        yield row
 
 
 def _time(

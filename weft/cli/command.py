@@ -1,16 +1,21 @@
-"""A command whose options are given once, unless they may be repeated."""
+"""What all commands share: options are given once, unless they may be repeated, and Ctrl-C is answered."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import typer
 from typer.core import TyperCommand
 
+from weft.cli.console import note
 from weft.errors import ConfigError
 
+INTERRUPTED = 130
+"""The exit status after Ctrl-C, as shells have it."""
 
-class Once(TyperCommand):
-    """A command that refuses an option with a value the second time, of which the last one would count."""
+
+class WeftCommand(TyperCommand):
+    """A command that refuses an option with a value the second time, and says when it was interrupted."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Return what is left of the arguments; ConfigError if an option is there twice."""
@@ -24,3 +29,11 @@ class Once(TyperCommand):
                     fix="give it once" + (", with commas between several" if several else ""),
                 )
         return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; Ctrl-C ends it with a word."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            note("interrupted")
+            raise typer.Exit(INTERRUPTED) from None
