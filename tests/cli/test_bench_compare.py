@@ -107,6 +107,9 @@ def test_numbers_that_are_not_finite_are_no_agreement(cli: Cli, tmp_path: Path) 
     for side in ("cpu", "opencl"):
         assert f"{side} at precision high: numbers that are not finite begin at node 'root' (Sqrt): 2 of 4" in said
     assert len(re.findall(r"\S+, 2 not finite", cli("bench", *given, "--iterations", 1).out)) == 2
+    np.save(tmp_path / "nan.npy", np.full((1, 4), np.nan, np.float32))
+    said = cli("compare", *given[:-1], f"x={tmp_path / 'nan.npy'}").out
+    assert "no number is finite on both sides" in said and "of the range" not in said
     rows = json.loads(cli("bench", *given, "--iterations", 1, "--json").out)["rows"]
     assert [(r["not_finite"], r["not_finite_unlike"]) for r in rows] == [(2, 0)] * 2
 

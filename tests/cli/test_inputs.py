@@ -84,6 +84,9 @@ def test_a_file_that_is_no_input_is_answered_with_advice(tmp_path: Path) -> None
         with pytest.raises(InputError, match=said) as caught:
             read(path, spec(1, 3, 4, 4), Preparation())
         assert fix in caught.value.fix
+    picture.write_bytes(b"P6 4x 4 255 ")
+    with pytest.raises(InputError, match="damaged or cut off"):
+        read(picture, spec(1, 3, 4, 4), Preparation())
     np.save(cut, np.zeros((4, 4), np.float32))
     whole = cut.read_bytes()
     for count in (20, 140, len(whole) - 1):

@@ -115,11 +115,12 @@ def _print(graph: Graph, first: Mapping[str, Array], second: Mapping[str, Array]
     numbers = ("range", "difference", "relative")
     table(("node", "op", "value", *numbers), rows, numbers=numbers)
     whole = difference(list(second.values()), list(first.values()))
-    where = " where both sides are finite" if whole.alike or whole.unlike else ""
-    line(
-        f"{len(rows)} of {len(first)} values differ by more than {threshold:g}; "
-        f"the largest is {worst:.2e} of the range{where}"
-    )
+    said = f"{len(rows)} of {len(first)} values differ by more than {threshold:g}; "
+    if whole.alike + whole.unlike == sum(v.size for v in first.values()) > 0:
+        line(f"{said}no number is finite on both sides")
+    else:
+        where = " where both sides are finite" if whole.alike or whole.unlike else ""
+        line(f"{said}the largest is {worst:.2e} of the range{where}")
     if whole.alike:
         line(f"{whole.alike} numbers in all are not finite on both sides, and the same there")
     if whole.unlike:

@@ -14,7 +14,7 @@ from weft.core.dtypes import DType
 from weft.core.graph import Graph
 from weft.core.layout import Array, Shape
 from weft.core.tensor import TensorSpec
-from weft.errors import ConfigError, InputError
+from weft.errors import ConfigError, InputError, WeftError
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -152,14 +152,10 @@ def _picture(path: Path, spec: TensorSpec, how: Preparation) -> Array:
     try:
         with Image.open(path) as opened:
             picture = _in_bytes(opened, path, channels == 1)
-    except (UnidentifiedImageError, OSError) as e:
-        if e.errno is not None:  # of the file; what pillow says of its content has none
-            raise _unreadable(path, e) from None
-        if isinstance(e, UnidentifiedImageError):
-            what, fix = f"{path} is neither a picture nor a .npy file", "name one of these in --input"
-        else:
-            what, fix = f"the picture {path} is damaged or cut off", "copy or write the file once more"
-        raise InputError(what, why=str(e), fix=fix) from None
+    except (WeftError, MemoryError):
+        raise
+    except Exception as e:  # of damaged content pillow raises what it likes
+        raise _no_picture(path, e, isinstance(e, UnidentifiedImageError)) from None
     size = (
         width if isinstance(width, int) else picture.width,
         height if isinstance(height, int) else picture.height,
@@ -169,6 +165,16 @@ def _picture(path: Path, spec: TensorSpec, how: Preparation) -> Array:
     pixels = np.asarray(picture, np.float32).reshape(size[1], size[0], -1)
     pixels = np.broadcast_to(pixels, (*pixels.shape[:2], channels))
     return _arrange(pixels, spec, axis, how)
+
+
+def _no_picture(path: Path, error: Exception, unknown: bool) -> InputError:
+    if isinstance(error, OSError) and error.errno is not None:  # of the file; what pillow says of its content has none
+        return _unreadable(path, error)
+    if unknown:
+        what, fix = f"{path} is neither a picture nor a .npy file", "name one of these in --input"
+    else:
+        what, fix = f"the picture {path} is damaged or cut off", "copy or write the file once more"
+    return InputError(what, why=str(error), fix=fix)
 
 
 def _in_bytes(opened: Image.Image, path: Path, grey: bool) -> Image.Image:

@@ -73,8 +73,8 @@ def run(
     options = {"precision": precision, "fallback": "error" if strict else "cpu", "hints": parse_hints(hint)}
     source, graph, orders = _read(model, device, options)
     writer, ranking = Writer.parse(output, len(orders)), Ranking.parse(top, labels, softmax)
-    files = parse_pairs(inputs, "--input", "x=picture.png")
-    arrays, remarks = collect(graph, files, parse_shapes(shape), Preparation.parse(mean, scale, bgr))
+    files, how = parse_pairs(inputs, "--input", "x=picture.png"), Preparation.parse(mean, scale, bgr)
+    arrays, remarks = collect(graph, files, parse_shapes(shape), how)
     writer.prepare(graph.outputs)
     for remark in remarks:
         note(remark)
