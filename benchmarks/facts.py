@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
+import sys
 
 from weft import config
 from weft.backends.gpu.tuning_table import FOLDER
 
 OURS = "WEFT_"
 """How the names of Weft's variables begin."""
+
+
+def command(module: str) -> str:
+    """Return the command line of this process, in which that module runs, so that a shell takes it again."""
+    return shlex.join(["python", "-m", module, *sys.argv[1:]])
 
 
 def variables() -> dict[str, str]:

@@ -31,10 +31,10 @@ from typing import Any
 import weft
 from benchmarks import cores, gemm, models, own, peers_ncnn, peers_onnxruntime, peers_tinygrad, peers_torch
 from benchmarks.bars import APIS, bars, complaint, table
-from benchmarks.facts import tuning, variables
+from benchmarks.facts import command, tuning, variables
 from benchmarks.measure import PRODUCTS, Case, Counts, Record, build
 from benchmarks.minilm import Sizes, minilm_l6
-from benchmarks.options import numbers, output, words
+from benchmarks.options import number, numbers, output, words
 
 TRIAL = Sizes(layers=2, hidden=192, inner=384, vocabulary=400, positions=64)
 """The extents of the encoder in a trial: small, and with as many heads as PyTorch's side takes."""
@@ -57,7 +57,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--precision", type=words(precisions), default=precisions, help="some of high,normal,low")
     parser.add_argument("--peers", type=words(peers), default=peers, help=f"some of {','.join(peers)}; '' for none")
     parser.add_argument("--ncnn", type=Path, metavar="FOLDER", help="of ncnn's benchmark networks")
-    parser.add_argument("--iterations", type=int, default=Counts().iterations, help="at batch 1; half of it above")
+    parser.add_argument("--iterations", type=number, default=Counts().iterations, help="at batch 1; half of it above")
     parser.add_argument("--seconds", type=float, default=Counts().seconds, help="after which a row's runs end")
     parser.add_argument("--warm", type=float, default=Counts().warm, help="seconds of runs that are not counted")
     parser.add_argument("--budget", type=float, default=1e9, help="seconds after which nothing new is begun")
@@ -196,7 +196,7 @@ def _facts() -> dict[str, Any]:
     versions |= {name: version(name) for name in ("numpy", "onnx")}
     return {
         "date": str(date.today()),
-        "command": f"python -m benchmarks.gpu {' '.join(sys.argv[1:])}",
+        "command": command("benchmarks.gpu"),
         "devices": devices,
         "python": f"{platform.python_version()}, {platform.node()}",
         "source": _source(),

@@ -13,6 +13,8 @@ def words(known: Collection[str]) -> Callable[[str], list[str]]:
     def read(text: str) -> list[str]:
         found = [word for word in text.split(",") if word]
         strange = [word for word in found if word.partition(":")[0] not in known]
+        if text and not found:
+            raise ArgumentTypeError(f"{text!r} names none of {', '.join(known)}")
         if strange:
             raise ArgumentTypeError(f"{', '.join(strange)} is none of {', '.join(known)}")
         return found
@@ -28,6 +30,15 @@ def numbers(text: str) -> list[int]:
         raise ArgumentTypeError(f"{text!r} are no numbers with commas between them") from None
     if min(found) < 1:
         raise ArgumentTypeError(f"{min(found)} is below 1")
+    return found
+
+
+def number(text: str) -> int:
+    """Return a number above 0."""
+    try:
+        (found,) = numbers(text)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is not one number") from None
     return found
 
 

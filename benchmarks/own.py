@@ -17,6 +17,7 @@ of the last run that waited in the queue; the error is the largest.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -41,8 +42,14 @@ def row(case: Case, device: str, precision: str, counts: Counts) -> Row:
         found.compare(session.run(case.inputs), case)
         last = found.time(lambda: session.run(case.inputs), counts)
         found.compare(last, case)
+        found.note = _granted(session.report.notes)
     _device_times(found, case, device, precision, counts)
     return found
+
+
+def _granted(notes: Sequence[str]) -> str:
+    """Return what a report says of a precision that was computed as another; each note begins with the device."""
+    return "; ".join(note.partition(": ")[2] for note in notes if "was computed as" in note)
 
 
 def _tuned(session: weft.Session) -> int:
@@ -69,7 +76,7 @@ def _device_times(found: Row, case: Case, device: str, precision: str, counts: C
         busy.clear()
         found.compare(timed_result(sample, replace(counts.at_once, one_core=False)).last, case)
     if len(spans) != len(busy):
-        found.note = "the device gives no times"
+        found.note = "; ".join(filter(None, (found.note, "the device gives no times")))
         return
     found.device_ms, found.device_p90_ms = middle(spans)
     found.more["busy_ms"] = float(np.median(busy))

@@ -30,7 +30,7 @@ from typing import Any
 import onnx
 
 from benchmarks import models
-from benchmarks.facts import variables
+from benchmarks.facts import command, variables
 from benchmarks.options import output, words
 
 FIRST, SECOND = 10.0, 1.0
@@ -183,7 +183,7 @@ def _facts() -> dict[str, object]:
 
     return {
         "date": str(date.today()),
-        "command": f"python -m benchmarks.startup {' '.join(sys.argv[1:])}",
+        "command": command("benchmarks.startup"),
         "weft": weft.__version__,
         "python": platform.python_version(),
         "not_passed_on": variables(),

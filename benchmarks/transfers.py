@@ -21,11 +21,15 @@ import numpy as np
 
 import weft
 from benchmarks.measure import Array, Counts, timed
+from benchmarks.options import number, numbers, words
 from weft.backends.gpu import streams
 from weft.backends.gpu.creator import GpuCreator
 from weft.core import hostcopy
 from weft.core.pipeline import Pipeline
 from weft.errors import WeftError
+
+STREAMS = ("", "off", "on", "off,on", "on,off")
+"""What `--stream` takes."""
 
 
 @dataclass(frozen=True)
@@ -119,31 +123,36 @@ def _number(number: float, digits: int) -> str:
     return "-" if math.isnan(number) else f"{number:.{digits}f}"
 
 
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return the options of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    known = [creator.id for creator in weft.registry.creators()]
+    parser.add_argument("--devices", type=words(known), default=["vulkan", "opencl"])
+    parser.add_argument("--batch", type=number, default=32)
+    parser.add_argument("--image", type=number, default=224)
+    parser.add_argument("--threads", type=numbers, default=[1, 2, 4, 8, 16])
+    parser.add_argument("--piece", type=number, default=hostcopy.PIECE, help="most bytes that are copied at a time")
+    parser.add_argument("--chunk", type=number, default=streams.CHUNK, help="bytes that are sent together")
+    parser.add_argument("--stream", choices=STREAMS, default="", help="without or with chunks; else as devices do")
+    parser.add_argument("--iterations", type=number, default=200)
+    parser.add_argument("--seconds", type=float, default=1.5, help="of each measurement at most")
+    return parser.parse_args(arguments)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure each device and print its table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--devices", default="vulkan,opencl")
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--image", type=int, default=224)
-    parser.add_argument("--threads", default="1,2,4,8,16")
-    parser.add_argument("--piece", type=int, default=hostcopy.PIECE, help="most bytes that a thread copies at a time")
-    parser.add_argument("--chunk", type=int, default=streams.CHUNK, help="bytes that are sent together")
-    parser.add_argument("--stream", default="", help="off, on, or both: off,on (default: as the device does)")
-    parser.add_argument("--iterations", type=int, default=200)
-    parser.add_argument("--seconds", type=float, default=1.5, help="of each measurement at most")
-    given = parser.parse_args(arguments)
+    given = parse(arguments)
     hostcopy.PIECE, streams.CHUNK = given.piece, given.chunk
     counts = Counts(min(20, given.iterations), given.iterations, given.seconds)
-    threads = [int(n) for n in given.threads.split(",")]
     net = network(given.batch, given.image)
     x = np.random.default_rng(0).standard_normal((given.batch, 3, given.image, given.image)).astype(np.float32)
     print(f"{hostcopy.default_threads()} threads by default, pieces of {given.piece}, chunks of {given.chunk} bytes")
-    for device in given.devices.split(","):
+    for device in given.devices:
         try:
             span = device_ms(device, net, x, counts)
             for mode in given.stream.split(","):
                 name = f"{device} ({'chunks' if stream(device, mode) else 'no chunks'})"
-                show(name, measure(device, net, x, threads, counts), span, x.nbytes)
+                show(name, measure(device, net, x, given.threads, counts), span, x.nbytes)
         except WeftError as e:
             print(f"\n{device}: {e}")
         finally:

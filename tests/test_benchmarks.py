@@ -149,7 +149,7 @@ class Wearing:
         self._session = measure.onnxruntime_session(model)
         self._name = model.graph.input[0].name
         self._left = runs
-        self.profile = Profile()
+        self.profile, self.report = Profile(), SimpleNamespace(notes=())
         self.pipelines = [SimpleNamespace(backend=SimpleNamespace(recording=SimpleNamespace(tuned=7)))]
 
     def __enter__(self) -> Wearing:

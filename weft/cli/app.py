@@ -12,6 +12,7 @@ import typer
 import weft
 from weft import config
 from weft.cli import bench, cache, compare, conformance, devices, doctor, inspect, optimize, run, tune
+from weft.cli.command import WeftCommand
 from weft.cli.console import PlainFormatter, error
 from weft.errors import WeftError
 
@@ -28,15 +29,15 @@ app = typer.Typer(
     help="Run neural networks on the CPU, on OpenCL and on Vulkan.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("run")(run.run)
-app.command("devices")(devices.devices)
-app.command("doctor")(doctor.doctor)
-app.command("bench")(bench.bench)
-app.command("compare")(compare.compare)
-app.command("inspect")(inspect.inspect)
-app.command("optimize")(optimize.optimize)
-app.command("tune")(tune.tune)
-app.command("conformance")(conformance.conformance)
+app.command("run", cls=WeftCommand)(run.run)
+app.command("devices", cls=WeftCommand)(devices.devices)
+app.command("doctor", cls=WeftCommand)(doctor.doctor)
+app.command("bench", cls=WeftCommand)(bench.bench)
+app.command("compare", cls=WeftCommand)(compare.compare)
+app.command("inspect", cls=WeftCommand)(inspect.inspect)
+app.command("optimize", cls=WeftCommand)(optimize.optimize)
+app.command("tune", cls=WeftCommand)(tune.tune)
+app.command("conformance", cls=WeftCommand)(conformance.conformance)
 app.add_typer(cache.app, name="cache")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +13,7 @@ import typer
 
 import weft
 from weft.cli.console import line, note, table, working
+from weft.cli.difference import Difference, difference, not_finite
 from weft.cli.inputs import Preparation, collect
 from weft.cli.measure import Timing, measure, milliseconds
 from weft.cli.model import read_model
@@ -26,7 +27,7 @@ from weft.cli.options import (
     ShapeOption,
     WarmupOption,
 )
-from weft.cli.results import largest_difference, precision_notes
+from weft.cli.results import precision_notes
 from weft.cli.roofline import Peaks, analysed, peaks_of, whole
 from weft.cli.targets import device_orders, parse_pairs, parse_precisions, parse_shapes
 from weft.core.backend import Precision
@@ -54,8 +55,10 @@ def bench(
     """Time a network on each device, from host array to host array.
 
     `load ms` is from the file to a session that is ready to run: reading, planning, compiling (or finding
-    kernels in the cache) and uploading weights. `difference` is the largest from the first row's outputs.
+    kernels in the cache) and uploading weights. `difference` is the largest from the first row's outputs;
+    numbers that are not finite are counted.
     Notes below the table say where a precision was not granted; with --json each row has all notes of its run.
+    After Ctrl-C the rows that were finished are printed.
     A profile sets each time against the node's operations and bytes: `roofline` is the share of what the
     device's datasheet allows, where the device is known.
     """
@@ -64,16 +67,34 @@ def bench(
     arrays, remarks = collect(graph, files, parse_shapes(shape), Preparation())
     for remark in remarks:
         note(remark)
+    order = [(names, each) for names in device_orders(device) for each in parse_precisions(precision)]
     rows: list[dict[str, Any]] = []
-    reference: list[Array] | None = None
-    for names in device_orders(device):
-        for each in parse_precisions(precision):
-            row, outputs = _time(model, names, each, arrays, (iterations, warmup))
-            reference = outputs if reference is None else reference
-            rows.append({**row, "difference": largest_difference(outputs, reference)})
-            if profile:
-                rows[-1]["events"] = _events(model, names, each, arrays, warmup)
+    try:
+        for row in _rows(model, order, arrays, (iterations, warmup), profile):
+            rows.append(row)
+    except KeyboardInterrupt:
+        if rows:
+            _print(model, rows, as_json)
+        raise
     _print(model, rows, as_json)
+
+
+def _rows(
+    model: Path,
+    order: list[tuple[list[str], Precision]],
+    arrays: Mapping[str, Array],
+    times: tuple[int, int],
+    profile: bool,
+) -> Iterator[dict[str, Any]]:
+    """Measure one device and precision after the other, and yield the row of each."""
+    reference: list[Array] | None = None
+    for names, each in order:
+        row, outputs = _time(model, names, each, arrays, times)
+        reference = outputs if reference is None else reference
+        row |= _apart(outputs, reference)
+        if profile:
+            row["events"] = _events(model, names, each, arrays, times[1])
+        yield row
 
 
 def _time(
@@ -119,6 +140,13 @@ def _times(timing: Timing) -> dict[str, Any]:
     }
 
 
+def _apart(outputs: list[Array], reference: list[Array]) -> dict[str, Any]:
+    """Return the difference, None in JSON where a number is finite in one run and not in the other."""
+    found = difference(outputs, reference)
+    facts = {"not_finite": sum(map(not_finite, outputs)), "not_finite_unlike": found.unlike}
+    return {"difference": None if found.unlike else found.largest, **facts}
+
+
 def _print(model: Path, rows: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         facts = {
@@ -140,7 +168,7 @@ def _print(model: Path, rows: list[dict[str, Any]], as_json: bool) -> None:
                 row["precision"],
                 ", ".join(f"{d} {n}" for d, n in row["nodes"].items()),
                 *(f"{row[c]:.3f}" for c in columns),
-                f"{row['difference']:.1e}",
+                Difference(row["difference"] or 0.0, row["not_finite"], row["not_finite_unlike"]).text(".1e"),
             )
             for row in rows
         ],

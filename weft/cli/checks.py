@@ -124,8 +124,8 @@ def _compiler(needed: bool) -> Check:
     except WeftError as e:
         return Check(name, FAIL, e.what, e.fix)
     if shipped:
-        return Check(name, ABSENT, brought, f"for kernels beyond those: {glslang.INSTALL_HINT}")
-    return Check(name, FAIL if needed else ABSENT, f"none; {brought}", f"for Vulkan: {glslang.INSTALL_HINT}")
+        return Check(name, ABSENT, brought, f"for kernels beyond those: {glslang.advice()}")
+    return Check(name, FAIL if needed else ABSENT, f"none; {brought}", f"for Vulkan: {glslang.advice()}")
 
 
 def _device(info: DeviceInfo) -> Check:

@@ -9,10 +9,11 @@ import numpy as np
 import typer
 
 from weft.cli.console import line, note, table, working
+from weft.cli.difference import difference, not_finite
 from weft.cli.inputs import Preparation, collect
 from weft.cli.model import read_model
 from weft.cli.options import BackendPathOption, DeviceOption, InputOption, ModelArgument, ShapeOption
-from weft.cli.results import largest_difference, precision_notes
+from weft.cli.results import precision_notes
 from weft.cli.targets import device_orders, parse_pairs, parse_shapes
 from weft.core.backend import Precision
 from weft.core.graph import Graph, bind
@@ -38,8 +39,9 @@ def compare(
 ) -> None:
     """Run a network on two devices and compare every value on the way.
 
-    So that they can be seen, all values are outputs here: nodes are not fused as they are in a usual run. Two
-    runs on the same device at the same precision are refused.
+    So that they can be seen, all values are outputs here: nodes are not fused as they are in a usual run. A
+    number that is finite on one side only is a difference; where numbers that are not finite begin is said below.
+    Two runs on the same device at the same precision are refused.
     """
     graph = read_model(model)
     orders = _two_runs(device, precision)
@@ -48,11 +50,11 @@ def compare(
     for remark in remarks:
         note(remark)
     shown = _expose(run_passes(bind(graph, {name: a.shape for name, a in arrays.items()})))
-    first, second = (
-        _values(shown, names, arrays, level)
-        for names, level in zip(orders, (Precision.HIGH, precision), strict=True)
-    )
+    levels = (Precision.HIGH, precision)
+    first, second = (_values(shown, names, arrays, p) for names, p in zip(orders, levels, strict=True))
     _print(shown, first, second, threshold)
+    labels = (f"{_label(names)} at precision {p.value}" for names, p in zip(orders, levels, strict=True))
+    _say_not_finite(shown, arrays, dict(zip(labels, (first, second), strict=True)))
 
 
 def _two_runs(device: str, precision: Precision) -> list[list[str]]:
@@ -99,20 +101,53 @@ def _values(
 
 
 def _print(graph: Graph, first: Mapping[str, Array], second: Mapping[str, Array], threshold: float) -> None:
+    """Print a row for each value that differs, and what became of all of them."""
     rows, worst = [], 0.0
     for node in graph.nodes:
         for name in filter(None, node.outputs):
-            difference = largest_difference([second[name]], [first[name]])
-            finite = np.abs(first[name][np.isfinite(first[name])]) if first[name].size else first[name]
-            reach = float(finite.max()) if finite.size else 0.0
-            relative = difference / reach if reach else difference
+            found = difference([second[name]], [first[name]])
+            reach = _range(first[name])
+            relative = found.largest / reach if reach else found.largest
             worst = max(worst, relative)
-            if not relative <= threshold:
-                rows.append(
-                    (node.name, node.op.type, name, f"{reach:.3g}", f"{difference:.2e}", f"{relative:.2e}")
-                )
+            if found.unlike or not relative <= threshold:
+                share = "-" if found.unlike else f"{relative:.2e}"
+                rows.append((node.name, node.op.type, name, f"{reach:.3g}", found.text(".2e"), share))
     numbers = ("range", "difference", "relative")
     table(("node", "op", "value", *numbers), rows, numbers=numbers)
-    line(
-        f"{len(rows)} of {len(first)} values differ by more than {threshold:g}; the largest is {worst:.2e} of the range"
-    )
+    whole = difference(list(second.values()), list(first.values()))
+    said = f"{len(rows)} of {len(first)} values differ by more than {threshold:g}; "
+    if whole.alike + whole.unlike == sum(v.size for v in first.values()) > 0:
+        line(f"{said}no number is finite on both sides")
+    else:
+        where = " where both sides are finite" if whole.alike or whole.unlike else ""
+        line(f"{said}the largest is {worst:.2e} of the range{where}")
+    if whole.alike:
+        line(f"{whole.alike} numbers in all are not finite on both sides, and the same there")
+    if whole.unlike:
+        line(f"{whole.unlike} numbers in all are finite on one side only, or not finite in another way")
+
+
+def _range(values: Array) -> float:
+    """Return the largest absolute number of those that are finite."""
+    finite = np.abs(values[np.isfinite(values)])
+    return float(finite.max()) if finite.size else 0.0
+
+
+def _say_not_finite(
+    graph: Graph, arrays: Mapping[str, Array], sides: Mapping[str, Mapping[str, Array]]
+) -> None:
+    """Say which inputs hold numbers that are not finite, and where such numbers begin on each side."""
+    for name, array in arrays.items():
+        if not_finite(array):
+            line(f"the input {name!r} has {not_finite(array)} of {array.size} numbers that are not finite")
+    if not any(not_finite(a) for values in sides.values() for a in values.values()):
+        return
+    for label, values in sides.items():
+        found = ((node, name) for node in graph.nodes for name in node.outputs if name and not_finite(values[name]))
+        begin = next(found, None)
+        if begin is None:
+            line(f"{label}: all numbers are finite")
+            continue
+        node, name = begin
+        count = f"{not_finite(values[name])} of {values[name].size} of {name!r}"
+        line(f"{label}: numbers that are not finite begin at node {node.name!r} ({node.op.type}): {count}")

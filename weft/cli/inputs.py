@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,10 +14,19 @@ from weft.core.dtypes import DType
 from weft.core.graph import Graph
 from weft.core.layout import Array, Shape
 from weft.core.tensor import TensorSpec
-from weft.errors import ConfigError, InputError
+from weft.errors import ConfigError, InputError, WeftError
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 SEED = 0
 _PICTURE_CHANNELS = (1, 3)
+_CUT_OFF = ("EOF: reading array", "Failed to read all data", "cannot reshape")
+"""What numpy says of a file whose beginning is that of an array and whose end is missing."""
+_DEEP = ("I;16", "I;16L", "I;16B", "I;16N")
+"""pillow's modes of grey pictures of 16 bits, which it would clip to 8."""
+_SHARE_OF_DEEP = 257
+"""65535 / 255."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,35 +73,58 @@ def collect(
         spec = graph.specs[name]
         if name in shapes:
             spec = TensorSpec(shapes[name], spec.dtype)
-        if name in files:
-            arrays[name] = read(Path(files[name]), spec, how)
-        else:
-            arrays[name] = _random(spec, rng)
+        try:
+            arrays[name] = read(Path(files[name]), spec, how) if name in files else _random(spec, rng)
+        except MemoryError as e:
+            raise MemoryError(f"for the input {name!r}: {e}") from None
+        if name not in files:
             filled = TensorSpec(arrays[name].shape, spec.dtype)
             remarks.append(f"no --input for {name!r}: random numbers, {filled}, seed {SEED}")
+        elif name in shapes and arrays[name].shape != shapes[name]:
+            raise _contradiction(name, shapes[name], files[name], arrays[name].shape)
     return arrays, remarks
+
+
+def _contradiction(name: str, shape: Shape, file: str, found: Shape) -> InputError:
+    wanted, there = (",".join(map(str, sizes)) for sizes in (shape, found))
+    return InputError(
+        f"--shape and --input contradict each other for {name!r}",
+        why=f"--shape {name}={wanted}, and {file} has the shape {there}",
+        fix=f"leave --shape {name}={wanted} out, or give an array of that shape",
+    )
 
 
 def _random(spec: TensorSpec, rng: np.random.Generator) -> Array:
     """Return floats in 0..1, integers of 0 and 1; dimensions that are not bound are 1."""
     shape = tuple(d if isinstance(d, int) else 1 for d in spec.shape)
+    dtype = spec.dtype.numpy
     try:
-        numbers = rng.random(shape) if spec.dtype.is_float else rng.integers(0, 2, shape)
+        if not spec.dtype.is_float:
+            return np.asarray(rng.integers(0, 2, shape, dtype))
+        numbers = rng.random(shape, np.float32 if dtype.itemsize <= 4 else np.float64)
     except ValueError as e:  # sizes from 0 on: more of them than an array can have
         raise MemoryError(f"no array has the shape {shape}: {e}") from None
-    return numbers.astype(spec.dtype.numpy)
+    return numbers.astype(dtype, copy=False)
 
 
 def read(path: Path, spec: TensorSpec, how: Preparation) -> Array:
     """Return the array in a .npy file, or a picture as the network's input."""
+    if path.is_dir():
+        raise InputError(f"{path} is a folder", fix="name one of its files in --input")
     if not path.is_file():
         raise InputError(f"there is no file {path}", fix="check --input")
+    if path.suffix.lower() == ".npz":
+        raise InputError(
+            f"{path} is an archive of arrays, and an input is one", fix="save one array with numpy.save, as .npy"
+        )
     if path.suffix.lower() == ".npy":
         try:
             # Unlike numpy.load, this has one error for all that is no array, an empty file too.
             with path.open("rb") as file:
                 return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
         except ValueError as e:
+            if str(e).startswith(_CUT_OFF):
+                raise InputError(f"{path} is cut off", why=str(e), fix="copy or write the file once more") from None
             raise InputError(f"{path} is not an array", why=str(e), fix="write it with numpy.save") from None
         except OSError as e:
             raise _unreadable(path, e) from None
@@ -115,13 +148,14 @@ def _picture(path: Path, spec: TensorSpec, how: Preparation) -> Array:
         ) from None
     axis = _channel_axis(spec.shape, path)
     height, width = (spec.shape[a] for a in range(-3, 0) if a != axis)
+    channels = 1 if spec.shape[axis] == 1 else 3
     try:
         with Image.open(path) as opened:
-            picture = opened.convert("L" if spec.shape[axis] == 1 else "RGB")
-    except (UnidentifiedImageError, OSError) as e:
-        if e.errno is not None:  # of the file; what pillow says of its content has none
-            raise _unreadable(path, e) from None
-        raise InputError(f"{path} is neither a picture nor a .npy file", why=str(e)) from None
+            picture = _in_bytes(opened, path, channels == 1)
+    except (WeftError, MemoryError):
+        raise
+    except Exception as e:  # of damaged content pillow raises what it likes
+        raise _no_picture(path, e, isinstance(e, UnidentifiedImageError)) from None
     size = (
         width if isinstance(width, int) else picture.width,
         height if isinstance(height, int) else picture.height,
@@ -129,7 +163,33 @@ def _picture(path: Path, spec: TensorSpec, how: Preparation) -> Array:
     if picture.size != size:
         picture = picture.resize(size, Image.Resampling.BILINEAR)
     pixels = np.asarray(picture, np.float32).reshape(size[1], size[0], -1)
+    pixels = np.broadcast_to(pixels, (*pixels.shape[:2], channels))
     return _arrange(pixels, spec, axis, how)
+
+
+def _no_picture(path: Path, error: Exception, unknown: bool) -> InputError:
+    if isinstance(error, OSError) and error.errno is not None:  # of the file; what pillow says of its content has none
+        return _unreadable(path, error)
+    if unknown:
+        what, fix = f"{path} is neither a picture nor a .npy file", "name one of these in --input"
+    else:
+        what, fix = f"the picture {path} is damaged or cut off", "copy or write the file once more"
+    return InputError(what, why=str(error), fix=fix)
+
+
+def _in_bytes(opened: Image.Image, path: Path, grey: bool) -> Image.Image:
+    """Return a picture with values in 0..255; a grey one of 16 bits has one channel then, of floats."""
+    from PIL import Image
+
+    if opened.mode in _DEEP:
+        return Image.fromarray(np.asarray(opened).astype(np.float32) / _SHARE_OF_DEEP)
+    if opened.mode in ("I", "F"):
+        raise InputError(
+            f"the range of the picture {path} is not known",
+            why=f"its values are {'integers' if opened.mode == 'I' else 'floats'} of 32 bits",
+            fix="save it with 8 or 16 bits, or prepare the array yourself and pass it as a .npy file",
+        )
+    return opened.convert("L" if grey else "RGB")
 
 
 def _channel_axis(shape: Sequence[int | str], path: Path) -> int:

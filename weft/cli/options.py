@@ -21,7 +21,7 @@ DeviceOption = Annotated[
     typer.Option(
         "--device",
         "-d",
-        help='Devices, one after the other: "vulkan,cpu". "vulkan+opencl" is one run in which OpenCL takes '
+        help='Devices, one after the other with commas: "vulkan,cpu". "vulkan+opencl" is one run in which OpenCL takes '
         'what Vulkan does not. "all" is every device found.',
     ),
 ]

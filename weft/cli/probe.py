@@ -10,7 +10,7 @@ from signal import Signals
 
 import numpy as np
 
-from weft.cli.results import largest_difference
+from weft.cli.difference import difference
 from weft.core.dtypes import DType
 from weft.core.graph import Graph, Node
 from weft.core.registry import registry
@@ -74,7 +74,7 @@ def _run(device: str) -> dict[str, object]:
     x = np.random.default_rng(1).standard_normal(SHAPE).astype(np.float32)
     try:
         with load(graph, "cpu") as cpu, load(graph, device, fallback="error") as session:
-            return {"difference": largest_difference(session.run(x), cpu.run(x))}
+            return {"difference": difference(session.run(x), cpu.run(x)).bound}
     except UnsupportedOps as e:
         return {"what": e.what, "problems": e.problems}
     except WeftError as e:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from weft.cli.console import line
+from weft.cli.difference import not_finite
 from weft.cli.targets import parse_pairs
 from weft.core.layout import Array
 from weft.errors import ConfigError, InputError
@@ -43,8 +45,11 @@ def read_labels(path: Path) -> tuple[str, ...]:
     """Return the names in a file of one a line, `name` or `index,name`."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as e:
-        raise InputError(f"the labels in {path} cannot be read", why=str(e)) from None
+    except OSError as e:
+        why, fix = e.strerror or str(e), "name a file of one class a line in --labels"
+        raise InputError(f"the labels in {path} cannot be read", why=why, fix=fix) from None
+    except UnicodeDecodeError as e:
+        raise InputError(f"the labels in {path} are no text", why=str(e), fix="save the file as UTF-8") from None
     return tuple(re.sub(r"^\d+,", "", text).strip() for text in lines)
 
 
@@ -66,8 +71,9 @@ def summary(name: str, output: Array) -> str:
         finite = output[np.isfinite(output)] if output.dtype.kind == "f" else output
         if finite.size:
             text += f", {finite.min():.6g} to {finite.max():.6g}"
-        if finite.size < output.size:
-            text += f", {output.size - finite.size} not finite"
+        strange = not_finite(output)
+        if strange:
+            text += f", {strange} not finite"
     return text
 
 
@@ -75,19 +81,6 @@ def precision_notes(device: str, precision: str, notes: Sequence[str]) -> list[s
     """Return what of a report's notes is about precision, each behind the device and the precision of the run."""
     own = f"{device.removesuffix(':0')}: "
     return [f"{device}, {precision}: {n.removeprefix(own)}" for n in notes if "precision" in n or "float16" in n]
-
-
-def largest_difference(outputs: Sequence[Array], reference: Sequence[Array]) -> float:
-    """Return the largest absolute difference over all outputs; NaN where one of two is not a number."""
-    return max((_difference(a, b) for a, b in zip(outputs, reference, strict=True)), default=0.0)
-
-
-def _difference(a: Array, b: Array) -> float:
-    if not a.size:
-        return 0.0
-    with np.errstate(invalid="ignore"):
-        apart = np.abs(a.astype(np.float64) - b.astype(np.float64))
-    return float(np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, apart).max())
 
 
 @dataclass
@@ -112,26 +105,49 @@ class Writer:
             )
         return cls(Path(folders[0]) if folders else None, parse_pairs(named, "--output", "y=out.npy"))
 
-    def write(self, outputs: Mapping[str, Array], prefix: str = "") -> list[Path]:
-        """Write the outputs, and return the files; `prefix` tells those of several runs apart."""
-        unknown = [name for name in self.files if name not in outputs]
+    def prepare(self, names: Sequence[str]) -> None:
+        """Make the folders for outputs of these names; InputError if there is something that cannot be written."""
+        unknown = [name for name in self.files if name not in names]
         if unknown:
             raise InputError(
                 f"the network has no output {', '.join(map(repr, unknown))}",
-                why=f"its outputs are {', '.join(outputs)}",
+                why=f"its outputs are {', '.join(names)}",
+                fix="name one of these in --output, or a folder for all",
             )
-        targets = {name: Path(file) for name, file in self.files.items()}
-        if self.folder:
-            for name in outputs:
-                targets.setdefault(name, self.folder / f"{prefix}{file_name(name)}.npy")
-        for name, path in targets.items():
+        for path in map(Path, self.files.values()):
+            if path.is_dir():
+                fix = f"name a file in it, or write --output {path} for all outputs"
+                raise InputError(f"{path} is a folder, and one output is a file", fix=fix)
+        for path in dict.fromkeys(self._targets(names).values()):
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
+                with path.open("ab") if path.exists() else tempfile.TemporaryFile(dir=path.parent):
+                    pass
+            except OSError as e:
+                raise _not_written(path, e) from None
+
+    def write(self, outputs: Mapping[str, Array], prefix: str = "") -> list[Path]:
+        """Write the outputs, and return the files; `prefix` tells those of several runs apart."""
+        targets = self._targets(list(outputs), prefix)
+        for name, path in targets.items():
+            try:
                 with path.open("wb") as f:
                     np.save(f, outputs[name])
             except OSError as e:
-                raise InputError(f"output {name!r} cannot be written", where=str(path), why=str(e)) from None
+                raise _not_written(path, e) from None
         return list(targets.values())
+
+    def _targets(self, names: Sequence[str], prefix: str = "") -> dict[str, Path]:
+        targets = {name: Path(file) for name, file in self.files.items()}
+        if self.folder:
+            for name in names:
+                targets.setdefault(name, self.folder / f"{prefix}{file_name(name)}.npy")
+        return targets
+
+
+def _not_written(path: Path, error: OSError) -> InputError:
+    fix = "check its permissions, or name another place in --output"
+    return InputError(f"{path} cannot be written", why=error.strerror or str(error), fix=fix)
 
 
 def file_name(name: str) -> str:

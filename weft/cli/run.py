@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.cli.console import line, note, working
+from weft.cli.difference import difference
 from weft.cli.inputs import Preparation, collect
 from weft.cli.measure import Timing, measure
 from weft.cli.options import (
@@ -29,7 +30,7 @@ from weft.cli.options import (
     TopOption,
     WarmupOption,
 )
-from weft.cli.results import Ranking, Writer, file_name, largest_difference, summary
+from weft.cli.results import Ranking, Writer, file_name, summary
 from weft.cli.targets import device_orders, parse_hints, parse_pairs, parse_shapes
 from weft.core.backend import Precision
 from weft.core.graph import Graph
@@ -72,8 +73,9 @@ def run(
     options = {"precision": precision, "fallback": "error" if strict else "cpu", "hints": parse_hints(hint)}
     source, graph, orders = _read(model, device, options)
     writer, ranking = Writer.parse(output, len(orders)), Ranking.parse(top, labels, softmax)
-    files = parse_pairs(inputs, "--input", "x=picture.png")
-    arrays, remarks = collect(graph, files, parse_shapes(shape), Preparation.parse(mean, scale, bgr))
+    files, how = parse_pairs(inputs, "--input", "x=picture.png"), Preparation.parse(mean, scale, bgr)
+    arrays, remarks = collect(graph, files, parse_shapes(shape), how)
+    writer.prepare(graph.outputs)
     for remark in remarks:
         note(remark)
     first: Run | None = None
@@ -144,8 +146,7 @@ def _show(done: Run, graph: Graph, ranking: Ranking | None, first: Run | None) -
         if ranking:
             ranking.show(output)
     if first:
-        line(
-            f"  largest difference from {first.label}: {largest_difference(done.outputs, first.outputs):.3g}"
-        )
+        apart = difference(done.outputs, first.outputs).text(".3g")
+        line(f"  largest difference from {first.label}: {apart}")
     for text in str(done.report).splitlines():
         line(f"  {text}", "dim")

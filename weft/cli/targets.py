@@ -40,6 +40,12 @@ def parse_pairs(given: Sequence[str] | None, option: str, example: str) -> dict[
             raise ConfigError(
                 f"{option} {text!r} is not NAME=VALUE", fix=f"write, for instance, {option} {example}"
             )
+        if name in pairs:
+            raise ConfigError(
+                f"{name!r} is given twice",
+                where=f"{option} {name}={pairs[name]} and {option} {text}",
+                fix=f"keep one {option} for {name!r}",
+            )
         pairs[name] = value
     return pairs
 

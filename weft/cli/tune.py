@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from weft import config
+from weft.cli.command import INTERRUPTED
 from weft.cli.console import error, line, note, table, working
 from weft.cli.inputs import Preparation, collect
 from weft.cli.model import read_model
@@ -111,7 +112,7 @@ def _tune(
             rows = tune_pipelines(session.pipelines, budget=effort[0], again=effort[1], progress=progress)
     except KeyboardInterrupt:
         _say_interrupted(found, effort[1])
-        raise
+        raise typer.Exit(INTERRUPTED) from None
     if not rows:
         why = "there is nothing to choose from" if found else f"there is nothing to tune on {ran_on}: only GPUs choose"
         line(f"{label}: {why}")

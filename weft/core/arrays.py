@@ -105,6 +105,12 @@ def take_outputs(
         problems = [f"there is no output {n!r}" for n in outputs if n not in names]
         given = [outputs.get(n) for n in names]
     else:
+        if isinstance(outputs, np.ndarray):
+            raise InputError(
+                "a bare array was given for the outputs",
+                why="its elements would be taken for one output each",
+                fix="put it in a list: outputs=[array]",
+            )
         given = list(outputs)
         if len(given) != len(names):
             raise InputError(
@@ -119,7 +125,12 @@ def take_outputs(
     if not problems:
         problems = list(_shared(names, given))
     if problems:
-        raise InputError("the arrays for the outputs do not fit", why="; ".join(problems))
+        wanted = ", ".join(f"{n!r}: {specs[n]}" for n in names)
+        raise InputError(
+            "the arrays for the outputs do not fit",
+            why="; ".join(problems),
+            fix=f"give writable arrays apart from each other, or None: {wanted}",
+        )
     return given
 
 

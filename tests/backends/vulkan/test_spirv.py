@@ -50,6 +50,7 @@ def test_no_compiler_says_which_to_install(monkeypatch: pytest.MonkeyPatch) -> N
         spirv.spirv_for(unseen("no compiler"))
     for hint in ("pip install slangpy", "GLSLANG_LIBRARY", "glslang-tools", "WEFT_NO_COMPILER"):
         assert hint in str(caught.value)
+    assert caught.value.fix.startswith("unset WEFT_NO_COMPILER")
 
 
 def test_the_disk_cache_spares_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:

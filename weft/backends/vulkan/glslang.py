@@ -205,6 +205,13 @@ def _library(path: str) -> LibraryCompiler:
     return LibraryCompiler(path)
 
 
+def advice() -> str:
+    """Return what to do where `find_compiler` finds none."""
+    if config.glsl_compiler_disabled():
+        return f"unset WEFT_NO_COMPILER; where no compiler is there then, {INSTALL_HINT}"
+    return INSTALL_HINT
+
+
 def find_compiler() -> Compiler | None:
     """Return the best compiler on this machine, or None if there is none or `WEFT_NO_COMPILER=1`."""
     if config.glsl_compiler_disabled():

@@ -32,7 +32,7 @@ def build(target: Path, requests: Iterable[KernelRequest] | None = None) -> int:
     """Compile the standard kernels (or those given) into a zip, equal for equal input; return their number."""
     compiler = glslang.find_compiler()
     if compiler is None:
-        raise CompileError("there is no GLSL compiler to build the kernels with", fix=glslang.INSTALL_HINT)
+        raise CompileError("there is no GLSL compiler to build the kernels with", fix=glslang.advice())
     dialect = GlslDialect()
     sources = {}
     for request in standard_requests() if requests is None else requests:

@@ -76,7 +76,7 @@ def spirv_for(source: KernelSource) -> bytes:
             where=f"the SPIR-V of kernel {source.entry} ({source.digest})",
             why="it is not among the shipped kernels, not in the disk cache, and no compiler was found"
             + (" (WEFT_NO_COMPILER=1 forbids to look for one)" if config.glsl_compiler_disabled() else ""),
-            fix=glslang.INSTALL_HINT,
+            fix=glslang.advice(),
         )
     spirv = compiler.compile(source.text, source.entry)
     cache.put(key, spirv)

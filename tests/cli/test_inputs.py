@@ -1,0 +1,114 @@
+"""What the command line feeds to a network: pictures, arrays, random numbers, and what is wrong with them."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import helper
+from PIL import Image
+
+from tests.cli.driver import Cli, double, write_model
+from weft.cli.inputs import Preparation, collect, read
+from weft.core.dtypes import DType
+from weft.core.graph import Graph
+from weft.core.tensor import TensorSpec
+from weft.errors import InputError
+
+
+def spec(*shape: int, dtype: DType = DType.FLOAT32) -> TensorSpec:
+    return TensorSpec(shape, dtype)
+
+
+@pytest.mark.parametrize("name", ["x.png", "x.tif"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_grey_picture_of_16_bits_is_scaled(tmp_path: Path, name: str, channels: int) -> None:
+    deep = np.array([[0, 257], [32896, 65535]], np.uint16)
+    Image.fromarray(deep).save(tmp_path / name)
+    found = read(tmp_path / name, spec(1, channels, 2, 2), Preparation())
+    assert np.array_equal(found, np.broadcast_to(np.array([[0, 1], [128, 255]], np.float32), (1, channels, 2, 2)))
+    assert read(tmp_path / name, spec(1, 5, 4, channels), Preparation()).max() == 255
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.float32])
+def test_a_picture_of_unknown_range_is_refused(tmp_path: Path, dtype: type) -> None:
+    Image.fromarray(np.zeros((4, 4), dtype)).save(tmp_path / "x.tif")
+    with pytest.raises(InputError, match=r"range of the picture .* is not known") as caught:
+        read(tmp_path / "x.tif", spec(1, 3, 4, 4), Preparation())
+    assert "8 or 16 bits" in caught.value.fix and ".npy" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    "arguments", [("-i", "x=a.npy", "-i", "x=b.npy"), ("--shape", "x=1,4", "--shape", "x=2,4"),
+                  ("-o", "x=a.npy", "-o", "x=b.npy"), ("--hint", "x=cpu", "--hint", "x=opencl")],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_name_is_given_once(cli: Cli, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    said = cli("run", double(tmp_path / "m.onnx"), "-d", "cpu", *arguments, status=2).err
+    assert "error: 'x' is given twice" in said and "next: keep one --" in said
+    assert arguments[1] in said and arguments[3] in said
+
+
+@pytest.mark.parametrize(
+    "given", [("-d", "cpu", "--device=opencl"), ("--precision", "high", "--precision", "low"),
+              ("--iterations", "1", "--iterations", "1")], ids=" ".join,
+)  # fmt: skip
+def test_an_option_is_given_once(cli: Cli, tmp_path: Path, given: tuple[str, ...]) -> None:
+    name = {"-d": "--device"}.get(given[0], given[0])
+    said = cli("bench", double(tmp_path / "m.onnx"), *given, status=2).err
+    assert f"error: {name} is given twice" in said
+    assert ("next: give it once, with commas between several" in said) == (name != "--iterations")
+
+
+def test_a_shape_that_contradicts_the_array(cli: Cli, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((2, 4), np.float32))
+    given = ("run", double(tmp_path / "m.onnx"), "-d", "cpu", "-i", f"x={tmp_path / 'x.npy'}", "--shape")
+    said = cli(*given, "x=3,4", status=2).err
+    assert "--shape x=3,4, and" in said and "x.npy has the shape 2,4" in said and "next: leave --shape" in said
+    assert "float32[2x4]" in cli(*given, "x=2,4").out
+
+
+def test_a_file_that_is_no_input_is_answered_with_advice(tmp_path: Path) -> None:
+    folder, archive, cut, picture = (tmp_path / name for name in ("a.npy", "b.npz", "c.npy", "d.png"))
+    folder.mkdir()
+    np.savez(archive, x=np.zeros(4))
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(picture)
+    picture.write_bytes(picture.read_bytes()[:1000])
+    for path, said, fix in (
+        (folder, "is a folder", "one of its files"),
+        (archive, "archive of arrays", "save one array with numpy.save"),
+        (picture, "damaged or cut off", "once more"),
+    ):
+        with pytest.raises(InputError, match=said) as caught:
+            read(path, spec(1, 3, 4, 4), Preparation())
+        assert fix in caught.value.fix
+    picture.write_bytes(b"P6 4x 4 255 ")
+    with pytest.raises(InputError, match="damaged or cut off"):
+        read(picture, spec(1, 3, 4, 4), Preparation())
+    np.save(cut, np.zeros((4, 4), np.float32))
+    whole = cut.read_bytes()
+    for count in (20, 140, len(whole) - 1):
+        cut.write_bytes(whole[:count])
+        with pytest.raises(InputError, match="is cut off"):
+            read(cut, spec(4, 4), Preparation())
+
+
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.UINT8, DType.INT64, DType.BOOL])
+def test_random_numbers_take_no_memory_twice(dtype: DType) -> None:
+    graph = Graph("g", ["x"], ["x"], [], {"x": spec(1000, 1000, dtype=dtype)}, {})
+    tracemalloc.start()
+    arrays, _ = collect(graph, {}, {}, Preparation())
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    x = arrays["x"]
+    assert x.dtype == dtype.numpy and 0 <= x.min() < x.max() <= 1
+    assert most < 1.5 * x.nbytes
+
+
+def test_an_input_that_is_too_large_is_named(cli: Cli, tmp_path: Path) -> None:
+    nodes = [helper.make_node("Add", ["first", "second"], ["y"])]
+    model = write_model(tmp_path / "m.onnx", nodes, {"first": (1,), "second": ("n",)}, ["y"])
+    said = cli("run", model, "-d", "cpu", "--shape", f"second={10**15}", status=2).err
+    assert "memory does not suffice" in said and "for the input 'second'" in said and "next: " in said

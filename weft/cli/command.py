@@ -1,0 +1,39 @@
+"""What all commands share: options are given once, unless they may be repeated, and Ctrl-C is answered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+from typer.core import TyperCommand
+
+from weft.cli.console import note
+from weft.errors import ConfigError
+
+INTERRUPTED = 130
+"""The exit status after Ctrl-C, as shells have it."""
+
+
+class WeftCommand(TyperCommand):
+    """A command that refuses an option with a value the second time, and says when it was interrupted."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Return what is left of the arguments; ConfigError if an option is there twice."""
+        _, _, order = self.make_parser(ctx).parse_args(list(args))
+        options = [p for p in order if not getattr(p, "multiple", True) and not getattr(p, "is_flag", False)]
+        for option in options:
+            if options.count(option) > 1:
+                several = "comma" in (getattr(option, "help", None) or "")
+                raise ConfigError(
+                    f"{option.opts[0]} is given twice",
+                    fix="give it once" + (", with commas between several" if several else ""),
+                )
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; Ctrl-C ends it with a word."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            note("interrupted")
+            raise typer.Exit(INTERRUPTED) from None

@@ -1,0 +1,59 @@
+"""How far the outputs of two runs are apart, values that are not finite included."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from weft.core.layout import Array
+
+
+def not_finite(array: Array) -> int:
+    """Return how many elements are infinite or no numbers."""
+    return array.size - int(np.count_nonzero(np.isfinite(array)))
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What tells arrays apart: the largest absolute difference of finite numbers, and the others counted.
+
+    `alike` are the same on both sides, NaN for NaN; `unlike` are finite on one side only, or not the same.
+    """
+
+    largest: float = 0.0
+    alike: int = 0
+    unlike: int = 0
+
+    @property
+    def bound(self) -> float:
+        """Return what no two numbers differ by more than: infinity if some are unlike."""
+        return math.inf if self.unlike else self.largest
+
+    def text(self, form: str) -> str:
+        """Return the difference in a format, with what is not finite in words."""
+        if self.unlike:
+            return f"not finite: {self.unlike} differ"
+        return f"{self.largest:{form}}" + (f", {self.alike} not finite" if self.alike else "")
+
+
+def difference(outputs: Sequence[Array], reference: Sequence[Array]) -> Difference:
+    """Return the difference over all outputs of two runs."""
+    each = [_of_one(a, b) for a, b in zip(outputs, reference, strict=True)]
+    largest = max((d.largest for d in each), default=0.0)
+    return Difference(largest, sum(d.alike for d in each), sum(d.unlike for d in each))
+
+
+def _of_one(a: Array, b: Array) -> Difference:
+    finite = np.isfinite(a) & np.isfinite(b)
+    if finite.all():
+        return Difference(_largest(a, b))
+    strange_a, strange_b = a[~finite], b[~finite]
+    alike = int(np.count_nonzero((strange_a == strange_b) | (np.isnan(strange_a) & np.isnan(strange_b))))
+    return Difference(_largest(a[finite], b[finite]), alike, strange_a.size - alike)
+
+
+def _largest(a: Array, b: Array) -> float:
+    return float(np.abs(a.astype(np.float64) - b.astype(np.float64)).max()) if a.size else 0.0
