@@ -295,8 +295,20 @@ def test_F6_submit_and_wait_are_a_run_in_two_steps(session: weft.Session) -> Non
     session.submit(5 * A, B)
     session.submit({"a": 2 * A, "b": B})
     assert_sums(session.wait(), 2 * A)
-    with pytest.raises(InputError, match="its outputs were taken"):
+    with pytest.raises(InputError, match="none was submitted since outputs were last taken"):
         session.wait()
+
+
+def test_F6_a_run_or_a_resize_ends_what_was_submitted(session: weft.Session) -> None:
+    session.submit(A, B)
+    assert_sums(session.run(2 * A, B), 2 * A)
+    with pytest.raises(InputError, match="outputs were last taken"):
+        session.wait()
+    session.submit(A, B)
+    session.resize({"a": A.shape, "b": B.shape})
+    with pytest.raises(InputError, match="or the session was resized"):
+        session.wait()
+    assert_sums(session.run(A, B))
 
 
 def test_F6_a_caller_may_change_the_inputs_after_submit(session: weft.Session) -> None:

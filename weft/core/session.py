@@ -189,8 +189,8 @@ class Session:
     def submit(self, *inputs: Array | Mapping[str, Array]) -> None:
         """Start a run and return while the device may still be at work; `wait` returns its outputs.
 
-        Where the network is divided over devices, only the last part is left running. A second submit
-        waits for the first, whose outputs are lost.
+        Where the network is divided over devices, only the last part is left running. A second submit, a run or
+        a resize waits for the first, whose outputs are lost.
         """
         with self._lock:
             self._loaded.start(self._accept(inputs))
@@ -201,7 +201,9 @@ class Session:
             self._check_open()
             if not self._loaded.started:
                 raise InputError(
-                    "there is no run to wait for", why="its outputs were taken, or none was started", fix="call submit"
+                    "there is no run to wait for",
+                    why="none was submitted since outputs were last taken or the session was resized",
+                    fix="call submit, and wait before anything else",
                 )
             given = take_outputs(self.graph.outputs, self._loaded.graph.specs, outputs)
             return self._loaded.finish(self.graph.outputs, given)
