@@ -17,6 +17,7 @@ from tests.core.test_large_inputs import STARTS, opened
 from tests.core.test_random_nets_on_devices import assert_right
 from weft.backends.gpu import front, streams
 from weft.backends.gpu.recording import PipelineRecording
+from weft.backends.gpu.tuning import open_problems
 from weft.conformance.cases.table import tolerance
 from weft.core.dtypes import DType
 from weft.core.graph import Graph
@@ -166,6 +167,20 @@ def test_inputs_that_the_caller_puts_there_himself_are_run_all_the_same(device: 
         pipeline.wait()
         got, (want,) = pipeline.port("y").numpy(), outputs(graph, fed)
         np.testing.assert_allclose(got, want, *tolerance(DType.FLOAT32, "reduction"))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_the_parts_leave_to_tuning_counts_for_each_of_them(device: str) -> None:
+    with weft.load(chain(), device=device, fallback="error") as session:
+        recording, (pipeline,) = recorded(session), session.pipelines
+        every = [pick for task in pipeline.tasks for pick in getattr(task.execution, "picks", ())]
+        assert {id(x) for pick in every for x in pick.launches} <= {id(x) for x in recording.planned}
+        for task in pipeline.tasks:
+            execution: Any = task.execution
+            if execution.label in recording.front.nodes and execution.picks:
+                assert len(execution.picks) == recording.front.parts
+        problems = open_problems(session.pipelines)
+        assert sum(problem.nodes for problem in problems) < len(every), "a node is one, in however many parts"
 
 
 @pytest.mark.parametrize("device", DEVICES)
