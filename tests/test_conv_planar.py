@@ -23,9 +23,9 @@ GPUS = ("opencl", "vulkan")
 
 
 def kernels(session: weft.Session) -> list[str]:
-    """Return the templates that a session on one GPU launches."""
-    launches = session.pipelines[0].backend.recording.launches  # type: ignore[attr-defined]
-    return [launch.label.rpartition("/")[2] for launch in launches]
+    """Return the templates that a session on one GPU launches, those of nodes that run in parts once."""
+    launches = session.pipelines[0].backend.recording.planned  # type: ignore[attr-defined]
+    return [label.rpartition("/")[2] for label in dict.fromkeys(launch.label for launch in launches)]
 
 
 def image(channels: int, *, batch: int = 1, readers: int = 1, add: bool = False, kernel: int = 3) -> Graph:
