@@ -12,7 +12,7 @@ import pytest
 
 import weft
 from tests.contract.fakes import Creator, Inputs, Outputs, registered
-from tests.core.nets import Net, branching, feeds, outputs
+from tests.core.nets import Net, branching, chain, feeds, outputs
 from weft.backends.cpu.backend import CpuBackend
 from weft.core.assign import assign
 from weft.core.backend import Backend, BackendInfo
@@ -35,14 +35,6 @@ def only(*types: str) -> type[Backend]:
             return None if op.type in types else f"this one does {' and '.join(types)}, not {op.type}"
 
     return Only
-
-
-def chain(*types: str) -> Graph:
-    net = Net()
-    value = net.input("x", 2, 3)
-    for k, kind in enumerate(types):
-        value = net.add(kind, value, name=f"v{k}")
-    return net.finish(value)
 
 
 # -- A2: reasons -------------------------------------------------------------------------------------------

@@ -9,18 +9,9 @@ import pytest
 
 import weft
 from tests.contract.fakes import mock, mocks
-from tests.core.nets import Net, feeds, outputs
+from tests.core.nets import Net, chain, feeds, outputs
 from weft.core.graph import Graph
 from weft.errors import ConfigError, UnsupportedOps
-
-
-def chain(*types: str) -> Graph:
-    """Return a chain of nodes n_v0, n_v1 ..."""
-    net = Net()
-    value = net.input("x", 2, 3)
-    for k, kind in enumerate(types):
-        value = net.add(kind, value, name=f"v{k}")
-    return net.finish(value)
 
 
 def placement(graph: Graph, hints: Mapping[str, str], order: Sequence[str] = ("one", "two")) -> dict[str, str]:

@@ -13,23 +13,13 @@ from hypothesis import strategies as st
 
 import weft
 from tests.contract.fakes import Mock, Replace, compiled, mock, mocks
-from tests.core.nets import Net, feeds, kinds, outputs
+from tests.core.nets import chain, feeds, kinds, outputs
 from tests.core.random_nets import SLOW, networks
 from weft.core.graph import Graph, Node
 from weft.core.network import prepare_network
 from weft.core.optimized import OptimizedNetwork
 from weft.core.views import OptimizationViews, SubgraphView
 from weft.errors import UnsupportedOps
-
-
-def chain(*types: str) -> Graph:
-    """Return a chain of nodes n_v0, n_v1 ..."""
-    net = Net()
-    value = net.input("x", 2, 3)
-    for k, kind in enumerate(types):
-        value = net.add(kind, value, name=f"v{k}")
-    return net.finish(value)
-
 
 FIVE = ("Relu", "Tanh", "Exp", "Sqrt", "Neg")
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import weft
 from tests.contract.fakes import AsynchronousBackend, mock, mocks
-from tests.core.nets import Net, feeds, outputs
+from tests.core.nets import Net, chain, feeds, outputs
 from tests.core.random_nets import SLOW, networks
 from weft.core.backend import Backend
 from weft.core.graph import Graph, bind
@@ -25,15 +25,6 @@ from weft.errors import BackendError
 
 DEVICE = {"V": "vulkan", "O": "opencl", "C": "cpu"}
 EVERY = ["vulkan", "opencl", "cpu"]
-
-
-def chain(*types: str) -> Graph:
-    """Return a chain of nodes n_v0, n_v1 ..."""
-    net = Net()
-    value = net.input("x", 2, 3)
-    for k, kind in enumerate(types):
-        value = net.add(kind, value, name=f"v{k}")
-    return net.finish(value)
 
 
 def copies(network: OptimizedNetwork) -> list[str]:

@@ -11,8 +11,8 @@ import pytest
 
 import weft
 from tests.contract.fakes import Creator, mock, registered
-from tests.contract.told_contexts import NOTICES, Told, WithContext, chain, network, said, two_backends
-from tests.core.nets import Net, feeds, outputs
+from tests.contract.told_contexts import NOTICES, Told, WithContext, network, said, two_backends
+from tests.core.nets import Net, chain, feeds, outputs
 from weft.core import session as sessions
 from weft.core.runtime import default_runtime
 from weft.core.session import close_forgotten

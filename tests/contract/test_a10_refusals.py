@@ -7,8 +7,8 @@ import pytest
 
 import weft
 from tests.contract.fakes import Mock, registered
-from tests.contract.told_contexts import NOTICES, Heard, WithContext, chain, network, said, two_backends
-from tests.core.nets import feeds, outputs
+from tests.contract.told_contexts import NOTICES, Heard, WithContext, network, said, two_backends
+from tests.core.nets import chain, feeds, outputs
 from weft.errors import BackendError, ExecutionError, InputError, OutOfMemory
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import weft
 from tests.contract.fakes import Creator, Inputs, Mock, Outputs, mock, registered
-from tests.core.nets import Net, feeds, outputs
+from tests.core.nets import chain, feeds, outputs
 from weft.core.backend import Backend, BackendInfo
 from weft.core.graph import Graph
 from weft.core.op import Op
@@ -62,14 +62,6 @@ class WithMemory(Creator):
 def acme() -> Iterator[WithMemory]:
     with registered(creator := WithMemory(mock("Relu", "Tanh")), "acme"):
         yield creator
-
-
-def chain(*types: str, n: int | str = 2) -> Graph:
-    net = Net()
-    value = net.input("x", n, 3)
-    for k, kind in enumerate(types):
-        value = net.add(kind, value, name=f"v{k}")
-    return net.finish(value)
 
 
 def run(session: weft.Session, graph: Graph) -> None:

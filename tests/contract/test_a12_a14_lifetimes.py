@@ -16,7 +16,7 @@ import weft
 from tests.contract.fakes import Creator, Inputs, Interpreted, Mock, Outputs, mock, mocks, registered
 from tests.contract.native_sources import VAULT
 from tests.contract.plugins import ROOT, needs_compiler, write
-from tests.core.nets import Net, branching, feeds, outputs
+from tests.core.nets import Net, branching, chain, feeds, outputs
 from weft.core.backend import Backend, BackendInfo, Execution
 from weft.core.graph import Graph, Node
 from weft.core.op import Op
@@ -27,14 +27,6 @@ from weft.core.views import OptimizationViews, SubgraphView
 from weft.plugins.native_backend import NativeExecution
 
 DEVICES = ("cpu", "opencl", "vulkan")
-
-
-def chain(*types: str, n: int | str = 2) -> Graph:
-    net = Net()
-    value = net.input("x", n, 3)
-    for k, kind in enumerate(types):
-        value = net.add(kind, value, name=f"v{k}")
-    return net.finish(value)
 
 
 # -- A12 -------------------------------------------------------------------------------------------------------

@@ -9,21 +9,12 @@ import pytest
 
 import weft
 from tests.contract.fakes import AsynchronousBackend, Inputs, Mock, Outputs, mock, mocks
-from tests.core.nets import Net, branching, feeds, outputs
+from tests.core.nets import branching, chain, feeds, outputs
 from weft.core.backend import Backend
-from weft.core.graph import Graph
 from weft.core.op import Op
 from weft.errors import ClosedError, ConfigError
 
 DEVICES = ("cpu", "opencl", "vulkan")
-
-
-def chain(*types: str) -> Graph:
-    net = Net()
-    value = net.input("x", 2, 3)
-    for k, kind in enumerate(types):
-        value = net.add(kind, value, name=f"v{k}")
-    return net.finish(value)
 
 
 class Reporting(Mock):

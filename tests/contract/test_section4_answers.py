@@ -10,7 +10,7 @@ import pytest
 
 import weft
 from tests.contract.fakes import Creator, mock, mocks, registered
-from tests.core.nets import Net
+from tests.core.nets import chain
 from weft.backends.cpu.backend import CpuBackend
 from weft.core.assign import Assignment
 from weft.core.backend import Backend
@@ -18,15 +18,6 @@ from weft.core.graph import Graph
 from weft.core.optimizer import optimize_parts
 from weft.core.views import FailedPart, OptimizationViews, SubgraphView, Substitution
 from weft.errors import BackendError, ExecutionError, WeftError
-
-
-def chain(*types: str) -> Graph:
-    net = Net()
-    value = net.input("x", 2, 3)
-    for k, kind in enumerate(types):
-        value = net.add(kind, value, name=f"v{k}")
-    return net.finish(value)
-
 
 X = np.array([[-1, 2, -3], [4, -5, 6]], np.float32)
 

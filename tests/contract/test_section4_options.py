@@ -11,21 +11,13 @@ import pytest
 
 import weft
 from tests.contract.fakes import mock, mocks
-from tests.core.nets import Net
+from tests.core.nets import Net, chain
 from weft.core.graph import Graph
 from weft.core.host import HostBackend
 from weft.errors import BackendError, ConfigError, ModelError, UnsupportedOps
 from weft.models import path
 
 X = np.array([[-1, 2, -3], [4, -5, 6]], np.float32)
-
-
-def chain(*types: str) -> Graph:
-    net = Net()
-    value = net.input("x", 2, 3)
-    for k, kind in enumerate(types):
-        value = net.add(kind, value, name=f"v{k}")
-    return net.finish(value)
 
 
 def weighted() -> Graph:

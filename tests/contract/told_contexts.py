@@ -7,9 +7,8 @@ from contextlib import contextmanager
 
 import weft
 from tests.contract.fakes import Creator, Mock, mock, registered
-from tests.core.nets import Net
+from tests.core.nets import chain
 from weft.core.backend import Backend
-from weft.core.graph import Graph
 
 NOTICES = ("before_load", "after_load", "before_unload", "after_unload")
 
@@ -63,14 +62,6 @@ def two_backends() -> Iterator[tuple[WithContext, WithContext]]:
     one, two = WithContext(mock("Relu"), heard), WithContext(mock(), heard)
     with registered(one, "one"), registered(two, "two"):
         yield one, two
-
-
-def chain(*types: str) -> Graph:
-    net = Net()
-    value = net.input("x", 2, 3)
-    for k, kind in enumerate(types):
-        value = net.add(kind, value, name=f"v{k}")
-    return net.finish(value)
 
 
 def network(device: str | list[str] = "acme") -> weft.OptimizedNetwork:

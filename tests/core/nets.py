@@ -120,3 +120,12 @@ def branching(channels: int = 6, size: int = 5, batch: int = 1) -> Graph:
     pooled = net.add("GlobalAveragePool", both, name="pooled")
     flat = net.add("Flatten", pooled, name="flat")
     return net.finish(net.add("Softmax", flat, name="y"))
+
+
+def chain(*types: str, n: int | str = 2) -> Graph:
+    """Return a chain of nodes n_v0, n_v1 ... of these types, from the input x of n x 3."""
+    net = Net()
+    value = net.input("x", n, 3)
+    for k, kind in enumerate(types):
+        value = net.add(kind, value, name=f"v{k}")
+    return net.finish(value)
