@@ -1,4 +1,4 @@
-"""What the package promises as a whole: light imports, clean layers, complete names, small files."""
+"""What the package promises as a whole: light imports, clean layers, complete names."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ import weft
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "weft"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-CHECKED = sorted(p for folder in ("weft", "benchmarks", "scripts") for p in (ROOT / folder).rglob("*.py"))
-MOST_LINES, MOST_FUNCTION_LINES, MOST_TEMPLATE_LINES = 400, 40, 120
 
 
 def name_of(path: Path) -> str:
@@ -201,35 +199,6 @@ def test_every_module_imports_and_exports_what_it_says() -> None:
             module = importlib.import_module(found.name)
             for name in getattr(module, "__all__", ()):
                 assert hasattr(module, name), f"{found.name} exports {name}"
-
-
-@pytest.mark.parametrize("path", CHECKED, ids=name_of)
-def test_files_and_functions_are_small(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= MOST_LINES
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            assert lines_of(node) <= MOST_FUNCTION_LINES, f"{node.name} has {lines_of(node)} lines"
-
-
-def test_files_of_tests_are_small() -> None:
-    for path in (ROOT / "tests").rglob("*.py"):
-        assert len(path.read_text(encoding="utf-8").splitlines()) <= MOST_LINES, name_of(path)
-
-
-def lines_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Return the lines of a function, its docstring left out."""
-    first = function.body[0]
-    prose = ast.get_docstring(function) is not None and first.end_lineno is not None
-    doc = (first.end_lineno or 0) - first.lineno + 1 if prose else 0
-    return (function.end_lineno or 0) - function.lineno + 1 - doc
-
-
-def test_templates_are_small() -> None:
-    templates = list((PACKAGE / "shaders").glob("*.mako"))
-    assert templates
-    for path in templates:
-        assert len(path.read_text(encoding="utf-8").splitlines()) <= MOST_TEMPLATE_LINES, path.name
 
 
 # -- one door each -------------------------------------------------------------------------------------------
