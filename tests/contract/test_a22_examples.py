@@ -265,6 +265,34 @@ def test_A22_what_onnx_runtime_takes_and_then_fails_is_refused(ort: ModuleType) 
     assert reason(ort, net) == "ONNX Runtime has no Mod of floats with fmod=0"
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+def test_A22_what_overflows_in_onnx_runtime_is_refused_or_right(ort: ModuleType, dtype: str) -> None:
+    """Some versions compute the formula of ONNX for ReduceLogSumExp, which overflows: the value decides."""
+    net = Network("large")
+    net.add_output("y", net.add_layer("ReduceLogSumExp", net.add_input("x", (2, 3), dtype), np.array([1])))
+    x = np.array([[1000, 1000, 1000], [-1000, -1000, -1001]], dtype)
+    with weft.load(net, ["ort", "cpu"]) as session:
+        (y,) = session.run(x)
+        refusals = [why for each in session.report.refusals.values() for why in each.values()]
+    np.testing.assert_allclose(y, [[1001.1], [-999.14]], rtol=1e-3)
+    assert all("wrong for large numbers: it gives" in why for why in refusals)
+
+
+def test_A22_a_version_that_overflows_is_found_by_value(ort: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Naive:
+        """Computes as a version without a kernel for the op does."""
+
+        def run(self, names: None, feeds: dict[str, np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
+            with np.errstate(all="ignore"):
+                return [np.log1p(np.exp(feeds["x0"]))]
+
+    net = Network("large")
+    net.add_output("y", net.add_layer("Softplus", net.add_input("x", (4,))))
+    monkeypatch.setattr(ort, "open_session", lambda model, threads=0: Naive())
+    why = reason(ort, net)
+    assert why == "ONNX Runtime's Softplus of float32 is wrong for large numbers: it gives inf for 1000.0"
+
+
 def test_A22_a_subgraph_that_cannot_be_a_model_fails_with_the_reason(
     ort: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
