@@ -26,10 +26,11 @@ from weft.backends.gpu.creator import GpuCreator
 from weft.backends.gpu.device import Command, CopyCommand, GpuBuffer, GpuDevice, LaunchCommand, MemoryKind
 from weft.core.dtypes import DType
 from weft.core.layout import Array
-from weft.errors import ClosedError, CompileError, DeviceError, DeviceLost, OutOfMemory
+from weft.errors import ClosedError, DeviceError, DeviceLost, OutOfMemory
 from weft.kernels.cache import DiskCache
 from weft.kernels.dialect import Dialect, KernelParts
 from weft.kernels.launch import DeviceCaps
+from weft.kernels.refused import kernel_refused
 from weft.kernels.source import Arg, KernelSource
 
 driver: Any = None
@@ -157,9 +158,8 @@ def build(entry: str, text: str, architecture: str) -> bytes:
         if code.value:
             log = bytes(call(nvrtc.nvrtcGetProgramLogSize, program))
             call(nvrtc.nvrtcGetProgramLog, program, log)
-            lines = "\n".join(f"{i:5} | {line}" for i, line in enumerate(text.splitlines(), 1))
-            why = f"{log.decode(errors='replace').strip(chr(0)) or code.name}\nsource:\n{lines}"
-            raise CompileError(f"kernel {entry} does not compile for {architecture}", where="NVRTC", why=why)
+            said = log.decode(errors="replace").strip(chr(0)) or code.name
+            raise kernel_refused(entry, text, said, where=f"NVRTC for {architecture}", suffix=".cu")
         image = bytes(call(nvrtc.nvrtcGetCUBINSize, program))
         call(nvrtc.nvrtcGetCUBIN, program, image)
         return image

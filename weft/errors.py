@@ -86,7 +86,7 @@ class OutOfMemory(DeviceError):
 
 
 class CompileError(DeviceError):
-    """A kernel did not compile; the message carries the rendered source and the compiler's log."""
+    """A kernel did not compile; the message shows what the compiler said and names a file with the source."""
 
 
 class DeviceLost(DeviceError):

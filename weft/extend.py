@@ -7,7 +7,8 @@
     a backend on the host    HostBackend (tensors are numpy arrays), CpuBackend (which runs every op)
     a device with kernels    GpuDevice, GpuBackend, GpuCreator, DeviceCaps, the commands, Dialect, KernelSource
     an op on GPUs            GpuOp, gpu_op, KernelBuilder, Placement, add_shader_folder
-    errors to raise          OutOfMemory, DeviceLost, CompileError, DeviceError, ExecutionError, ModelError
+    errors to raise          OutOfMemory, DeviceLost, CompileError, DeviceError, ExecutionError, ModelError;
+                             kernel_refused makes the CompileError for a log and a source
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ from weft.errors import (
 from weft.kernels.cache import DiskCache
 from weft.kernels.dialect import Dialect, KernelParts, Shared, View
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, Placement, gpu_op
+from weft.kernels.refused import kernel_refused
 from weft.kernels.source import Arg, KernelSource
 from weft.kernels.template import add_shader_folder
 
@@ -105,6 +107,7 @@ __all__ = [
     "from_storage",
     "gpu_op",
     "is_compatible",
+    "kernel_refused",
     "precompiled",
     "storage_shape",
     "subgraph",

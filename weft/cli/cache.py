@@ -1,4 +1,4 @@
-"""`weft cache`: what compiled kernels and tuning tables take on disk, and a way to be rid of them."""
+"""`weft cache`: what is kept on disk (compiled kernels, tuning tables, refused sources), and a way to be rid of it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ import typer
 from weft import config
 from weft.cli.console import line, note, table
 from weft.kernels.cache import UNFINISHED
+from weft.kernels.refused import FOLDER as REFUSED
 
 app = typer.Typer(no_args_is_help=True, help="Show or clear the kernels and tuning tables that are kept on disk.")
 TUNING = "tuning"
 # A blob is named by a hash; a file of another name in that folder is not ours to remove.
 _BLOB = re.compile(r"[0-9a-f]{40}")
 _TABLE = re.compile(r"[a-z0-9-]+-[0-9a-f]{8}\.json")
+_SOURCE = re.compile(r"\w+-[0-9a-f]{16}\.(cl|comp|cu)")
+_NAMES = {TUNING: _TABLE, REFUSED: _SOURCE}
 _UNFINISHED = re.compile(rf"tmp[a-z0-9_]{{8}}({re.escape(UNFINISHED)})?")
 """What `tempfile` calls a file that is being written; older versions gave it no ending."""
 STALE = 600.0
@@ -32,7 +35,7 @@ def _blobs() -> Iterator[tuple[str, Path]]:
     folder = config.cache_dir()
     if folder.is_dir():
         for path in sorted(folder.glob("*/*")):
-            name = _TABLE if path.parent.name == TUNING else _BLOB
+            name = _NAMES.get(path.parent.name, _BLOB)
             if path.is_file() and name.fullmatch(path.name):
                 yield path.parent.name, path
             elif _UNFINISHED.fullmatch(path.name) and _is_stale(path):
@@ -76,6 +79,8 @@ def clear(
     keep_tuning: Annotated[bool, typer.Option("--keep-tuning", help="Leave what `weft tune` found.")] = False,
 ) -> None:
     """Remove the compiled kernels, which are made anew when they are needed, the tuning tables, and files half written.
+
+    The sources of kernels that a compiler refused go, too.
 
     They are removed whether or not the cache is switched off. The exit status is 1 if some cannot be removed.
     """

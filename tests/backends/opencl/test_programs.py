@@ -17,17 +17,20 @@ from weft.kernels.cache import DiskCache
 from weft.kernels.source import Arg, KernelSource
 
 
-def test_compile_error_shows_source_and_log(device: OpenCLDevice) -> None:
+def test_a_kernel_that_is_refused_is_named_with_the_log_and_its_source_is_in_a_file(device: OpenCLDevice) -> None:
     broken = KernelSource(
         "scale", SCALE.replace("A *", "A * undeclared_thing *"), SOURCE.args, SOURCE.constants
     )
     with pytest.raises(CompileError) as caught:
         device.compile(broken, values(4))
     message = str(caught.value)
-    assert "undeclared_thing" in message.split("source:")[0], "the compiler's log"
-    assert "    4 |   for (int i" in message, "the numbered source"
-    assert "#define N 4" in message
-    assert ":4:" in message.split("source:")[0], "the log counts the lines of the source as it is shown"
+    assert "undeclared_thing" in message and ":4:" in message, "the log counts the source's lines"
+    assert "__kernel" not in message and "#define" not in message
+    held = Path(caught.value.where.rpartition(": ")[2])
+    text = held.read_text()
+    assert held.suffix == ".cl" and held.name in caught.value.fix
+    assert "#define N 4" in text and f"#line 1\n{broken.text.rstrip()}" in text
+    assert "undeclared_thing" in text.partition("The compiler said")[2]
     with pytest.raises(CompileError, match="no kernel of that name"):
         device.compile(KernelSource("other", SCALE, SOURCE.args, SOURCE.constants), values(4))
 

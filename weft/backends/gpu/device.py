@@ -148,7 +148,7 @@ class GpuDevice(ABC):
 
         LX, LY and LZ, the local size, must be known when the kernel is built; the others may as well be
         arguments of it.
-        CompileError carries the source with line numbers and the compiler's log.
+        CompileError shows the start of the compiler's log and names a file with the source and the rest.
         """
 
     @abstractmethod

@@ -18,6 +18,7 @@ from weft.backends.opencl.compilers import Compilers
 from weft.backends.opencl.words import words
 from weft.errors import CompileError
 from weft.kernels.cache import DiskCache
+from weft.kernels.refused import kernel_refused
 from weft.kernels.source import ConstantKind, KernelSource
 
 log = logging.getLogger("weft.opencl")
@@ -179,14 +180,10 @@ class Programs:
         )
 
     def _refused(self, source: KernelSource, header: str, reason: str, build_log: str) -> CompileError:
-        numbered = "\n".join(f"{i:5} | {line}" for i, line in enumerate(source.text.splitlines(), 1))
-        why = f"{reason}\n{build_log}\nconstants:\n{header}source:\n{numbered}"
         driver = f"{self._device.platform.name.strip()} {self._device.driver_version.strip()}"
-        return CompileError(
-            f"the kernel {source.entry!r} does not compile",
-            where=f"{self._device.name.strip()}, {driver}",
-            why=why,
-            fix="correct the template that this source was rendered from",
+        where = f"{self._device.name.strip()}, {driver}"
+        return kernel_refused(
+            source.entry, source.text, build_log, where=where, suffix=".cl", reason=reason, head=header
         )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
-import re
 import shutil
 import subprocess
 import tempfile
@@ -21,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from weft import config
-from weft.errors import CompileError, ConfigError
+from weft.errors import ConfigError
+from weft.kernels.refused import kernel_refused
 
 TOOLCHAIN = "vulkan1.1-spirv1.3-1"
 """Names what is asked of every compiler; part of the key under which their output is kept on disk."""
@@ -31,7 +31,6 @@ INSTALL_HINT = (
     "install one of: `pip install slangpy` (it brings glslang); set GLSLANG_LIBRARY to a "
     "libslang-glslang shared library; `apt install glslang-tools` (or glslc), so that it is on the PATH"
 )
-_CONTEXT_LINES = 4
 _COMPUTE_STAGE = 6
 _NEWER = "#extension GL_NV_cooperative_matrix2"
 """What asks for SPIR-V 1.6, that is Vulkan 1.3; drivers with that extension have it."""
@@ -48,26 +47,11 @@ class Compiler(ABC):
         """Return the SPIR-V (empty on failure) and the compiler's log."""
 
     def compile(self, text: str, name: str) -> bytes:
-        """Return the SPIR-V of `text`; CompileError shows the source around the error and the log."""
+        """Return the SPIR-V of `text`; CompileError shows the log and names a file with the source."""
         spirv, log = self.translate(text, name)
         if not spirv.startswith(SPIRV_MAGIC):
-            raise CompileError(
-                f"the GLSL of kernel {name} does not compile",
-                where=self.description,
-                why=f"{log.strip() or 'the compiler gave no reason'}\n{numbered(text, log)}",
-                fix="mend the kernel's template at the lines marked with >",
-            )
+            raise kernel_refused(name, text, log, where=self.description, suffix=".comp")
         return spirv
-
-
-def numbered(text: str, log: str) -> str:
-    """Return the lines of `text` around those that the log names, numbered; all of them if it names none."""
-    lines = text.splitlines()
-    wrong = {int(n) for n in re.findall(r":(\d+):", log) if 0 < int(n) <= len(lines)}
-    shown = [
-        n for n in range(1, len(lines) + 1) if not wrong or any(abs(n - w) <= _CONTEXT_LINES for w in wrong)
-    ]
-    return "\n".join(f"{'>' if n in wrong else ' '}{n:5d} | {lines[n - 1]}" for n in shown)
 
 
 class _Request(ctypes.Structure):
