@@ -9,12 +9,12 @@ fail() {
     exit 1
 }
 
-# Print the newest interpreter between 3.10 and 3.13, or nothing.
+# Print the newest interpreter from 3.10 on, or nothing.
 find_python() {
     local name
-    for name in python3.13 python3.12 python3.11 python3.10 python3; do
+    for name in python3.14 python3.13 python3.12 python3.11 python3.10 python3; do
         if command -v "$name" >/dev/null &&
-            "$name" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null; then
+            "$name" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
             printf '%s\n' "$name"
             return
         fi
@@ -70,7 +70,7 @@ venv_package() {
 make_environment() {
     local extras=$1 python stamp
     python=$(find_python)
-    [[ -n $python ]] || fail "no Python between 3.10 and 3.13 was found: apt install python3"
+    [[ -n $python ]] || fail "no Python 3.10 or newer was found: apt install python3"
     if [[ ! -x .venv/bin/python ]]; then
         [[ -z $(venv_package) ]] || fail "$python cannot make virtual environments: apt install $(venv_package)"
         say "making .venv with $("$python" --version)"
