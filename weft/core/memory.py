@@ -1,10 +1,4 @@
-"""The deferred memory plan (contract M8): lifetimes are recorded, then packed into one arena.
-
-Packing intervals into the smallest arena is NP-hard. Three greedy orders are tried, each placing a
-block at the lowest offset that is free during its whole life, and the smallest result is kept; the
-"largest first" order is the one of Pisarchyk and Lee, "Efficient Memory Management for Deep Neural
-Net Inference" (2020).
-"""
+"""The deferred memory plan (contract M8): lifetimes are recorded, then packed into one arena."""
 
 from __future__ import annotations
 
@@ -13,23 +7,19 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from weft.core.backend import StorageType
+from weft.core.packing import Block, live_peak, pack
 from weft.errors import BackendError
 
 KeyT = TypeVar("KeyT", bound=Hashable)
 
 
 @dataclass(slots=True)
-class Block:
-    """A piece of the arena: bytes, the steps at which it is acquired and released, and its place."""
+class _Life:
+    """Bytes, and the steps at which they are acquired and released."""
 
     size: int
     birth: int
     death: int | None = None
-    offset: int = 0
-
-    def overlaps(self, other: Block) -> bool:
-        """Tell whether both are alive at some step."""
-        return (other.death is None or self.birth < other.death) and (self.death is None or other.birth < self.death)
 
 
 class ArenaPlan(Generic[KeyT]):
@@ -38,7 +28,9 @@ class ArenaPlan(Generic[KeyT]):
     def __init__(self, alignment: int = 64) -> None:
         self.alignment = alignment
         self.size = 0
-        self._blocks: dict[KeyT, Block] = {}
+        self.visits = 0
+        """How many steps the last plan took: it grows with the blocks, not with their square."""
+        self._blocks: dict[KeyT, _Life] = {}
         self._step = 0
 
     def acquire(self, key: KeyT, nbytes: int) -> None:
@@ -46,7 +38,7 @@ class ArenaPlan(Generic[KeyT]):
         if key in self._blocks:
             raise BackendError(f"{key!r} was acquired twice without a clear between")
         a = self.alignment
-        self._blocks[key] = Block(max(-(-nbytes // a), 1) * a, self._step)
+        self._blocks[key] = _Life(max(-(-nbytes // a), 1) * a, self._step)
         self._step += 1
 
     def release(self, key: KeyT) -> None:
@@ -66,56 +58,21 @@ class ArenaPlan(Generic[KeyT]):
 
     def plan(self) -> dict[KeyT, int]:
         """Return the offset of every key and set `size`, the bytes of the arena."""
-        blocks = list(self._blocks.values())
-        orders: list[Callable[[Block], tuple[int, ...]]] = [
-            lambda b: (-b.size, b.birth),
-            lambda b: (b.birth, -b.size),
-            lambda b: (-b.size * (self._end(b) - b.birth), b.birth),
-        ]
-        best: list[int] | None = None
-        self.size = 0
-        for order in orders:
-            size = _pack(sorted(blocks, key=order))
-            if best is None or size < self.size:
-                best, self.size = [b.offset for b in blocks], size
-        return dict(zip(self._blocks, best or [], strict=True))
+        offsets, self.size, self.visits = pack(self._lives())
+        return dict(zip(self._blocks, offsets, strict=True))
 
     def live_peak(self) -> int:
         """Return the bytes of the largest set of blocks alive at once: no plan can be smaller."""
-        events = sorted((step, size) for b in self._blocks.values() for step, size in self._edges(b))
-        live = peak = 0
-        for _, size in events:
-            live += size
-            peak = max(peak, live)
-        return peak
+        return live_peak(self._lives())
 
     def clear(self) -> None:
         """Forget everything."""
         self._blocks.clear()
         self._step = self.size = 0
 
-    def _end(self, block: Block) -> int:
-        return self._step if block.death is None else block.death
-
-    def _edges(self, block: Block) -> tuple[tuple[int, int], tuple[int, int]]:
-        return (block.birth, block.size), (self._end(block), -block.size)
-
-
-def _pack(blocks: list[Block]) -> int:
-    """Place the blocks in the given order, each at the tightest gap that is free for its whole life."""
-    placed: list[Block] = []
-    total = 0
-    for block in blocks:
-        cursor, best, best_gap = 0, -1, 0
-        for other in sorted((p for p in placed if p.overlaps(block)), key=lambda p: p.offset):
-            gap = other.offset - cursor
-            if gap >= block.size and (best < 0 or gap < best_gap):
-                best, best_gap = cursor, gap
-            cursor = max(cursor, other.offset + other.size)
-        block.offset = best if best >= 0 else cursor
-        placed.append(block)
-        total = max(total, block.offset + block.size)
-    return total
+    def _lives(self) -> list[Block]:
+        """Return the blocks; one that was never released lives to the end."""
+        return [Block(b.size, b.birth, self._step if b.death is None else b.death) for b in self._blocks.values()]
 
 
 @dataclass(eq=False, slots=True)
@@ -147,7 +104,7 @@ class BufferManager:
         self._allocate, self._free, self._alignment = allocate, free, alignment
         self._static_take, self._static_give = static or ((lambda n: (allocate(n), 0)), (lambda b, _: free(b)))
         self._arena = ArenaPlan[Slot](alignment)
-        self._separate: list[Slot] = []
+        self._separate: dict[Slot, None] = {}
         self._placed: list[Slot] = []
         self._static: set[Slot] = set()
         self._spare: list[Slot] = []
@@ -180,7 +137,7 @@ class BufferManager:
             if storage is StorageType.DYNAMIC:
                 self._arena.acquire(slot, nbytes)
             else:
-                self._separate.append(slot)
+                self._separate[slot] = None
             return slot
         fitting = [s for s in self._spare if s.nbytes >= nbytes] if storage is StorageType.DYNAMIC else []
         if fitting:
@@ -212,7 +169,7 @@ class BufferManager:
         if slot.storage is StorageType.DYNAMIC:
             self._arena.forget(slot)
         else:
-            self._separate.remove(slot)
+            del self._separate[slot]
         slot.buffer, slot.offset = buffer, 0
         self._placed.append(slot)
 
