@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from tests.conformance.faults import LOADS, Inputs, Outputs, fault
-from weft.backends.cpu.backend import CpuBackend
+from tests.conformance.faults import LOADS, Inputs, Outputs, Wrapped, fault
+from weft.backends.cpu.backend import CpuBackend, ReferenceExecution
 from weft.conformance.drive import Drive
-from weft.core.backend import BackendInfo, Execution
+from weft.core.backend import Backend, BackendInfo, Execution
 from weft.core.graph import Graph
 from weft.core.layout import Layout
 from weft.core.op import Op
@@ -37,6 +37,40 @@ class GivesOneWord(CpuBackend):
 class RefusesLateWithoutReason(CpuBackend):
     def onCreate(self, inputs: Inputs, outputs: Outputs, op: Op) -> Execution | None:
         return None if op.type == "Softmax" else super().onCreate(inputs, outputs, op)
+
+
+class DecidesLate(CpuBackend):
+    """Has no `why_not`, and takes a Relu or Softmax of at most three images: that is right."""
+
+    most = 3
+    why_not = Backend.why_not
+
+    def onCreate(self, inputs: Inputs, outputs: Outputs, op: Op) -> Execution | None:
+        limited = op.type in ("Relu", "Softmax") and outputs[0].shape[:1] > (self.most,)
+        return None if limited else self.made(op)
+
+    def made(self, op: Op) -> Execution:
+        return _OfFew(op, self) if op.type == "Relu" else ReferenceExecution(op)
+
+
+class _OfFew(Wrapped):
+    def onExecute(self, inputs: Inputs, outputs: Outputs) -> None:
+        last = np.atleast_1d(outputs[0].memory)[DecidesLate.most :]
+        kept = last.copy()
+        super().onExecute(inputs, outputs)
+        last[...] = kept
+
+
+class _OfFewForAny(_OfFew):
+    any_shape = True
+
+
+@fault("resize", "with 5 images after 2")
+class ClaimsAnyShape(DecidesLate):
+    """Says that what it makes for three images serves any number."""
+
+    def made(self, op: Op) -> Execution:
+        return _OfFewForAny(op, self) if op.type == "Relu" else ReferenceExecution(op)
 
 
 @fault("support", "and then", frozenset({"table"}))

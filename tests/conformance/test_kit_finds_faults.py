@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.conformance.answer_faults import DecidesLate
 from tests.conformance.every_fault import FAULTS
 from tests.contract.fakes import registered
 from weft.backends.cpu.backend import CpuBackend
@@ -64,6 +65,13 @@ def test_a_late_refusal_with_a_reason_is_right_and_noted() -> None:
     assert report.ok, report
     assert [f.message for f in report.findings if f.verdict is Verdict.REFUSED and f.check == "table"]
     assert any("Softmax is refused only after why_not took it" in note for note in report.notes)
+
+
+def test_a_backend_that_decides_in_onCreate_alone_is_right_and_noted() -> None:
+    report = examine(DecidesLate)
+    assert report.ok, report
+    assert report.counts("resize")[Verdict.SUPPORTED] == len([f for f in report.findings if f.check == "resize"])
+    assert any("Relu is refused only after why_not took it" in note for note in report.notes), report.notes
 
 
 class RefusesAll(CpuBackend):

@@ -191,9 +191,9 @@ class Kit:
         """Return what records the callbacks of the backend objects that are made while it is entered."""
         return Watch(self.choice.creator, before)
 
-    def load(self, graph: Graph, memory: MemoryMode = MemoryMode.NORMAL) -> Session:
-        """Return a session on this device alone."""
-        return loading.load(graph, self.device, precision=self.precision, memory=memory, fallback="error")
+    def load(self, graph: Graph, memory: MemoryMode = MemoryMode.NORMAL, fallback: str = "error") -> Session:
+        """Return a session on this device, alone unless the CPU may do what it refuses."""
+        return loading.load(graph, self.device, precision=self.precision, memory=memory, fallback=fallback)
 
     def look(self, check: Check) -> list[Finding]:
         """Do a check; what it raises, but for a KeyboardInterrupt, is a finding too, and ends it."""

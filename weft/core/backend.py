@@ -73,7 +73,13 @@ class BackendInfo:
 
 
 class Execution(ABC):
-    """One node on one backend."""
+    """One node on one backend, for the shapes and types that `onCreate` saw.
+
+    Where they change, `onCreate` is asked again and what it returns takes the place of this one.
+    """
+
+    any_shape: bool = False
+    """It serves all shapes and layouts that the backend takes: a resize keeps it and calls its `onResize` alone."""
 
     def __init__(self, *arguments: Any) -> None:
         """Take what creators are called with, (inputs, outputs, op, backend), for classes that need none of it."""
@@ -137,6 +143,11 @@ class _FromCallable:
     ) -> str | None:
         reason = self._why_not(inputs, outputs, op, backend) if self._why_not else None
         return str(reason) if reason is not None else None
+
+    @property
+    def explains(self) -> bool:
+        """Tell whether what was decorated has a `why_not`."""
+        return self._why_not is not None
 
 
 class Backend(ABC):
@@ -233,6 +244,14 @@ class Backend(ABC):
             return creator.why_not(inputs, outputs, op, self)
         return None
 
+    @classmethod
+    def decides_late(cls, op_type: str) -> bool:
+        """Tell whether only `onCreate` refuses nodes of this type: neither class nor creator has a `why_not` for it."""
+        creator = cls.find_creator(op_type)
+        if creator is None:
+            return cls.why_not is Backend.why_not
+        return not (creator.explains if isinstance(creator, _FromCallable) else isinstance(creator, ExplainsRefusal))
+
     def OptimizeSubgraph(self, view: SubgraphView) -> OptimizationViews:
         """Return what this backend makes of a part of the network: everything is untouched by default.
 
@@ -256,7 +275,11 @@ class Backend(ABC):
     # -- the contract's callbacks ------------------------------------------------------------------------
 
     def onCreate(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op) -> Execution | None:
-        """Return the execution of a node, or None if it is not for this backend after all."""
+        """Return the execution of a node, or None if it is not for this backend after all.
+
+        Asked before the first resize, and before every other for the nodes whose op, constants, shapes or
+        layouts changed, unless their execution serves `any_shape`.
+        """
         creator = self.find_creator(op.type)
         return creator.onCreate(inputs, outputs, op, self) if creator else None
 

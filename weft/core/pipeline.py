@@ -47,6 +47,24 @@ class Task:
     """On the host, the arrays of the outputs, which the execution writes into."""
 
 
+def _serves(old: Task, node: Node, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> bool:
+    """Tell whether an execution that was made before does the node as it is now."""
+    if old.node.op != node.op or (len(old.inputs), len(old.outputs)) != (len(inputs), len(outputs)):
+        return False
+    if not all(map(same_value, map(_constant, old.inputs), map(_constant, inputs))):
+        return False
+    pairs = zip((*old.inputs, *old.outputs), (*inputs, *outputs), strict=True)
+    return old.execution.any_shape or all(_form(a) == _form(b) for a, b in pairs)
+
+
+def _constant(tensor: Tensor | None) -> Array | None:
+    return tensor.constant if tensor else None
+
+
+def _form(tensor: Tensor | None) -> object:
+    return tensor and (tensor.shape, tensor.dtype, tensor.layout)
+
+
 class Pipeline:
     """Owns a backend object, its executions and its tensors.
 
@@ -72,7 +90,9 @@ class Pipeline:
     def resize(
         self, part: Part, imports: Mapping[str, Tensor], fetched: Collection[str], *, first: bool
     ) -> None:
-        """Prepare for the part's shapes. Executions of nodes that did not change are kept.
+        """Prepare for the part's shapes; NodeRefused if the backend does not take a node with them.
+
+        Executions of nodes that did not change are kept, as are those that serve any shape.
 
         `imports` are tensors of other pipelines, by the names of the inputs that use their memory; `fetched`
         are the values that the host reads, of this part's outputs and others.
@@ -116,36 +136,37 @@ class Pipeline:
         return lowered
 
     def _create(self) -> None:
-        kept = {t.node.name: t for t in self.tasks}
-        self.tensors = {}
+        """Have an execution made for each node that has none which serves it."""
+        before, self.tensors = {t.node.name: t for t in self.tasks}, {}
         self._place_constants()
-        tasks, refused = [], []
+        made = dict[str, Task]()
         for node in self.graph.nodes:
-            inputs = [self.tensor(i) if i else None for i in node.inputs]
-            outputs = [self.tensor(o) for o in node.outputs if o]
-            old = kept.get(node.name)
-            if old is not None and old.node.op == node.op and self._same_constants(old, inputs):
-                kept.pop(node.name)
-                tasks.append(Task(node, old.execution, inputs, outputs))
+            old, (inputs, outputs) = before.get(node.name), self._operands(node)
+            if old is not None and _serves(old, node, inputs, outputs):
+                made[node.name] = Task(node, before.pop(node.name).execution, inputs, outputs)
+        # The old ones go before new ones come: there may be no memory for both of their weights.
+        self.tasks = list(made.values())
+        self._close_tasks(before.values())
+        refused = []
+        for node in self.graph.nodes:
+            if node.name in made:
                 continue
+            inputs, outputs = self._operands(node)
             place = at_node(node, self.device)
-            made = self._call("onCreate", inputs, outputs, node.op, where=place)
+            answer = self._call("onCreate", inputs, outputs, node.op, where=place)
             at = f"{place}: {callback_of(self.backend, 'onCreate')}"
-            execution = answers.optional(made, Execution, at, "an Execution", REFUSE_LATE)  # type: ignore[type-abstract]
+            execution = answers.optional(answer, Execution, at, "an Execution", REFUSE_LATE)  # type: ignore[type-abstract]
             if execution is None:
                 refused.append(node)
             else:
-                tasks.append(Task(node, execution, inputs, outputs))
-        self._close_tasks(kept.values())
-        self.tasks = tasks
+                made[node.name] = Task(node, execution, inputs, outputs)
+                self.tasks.append(made[node.name])
         if refused:
             raise NodeRefused(refused, self.device)
+        self.tasks = [made[node.name] for node in self.graph.nodes]
 
-    @staticmethod
-    def _same_constants(old: Task, inputs: Sequence[Tensor | None]) -> bool:
-        before = [t.constant if t else None for t in old.inputs]
-        now = [t.constant if t else None for t in inputs]
-        return len(before) == len(now) and all(map(same_value, before, now))
+    def _operands(self, node: Node) -> tuple[list[Tensor | None], list[Tensor]]:
+        return [self.tensor(i) if i else None for i in node.inputs], [self.tensor(o) for o in node.outputs if o]
 
     def tensor(self, name: str) -> Tensor:
         """Return the tensor of any value of the part."""

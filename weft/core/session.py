@@ -271,13 +271,13 @@ class Session:
         before, shapes = Assignment(), tuple(bound.specs[i].shape for i in bound.inputs)
         while True:
             network = self._fixed or self._recent.find(shapes) or self._optimize(bound, before)
-            self._warn(network)
             try:
                 self._loaded.load(network)
             except NodeRefused as e:
                 self._recent.forget(shapes)
                 self._note_refusal(network, e, before)
                 continue
+            self._warn(network)
             self._hold(network, shapes)
             return
 

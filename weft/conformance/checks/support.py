@@ -1,4 +1,7 @@
-"""`why_not`: the same answer twice, a sentence, no traces, and `onCreate` agrees with it (A2, M4)."""
+"""`why_not`: the same answer twice, a sentence, no traces, and `onCreate` agrees with it (A2, M4).
+
+A backend without a `why_not` for an op decides in `onCreate` alone: that is noted, and no fault.
+"""
 
 from __future__ import annotations
 
@@ -63,13 +66,18 @@ class _Creates(Drive):
 
 def _created(kit: Kit, row: Case) -> Finding:
     """Create what the backend makes of a row that it takes."""
-    subject = f"onCreate for {row.id}"
+    subject, late = f"onCreate for {row.id}", False
     try:
         graph: Graph = optimized(kit, graph_of(row))
-        with _Creates(kit.choice.open(kit.config), graph) as made:
+        backend = kit.choice.open(kit.config)
+        late = backend.decides_late(row.make_op().type)
+        with _Creates(backend, graph) as made:
             strange = [e for _, e in made.tasks if not isinstance(e, Execution)]
     except NotCreated as e:
-        return kit.unexplained(subject, f"{e}, and why_not had taken it")
+        if not late:
+            return kit.unexplained(subject, f"{e}, and why_not had taken it")
+        kit.note(f"{row.op} is refused only after why_not took it: {e}")
+        return kit.refused(subject, str(e))
     except KeyboardInterrupt:
         raise
     except BaseException as e:

@@ -59,6 +59,7 @@ def _raised(kit: Kit, row: Case, e: BaseException, *, declined: bool) -> Finding
     try:
         with kit.opened() as backend:
             reason = ask(backend, graph_of(row))
+            declined = declined and not backend.decides_late(row.make_op().type)
     except KeyboardInterrupt:
         raise
     except BaseException:
