@@ -22,6 +22,7 @@ from weft.core.backend import (
     Power,
     Precision,
 )
+from weft.core.backend_options import BackendOptions
 from weft.core.debug import DebugSink, FileSink
 from weft.core.graph import Graph, bind
 from weft.core.hints import check_hints
@@ -63,6 +64,7 @@ def load(
     hints: Mapping[str, DeviceName] | None = None,
     debug: DebugSink | str | os.PathLike[str] | None = None,
     profile: bool = False,
+    backend_options: BackendOptions | None = None,
     runtime: Runtime | None = None,
     progress: Progress | None = None,
 ) -> Session:
@@ -79,7 +81,9 @@ def load(
     every node in each run, or names a file that gets these records as lines of JSON. With `profile`,
     `Session.profile` says what the last run cost. `progress` is called after each node is prepared, with the
     number prepared and that of all nodes of one device's part; what it raises stops the load and comes out
-    as it is. `runtime` holds the session and its backends' contexts; by default that of the process.
+    as it is. `backend_options` are options of the backends by id, {"vulkan": {"tuning": False}}; `weft devices
+    --options` lists them, and ConfigError names what no backend takes. `runtime` holds the session and its
+    backends' contexts; by default that of the process.
 
     An `OptimizedNetwork`, or the path of a saved one ("model.weft"), is loaded as it was optimised: of the
     options above, only `profile`, `runtime` and `progress` are taken then.
@@ -92,7 +96,7 @@ def load(
         model = OptimizedNetwork.load(Path(model), backends=held.registry)
     if isinstance(model, OptimizedNetwork):
         plain = device == "auto" and config == BackendConfig() and fallback == "cpu"
-        if not plain or shapes or hints or debug:
+        if not plain or shapes or hints or debug or backend_options:
             raise ConfigError(
                 "an optimised network is loaded as it is",
                 why="it was optimised for its devices, shapes and precision already",
@@ -100,7 +104,7 @@ def load(
             )
         return Session.of_optimized(model, runtime=held, profile=profile, progress=progress)
     with _reading(model, shapes, config.precision) as (graph_of, ahead):
-        choices, options, host = _plan(held.registry, device, fallback, hints, debug, config)
+        choices, options, host = _plan(held, device, fallback, hints, debug, config, backend_options)
         with _prepared(choices if _is_there(model) else []):
             graph = graph_of()
         return Session(
@@ -120,16 +124,18 @@ def optimize(
     fallback: str = "cpu",
     hints: Mapping[str, DeviceName] | None = None,
     debug: DebugSink | str | os.PathLike[str] | None = None,
+    backend_options: BackendOptions | None = None,
     runtime: Runtime | None = None,
 ) -> OptimizedNetwork:
     """Return the network rewritten, divided over the devices and optimised by their backends; see `load`.
 
     It can be printed, saved, and loaded by `load` or a `Runtime`. Every input shape must be known: `shapes`
-    gives those that the model leaves open.
+    gives those that the model leaves open. It keeps its `backend_options`, which its backends get again when it
+    is loaded.
     """
     config, held = _config(precision, memory, power), runtime or default_runtime()
     with _reading(model, shapes, config.precision) as (graph_of, ahead):
-        choices, options, host = _plan(held.registry, device, fallback, hints, debug, config)
+        choices, options, host = _plan(held, device, fallback, hints, debug, config, backend_options)
         graph = graph_of()
         validate(graph)
         check_hints(graph, options.hints, [c.device for c in choices])
@@ -158,20 +164,23 @@ def devices() -> list[DeviceInfo]:
 
 
 def _plan(
-    known: BackendRegistry,
+    runtime: Runtime,
     device: DeviceName | Sequence[DeviceName],
     fallback: str,
     hints: Mapping[str, DeviceName] | None,
     debug: DebugSink | str | os.PathLike[str] | None,
     config: BackendConfig,
+    backend_options: BackendOptions | None,
 ) -> tuple[list[Choice], OptimizerOptions, Choice]:
     """Return the devices in order, the options, and where debug nodes run: on the CPU, whatever the devices."""
     if fallback not in ("cpu", "error"):
         raise ConfigError(f"fallback={fallback!r} is not known", fix='use "cpu" or "error"')
+    known = runtime.registry
     choices = known.choose(device)
     cpu = Choice(known.find(ForwardType.CPU), 0)
     if fallback == "cpu" and not any(c.device == cpu.device for c in choices):
         choices.append(cpu)
+    *choices, cpu = runtime.with_options([*choices, cpu], backend_options)
     placed = resolved(known, {} if hints is None else hints)
     return choices, OptimizerOptions(config, placed, fallback, _sink(debug)), cpu
 
@@ -241,7 +250,7 @@ def _prepared(choices: Sequence[Choice]) -> Iterator[None]:
 
 def _prepare(choice: Choice) -> None:
     with suppress(Exception):  # `onCreate` meets it again, where it has a place to be told
-        choice.creator.onPrepare(choice.index)
+        choice.prepare()
 
 
 def _register_ops() -> None:

@@ -25,16 +25,21 @@ LAYOUT = r"""
     F(weft_backend, struct_size) F(weft_backend, version) F(weft_backend, supports) F(weft_backend, create) \
     F(weft_backend, execute) F(weft_backend, destroy) F(weft_backend, absent) F(weft_backend, device_count) \
     F(weft_backend, device_info) F(weft_backend, open) F(weft_backend, close) F(weft_backend, allocate) \
-    F(weft_backend, free) F(weft_backend, upload) F(weft_backend, download) F(weft_backend, wait)
+    F(weft_backend, free) F(weft_backend, upload) F(weft_backend, download) F(weft_backend, wait) \
+    F(weft_backend, option_info) F(weft_backend, open_with) \
+    F(weft_option_info, name) F(weft_option_info, doc) F(weft_option_info, kind) F(weft_option_info, default_int) \
+    F(weft_option_info, default_float) F(weft_option_info, default_string)
 #define PLACE(kind, field) offsetof(kind, field),
 #define WRITTEN(kind, field) #kind "." #field " "
 const size_t places[] = {EACH_FIELD(PLACE) sizeof(weft_tensor), sizeof(weft_attribute), sizeof(weft_node),
-                         sizeof(weft_device_info), sizeof(weft_backend)};
-const char fields[] = EACH_FIELD(WRITTEN) "weft_tensor weft_attribute weft_node weft_device_info weft_backend";
+                         sizeof(weft_device_info), sizeof(weft_option_info), sizeof(weft_backend)};
+const char fields[] = EACH_FIELD(WRITTEN) "weft_tensor weft_attribute weft_node weft_device_info "
+                      "weft_option_info weft_backend";
 const int32_t numbers[] = {
     WEFT_FLOAT32, WEFT_FLOAT16, WEFT_FLOAT64, WEFT_INT64, WEFT_INT32, WEFT_INT16, WEFT_INT8, WEFT_UINT64,
     WEFT_UINT32, WEFT_UINT16, WEFT_UINT8, WEFT_BOOL, WEFT_NONE,
-    WEFT_INT, WEFT_FLOAT, WEFT_STRING, WEFT_INTS, WEFT_FLOATS, WEFT_STRINGS};
+    WEFT_INT, WEFT_FLOAT, WEFT_STRING, WEFT_INTS, WEFT_FLOATS, WEFT_STRINGS,
+    WEFT_BOOL_OPTION};
 """
 
 ECHO = (

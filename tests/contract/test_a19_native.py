@@ -55,6 +55,7 @@ def test_A19_the_structures_are_those_of_the_header(tmp_path: Path) -> None:
         "weft_attribute": native_abi.CAttribute,
         "weft_node": native_abi.CNode,
         "weft_device_info": native_abi.CDeviceInfo,
+        "weft_option_info": native_abi.COptionInfo,
         "weft_backend": native_abi.CBackend,
     }
     for field, place in zip(fields, places, strict=True):
@@ -62,8 +63,8 @@ def test_A19_the_structures_are_those_of_the_header(tmp_path: Path) -> None:
         assert place == (getattr(ours[kind], name).offset if name else ctypes.sizeof(ours[kind])), field
     named = {f for f in fields if "." in f}
     assert named == {f"{kind}.{f[0]}" for kind, made in ours.items() for f in made._fields_}
-    numbers = list((ctypes.c_int32 * 19).in_dll(library, "numbers"))
-    assert numbers == [*(native_abi.DTYPES[d] for d in DType), native_abi.NO_TYPE, *range(1, 7)]
+    numbers = list((ctypes.c_int32 * 20).in_dll(library, "numbers"))
+    assert numbers == [*(native_abi.DTYPES[d] for d in DType), native_abi.NO_TYPE, *range(1, 8)]
 
 
 @pytest.mark.parametrize("language", [("c", "c99"), ("c", "c11"), ("c++", "c++11")], ids=lambda p: p[1])

@@ -74,11 +74,12 @@ def test_A20_the_rule_for_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     source = "from weft.backends.cpu.backend import CpuCreator\nclass Acme(CpuCreator):\n"
     source += "    id, forward_type, api_version = 'acme', None, {}\n"
     package(tmp_path, "a20_good", source.format("(1, 0)"), "good = a20_good:Acme")
-    package(tmp_path, "a20_new", source.format("(1, 1)"), "new = a20_new:Acme")
+    newer = (API_VERSION[0], API_VERSION[1] + 1)
+    package(tmp_path, "a20_new", source.format(newer), "new = a20_new:Acme")
     registry = new_registry()
     assert registry.ids() == ["cpu", "acme"]
     (why,) = registry.failures.values()
-    assert "version 1.1 of the backend interface" in why and "this is 1.0" in why
+    assert "version 1.2 of the backend interface" in why and "this is 1.1" in why
 
 
 def test_A20_the_header_has_our_version() -> None:

@@ -18,6 +18,7 @@ from weft.cli.inputs import Preparation, collect
 from weft.cli.measure import Timing, measure, milliseconds
 from weft.cli.model import read_model
 from weft.cli.options import (
+    BackendOptionOption,
     BackendPathOption,
     DeviceOption,
     InputOption,
@@ -29,7 +30,7 @@ from weft.cli.options import (
 )
 from weft.cli.results import precision_notes
 from weft.cli.roofline import Peaks, analysed, peaks_of, whole
-from weft.cli.targets import device_orders, parse_pairs, parse_precisions, parse_shapes
+from weft.cli.targets import device_orders, parse_backend_options, parse_pairs, parse_precisions, parse_shapes
 from weft.core.backend import Precision
 from weft.core.layout import Array
 from weft.loading import load
@@ -49,6 +50,7 @@ def bench(
     iterations: IterationsOption = 50,
     warmup: WarmupOption = 5,
     backend_path: BackendPathOption = None,
+    backend_option: BackendOptionOption = None,
     profile: Annotated[bool, typer.Option("--profile", help="Print what takes the time of one run.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -68,9 +70,10 @@ def bench(
     for remark in remarks:
         note(remark)
     order = [(names, each) for names in device_orders(device) for each in parse_precisions(precision)]
+    options = {"backend_options": parse_backend_options(backend_option)}
     rows: list[dict[str, Any]] = []
     try:
-        for row in _rows(model, order, arrays, (iterations, warmup), profile):
+        for row in _rows(model, order, arrays, (iterations, warmup), profile, options):
             rows.append(row)
     except KeyboardInterrupt:
         if rows:
@@ -85,26 +88,32 @@ def _rows(
     arrays: Mapping[str, Array],
     times: tuple[int, int],
     profile: bool,
+    options: Mapping[str, Any],
 ) -> Iterator[dict[str, Any]]:
     """Measure one device and precision after the other, and yield the row of each."""
     reference: list[Array] | None = None
     for names, each in order:
-        row, outputs = _time(model, names, each, arrays, times)
+        row, outputs = _time(model, names, each, arrays, times, options)
         reference = outputs if reference is None else reference
         row |= _apart(outputs, reference)
         if profile:
-            row["events"] = _events(model, names, each, arrays, times[1])
+            row["events"] = _events(model, names, each, arrays, times[1], options)
         yield row
 
 
 def _time(
-    model: Path, names: list[str], precision: Precision, arrays: Mapping[str, Array], times: tuple[int, int]
+    model: Path,
+    names: list[str],
+    precision: Precision,
+    arrays: Mapping[str, Array],
+    times: tuple[int, int],
+    options: Mapping[str, Any],
 ) -> tuple[dict[str, Any], list[Array]]:
     label = "+".join(names)
     shapes = {name: a.shape for name, a in arrays.items()}
     start = time.perf_counter()
     with working(f"preparing for {label}") as progress:
-        session = load(model, names, precision=precision, shapes=shapes, progress=progress)
+        session = load(model, names, precision=precision, shapes=shapes, progress=progress, **options)
     loaded = milliseconds(time.perf_counter() - start)
     with session:
         outputs, timing = measure(session, arrays, *times)
@@ -114,11 +123,16 @@ def _time(
 
 
 def _events(
-    model: Path, names: list[str], precision: Precision, arrays: Mapping[str, Array], warmup: int
+    model: Path,
+    names: list[str],
+    precision: Precision,
+    arrays: Mapping[str, Array],
+    warmup: int,
+    options: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
     """Return the events of one run of a session of its own, since taking times makes a run slower."""
     shapes = {name: a.shape for name, a in arrays.items()}
-    with load(model, names, precision=precision, shapes=shapes, profile=True) as session:
+    with load(model, names, precision=precision, shapes=shapes, profile=True, **options) as session:
         for _ in range(warmup + 1):
             session.run(arrays)
         return analysed(session.profile.events, _peaks(), precision)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated
 
 import numpy as np
@@ -12,10 +13,18 @@ from weft.cli.console import line, note, table, working
 from weft.cli.difference import difference, not_finite
 from weft.cli.inputs import Preparation, collect
 from weft.cli.model import read_model
-from weft.cli.options import BackendPathOption, DeviceOption, InputOption, ModelArgument, ShapeOption
+from weft.cli.options import (
+    BackendOptionOption,
+    BackendPathOption,
+    DeviceOption,
+    InputOption,
+    ModelArgument,
+    ShapeOption,
+)
 from weft.cli.results import precision_notes
-from weft.cli.targets import device_orders, parse_pairs, parse_shapes
+from weft.cli.targets import device_orders, parse_backend_options, parse_pairs, parse_shapes
 from weft.core.backend import Precision
+from weft.core.backend_options import BackendOptions
 from weft.core.graph import Graph, bind
 from weft.core.layout import Array
 from weft.core.optimize import run_passes
@@ -36,6 +45,7 @@ def compare(
         float, typer.Option(min=0, help="Show nodes that differ by more, relative to the range.")
     ] = 0.0,
     backend_path: BackendPathOption = None,
+    backend_option: BackendOptionOption = None,
 ) -> None:
     """Run a network on two devices and compare every value on the way.
 
@@ -51,7 +61,8 @@ def compare(
         note(remark)
     shown = _expose(run_passes(bind(graph, {name: a.shape for name, a in arrays.items()})))
     levels = (Precision.HIGH, precision)
-    first, second = (_values(shown, names, arrays, p) for names, p in zip(orders, levels, strict=True))
+    own = parse_backend_options(backend_option)
+    first, second = (_values(shown, names, arrays, p, own) for names, p in zip(orders, levels, strict=True))
     _print(shown, first, second, threshold)
     labels = (f"{_label(names)} at precision {p.value}" for names, p in zip(orders, levels, strict=True))
     _say_not_finite(shown, arrays, dict(zip(labels, (first, second), strict=True)))
@@ -87,11 +98,12 @@ def _expose(graph: Graph) -> Graph:
 
 
 def _values(
-    graph: Graph, names: list[str], arrays: Mapping[str, Array], precision: Precision
+    graph: Graph, names: list[str], arrays: Mapping[str, Array], precision: Precision, own: BackendOptions
 ) -> dict[str, Array]:
     """Return every value of a run, and say where it was and at which precision."""
     label = _label(names)
-    with working(f"running on {label}"), load(graph, names, precision=precision) as session:
+    session_of = partial(load, graph, names, precision=precision, backend_options=own)
+    with working(f"running on {label}"), session_of() as session:
         values, report = dict(zip(session.outputs, session.run(arrays), strict=True)), session.report
     nodes = ", ".join(f"{device} {count}" for device, count in report.nodes_by_device.items())
     line(f"{label} at precision {precision.value}, nodes: {nodes}", "bold")

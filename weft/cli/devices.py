@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from typing import Annotated
+
+import typer
 
 from weft.cli.console import line, plain, table
 from weft.cli.options import BackendPathOption, JsonOption
@@ -13,9 +16,15 @@ from weft.core.registry import registry
 
 def devices(
     backend_path: BackendPathOption = None,
+    options: Annotated[
+        bool, typer.Option("--options", help="List the options of the backends instead, for --backend-option.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """List the devices that networks can run on, and why other kinds are absent or were not loaded."""
+    if options and not as_json:
+        _list_options()
+        return
     found, absent = registry.devices(), registry.absent()
     choice = registry.choose("auto")[0]
     if as_json:
@@ -25,6 +34,10 @@ def devices(
             "origins": registry.origins(),
             "skipped": registry.failures,
             "auto": {"device": choice.device, "why": choice.why},
+            "options": {
+                c.id: {o.name: {"default": o.default, "takes": o.takes, "doc": o.doc} for o in c.options}
+                for c in registry.creators()
+            },
         }
         print(json.dumps(facts, indent=2, default=str))
         return
@@ -38,6 +51,17 @@ def devices(
     for origin, why in registry.failures.items():
         line(plain(f"{origin} is skipped: {why}"))
     line(plain(choice.why))
+
+
+def _list_options() -> None:
+    """Print what each backend can be created with."""
+    rows = [
+        (f"{c.id}.{o.name}", o.takes, repr(o.default), o.doc) for c in registry.creators() for o in c.options
+    ]
+    table(("option", "takes", "default", "what it does"), rows)
+    for c in registry.creators():
+        if not c.options:
+            line(plain(f"{c.id} has no options"))
 
 
 def device_name(info: DeviceInfo) -> str:

@@ -11,10 +11,17 @@ import typer
 import weft.ops  # noqa: F401  (registers the ops)
 from weft.cli.console import error, line, note, table
 from weft.cli.model import read_model
-from weft.cli.options import BackendPathOption, HintOption, OnlyShapeOption, PrecisionOption
-from weft.cli.targets import parse_hints, parse_shapes
+from weft.cli.options import (
+    BackendOptionOption,
+    BackendPathOption,
+    HintOption,
+    OnlyShapeOption,
+    PrecisionOption,
+)
+from weft.cli.targets import parse_backend_options, parse_hints, parse_shapes
 from weft.core.assign import why_not
 from weft.core.backend import Backend, BackendConfig, ForwardType, Precision
+from weft.core.backend_options import BackendOptions
 from weft.core.graph import Graph, bind
 from weft.core.hints import check_hints
 from weft.core.layout import Shape
@@ -23,6 +30,7 @@ from weft.core.network import prepare_network, steps
 from weft.core.optimized import Copy, OptimizedNetwork
 from weft.core.optimizer import OptimizerOptions, optimize
 from weft.core.registry import Choice, registry
+from weft.core.runtime import default_runtime
 from weft.errors import ConfigError, UnsupportedOps, brief
 from weft.loading import resolved
 
@@ -49,6 +57,7 @@ def inspect(
     ] = False,
     unsupported: Annotated[bool, typer.Option("--unsupported", help="Print only what cannot run.")] = False,
     backend_path: BackendPathOption = None,
+    backend_option: BackendOptionOption = None,
 ) -> None:
     """Show a network's inputs, outputs and ops, and how it would be divided over devices.
 
@@ -77,7 +86,8 @@ def inspect(
     if passes:
         _passes(bound, precision)
     options = OptimizerOptions(BackendConfig(precision=precision), resolved(registry, parse_hints(hint)))
-    _division(bound, _chosen(devices), options, nodes=nodes, short=unsupported)
+    own = parse_backend_options(backend_option)
+    _division(bound, _chosen(devices), options, own, nodes=nodes, short=unsupported)
 
 
 def _chosen(devices: str) -> list[Choice]:
@@ -127,12 +137,14 @@ def _passes(graph: Graph, precision: Precision) -> None:
         graph = rewritten
 
 
-def _division(bound: Graph, choices: list[Choice], options: OptimizerOptions, *, nodes: bool, short: bool) -> None:
+def _division(
+    bound: Graph, choices: list[Choice], options: OptimizerOptions, own: BackendOptions, *, nodes: bool, short: bool
+) -> None:
     """Print who refuses what, and what is done about it; as `weft.load` does, the CPU takes what is left."""
     prepared = prepare_network(bound, options.config.precision).graph
     cpu = Choice(registry.find(ForwardType.CPU), 0)
     asked = [c.device for c in choices]
-    order = choices if cpu.device in asked else [*choices, cpu]
+    order = default_runtime().with_options(choices if cpu.device in asked else [*choices, cpu], own)
     check_hints(bound, options.hints, [c.device for c in order])
     with opened(order, options.config) as backends:
         network = optimize(bound, backends, options)

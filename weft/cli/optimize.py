@@ -11,6 +11,7 @@ import typer
 from weft.cli.console import line, note, working
 from weft.cli.model import read_model
 from weft.cli.options import (
+    BackendOptionOption,
     BackendPathOption,
     DeviceOption,
     HintOption,
@@ -19,7 +20,7 @@ from weft.cli.options import (
     PrecisionOption,
     StrictOption,
 )
-from weft.cli.targets import device_orders, parse_hints, parse_shapes
+from weft.cli.targets import device_orders, parse_backend_options, parse_hints, parse_shapes
 from weft.core.backend import Precision
 from weft.core.graph import bind
 from weft.core.layout import Shape
@@ -37,6 +38,7 @@ def optimize(
     hint: HintOption = None,
     strict: StrictOption = False,
     backend_path: BackendPathOption = None,
+    backend_option: BackendOptionOption = None,
 ) -> None:
     """Rewrite a network, divide it over devices in order of preference ("vulkan+cpu"), and save it.
 
@@ -62,6 +64,7 @@ def optimize(
             shapes=shapes,
             fallback=fallback,
             hints=parse_hints(hint),
+            backend_options=parse_backend_options(backend_option),
         )
         network.save(target)
     order = " -> ".join(f"{part.device} ({len(part.graph.nodes)})" for part in network.parts)

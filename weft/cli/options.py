@@ -42,6 +42,13 @@ BackendPathOption = Annotated[
         callback=_search,
     ),
 ]
+BackendOptionOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--backend-option",
+        help="An option of a backend, BACKEND.NAME=VALUE, as `weft devices --options` lists them; may be repeated.",
+    ),
+]
 InputOption = Annotated[
     list[str] | None,
     typer.Option("--input", "-i", help="NAME=FILE: a .npy array, or a picture that is resized to the input."),

@@ -12,6 +12,7 @@ from weft.cli.difference import difference
 from weft.cli.inputs import Preparation, collect
 from weft.cli.measure import Timing, measure
 from weft.cli.options import (
+    BackendOptionOption,
     BackendPathOption,
     BgrOption,
     DeviceOption,
@@ -31,7 +32,7 @@ from weft.cli.options import (
     WarmupOption,
 )
 from weft.cli.results import Ranking, Writer, file_name, summary
-from weft.cli.targets import device_orders, parse_hints, parse_pairs, parse_shapes
+from weft.cli.targets import device_orders, parse_backend_options, parse_hints, parse_pairs, parse_shapes
 from weft.core.backend import Precision
 from weft.core.graph import Graph
 from weft.core.layout import Array
@@ -41,7 +42,7 @@ from weft.errors import ConfigError
 from weft.frontends.onnx import load as load_onnx
 from weft.loading import SAVED, load
 
-UNCHANGED: Mapping[str, Any] = {"precision": Precision.HIGH, "fallback": "cpu", "hints": {}}
+UNCHANGED: Mapping[str, Any] = {"precision": Precision.HIGH, "fallback": "cpu", "hints": {}, "backend_options": {}}
 """What the options of a session are if none is given: a saved network takes no others."""
 
 
@@ -63,6 +64,7 @@ def run(
     hint: HintOption = None,
     strict: StrictOption = False,
     backend_path: BackendPathOption = None,
+    backend_option: BackendOptionOption = None,
 ) -> None:
     """Run a network and show its outputs, its time, and what ran where.
 
@@ -70,7 +72,12 @@ def run(
     its channels are reversed (--bgr), --mean is subtracted and the result multiplied by --scale. Inputs
     without a file get random numbers. A file that `weft optimize` wrote runs as it was optimised.
     """
-    options = {"precision": precision, "fallback": "error" if strict else "cpu", "hints": parse_hints(hint)}
+    options = {
+        "precision": precision,
+        "fallback": "error" if strict else "cpu",
+        "hints": parse_hints(hint),
+        "backend_options": parse_backend_options(backend_option),
+    }
     source, graph, orders = _read(model, device, options)
     writer, ranking = Writer.parse(output, len(orders)), Ranking.parse(top, labels, softmax)
     files, how = parse_pairs(inputs, "--input", "x=picture.png"), Preparation.parse(mean, scale, bgr)
@@ -96,7 +103,8 @@ def _read(
         if device != "auto" or options != UNCHANGED:
             raise ConfigError(
                 f"{model.name} was optimised for its devices and precision, and runs as it is",
-                fix="leave --device, --hint, --precision and --strict out, or give them to `weft optimize`",
+                fix="leave --device, --hint, --precision, --strict and --backend-option out, "
+                "or give them to `weft optimize`",
             )
         network = OptimizedNetwork.load(model)
         return network, network.graph, [list(network.devices)]

@@ -55,6 +55,22 @@ def parse_hints(given: Sequence[str] | None) -> dict[str, DeviceName]:
     return dict(parse_pairs(given, "--hint", "head/*=cpu"))
 
 
+def parse_backend_options(given: Sequence[str] | None) -> dict[DeviceName, dict[str, object]]:
+    """Return the values of `--backend-option` by backend, in the types that the backends declare."""
+    found: dict[DeviceName, dict[str, object]] = {}
+    for key, text in parse_pairs(given, "--backend-option", "vulkan.tuning=no").items():
+        backend, dot, name = key.partition(".")
+        if not (backend and dot and name):
+            raise ConfigError(
+                f"--backend-option {key}={text} is not BACKEND.NAME=VALUE",
+                fix="write, for instance, --backend-option vulkan.tuning=no",
+            )
+        declared = registry.find(backend).options if registry.is_registered(backend) else ()
+        option = next((each for each in declared if each.name == name), None)
+        found.setdefault(backend.lower(), {})[name] = option.parse(text) if option else text
+    return found
+
+
 def parse_shapes(given: Sequence[str] | None) -> dict[str, Shape]:
     """Return the shapes of `--shape` by input name."""
     shapes: dict[str, Shape] = {}

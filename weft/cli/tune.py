@@ -14,9 +14,16 @@ from weft.cli.command import INTERRUPTED
 from weft.cli.console import error, line, note, table, working
 from weft.cli.inputs import Preparation, collect
 from weft.cli.model import read_model
-from weft.cli.options import BackendPathOption, DeviceOption, ModelArgument, OnlyShapeOption
-from weft.cli.targets import device_orders, parse_precisions, parse_shapes
+from weft.cli.options import (
+    BackendOptionOption,
+    BackendPathOption,
+    DeviceOption,
+    ModelArgument,
+    OnlyShapeOption,
+)
+from weft.cli.targets import device_orders, parse_backend_options, parse_precisions, parse_shapes
 from weft.core.backend import Precision
+from weft.core.backend_options import BackendOptions
 from weft.core.layout import Shape
 from weft.core.registry import registry
 from weft.errors import ConfigError
@@ -41,6 +48,7 @@ def tune(
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="Try again what was tried before.")] = False,
     backend_path: BackendPathOption = None,
+    backend_option: BackendOptionOption = None,
 ) -> None:
     """Time the candidates of each kernel of a network on its devices, and keep the fastest that is right.
 
@@ -59,10 +67,11 @@ def tune(
     if not config.tuning_enabled():
         note("loads will not use what is found: WEFT_TUNING=0 is set")
     shapes = {name: a.shape for name, a in arrays.items()}
+    own = parse_backend_options(backend_option)
     tables: list[TuningTable] = []
     for names in device_orders(device):
         for each in parse_precisions(precision):
-            tables += _tune(model, names, each, shapes, (budget, again), output)
+            tables += _tune(model, names, each, shapes, (budget, again), output, own)
     if not tables:
         note(_where_to_tune())
     why = dict.fromkeys(t.why_not_kept for t in tables if t.why_not_kept)
@@ -95,6 +104,7 @@ def _tune(
     shapes: dict[str, Shape],
     effort: tuple[float, bool],
     output: Path | None,
+    own: BackendOptions,
 ) -> list[TuningTable]:
     """Tune for one device, print what was found, and return the tables of its GPUs."""
     from weft.backends.gpu.tuning import by_runtime, tune_pipelines
@@ -105,7 +115,7 @@ def _tune(
     try:
         with (
             working(f"tuning for {label}") as progress,
-            load(model, names, precision=precision, shapes=shapes) as session,
+            load(model, names, precision=precision, shapes=shapes, backend_options=own) as session,
         ):
             ran_on = ", ".join(session.report.nodes_by_device)
             found = [runtime.tuning for runtime, _ in by_runtime(session.pipelines)]

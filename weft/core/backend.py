@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
+from weft.core.backend_options import NO_OPTIONS, BackendOption, Options
 from weft.core.configuration import (
     BackendConfig,
     DeviceInfo,
@@ -38,13 +39,17 @@ from weft.core.views import OptimizationViews, SubgraphView
 from weft.errors import BackendError
 
 __all__ = [
-    "API_VERSION", "Backend", "BackendConfig", "BackendCreator", "BackendInfo", "Creator", "DeviceInfo", "Execution",
-    "ExplainsRefusal", "ForwardType", "MemoryMode", "Power", "Precision", "StorageType", "is_compatible",
+    "API_VERSION", "Backend", "BackendConfig", "BackendCreator", "BackendInfo", "BackendOption", "Creator",
+    "DeviceInfo", "Execution", "ExplainsRefusal", "ForwardType", "MemoryMode", "Power", "Precision", "StorageType",
+    "is_compatible",
 ]
 
-API_VERSION = (1, 0)
+API_VERSION = (1, 1)
 """(major, minor) of the interface in this file. A backend written for another major, or for a newer minor,
-cannot be used (A20); a change that breaks backends raises the major, an addition the minor."""
+cannot be used (A20); a change that breaks backends raises the major, an addition the minor.
+
+1.1 added options (`BackendCreator.options`, `BackendInfo.options`, `BackendContext.options`) and
+`BackendInfo.forward_type`."""
 
 
 def is_compatible(backend: tuple[int, int], ours: tuple[int, int] = API_VERSION) -> bool:
@@ -65,6 +70,10 @@ class BackendInfo:
     """What the creator's `create_memory_manager` returned for this network."""
     profiling: ProfilingContext | None = None
     """Where to report events and counters, if this session is profiled."""
+    forward_type: ForwardType | None = None
+    """The slot that the creator holds, if it holds one."""
+    options: Options = NO_OPTIONS
+    """A value for each option that the creator declares: the user's, or the default."""
 
     @property
     def device(self) -> str:
@@ -164,6 +173,8 @@ class Backend(ABC):
 
     version: ClassVar[str] = ""
     """The backend's own version, where the class is registered without a creator."""
+    options: ClassVar[Sequence[BackendOption]] = ()
+    """What a user may set, where the class is registered without a creator; see `BackendCreator.options`."""
     host_memory: ClassVar[bool] = False
     """Tensors of this backend hold numpy arrays in the storage shape, so that the host reads them directly."""
     copies_constants: ClassVar[bool] = True
@@ -387,6 +398,8 @@ class BackendCreator(ABC):
     """What counts where that is empty, set by what found the backend: "file 3fa9..." or "acme-weft 1.2"."""
     api_version: tuple[int, int] | None = None
     """The version of Weft's backend interface that it was written for, `API_VERSION` then; None: this one."""
+    options: Sequence[BackendOption] = ()
+    """What a user may set with `backend_options={id: {name: value}}`; the values come in `BackendInfo.options`."""
     auto_rank: int | None = None
     """AUTO considers backends that have a rank, the lowest first, and takes the first with real hardware."""
 
@@ -395,7 +408,10 @@ class BackendCreator(ABC):
         """Return a backend for one pipeline on the device `info.index`."""
 
     def onPrepare(self, index: int) -> None:
-        """Open what takes time, in a thread of its own while a model is read; what it raises `onCreate` meets again."""
+        """Open what takes time, in a thread of its own while a model is read; what it raises `onCreate` meets again.
+
+        It is not called where a user gives options, which it could not heed.
+        """
         return None
 
     def absent(self) -> str | None:
@@ -407,7 +423,11 @@ class BackendCreator(ABC):
         return [] if self.absent() else [DeviceInfo(self.id, 0, self.id)]
 
     def create_context(self) -> BackendContext | None:
-        """Return what a runtime tells of loads and unloads; called once a runtime. None by default."""
+        """Return what a runtime tells of loads and unloads; None by default.
+
+        Called once a runtime, and once for each other set of options that networks are loaded with. The values
+        are in `BackendContext.options` before the first notice.
+        """
         return None
 
     def create_memory_manager(self, index: int) -> MemoryManager | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+from weft.core.backend_options import NO_OPTIONS, Options
+
 
 class BackendContext:
     """Is told when a network that uses the backend comes and goes (A10); lives as long as the runtime.
@@ -12,6 +14,9 @@ class BackendContext:
     backend; after an unload it says that cleaning up failed. Anything else is a yes, None too. A load that fails
     or is refused is followed by the two unload notices, to every context that was told of it.
     """
+
+    options: Options = NO_OPTIONS
+    """The options of the networks that it is told of, a value for each that the creator declares; Weft sets it."""
 
     def before_load(self, network: int) -> bool:
         """Hear that a network is about to be loaded; return False to refuse it."""

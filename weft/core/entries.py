@@ -22,7 +22,7 @@ class ClassCreator(BackendCreator):
     """Makes backends of a class that has no creator of its own: one device, which is always there."""
 
     def __init__(self, made: type[Backend]) -> None:
-        self.made, self.version = made, made.version
+        self.made, self.version, self.options = made, made.version, made.options
 
     def onCreate(self, info: BackendInfo) -> Backend:
         """Return a backend of the class."""

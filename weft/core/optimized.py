@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from weft.core.assign import Refusal
 from weft.core.backend import BackendConfig
+from weft.core.backend_options import Options
 from weft.core.graph import Graph, Node
 from weft.core.layout import Array
 from weft.core.op import Constants, Op, register_op
@@ -122,6 +123,8 @@ class OptimizedNetwork:
     passes: tuple[PassRecord, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     """The version of each backend that took part, by its id ("cpu")."""
+    backend_options: Mapping[str, Options] = field(default_factory=dict)
+    """The options that each backend was created with, by its id; it gets the same when the network is loaded."""
     weights: bool = True
     """Whether the constants that the nodes read are still there; see `without_constants`."""
 

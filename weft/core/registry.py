@@ -10,13 +10,24 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 from weakref import WeakSet
 
 from weft import config
 from weft.core.backend import Backend, BackendConfig, BackendCreator, BackendInfo, DeviceInfo, ForwardType
+from weft.core.backend_options import (
+    NO_OPTIONS,
+    BackendOptions,
+    Options,
+    Value,
+    check_declared,
+    defaults,
+    problems_of,
+    taken,
+    wrong_options,
+)
 from weft.core.blame import FAILURES
 from weft.core.contexts import MemoryManager
 from weft.core.entries import Entry, Finder, Folder, as_creator, version_of
@@ -33,22 +44,42 @@ _NAME = re.compile(r"([A-Za-z][A-Za-z0-9_]*)(?::(\d+))?")
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A device that was picked: the creator of its backend, its index, and why it was picked."""
+    """A device that was picked: the creator of its backend, its index, why it was picked, and the user's options."""
 
     creator: BackendCreator
     index: int
     why: str = ""
+    given: Options = NO_OPTIONS
+    """The user's options that are not the defaults."""
 
     @property
     def device(self) -> str:
         """Return the device's name, "vulkan:0"."""
         return f"{self.creator.id}:{self.index}"
 
+    @property
+    def options(self) -> Options:
+        """Return a value for each option of the backend."""
+        return Options({**defaults(self.creator), **self.given})
+
+    def with_options(self, given: Mapping[str, Value]) -> Choice:
+        """Return the device with these options, which the creator is known to take, and no others."""
+        usual = defaults(self.creator)
+        return replace(self, given=Options({k: v for k, v in given.items() if usual.get(k) != v}))
+
+    def prepare(self) -> None:
+        """Have the device opened ahead, if the creator can do that for these options."""
+        if not self.given:
+            self.creator.onPrepare(self.index)
+
     def open(
         self, config: BackendConfig, memory: MemoryManager | None = None, profiling: ProfilingContext | None = None
     ) -> Backend:
         """Return a new backend on the device."""
-        info = BackendInfo(self.creator.id, self.index, config, version_of(self.creator), memory, profiling)
+        creator = self.creator
+        info = BackendInfo(
+            creator.id, self.index, config, version_of(creator), memory, profiling, creator.forward_type, self.options
+        )
         try:
             backend = self.creator.onCreate(info)
         except WeftError:
@@ -113,6 +144,7 @@ class BackendRegistry:
             holder, slot = self._by_type.get(kind), f"the slot {kind.name}"
         if holder is not None:
             raise BackendError(f"{slot} is taken", why=f"held by {holder}", fix="choose another, or remove the holder")
+        check_declared(creator)
         creator.id, creator.forward_type = id_, kind
         # A new dict, for other threads may be reading the old one.
         self._by_id = {**self._by_id, id_.lower(): entry}
@@ -276,6 +308,29 @@ class BackendRegistry:
     def devices(self) -> list[DeviceInfo]:
         """Return every device of every backend that can run here."""
         return [d for c in self.creators() for d in present(c)[0]]
+
+    def take_options(self, given: BackendOptions | None) -> dict[str, dict[str, Value]]:
+        """Return options by backend id, each value in its type; ConfigError has all that are wrong."""
+        if given is None:
+            return {}
+        if not isinstance(given, Mapping):
+            raise wrong_options([f"{brief(repr(given))} is no dict of options by backend"])
+        problems: list[str] = []
+        found: dict[str, tuple[BackendCreator, Mapping[str, object]]] = {}
+        for key, values in given.items():
+            known = isinstance(key, (str, ForwardType)) and self.is_registered(key)
+            if not known:
+                problems.append(f"{key!r} is not a backend: registered are {', '.join(self.ids())}")
+                continue
+            creator = self.find(key)
+            wrong = problems_of(creator, values)
+            if creator.id in found:
+                wrong.append(f"{creator.id!r} is named twice")
+            problems += wrong
+            found[creator.id] = (creator, values)
+        if problems:
+            raise wrong_options(problems)
+        return {id_: taken(creator, values) for id_, (creator, values) in found.items()}
 
     def choose(self, device: DeviceName | Sequence[DeviceName]) -> list[Choice]:
         """Return the devices for a name or a list of names in order of preference.

@@ -15,12 +15,13 @@ from weakref import WeakValueDictionary
 
 from weft.core import answers
 from weft.core.backend import BackendCreator
+from weft.core.backend_options import BackendOptions, Options, Value, problems_of, taken
 from weft.core.blame import FAILURES, blame, callback_of
 from weft.core.contexts import BackendContext
 from weft.core.gate import Gate
 from weft.core.layout import Array
 from weft.core.optimized import OptimizedNetwork
-from weft.core.registry import BackendRegistry, registry
+from weft.core.registry import BackendRegistry, Choice, registry
 from weft.errors import BackendError, ConfigError, InputError
 
 if TYPE_CHECKING:
@@ -37,13 +38,27 @@ class Runtime:
     `dynamic_backend_paths` are folders with backends that this runtime alone has; they take the place of
     those in `WEFT_DYNAMIC_BACKEND_PATHS`, and an empty list turns both off. `weft.load` uses a runtime of
     the process unless it is given one.
+
+    `backend_options` are options by backend id, {"vulkan": {"tuning": False}}, for all that is loaded here; those
+    that `weft.load` is given go before them. ConfigError for what no backend takes.
     """
 
-    def __init__(self, *, dynamic_backend_paths: Sequence[str | os.PathLike[str]] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        dynamic_backend_paths: Sequence[str | os.PathLike[str]] | None = None,
+        backend_options: BackendOptions | None = None,
+    ) -> None:
         given = dynamic_backend_paths
         self._own: BackendRegistry | None = registry.derive(given) if given is not None else None
         self.registry = self._own or registry
-        self._contexts: dict[BackendCreator, BackendContext | None] = {}
+        try:
+            self._options = self.registry.take_options(backend_options)
+        except BaseException:
+            if self._own is not None:
+                self._own.close()
+            raise
+        self._contexts: dict[tuple[BackendCreator, Options], BackendContext | None] = {}
         self._ids = itertools.count(1)
         self._sessions: dict[int, Session] = {}
         self._known: WeakValueDictionary[int, Session] = WeakValueDictionary()
@@ -150,9 +165,34 @@ class Runtime:
 
     # -- what sessions call ----------------------------------------------------------------------------
 
+    def with_options(self, choices: Sequence[Choice], given: BackendOptions | None = None) -> list[Choice]:
+        """Return devices with the options of this runtime, before which go those that are given."""
+        own = self.registry.take_options(given)
+        return [c.with_options({**self._options.get(c.creator.id, {}), **own.get(c.creator.id, {})}) for c in choices]
+
+    def for_network(self, choices: Sequence[Choice], held: Mapping[str, Mapping[str, Value]]) -> list[Choice]:
+        """Return devices with the options that a network was optimised with, by backend id.
+
+        ConfigError where a backend does not take them any more, or this runtime has others.
+        """
+        problems = [
+            f"{name!r} of {id_!r} is {value!r} in this runtime, and the network was optimised with {held[id_][name]!r}"
+            for id_, own in self._options.items()
+            for name, value in own.items()
+            if id_ in held and held[id_].get(name, value) != value
+        ]
+        for choice in choices:
+            problems += problems_of(choice.creator, held.get(choice.creator.id, {}))
+        if problems:
+            fix = "optimise the model again, with this runtime"
+            raise ConfigError(
+                "an optimised network has the backend options it was optimised with", why="; ".join(problems), fix=fix
+            )
+        return [c.with_options(taken(c.creator, held.get(c.creator.id, {}))) for c in choices]
+
     @contextmanager
     def loading(
-        self, creators: Sequence[BackendCreator], drop: Callable[[], None], loaded: Callable[[int], None]
+        self, choices: Sequence[Choice], drop: Callable[[], None], loaded: Callable[[int], None]
     ) -> Iterator[int]:
         """Tell the contexts of the backends before and after what is done inside; yields the network's id.
 
@@ -164,7 +204,7 @@ class Runtime:
         with self._gate.inside():
             network, told = next(self._ids), dict[str, BackendContext]()
             try:
-                for id_, context in self._made(creators).items():
+                for id_, context in self._made(choices).items():
                     told[id_] = context
                     _ask(id_, context, "before_load", network)
                 yield network
@@ -182,18 +222,18 @@ class Runtime:
         with self._lock:
             self._known[network] = session
 
-    def may_unload(self, creators: Sequence[BackendCreator], network: int) -> None:
+    def may_unload(self, choices: Sequence[Choice], network: int) -> None:
         """Ask the contexts before an unload; BackendError if one refuses."""
-        for id_, context in self._of(creators).items():
+        for id_, context in self._of(choices).items():
             _ask(id_, context, "before_unload", network)
 
-    def unloaded(self, creators: Sequence[BackendCreator], network: int) -> None:
+    def unloaded(self, choices: Sequence[Choice], network: int) -> None:
         """Tell all contexts that a network is gone; then BackendError if one could not clean up."""
         with self._lock:
             self._sessions.pop(network, None)
             self._known.pop(network, None)
         problems = []
-        for id_, context in self._of(creators).items():
+        for id_, context in self._of(choices).items():
             try:
                 if context.after_unload(network) is False:
                     problems.append(f"after_unload of {id_!r} returned False")
@@ -206,18 +246,18 @@ class Runtime:
                 why="; ".join(problems),
             )
 
-    def _made(self, creators: Sequence[BackendCreator]) -> dict[str, BackendContext]:
-        """Return the contexts of these backends, making those that were never asked for."""
+    def _made(self, choices: Sequence[Choice]) -> dict[str, BackendContext]:
+        """Return the contexts of these backends with their options, making those that were never asked for."""
         with self._lock:
-            for creator in dict.fromkeys(creators):
-                if creator not in self._contexts:
-                    self._contexts[creator] = _context(creator)
-        return self._of(creators)
+            for creator, options in dict.fromkeys((c.creator, c.options) for c in choices):
+                if (creator, options) not in self._contexts:
+                    self._contexts[creator, options] = _context(creator, options)
+        return self._of(choices)
 
-    def _of(self, creators: Sequence[BackendCreator]) -> dict[str, BackendContext]:
+    def _of(self, choices: Sequence[Choice]) -> dict[str, BackendContext]:
         """Return the contexts that there are, by backend."""
         with self._lock:
-            made = {c.id: self._contexts.get(c) for c in creators}
+            made = {c.creator.id: self._contexts.get((c.creator, c.options)) for c in choices}
         return {id_: context for id_, context in made.items() if context is not None}
 
     @staticmethod
@@ -229,11 +269,14 @@ class Runtime:
                 log.warning("the context of %s failed in %s after a failed load: %s", id_, what, e or type(e).__name__)
 
 
-def _context(creator: BackendCreator) -> BackendContext | None:
+def _context(creator: BackendCreator, options: Options) -> BackendContext | None:
     callback = callback_of(creator, "create_context")
     with blame(creator.id, "the backend could not make its context", callback=callback):
         made = creator.create_context()
-    return answers.optional(made, BackendContext, f"{creator.id}: {callback}", "a BackendContext")
+        context = answers.optional(made, BackendContext, f"{creator.id}: {callback}", "a BackendContext")
+        if context is not None:
+            context.options = options
+    return context
 
 
 def _ask(id_: str, context: BackendContext, what: str, network: int) -> None:

@@ -25,6 +25,7 @@ from weft.core.archive import (
 )
 from weft.core.assign import Refusal
 from weft.core.backend import BackendConfig, MemoryMode, Power, Precision
+from weft.core.backend_options import Options, Value
 from weft.core.codec import (
     Damaged,
     Decoder,
@@ -49,7 +50,7 @@ from weft.core.validate import validate
 from weft.errors import BackendError, ModelError, NoDevice, UnsupportedOps, WeftError
 
 T = TypeVar("T")
-FORMAT = 1
+FORMAT = 2
 """Raised with every change after which an older Weft cannot read the file, or would read it wrongly."""
 OPTIMIZE_AGAIN = "optimise the model again with this installation, and save that"
 
@@ -76,6 +77,7 @@ def save(network: OptimizedNetwork, path: str | os.PathLike[str]) -> None:
         "format": FORMAT,
         "weft": _weft_version(),
         "versions": dict(network.versions),
+        "options": {id_: dict(options) for id_, options in network.backend_options.items()},
         "devices": list(network.devices),
         "config": {k: getattr(network.config, k).name for k in ("memory", "precision", "power")},
         "nodes": nodes.encoded,
@@ -234,6 +236,7 @@ class _Reader:
             texts(m["notes"]),
             tuple(_pass(p) for p in expect(m["passes"], list)),
             versions,
+            {k: Options({name: _value(v) for name, v in expect(o, dict).items()}) for k, o in m["options"].items()},
         )
         _check_parts(network)
         return network
@@ -351,6 +354,12 @@ def _four(values: tuple[str, ...]) -> tuple[str, str, str, str]:
 def _pass(value: Json) -> PassRecord:
     name, before, after = value
     return PassRecord(expect(name, str), expect(before, int), expect(after, int))
+
+
+def _value(value: Json) -> Value:
+    if not isinstance(value, (bool, int, float, str)):
+        raise Damaged(f"{value!r} is no value of an option")
+    return value
 
 
 def _no_number(text: str) -> float:

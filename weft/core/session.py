@@ -69,7 +69,6 @@ class Session:
         """The network's id in the runtime, once it is loaded."""
         self._choices, self._fixed, self._ahead = list(choices), fixed, ahead
         self._host = host.device if host else choices[-1].device
-        self._creators = [c.creator for c in choices]
         self._lock = threading.RLock()
         self._profile = Profile() if profile else None
         every = [*([host] if host else []), *choices]
@@ -107,7 +106,7 @@ class Session:
             )
         check_backends("the optimised network", network.versions, (), held.registry)
         devices = dict.fromkeys((*network.devices, *(p.device for p in network.parts)))
-        choices = [held.registry.choose(d)[0] for d in devices]
+        choices = held.for_network([held.registry.choose(d)[0] for d in devices], network.backend_options)
         options = OptimizerOptions(network.config)
         return cls(
             network.graph, choices, options, progress=progress, profile=profile, runtime=held, fixed=network
@@ -249,7 +248,7 @@ class Session:
             self._bound = bound
             return
         if self.id is None:
-            with self.runtime.loading(self._creators, self._loaded.drop, self._know):
+            with self.runtime.loading(self._choices, self._loaded.drop, self._know):
                 self._place(bound)
         else:
             try:
@@ -261,10 +260,10 @@ class Session:
 
     def _know(self, network: int) -> None:
         """Take the id; should nobody close the session, the contexts hear of its end all the same."""
-        self.id, runtime, creators = network, self.runtime, self._creators
+        self.id, runtime, choices = network, self.runtime, self._choices
         runtime.loaded(network, self)
-        self._loaded.before_close = lambda: runtime.may_unload(creators, network)
-        self._loaded.on_close = lambda: runtime.unloaded(creators, network)
+        self._loaded.before_close = lambda: runtime.may_unload(choices, network)
+        self._loaded.on_close = lambda: runtime.unloaded(choices, network)
 
     def _place(self, bound: Graph) -> None:
         """Optimise and load; again, for as long as a backend refuses nodes that it had taken."""

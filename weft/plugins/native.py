@@ -9,7 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from weft.core.backend import Backend, BackendCreator, BackendInfo, DeviceInfo
+from weft.core.backend import Backend, BackendCreator, BackendInfo, BackendOption, DeviceInfo
+from weft.core.backend_options import NO_OPTIONS, Options, defaults
 from weft.errors import ClosedError, DeviceError
 from weft.plugins.elf import why_cut_off
 from weft.plugins.interface import (
@@ -20,8 +21,24 @@ from weft.plugins.interface import (
     checked_version,
     version_of_file,
 )
-from weft.plugins.native_abi import BUFFERS, LEAST_SIZE, REQUIRED, CBackend, CDeviceInfo, Message, decoded
+from weft.plugins.native_abi import (
+    BOOL,
+    BUFFERS,
+    FLOAT,
+    INT,
+    LEAST_SIZE,
+    REQUIRED,
+    STRING,
+    CBackend,
+    CDeviceInfo,
+    COptionInfo,
+    Message,
+    OptionsView,
+    decoded,
+)
 
+MOST_OPTIONS = 64
+"""As with devices: a library that has more never ends its list."""
 MOST_DEVICES = 64
 """A library that counts more devices is taken to be wrong: each of them is described, and listed."""
 
@@ -93,18 +110,53 @@ def _table_at(address: int | None) -> CBackend:
     return table
 
 
+def _options_of(table: CBackend) -> tuple[BackendOption, ...]:
+    """Return the options that a library declares; MalformedError says what is wrong with them."""
+    if not table.option_info:
+        return ()
+    if not table.open_with:
+        raise MalformedError("the table that BackendFactory returned has option_info and no open_with to give them to")
+    found: list[BackendOption] = []
+    for index in range(MOST_OPTIONS + 1):
+        info = COptionInfo(kind=INT)
+        status = table.option_info(index, ctypes.byref(info))
+        if status:
+            return tuple(found)
+        found.append(_option(index, info))
+    raise MalformedError(f"option_info never says that there are no more options, after {MOST_OPTIONS}")
+
+
+def _option(index: int, info: COptionInfo) -> BackendOption:
+    values = {
+        INT: info.default_int,
+        FLOAT: info.default_float,
+        STRING: decoded(info.default_string),
+        BOOL: bool(info.default_int),
+    }
+    if info.kind not in values:
+        raise MalformedError(f"option_info gave option {index} the kind {info.kind}, which is no kind of an option")
+    made = BackendOption(decoded(info.name), values[info.kind], decoded(info.doc))
+    why = made.problem()
+    if why is not None:
+        raise MalformedError(f"option_info: {why}")
+    return made
+
+
 class NativeDevice:
     """An open device. One call at a time; it closes once its creator and all its backends are done with it."""
 
-    def __init__(self, table: CBackend, id: str, index: int) -> None:
+    def __init__(self, table: CBackend, id: str, index: int, options: Options = NO_OPTIONS) -> None:
         self.table, self.name = table, f"{id}:{index}"
         self.lock = threading.RLock()
         self.handle = c_void_p()
         self._users = 1
-        if table.open:
-            message = Message()
+        message, status, function = Message(), 0, "open_with" if table.open_with else "open"
+        if table.open_with:
+            given = OptionsView(options)
+            status = table.open_with(index, given.count, given.pointers, ctypes.byref(self.handle), *message.clear())
+        elif table.open:
             status = table.open(index, ctypes.byref(self.handle), *message.clear())
-            self.check(status, message, DeviceError, f"{self.name} cannot be opened", "open")
+        self.check(status, message, DeviceError, f"{self.name} cannot be opened", function)
 
     def retain(self) -> NativeDevice:
         """Keep the device open until one more `release`."""
@@ -137,13 +189,14 @@ class NativeDevice:
 
 
 class NativeCreator(BackendCreator):
-    """Makes the backends of a library; a device is opened by the first and shared."""
+    """Makes the backends of a library; a device is opened by the first, once for each set of options, and shared."""
 
     def __init__(self, table: CBackend, file: str) -> None:
         self._table, self._file = table, file
         self.version = decoded(table.version)
+        self.options = _options_of(table)
         self._lock = threading.Lock()
-        self._devices: dict[int, NativeDevice] = {}
+        self._devices: dict[tuple[int, Options], NativeDevice] = {}
 
     def absent(self) -> str | None:
         """Return the library's reason why there is no device, or None."""
@@ -181,10 +234,11 @@ class NativeCreator(BackendCreator):
         """Return a backend on an open device."""
         from weft.plugins.native_backend import BufferBackend, NativeHostBackend
 
+        key = (info.index, Options({**defaults(self), **info.options}))
         with self._lock:
-            if info.index not in self._devices:
-                self._devices[info.index] = NativeDevice(self._table, self.id, info.index)
-            device = self._devices[info.index].retain()
+            if key not in self._devices:
+                self._devices[key] = NativeDevice(self._table, self.id, *key)
+            device = self._devices[key].retain()
         made: type[Any] = BufferBackend if self._table.allocate else NativeHostBackend
         backend: Backend = made(info, device)
         return backend

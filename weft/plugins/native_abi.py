@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ctypes import (
     CFUNCTYPE,
     POINTER,
@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from weft.core.backend_options import Value
 from weft.core.dtypes import DType
 from weft.core.op import Op
 from weft.core.tensor import Tensor
@@ -44,6 +45,8 @@ DTYPES = {
 }
 """The numbers of `enum weft_dtype`."""
 INT, FLOAT, STRING, INTS, FLOATS, STRINGS = range(1, 7)
+BOOL = 7
+"""Of an option alone: its values come as INT, 0 or 1."""
 
 
 class CTensor(Structure):
@@ -95,6 +98,19 @@ class CDeviceInfo(Structure):
     _fields_ = (("name", c_char * 128), ("driver", c_char * 128), ("software", c_int32))
 
 
+class COptionInfo(Structure):
+    """`weft_option_info`."""
+
+    _fields_ = (
+        ("name", c_char * 64),
+        ("doc", c_char * 256),
+        ("kind", c_int32),
+        ("default_int", c_int64),
+        ("default_float", c_double),
+        ("default_string", c_char * 128),
+    )
+
+
 _TENSORS = POINTER(POINTER(CTensor))
 _MESSAGE = (c_void_p, c_size_t)
 
@@ -119,6 +135,11 @@ class CBackend(Structure):
         ("upload", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_size_t, c_void_p, c_size_t, *_MESSAGE)),
         ("download", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_size_t, c_void_p, c_size_t, *_MESSAGE)),
         ("wait", CFUNCTYPE(c_int32, c_void_p, *_MESSAGE)),
+        ("option_info", CFUNCTYPE(c_int32, c_int32, POINTER(COptionInfo))),
+        (
+            "open_with",
+            CFUNCTYPE(c_int32, c_int32, c_size_t, POINTER(POINTER(CAttribute)), POINTER(c_void_p), *_MESSAGE),
+        ),
     )
 
 
@@ -154,37 +175,11 @@ class Message:
         return written[: self.SIZE].split(b"\0")[0].decode("utf-8", "replace")
 
 
-class NodeView:
-    """A node as C sees it. It owns all that `node` points to; `place` says where the tensors are."""
+class _View:
+    """What C sees, and owns all that it points to."""
 
-    def __init__(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op) -> None:
+    def __init__(self) -> None:
         self._kept: list[Any] = []
-        self.inputs = [self._tensor(t) for t in inputs]
-        self.outputs = [self._tensor(t) for t in outputs]
-        attributes = [self._attribute(n, v) for n, v in op.attributes().items() if v is not None]
-        self.input_array = self._pointers(CTensor, self.inputs)
-        self.output_array = self._pointers(CTensor, self.outputs)
-        self.node = CNode(
-            encoded(outputs[0].name if outputs else ""),
-            encoded(op.type),
-            len(self.inputs),
-            self.input_array,
-            len(self.outputs),
-            self.output_array,
-            len(attributes),
-            self._pointers(CAttribute, attributes),
-        )
-
-    def _tensor(self, tensor: Tensor | None) -> CTensor:
-        if tensor is None:
-            return CTensor(b"", NO_TYPE, 0, self._array(c_int64, ()))
-        shape = self._array(c_int64, tensor.shape)
-        made = CTensor(encoded(tensor.name), DTYPES[tensor.dtype], len(tensor.shape), shape, tensor.nbytes)
-        if tensor.constant is not None:
-            value = np.ascontiguousarray(tensor.constant, tensor.dtype.numpy)
-            self._kept.append(value)
-            made.constant = value.ctypes.data
-        return made
 
     def _attribute(self, name: str, value: Any) -> CAttribute:
         """Return an attribute; TypeError if C has no type for it."""
@@ -213,6 +208,48 @@ class NodeView:
 
     def _pointers(self, kind: Any, structures: Sequence[Any]) -> Any:
         return self._array(POINTER(kind), [ctypes.pointer(s) for s in structures])
+
+
+class OptionsView(_View):
+    """Options as C sees them, for one call of `open_with`."""
+
+    def __init__(self, options: Mapping[str, Value]) -> None:
+        super().__init__()
+        made = [self._attribute(name, value) for name, value in options.items()]
+        self.count, self.pointers = len(made), self._pointers(CAttribute, made)
+
+
+class NodeView(_View):
+    """A node as C sees it. It owns all that `node` points to; `place` says where the tensors are."""
+
+    def __init__(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op) -> None:
+        super().__init__()
+        self.inputs = [self._tensor(t) for t in inputs]
+        self.outputs = [self._tensor(t) for t in outputs]
+        attributes = [self._attribute(n, v) for n, v in op.attributes().items() if v is not None]
+        self.input_array = self._pointers(CTensor, self.inputs)
+        self.output_array = self._pointers(CTensor, self.outputs)
+        self.node = CNode(
+            encoded(outputs[0].name if outputs else ""),
+            encoded(op.type),
+            len(self.inputs),
+            self.input_array,
+            len(self.outputs),
+            self.output_array,
+            len(attributes),
+            self._pointers(CAttribute, attributes),
+        )
+
+    def _tensor(self, tensor: Tensor | None) -> CTensor:
+        if tensor is None:
+            return CTensor(b"", NO_TYPE, 0, self._array(c_int64, ()))
+        shape = self._array(c_int64, tensor.shape)
+        made = CTensor(encoded(tensor.name), DTYPES[tensor.dtype], len(tensor.shape), shape, tensor.nbytes)
+        if tensor.constant is not None:
+            value = np.ascontiguousarray(tensor.constant, tensor.dtype.numpy)
+            self._kept.append(value)
+            made.constant = value.ctypes.data
+        return made
 
 
 def encoded(text: str) -> bytes:

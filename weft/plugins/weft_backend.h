@@ -42,7 +42,7 @@ extern "C" {
 /* The version of the backend interface that this file describes; GetVersion returns it. Weft takes a backend
  * whose major number is its own and whose minor number is not above its own. */
 #define WEFT_API_MAJOR 1u
-#define WEFT_API_MINOR 0u
+#define WEFT_API_MINOR 1u
 
 #if defined(__GNUC__)
 #define WEFT_EXPORT __attribute__((visibility("default")))
@@ -122,11 +122,24 @@ typedef struct weft_device_info {
     int32_t software; /* 1 if the work is done by the host's CPU */
 } weft_device_info;
 
+/* The kind of an option that is on or off; its values are 0 and 1, of kind WEFT_INT. (1.1) */
+enum { WEFT_BOOL_OPTION = 7 };
+
+/* An option that users may set for a backend, as `weft devices --options` shows it. (1.1) */
+typedef struct weft_option_info {
+    char name[64];  /* small letters, digits and _; a letter first */
+    char doc[256];  /* one sentence */
+    int32_t kind;   /* WEFT_INT, WEFT_FLOAT, WEFT_STRING or WEFT_BOOL_OPTION */
+    int64_t default_int; /* of WEFT_INT, and of WEFT_BOOL_OPTION: 0 or 1 */
+    double default_float;
+    char default_string[128];
+} weft_option_info;
+
 /*
  * The functions of a backend. The table must stay as it is while the library is loaded: make it `static const`.
  * Name the fields that you set (.supports = ...), so that all others are NULL.
  *
- * `device` is what `open` gave for the device, and NULL where there is no `open`.
+ * `device` is what `open` or `open_with` gave for the device, and NULL where there is neither.
  */
 typedef struct weft_backend {
     size_t struct_size;  /* sizeof(weft_backend): tells Weft which fields this library knows */
@@ -187,6 +200,17 @@ typedef struct weft_backend {
     /* Wait for all that `execute` has queued. Called before buffers are uploaded to, downloaded from or freed,
      * before states are destroyed, and at the end of a run. A failure of queued work is reported here. */
     int32_t (*wait)(void *device, char *error, size_t size);
+
+    /* -- optional: options that users set; both or `open_with` alone (1.1) -- */
+
+    /* Describe the option `index`, from 0, and return 0; return 1 if there are no more, of 64 at most. Called when
+     * the library is loaded. */
+    int32_t (*option_info)(int32_t index, weft_option_info *info);
+
+    /* Open a device in the place of `open`, with a value for each option: the user's, or the default. A device that
+     * networks with different options use is opened once for each. `options` are `count` pointers. */
+    int32_t (*open_with)(int32_t index, size_t count, const weft_attribute *const *options, void **device, char *error,
+                         size_t size);
 } weft_backend;
 
 /* ---- what the library exports ------------------------------------------------------------------------------- */

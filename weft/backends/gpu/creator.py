@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from weft.backends.gpu import forks
-from weft.core.backend import Backend, BackendCreator, BackendInfo
+from weft.core.backend import Backend, BackendCreator, BackendInfo, BackendOption
+from weft.core.backend_options import NO_OPTIONS, Options, defaults
 
 if TYPE_CHECKING:
     from weft.backends.gpu.backend import GpuBackend
@@ -16,10 +18,15 @@ if TYPE_CHECKING:
 
 
 class GpuCreator(BackendCreator):
-    """Open devices once and make backends on them; a subclass says how a device is opened."""
+    """Open devices once and make backends on them; a subclass says how a device is opened.
+
+    A device is opened once for each set of options: sessions with other options share nothing of it.
+    """
+
+    options: Sequence[BackendOption] = (BackendOption("tuning", True, "Choose kernels by the tables of `weft tune`."),)
 
     def __init__(self) -> None:
-        self._runtimes: dict[int, GpuRuntime] = {}
+        self._runtimes: dict[tuple[int, Options], GpuRuntime] = {}
         self._gone: list[GpuRuntime] = []
         self._lock = threading.Lock()
 
@@ -46,19 +53,20 @@ class GpuCreator(BackendCreator):
         """Return why there is no such device on this machine, or None; a driver may be asked for it."""
         return None
 
-    def runtime(self, index: int) -> GpuRuntime:
-        """Return the runtime of a device, opening it the first time, and anew after it was lost."""
+    def runtime(self, index: int, options: Options = NO_OPTIONS) -> GpuRuntime:
+        """Return the runtime of a device with these options, opening it the first time, and anew after it was lost."""
         from weft.backends.gpu.runtime import GpuRuntime
 
         forks.check(self.id, index)
         forks.start()
+        key = (index, Options({**defaults(self), **options}))
         with self._lock:
-            held = self._runtimes.get(index)
+            held = self._runtimes.get(key)
             if held is not None and held.device.gone:
-                self._gone.append(self._runtimes.pop(index))
-            if index not in self._runtimes:
-                self._runtimes[index] = GpuRuntime(self.open(index))
-            return self._runtimes[index]
+                self._gone.append(self._runtimes.pop(key))
+            if key not in self._runtimes:
+                self._runtimes[key] = GpuRuntime(self.open(index), key[1])
+            return self._runtimes[key]
 
     def onPrepare(self, index: int) -> None:
         """Open the device, and have its special kernels tested."""
@@ -66,7 +74,7 @@ class GpuCreator(BackendCreator):
 
     def onCreate(self, info: BackendInfo) -> Backend:
         """Return a backend for one pipeline; all on one device share its runtime."""
-        runtime = self.runtime(info.index)
+        runtime = self.runtime(info.index, info.options)
         runtime.verify()
         return self.backend_class()(info, runtime)
 

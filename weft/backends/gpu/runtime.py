@@ -10,6 +10,7 @@ from functools import cached_property
 from weft.backends.gpu.device import GpuBuffer, GpuDevice
 from weft.backends.gpu.selftest import chosen_mode, refused
 from weft.backends.gpu.tuning_table import TuningTable
+from weft.core.backend_options import NO_OPTIONS, Options
 from weft.kernels.special import special_kernels
 
 CHUNK = 16 << 20
@@ -74,6 +75,8 @@ class GpuRuntime:
     """An open device with what its sessions share."""
 
     device: GpuDevice
+    options: Options = NO_OPTIONS
+    """Those that the device was opened with."""
     static: StaticPool = field(init=False)
     notes: list[str] = field(default_factory=list)
     """What every report on the device says."""
@@ -109,7 +112,7 @@ class GpuRuntime:
     @cached_property
     def tuning(self) -> TuningTable:
         """Return the choices that were tuned for the device."""
-        return TuningTable(self.device.info)
+        return TuningTable(self.device.info, proposes=bool(self.options.get("tuning", True)))
 
     def close(self) -> None:
         """Close the device."""

@@ -113,8 +113,10 @@ Tables = dict[DeviceKey, Entries]
 class TuningTable:
     """The table of one device in memory; reads are free of locks, and a `save` keeps what others wrote meanwhile."""
 
-    def __init__(self, info: DeviceInfo, folder: Path | None = None, shipped: Path = SHIPPED) -> None:
-        self.key = DeviceKey.of(info)
+    def __init__(
+        self, info: DeviceInfo, folder: Path | None = None, shipped: Path = SHIPPED, *, proposes: bool = True
+    ) -> None:
+        self.key, self._proposes = DeviceKey.of(info), proposes
         if folder is None and config.cache_enabled():
             folder = config.cache_dir() / FOLDER
         self.path = folder / self.key.file if folder else None
@@ -150,12 +152,13 @@ class TuningTable:
         return [Entry(found.choice or brought.choice, theirs | own), Entry(brought.choice, theirs | same)]
 
     def proposals(self, key: str, texts: Collection[str]) -> list[Proposal]:
-        """Return the choices for a problem, or the fastest on offer where these are not; none if WEFT_TUNING=0.
+        """Return the choices for a problem, or the fastest on offer where these are not.
 
-        The first whose kernels are still those that were timed is to be taken.
+        There are none with WEFT_TUNING=0 or the option `tuning` off. The first whose kernels are still those that
+        were timed is to be taken.
         """
         found = []
-        for entry in self.views(key) if config.tuning_enabled() else ():
+        for entry in self.views(key) if self._proposes and config.tuning_enabled() else ():
             timed = {text: t.us for text, t in entry.trials.items() if text in texts and t.us is not None}
             if entry.choice is not None and timed:
                 text = entry.choice if entry.choice in timed else min(timed, key=lambda text: timed[text])
