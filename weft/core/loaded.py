@@ -169,12 +169,19 @@ class LoadedNetwork:
 
     def start(self, arrays: dict[str, Array]) -> None:
         """Start a run with the given inputs; only the last part is left running."""
-        self._passed = None
+        self.abandon()
         self._acquire()
-        for pipeline in self.pipelines:
-            pipeline.wait()
+        self._wait()
         if self.profile is not None:
             self.profile.events.clear()
+        try:
+            self._execute(arrays)
+        except Exception:
+            self._quiet()
+            raise
+        self._passed = {i: a.copy() for i, a in arrays.items() if i in self.graph.outputs}
+
+    def _execute(self, arrays: Mapping[str, Array]) -> None:
         for pipeline in self.pipelines:
             for source in self._waits.get(pipeline, ()):
                 source.wait()
@@ -184,7 +191,6 @@ class LoadedNetwork:
                 if name in arrays:
                     feed(pipeline, name, arrays[name])
             pipeline.execute()
-        self._passed = {i: a.copy() for i, a in arrays.items() if i in self.graph.outputs}
 
     def _transfer(self, transfer: Transfer) -> None:
         begun = perf_counter()
@@ -192,20 +198,43 @@ class LoadedNetwork:
         if self.profile is not None:
             ProfilingContext(transfer.target.device, self.profile).event(transfer.name, perf_counter() - begun)
 
+    def _wait(self) -> None:
+        """Wait for all pipelines; the first error is raised when none is at work, so that no later run meets others."""
+        try:
+            for pipeline in self.pipelines:
+                pipeline.wait()
+        except Exception:
+            self._quiet()
+            raise
+
+    def _quiet(self) -> None:
+        """Wait for what a run that failed has left at work; that it fails, too, is logged."""
+        for pipeline in self.pipelines:
+            try:
+                pipeline.wait()
+            except Exception as e:
+                log.warning("after a run that failed, %s failed as well: %s", pipeline.device, e)
+
     @property
     def started(self) -> bool:
         """Tell whether there is a run whose outputs were not taken."""
         return self._passed is not None
 
-    def finish(self, outputs: Sequence[str], given: Sequence[Array | None]) -> list[Array]:
-        """Wait for the run and return its outputs, in the given arrays where there are any."""
-        for pipeline in self.pipelines:
-            pipeline.wait()
-        results = [self._fetch(name, target) for name, target in zip(outputs, given, strict=True)]
+    def abandon(self) -> None:
+        """Let nobody have the outputs of the run that was started, if one was."""
         self._passed = None
-        return results
 
-    def _fetch(self, name: str, target: Array | None) -> Array:
+    def finish(self, outputs: Sequence[str], given: Sequence[Array | None]) -> list[Array]:
+        """Wait for the run and return its outputs, in the given arrays where there are any.
+
+        Whatever is raised, that run is over: its outputs may be half of it.
+        """
+        passed, self._passed = self._passed, None
+        assert passed is not None
+        self._wait()
+        return [self._fetch(name, target, passed) for name, target in zip(outputs, given, strict=True)]
+
+    def _fetch(self, name: str, target: Array | None, passed: Mapping[str, Array]) -> Array:
         pipeline = self._made.get(name)
         if pipeline is not None and name in pipeline.mapped:
             mapped = pipeline.mapped[name]
@@ -216,8 +245,7 @@ class LoadedNetwork:
         result = np.empty(spec.dims, spec.dtype.numpy) if target is None else target
         if pipeline is None:
             known = self.graph.constants.get(name)
-            assert self._passed is not None
-            np.copyto(result, known if known is not None else self._passed[name])
+            np.copyto(result, known if known is not None else passed[name])
         elif result.flags.c_contiguous:
             with pipeline.copying(name):
                 copy_tensor(pipeline.tensor(name), Tensor(name, spec.dims, spec.dtype, memory=result))

@@ -182,8 +182,11 @@ class Session:
         with self._lock:
             arrays = self._accept(inputs)
             given = take_outputs(self.graph.outputs, self._loaded.graph.specs, outputs)
-            self._loaded.start(arrays)
-            return self._loaded.finish(self.graph.outputs, given)
+            try:
+                self._loaded.start(arrays)
+                return self._loaded.finish(self.graph.outputs, given)
+            finally:
+                self._loaded.abandon()  # an interrupt in between leaves nothing to wait for
 
     def submit(self, *inputs: Array | Mapping[str, Array]) -> None:
         """Start a run and return while the device may still be at work; `wait` returns its outputs.
@@ -195,13 +198,16 @@ class Session:
             self._loaded.start(self._accept(inputs))
 
     def wait(self, outputs: Outputs | None = None) -> list[Array]:
-        """Wait for the run that `submit` started and return its outputs, once."""
+        """Wait for the run that `submit` started and return its outputs, once.
+
+        InputError if there is none: nothing was submitted since the last run, or that failed.
+        """
         with self._lock:
             self._check_open()
             if not self._loaded.started:
                 raise InputError(
                     "there is no run to wait for",
-                    why="none was submitted since outputs were last taken or the session was resized",
+                    why="none was submitted since outputs were last taken, a run failed or the session was resized",
                     fix="call submit, and wait before anything else",
                 )
             given = take_outputs(self.graph.outputs, self._loaded.graph.specs, outputs)
