@@ -305,13 +305,28 @@ def test_a_cache_that_is_no_folder_is_said_to_be_none(
 def test_a_cache_that_cannot_be_written_is_warned_of_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path / "file"))
+    def full(**_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.mkstemp", full)
     with caplog.at_level(logging.DEBUG, "weft.cache"):
         for kind in ("opencl", "spirv", "spirv"):
             DiskCache(kind).put("a", b"12345")
     assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.DEBUG, logging.DEBUG]
     assert caplog.messages[0].endswith("; make the folder writable, or name another in WEFT_CACHE_DIR")
+
+
+def test_a_cache_that_is_no_folder_is_warned_of_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (file := tmp_path / "file").touch()
+    monkeypatch.setenv("WEFT_CACHE_DIR", str(file))
+    for kind in ("opencl", "spirv", "spirv"):
+        DiskCache(kind).put("a", b"12345")
+    assert [message.partition(";")[0] for message in caplog.messages] == [
+        f"{file} is not used: it is a file, not a folder"
+    ]
 
 
 # -- a terminal ----------------------------------------------------------------------------------------------

@@ -48,7 +48,10 @@ def timed(us: str) -> str:
     [
         ("", "it is no JSON, from line 1 on"), ('{"schema":\n1,', "it is no JSON, from line 2 on"),
         ("[" * 100000, "it is no JSON"), ("[]", "it has no 'schema' that is a number"),
-        ("null", "it has no 'schema' that is a number"), ('{"schema": 2, "devices": []}', "its schema is 2, not 1"),
+        ("null", "it has no 'schema' that is a number"), ('{"schema": 3, "devices": []}', "its schema is 3, not 2"),
+        ('{"schema": 2, "devices": []}', "it has no 'digest' that is a text"),
+        ('{"schema": 2, "digest": "00", "devices": []}', "its digest does not fit its content"),
+        ('{"schema": 1, "digest": "00", "devices": []}', "it has members that such a table does not have"),
         ('{"schema": 1}', "it has no 'devices' that is a list"),
         ('{"schema": 1, "devices": [{}]}', "a device has no 'api' that is a text"),
         ('{"schema": 1, "devices": [null]}', "a device has no 'api' that is a text"),
@@ -79,6 +82,16 @@ def test_a_damaged_table_is_a_warning_and_is_replaced(
     table.note("p", ENTRY)
     table.save()
     assert read_tables(table.path) == {KEY: {"p": ENTRY}}
+
+
+def test_a_table_in_which_one_character_changed_is_not_used(tmp_path: Path) -> None:
+    write_tables(path := tmp_path / "t.json", {KEY: {"p": ENTRY}})
+    text = path.read_text()
+    places = [at for at, c in enumerate(text) if c.isalnum()]
+    for at in places:
+        path.write_text(f"{text[:at]}{'1' if text[at] == '2' else '2'}{text[at + 1:]}")
+        with pytest.raises(ConfigError, match="is no table of `weft tune`"):
+            read_tables(path)
 
 
 def test_a_time_of_0_or_more_is_one(tmp_path: Path) -> None:

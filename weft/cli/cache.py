@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ import typer
 
 from weft import config
 from weft.cli.console import line, note, table
-from weft.kernels.cache import UNFINISHED
+from weft.kernels.cache import file_refused, folders_refused, unfinished
 from weft.kernels.refused import FOLDER as REFUSED
 
 app = typer.Typer(no_args_is_help=True, help="Show or clear the kernels and tuning tables that are kept on disk.")
@@ -23,30 +22,33 @@ _BLOB = re.compile(r"[0-9a-f]{40}")
 _TABLE = re.compile(r"[a-z0-9-]+-[0-9a-f]{8}\.json")
 _SOURCE = re.compile(r"\w+-[0-9a-f]{16}\.(cl|comp|cu)")
 _NAMES = {TUNING: _TABLE, REFUSED: _SOURCE}
-_UNFINISHED = re.compile(rf"tmp[a-z0-9_]{{8}}({re.escape(UNFINISHED)})?")
-"""What `tempfile` calls a file that is being written; older versions gave it no ending."""
-STALE = 600.0
-"""Seconds after which nobody writes to such a file any more: whoever did was killed."""
 LEFT = "unfinished"
 
 
+def _folders() -> Iterator[Path]:
+    """Yield the folders of the cache, without those that are links and lead elsewhere."""
+    cache = config.cache_dir()
+    if cache.is_dir():
+        yield from (path for path in sorted(cache.iterdir()) if path.is_dir() and not path.is_symlink())
+
+
 def _blobs() -> Iterator[tuple[str, Path]]:
-    """Yield all files that are ours, each with its kind."""
-    folder = config.cache_dir()
-    if folder.is_dir():
-        for path in sorted(folder.glob("*/*")):
-            name = _NAMES.get(path.parent.name, _BLOB)
-            if path.is_file() and name.fullmatch(path.name):
-                yield path.parent.name, path
-            elif _UNFINISHED.fullmatch(path.name) and _is_stale(path):
-                yield LEFT, path
+    """Yield all files that are ours, each with its kind; also what is no file where one of ours belongs."""
+    for folder in _folders():
+        name = _NAMES.get(folder.name, _BLOB)
+        for path in sorted(folder.iterdir()):
+            if name.fullmatch(path.name) and (path.is_symlink() or not path.is_dir()):
+                yield folder.name, path
+        yield from ((LEFT, path) for path in unfinished(folder))
 
 
-def _is_stale(path: Path) -> bool:
-    try:
-        return path.is_file() and path.stat().st_mtime < time.time() - STALE
-    except OSError:  # it was being written, and has its name now
-        return False
+def _not_used() -> Iterator[str]:
+    """Yield a sentence on each folder and file of the cache that is not used since others may write it."""
+    yield from folders_refused()
+    for kind, path in _blobs():
+        why = file_refused(path) if kind != LEFT else None
+        if why:
+            yield f"{path}: {why}"
 
 
 def _note_no_folder() -> None:
@@ -68,10 +70,12 @@ def info() -> None:
     sizes: Counter[str] = Counter()
     for kind, path in _blobs():
         files[kind] += 1
-        sizes[kind] += path.stat().st_size
+        sizes[kind] += path.lstat().st_size
     rows = [(kind, str(files[kind]), f"{sizes[kind] / 1024:.1f}") for kind in files]
     rows.append(("all", str(files.total()), f"{sizes.total() / 1024:.1f}"))
     table(("kind", "files", "KiB"), rows, numbers=("files", "KiB"))
+    for why in _not_used():
+        line(f"not used: {why}")
 
 
 @app.command()
@@ -92,7 +96,7 @@ def clear(
         if keep_tuning and kind == TUNING:
             continue
         try:
-            bytes_ = path.stat().st_size
+            bytes_ = path.lstat().st_size
             path.unlink()
         except OSError as e:
             note(f"{path} cannot be removed: {e.strerror}")

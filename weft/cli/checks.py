@@ -19,7 +19,7 @@ from weft.core.entries import WEFT
 from weft.core.presence import present
 from weft.core.registry import registry
 from weft.errors import UnsupportedOps, WeftError
-from weft.kernels.cache import advice
+from weft.kernels.cache import advice, folders_refused
 
 PASS, FAIL, ABSENT = "PASS", "FAIL", "absent"
 TOLERANCE = 1e-4
@@ -81,6 +81,10 @@ def _cache() -> Check:
         return Check("cache", ABSENT, "turned off by WEFT_CACHE=0")
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        refused = folders_refused()
+        if refused:
+            fix = "remove what is named or make it yours alone (chmod 700), or name another folder in WEFT_CACHE_DIR"
+            return Check("cache", FAIL, f"not used: {'; '.join(refused)}", fix)
         with tempfile.TemporaryFile(dir=folder):
             return Check("cache", PASS, str(folder))
     except OSError as e:

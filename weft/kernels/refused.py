@@ -12,6 +12,7 @@ from pathlib import Path
 
 from weft import config
 from weft.errors import CompileError, brief
+from weft.kernels.cache import folder_refused, write
 
 FOLDER = "refused"
 """The folder of the cache that holds the files."""
@@ -57,9 +58,10 @@ def _written(entry: str, text: str, log: str, suffix: str) -> Path | str:
         if not config.cache_enabled():
             return _temporary(name, suffix, content)
         file = config.cache_dir().absolute() / FOLDER / f"{name}{suffix}"
+        if folder_refused(file.parent):
+            return _temporary(name, suffix, content)
         try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(content, encoding="utf-8")
+            write(file, content.encode())
             return file
         except OSError:  # a cache that cannot be written to is no reason to lose the source
             return _temporary(name, suffix, content)

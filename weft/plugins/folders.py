@@ -11,6 +11,7 @@ from pathlib import Path
 
 from weft.core.entries import Folder
 from weft.core.registry import BackendRegistry
+from weft.core.trust import file_problem, folder_problem
 from weft.plugins.interface import Announced, MalformedError, read
 from weft.plugins.python_file import load_module
 
@@ -18,6 +19,8 @@ log = logging.getLogger("weft.plugins")
 
 FILE_NAME = re.compile(r"[A-Za-z0-9]+_[A-Za-z0-9]+_backend\.(py|so(?:\.[0-9]+)*)")
 """<vendor>_<name>_backend.py, or .so with any number of version fields."""
+
+_SECURE = "let nobody else write to it (chmod go-w, chown), or take it from the folders that are searched"
 
 
 def insert_all(registry: BackendRegistry, paths: Sequence[Folder]) -> None:
@@ -28,11 +31,15 @@ def insert_all(registry: BackendRegistry, paths: Sequence[Folder]) -> None:
         if why is not None:
             registry.skip(f"the folder {str(path)!r}", why, by_path=True)
             continue
+        if others := folder_problem(Path(path)):
+            log.warning("code is loaded from the folder %s, though %s; %s", path, others, _SECURE)
         for file, is_native in files(registry, Path(path)):
             if file in seen:
                 log.debug("%s was loaded already", file)
                 continue
             seen.add(file)
+            if others := file_problem(file):
+                log.warning("code is loaded from %s, though %s; %s", file, others, _SECURE)
             try:
                 announced = load(file, is_native=is_native)
             except MalformedError as e:

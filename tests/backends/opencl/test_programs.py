@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from tests.backends.opencl.kernels import HALF, NO_DIALECT, SCALE, SOURCE, free, run, values, whole
 from weft.backends.gpu.device import LaunchCommand
 from weft.backends.opencl.device import OpenCLDevice, open_device
-from weft.backends.opencl.programs import BUILD_OPTIONS, build_options, defines, literal
+from weft.backends.opencl.programs import BUILD_OPTIONS, build_options, defines, late_define, literal
 from weft.core.dtypes import DType
 from weft.errors import CompileError
 from weft.kernels.cache import DiskCache
@@ -49,19 +50,24 @@ def test_constants_are_exact() -> None:
         defines(SOURCE, {"LX": 1, "LY": 1, "LZ": 1})
 
 
-def _result(device: OpenCLDevice) -> float:
+def _result(device: OpenCLDevice, source: KernelSource = SOURCE) -> float:
     buffer, out = device.allocate(4), np.empty(1, np.float32)
     device.upload(buffer, 0, np.ones(1, np.float32))
-    kernel = device.compile(SOURCE, values(1, 3.0))
+    kernel = device.compile(source, values(1, 3.0))
     run(device, LaunchCommand(kernel, (whole(buffer), whole(buffer)), (1, 1, 1)))
     device.download(buffer, 0, out)
     device.free(buffer)
     return float(out[0])
 
 
-def _fresh() -> tuple[float, int, int]:
+def key_of(device: OpenCLDevice, source: KernelSource) -> str:
+    """Return the key of the binary of `_result`'s kernel."""
+    return device.programs.disk_key(source, defines(source, values(1, 3.0)) + late_define([]))
+
+
+def _fresh(source: KernelSource = SOURCE) -> tuple[float, int, int]:
     device = open_device(0, NO_DIALECT)
-    result = _result(device)
+    result = _result(device, source)
     device.close()
     return result, device.programs.built_from_source, device.programs.loaded_from_disk
 
@@ -76,10 +82,43 @@ def test_binary_cache(cache: Path) -> None:
 
 
 def test_unloadable_binary_is_rebuilt(device: OpenCLDevice) -> None:
-    key = device.programs.disk_key(SOURCE, defines(SOURCE, values(1, 3.0)))
-    DiskCache("opencl").put(key, b"\x00not a program\xff" * 50)
+    DiskCache("opencl").put(key_of(device, SOURCE), b"\x00not a program\xff" * 50)
     assert _result(device) == 3.0
     assert device.programs.built_from_source == 1
+    assert _fresh() == (3.0, 0, 1)
+
+
+def test_binaries_that_changed_places_are_built_anew_in_the_same_start(cache: Path) -> None:
+    other = replace(SOURCE, text=SCALE.replace("A *", "-A *"))
+    for source in (SOURCE, other):
+        device = open_device(0, NO_DIALECT)
+        _result(device, source)
+        device.close()
+    a, b = (cache / "opencl").iterdir()
+    first, second = a.read_bytes(), b.read_bytes()
+    a.write_bytes(second)
+    b.write_bytes(first)
+    assert _fresh() == (3.0, 1, 0)
+    assert _fresh(other) == (-3.0, 1, 0)
+    assert _fresh() == (3.0, 0, 1) and _fresh(other) == (-3.0, 0, 1), "and they were replaced"
+
+
+@pytest.mark.parametrize("why", ["another entry", "more arguments"])
+def test_a_binary_that_does_not_fit_is_built_anew_in_the_same_start(why: str, cache: Path) -> None:
+    if why == "another entry":
+        other = replace(SOURCE, entry="other", text=SCALE.replace("scale", "other"))
+    else:
+        text = SCALE.replace("global float* y", "global float* y, global float* z")
+        other = replace(SOURCE, text=text, args=(*SOURCE.args, Arg("z", DType.FLOAT32, "linear", written=True)))
+        assert other.text != SOURCE.text
+    device = open_device(0, NO_DIALECT)
+    device.compile(other, values(1, 3.0))
+    disk = DiskCache("opencl")
+    binary = disk.get(key_of(device, other))
+    assert binary is not None
+    disk.put(key_of(device, SOURCE), binary)
+    device.close()
+    assert _fresh() == (3.0, 1, 0)
     assert _fresh() == (3.0, 0, 1)
 
 

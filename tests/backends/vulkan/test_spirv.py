@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import stat
+import struct
 import sys
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.backends.vulkan.kernels import SCALE, kernel_source, values
-from weft.backends.vulkan import glslang, spirv
-from weft.backends.vulkan.device import VulkanDevice
+from tests.backends.vulkan.kernels import ADD, NO_DIALECT, SCALE, kernel_source, values
+from weft.backends.vulkan import glslang, pipelines, spirv
+from weft.backends.vulkan._vk import create
+from weft.backends.vulkan.device import VulkanDevice, open_device
 from weft.core.dtypes import DType
 from weft.errors import CompileError, ConfigError, DeviceError
+from weft.kernels.cache import DiskCache, seal
 from weft.kernels.source import KernelSource
 
 
@@ -73,7 +77,7 @@ def test_shipped_kernels_need_no_compiler(
     assert compiler is not None
     archive = tmp_path / "spirv.zip"
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as f:
-        f.writestr(f"{source.digest}.spv", compiler.compile(source.text, "scale"))
+        f.writestr(spirv.shipped_name(source.digest), seal(source.digest, compiler.compile(source.text, "scale")))
     monkeypatch.setenv("WEFT_NO_COMPILER", "1")
     monkeypatch.setenv("WEFT_CACHE", "0")
     monkeypatch.setattr(spirv, "shipped", spirv.ShippedSet(archive))
@@ -82,6 +86,69 @@ def test_shipped_kernels_need_no_compiler(
         device.compile(unseen("not shipped"), values(4))
     archive.write_bytes(b"no zip")
     assert spirv.ShippedSet(archive).get(source.digest) is None
+
+
+def test_shipped_kernels_that_changed_places_are_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = unseen("one"), unseen("other")
+    archive = tmp_path / "spirv.zip"
+    with zipfile.ZipFile(archive, "w") as f:
+        for name, content in ((one, other), (other, one)):
+            f.writestr(spirv.shipped_name(name.digest), seal(content.digest, glslang.SPIRV_MAGIC))
+    monkeypatch.setenv("WEFT_CACHE", "0")
+    monkeypatch.setattr(spirv, "shipped", spirv.ShippedSet(archive))
+    compiler = glslang.find_compiler()
+    assert compiler is not None
+    for source in (one, other):
+        assert spirv.spirv_for(source) == compiler.compile(source.text, source.entry)
+
+
+def test_spirv_that_changed_places_is_compiled_anew(device: VulkanDevice, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WEFT_CACHE_DIR", str(tmp_path))
+        right = [spirv.spirv_for(source) for source in (SCALE, ADD)]
+        a, b = (tmp_path / "spirv").iterdir()
+        kept = a.read_bytes(), b.read_bytes()
+        a.write_bytes(kept[1])
+        b.write_bytes(kept[0])
+        assert [spirv.spirv_for(source) for source in (SCALE, ADD)] == right
+        assert (a.read_bytes(), b.read_bytes()) == kept
+
+
+def test_spirv_that_the_driver_refuses_is_compiled_anew_in_the_same_load(
+    device: VulkanDevice, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = unseen("refused")
+    key = f"{source.digest} {glslang.TOOLCHAIN}"
+    DiskCache("spirv").put(key, glslang.SPIRV_MAGIC + bytes(16))
+
+    def refusing(function: Any, device: Any, info: Any, handle: str, what: str) -> Any:
+        if handle == "VkShaderModule" and info.codeSize == 20:  # what real drivers do with such code is not defined
+            raise DeviceError(what)
+        return create(function, device, info, handle, what)
+
+    monkeypatch.setattr(pipelines, "create", refusing)
+    device.compile(source, values(4))
+    assert "compiled anew" in caplog.text
+    held = DiskCache("spirv").get(key)
+    assert held is not None and len(held) > 20, "the next start is clean"
+
+
+@pytest.mark.parametrize("header", [b"", bytes(40), struct.pack("<IIII16s", 32, 1, 1, 2, b"another device")])
+def test_a_drivers_cache_of_another_device_is_thrown_away(header: bytes, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WEFT_CACHE_DIR", str(tmp_path))
+        first = open_device(0, NO_DIALECT)
+        first.compile(SCALE, values(4))
+        first.close()
+        (file,) = (tmp_path / "vulkan-pipelines").iterdir()
+        whole = file.read_bytes()
+        key = first._held.pipelines._key
+        DiskCache("vulkan-pipelines").put(key, header + b"and what follows")
+        second = open_device(0, NO_DIALECT)
+        assert not file.exists()
+        second.compile(SCALE, values(4))
+        second.close()
+        assert len(file.read_bytes()) == len(whole)
 
 
 def test_compilers_are_looked_for_in_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ from weft.core.optimize.fuse import fuse_groups
 from weft.core.tensor import Tensor
 from weft.core.views import OptimizationViews, SubgraphView
 from weft.errors import BackendError
+from weft.kernels import cache
 from weft.kernels.launch import find_gpu_op
 from weft.ops.relayout import Relayout
 
@@ -309,10 +310,10 @@ class GpuBackend(Backend):
         }
 
     def notes(self) -> Sequence[str]:
-        """Return what was not granted, what the device failed, and how many kernels tuning chose."""
+        """Return what was not granted or not used, what the device failed, and how many kernels tuning chose."""
         tuned = self.recording.tuned
         chosen = [f"{tuned} kernels tuned for this device"] if tuned else []
-        return [*super().notes(), *self.runtime.notes, *chosen]
+        return [*super().notes(), *self.runtime.notes, *cache.remarks(), *chosen]
 
     def close(self) -> None:
         """Free everything of this pipeline; the device stays open."""

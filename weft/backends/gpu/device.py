@@ -98,6 +98,8 @@ class DeviceStats:
     live_bytes: int = 0
     compiles: int = 0
     """Kernels built for the device: pipelines in Vulkan, programs in OpenCL. Hits in memory do not count."""
+    live_kernels: int = 0
+    """Kernels that there were after the last one was asked for: in use, or held for later use."""
     live_recordings: int = 0
     submits: int = 0
 

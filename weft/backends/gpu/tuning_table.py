@@ -14,9 +14,8 @@ import logging
 import os
 import re
 import sys
-import tempfile
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -27,12 +26,13 @@ from weft import config
 from weft.backends.gpu.picks import Pick
 from weft.core.backend import DeviceInfo
 from weft.errors import ConfigError
-from weft.kernels.cache import say_not_kept
+from weft.kernels.cache import folder_refused, read_trusted, say_not_kept, write
 
 T = TypeVar("T")
 log = logging.getLogger("weft.gpu")
 
-SCHEMA = 1
+SCHEMA = 2
+"""The form of the files that are written: with a digest of the devices. Files of form 1 have none."""
 SHIPPED = Path(__file__).parent / "tuned"
 FOLDER = "tuning"
 """The folder inside the cache."""
@@ -199,9 +199,16 @@ class TuningTable:
                     for path in self._brought:
                         merge(brought, _read_or_warn(path).get(self.key, {}))
                     if self.path is not None:
-                        merge(found, _read_or_warn(self.path).get(self.key, {}))
+                        merge(found, self._kept().get(self.key, {}))
                     self._layers = found, brought
         return self._layers
+
+    def _kept(self) -> Tables:
+        """Return the tables in the user's file; of a folder that others may write none, which a remark tells."""
+        assert self.path is not None
+        if folder_refused(self.path.parent):
+            return {}
+        return _read_or_warn(self.path, read_trusted)
 
     # -- what a tuner writes ---------------------------------------------------------------------------
 
@@ -221,15 +228,17 @@ class TuningTable:
             changed, self._changed = self._changed, {}
         if self.path is None or not changed:
             return
+        self.why_not_kept = folder_refused(self.path.parent) or ""
         try:
-            write_tables(self.path, {self.key: changed})
-            self.why_not_kept = ""
+            if not self.why_not_kept:
+                write_tables(self.path, {self.key: changed}, read_trusted)
+                return
         except OSError as e:
             self.why_not_kept = f"{self.path.parent} cannot be written"
             say_not_kept(self.path.parent.parent, e)
-            with self._lock:
-                merge(changed, self._changed)
-                self._changed = changed
+        with self._lock:
+            merge(changed, self._changed)
+            self._changed = changed
 
 
 class NodeChoices:
@@ -271,10 +280,16 @@ def merge(into: Entries, newer: Mapping[str, Entry]) -> None:
 # -- files ---------------------------------------------------------------------------------------------------
 
 
-def read_tables(path: Path, fix: str = "remove it, or run `weft tune` to write it anew") -> Tables:
+Reader = Callable[[Path], bytes]
+"""Returns the content of a file; OSError if it cannot be read, or is not trusted."""
+
+
+def read_tables(
+    path: Path, fix: str = "remove it, or run `weft tune` to write it anew", read: Reader = Path.read_bytes
+) -> Tables:
     """Return the tables in a file, none if there is no such file; ConfigError, with that advice, if it is damaged."""
     try:
-        data = path.read_bytes()
+        data = read(path)
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as e:
@@ -285,16 +300,16 @@ def read_tables(path: Path, fix: str = "remove it, or run `weft tune` to write i
         raise ConfigError(f"{path} is no table of `weft tune`", why=str(e), fix=fix) from e
 
 
-def write_tables(path: Path, tables: Mapping[DeviceKey, Entries]) -> None:
+def write_tables(path: Path, tables: Mapping[DeviceKey, Entries], read: Reader = Path.read_bytes) -> None:
     """Add tables to those in a file; writers wait for each other, readers see the old file or the new one.
 
     A damaged file is written anew: who reads it says that it is.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
     with _locked(path.parent):
         held: Tables = {}
         with suppress(ConfigError):
-            held = read_tables(path)
+            held = read_tables(path, read=read)
         for key, entries in tables.items():
             known = held.setdefault(key, {})
             known |= {problem: known.get(problem, Entry()).joined(entry) for problem, entry in entries.items()}
@@ -302,15 +317,14 @@ def write_tables(path: Path, tables: Mapping[DeviceKey, Entries]) -> None:
             {**asdict(key), "problems": {k: _encoded(e) for k, e in sorted(held[key].items())}}
             for key in sorted(held, key=lambda k: (k.name, k.api, k.driver))
         ]
-        fd, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
-        try:
-            with os.fdopen(fd, "w", encoding="utf-8") as f:
-                json.dump({"schema": SCHEMA, "devices": devices}, f, indent=1)
-                f.write("\n")
-            os.replace(temporary, path)
-        except BaseException:  # such as an interrupt, or a full disk
-            os.unlink(temporary)
-            raise
+        content = {"schema": SCHEMA, "digest": _digest(devices), "devices": devices}
+        write(path, f"{json.dumps(content, indent=1)}\n".encode())
+
+
+def _digest(devices: Any) -> str:
+    """Return the hash of the devices in a file, with all that belongs to them, however they are written."""
+    text = json.dumps(devices, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 @contextmanager
@@ -323,9 +337,9 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def _read_or_warn(path: Path) -> Tables:
+def _read_or_warn(path: Path, read: Reader = Path.read_bytes) -> Tables:
     try:
-        return read_tables(path)
+        return read_tables(path, read=read)
     except ConfigError as e:
         log.warning("%s and is ignored: %s; %s", e.what, e.why, e.fix)
         return {}
@@ -340,8 +354,12 @@ def _decoded(text: bytes) -> Tables:
     except (ValueError, RecursionError):
         raise ValueError("it is no JSON") from None
     schema = _member(data, "schema", int, "it")
-    if schema != SCHEMA:
+    if schema not in (1, SCHEMA):
         raise ValueError(f"its schema is {schema}, not {SCHEMA}")
+    if data.keys() - {"schema", "devices", *(["digest"] if schema == SCHEMA else [])}:
+        raise ValueError("it has members that such a table does not have")
+    if schema == SCHEMA and _member(data, "digest", str, "it") != _digest(data.get("devices")):
+        raise ValueError("its digest does not fit its content: it was damaged, or changed by hand")
     tables: Tables = {}
     for device in _member(data, "devices", list, "it"):
         api, name, driver = (_member(device, field, str, "a device") for field in ("api", "name", "driver"))

@@ -152,7 +152,7 @@ class OpenCLDevice(GpuDevice):
         self._need_open()
         kernel = self.programs.get(source, values)
         with self._lock:
-            self.stats.compiles = self.programs.built
+            self.stats.compiles, self.stats.live_kernels = self.programs.built, self.programs.held
         return kernel
 
     def building(self) -> AbstractContextManager[None]:

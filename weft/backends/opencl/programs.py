@@ -12,7 +12,9 @@ from typing import cast
 import numpy as np
 import pyopencl as cl
 
+from weft import config
 from weft.backends.gpu.device import Size3
+from weft.backends.gpu.kept import Kept
 from weft.backends.opencl import ptx
 from weft.backends.opencl.compilers import Compilers
 from weft.backends.opencl.words import words
@@ -38,23 +40,23 @@ _INT_MIN, _INT_MAX = -(1 << 31), (1 << 31) - 1
 
 
 @dataclass(frozen=True, eq=False)
+class Built:
+    """A program as the driver built it; it goes when nobody refers to it."""
+
+    program: cl._cl._Program
+
+
+@dataclass(frozen=True, eq=False)
 class OpenCLKernel:
     """A built kernel; a recording makes a kernel object of its own from it for each launch."""
 
-    program: cl._cl._Program
+    built: Built
+    """Refers to the program, which others find as long as one kernel of it is used."""
     entry: str
     local: Size3
     arguments: int
     constants: tuple[np.generic, ...] = ()
     """The values of the constants that are arguments, behind the buffers."""
-
-
-class _Slot:
-    """The place of one kernel in memory; its lock makes other threads wait for the one that builds."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.program: cl._cl._Program | None = None
 
 
 class Programs:
@@ -66,7 +68,7 @@ class Programs:
         # A CPU's compiler takes a second a kernel: there one program serves all shapes. A GPU's is quick and
         # its kernels gain from constants that are known.
         self._late = bool(device.type & cl.device_type.CPU)
-        self._slots: dict[tuple[str, str, str], _Slot] = {}
+        self._programs: Kept[tuple[str, str, str], Built] = Kept(config.kernels_kept())
         self._lock = threading.Lock()
         self.built_from_source = 0
         self.loaded_from_disk = 0
@@ -84,13 +86,10 @@ class Programs:
         header = defines(source, values, early) + late_define(late)
         key = (source.digest, source.entry, header)
         local = (int(values.get("LX", 1)), int(values.get("LY", 1)), int(values.get("LZ", 1)))
-        with self._lock:
-            slot = self._slots.setdefault(key, _Slot())
-        with slot.lock:
-            if slot.program is None:
-                slot.program = self._make(source, values, header, local)
+        takes = len(source.args) + len(late)
+        built = self._programs.get(key, lambda: Built(self._make(source, values, header, local, takes)))
         given = tuple(np.int32(values[n]) if kind == "int" else np.float32(values[n]) for n, kind in late)
-        return OpenCLKernel(slot.program, source.entry, local, len(source.args), given)
+        return OpenCLKernel(built, source.entry, local, len(source.args), given)
 
     def disk_key(self, source: KernelSource, header: str) -> str:
         """Return what the binary depends on, as the key of the disk cache."""
@@ -101,35 +100,49 @@ class Programs:
 
     def close(self) -> None:
         """Forget all kernels."""
-        with self._lock:
-            self._slots.clear()
+        self._programs.clear()
+
+    @property
+    def held(self) -> int:
+        """Return how many programs there are, used or held for later use."""
+        return len(self._programs)
 
     def _make(
-        self, source: KernelSource, values: Mapping[str, int | float], header: str, local: Size3
+        self, source: KernelSource, values: Mapping[str, int | float], header: str, local: Size3, takes: int
     ) -> cl._cl._Program:
         key = self.disk_key(source, header)
-        binary = self._disk.get(key)
-        program = self._load(binary, source.entry, local) if binary else None
+        program = self._kept(key, source, local, takes)
         from_disk = program is not None
         if program is None and self._compilers is not None and self._compilers.compile(source, values):
-            binary = self._disk.get(key)
-            program = self._load(binary, source.entry, local) if binary else None
+            program = self._kept(key, source, local, takes)
         if program is None:
             program = self._build(source, header, local)
+            self._check_local(program, source, local)
             self._keep(key, program)
-        self._check_local(program, source, local)
         with self._lock:
             self.loaded_from_disk += from_disk
             self.built_from_source += not from_disk
         return program
 
-    def _load(self, binary: bytes, entry: str, local: Size3) -> cl._cl._Program | None:
+    def _kept(self, key: str, source: KernelSource, local: Size3, takes: int) -> cl._cl._Program | None:
+        """Return the program whose binary is on disk, or None; what the driver does not take is thrown away.
+
+        `takes` is the number of the kernel's arguments.
+        """
+        binary = self._disk.get(key)
+        if binary is None:
+            return None
         try:
             program = cl._cl._Program(self._context, [self._device], [binary])
             _build(program, self._device, local)
-            cl.Kernel(program, entry)
-        except cl.Error as e:
-            log.info("a cached kernel cannot be loaded and is built again: %s", words(e.code))
+            kernel = cl.Kernel(program, source.entry)
+            if kernel.num_args != takes:
+                raise CompileError(f"it takes {kernel.num_args} arguments in place of {takes}")
+            self._check_local(program, source, local)
+        except (cl.Error, CompileError, RuntimeError, ValueError) as e:  # the last two: of pyopencl, before the driver
+            why = words(e.code) if isinstance(e, cl.Error) else str(e)
+            log.info("the binary of kernel %s that was kept is refused, and is built anew: %s", source.entry, why)
+            self._disk.discard(key)
             return None
         return program
 

@@ -11,7 +11,7 @@ import pyopencl as cl
 
 from weft.backends.gpu.device import Binding, Command, CopyCommand, LaunchCommand, Size3
 from weft.backends.opencl.native import Call, NativeCalls
-from weft.backends.opencl.programs import OpenCLKernel
+from weft.backends.opencl.programs import Built, OpenCLKernel
 from weft.backends.opencl.words import failure
 from weft.core.layout import Array
 from weft.errors import DeviceError
@@ -43,6 +43,8 @@ class LaunchStep(Step):
     kernel: cl.Kernel
     items: Size3
     local: Size3
+    built: Built
+    """Held, so that the program is found, and not built again, while the recording lives."""
 
     def native(self, api: NativeCalls, queue: ctypes.c_void_p) -> Call:
         """Return the direct call."""
@@ -209,13 +211,13 @@ class Recorder:
             )
         if 0 in command.grid:
             return []
-        kernel = cl.Kernel(built.program, built.entry)
+        kernel = cl.Kernel(built.built.program, built.entry)
         for position, binding in enumerate(command.bindings):
             kernel.set_arg(position, self._piece(binding, label))
         for position, value in enumerate(built.constants, start=built.arguments):
             kernel.set_arg(position, value)
         x, y, z = (groups * size for groups, size in zip(command.grid, built.local, strict=True))
-        return [LaunchStep(index, label, kernel, (x, y, z), built.local)]
+        return [LaunchStep(index, label, kernel, (x, y, z), built.local, built.built)]
 
     def _copy(self, index: int, command: CopyCommand) -> list[Step]:
         source, target, label = command.source, command.target, command.label or "copy"

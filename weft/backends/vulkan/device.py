@@ -118,7 +118,10 @@ class VulkanDevice(GpuDevice):
 
     def compile(self, source: KernelSource, values: Mapping[str, int | float]) -> Kernel:
         """Return the pipeline with these constants, from memory or freshly built from its SPIR-V."""
-        return self._parts.pipelines.kernel(source, values)
+        pipelines = self._parts.pipelines
+        kernel = pipelines.kernel(source, values)
+        self.stats.live_kernels = pipelines.held
+        return kernel
 
     def record(self, commands: Sequence[Command], profile: bool = False) -> Recording:
         """Return the commands as a command buffer that can be submitted many times."""

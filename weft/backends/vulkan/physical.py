@@ -65,6 +65,7 @@ class Physical:
         self.kind = int(self._base.deviceType)
         self.software = self.kind == _CPU
         self.cache_id = bytes(self._base.pipelineCacheUUID).hex()
+        self.pci_ids = int(self._base.vendorID), int(self._base.deviceID)
         self.timestamp_period = float(self.limits.timestampPeriod)
 
     def _read_more(self, base: Any) -> None:

@@ -1,22 +1,39 @@
-"""Kernels: SPIR-V and constants become pipelines, once per device, with the driver's cache kept on disk."""
+"""Kernels: SPIR-V and constants become pipelines, once per device, with the driver's cache kept on disk.
+
+Pipelines, and the shader modules they are built from, are destroyed when nobody uses them and others were used since
+(`weft.backends.gpu.kept`): a program that meets ever new shapes would hold more and more of them.
+"""
 
 from __future__ import annotations
 
+import logging
 import struct
 import threading
+import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from weft import config
+from weft.backends.gpu import forks
 from weft.backends.gpu.device import DeviceCaps
+from weft.backends.gpu.kept import Kept
 from weft.backends.vulkan._vk import NULL, Arena, check, create, failure, ffi, lib, vk, words
 from weft.backends.vulkan.context import Context
 from weft.backends.vulkan.spirv import spirv_for
-from weft.errors import CompileError
+from weft.errors import CompileError, DeviceError, DeviceLost, OutOfMemory
 from weft.kernels.cache import DiskCache
 from weft.kernels.source import KernelSource
 
+log = logging.getLogger("weft.vulkan")
+
 _LOCAL_SIZE = ("LX", "LY", "LZ")
+_MODULES = 64
+"""Shader modules that are held for further pipelines; each is needed only while one is built from it."""
+_LARGEST_CACHE = 64 << 20
+"""Bytes of the driver's cache from which on it is begun anew: it holds the code of pipelines that are long gone."""
+_HEADER = struct.Struct("<IIII16s")
+"""How the driver's cache begins: size of the header, version 1, vendor, device, UUID."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,21 +45,30 @@ class Interface:
     layout: Any
 
 
-@dataclass(frozen=True, eq=False)
-class Kernel:
-    """A pipeline, ready to be recorded."""
+class _Owned:
+    """An object of Vulkan; it is destroyed with the last reference to it, or by `destroy` before the device is."""
 
-    pipeline: Any
-    interface: Interface
-    name: str
+    def __init__(self, context: Context, destroy: Any, handle: Any) -> None:
+        self.handle = handle
+        self._end = weakref.finalize(self, _destroy, destroy, context.device, handle)
+        self._end.atexit = False
+
+    def destroy(self) -> None:
+        """Destroy the object now; a second time does nothing."""
+        self._end()
 
 
-@dataclass
-class _Slot:
-    """The place of one kernel; its lock lets others compile meanwhile, and none the same one twice."""
+def _destroy(destroy: Any, device: Any, handle: Any) -> None:
+    if not forks.why_not():  # a forked process has none of it
+        destroy(device, handle, NULL)
 
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    kernel: Kernel | None = None
+
+class Kernel(_Owned):
+    """A pipeline, ready to be recorded. Recordings refer to it as long as they may be submitted."""
+
+    def __init__(self, context: Context, pipeline: Any, interface: Interface, name: str) -> None:
+        super().__init__(context, lib.vkDestroyPipeline, pipeline)
+        self.pipeline, self.interface, self.name = pipeline, interface, name
 
 
 class Pipelines:
@@ -52,9 +78,9 @@ class Pipelines:
         self._context = context
         self._caps = caps
         self._lock = threading.Lock()
-        self._slots: dict[tuple[str, bytes], _Slot] = {}
+        self._kernels: Kept[tuple[str, bytes], Kernel] = Kept(config.kernels_kept())
+        self._modules: Kept[str, _Owned] = Kept(_MODULES)
         self._interfaces: dict[int, Interface] = {}
-        self._modules: dict[str, Any] = {}
         self._disk = DiskCache("vulkan-pipelines")
         physical = context.physical
         self._key = f"{physical.cache_id} {physical.name} {physical.driver}"
@@ -64,30 +90,49 @@ class Pipelines:
     def kernel(self, source: KernelSource, values: Mapping[str, int | float]) -> Kernel:
         """Return the kernel with these constants; a second call with the same ones costs a look-up."""
         constants = pack_constants(source, values)
-        with self._lock:
-            slot = self._slots.setdefault((source.digest, constants), _Slot())
-        with slot.lock:
-            if slot.kernel is None:
-                slot.kernel = self._build(source, values, constants)
-                self._unsaved = True
-                self._context.count(compiles=1)
-            return slot.kernel
+        return self._kernels.get((source.digest, constants), lambda: self._build(source, values, constants))
+
+    @property
+    def held(self) -> int:
+        """Return how many pipelines there are, used or held for later use."""
+        return len(self._kernels)
 
     def _build(self, source: KernelSource, values: Mapping[str, int | float], constants: bytes) -> Kernel:
         self._check(source, values)
-        module = self._module(source)
+        spirv = spirv_for(source)
+        try:
+            made = self._pipeline(source, values, constants, spirv)
+        except (OutOfMemory, DeviceLost):
+            raise
+        except DeviceError:
+            # What was kept may be damaged, or the work of a compiler that erred: then it is made anew.
+            anew = spirv_for(source, anew=True)
+            if anew == spirv:
+                raise
+            log.warning("the driver refused the SPIR-V of kernel %s that was kept; it is compiled anew", source.entry)
+            self._modules.drop(source.digest)
+            made = self._pipeline(source, values, constants, anew)
+        self._unsaved = True
+        self._context.count(compiles=1)
+        return made
+
+    def _pipeline(
+        self, source: KernelSource, values: Mapping[str, int | float], constants: bytes, spirv: bytes
+    ) -> Kernel:
+        module = self._modules.get(source.digest, lambda: self._module(source, spirv))
         interface = self._interface(len(source.args))
         arena = Arena()
         stage = arena.new(
             "VkPipelineShaderStageCreateInfo",
             stage=vk.VK_SHADER_STAGE_COMPUTE_BIT,
-            module=module,
+            module=module.handle,
             pName="main",
             pSpecializationInfo=_specialization(arena, constants),
         )
         info = arena.new("VkComputePipelineCreateInfo", stage=stage[0], layout=interface.layout)
         out = ffi.new("VkPipeline*")
-        result = lib.vkCreateComputePipelines(self._context.device, self._cache, 1, info, NULL, out)
+        cache = self._cache  # held here: another thread may put a new one in its place
+        result = lib.vkCreateComputePipelines(self._context.device, cache.handle, 1, info, NULL, out)
         if result in (-1, -2, -4):
             raise failure(result, f"kernel {source.entry} cannot be built", self._context.physical.name)
         if result != 0:
@@ -97,7 +142,7 @@ class Pipelines:
                 why=f"{words(result)}; constants: {', '.join(f'{k}={v}' for k, v in values.items())}",
                 fix="set WEFT_VULKAN_VALIDATION=1 to learn more, or update the graphics driver",
             )
-        return Kernel(out[0], interface, source.entry)
+        return Kernel(self._context, out[0], interface, source.entry)
 
     def _check(self, source: KernelSource, values: Mapping[str, int | float]) -> None:
         """Refuse a local size that is out of the limits: a driver may crash on it."""
@@ -113,23 +158,14 @@ class Pipelines:
                 fix="choose a smaller local size",
             )
 
-    def _module(self, source: KernelSource) -> Any:
-        with self._lock:
-            held = self._modules.get(source.digest)
-        if held is not None:
-            return held
-        spirv = spirv_for(source)
+    def _module(self, source: KernelSource, spirv: bytes) -> _Owned:
         arena = Arena()
         code = arena.keep(ffi.new("uint32_t[]", (len(spirv) + 3) // 4))
         ffi.memmove(code, spirv, len(spirv))
         info = arena.new("VkShaderModuleCreateInfo", codeSize=len(spirv), pCode=code)
         what = f"the SPIR-V of kernel {source.entry} is refused"
         made = create(lib.vkCreateShaderModule, self._context.device, info, "VkShaderModule", what)
-        with self._lock:
-            held = self._modules.setdefault(source.digest, made)
-        if held is not made:
-            lib.vkDestroyShaderModule(self._context.device, made, NULL)
-        return held
+        return _Owned(self._context, lib.vkDestroyShaderModule, made)
 
     def _interface(self, count: int) -> Interface:
         with self._lock:
@@ -166,25 +202,52 @@ class Pipelines:
             raise
         return Interface(count, set_layout, layout)
 
-    def _open_cache(self) -> Any:
+    def _open_cache(self) -> _Owned:
+        """Return the driver's cache with what the disk has; without it, if the driver refuses that."""
+        blob = self._disk.get(self._key)
+        if blob is not None and self._is_for_this_device(blob):
+            try:
+                return self._new_cache(blob)
+            except OutOfMemory:
+                raise
+            except DeviceError as e:
+                log.warning("the driver refused its own cache of kernels, which is made anew: %s", e.why)
+        if blob is not None:
+            self._disk.discard(self._key)
+        return self._new_cache(b"")
+
+    def _is_for_this_device(self, blob: bytes) -> bool:
+        """Tell whether data of the driver's cache say that this device made them: drivers need not look themselves."""
+        if len(blob) < _HEADER.size:
+            return False
+        size, version, vendor, device, uuid = _HEADER.unpack_from(blob)
+        made_by, physical = (vendor, device, uuid.hex()), self._context.physical
+        return size >= _HEADER.size and version == 1 and made_by == (*physical.pci_ids, physical.cache_id)
+
+    def _new_cache(self, blob: bytes) -> _Owned:
         arena = Arena()
-        blob = self._disk.get(self._key) or b""
         data = arena.keep(ffi.from_buffer(blob)) if blob else NULL
         info = arena.new("VkPipelineCacheCreateInfo", initialDataSize=len(blob), pInitialData=data)
         what = "the driver's cache of kernels cannot be made"
-        return create(lib.vkCreatePipelineCache, self._context.device, info, "VkPipelineCache", what)
+        made = create(lib.vkCreatePipelineCache, self._context.device, info, "VkPipelineCache", what)
+        return _Owned(self._context, lib.vkDestroyPipelineCache, made)
 
     def save(self) -> None:
         """Keep the driver's cache on disk if a kernel was built since the last time."""
         with self._lock:
             if not self._unsaved:
                 return
-            self._unsaved = False
+            self._unsaved, cache = False, self._cache
         size = ffi.new("size_t*")
         device, what = self._context.device, "the driver's cache of kernels cannot be read"
-        check(lib.vkGetPipelineCacheData(device, self._cache, size, NULL), what)
+        check(lib.vkGetPipelineCacheData(device, cache.handle, size, NULL), what)
+        if size[0] > _LARGEST_CACHE:
+            with self._lock:
+                if self._cache is cache:  # and it is destroyed when the last thread has built from it
+                    self._cache = self._new_cache(b"")
+            return
         data = ffi.new("char[]", max(1, size[0]))
-        result = lib.vkGetPipelineCacheData(device, self._cache, size, data)
+        result = lib.vkGetPipelineCacheData(device, cache.handle, size, data)
         if result == vk.VK_INCOMPLETE:  # it grew in between: the next save gets it
             return
         check(result, what)
@@ -196,16 +259,12 @@ class Pipelines:
         try:
             self.save()
         finally:
-            for slot in self._slots.values():
-                if slot.kernel is not None:
-                    lib.vkDestroyPipeline(device, slot.kernel.pipeline, NULL)
+            for owned in (*self._kernels.clear(), *self._modules.clear(), self._cache):
+                owned.destroy()
             for interface in self._interfaces.values():
                 lib.vkDestroyPipelineLayout(device, interface.layout, NULL)
                 lib.vkDestroyDescriptorSetLayout(device, interface.set_layout, NULL)
-            for module in self._modules.values():
-                lib.vkDestroyShaderModule(device, module, NULL)
-            lib.vkDestroyPipelineCache(device, self._cache, NULL)
-            self._slots, self._interfaces, self._modules = {}, {}, {}
+            self._interfaces = {}
 
 
 def pack_constants(source: KernelSource, values: Mapping[str, int | float]) -> bytes:

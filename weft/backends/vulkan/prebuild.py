@@ -3,7 +3,8 @@
 `standard.json` lists them as requests, one a line; scripts/update_standard_kernels.py writes it. The build
 of a wheel renders and compiles each into `weft/spirv.zip`, in which `weft.backends.vulkan.spirv` looks
 first. A kernel is found there by the hash of its text, so that a list that lags behind the templates
-ships kernels that nobody asks for, never wrong ones.
+ships kernels that nobody asks for, never wrong ones. Each is sealed with that hash, as blobs of the cache are with
+their keys.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from typing import Any
 
 from weft.backends.vulkan import glslang
 from weft.backends.vulkan.dialect import GlslDialect
+from weft.backends.vulkan.spirv import shipped_name
 from weft.core.dtypes import DType
 from weft.errors import CompileError
+from weft.kernels.cache import seal
 from weft.kernels.source import Arg
 from weft.kernels.template import KernelRequest, Operand, Stage, render
 
@@ -40,9 +43,9 @@ def build(target: Path, requests: Iterable[KernelRequest] | None = None) -> int:
         sources[source.digest] = source
     with zipfile.ZipFile(target, "w") as archive:
         for digest in sorted(sources):
-            entry = zipfile.ZipInfo(f"{digest}.spv", _EPOCH)
+            entry = zipfile.ZipInfo(shipped_name(digest), _EPOCH)
             entry.external_attr, entry.compress_type = _PLAIN_FILE, zipfile.ZIP_DEFLATED
-            archive.writestr(entry, compiler.compile(sources[digest].text, sources[digest].entry))
+            archive.writestr(entry, seal(digest, compiler.compile(sources[digest].text, sources[digest].entry)))
     return len(sources)
 
 

@@ -35,6 +35,8 @@ class Recording:
         self._sets: dict[tuple[Any, ...], Any] = {}
         self._timed = [i for i, c in enumerate(commands) if not isinstance(c, BarrierCommand)]
         self._count = len(commands)
+        self._kernels = [c.kernel for c in commands if isinstance(c, LaunchCommand)]
+        """Held, since a kernel that nobody refers to is destroyed."""
         self._profiled = profile and context.timestamps and bool(self._timed)
         self.pending = False
         self._ran = False
@@ -282,6 +284,7 @@ class Recording:
         lib.vkDestroyDescriptorPool(device, self._descriptors, NULL)
         lib.vkDestroyCommandPool(device, self._pool, NULL)
         self._pool = self._descriptors = self._queries = self._fence = NULL
+        self._kernels = []
 
 
 def _set_key(command: LaunchCommand) -> tuple[Any, ...]:

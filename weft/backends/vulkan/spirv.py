@@ -5,20 +5,26 @@ from __future__ import annotations
 import logging
 import threading
 import zipfile
+import zlib
 from importlib import resources
 from pathlib import Path
 
 from weft import config
 from weft.backends.vulkan import glslang
 from weft.errors import CompileError
-from weft.kernels.cache import DiskCache
+from weft.kernels.cache import DiskCache, unseal
 from weft.kernels.source import KernelSource
 
 log = logging.getLogger("weft.vulkan")
 
 
+def shipped_name(digest: str) -> str:
+    """Return the name of a kernel's entry in the shipped set."""
+    return f"{digest}.sealed"
+
+
 class ShippedSet:
-    """The SPIR-V that the wheel brings: a zip with one entry `<digest>.spv` a kernel; it may be absent."""
+    """The SPIR-V that the wheel brings: a zip with a sealed entry for each kernel; it may be absent."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
@@ -35,12 +41,16 @@ class ShippedSet:
             if self._archive is None:
                 return None
             try:
-                return self._archive.read(f"{digest}.spv")
+                sealed = self._archive.read(shipped_name(digest))
             except KeyError:
                 return None
-            except (OSError, zipfile.BadZipFile) as e:
+            except (OSError, zipfile.BadZipFile, zlib.error, EOFError) as e:
                 log.warning("the shipped SPIR-V of kernel %s is damaged: %s", digest, e)
                 return None
+        found = unseal(digest, sealed)
+        if found is None:
+            log.warning("the shipped SPIR-V of kernel %s is damaged, or is that of another kernel", digest)
+        return found
 
     def _open(self) -> zipfile.ZipFile | None:
         path = self._path or Path(str(resources.files("weft"))) / "spirv.zip"
@@ -56,25 +66,27 @@ class ShippedSet:
 shipped = ShippedSet()
 
 
-def spirv_for(source: KernelSource) -> bytes:
+def spirv_for(source: KernelSource, *, anew: bool = False) -> bytes:
     """Return the SPIR-V of a rendered kernel; CompileError if it is neither at hand nor to be compiled.
 
-    The shipped set comes first: it is found by the exact text, is read-only and needs no file of the user's.
+    The shipped set comes first: it is found by the exact text, is read-only and needs no file of the user's. With
+    `anew`, what is at hand was refused by a driver: what the cache has is thrown away, and the kernel is compiled.
     """
-    found = shipped.get(source.digest)
-    if found:
-        return found
     cache = DiskCache("spirv")
     key = f"{source.digest} {glslang.TOOLCHAIN}"
-    found = cache.get(key)
-    if found:
-        return found
+    if anew:
+        cache.discard(key)
+    else:
+        found = shipped.get(source.digest) or cache.get(key)
+        if found:
+            return found
     compiler = glslang.find_compiler()
     if compiler is None:
+        looked = "the driver refused the one at hand" if anew else "it is not among the shipped kernels"
         raise CompileError(
             f"kernel {source.entry} needs a GLSL compiler and there is none",
             where=f"the SPIR-V of kernel {source.entry} ({source.digest})",
-            why="it is not among the shipped kernels, not in the disk cache, and no compiler was found"
+            why=f"{looked}, not in the disk cache, and no compiler was found"
             + (" (WEFT_NO_COMPILER=1 forbids to look for one)" if config.glsl_compiler_disabled() else ""),
             fix=glslang.advice(),
         )

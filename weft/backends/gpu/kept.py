@@ -1,0 +1,83 @@
+"""Built kernels by key: each is built once, those that are used stay, and of the others the last used ones."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class _Turn:
+    """Lets other threads wait for the one that makes an object; it is gone when nobody waits."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+class Kept(Generic[K, V]):
+    """Objects by key, which may be asked for by several threads.
+
+    It holds the `limit` objects that were asked for last. Others live as long as somebody else refers to them, and are
+    found here until then, so that no object is made twice while the first one is used. Objects free what they have
+    when the last reference goes; they must allow weak references.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._recent: OrderedDict[K, V] = OrderedDict()
+        self._alive: weakref.WeakValueDictionary[K, V] = weakref.WeakValueDictionary()
+        self._turns: weakref.WeakValueDictionary[K, _Turn] = weakref.WeakValueDictionary()
+        self._lock = threading.Lock()
+
+    def get(self, key: K, make: Callable[[], V]) -> V:
+        """Return the object under `key`, as the last that was used; it is made if there is none."""
+        held = self._find(key)
+        if held is not None:
+            return held
+        with self._lock:
+            turn = self._turns.get(key)
+            if turn is None:
+                turn = self._turns[key] = _Turn()
+        with turn.lock:  # others make other objects meanwhile
+            held = self._find(key)
+            if held is None:
+                held = make()
+                self._hold(key, held)
+            return held
+
+    def _find(self, key: K) -> V | None:
+        held = self._alive.get(key)
+        if held is not None:
+            self._hold(key, held)
+        return held
+
+    def _hold(self, key: K, held: V) -> None:
+        gone = []  # dropped after the lock is given back: freeing may take its time
+        with self._lock:
+            self._alive[key] = self._recent[key] = held
+            self._recent.move_to_end(key)
+            while len(self._recent) > self._limit:
+                gone.append(self._recent.popitem(last=False))
+
+    def drop(self, key: K) -> None:
+        """Forget the object under `key`: the next one that asks for it makes it anew."""
+        with self._lock:
+            gone = self._alive.pop(key, None), self._recent.pop(key, None)
+        del gone
+
+    def clear(self) -> list[V]:
+        """Forget all objects, and return those that are alive."""
+        with self._lock:
+            alive = list(self._alive.values())
+            self._recent.clear()
+            self._alive.clear()
+        return alive
+
+    def __len__(self) -> int:
+        """Return how many objects are alive."""
+        return len(self._alive)
