@@ -112,6 +112,6 @@ def vulkan_validation() -> bool:
 
 
 def dynamic_backend_paths() -> list[str]:
-    """Return the folders in `WEFT_DYNAMIC_BACKEND_PATHS`, which colons separate, in their order."""
+    """Return the folders in `WEFT_DYNAMIC_BACKEND_PATHS`, in order; colons separate them, on Windows semicolons."""
     given = os.environ.get("WEFT_DYNAMIC_BACKEND_PATHS", "")
-    return given.split(":") if given else []
+    return given.split(os.pathsep) if given else []

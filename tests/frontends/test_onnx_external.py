@@ -23,6 +23,7 @@ from onnx.external_data_helper import ExternalDataInfo
 
 from tests.frontends.onnx_models import make_model, node, run_graph
 from weft.errors import ModelError, UnsupportedOps
+from weft.frontends.onnx import external as external_files
 from weft.frontends.onnx import load
 from weft.frontends.onnx.external import ExternalFiles
 
@@ -50,9 +51,10 @@ def save(folder: Path, *tensors: TensorProto) -> Path:
     return path
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Return a model folder with weights in it and a secret file beside it."""
+@pytest.fixture(params=[True, False], ids=["descriptors", "paths"])
+def folder(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a model folder with weights in it and a secret file beside it; opened as here, and as on Windows."""
+    monkeypatch.setattr("weft.frontends.onnx.external.BY_DESCRIPTORS", request.param)
     (tmp_path / "secret").write_bytes(SECRET)
     inside = tmp_path / "model"
     inside.mkdir()
@@ -181,24 +183,30 @@ def test_cve_2026_27489_a_hard_link(folder: Path, tmp_path: Path) -> None:
     refused(save(folder, external(dims=(16,), location="linked")), "2 names (hard links)")
 
 
+@pytest.mark.parametrize("look", ["stat", "lstat"])
 def test_cve_2026_27489_a_link_put_in_after_the_check(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path, look: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The folder that was checked is read from, or nothing is."""
     (folder / "sub").mkdir()
     (folder / "sub" / "secret").write_bytes(b"0" * 64)
-    path, real_stat = save(folder, external(dims=(16,), location="sub/secret")), os.stat
+    path, real = save(folder, external(dims=(16,), location="sub/secret")), getattr(os, look)
     swapped: list[Path] = []
 
-    def stat_then_swap(name: Any, **options: Any) -> os.stat_result:
-        status = real_stat(name, **options)
-        if name == "secret" and not swapped:
+    def look_then_swap(name: Any, **options: Any) -> os.stat_result:
+        status: os.stat_result = real(name, **options)
+        if Path(name).name == "secret" and not swapped:
             swapped.append((folder / "sub").rename(folder / "old"))
             (folder / "sub").symlink_to(tmp_path)
         return status
 
-    monkeypatch.setattr("weft.frontends.onnx.external.os.stat", stat_then_swap)
-    assert load(path).constants["w"].tobytes() == b"0" * 64
-    assert swapped
+    monkeypatch.setattr(f"weft.frontends.onnx.external.os.{look}", look_then_swap)
+    try:
+        assert load(path).constants["w"].tobytes() == b"0" * 64
+    except ModelError as e:
+        assert swapped and "leads elsewhere, or changed" in str(e)
+    if look == ("stat" if external_files.BY_DESCRIPTORS else "lstat"):
+        assert swapped
 
 
 def test_cve_2026_34445_keys_of_an_entry_are_no_attributes() -> None:

@@ -36,8 +36,8 @@ from weft.kernels.special import SpecialKernel, special_kernels
 MARK = "weft-selftest "
 """How the lines of reports begin: drivers print what they like."""
 PROGRAM = processes.program(__name__)
-OUTSIDE = {signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM}
-"""Signals that come from somebody else: they say nothing of a kernel."""
+OUTSIDE = {s.value for s in signal.Signals if s.name in ("SIGHUP", "SIGINT", "SIGKILL", "SIGTERM")}
+"""Signals that come from somebody else: they say nothing of a kernel. Windows has two of them."""
 REAP = 5.0
 """Seconds to wait for a child that was killed: one that hangs in its driver cannot end."""
 ASK = "WEFT_SELFTEST=process tests them in the program's own process"

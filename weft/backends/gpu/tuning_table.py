@@ -7,16 +7,14 @@ which nothing is written to the user's file; but what is stale of the one is no 
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
-import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -25,6 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 from weft import config
 from weft.backends.gpu.picks import Pick
 from weft.core.backend import DeviceInfo
+from weft.core.locks import locked
 from weft.errors import ConfigError
 from weft.kernels.cache import folder_refused, read_trusted, say_not_kept, write
 
@@ -306,7 +305,7 @@ def write_tables(path: Path, tables: Mapping[DeviceKey, Entries], read: Reader =
     A damaged file is written anew: who reads it says that it is.
     """
     path.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
-    with _locked(path.parent):
+    with locked(path.parent):
         held: Tables = {}
         with suppress(ConfigError):
             held = read_tables(path, read=read)
@@ -325,16 +324,6 @@ def _digest(devices: Any) -> str:
     """Return the hash of the devices in a file, with all that belongs to them, however they are written."""
     text = json.dumps(devices, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    fd = os.open(folder, os.O_RDONLY)  # the folder itself, so that no file for it is left behind
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
 
 
 def _read_or_warn(path: Path, read: Reader = Path.read_bytes) -> Tables:

@@ -12,13 +12,13 @@ import json
 import logging
 import os
 import pickle
-import select
 import struct
 import subprocess
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from queue import Empty, SimpleQueue
 from typing import Any, BinaryIO
 
 from weft import config
@@ -115,8 +115,9 @@ class _Process:
 
     def __init__(self, device: str, ready: Any) -> None:
         self._popen = child.start(child.program(__name__), device, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        self._rest = b""
-        self._reading = threading.Lock()
+        self._answers = SimpleQueue[bytes]()
+        self._listener = threading.Thread(target=self._listen, name="weft-compilers", daemon=True)
+        self._listener.start()
         threading.Thread(target=self._welcome, args=[ready], name="weft-compilers", daemon=True).start()
 
     def _welcome(self, ready: Any) -> None:
@@ -133,25 +134,22 @@ class _Process:
         return self._answer() == b"done"
 
     def _answer(self) -> bytes:
-        with self._reading:
-            return self._read()
+        try:
+            answer = self._answers.get(timeout=TIMEOUT)
+        except Empty:
+            raise TimeoutError("a process that compiles does not answer") from None
+        if not answer:
+            self._answers.put(answer)  # for whoever asks next
+            raise EOFError
+        return answer
 
-    def _read(self) -> bytes:
+    def _listen(self) -> None:
+        """Queue the answers, and an empty one when the process ends: a pipe has no reads with a timeout on Windows."""
         assert self._popen.stdout is not None
-        number = self._popen.stdout.fileno()
-        while True:
-            line, end, rest = self._rest.partition(b"\n")
-            if end:
-                self._rest = rest
-                if line.startswith(MARK):
-                    return line[len(MARK) :]
-                continue
-            if not select.select([number], [], [], TIMEOUT)[0]:
-                raise TimeoutError("a process that compiles does not answer")
-            read = os.read(number, 1 << 16)
-            if not read:
-                raise EOFError
-            self._rest += read
+        for line in self._popen.stdout:
+            if line.startswith(MARK):
+                self._answers.put(line[len(MARK) :].strip())
+        self._answers.put(b"")
 
     def kill(self) -> None:
         """End it at once."""
@@ -167,8 +165,8 @@ class _Process:
         except subprocess.TimeoutExpired:
             self._popen.kill()
             self._popen.wait()
-        with self._reading:  # who waits for an answer hears of the end first
-            self._popen.stdout.close()
+        self._listener.join()  # who waits for an answer hears of the end
+        self._popen.stdout.close()
 
 
 # -- the side of a process -------------------------------------------------------------------------------------

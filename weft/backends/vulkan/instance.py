@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import logging
 import signal
 import threading
@@ -122,10 +123,18 @@ def _not_heard(kind: type[BaseException], error: BaseException, trace: Any) -> N
     moment later, since here it would be lost again.
     """
     if issubclass(kind, KeyboardInterrupt):
-        asked = (threading.main_thread().ident, signal.SIGINT)
-        threading.Timer(_MOMENT, signal.pthread_kill, asked).start()
+        threading.Timer(_MOMENT, _interrupt_main_thread).start()
     else:
         log.error("a message of the vulkan validation was lost: %s", error, exc_info=error)
+
+
+def _interrupt_main_thread() -> None:
+    """Interrupt the main thread as Ctrl-C does, a system call that it waits in, too, where signals can do that."""
+    main = threading.main_thread().ident
+    if hasattr(signal, "pthread_kill") and main is not None:
+        signal.pthread_kill(main, signal.SIGINT)
+    else:
+        _thread.interrupt_main()
 
 
 def _listener() -> Any:

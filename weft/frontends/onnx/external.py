@@ -3,8 +3,9 @@
 A model says by name which file it wants, so a model from a stranger may ask for any file of the user's.
 Only regular files below the model's own folder are opened, reached without a link of any kind, and each
 step of the way is taken from the folder that the step before opened, so that nothing can be exchanged
-in between. (Published attacks on other readers: CVE-2022-25882, CVE-2024-27318, CVE-2026-27489 on the
-path and CVE-2026-34445 on the entries.)
+in between. Where the system cannot do that, what was opened is compared with what was looked at.
+(Published attacks on other readers: CVE-2022-25882, CVE-2024-27318, CVE-2026-27489 on the path and
+CVE-2026-34445 on the entries.)
 """
 
 from __future__ import annotations
@@ -20,9 +21,12 @@ from weft.core.layout import Array
 from weft.errors import ModelError
 from weft.frontends.onnx.wording import quote
 
-READ = os.O_RDONLY | os.O_CLOEXEC
+BY_DESCRIPTORS = os.open in os.supports_dir_fd and hasattr(os, "O_NOFOLLOW")
+"""Whether a folder can be held open and a file opened from there; not so on Windows."""
+READ = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+FOLDER = READ | getattr(os, "O_DIRECTORY", 0)
 # O_NONBLOCK: a pipe put in the file's place after the check must not make us wait for its writer.
-READ_NO_LINK = READ | os.O_NOFOLLOW | os.O_NONBLOCK
+NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 LONGEST_NUMBER = 19
 
 
@@ -69,8 +73,10 @@ class ExternalFiles:
 def open_below(folder: Path, location: str, where: str) -> int:
     """Return a descriptor of the regular file at `location` below `folder`; ModelError if it is none."""
     parts = _parts(location, where)
+    if not BY_DESCRIPTORS:
+        return _open_by_path(folder, parts, where)
     try:
-        parent = os.open(folder, READ | os.O_DIRECTORY)
+        parent = os.open(folder, FOLDER)
     except OSError as e:
         raise _refusal(where, f"the model's folder {folder} cannot be opened: {e.strerror}") from e
     try:
@@ -86,7 +92,7 @@ def open_below(folder: Path, location: str, where: str) -> int:
 def _step(parent: int, part: str, where: str) -> int:
     if stat.S_ISLNK(os.stat(part, dir_fd=parent, follow_symlinks=False).st_mode):
         raise _refusal(where, f"the folder {quote(part)} is a symbolic link")
-    child = os.open(part, READ_NO_LINK | os.O_DIRECTORY, dir_fd=parent)
+    child = os.open(part, FOLDER | NO_LINK, dir_fd=parent)
     os.close(parent)
     return child
 
@@ -94,10 +100,39 @@ def _step(parent: int, part: str, where: str) -> int:
 def _open_file(parent: int, part: str, where: str) -> int:
     # Looked at before it is opened (opening a device can do something) and again once it is open.
     _check_regular(os.stat(part, dir_fd=parent, follow_symlinks=False), where)
-    descriptor = os.open(part, READ_NO_LINK, dir_fd=parent)
+    descriptor = os.open(part, READ | NO_LINK, dir_fd=parent)
     try:
         _check_regular(os.fstat(descriptor), where)
     except ModelError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _open_by_path(folder: Path, parts: list[str], where: str) -> int:
+    """Do as `open_below` where folders cannot be held open, as on Windows."""
+    path = folder.joinpath(*parts)
+    if any(":" in part for part in parts):
+        raise _refusal(where, "the path has ':' in it, which leads to other data of a file on Windows")
+    try:
+        real = folder.resolve(strict=True)
+        for part in parts[:-1]:
+            folder = folder / part
+            if stat.S_ISLNK(os.lstat(folder).st_mode):
+                raise _refusal(where, f"the folder {quote(part)} is a symbolic link")
+        seen = os.lstat(path)
+        _check_regular(seen, where)
+        descriptor = os.open(path, READ | NO_LINK)
+    except OSError as e:
+        raise _refusal(where, f"it cannot be opened in {folder}: {e.strerror}") from e
+    try:
+        opened = os.fstat(descriptor)
+        _check_regular(opened, where)
+        # A junction is no symbolic link, and leads out of the folder all the same.
+        reached = os.path.normcase(os.path.realpath(path))
+        if reached != os.path.normcase(real.joinpath(*parts)) or not os.path.samestat(seen, opened):
+            raise _refusal(where, "the path leads elsewhere, or changed while it was opened")
+    except BaseException:
         os.close(descriptor)
         raise
     return descriptor
