@@ -131,7 +131,7 @@ def test_a_cache_that_cannot_be_written_any_more_is_a_failure(
     cli: Cli, model: Path, cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
-    def full(path: Path, tables: object) -> None:
+    def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("weft.backends.gpu.tuning_table.write_tables", full)
