@@ -1,0 +1,261 @@
+"""Runs shifts of cases in child processes and notices how each of them ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from scripts.fuzz.target import Target
+
+LOOK = 0.25
+"""Seconds between two looks at a child's memory and clock."""
+WAITING = 6
+"""How many times a target's seconds a case may take by the clock: other processes want the cores, too."""
+WARM = 200
+"""Cases after which a child should not grow any more."""
+MOST_FAULTS = 3
+"""Children that end before their first case, one after the other, before a target is given up."""
+GROWTH = 300
+"""Megabytes by which it may grow from there to its end."""
+ROOT = Path(__file__).parents[2]
+TICKS = os.sysconf("SC_CLK_TCK")
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass
+class Found:
+    """A finding: what it is, the case that showed it, and a folder with that case's files."""
+
+    kind: str
+    key: str
+    text: str
+    target: str
+    device: str
+    seed: int
+    case: int
+    folder: Path | None = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """What all shifts share: the stream of cases and where it ends, who is told of findings, and when to stop."""
+
+    seed: int
+    last: int
+    found: Callable[[Found], None]
+    stopped: Callable[[], bool]
+
+
+@dataclass
+class Shift:
+    """What one target did on one device."""
+
+    target: type[Target]
+    device: str
+    next: int = 0
+    words: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+    growth: float = 0.0
+    """Megabytes by which the children grew after their first cases, at most."""
+    faults: int = 0
+    """Children that ended before their first case, one after the other."""
+
+    @property
+    def cases(self) -> int:
+        """Return how many were looked at."""
+        return sum(self.words.values())
+
+
+@dataclass
+class Child:
+    """A worker process, the case that it is at, and what it took so far."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+    at: int | None = None
+    since: float = 0.0
+    used: float = 0.0
+    done: int = 0
+    ready: float = 0.0
+    """Its megabytes before its first case; `warm` are the most up to case WARM, `largest` those at last."""
+    warm: float = 0.0
+    largest: float = 0.0
+
+    def clock(self) -> float:
+        """Return the processor seconds that the process has taken."""
+        fields = self._read("stat").rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / TICKS if len(fields) > 12 else 0.0
+
+    def megabytes(self) -> float:
+        """Return how much of memory the process holds."""
+        fields = self._read("statm").split()
+        return int(fields[1]) * PAGE / 2**20 if len(fields) > 1 else 0.0
+
+    def _read(self, name: str) -> str:
+        try:
+            return Path(f"/proc/{self.process.pid}/{name}").read_text()
+        except OSError:  # it has ended
+            return ""
+
+    def stop(self) -> None:
+        """End it, letting it say where it is."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGABRT)
+            try:
+                self.process.wait(5)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+
+def work(shift: Shift, run: Run, scratch: Path, seconds: float) -> None:
+    """Look at cases for so long or until the last; a child that ends early is a finding, and another goes on."""
+    begun = monotonic()
+    while shift.next < run.last and shift.faults < MOST_FAULTS and not run.stopped():
+        left = begun + seconds - monotonic()
+        if left <= 0:
+            break
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir(parents=True)
+        _child(shift, run, scratch, left)
+    shift.seconds += monotonic() - begun
+    shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _child(shift: Shift, run: Run, scratch: Path, seconds: float) -> None:
+    read, write = os.pipe()
+    order = {
+        "target": shift.target.name, "device": shift.device, "seed": run.seed, "first": shift.next,
+        "last": run.last, "seconds": seconds, "scratch": str(scratch), "answers": write,
+        "module": shift.target.__module__,
+    }  # fmt: skip
+    log = scratch / "log"
+    environment = {**os.environ, "WEFT_CACHE_DIR": str(scratch / "cache"), "PYTHONFAULTHANDLER": "1"}
+    with open(log, "wb") as out:
+        command = [sys.executable, "-m", "scripts.fuzz.worker", json.dumps(order)]
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment,
+            pass_fds=[write],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+        )
+    os.close(write)
+    child = Child(process, log, since=monotonic())
+    lines = _Lines(read)
+    try:
+        ended = _watch(shift, run, child, lines)
+    finally:
+        child.stop()
+        lines.close()
+    if ended is not None:
+        kind, text = ended
+        at = child.at if child.at is not None else shift.next
+        shift.faults += child.at is None
+        shift.words[kind] += child.at is not None
+        shift.next = at + (child.at is not None)
+        tail = log.read_text(errors="replace")[-6000:]
+        what = (kind, _key(kind, text, tail), f"{text}\n{tail}")
+        folder = None if child.at is None else scratch / "case"
+        run.found(Found(*what, shift.target.name, shift.device, run.seed, at, folder))
+
+
+def _watch(shift: Shift, run: Run, child: Child, lines: _Lines) -> tuple[str, str] | None:
+    """Note what a child says until it ends; return how it ended, if that is a finding."""
+    limit = shift.target.seconds
+    allowed = shift.target.megabytes
+    while True:
+        for said in lines.wait(LOOK):
+            if "begin" in said:
+                child.at, child.since, child.used = said["begin"], monotonic(), child.clock()
+                child.ready = child.ready or child.megabytes()
+            elif "fault" in said:
+                return "fault", f"the target itself failed\n{said['fault']}"
+            else:
+                _ended(shift, run, child, said)
+        if lines.over:
+            code = child.process.wait()
+            if code == 0:
+                shift.growth = max(shift.growth, _grown(child))
+                if _grown(child) > GROWTH:
+                    return "growth", f"it grew by {_grown(child):.0f} MB over {child.done - WARM} cases"
+                return None
+            name = signal.Signals(-code).name if code < 0 else f"exit status {code}"
+            return "crash", f"the process ended with {name}"
+        if run.stopped():
+            return None
+        held = child.megabytes()
+        if child.done <= WARM:
+            child.warm = max(child.warm, held)
+        child.largest = held
+        if child.at is None:
+            if monotonic() - child.since > 20 * WAITING:
+                return "hang", "the target was not ready in time"
+        elif child.clock() - child.used > limit or monotonic() - child.since > WAITING * limit:
+            return (
+                "hang",
+                f"it took more than {limit:g} seconds of processor time, or {WAITING * limit:g} by the clock",
+            )
+        if child.ready and held - child.ready > allowed:
+            return "memory", f"the process grew by {held - child.ready:.0f} MB; {allowed} are allowed"
+
+
+def _ended(shift: Shift, run: Run, child: Child, said: dict[str, Any]) -> None:
+    shift.next, shift.faults = said["end"] + 1, 0
+    child.done += 1
+    child.since, child.used = monotonic(), child.clock()
+    shift.words[said.get("word") or said["kind"]] += 1
+    if "kind" in said:
+        folder = Path(said["folder"])
+        what = (said["kind"], said["key"], said["text"])
+        run.found(Found(*what, shift.target.name, shift.device, run.seed, said["end"], folder))
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _grown(child: Child) -> float:
+    return max(child.largest - child.warm, 0.0) if child.done > WARM else 0.0
+
+
+def _key(kind: str, text: str, tail: str) -> str:
+    """Return the innermost function of Weft in the trace that a dying process left."""
+    lines = [line.strip() for line in tail.splitlines() if "/weft/" in line and "File " in line]
+    if kind in ("growth", "memory"):
+        return kind
+    first = text.partition("\n")[0]
+    return f"{first} in {lines[0].partition('/weft/')[2]}" if lines else first
+
+
+class _Lines:
+    """What a child writes into its pipe, a line at a time."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor, self._rest, self.over = descriptor, b"", False
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(descriptor, selectors.EVENT_READ)
+
+    def wait(self, seconds: float) -> list[dict[str, Any]]:
+        """Return what came; `over` is set once nothing more can come."""
+        if not self._selector.select(seconds):
+            return []
+        got = os.read(self._descriptor, 1 << 16)
+        self.over = not got
+        *lines, self._rest = (self._rest + got).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def close(self) -> None:
+        """Close the pipe."""
+        self._selector.close()
+        os.close(self._descriptor)

@@ -1,0 +1,1 @@
+"""The targets: one module each, found by being here."""

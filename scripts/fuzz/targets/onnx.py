@@ -1,0 +1,132 @@
+"""ONNX files: bytes and fields changed, loaded and run on a device, compared with ONNX Runtime."""
+
+from __future__ import annotations
+
+import logging
+import random
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+import weft
+from scripts.fuzz.mutate import change_bytes
+from scripts.fuzz.numbers import compare
+from scripts.fuzz.onnx_cases import change_fields, draw_model, networks, single_ops
+from scripts.fuzz.oracle import Oracle
+from scripts.fuzz.target import Target, target
+from weft.core.graph import Graph, bind, infer_shapes
+from weft.core.layout import Array
+from weft.core.optimize.constants import fold_constants
+from weft.errors import WeftError
+from weft.frontends.onnx import load
+
+MOST_ELEMENTS = 1 << 22
+MOST_WORK = 10**9
+"""Operations of a model that is still run: more says nothing more and takes long on a device without a GPU."""
+
+
+class OnnxTarget(Target):
+    """Loads and runs a model and compares its outputs with the oracle's."""
+
+    file = "model.onnx"
+
+    def prepare(self) -> None:
+        """Make the models to start from, and the oracle."""
+        logging.disable(logging.WARNING)
+        networks()
+        single_ops()
+        self.oracle = Oracle()
+        weft.load(networks()[0], self.device).close()
+
+    def check(self, folder: Path) -> str:
+        """Return whether the model was refused, or computed what ONNX Runtime does."""
+        path = folder / self.file
+        try:
+            graph = load(path)
+            sizes = {
+                name: tuple(2 if isinstance(d, str) else d for d in graph.specs[name].shape)
+                for name in graph.inputs
+            }
+            bound = bind(graph, sizes)
+            if large(bound):
+                return "skipped: too large to run"
+            feeds = draw_feeds(bound)
+            with weft.load(path, self.device, shapes=sizes) as session:
+                mine = session.run(feeds)
+        except WeftError as e:
+            return "refused" if e.what else "refused without a word"
+        return self.compared(path, feeds, mine)
+
+    def compared(self, path: Path, feeds: Mapping[str, Array], mine: list[Array]) -> str:
+        """Return how the outputs compare with the oracle's."""
+        theirs = self.oracle.run(path, feeds, nudged(feeds))
+        if isinstance(theirs, str):
+            return f"skipped: {theirs.partition(':')[0]}"
+        return compare(mine, *theirs)
+
+    def close(self) -> None:
+        """End the oracle."""
+        self.oracle.close()
+
+
+@target
+class OnnxFields(OnnxTarget):
+    """Fields of the protobuf message with other values of their type."""
+
+    name = "onnx-fields"
+    about = "ONNX models with fields changed, run and compared with ONNX Runtime"
+
+    def make(self, draw: random.Random, folder: Path) -> None:
+        """Write the model."""
+        model = draw_model(draw)
+        change_fields(model, draw)
+        (folder / self.file).write_bytes(model.SerializeToString())
+
+
+@target
+class OnnxBytes(OnnxTarget):
+    """Bytes of the file."""
+
+    name = "onnx-bytes"
+    about = "ONNX files with bytes changed, run and compared with ONNX Runtime"
+
+    def make(self, draw: random.Random, folder: Path) -> None:
+        """Write the file."""
+        data = draw_model(draw).SerializeToString()
+        (folder / self.file).write_bytes(change_bytes(data, draw))
+
+
+def large(bound: Graph) -> bool:
+    """Tell whether a graph of known sizes has values, or does work, beyond what is worth running."""
+    if sum(bound.specs[i].size for i in bound.inputs) > MOST_ELEMENTS:
+        return True
+    graph = infer_shapes(fold_constants(bound))
+    if any(spec.size > MOST_ELEMENTS for spec in graph.specs.values()):
+        return True
+    work = 0
+    for node in graph.nodes:
+        inputs = [spec.dims if spec else None for spec in graph.input_specs(node)]
+        work += node.op.flops(inputs, [spec.dims for spec in graph.output_specs(node)])
+    return work > MOST_WORK
+
+
+def draw_feeds(graph: Graph) -> dict[str, Array]:
+    """Return numbers for the inputs, the same ones for a graph of the same inputs."""
+    feeds = {}
+    for name in graph.inputs:
+        spec = graph.specs[name]
+        rng = np.random.default_rng(zlib.crc32(f"{name} {spec}".encode()))
+        small = rng.integers(0, 3, spec.dims) if not spec.dtype.is_float else rng.uniform(-1, 1, spec.dims)
+        feeds[name] = np.asarray(small).astype(spec.dtype.numpy)
+    return feeds
+
+
+def nudged(feeds: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the floats changed by a rounding error: where that matters to a result, so may any rounding."""
+    out = {}
+    for name, value in feeds.items():
+        factor = 1 + (2e-3 if value.dtype.itemsize == 2 else 1e-6)
+        out[name] = value * value.dtype.type(factor) if value.dtype.kind == "f" else value
+    return out

@@ -1,0 +1,82 @@
+"""The fuzzer itself: it survives what it looks for, says which case it was, and makes the same cases again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts.fuzz.__main__ import main
+from scripts.fuzz.target import case_stream, find_targets
+
+BAD = "tests.fuzz.bad_targets"
+
+
+def run(folder: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
+    """Return the exit status and the report of a run on cases of seed 5."""
+    path = folder / "report.json"
+    status = main(["--module", BAD, "--seed", "5", "--nice", "0", "--report", str(path), *arguments])
+    return status, json.loads(path.read_text())
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "said"),
+    [
+        ("bad-crash", "crash", "SIGSEGV"),
+        ("bad-busy", "hang", "0.3 seconds of processor time"),
+        ("bad-stuck", "hang", "by the clock"),
+        ("bad-memory", "memory", "100 are allowed"),
+        ("bad-raise", "exception", "KeyError: 'lost'"),
+        ("bad-number", "wrong", "are five"),
+    ],
+)
+def test_what_a_case_does_to_its_process_is_a_finding_and_the_rest_go_on(
+    name: str, kind: str, said: str, tmp_path: Path
+) -> None:
+    status, report = run(tmp_path, "--target", name, "--cases", "6")
+    assert status == 1
+    (shift,) = report["shifts"]
+    assert shift["words"] == {"right": 5, kind: 1}
+    (finding,) = report["findings"]
+    (case,) = finding["cases"]
+    assert (case["kind"], case["target"], case["seed"], case["case"]) == (kind, name, 5, 3)
+    assert said in case["text"]
+    kept = Path(case["folder"]) / "case" / "case"
+    assert kept.read_text() == str(case_stream(name, 5, 3).random())
+
+
+def test_a_kept_case_can_be_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path, "--target", "bad-number", "--cases", "4")
+    assert main(["--module", BAD, "--replay", str(tmp_path / "report.findings" / "1")]) == 1
+    assert main(["--module", BAD, "--target", "bad-number", "--seed", "5", "--case", "3"]) == 1
+    assert main(["--module", BAD, "--target", "bad-number", "--seed", "5", "--case", "2"]) == 0
+    assert "seed 5, case 2: right" in capsys.readouterr().out
+
+
+def test_a_target_that_does_not_work_ends_its_shift(tmp_path: Path) -> None:
+    status, report = run(tmp_path, "--target", "bad-unready", "--cases", "6")
+    assert status == 1
+    (finding,) = report["findings"]
+    assert finding["count"] == 3
+    assert "no such thing" in finding["cases"][0]["text"]
+
+
+def test_the_table_names_every_target_and_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path, "--target", "bad-number,bad-raise", "--cases", "1", "--jobs", "2")
+    table = capsys.readouterr().out
+    assert "| bad-number | cpu | 1 |" in table
+    assert "| bad-raise | cpu | 1 |" in table
+    assert "| all |  | 2 |" in table
+
+
+def test_unknown_words_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--target", "nothing-such"])
+    assert "nothing-such is not known; there are " in capsys.readouterr().err
+
+
+def test_every_target_says_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--list"])
+    assert set(capsys.readouterr().out.split()) >= find_targets().keys()
