@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from ctypes import POINTER, c_char_p, c_size_t, c_uint32, c_void_p
 from functools import cache
 from pathlib import Path
@@ -178,6 +180,13 @@ class NativeDevice:
         """Raise an error with C's message, word for word, unless the status is 0."""
         if status:
             raise kind(what, why=message.text() or f"{function} returned {status} and wrote no message")
+
+    @contextmanager
+    def idle(self) -> Iterator[None]:
+        """Wait for what all sessions have queued, and let none queue more before the block is done."""
+        with self.lock:
+            self.wait()
+            yield
 
     def wait(self) -> None:
         """Wait for what is queued."""

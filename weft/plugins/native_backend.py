@@ -145,11 +145,14 @@ class NativeBackend(Backend):
         """Free all memory of this pipeline, and give up the device."""
         if self._is_open:
             self._is_open = False
-            try:
-                self.onWaitFinish()
-            finally:
-                self.free_all()
-                self.device.release()
+            with self.device.lock:
+                try:
+                    self.device.wait()
+                finally:
+                    try:
+                        self.free_all()
+                    finally:
+                        self.device.release()
 
 
 class NativeHostBackend(NativeBackend, HostBackend):
@@ -226,7 +229,7 @@ class BufferBackend(NativeBackend):
         return buffer
 
     def free(self, buffer: int) -> None:
-        """Give a buffer back to the device."""
+        """Give a buffer back to the device; the caller holds it idle."""
         with self.device.lock:
             self.device.table.free(self.device.handle, buffer)
 
@@ -250,8 +253,10 @@ class BufferBackend(NativeBackend):
         if slot is None:
             return False
         if storage_type is StorageType.STATIC:
-            self.onWaitFinish()
-        self._memory.release(slot)
+            with self.device.idle():
+                self._memory.release(slot)
+        else:
+            self._memory.release(slot)
         return True
 
     def onResizeBegin(self) -> None:
@@ -265,8 +270,8 @@ class BufferBackend(NativeBackend):
 
     def onClearBuffer(self) -> bool:
         """Free all that is not STATIC."""
-        self.onWaitFinish()
-        self._memory.clear()
+        with self.device.idle():
+            self._memory.clear()
         return True
 
     def statistics(self) -> Mapping[str, int]:
@@ -283,7 +288,6 @@ class BufferBackend(NativeBackend):
         if src.shape != dst.shape:
             what = f"cannot copy {src.name!r} {src.shape} to {dst.name!r} {dst.shape}"
             raise InputError(what, why="the shapes differ")
-        self.onWaitFinish()
         stored = convert(self._read(src), src.shape, src.layout, dst.layout, dst.dtype.numpy)
         self._write(dst, np.ascontiguousarray(stored).reshape(dst.storage_shape))
 
@@ -311,6 +315,6 @@ class BufferBackend(NativeBackend):
             return
         device, message = self.device, Message()
         call = getattr(device.table, function)
-        with device.lock:
+        with device.idle():
             status = call(device.handle, slot.buffer, slot.offset, host.ctypes.data, host.nbytes, *message.clear())
         device.check(status, message, DeviceError, f"{function} failed on {device.name}", function)
