@@ -63,6 +63,11 @@ def selftest() -> str:
     return os.environ.get("WEFT_SELFTEST") or "child"
 
 
+def device_profile() -> str:
+    """Return what devices pretend to be, from `WEFT_DEVICE_PROFILE`; empty for what they are."""
+    return os.environ.get("WEFT_DEVICE_PROFILE", "").strip()
+
+
 def build_processes() -> int | None:
     """Return how many processes compile kernels beside the program, from `WEFT_BUILD_PROCESSES`; None to choose."""
     given = os.environ.get("WEFT_BUILD_PROCESSES")

@@ -67,6 +67,10 @@ class DeviceCaps:
     max_allocation: int = 1 << 30
     offset_alignment: int = 256
     """Bytes; a kernel argument may start only at multiples of it."""
+    max_buffers: int = 64
+    """Arguments of one kernel."""
+    subgroup: int = 0
+    """Items of a subgroup, if that is known and kernels may not count on SUBGROUP; 0 if the other fields say it all."""
     fp16_storage: bool = False
     int8_storage: bool = False
     channels_last: bool = False

@@ -16,6 +16,8 @@ bytes a step."""
 RAW_KINDS: dict[int, ArgKind] = {4: "raw4", 8: "raw8", 16: "raw16"}
 """By the bytes that are moved at a time."""
 ConstantKind = Literal["int", "float"]
+SUBGROUP = 32
+"""Items that exchange values or multiply matrices together, in the kernels that do so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,10 @@ class KernelSource:
     text: str
     args: tuple[Arg, ...]
     constants: tuple[tuple[str, ConstantKind], ...]
+    shared: tuple[tuple[str, str], ...] = ()
+    """The arrays of work-group memory: a type of the language, and how many, as an expression of constants."""
+    subgroup: int = 0
+    """The items of a subgroup that it counts on; 0 if it works with any."""
 
     @cached_property
     def digest(self) -> str:

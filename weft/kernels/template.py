@@ -9,6 +9,7 @@ epilogue, is pasted by the argument itself, so no template knows of it.
 from __future__ import annotations
 
 import hashlib
+import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 from weft.errors import CompileError, ConfigError
 from weft.kernels.cache import DiskCache
 from weft.kernels.dialect import Dialect, KernelParts, Shared, View
-from weft.kernels.source import Arg, ConstantKind, KernelSource
+from weft.kernels.source import SUBGROUP, Arg, ConstantKind, KernelSource
 
 if TYPE_CHECKING:
     from mako.lookup import TemplateLookup
@@ -259,6 +260,14 @@ class Writer:
         self.functions.append(text)
         return ""
 
+    def counts_on_subgroup(self, body: str) -> bool:
+        """Tell whether the kernel works only where SUBGROUP items run as one: it exchanges values or names hardware.
+
+        What a template of one language says in assembly or through an extension is written for such hardware.
+        """
+        named = any("subgroup" in name or "cooperative_matrix" in name for name in self.extensions)
+        return named or any(word in body for word in ("EXCHANGE(", "MMA(", "asm(", "asm volatile("))
+
     def exchange(self, value: str, mask: int) -> str:
         """Return the f32 `value` of the item whose number differs in the bits of `mask`; see `DeviceCaps.shuffles`."""
         self.extensions += [name for name in self.dialect.exchange_extensions if name not in self.extensions]
@@ -355,13 +364,15 @@ def render(request: KernelRequest, dialect: Dialect) -> KernelSource:
     entry = request.template.replace(".", "_")
     cache, key = DiskCache("sources"), f"{writers_hash(dialect)} {request!r}"
     held = cache.get(key)
-    text = held.decode() if held else _written(request, dialect, entry)
+    text, shared, subgroup = json.loads(held) if held else _written(request, dialect, entry)
     if not held:
-        cache.put(key, text.encode())
-    return KernelSource(entry, text, request.args, _constants(request))
+        cache.put(key, json.dumps((text, shared, subgroup)).encode())
+    return KernelSource(
+        entry, text, request.args, _constants(request), tuple((kind, size) for kind, size in shared), subgroup
+    )
 
 
-def _written(request: KernelRequest, dialect: Dialect, entry: str) -> str:
+def _written(request: KernelRequest, dialect: Dialect, entry: str) -> tuple[str, list[tuple[str, str]], int]:
     writer = Writer(request, dialect)
     try:
         special = f"{request.template}.{dialect.name}.mako"  # written for one language, where that is faster
@@ -377,4 +388,6 @@ def _written(request: KernelRequest, dialect: Dialect, entry: str) -> str:
         ) from e
     constants = _constants(request)
     declared = writer.shared_arrays, body, writer.extensions, writer.views, writer.functions
-    return dialect.assemble(KernelParts(entry, prelude, request.args, constants, *declared))
+    text = dialect.assemble(KernelParts(entry, prelude, request.args, constants, *declared))
+    shared = [(array.type, array.size) for array in writer.shared_arrays]
+    return text, shared, SUBGROUP if writer.counts_on_subgroup(body) else 0

@@ -21,7 +21,7 @@ from tests.backends.vulkan.kernels import (
 from weft.backends.gpu.device import BarrierCommand, Binding, Command, CopyCommand, LaunchCommand, MemoryKind
 from weft.backends.vulkan.device import VulkanDevice, validation_messages
 from weft.core.dtypes import DType
-from weft.errors import BackendError, CompileError
+from weft.errors import BackendError, CompileError, DeviceError
 from weft.kernels.source import Arg, KernelSource
 
 
@@ -71,7 +71,7 @@ def test_bindings_select_pieces(device: VulkanDevice) -> None:
         device.download(buffer, align, out)
         assert np.array_equal(out, 10 * np.arange(16, dtype=np.float32))
     crooked = (Binding(buffer, 0, 4), Binding(buffer, 1, 4))
-    with pytest.raises(BackendError, match=f"multiples of {align}"):
+    with pytest.raises(DeviceError, match=f"multiples of {align}"):
         device.record([LaunchCommand(kernel, crooked, (1, 1, 1))])
 
 
@@ -121,7 +121,7 @@ def test_wrong_launches_are_refused(device: VulkanDevice) -> None:
     with pytest.raises(BackendError, match="1 buffers are bound to a kernel that takes 2"):
         device.record([LaunchCommand(kernel, (whole(buffer),), (1, 1, 1))])
     grid = (device.caps.max_grid[0] + 1, 1, 1)
-    with pytest.raises(BackendError, match="more work-groups"):
+    with pytest.raises(DeviceError, match="more work-groups"):
         device.record([LaunchCommand(kernel, (whole(buffer), whole(buffer)), grid)])
     with pytest.raises(CompileError, match="local size"):
         device.compile(SCALE, values(16, local=2 * device.caps.max_local_items))

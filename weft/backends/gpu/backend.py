@@ -134,8 +134,11 @@ class GpuBackend(Backend):
         return splits_products(self.device.caps, self.info.config.precision)
 
     def _can_fuse(self, graph: Graph, base: Node, step: Node, position: int) -> bool:
-        special = self._is_special(base.op) or self._is_special(step.op)
-        return not special and can_fuse(graph, base, step, position)
+        if self._is_special(base.op) or self._is_special(step.op):
+            return False
+        read = {*base.inputs, *(i for k, i in enumerate(step.inputs) if k != position)} - {""}
+        fits = len(read) + len(base.outputs) <= self.device.caps.max_buffers
+        return fits and can_fuse(graph, base, step, position)
 
     def _reads_planar(self, graph: Graph, node: Node) -> bool:
         form = find_gpu_op(node.op)

@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from weft import config
 from weft.backends.gpu import forks
 from weft.core.backend import Backend, BackendCreator, BackendInfo, BackendOption
 from weft.core.backend_options import NO_OPTIONS, Options, defaults
@@ -17,13 +18,21 @@ if TYPE_CHECKING:
     from weft.backends.gpu.runtime import GpuRuntime
 
 
+PROFILE = BackendOption(
+    "device_profile", "", 'What the device pretends to be, "adreno" or "items=128"; empty: WEFT_DEVICE_PROFILE says it.'
+)
+
+
 class GpuCreator(BackendCreator):
     """Open devices once and make backends on them; a subclass says how a device is opened.
 
     A device is opened once for each set of options: sessions with other options share nothing of it.
     """
 
-    options: Sequence[BackendOption] = (BackendOption("tuning", True, "Choose kernels by the tables of `weft tune`."),)
+    options: Sequence[BackendOption] = (
+        BackendOption("tuning", True, "Choose kernels by the tables of `weft tune`."),
+        PROFILE,
+    )
 
     def __init__(self) -> None:
         self._runtimes: dict[tuple[int, Options], GpuRuntime] = {}
@@ -54,19 +63,34 @@ class GpuCreator(BackendCreator):
         return None
 
     def runtime(self, index: int, options: Options = NO_OPTIONS) -> GpuRuntime:
-        """Return the runtime of a device with these options, opening it the first time, and anew after it was lost."""
+        """Return the runtime of a device with these options, opening it the first time, and anew after it was lost.
+
+        ConfigError if it is to pretend what makes no sense.
+        """
         from weft.backends.gpu.runtime import GpuRuntime
 
         forks.check(self.id, index)
         forks.start()
-        key = (index, Options({**defaults(self), **options}))
+        given = {**defaults(self), **options}
+        # A creator may declare options of its own in place of these.
+        profile = str(given.get(PROFILE.name) or config.device_profile())
+        key = (index, Options({**given, PROFILE.name: profile}))
         with self._lock:
             held = self._runtimes.get(key)
             if held is not None and held.device.gone:
                 self._gone.append(self._runtimes.pop(key))
             if key not in self._runtimes:
-                self._runtimes[key] = GpuRuntime(self.open(index), key[1])
+                self._runtimes[key] = GpuRuntime(self._opened(index, profile), key[1])
             return self._runtimes[key]
+
+    def _opened(self, index: int, text: str) -> GpuDevice:
+        from weft.backends.gpu.profiles import parse_profile
+
+        profile = parse_profile(text)
+        device = self.open(index)
+        if profile is not None:
+            device.pretend(profile)
+        return device
 
     def onPrepare(self, index: int) -> None:
         """Open the device, and have its special kernels tested."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
+from weft.backends.gpu.profiles import DeviceProfile
 from weft.core.backend import DeviceInfo
 from weft.core.layout import Array
 from weft.kernels.dialect import Dialect
@@ -127,6 +128,17 @@ class GpuDevice(ABC):
     """Whether launches of one level run side by side; where they do not, one for two is worth some work in vain."""
     gone: bool = False
     """Whether the device was lost: new sessions open it anew."""
+    profile: DeviceProfile | None = field(default=None, init=False)
+    """What the device pretends to be."""
+
+    def pretend(self, profile: DeviceProfile) -> None:
+        """Have less than there is: called once, before anything is allocated.
+
+        An implementation need do no more if it refuses what is beyond `caps`; `memory`, `window` and `coherent` are
+        its own matter.
+        """
+        self.profile, self.caps = profile, profile.apply(self.caps)
+        self.info = replace(self.info, name=f"{self.info.name} as {profile}")
 
     @abstractmethod
     def allocate(self, nbytes: int, kind: MemoryKind = MemoryKind.DEVICE) -> GpuBuffer:

@@ -11,6 +11,7 @@ from weft.backends.gpu.device import GpuBuffer, GpuDevice
 from weft.backends.gpu.selftest import chosen_mode, refused
 from weft.backends.gpu.tuning_table import TuningTable
 from weft.core.backend_options import NO_OPTIONS, Options
+from weft.errors import OutOfMemory
 from weft.kernels.special import special_kernels
 
 CHUNK = 16 << 20
@@ -42,8 +43,14 @@ class StaticPool:
                     if room >= size:
                         chunk.free[k : k + 1] = [(offset + size, room - size)] if room > size else []
                         return self._note(chunk, offset, size)
-            total = max(size, CHUNK) if size < CHUNK // 2 else size
-            chunk = _Chunk(self.device.allocate(total), [(size, total - size)] if total > size else [])
+            total = max(size, min(CHUNK, self.device.caps.max_allocation)) if size < CHUNK // 2 else size
+            try:
+                buffer = self.device.allocate(total)
+            except OutOfMemory:
+                if total == size:
+                    raise
+                buffer = self.device.allocate(total := size)  # a whole chunk is a wish
+            chunk = _Chunk(buffer, [(size, total - size)] if total > size else [])
             self._chunks.append(chunk)
             return self._note(chunk, 0, size)
 
@@ -87,6 +94,8 @@ class GpuRuntime:
 
     def __post_init__(self) -> None:
         self.static = StaticPool(self.device)
+        if self.device.profile is not None:
+            self.notes.append(f"the device pretends to be another: {self.device.profile}")
 
     def verify(self) -> None:
         """Have the kernels for special hardware tested, once; those that are wrong here are not used."""

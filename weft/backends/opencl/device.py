@@ -11,6 +11,8 @@ import pyopencl as cl
 
 from weft.backends.gpu import forks
 from weft.backends.gpu.device import Command, DeviceCaps, GpuBuffer, GpuDevice, MemoryKind
+from weft.backends.gpu.limits import check_kernel
+from weft.backends.gpu.profiles import DeviceProfile
 from weft.backends.opencl import native
 from weft.backends.opencl.capabilities import caps_of
 from weft.backends.opencl.compilers import Compilers, process_count
@@ -53,7 +55,7 @@ class OpenCLDevice(GpuDevice):
     def __init__(self, info: DeviceInfo, caps: DeviceCaps, dialect: Dialect, device: cl.Device) -> None:
         super().__init__(info, caps, dialect)
         self.launches_overlap = False  # the queue is in order
-        self.sends_ahead = self.computes_ahead = not caps.software  # the CPU as a device takes the cores that copy
+        self._learn()
         self._device = device
         self._context = cl.Context([device])
         self._queues = QueuePool(self._context, device)
@@ -71,6 +73,15 @@ class OpenCLDevice(GpuDevice):
         facts = {"index": info.index, "name": info.name, "driver": info.driver}
         self.compilers = Compilers(facts, processes)
         self.programs = Programs(self._context, device, self.compilers)
+
+    def _learn(self) -> None:
+        """Take over what pays on such a device: the CPU as one takes the cores that copy."""
+        self.sends_ahead = self.computes_ahead = not self.caps.software
+
+    def pretend(self, profile: DeviceProfile) -> None:
+        """Have less than there is."""
+        super().pretend(profile)
+        self._learn()
 
     # -- memory ----------------------------------------------------------------------------------------
 
@@ -150,6 +161,7 @@ class OpenCLDevice(GpuDevice):
     def compile(self, source: KernelSource, values: Mapping[str, int | float]) -> OpenCLKernel:
         """Return the kernel with these constants, from memory, from the disk cache, or freshly built."""
         self._need_open()
+        check_kernel(source, values, self.caps, self._where)
         kernel = self.programs.get(source, values)
         with self._lock:
             self.stats.compiles, self.stats.live_kernels = self.programs.built, self.programs.held
@@ -162,7 +174,7 @@ class OpenCLDevice(GpuDevice):
     def record(self, commands: Sequence[Command], profile: bool = False) -> Recording:
         """Return the commands with everything bound; with `profile`, a submit takes timestamps and waits."""
         self._need_open()
-        recorder = Recorder(self._context, self._where, self.caps.offset_alignment)
+        recorder = Recorder(self._context, self._where, self.caps)
         try:
             recording = recorder.record(commands, profile)
         except cl.Error as e:
@@ -315,8 +327,14 @@ class OpenCLDevice(GpuDevice):
         host[:] = 0
         return handle, host
 
+    @property
+    def _total(self) -> int:
+        """Return the bytes of the device's memory, or of what it pretends to have."""
+        real = int(self._device.global_mem_size)
+        return min(real, self.profile.memory) if self.profile and self.profile.memory else real
+
     def _need_room(self, nbytes: int, size: int, kind: MemoryKind) -> None:
-        most, total = self.caps.max_allocation, self._device.global_mem_size
+        most, total = self.caps.max_allocation, self._total
         with self._lock:
             held = self._device_bytes
         if nbytes < 0:
@@ -331,7 +349,7 @@ class OpenCLDevice(GpuDevice):
     def _no_memory(self, nbytes: int, reason: str) -> OutOfMemory:
         with self._lock:
             held = self._device_bytes
-        total = self._device.global_mem_size
+        total = self._total
         return OutOfMemory(
             f"{nbytes:,} bytes cannot be allocated",
             where=self._where,

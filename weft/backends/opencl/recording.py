@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 import pyopencl as cl
 
-from weft.backends.gpu.device import Binding, Command, CopyCommand, LaunchCommand, Size3
+from weft.backends.gpu.device import Binding, Command, CopyCommand, DeviceCaps, LaunchCommand, Size3
+from weft.backends.gpu.limits import check_launch
 from weft.backends.opencl.native import Call, NativeCalls
 from weft.backends.opencl.programs import Built, OpenCLKernel
 from weft.backends.opencl.words import failure
@@ -187,8 +188,8 @@ class Recording:
 class Recorder:
     """Turns commands into steps; checks every binding, so that a replay has nothing left to check."""
 
-    def __init__(self, context: cl.Context, where: str, alignment: int) -> None:
-        self._context, self._where, self._alignment = context, where, alignment
+    def __init__(self, context: cl.Context, where: str, caps: DeviceCaps) -> None:
+        self._context, self._where, self._caps = context, where, caps
         self._pieces: dict[tuple[int, int, int], cl.Buffer] = {}
 
     def record(self, commands: Sequence[Command], profile: bool) -> Recording:
@@ -211,6 +212,9 @@ class Recorder:
             )
         if 0 in command.grid:
             return []
+        for binding in command.bindings:
+            self._check(binding, label)
+        check_launch(command, built.entry, self._caps)
         kernel = cl.Kernel(built.built.program, built.entry)
         for position, binding in enumerate(command.bindings):
             kernel.set_arg(position, self._piece(binding, label))
@@ -241,16 +245,11 @@ class Recorder:
 
     def _piece(self, binding: Binding, label: str) -> cl.Buffer:
         """Return the buffer itself if all of it is bound, else a sub-buffer, cut once per recording."""
-        self._check(binding, label)
         whole: cl.Buffer = binding.buffer.handle
         if binding.buffer.host is not None:
             raise self._wrong(label, f"a kernel cannot use memory of kind {binding.buffer.kind.name}")
         if not binding.nbytes or (binding.offset, binding.nbytes) == (0, binding.buffer.nbytes):
             return whole
-        if binding.offset % self._alignment:
-            raise self._wrong(
-                label, f"a piece starts at byte {binding.offset}, which is no multiple of {self._alignment}"
-            )
         key = (whole.int_ptr, binding.offset, binding.nbytes)
         if key not in self._pieces:
             self._pieces[key] = whole.get_sub_region(key[1], key[2], cl.mem_flags.READ_WRITE)

@@ -11,6 +11,8 @@ from typing import Any
 
 from weft.backends.gpu import forks
 from weft.backends.gpu.device import Command, GpuBuffer, GpuDevice, MemoryKind
+from weft.backends.gpu.limits import check_kernel
+from weft.backends.gpu.profiles import DeviceProfile
 from weft.backends.vulkan.context import Context
 from weft.backends.vulkan.instance import NO_DRIVER_FIX, validation_messages
 from weft.backends.vulkan.memory import Memory
@@ -78,15 +80,27 @@ class VulkanDevice(GpuDevice):
     def __init__(self, info: DeviceInfo, parts: _Parts, dialect: Dialect) -> None:
         super().__init__(info, parts.context.physical.caps(), dialect, parts.context.stats)
         self._held = parts
-        self.computes_on_uploads = parts.memory.writes_to_device
         self.stores_to_host = True
-        # One queue runs everything in order. Where the host writes to the device's memory there is nothing to send:
-        # on an H200 19 MB took 0.80 ms so and 0.95 ms in chunks. A device that is the CPU takes the cores that copy.
-        self.sends_ahead = not self.caps.software and not parts.memory.writes_to_device
-        self.computes_ahead = not self.caps.software
+        self._learn()
         self._finalizer = weakref.finalize(self, parts.close)
         self._finalizer.atexit = False
         _open[id(self)] = self
+
+    def _learn(self) -> None:
+        """Take over what pays with these memory types on such a device.
+
+        One queue runs everything in order. Where the host writes to the device's memory there is nothing to send:
+        on an H200 19 MB took 0.80 ms so and 0.95 ms in chunks. A device that is the CPU takes the cores that copy.
+        """
+        self.computes_on_uploads = self._held.memory.writes_to_device
+        self.sends_ahead = not self.caps.software and not self._held.memory.writes_to_device
+        self.computes_ahead = not self.caps.software
+
+    def pretend(self, profile: DeviceProfile) -> None:
+        """Have less than there is, memory types included."""
+        super().pretend(profile)
+        self._held.memory.pretend(profile, self.caps.max_allocation)
+        self._learn()
 
     def _closed(self) -> ClosedError:
         return ClosedError(
@@ -118,6 +132,7 @@ class VulkanDevice(GpuDevice):
 
     def compile(self, source: KernelSource, values: Mapping[str, int | float]) -> Kernel:
         """Return the pipeline with these constants, from memory or freshly built from its SPIR-V."""
+        check_kernel(source, values, self.caps, self.info.name)
         pipelines = self._parts.pipelines
         kernel = pipelines.kernel(source, values)
         self.stats.live_kernels = pipelines.held
@@ -126,7 +141,7 @@ class VulkanDevice(GpuDevice):
     def record(self, commands: Sequence[Command], profile: bool = False) -> Recording:
         """Return the commands as a command buffer that can be submitted many times."""
         parts = self._parts
-        recording = Recording(parts.context, self.caps, commands, profile)
+        recording = Recording(parts.context, parts.memory, self.caps, commands, profile)
         with parts.lock:
             parts.recordings.add(recording)
         parts.context.count(live_recordings=1)
@@ -212,7 +227,7 @@ def open_device(index: int, dialect: Dialect) -> VulkanDevice:
     context = Context(found[index])
     try:
         memory = Memory(context)
-        parts = _Parts(context, memory, Pipelines(context, found[index].caps()), Transfer(context, memory))
+        parts = _Parts(context, memory, Pipelines(context), Transfer(context, memory))
     except Exception:
         context.destroy()
         raise

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from weft.backends.gpu.device import GpuBuffer, MemoryKind
+from weft.backends.gpu.profiles import DeviceProfile
 from weft.backends.vulkan._vk import NULL, WHOLE_SIZE, Arena, check, failure, ffi, lib, vk, words
 from weft.backends.vulkan.context import Context
+from weft.core.hostcopy import copy_into
 from weft.errors import BackendError, OutOfMemory
 
 _LOCAL = 0x1
@@ -30,6 +33,8 @@ class Block:
     buffer: Any
     memory: Any
     coherent: bool
+    mapped: Any = None
+    """The memory as the device has it, where a profile pretends that it is not coherent: the host has a copy."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,7 @@ _UPLOAD = (
     _Choice(_LOCAL | _VISIBLE | _COHERENT, whole=True),
     _Choice(_VISIBLE | _COHERENT, _LOCAL),
     _Choice(_VISIBLE | _COHERENT),
+    _Choice(_VISIBLE),
 )
 _CHOICES = {
     MemoryKind.DEVICE: (_Choice(_LOCAL, _VISIBLE), _Choice(_LOCAL)),
@@ -58,7 +64,7 @@ _CHOICES = {
     MemoryKind.DOWNLOAD: (
         _Choice(_VISIBLE | _CACHED | _COHERENT),
         _Choice(_VISIBLE | _CACHED),
-        _Choice(_VISIBLE | _COHERENT),
+        _Choice(_VISIBLE),
     ),
 }
 
@@ -68,12 +74,17 @@ class Memory:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._profile = DeviceProfile()
         self._lock = threading.Lock()
         self._live: dict[GpuBuffer, bool] = {}
         properties = context.physical.memory
         self._heaps = [int(properties.memoryHeaps[i].size) for i in range(properties.memoryHeapCount)]
         types = [properties.memoryTypes[i] for i in range(properties.memoryTypeCount)]
         self._types = [(int(t.propertyFlags), int(t.heapIndex)) for t in types]
+        """Flags and heap, which a profile may reduce."""
+        self._real: dict[int, int] = {}
+        """The driver's index of each of `_types`, where a profile changed them."""
+        self._largest_allocation = context.physical.caps().max_allocation
         local = [self._heaps[heap] for flags, heap in self._types if flags & _LOCAL]
         self._largest_local = max(local, default=0)
         self.max_count = int(context.physical.limits.maxMemoryAllocationCount)
@@ -90,6 +101,9 @@ class Memory:
             if kind is not MemoryKind.DEVICE:
                 try:
                     host = self._map(block, size)[:nbytes]
+                    if not block.coherent and not self._profile.coherent:
+                        block = replace(block, mapped=host)
+                        host = host.copy()
                 except Exception:
                     self._destroy(block)
                     raise
@@ -98,6 +112,36 @@ class Memory:
         if counted:
             self._context.count(allocations=1, live_buffers=1, live_bytes=nbytes)
         return buffer
+
+    def pretend(self, profile: DeviceProfile, largest: int) -> None:
+        """Offer what a profile leaves of the memory types, and no allocation of more than `largest` bytes."""
+        self._profile, self._largest_allocation = profile, largest
+        types = []
+        for index, (flags, heap) in enumerate(self._types):
+            flags &= ~0 if profile.coherent else ~_COHERENT
+            apart = not profile.window and flags & _LOCAL and flags & _VISIBLE
+            parts = (flags & ~(_VISIBLE | _COHERENT | _CACHED), flags & ~_LOCAL) if apart else (flags,)
+            types += [(part, heap, index) for part in parts]
+        self._types = [(flags, heap) for flags, heap, _ in types]
+        self._real = dict(enumerate(index for *_, index in types))
+
+    def flush(self, buffers: Sequence[GpuBuffer]) -> None:
+        """Make what the host wrote to memory that is not coherent visible to the device."""
+        for buffer in buffers:
+            if buffer.handle.mapped is not None and buffer.host is not None:
+                copy_into(buffer.handle.mapped, buffer.host)
+        _arena, ranges = _ranges(buffers)
+        result = lib.vkFlushMappedMemoryRanges(self._context.device, len(buffers), ranges)
+        check(result, "what the host wrote cannot be made visible to the device", self._context.physical.name)
+
+    def invalidate(self, buffers: Sequence[GpuBuffer]) -> None:
+        """Make what the device wrote to memory that is not coherent visible to the host."""
+        _arena, ranges = _ranges(buffers)
+        result = lib.vkInvalidateMappedMemoryRanges(self._context.device, len(buffers), ranges)
+        check(result, "results cannot be made visible to the host", self._context.physical.name)
+        for buffer in buffers:
+            if buffer.handle.mapped is not None and buffer.host is not None:
+                copy_into(buffer.host, buffer.handle.mapped)
 
     def free(self, buffer: GpuBuffer) -> None:
         """Give a buffer back."""
@@ -127,6 +171,11 @@ class Memory:
 
     def _check(self, size: int, kind: MemoryKind) -> None:
         """Refuse at once what no heap holds, before the driver is asked for something out of its limits."""
+        if size > self._largest_allocation:
+            raise self._refusal(size, kind, f"one allocation has at most {_size(self._largest_allocation)}")
+        room = self._profile.memory
+        if room and size + sum(b.nbytes for b in self._live) > room:
+            raise self._refusal(size, kind, f"it pretends to have {_size(room)} in all")
         heap = max((self._heaps[h] for f, h in self._types if self._fits(f, h, kind)), default=0)
         if size > heap:
             raise self._refusal(size, kind, "no heap of the device is that large")
@@ -151,7 +200,8 @@ class Memory:
         found: list[int] = []
         for choice in _CHOICES[kind]:
             for index, (flags, heap) in enumerate(self._types):
-                if bits >> index & 1 and self._matches(flags, heap, choice) and index not in found:
+                offered = bits >> self._real.get(index, index) & 1
+                if offered and self._matches(flags, heap, choice) and index not in found:
                     found.append(index)
         return found
 
@@ -189,7 +239,8 @@ class Memory:
         for index in self._candidates(kind, int(needs.memoryTypeBits)):
             if needs.size > self._heaps[self._types[index][1]]:
                 continue
-            info = Arena().new("VkMemoryAllocateInfo", allocationSize=needs.size, memoryTypeIndex=index)
+            real = self._real.get(index, index)
+            info = Arena().new("VkMemoryAllocateInfo", allocationSize=needs.size, memoryTypeIndex=real)
             result = lib.vkAllocateMemory(self._context.device, info, NULL, out)
             if result == 0:
                 return out[0], index
@@ -222,6 +273,13 @@ class Memory:
             why=f"{reason}; {room}; this device holds {_size(held)} in {len(self._live)} buffers",
             fix="use a smaller batch or input, precision=low, or close other sessions and programs",
         )
+
+
+def _ranges(buffers: Sequence[GpuBuffer]) -> tuple[Arena, Any]:
+    """Return the memory of buffers as the driver wants it, after what keeps it alive."""
+    arena = Arena()
+    ranges = [arena.new("VkMappedMemoryRange", memory=b.handle.memory, size=WHOLE_SIZE) for b in buffers]
+    return arena, arena.array("VkMappedMemoryRange", ranges)
 
 
 def _size(nbytes: int) -> str:

@@ -216,6 +216,7 @@ class Physical:
             max_buffer_range=min(int(limits.maxStorageBufferRange), 2**32 - 1) // 4 * 4,
             max_allocation=int(self._extra["VkPhysicalDeviceMaintenance3Properties"].maxMemoryAllocationSize),
             offset_alignment=max(1, int(limits.minStorageBufferOffsetAlignment)),
+            max_buffers=int(limits.maxPerStageDescriptorStorageBuffers),
             fp16_storage=bool(features["VkPhysicalDevice16BitStorageFeatures"].storageBuffer16BitAccess),
             int8_storage=bool(eight and eight.storageBuffer8BitAccess),
             channels_last=self.matrix_units(),

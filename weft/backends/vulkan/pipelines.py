@@ -16,7 +16,6 @@ from typing import Any
 
 from weft import config
 from weft.backends.gpu import forks
-from weft.backends.gpu.device import DeviceCaps
 from weft.backends.gpu.kept import Kept
 from weft.backends.vulkan._vk import NULL, Arena, check, create, failure, ffi, lib, vk, words
 from weft.backends.vulkan.context import Context
@@ -74,9 +73,8 @@ class Kernel(_Owned):
 class Pipelines:
     """Builds and holds the kernels of a device."""
 
-    def __init__(self, context: Context, caps: DeviceCaps) -> None:
+    def __init__(self, context: Context) -> None:
         self._context = context
-        self._caps = caps
         self._lock = threading.Lock()
         self._kernels: Kept[tuple[str, bytes], Kernel] = Kept(config.kernels_kept())
         self._modules: Kept[str, _Owned] = Kept(_MODULES)
@@ -98,7 +96,6 @@ class Pipelines:
         return len(self._kernels)
 
     def _build(self, source: KernelSource, values: Mapping[str, int | float], constants: bytes) -> Kernel:
-        self._check(source, values)
         spirv = spirv_for(source)
         try:
             made = self._pipeline(source, values, constants, spirv)
@@ -144,20 +141,6 @@ class Pipelines:
             )
         return Kernel(self._context, out[0], interface, source.entry)
 
-    def _check(self, source: KernelSource, values: Mapping[str, int | float]) -> None:
-        """Refuse a local size that is out of the limits: a driver may crash on it."""
-        local = [int(values.get(name, 1)) for name in _LOCAL_SIZE]
-        caps = self._caps
-        items = local[0] * local[1] * local[2]
-        fits = all(1 <= size <= most for size, most in zip(local, caps.max_local_size, strict=True))
-        if items > caps.max_local_items or not fits:
-            raise CompileError(
-                f"kernel {source.entry} has a local size that {self._context.physical.name} does not take",
-                why=f"it is {local}, {items} in all; the limits are {caps.max_local_size}, "
-                f"{caps.max_local_items} in all",
-                fix="choose a smaller local size",
-            )
-
     def _module(self, source: KernelSource, spirv: bytes) -> _Owned:
         arena = Arena()
         code = arena.keep(ffi.new("uint32_t[]", (len(spirv) + 3) // 4))
@@ -174,12 +157,6 @@ class Pipelines:
             return self._interfaces[count]
 
     def _create_interface(self, count: int) -> Interface:
-        limit = int(self._context.physical.limits.maxPerStageDescriptorStorageBuffers)
-        if count > limit:
-            raise CompileError(
-                f"a kernel takes {count} buffers, {self._context.physical.name} binds at most {limit}",
-                fix="split the fused kernel",
-            )
         arena = Arena()
         bindings = [
             arena.new(

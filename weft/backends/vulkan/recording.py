@@ -15,8 +15,10 @@ from weft.backends.gpu.device import (
     LaunchCommand,
     MemoryKind,
 )
-from weft.backends.vulkan._vk import NULL, WHOLE_SIZE, Arena, check, create, ffi, lib, vk
+from weft.backends.gpu.limits import check_launch
+from weft.backends.vulkan._vk import NULL, Arena, check, create, ffi, lib, vk
 from weft.backends.vulkan.context import Context
+from weft.backends.vulkan.memory import Memory
 from weft.errors import BackendError
 
 _NO_RECORDING = "a recording cannot be made"
@@ -26,9 +28,10 @@ class Recording:
     """A command buffer with its descriptor sets, its fence and the prebuilt data of its submit."""
 
     def __init__(
-        self, context: Context, caps: DeviceCaps, commands: Sequence[Command], profile: bool
+        self, context: Context, memory: Memory, caps: DeviceCaps, commands: Sequence[Command], profile: bool
     ) -> None:
         self._context = context
+        self._memory = memory
         self._caps = caps
         self._arena = Arena()
         self._pool = self._descriptors = self._queries = self._fence = NULL
@@ -66,7 +69,7 @@ class Recording:
                 self._check_launch(command)
 
     def _check_launch(self, command: LaunchCommand) -> None:
-        name, caps, grid = command.kernel.name, self._caps, command.grid
+        name = command.kernel.name
         where = f"{command.label or name} (kernel {name})"
         if len(command.bindings) != command.kernel.interface.count:
             raise BackendError(
@@ -74,23 +77,9 @@ class Recording:
                 f"{command.kernel.interface.count}",
                 where=where,
             )
-        if min(grid) < 0 or any(n > most for n, most in zip(grid, caps.max_grid, strict=True)):
-            raise BackendError(
-                "a launch has more work-groups than the device takes",
-                where=where,
-                why=f"the grid is {grid}, the limit {caps.max_grid}",
-                fix="let each work-group do more, or fold the axes differently",
-            )
         for piece in command.bindings:
             _check_piece(piece, where)
-            if piece.offset % caps.offset_alignment or piece.nbytes > caps.max_buffer_range:
-                raise BackendError(
-                    "a kernel argument is out of the device's limits",
-                    where=where,
-                    why=f"it starts at {piece.offset} and spans {piece.nbytes} bytes; it may start at "
-                    f"multiples of {caps.offset_alignment} and span {caps.max_buffer_range}",
-                    fix="use a smaller batch or input",
-                )
+        check_launch(command, name, self._caps)
 
     def _create_objects(self) -> None:
         context = self._context
@@ -196,16 +185,12 @@ class Recording:
         lib.vkCmdDispatch(self._commands, *command.grid)
 
     def _prepare_submit(self, commands: Sequence[Command]) -> None:
-        """Build what a submit passes to the driver, once; and the ranges to invalidate after it."""
+        """Build what a submit passes to the driver, once; and find what to flush before it and invalidate after it."""
         self._submit_info = self._arena.new(
             "VkSubmitInfo", commandBufferCount=1, pCommandBuffers=[self._commands]
         )
-        read = _incoherent_downloads(commands)
-        self._invalid = len(read)
-        ranges = [
-            self._arena.new("VkMappedMemoryRange", memory=b.handle.memory, size=WHOLE_SIZE) for b in read
-        ]
-        self._ranges = self._arena.array("VkMappedMemoryRange", ranges) if ranges else NULL
+        self._written = _incoherent(commands, (MemoryKind.UPLOAD, MemoryKind.STREAM))
+        self._read = _incoherent(commands, (MemoryKind.DOWNLOAD,))
 
     # -- running it --------------------------------------------------------------------------------------
 
@@ -217,6 +202,8 @@ class Recording:
                 fix="wait for it first, or record it a second time",
             )
         self.pending = False  # if it is refused, there is nothing to wait for
+        if self._written:
+            self._memory.flush(self._written)
         try:
             self._context.submit(self._submit_info, self._fence, self._fences, counted=True)
             self.pending = self._ran = True
@@ -238,9 +225,8 @@ class Recording:
             self.pending = False
             raise
         self.pending = False
-        if self._invalid:
-            result = lib.vkInvalidateMappedMemoryRanges(self._context.device, self._invalid, self._ranges)
-            check(result, "results cannot be made visible to the host")
+        if self._read:
+            self._memory.invalidate(self._read)
 
     def timings(self) -> list[float]:
         """Return seconds per command of the last run; barriers take 0.0; empty if not profiled."""
@@ -301,16 +287,16 @@ def _check_piece(piece: Binding, where: str) -> None:
         )
 
 
-def _incoherent_downloads(commands: Sequence[Command]) -> list[GpuBuffer]:
-    """Return the DOWNLOAD buffers whose memory the host sees only after an invalidation."""
+def _incoherent(commands: Sequence[Command], kinds: tuple[MemoryKind, ...]) -> list[GpuBuffer]:
+    """Return the buffers of these kinds in use of which host and device see each other's writes only when told to."""
     found: dict[GpuBuffer, None] = {}
     for command in commands:
         pieces: tuple[Binding, ...] = ()
         if isinstance(command, CopyCommand):
-            pieces = (command.target,)
+            pieces = (command.source, command.target)
         elif isinstance(command, LaunchCommand):
             pieces = command.bindings
         for piece in pieces:
-            if piece.buffer.kind is MemoryKind.DOWNLOAD and not piece.buffer.handle.coherent:
+            if piece.buffer.kind in kinds and not piece.buffer.handle.coherent:
                 found[piece.buffer] = None
     return list(found)

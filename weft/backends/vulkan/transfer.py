@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 from weft.backends.gpu.device import GpuBuffer, MemoryKind
-from weft.backends.vulkan._vk import NULL, WHOLE_SIZE, Arena, check, ffi, lib, vk
+from weft.backends.vulkan._vk import NULL, Arena, check, ffi, lib, vk
 from weft.backends.vulkan.context import Context
 from weft.backends.vulkan.memory import Memory
 from weft.core.hostcopy import copy_into
@@ -46,6 +46,8 @@ class Transfer:
             for start, count, staging in self._pieces(content.size, MemoryKind.UPLOAD):
                 assert staging.host is not None
                 copy_into(staging.host[:count], content[start : start + count])
+                if not staging.handle.coherent:
+                    self._memory.flush([staging])
                 self._copy(staging, 0, buffer, offset + start, count)
 
     def download(self, buffer: GpuBuffer, offset: int, out: Array) -> None:
@@ -58,7 +60,8 @@ class Transfer:
             for start, count, staging in self._pieces(content.size, MemoryKind.DOWNLOAD):
                 assert staging.host is not None
                 self._copy(buffer, offset + start, staging, 0, count)
-                self._make_visible(staging)
+                if not staging.handle.coherent:
+                    self._memory.invalidate([staging])
                 copy_into(content[start : start + count], staging.host[:count])
 
     def _pieces(self, nbytes: int, kind: MemoryKind) -> list[tuple[int, int, GpuBuffer]]:
@@ -98,12 +101,6 @@ class Transfer:
         if self._running:
             self._context.wait(self._fence, self._fences)
             self._running = False
-
-    def _make_visible(self, staging: GpuBuffer) -> None:
-        if staging.handle.coherent:
-            return
-        memory_range = Arena().new("VkMappedMemoryRange", memory=staging.handle.memory, size=WHOLE_SIZE)
-        check(lib.vkInvalidateMappedMemoryRanges(self._context.device, 1, memory_range), _FAILED)
 
     def destroy(self) -> None:
         """Free the staging buffers and the command buffer."""
