@@ -438,5 +438,9 @@ class BackendCreator(ABC):
         return None
 
     def close(self) -> None:
-        """Close the devices that are still open: the last registry that held this creator drops it."""
+        """Close the devices that are still open: the last registry that held this creator drops it.
+
+        The end of the process does so where a device was opened, when all sessions are closed, unless a thread is
+        still at work.
+        """
         return None

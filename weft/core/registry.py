@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from weft import config
 from weft.core.backend import Backend, BackendConfig, BackendCreator, BackendInfo, DeviceInfo, ForwardType
@@ -70,6 +70,7 @@ class Choice:
     def prepare(self) -> None:
         """Have the device opened ahead, if the creator can do that for these options."""
         if not self.given:
+            _note_opened(self.creator)
             self.creator.onPrepare(self.index)
 
     def open(
@@ -80,6 +81,7 @@ class Choice:
         info = BackendInfo(
             creator.id, self.index, config, version_of(creator), memory, profiling, creator.forward_type, self.options
         )
+        _note_opened(self.creator)
         try:
             backend = self.creator.onCreate(info)
         except WeftError:
@@ -97,6 +99,32 @@ class Choice:
                 why=f"it returned {brief(repr(backend))}, which is not a Backend",
             )
         return backend
+
+
+_opened: WeakKeyDictionary[BackendCreator, int] = WeakKeyDictionary()
+"""The process in which each creator first opened a device; a creator that is closed is forgotten."""
+
+
+def _note_opened(creator: BackendCreator) -> None:
+    if creator not in _opened:
+        with BackendRegistry._lock:
+            _opened.setdefault(creator, os.getpid())
+
+
+def _close(creator: BackendCreator) -> None:
+    _opened.pop(creator, None)
+    creator.close()
+
+
+def close_opened() -> None:
+    """Have every creator close the devices that it opened in this process: a forked one leaves its parent's alone."""
+    with BackendRegistry._lock:
+        mine = [creator for creator, process in _opened.items() if process == os.getpid()]
+    for creator in mine:
+        try:
+            _close(creator)
+        except FAILURES as e:
+            log.warning("closing the devices of %s failed: %s", creator.id, described(e))
 
 
 class BackendRegistry:
@@ -163,7 +191,7 @@ class BackendRegistry:
 
     def _close_unheld(self, entry: Entry) -> None:
         if not any(e.creator is entry.creator for each in self._all for e in each._by_id.values()):
-            entry.creator.close()
+            _close(entry.creator)
 
     # -- backends that are found ---------------------------------------------------------------------------
 

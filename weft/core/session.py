@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import weakref
 from collections import deque
@@ -10,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+from weft.core import ending
 from weft.core.ahead import Ahead
 from weft.core.arrays import Outputs, take_inputs, take_outputs, take_shapes
 from weft.core.assign import Assignment
@@ -35,6 +37,8 @@ log = logging.getLogger("weft.session")
 
 class Session:
     """Run a network. Made by `weft.load`; close it, or use it as a context manager.
+
+    What is open when the process ends is closed then.
 
     `run` takes arrays in input order, or one dict by input name, and returns the outputs in order. A
     session may be used from several threads: runs take turns. After an error a session can be used again,
@@ -78,10 +82,13 @@ class Session:
         self._warned = ""
         self._bound: Graph | None = None
         self._closed = False
+        self._process = os.getpid()
         check_hints(graph, self.options.hints, [c.device for c in choices])
-        weakref.finalize(self, _forgotten.append, self._loaded).atexit = False
-        if shapes or not graph.symbols():
-            self._prepare(shapes or {})
+        weakref.finalize(self, _forgotten.add, self._loaded).atexit = False
+        with self._lock:  # the end of the process waits for who holds it
+            ending.note(self)
+            if shapes or not graph.symbols():
+                self._prepare(shapes or {})
         self._ahead = None
 
     @classmethod
@@ -227,6 +234,22 @@ class Session:
             self._recent.clear()
             self._loaded.close()
 
+    def end(self, patience: float) -> bool:
+        """Close at the end of the process, and let no thread in any more; False if one does not leave in time.
+
+        Nobody is left to hear that a backend's context refuses: that is logged. In a forked process the session is
+        its parent's.
+        """
+        if self._process != os.getpid():
+            return True
+        if not self._lock.acquire(timeout=patience):
+            return False
+        if not self._closed:
+            self._closed = True
+            self._recent.clear()
+            _unload(self._loaded)
+        return True
+
     def __enter__(self) -> Session:
         return self
 
@@ -361,21 +384,50 @@ class Session:
         return arrays
 
 
-_forgotten: deque[LoadedNetwork] = deque()
-"""Networks of sessions that were dropped without a close. They are closed when the next session is made,
-not where the collector ran, which may be in the middle of a driver call."""
+class _Forgotten:
+    """Networks of sessions that were dropped without a close.
+
+    They are closed when the next session is made or the process ends, not where the collector ran, which may be in
+    the middle of a driver call. A forked process has none: they are its parent's.
+    """
+
+    def __init__(self) -> None:
+        self._networks: deque[LoadedNetwork] = deque()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._networks.clear)
+
+    def add(self, network: LoadedNetwork) -> None:
+        """Take a network whose session is gone."""
+        self._networks.append(network)
+
+    def close(self) -> None:
+        """Close all."""
+        while self._networks:
+            try:
+                _unload(self._networks.popleft())
+            except IndexError:
+                return  # another thread took the last
+
+    def end(self, patience: float) -> bool:
+        """Close all at the end of the process."""
+        self.close()
+        return True
+
+
+def _unload(network: LoadedNetwork) -> None:
+    """Close a network of which nobody hears any more."""
+    if network.before_close is not None:
+        try:
+            network.before_close()
+        except Exception as e:
+            log.warning("a network whose session is gone is unloaded all the same: %s", e)
+    close_all([network])
+
+
+_forgotten = _Forgotten()
+ending.note(_forgotten)
 
 
 def close_forgotten() -> None:
     """Close what sessions that nobody closed have left behind."""
-    while _forgotten:
-        try:
-            loaded = _forgotten.popleft()
-        except IndexError:
-            return  # another thread took the last
-        if loaded.before_close is not None:
-            try:
-                loaded.before_close()
-            except Exception as e:
-                log.warning("a network whose session is gone is unloaded all the same: %s", e)
-        close_all([loaded])
+    _forgotten.close()

@@ -177,7 +177,8 @@ typedef struct weft_backend {
     /* Open a device; networks that are loaded at the same time share it. */
     int32_t (*open)(int32_t index, void **device, char *error, size_t size);
 
-    /* Close a device; nothing uses it any more. */
+    /* Close a device; nothing uses it any more. At the latest when the process ends (exit, not a signal), after all
+     * states are destroyed and all buffers are freed. */
     void (*close)(void *device);
 
     /* -- optional: own buffers; all four or none -- */

@@ -21,6 +21,7 @@ from weft.backends.vulkan.pipelines import Kernel, Pipelines
 from weft.backends.vulkan.presence import absent_reason
 from weft.backends.vulkan.recording import Recording
 from weft.backends.vulkan.transfer import Transfer
+from weft.core import ending
 from weft.core.backend import DeviceInfo
 from weft.core.hostcopy import HELPER
 from weft.core.layout import Array
@@ -65,7 +66,8 @@ _open: weakref.WeakValueDictionary[int, VulkanDevice] = weakref.WeakValueDiction
 
 @atexit.register
 def _end() -> None:
-    """Close what is open at the end of the process; beside a daemon thread, which may be using it, only save."""
+    """Close what is open at the end of the process, sessions first; beside a daemon thread, which may use it, save."""
+    ending.end()
     alone = all(t is threading.main_thread() or t.name == HELPER for t in threading.enumerate())
     for device in list(_open.values()):
         if alone:
