@@ -38,7 +38,7 @@ def test_A20_the_rule_for_files(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("weft.plugins.interface.API_VERSION", ours)
+    monkeypatch.setattr("weft.core.entries.API_VERSION", ours)
     made = c_source if kind == "so" else py_source
     file = write(tmp_path / f"acme_npu_backend.{kind}", made(version=theirs))
     registry = new_registry()

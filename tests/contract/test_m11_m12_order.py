@@ -91,7 +91,7 @@ def test_M11_the_whole_sequence_of_a_session_and_nothing_else() -> None:
         assert said() == RUN
         session.run(np.ones((2, 3), np.float32))
         assert said() == [*AGAIN, *RUN]
-    assert said() == [*(("Execution.close", name) for name in NODES), ("close",)]
+    assert said() == [*(("Execution.close", name) for name in NODES), ("onClearBuffer",), ("close",)]
 
 
 def test_M11_a_second_close_calls_nothing() -> None:
@@ -121,7 +121,7 @@ def test_M11_constants_are_placed_once_before_the_resize_and_released_at_the_end
     session.resize({"x": (2, 3)})
     assert not any("c" in call for call in said()), "a resize leaves constants"
     session.close()
-    assert said() == [("Execution.close", "y"), ("onReleaseBuffer", "c", "STATIC"), ("close",)]
+    assert said() == [("Execution.close", "y"), ("onReleaseBuffer", "c", "STATIC"), ("onClearBuffer",), ("close",)]
 
 
 def test_M11_an_output_is_acquired_before_the_inputs_of_its_op_are_released() -> None:

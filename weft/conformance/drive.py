@@ -164,7 +164,7 @@ class Drive:
         return [np.array(read(backend, self.tensor(o))) for o in self.outputs]
 
     def close(self) -> None:
-        """Close the executions, release the constants, close the backend object."""
+        """Close the executions, release the constants, clear the memory, close the backend object."""
         tasks, self.tasks = self.tasks, []
         for _, execution in tasks:
             execution.close()
@@ -172,4 +172,5 @@ class Drive:
         for tensor in constants.values():
             self.backend.onReleaseBuffer(tensor, StorageType.STATIC)
         self.tensors = {}
+        self.backend.onClearBuffer()
         self.backend.close()

@@ -1,18 +1,22 @@
 """What backends answer, held against the contract: whatever else they return is a BackendError that shows it.
 
-`where` names the backend and the callback ("acme:0: AcmeBackend.why_not").
+`where` names the backend and the callback ("acme:0: AcmeBackend.why_not"). There is one function for each kind of
+answer; the page docs/add-a-backend.md ("What a callback may answer") has the table of callbacks and answers. numpy's
+booleans and whole numbers count as Python's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import Enum
+from numbers import Integral, Real
 from typing import TypeVar
 
 import numpy as np
 
 from weft.core.layout import Array
 from weft.core.tensor import Tensor
-from weft.errors import BackendError, brief
+from weft.errors import BackendError, ExecutionError, brief
 
 T = TypeVar("T")
 SHOWN = 80
@@ -63,14 +67,52 @@ def reason(answer: object, where: str) -> str | None:
     raise broken(answer, where, expected, fix)
 
 
-def granted(answer: object, where: str, otherwise: str) -> bool:
-    """Return whether a callback did what it was asked; BackendError for None, which is a missing return.
+def truth(answer: object) -> bool | None:
+    """Return what an answer means as yes or no, or None if it means neither: True and 1, False and 0."""
+    if isinstance(answer, (bool, np.bool_)):
+        return bool(answer)
+    return bool(answer) if isinstance(answer, Integral) and int(answer) in (0, 1) else None
 
-    `otherwise` says when False is right.
+
+def granted(answer: object, where: str, otherwise: str) -> bool:
+    """Return whether a callback did what it was asked; BackendError for what is no yes or no.
+
+    None is a missing return. `otherwise` says when False is right.
     """
-    if answer is None:
-        raise broken(answer, where, f"True, or False {otherwise}", "end it with 'return True'")
-    return bool(answer)
+    meant = truth(answer)
+    if meant is None:
+        fix = "end it with 'return True'" if answer is None else ""
+        raise broken(answer, where, f"True, or False {otherwise}", fix)
+    return meant
+
+
+def agreed(answer: object, where: str) -> bool:
+    """Return whether whoever was told of something agrees, as None does; BackendError for what is no yes or no."""
+    meant = True if answer is None else truth(answer)
+    if meant is None:
+        raise broken(answer, where, "True or None, or False to refuse")
+    return meant
+
+
+def done(answer: object, where: str, what: str) -> None:
+    """Accept the answer of a callback that does something and has nothing to say: None, True, the error code 0.
+
+    ExecutionError, which says `what` failed, for False, another error code, or a sentence; BackendError for all else.
+    """
+    if answer is None or answer is True:
+        return
+    code = answer.value if isinstance(answer, Enum) else answer
+    if isinstance(code, (bool, np.bool_)):
+        succeeded, why = bool(code), "it returned False"
+    elif isinstance(code, Integral):
+        succeeded, why = not code, f"it returned the error code {answer}"
+    else:
+        succeeded, why = False, answer.strip() if isinstance(answer, str) else ""
+    if succeeded:
+        return
+    if not why:
+        raise broken(answer, where, "None; to report a failure raise an error, or return a sentence", "return nothing")
+    raise ExecutionError(what, where=where, why=why)
 
 
 def host_array(answer: object, tensor: Tensor, where: str) -> Array | None:
@@ -92,7 +134,7 @@ def host_array(answer: object, tensor: Tensor, where: str) -> Array | None:
 def counters(answer: object, where: str) -> Mapping[str, int]:
     """Return counters by name; BackendError if they are none."""
     numbers = isinstance(answer, Mapping) and all(
-        isinstance(k, str) and isinstance(v, (int, float)) for k, v in answer.items()
+        isinstance(k, str) and isinstance(v, Real) for k, v in answer.items()
     )
     if not isinstance(answer, Mapping) or not numbers:
         raise broken(answer, where, "a mapping of numbers by name", "return {} if there are none")

@@ -175,6 +175,8 @@ class Backend(ABC):
     """The backend's own version, where the class is registered without a creator."""
     options: ClassVar[Sequence[BackendOption]] = ()
     """What a user may set, where the class is registered without a creator; see `BackendCreator.options`."""
+    api_version: ClassVar[tuple[int, int] | None] = None
+    """The version of the interface that it was written for, where the class is registered without a creator."""
     host_memory: ClassVar[bool] = False
     """Tensors of this backend hold numpy arrays in the storage shape, so that the host reads them directly."""
     copies_constants: ClassVar[bool] = True
@@ -326,7 +328,10 @@ class Backend(ABC):
         return None
 
     def onResizeEnd(self) -> None:
-        """End a resize: all memory has its place; seal the plan."""
+        """End a resize: all memory has its place; seal the plan.
+
+        A sentence, False or an error code other than 0 says that it failed; so does an error that is raised.
+        """
         return None
 
     def onAllocateBuffer(self) -> bool:
@@ -383,8 +388,11 @@ class Backend(ABC):
         return out
 
     def close(self) -> None:
-        """Free everything of this pipeline; the device itself stays open for others."""
-        self.onClearBuffer()
+        """Free what is left of this pipeline, STATIC memory too; the device itself stays open for others.
+
+        Nothing by default: a pipeline calls `onClearBuffer` before it.
+        """
+        return None
 
 
 class BackendCreator(ABC):

@@ -11,7 +11,7 @@ class BackendContext:
     """Is told when a network that uses the backend comes and goes (A10); lives as long as the runtime.
 
     Override what you need. Returning False refuses: the load or the unload stops with an error that names the
-    backend; after an unload it says that cleaning up failed. Anything else is a yes, None too. A load that fails
+    backend; after an unload it says that cleaning up failed. True and None are a yes. A load that fails
     or is refused is followed by the two unload notices, to every context that was told of it.
     """
 

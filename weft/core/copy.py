@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from weft.core.answers import done
+from weft.core.blame import callback_of
 from weft.core.hostcopy import copy_into
 from weft.core.layout import convert
-from weft.core.tensor import Tensor
+from weft.core.tensor import MemoryOwner, Tensor
 from weft.errors import InputError
 
 
@@ -21,6 +23,12 @@ def copy_host(src: Tensor, dst: Tensor) -> None:
     copy_into(dst.memory, stored.reshape(dst.storage_shape))
 
 
+def _copied(backend: MemoryOwner, src: Tensor, dst: Tensor) -> None:
+    answer: object = backend.onCopyBuffer(src, dst)  # type: ignore[func-returns-value]
+    if answer is not None:
+        done(answer, callback_of(backend, "onCopyBuffer"), f"{src.name!r} could not be copied")
+
+
 def copy_tensor(src: Tensor, dst: Tensor) -> None:
     """Copy between any two tensors of one shape; between two devices the host stands in the middle."""
     if src.shape != dst.shape:
@@ -28,9 +36,9 @@ def copy_tensor(src: Tensor, dst: Tensor) -> None:
     if is_host(src) and is_host(dst):
         copy_host(src, dst)
     elif src.backend is not None and (src.backend is dst.backend or is_host(dst)):
-        src.backend.onCopyBuffer(src, dst if src.backend is dst.backend else replace(dst, backend=None))
+        _copied(src.backend, src, dst if src.backend is dst.backend else replace(dst, backend=None))
     elif is_host(src) and dst.backend is not None:
-        dst.backend.onCopyBuffer(replace(src, backend=None), dst)
+        _copied(dst.backend, replace(src, backend=None), dst)
     else:
         middle = Tensor.empty(src.shape, src.dtype, src.layout, src.name)
         copy_tensor(src, middle)

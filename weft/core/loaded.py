@@ -261,7 +261,8 @@ class LoadedNetwork:
             if manager is not None and device not in self._acquired:
                 what = "the backend's memory manager could not acquire its memory"
                 with blame(device, what, callback=callback_of(manager, "acquire")):
-                    manager.acquire()
+                    answer: object = manager.acquire()
+                    answers.done(answer, f"{device}: {callback_of(manager, 'acquire')}", what)
                 self._acquired.add(device)
 
     def _release(self) -> None:
@@ -272,7 +273,8 @@ class LoadedNetwork:
             manager = managers[device]
             assert manager is not None
             try:
-                manager.release()
+                answer: object = manager.release()
+                answers.done(answer, callback_of(manager, "release"), "it failed")
             except FAILURES as e:
                 log.warning("the memory manager of %s could not release its memory: %s", device, e)
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from weft.core.answers import granted
 from weft.core.assign import Assignment, Backends, assign, place, unsupported
 from weft.core.backend import Backend, BackendConfig
 from weft.core.blame import blame, callback_of
@@ -28,7 +29,7 @@ from weft.core.graph import Graph, Names, Node
 from weft.core.hints import Hints, lost_hints
 from weft.core.network import Network, prepare_network
 from weft.core.optimize.dead import remove_unread
-from weft.core.optimized import Copy, OptimizedNetwork, Part
+from weft.core.optimized import Copy, OptimizedNetwork, Part, PreCompiled
 from weft.core.partition import CHOICES, partition
 from weft.core.views import OptimizationViews, SubgraphView, substitute
 from weft.errors import BackendError, ExecutionError, UnsupportedOps
@@ -187,6 +188,7 @@ def _ask(backend: Backend, name: str, view: SubgraphView) -> OptimizationViews:
                     fix="return OptimizationViews, with every node of the view in one of its lists",
                 )
             views.check(view, name)
+            _check_compiled(views, backend)
     except (BackendError, ExecutionError) as e:
         changed = [f for f in ("inputs", "outputs", "nodes", "specs") if getattr(shown, f) != getattr(view.graph, f)]
         if not changed:
@@ -198,6 +200,24 @@ def _ask(backend: Backend, name: str, view: SubgraphView) -> OptimizationViews:
             fix="work on a copy, graph.copy() with dataclasses.replace(node, ...), and substitute that",
         ) from e
     return views
+
+
+def _check_compiled(views: OptimizationViews, backend: Backend) -> None:
+    """Raise BackendError if a backend made nodes that it is not the one to run."""
+    made = [node for s in views.substitutions for node in s.replacement.nodes]
+    problems = [
+        f"node {n.name!r} is compiled for {n.op.backend!r}"
+        for n in made
+        if isinstance(n.op, PreCompiled) and n.op.backend != backend.info.id
+    ]
+    problems += [f"node {n.name!r} is a copy between devices" for n in made if isinstance(n.op, Copy)]
+    if problems:
+        raise BackendError(
+            "the backend's OptimizeSubgraph made nodes that it cannot run",
+            where=backend.info.device,
+            why="; ".join(problems),
+            fix=f"a backend makes PreCompiled nodes of its own id alone: PreCompiled({backend.info.id!r}, ...)",
+        )
 
 
 def _check_fallback(assignment: Assignment, first: str, fallback: str, hints: Hints) -> None:
@@ -264,7 +284,8 @@ def _importable(held: list[tuple[str, str]], device: str, backends: Backends) ->
         backend = backends[device]
         what = "the backend could not say whether it imports a value"
         with blame(device, what, callback=callback_of(backend, "canImport")):
-            if backend.canImport(backends[where]):
+            answer = backend.canImport(backends[where])
+            if granted(answer, f"{device}: {callback_of(backend, 'canImport')}", "where it cannot"):
                 return name
     return None
 

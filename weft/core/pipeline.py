@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -65,6 +65,21 @@ def _form(tensor: Tensor | None) -> object:
     return tensor and (tensor.shape, tensor.dtype, tensor.layout)
 
 
+def _done(answer: object, owner: object, name: str) -> None:
+    """Raise unless a callback says that it did its work; whoever calls it adds the node or the device."""
+    if answer is not None:
+        answers.done(answer, callback_of(owner, name), f"{name} failed")
+
+
+def _executed(answer: object, task: Task) -> None:
+    """Raise unless an execution says that it ran; one that returns its result has written it nowhere."""
+    if isinstance(answer, (np.ndarray, tuple, list)):
+        raise answers.broken(
+            answer, callback_of(task.execution, "onExecute"), "None", "write the result into outputs[0].memory"
+        )
+    _done(answer, task.execution, "onExecute")
+
+
 class Pipeline:
     """Owns a backend object, its executions and its tensors.
 
@@ -99,15 +114,15 @@ class Pipeline:
         """
         if not first:
             self.wait()
-            self._call("onClearBuffer")
+            self._clear()
         if self.thrifty:
             self._drop_tasks()
         self.graph = self._lowered(part.graph)
         self._create()
         self.mapped = {}
-        self._call("onResizeBegin")
+        self._do("onResizeBegin")
         self._map(part.graph.inputs, part.graph.outputs, imports, fetched)
-        self._call("onResizeEnd")
+        self._do("onResizeEnd")
         self._hold_memory(imports)
         if self.thrifty:
             self._forget_constants()
@@ -116,6 +131,31 @@ class Pipeline:
         """Return what a callback of the backend answers; what it raises names the backend and the callback."""
         with blame(where or self.device, f"the backend failed in {name}", callback=callback_of(self.backend, name)):
             return getattr(self.backend, name)(*arguments)
+
+    def _do(self, name: str, *arguments: object) -> None:
+        """Call a callback that does something; ExecutionError if it says that it failed."""
+        answer = self._call(name, *arguments)
+        if answer is not None:
+            answers.done(answer, self._at(name), f"the backend failed in {name} of network part {self.graph.name!r}")
+
+    def _clear(self) -> None:
+        """Have all memory freed that is not STATIC."""
+        if not self._granted(self._call("onClearBuffer"), "onClearBuffer", "where it cannot free its memory"):
+            raise BackendError(
+                f"{self.device} did not free the memory of network part {self.graph.name!r}",
+                where=self._at("onClearBuffer"),
+                why="it returned False",
+            )
+
+    def _release(self, tensor: Tensor, storage: StorageType) -> None:
+        """Have the memory of a tensor taken back."""
+        answer = self._call("onReleaseBuffer", tensor, storage)
+        if not self._granted(answer, "onReleaseBuffer", "where it does not know the tensor"):
+            raise BackendError(
+                f"{self.device} did not take back the memory of {tensor.name!r}",
+                where=self._at("onReleaseBuffer"),
+                why=f"it returned False for {storage.name} memory that it had given",
+            )
 
     def _at(self, callback: str) -> str:
         return f"{self.device}: {callback_of(self.backend, callback)}"
@@ -198,7 +238,7 @@ class Pipeline:
             tensor.memory = to_storage(value, tensor.layout)
         else:
             self._acquire(tensor, StorageType.STATIC)
-            self._call("onCopyBuffer", Tensor.from_numpy(value, tensor.layout, name), tensor)
+            self._do("onCopyBuffer", Tensor.from_numpy(value, tensor.layout, name), tensor)
         return tensor
 
     @property
@@ -222,7 +262,8 @@ class Pipeline:
             for tensor in task.outputs:
                 self._acquire(tensor, StorageType.DYNAMIC, place)
             with blame(place, callback=callback_of(task.execution, "onResize")):
-                task.execution.onResize(task.inputs, task.outputs)
+                answer: object = task.execution.onResize(task.inputs, task.outputs)  # type: ignore[func-returns-value]
+                _done(answer, task.execution, "onResize")
             if self._progress is not None:
                 self._progress(k + 1, len(self.tasks))
             dying = [i for i in dict.fromkeys(task.node.inputs) if i and last[i] == k]
@@ -231,7 +272,7 @@ class Pipeline:
                 kept = name in outputs or name in imports or name in self.graph.constants
                 if name in self.tensors and not kept:
                     storage = StorageType.DYNAMIC_SEPERATE if name in inputs else StorageType.DYNAMIC
-                    self._call("onReleaseBuffer", self.tensors[name], storage)
+                    self._release(self.tensors[name], storage)
         for name in (o for o in outputs if o in fetched):
             self._remember(name, "onMapOutput")
         self._allocate()
@@ -295,16 +336,18 @@ class Pipeline:
         """Start one run; an asynchronous backend may still be at work afterwards."""
         backend, task, callback = self.backend, None, "onExecuteBegin"
         try:
-            backend.onExecuteBegin()
+            _done(backend.onExecuteBegin(), backend, callback)
             if backend.host_memory:
                 for task in self.tasks:
                     self._run(task)
             else:  # which only enqueue, if that: so many calls of ours as well would take longer than a small network
                 for task in self.tasks:
-                    task.execution.onExecute(task.inputs, task.outputs)
+                    answer = task.execution.onExecute(task.inputs, task.outputs)
+                    if answer is not None:
+                        _executed(answer, task)
             task, callback = None, "onExecuteEnd"
             self.running = True  # before, or nobody waits where an interrupt comes in between
-            backend.onExecuteEnd()
+            _done(backend.onExecuteEnd(), backend, callback)
         except FAILURES:
             self.running = False
             named = callback_of(task.execution, "onExecute") if task else callback_of(backend, callback)
@@ -315,7 +358,9 @@ class Pipeline:
         """Run one node on the host; the session's profile gets its time, and its outputs stay where they were."""
         profiling = self.backend.info.profiling
         begun = perf_counter()
-        task.execution.onExecute(task.inputs, task.outputs)
+        answer = task.execution.onExecute(task.inputs, task.outputs)
+        if answer is not None:
+            _executed(answer, task)
         if profiling is not None:
             seconds, node = perf_counter() - begun, task.node
             profiling.event(node.name, seconds, Work.of(node.name, node.op, task.inputs, task.outputs))
@@ -388,12 +433,13 @@ class Pipeline:
     def _close_tasks(self, tasks: Iterable[Task]) -> None:
         for task in tasks:
             with blame(at_node(task.node, self.device), callback=callback_of(task.execution, "close")):
-                task.execution.close()
+                answer: object = task.execution.close()  # type: ignore[func-returns-value]
+                _done(answer, task.execution, "close")
 
     def _release_constants(self, tensors: Iterable[Tensor]) -> None:
         if not self._borrows:
             for tensor in tensors:
-                self._call("onReleaseBuffer", tensor, StorageType.STATIC)
+                self._release(tensor, StorageType.STATIC)
 
     def _forget_constants(self) -> None:
         self.graph = self.graph.copy()
@@ -403,12 +449,10 @@ class Pipeline:
                 tensor.constant = None
 
     def close(self) -> None:
-        """Wait, then free the executions, the constants and the backend object."""
-        try:
-            self.wait()
-        finally:
-            try:
-                self._drop_tasks()
-            finally:
-                self.tensors, self.mapped = {}, {}
-                self.backend.close()
+        """Wait, then free the executions, the constants, the rest of the memory, and the backend object."""
+        with ExitStack() as steps:  # in the reverse order, each whatever the ones before it raise
+            steps.callback(self._do, "close")
+            steps.callback(self._clear)
+            steps.callback(self._drop_tasks)
+            steps.callback(self.wait)
+        self.tensors, self.mapped = {}, {}

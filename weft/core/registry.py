@@ -16,21 +16,21 @@ from typing import ClassVar
 from weakref import WeakKeyDictionary, WeakSet
 
 from weft import config
+from weft.core.answers import done
 from weft.core.backend import Backend, BackendConfig, BackendCreator, BackendInfo, DeviceInfo, ForwardType
 from weft.core.backend_options import (
     NO_OPTIONS,
     BackendOptions,
     Options,
     Value,
-    check_declared,
     defaults,
     problems_of,
     taken,
     wrong_options,
 )
-from weft.core.blame import FAILURES
+from weft.core.blame import FAILURES, blame, callback_of
 from weft.core.contexts import MemoryManager
-from weft.core.entries import Entry, Finder, Folder, as_creator, version_of
+from weft.core.entries import Entry, Finder, Folder, as_creator, check_creator, version_of
 from weft.core.presence import described, present
 from weft.core.profile import ProfilingContext
 from weft.errors import BackendError, ConfigError, DeviceError, NoDevice, WeftError, brief
@@ -113,7 +113,10 @@ def _note_opened(creator: BackendCreator) -> None:
 
 def _close(creator: BackendCreator) -> None:
     _opened.pop(creator, None)
-    creator.close()
+    callback = callback_of(creator, "close")
+    with blame(creator.id, "the backend could not close its devices", callback=callback):
+        answer: object = creator.close()  # type: ignore[func-returns-value]
+        done(answer, callback, "close failed")
 
 
 def close_opened() -> None:
@@ -167,12 +170,12 @@ class BackendRegistry:
             raise BackendError(f"{id_!r} cannot be a backend id", why="an id is letters, digits and _")
         if kind is ForwardType.AUTO or id_.lower() == "auto":
             raise BackendError("AUTO is not a device and cannot be registered", fix="choose a USER slot or an id")
+        check_creator(creator)
         holder, slot = self._by_id.get(id_.lower()), f"the id {id_!r}"
         if holder is None and kind is not None:
             holder, slot = self._by_type.get(kind), f"the slot {kind.name}"
         if holder is not None:
             raise BackendError(f"{slot} is taken", why=f"held by {holder}", fix="choose another, or remove the holder")
-        check_declared(creator)
         creator.id, creator.forward_type = id_, kind
         # A new dict, for other threads may be reading the old one.
         self._by_id = {**self._by_id, id_.lower(): entry}

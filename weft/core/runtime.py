@@ -235,7 +235,7 @@ class Runtime:
         problems = []
         for id_, context in self._of(choices).items():
             try:
-                if context.after_unload(network) is False:
+                if not answers.agreed(context.after_unload(network), callback_of(context, "after_unload")):
                     problems.append(f"after_unload of {id_!r} returned False")
             except FAILURES as e:
                 problems.append(f"after_unload of {id_!r} failed with {type(e).__name__}: {e}")
@@ -264,7 +264,9 @@ class Runtime:
     def _notify(told: Mapping[str, BackendContext], what: str, network: int) -> None:
         for id_, context in told.items():
             try:
-                getattr(context, what)(network)
+                answer: object = getattr(context, what)(network)
+                if not answers.agreed(answer, callback_of(context, what)):
+                    log.warning("the context of %s returned False from %s after a failed load", id_, what)
             except FAILURES as e:
                 log.warning("the context of %s failed in %s after a failed load: %s", id_, what, e or type(e).__name__)
 
@@ -283,7 +285,7 @@ def _ask(id_: str, context: BackendContext, what: str, network: int) -> None:
     callback = callback_of(context, what)
     with blame(id_, f"the backend's context failed in {what} of network {network}", callback=callback):
         answer = getattr(context, what)(network)
-    if answer is False:
+    if not answers.agreed(answer, f"{id_}: {callback}"):
         verb = "unload" if "unload" in what else "load"
         raise BackendError(
             f"backend {id_!r} refused to {verb} network {network}",

@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from weft.core.backend import API_VERSION, BackendCreator, is_compatible
+from weft.core.backend import BackendCreator
 from weft.core.blame import FAILURES
-from weft.core.entries import as_creator
+from weft.core.entries import as_creator, checked_version
 from weft.core.presence import described
 from weft.errors import BackendError, brief
 
@@ -43,7 +43,7 @@ def read(module: object, what: str) -> Announced:
     if missing:
         raise MalformedError(f"{what} has no function {' and no '.join(missing)}")
     id_ = checked_id(_call(module, "GetBackendId"))
-    version = checked_version(_call(module, "GetVersion"), "GetVersion returned")
+    version = usable_version(_call(module, "GetVersion"), "GetVersion returned")
     creator = checked_creator(_call(module, "BackendFactory"), "BackendFactory returned")
     creator.api_version = version
     return Announced(id_, creator)
@@ -70,19 +70,12 @@ def checked_id(id_: object) -> str:
     return id_
 
 
-def checked_version(version: object, what: str) -> tuple[int, int]:
+def usable_version(version: object, what: str) -> tuple[int, int]:
     """Return the version that a backend was written for, if it is one that can be used here."""
-    parts = version if isinstance(version, (tuple, list)) else ()
-    if len(parts) != 2 or not all(type(part) is int and part >= 0 for part in parts):
-        raise MalformedError(f"{what} {version!r}, which is not a pair of numbers (major, minor)")
-    theirs = (parts[0], parts[1])
-    if not is_compatible(theirs, API_VERSION):
-        ours = ".".join(map(str, API_VERSION))
-        raise MalformedError(
-            f"it was written for version {theirs[0]}.{theirs[1]} of the backend interface, and this is {ours}; "
-            "the major number must be equal and the minor not above"
-        )
-    return theirs
+    try:
+        return checked_version(version, what)
+    except BackendError as e:
+        raise MalformedError("; ".join(filter(None, (e.what, e.why)))) from e
 
 
 def checked_creator(made: object, what: str) -> BackendCreator:
@@ -92,6 +85,5 @@ def checked_creator(made: object, what: str) -> BackendCreator:
     try:
         return as_creator(made)
     except BackendError as e:
-        raise MalformedError(f"{what} {brief(repr(made))}, which is not a backend") from e
-    except FAILURES as e:
-        raise MalformedError(f"{what} {brief(repr(made))}, of which no object can be made: {described(e)}") from e
+        why = f"of which no object can be made: {e.why}" if e.why else "which is not a backend"
+        raise MalformedError(f"{what} {brief(repr(made))}, {why}") from e

@@ -20,7 +20,7 @@ from weft.plugins.interface import (
     Announced,
     MalformedError,
     checked_id,
-    checked_version,
+    usable_version,
     version_of_file,
 )
 from weft.plugins.native_abi import (
@@ -65,7 +65,7 @@ def load_library(file: Path) -> Announced:
     id_ = _id_of(library.GetBackendId())
     major, minor = c_uint32(), c_uint32()
     library.GetVersion(major, minor)
-    version = checked_version((major.value, minor.value), "GetVersion gave")
+    version = usable_version((major.value, minor.value), "GetVersion gave")
     creator = NativeCreator(_table_at(library.BackendFactory()), str(file))
     creator.api_version = version
     return Announced(id_, creator, "" if creator.version else _version_of(file))

@@ -11,7 +11,6 @@ from weft.plugins.interface import (
     Announced,
     MalformedError,
     checked_creator,
-    checked_version,
     guarded,
     read,
 )
@@ -61,9 +60,6 @@ def load(entry_point: EntryPoint) -> Announced:
             )
         return read(what, value)
     creator = checked_creator(what, f"{value} is")
-    version = getattr(what, "api_version", None)
-    if version is not None:
-        creator.api_version = checked_version(version, "api_version is")
     id_ = creator.id or entry_point.name
     if not isinstance(id_, str):
         raise MalformedError(f"its id is {id_!r}, which is not a string")
