@@ -12,8 +12,6 @@ from weft.errors import ConfigError
 
 MOST_PROCESSES = 64
 """The most that `WEFT_BUILD_PROCESSES` may ask for."""
-KERNELS_KEPT = 512
-"""Built kernels that a device holds beside those in use, unless `WEFT_KERNELS_KEPT` says otherwise."""
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
@@ -33,8 +31,7 @@ def _switch(name: str, default: bool) -> bool:
 
 def check() -> None:
     """Raise ConfigError for the first switch or number that makes no sense, whether or not it is used."""
-    switches = (cache_enabled, tuning_enabled, glsl_compiler_disabled, vulkan_validation)
-    for read in (*switches, build_processes, kernels_kept):
+    for read in (cache_enabled, tuning_enabled, glsl_compiler_disabled, vulkan_validation, build_processes):
         read()
 
 
@@ -78,20 +75,6 @@ def build_processes() -> int | None:
             f"WEFT_BUILD_PROCESSES={given} is no number of processes",
             where="the environment variables",
             fix=f"set it to 0 for none or to a number up to {MOST_PROCESSES}, or unset it",
-        )
-    return int(given)
-
-
-def kernels_kept() -> int:
-    """Return how many built kernels a device holds beside those in use, from `WEFT_KERNELS_KEPT`; 512 if not set."""
-    given = os.environ.get("WEFT_KERNELS_KEPT")
-    if not given:
-        return KERNELS_KEPT
-    if not (given.isascii() and given.isdigit() and len(given) < 10):
-        raise ConfigError(
-            f"WEFT_KERNELS_KEPT={given} is no number of kernels",
-            where="the environment variables",
-            fix=f"set it to a number from 0 on, or unset it for {KERNELS_KEPT}",
         )
     return int(given)
 

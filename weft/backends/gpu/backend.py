@@ -66,13 +66,13 @@ class GpuBackend(Backend):
         super().__init__(info)
         self.runtime, self.device = runtime, runtime.device
         self._memory = BufferManager(
-            self.device.allocate,
-            self.device.free,
+            runtime.heap.allocate,
+            runtime.heap.free,
             alignment=self.device.caps.offset_alignment,
             static=(runtime.static.take, runtime.static.give),
         )
         self.placement = Placement(self._memory)
-        self.recording = PipelineRecording(self.device, info.profiling)
+        self.recording = PipelineRecording(runtime.heap, info.profiling)
         self._builds = Builds(self.device)
         self._workplace = Workplace(
             self.device, self.placement, self.recording, self._builds, runtime.tuning, self.faster_arithmetic(),

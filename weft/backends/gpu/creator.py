@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from weft import config
 from weft.backends.gpu import forks
+from weft.backends.gpu.kept import KERNELS_KEPT
 from weft.core.backend import Backend, BackendCreator, BackendInfo, BackendOption
 from weft.core.backend_options import NO_OPTIONS, Options, defaults
 
@@ -32,6 +33,8 @@ class GpuCreator(BackendCreator):
     options: Sequence[BackendOption] = (
         BackendOption("tuning", True, "Choose kernels by the tables of `weft tune`."),
         PROFILE,
+        BackendOption("memory_limit", 0, "The most bytes that all sessions on the device hold; 0: no limit.", least=0),
+        BackendOption("kernels_kept", KERNELS_KEPT, "Built kernels that are held beside those in use.", least=0),
     )
 
     def __init__(self) -> None:

@@ -198,6 +198,13 @@ class GpuDevice(ABC):
         """Prepare for many kernels to be compiled while a block runs, if the device has a way that costs something."""
         return nullcontext()
 
+    def hold_kernels(self, count: int) -> None:
+        """Hold so many built kernels beside those in use, those that were asked for last; nothing by default.
+
+        A device that holds each kernel it has ever built would grow with each new shape.
+        """
+        return None
+
     def keep(self) -> None:
         """Put on disk what was compiled, at the end of a load or of tuning, if the device did not do so by itself."""
         return None

@@ -8,6 +8,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
+KERNELS_KEPT = 256
+"""Built kernels that a device holds beside those in use, unless the option `kernels_kept` says otherwise."""
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
@@ -57,12 +59,22 @@ class Kept(Generic[K, V]):
         return held
 
     def _hold(self, key: K, held: V) -> None:
-        gone = []  # dropped after the lock is given back: freeing may take its time
         with self._lock:
             self._alive[key] = self._recent[key] = held
             self._recent.move_to_end(key)
-            while len(self._recent) > self._limit:
-                gone.append(self._recent.popitem(last=False))
+            gone = self._surplus()
+        del gone  # after the lock is given back: freeing may take its time
+
+    def limit(self, count: int) -> None:
+        """Hold so many objects from now on."""
+        with self._lock:
+            self._limit = count
+            gone = self._surplus()
+        del gone
+
+    def _surplus(self) -> list[tuple[K, V]]:
+        """Take out, and return, what is more than the limit."""
+        return [self._recent.popitem(last=False) for _ in range(len(self._recent) - self._limit)]
 
     def drop(self, key: K) -> None:
         """Forget the object under `key`: the next one that asks for it makes it anew."""

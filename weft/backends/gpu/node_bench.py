@@ -96,10 +96,10 @@ class NodeBench:
         self._device, self._clock = runtime.device, clock
         device, static = runtime.device, (runtime.static.take, runtime.static.give)
         self._memory = BufferManager(
-            device.allocate, device.free, alignment=device.caps.offset_alignment, static=static
+            runtime.heap.allocate, runtime.heap.free, alignment=device.caps.offset_alignment, static=static
         )
         self._placement = Placement(self._memory)
-        recording, builds = PipelineRecording(device), Builds(device)
+        recording, builds = PipelineRecording(runtime.heap), Builds(device)
         place = Workplace(device, self._placement, recording, builds, split_products=split_products)
         self._execution = GpuExecution(op, place, label)
         self._rng = np.random.default_rng(0)

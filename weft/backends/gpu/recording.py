@@ -18,6 +18,7 @@ from weft.backends.gpu.device import (
     MemoryKind,
 )
 from weft.backends.gpu.front import NO_FRONT, Front
+from weft.backends.gpu.heap import DeviceHeap
 from weft.backends.gpu.loss import NotingLoss
 from weft.backends.gpu.memory import Region, touched
 from weft.backends.gpu.schedule import Access, schedule
@@ -38,7 +39,7 @@ SPAN = "span"
 class PipelineRecording:
     """What one pipeline does on the device in every run."""
 
-    device: GpuDevice
+    heap: DeviceHeap
     profiling: ProfilingContext | None = None
     """Where the device's times of a run are reported to; taking them makes a run slower."""
     launches: list[PlannedLaunch] = field(default_factory=list)
@@ -68,6 +69,11 @@ class PipelineRecording:
         self._noting_loss = NotingLoss(self.device)
 
     @property
+    def device(self) -> GpuDevice:
+        """Return the device that runs it."""
+        return self.heap.device
+
+    @property
     def staging_bytes(self) -> int:
         """Return the bytes of mapped memory in which inputs and outputs lie, or through which they pass."""
         return sum(buffer.nbytes for buffer, _ in (*self._lent.values(), *self._staged))
@@ -89,13 +95,13 @@ class PipelineRecording:
         """
         if kind is MemoryKind.UPLOAD and self.profiling is None and worthwhile(self.device, tensor.nbytes):
             kind = MemoryKind.STREAM
-        buffer = self.device.allocate(tensor.nbytes, kind)
+        buffer = self.heap.allocate(tensor.nbytes, kind)
         self._staged.append((buffer, tensor))
         return _mapped(buffer, tensor)
 
     def lend(self, tensor: Tensor, kind: MemoryKind, least: int) -> tuple[Array, GpuBuffer]:
         """Return host memory of so many bytes at least, in which kernels find or leave the tensor; array and buffer."""
-        buffer = self.device.allocate(max(tensor.nbytes, least), kind)
+        buffer = self.heap.allocate(max(tensor.nbytes, least), kind)
         self._lent[tensor.name] = buffer, tensor
         return _mapped(buffer, tensor), buffer
 
@@ -194,7 +200,7 @@ class PipelineRecording:
         for stream in streams.values():
             stream.release()
         for buffer, _ in (*self._lent.values(), *self._staged):
-            self.device.free(buffer)
+            self.heap.free(buffer)
         self._handle, self._staged, self.launches, self.imports, self.tuned = None, [], [], [], 0
         self._lent, self.ahead, self.work = {}, {}, {}
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from weft.backends.gpu.device import GpuBuffer, GpuDevice
+from weft.backends.gpu.heap import DeviceHeap
+from weft.backends.gpu.kept import KERNELS_KEPT
 from weft.backends.gpu.selftest import chosen_mode, refused
 from weft.backends.gpu.tuning_table import TuningTable
 from weft.core.backend_options import NO_OPTIONS, Options
@@ -28,14 +31,14 @@ class _Chunk:
 class StaticPool:
     """Sub-allocates constants from few large buffers: drivers allow few allocations. First fit."""
 
-    device: GpuDevice
+    heap: DeviceHeap
     _chunks: list[_Chunk] = field(default_factory=list)
     _sizes: dict[tuple[int, int], int] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, nbytes: int) -> tuple[GpuBuffer, int]:
         """Return a buffer and an aligned offset in it with room for `nbytes`."""
-        a = self.device.caps.offset_alignment
+        a = self.heap.device.caps.offset_alignment
         size = -(-nbytes // a) * a
         with self._lock:
             for chunk in self._chunks:
@@ -43,16 +46,18 @@ class StaticPool:
                     if room >= size:
                         chunk.free[k : k + 1] = [(offset + size, room - size)] if room > size else []
                         return self._note(chunk, offset, size)
-            total = max(size, min(CHUNK, self.device.caps.max_allocation)) if size < CHUNK // 2 else size
-            try:
-                buffer = self.device.allocate(total)
-            except OutOfMemory:
-                if total == size:
-                    raise
-                buffer = self.device.allocate(total := size)  # a whole chunk is a wish
-            chunk = _Chunk(buffer, [(size, total - size)] if total > size else [])
+            buffer = self._buffer(size)
+            chunk = _Chunk(buffer, [(size, buffer.nbytes - size)] if buffer.nbytes > size else [])
             self._chunks.append(chunk)
             return self._note(chunk, 0, size)
+
+    def _buffer(self, size: int) -> GpuBuffer:
+        """Return a buffer for this piece and others after it; for it alone where there is no memory for more."""
+        wished = min(CHUNK, self.heap.device.caps.max_allocation)
+        if size < CHUNK // 2 and size < wished:
+            with suppress(OutOfMemory):
+                return self.heap.allocate(wished)
+        return self.heap.allocate(size)
 
     def _note(self, chunk: _Chunk, offset: int, size: int) -> tuple[GpuBuffer, int]:
         self._sizes[id(chunk.buffer), offset] = size
@@ -74,7 +79,7 @@ class StaticPool:
             chunk.free = merged
             if merged == [(0, buffer.nbytes)]:
                 self._chunks.remove(chunk)
-                self.device.free(buffer)
+                self.heap.free(buffer)
 
 
 @dataclass
@@ -84,6 +89,7 @@ class GpuRuntime:
     device: GpuDevice
     options: Options = NO_OPTIONS
     """Those that the device was opened with."""
+    heap: DeviceHeap = field(init=False)
     static: StaticPool = field(init=False)
     notes: list[str] = field(default_factory=list)
     """What every report on the device says."""
@@ -93,7 +99,9 @@ class GpuRuntime:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        self.static = StaticPool(self.device)
+        self.heap = DeviceHeap(self.device, int(self.options.get("memory_limit", 0)))
+        self.static = StaticPool(self.heap)
+        self.device.hold_kernels(int(self.options.get("kernels_kept", KERNELS_KEPT)))
         if self.device.profile is not None:
             self.notes.append(f"the device pretends to be another: {self.device.profile}")
 

@@ -167,6 +167,10 @@ class OpenCLDevice(GpuDevice):
             self.stats.compiles, self.stats.live_kernels = self.programs.built, self.programs.held
         return kernel
 
+    def hold_kernels(self, count: int) -> None:
+        """Hold so many programs beside those in use, those that were asked for last."""
+        self.programs.hold(count)
+
     def building(self) -> AbstractContextManager[None]:
         """Let processes compile side by side where the driver does not."""
         return self.compilers.hold()

@@ -12,9 +12,8 @@ from typing import cast
 import numpy as np
 import pyopencl as cl
 
-from weft import config
 from weft.backends.gpu.device import Size3
-from weft.backends.gpu.kept import Kept
+from weft.backends.gpu.kept import KERNELS_KEPT, Kept
 from weft.backends.opencl import ptx
 from weft.backends.opencl.compilers import Compilers
 from weft.backends.opencl.words import words
@@ -68,7 +67,7 @@ class Programs:
         # A CPU's compiler takes a second a kernel: there one program serves all shapes. A GPU's is quick and
         # its kernels gain from constants that are known.
         self._late = bool(device.type & cl.device_type.CPU)
-        self._programs: Kept[tuple[str, str, str], Built] = Kept(config.kernels_kept())
+        self._programs: Kept[tuple[str, str, str], Built] = Kept(KERNELS_KEPT)
         self._lock = threading.Lock()
         self.built_from_source = 0
         self.loaded_from_disk = 0
@@ -101,6 +100,10 @@ class Programs:
     def close(self) -> None:
         """Forget all kernels."""
         self._programs.clear()
+
+    def hold(self, count: int) -> None:
+        """Hold so many programs beside those in use."""
+        self._programs.limit(count)
 
     @property
     def held(self) -> int:

@@ -140,6 +140,10 @@ class VulkanDevice(GpuDevice):
         self.stats.live_kernels = pipelines.held
         return kernel
 
+    def hold_kernels(self, count: int) -> None:
+        """Hold so many pipelines beside those in use, those that were asked for last."""
+        self._parts.pipelines.hold(count)
+
     def record(self, commands: Sequence[Command], profile: bool = False) -> Recording:
         """Return the commands as a command buffer that can be submitted many times."""
         parts = self._parts

@@ -14,9 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from weft import config
 from weft.backends.gpu import forks
-from weft.backends.gpu.kept import Kept
+from weft.backends.gpu.kept import KERNELS_KEPT, Kept
 from weft.backends.vulkan._vk import NULL, Arena, check, create, failure, ffi, lib, vk, words
 from weft.backends.vulkan.context import Context
 from weft.backends.vulkan.spirv import spirv_for
@@ -76,7 +75,7 @@ class Pipelines:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._lock = threading.Lock()
-        self._kernels: Kept[tuple[str, bytes], Kernel] = Kept(config.kernels_kept())
+        self._kernels: Kept[tuple[str, bytes], Kernel] = Kept(KERNELS_KEPT)
         self._modules: Kept[str, _Owned] = Kept(_MODULES)
         self._interfaces: dict[int, Interface] = {}
         self._disk = DiskCache("vulkan-pipelines")
@@ -89,6 +88,10 @@ class Pipelines:
         """Return the kernel with these constants; a second call with the same ones costs a look-up."""
         constants = pack_constants(source, values)
         return self._kernels.get((source.digest, constants), lambda: self._build(source, values, constants))
+
+    def hold(self, count: int) -> None:
+        """Hold so many pipelines beside those in use."""
+        self._kernels.limit(count)
 
     @property
     def held(self) -> int:
