@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from tests.core.nets import Net, kinds
+from tests.core.nets import Net, chain, kinds
 from tests.core.random_nets import SLOW, networks
 from tests.core.rewrites import assert_same, fusable
 from weft.core.fused import Fused
 from weft.core.graph import Graph, Node
-from weft.core.optimize.fuse import fuse_epilogues, fuse_groups
+from weft.core.optimize.fuse import MOST_STEPS, fuse_epilogues, fuse_groups
 
 
 def steps(node: Node) -> list[str]:
@@ -106,3 +106,10 @@ def test_groups_share_no_node_and_keep_the_order(graph: Graph) -> None:
     assert [p[-1] for p in places] == sorted(p[-1] for p in places)
     for nodes, fused in groups:
         assert fused.outputs == nodes[-1].outputs and fused.name == nodes[0].name
+
+
+def test_a_chain_goes_on_in_another_kernel_where_one_would_become_too_long() -> None:
+    graph = chain(*["Sigmoid", "Tanh"] * 50)
+    fused = fuse_epilogues(graph, lambda graph, base, step, position: True)
+    steps = [len(node.op.steps) for node in fused.nodes if isinstance(node.op, Fused)]
+    assert max(steps) == MOST_STEPS and sum(steps) + len(fused.nodes) == 100

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -34,7 +33,8 @@ def take_inputs(graph: Graph, inputs: Sequence[Any]) -> dict[str, Array]:
         shown = ", ".join(f"{n!r}: {graph.specs[n]}" for n in names) or "none"
         raise InputError(f"{len(inputs)} input(s) were given", why=f"the network has {len(names)}: {shown}")
     problems = [f"{n!r} is missing" for n in names if n not in given]
-    problems += [f"there is no input {n!r}" for n in given if n not in names]
+    known = set(names)
+    problems += [f"there is no input {n!r}" for n in given if n not in known]
     arrays: dict[str, Array] = {}
     for name in names:
         if name in given:
@@ -102,7 +102,8 @@ def take_outputs(
         return [None] * len(names)
     problems: list[str] = []
     if isinstance(outputs, Mapping):
-        problems = [f"there is no output {n!r}" for n in outputs if n not in names]
+        known = set(names)
+        problems = [f"there is no output {n!r}" for n in outputs if n not in known]
         given = [outputs.get(n) for n in names]
     else:
         if isinstance(outputs, np.ndarray):
@@ -149,8 +150,22 @@ def _misfit(array: Any, spec: TensorSpec) -> str:
 
 def _shared(names: Sequence[str], given: Sequence[Array | None]) -> Iterator[str]:
     """Say which outputs would write to each other's memory; one value that is named twice may have one array."""
-    arrays = [(name, array) for name, array in zip(names, given, strict=True) if array is not None]
-    for (name, a), (other, b) in combinations(arrays, 2):
-        shared = np.may_share_memory(a, b, max_work=MOST_WORK)  # type: ignore[arg-type]  # any effort may be given
-        if shared and not (name == other and a is b):
-            yield f"{name!r} and {other!r} need arrays of their own; those given share memory"
+    pieces = [(*_extent(a), k) for k, a in enumerate(given) if a is not None and a.size]
+    open_pieces: list[tuple[int, int]] = []
+    for begin, end, k in sorted(pieces):  # thousands of outputs: only arrays whose extents meet are compared
+        open_pieces = [(high, j) for high, j in open_pieces if high > begin]
+        for _, j in sorted(open_pieces, key=lambda piece: piece[1]):
+            a, b = given[j], given[k]
+            assert a is not None and b is not None
+            shared = np.may_share_memory(a, b, max_work=MOST_WORK)  # type: ignore[arg-type]  # any effort may be given
+            if shared and not (names[j] == names[k] and a is b):
+                name, other = names[min(j, k)], names[max(j, k)]
+                yield f"{name!r} and {other!r} need arrays of their own; those given share memory"
+        open_pieces.append((end, k))
+
+
+def _extent(array: Array) -> tuple[int, int]:
+    """Return the first address that an array may touch, and the one behind the last."""
+    reach = [(size - 1) * step for size, step in zip(array.shape, array.strides, strict=True)]
+    begin = array.__array_interface__["data"][0]
+    return begin + sum(min(r, 0) for r in reach), begin + sum(max(r, 0) for r in reach) + array.itemsize

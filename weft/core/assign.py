@@ -126,14 +126,19 @@ def _move_casts(graph: Graph, backends: Backends, hints: Hints, result: Assignme
     On the first device in the order they would make parts and copies for nothing.
     """
     makers, readers = graph.producers(), graph.readers()
+    inputs, outputs = set(graph.inputs), set(graph.outputs)
+    reading: dict[str, list[Node]] = {}
+    for node in graph.nodes:
+        for i in dict.fromkeys(node.inputs):
+            reading.setdefault(i, []).append(node)
     for node in graph.nodes:
         if node.op.type != "Cast" or hints.device(node.name) is not None:
             continue
         value, made = node.inputs[0], node.outputs[0]
         near: list[Node] = []
-        if value in graph.inputs:
-            near = [n for n in graph.nodes if made in n.inputs]
-        elif made in graph.outputs and readers[made] == 1 and value in makers:
+        if value in inputs:
+            near = reading.get(made, [])
+        elif made in outputs and readers[made] == 1 and value in makers:
             near = [makers[value]]
         devices = {result.device[n.name] for n in near}
         if len(devices) == 1 and result.device[node.name] not in devices:

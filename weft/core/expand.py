@@ -37,23 +37,31 @@ def expand_refused(
         if expand is None or reason is None:
             out.nodes.append(node)
             continue
-        parts = _Parts(out.copy(), node, names)
-        if expand(parts) and not any(why_not(parts.graph, n, device, backend) for n in parts.nodes):
-            out = replace(parts.graph, nodes=[*out.nodes, *parts.nodes])
+        parts = _Parts(out, node, names)
+        if expand(parts) and not any(why_not(out, n, device, backend) for n in parts.nodes):
+            out.nodes += parts.nodes
             hints.carry(node.name, [n.name for n in parts.nodes])
             notes.append(f"{node.name!r} ({node.op.type}) runs in {len(parts.nodes)} parts: {device}: {reason}")
         else:
+            parts.drop()
             out.nodes.append(node)
     return out, notes
 
 
 class _Parts:
-    """The nodes that do the work of one, in a graph that has their specs and constants."""
+    """The nodes that do the work of one; the graph gets their specs and constants, until these are dropped."""
 
     def __init__(self, graph: Graph, whole: Node, names: Names) -> None:
         self.graph, self.whole, self.names = graph, whole, names
         self.op: Any = whole.op
         self.nodes: list[Node] = []
+        self._added: list[str] = []
+
+    def drop(self) -> None:
+        """Take out of the graph what was added to it."""
+        for name in self._added:
+            self.graph.specs.pop(name, None)
+            self.graph.constants.pop(name, None)
 
     def dims(self, value: str) -> tuple[int, ...]:
         """Return the shape of a value."""
@@ -62,6 +70,7 @@ class _Parts:
     def constant(self, value: Array) -> str:
         """Add a constant."""
         name = self.names.fresh(f"{self.whole.name}.constant")
+        self._added.append(name)
         self.graph.constants[name] = value
         self.graph.specs[name] = TensorSpec(value.shape, DType.of(value.dtype))
         return name
@@ -77,6 +86,7 @@ class _Parts:
             raise WeftError(f"no {kind} op is registered", fix="import weft.ops")
         name = self.names.fresh(f"{self.whole.name}.{kind}")
         node = Node(name, found(**attributes), inputs, (name, *(self.names.fresh(name) for _ in range(1, made))))
+        self._added += node.outputs
         infer_node(self.graph, node)
         self.nodes.append(node)
         return name

@@ -119,8 +119,9 @@ def bind(graph: Graph, shapes: Mapping[str, Shape]) -> Graph:
     out = graph.copy()
     sizes: dict[str, int] = {}
     problems = []
+    known = set(graph.inputs)
     for name, shape in shapes.items():
-        if name not in graph.inputs:
+        if name not in known:
             problems.append(f"there is no input {name!r}")
             continue
         declared = graph.specs[name].shape

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -107,7 +108,9 @@ class LoadedNetwork:
         """Make or resize the pipelines; NodeRefused if a backend changes its mind about a node."""
         for pipeline in self.pipelines:
             pipeline.wait()  # the memory that a resize frees may be what a later part still reads
-        old = self.pipelines[:]
+        old: dict[str, deque[Pipeline]] = {}
+        for pipeline in self.pipelines:
+            old.setdefault(pipeline.device, deque()).append(pipeline)
         self.pipelines.clear()
         self._made, self._transfers, self._waits, self.report, self._passed = {}, {}, {}, None, None
         copies = {n.outputs[0]: n for n in network.copies}
@@ -117,7 +120,7 @@ class LoadedNetwork:
                 self.pipelines.append(self._pipeline(part, copies, old, fetched))
         finally:
             spare, self._spare = self._spare, {}
-            close_all([*old, *spare.values()])
+            close_all([*(p for left in old.values() for p in left), *spare.values()])
         thrifty = self.config.memory is MemoryMode.LIMIT
         self.graph = network.without_constants().graph if thrifty else network.graph
         if self.profile is not None:
@@ -127,17 +130,17 @@ class LoadedNetwork:
         self.report = make_report(user, self.pipelines, by_node(network.refusals), records, self.config, network.notes)
 
     def _pipeline(
-        self, part: Part, copies: Mapping[str, Node], old: list[Pipeline], fetched: Collection[str]
+        self, part: Part, copies: Mapping[str, Node], old: Mapping[str, deque[Pipeline]], fetched: Collection[str]
     ) -> Pipeline:
         """Resize the old pipeline of the device that comes next, or make a new one."""
-        pipeline = next((p for p in old if p.device == part.device), None)
-        first = pipeline is None
-        if pipeline is None:
+        waiting = old.get(part.device)
+        first = not waiting
+        if waiting:
+            pipeline = waiting.popleft()
+        else:
             backend = self._spare.pop(part.device, None) or self._open(part.device)
             thrifty = self.config.memory is MemoryMode.LIMIT
             pipeline = Pipeline(part, backend, thrifty=thrifty, progress=self._progress)
-        else:
-            old.remove(pipeline)
         try:
             pipeline.resize(part, self._connect(part, pipeline, copies), fetched, first=first)
         except BaseException:
@@ -179,7 +182,7 @@ class LoadedNetwork:
         except Exception:
             self._quiet()
             raise
-        self._passed = {i: a.copy() for i, a in arrays.items() if i in self.graph.outputs}
+        self._passed = {i: arrays[i].copy() for i in self.graph.outputs if i in arrays}
 
     def _execute(self, arrays: Mapping[str, Array]) -> None:
         for pipeline in self.pipelines:

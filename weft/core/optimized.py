@@ -141,7 +141,8 @@ class OptimizedNetwork:
     def without_constants(self) -> OptimizedNetwork:
         """Return the network without its weights: what is left to know once it is loaded."""
         graph = self.graph.copy()
-        graph.constants = {o: c for o, c in self.graph.constants.items() if o in self.graph.outputs}
+        results = set(self.graph.outputs)
+        graph.constants = {o: c for o, c in self.graph.constants.items() if o in results}
         kept = self.weights and len(graph.constants) == len(self.graph.constants)
         parts = tuple(Part(p.device, _named(p.graph)) for p in self.parts)
         return replace(self, graph=graph, parts=parts, weights=kept)

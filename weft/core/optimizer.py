@@ -140,9 +140,8 @@ class _Optimisation:
             return
         if self._parts is None:
             self._parts = self._divided()
-        for part in self._parts:
-            if part.device == name:
-                self._take(name, SubgraphView(part.graph))
+        asked = [SubgraphView(part.graph) for part in self._parts if part.device == name]
+        self._take(name, [(view, _ask(self._backends[name], name, view)) for view in asked])
 
     def _divided(self) -> list[Part]:
         """Return the subgraphs to be seen, and those of what was: it is kept apart, as it is optimised already."""
@@ -153,15 +152,20 @@ class _Optimisation:
         # Between the parts that were seen, a search for the fewest would look for what nobody runs.
         return partition(self.graph, labels, choices=CHOICES if len(self.unseen) == len(labels) else 0)
 
-    def _take(self, name: str, view: SubgraphView) -> None:
-        views = _ask(self._backends[name], name, view)
-        self.unseen -= {n.name for n in view.nodes}
-        if views.substitutions or views.deleted:
-            self.graph, self._parts = substitute(self.graph, views, name), None
+    def _take(self, name: str, answers: list[tuple[SubgraphView, OptimizationViews]]) -> None:
+        """Do what a backend made of its subgraphs: of all at once, as there may be thousands."""
+        mine = {n.name: n for view, _ in answers for n in view.nodes}
+        self.unseen -= mine.keys()
+        every = OptimizationViews()
+        for _, views in answers:
+            every.substitutions += views.substitutions
+            every.deleted += views.deleted
+            every.failed += views.failed
+        if every.substitutions or every.deleted:
+            self.graph, self._parts = substitute(self.graph, every, name), None
             homeless = {n.name for n in self.homeless}
             self.device = {n.name: self.device.get(n.name, name) for n in self.graph.nodes if n.name not in homeless}
-        mine = {n.name: n for n in view.nodes}
-        for node, reason in [(mine[n.name], f.reason) for f in views.failed for n in f.part.nodes]:
+        for node, reason in [(mine[n.name], f.reason) for f in every.failed for n in f.part.nodes]:
             self._assignment.refuse(node, name, reason)
             self._parts = None
             if place(self.graph, node, self._backends, self._hints, self._assignment):

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import NamedTuple
 
 from weft.core.graph import Graph, Node
 from weft.core.optimized import Part
@@ -20,6 +19,8 @@ from weft.core.views import subgraph
 
 CHOICES = 5_000
 """How many states with more than one way on the exact search may look at."""
+FORCED = 20
+"""How many states of any kind it may look at for each of those."""
 BEAM = 16
 """How many states of each turn the first, inexact search keeps."""
 
@@ -54,13 +55,13 @@ def partition(
 
 @dataclass
 class _Blocks:
-    """Nodes that every order takes in the same turn, as one; numbers in place of names, sets as bits."""
+    """Nodes that every order takes in the same turn, as one; numbers in place of names."""
 
     of: list[int]
     """The block of each node of the graph."""
     device: list[int] = field(default_factory=list)
-    before: list[int] = field(default_factory=list)
-    """The set of blocks that each one waits for."""
+    before: list[tuple[int, ...]] = field(default_factory=list)
+    """The blocks that each one waits for."""
     after: list[list[int]] = field(default_factory=list)
     """The blocks that wait for each one."""
     runs: list[list[int]] = field(default_factory=list)
@@ -79,7 +80,7 @@ def _contract(graph: Graph, device: Sequence[int], devices: int) -> _Blocks:
             block = known.setdefault((where, waits), len(blocks.device))
         if block == len(blocks.device):
             blocks.device.append(where)
-            blocks.before.append(sum(1 << b for b in waits))
+            blocks.before.append(tuple(waits))
             blocks.after.append([])
             for b in waits:
                 blocks.after[b].append(block)
@@ -105,54 +106,106 @@ def _with_ends_joined(blocks: _Blocks) -> _Blocks:
     ends: dict[int, int] = {}
     stand_in = list(range(len(blocks.device)))
     before = blocks.before.copy()
+    waits: dict[int, set[int]] = {}
     for block, readers in enumerate(blocks.after):
         if not readers:
             stand_in[block] = ends.setdefault(blocks.device[block], block)
-            before[stand_in[block]] |= blocks.before[block]
+            waits.setdefault(stand_in[block], set()).update(blocks.before[block])
+    for block, joined in waits.items():
+        before[block] = tuple(joined)
     gone = [b for b, one in enumerate(stand_in) if one != b]
     for block in gone:
-        before[block] = 1 << block  # it waits for itself, forever
+        before[block] = (block,)  # it waits for itself, forever
     after = [list(dict.fromkeys(stand_in[b] for b in readers)) for readers in blocks.after]
     return replace(blocks, before=before, after=after) if gone else blocks
 
 
-class _State(NamedTuple):
-    """How far the execution is: the blocks that are done, as bits, and those that are ready."""
+@dataclass(slots=True)
+class _State:
+    """How far the execution is. It holds the edge between what is done and what is not, nothing else."""
 
-    done: int
-    ready: tuple[int, ...]
+    key: int = 0
+    """Tells states apart by what is done: a hash of that."""
+    done: int = 0
+    """How many blocks are done."""
+    ready: dict[int, list[int]] = field(default_factory=dict)
+    """The blocks that are ready, by device."""
+    needs: dict[int, list[int]] = field(default_factory=dict)
+    """For the devices with ready blocks, the most runs of each device on any way from those to the end."""
+    waits: dict[int, int] = field(default_factory=dict)
+    """Of blocks for which some of what they wait for is done, how much is not."""
+
+    def copy(self) -> _State:
+        ready = {d: b.copy() for d, b in self.ready.items()}
+        return _State(self.key, self.done, ready, {d: n.copy() for d, n in self.needs.items()}, self.waits.copy())
+
+    def add(self, blocks: _Blocks, block: int) -> None:
+        """Note that a block is ready."""
+        where, runs = blocks.device[block], blocks.runs[block]
+        self.ready.setdefault(where, []).append(block)
+        self.needs[where] = list(map(max, self.needs.get(where, runs), runs))
 
 
 def _start(blocks: _Blocks) -> _State:
-    return _State(0, tuple(b for b, waits in enumerate(blocks.before) if not waits))
+    state = _State()
+    for block, waits in enumerate(blocks.before):
+        if not waits:
+            state.add(blocks, block)
+    return state
 
 
-def _ways(blocks: _Blocks, state: _State) -> list[int]:
+def _ways(state: _State) -> list[int]:
     """Return the devices that something is ready for, the preferred ones first."""
-    return sorted({blocks.device[b] for b in state.ready})
+    return sorted(state.ready)
+
+
+def _each_way(blocks: _Blocks, state: _State) -> Iterator[tuple[int, _State]]:
+    """Yield each device that can have its turn and the state after that; the state itself is used up."""
+    *others, last = _ways(state)
+    for turn in others:
+        yield turn, _take(blocks, state.copy(), turn)
+    yield last, _take(blocks, state, last)
 
 
 def _take(blocks: _Blocks, state: _State, turn: int) -> _State:
-    """Return the state after a device has done all that it can."""
-    done = state.done
-    todo = [b for b in state.ready if blocks.device[b] == turn]
-    ready = [b for b in state.ready if blocks.device[b] != turn]
+    """Bring a state to where a device has done all that it can, and return it."""
+    todo = state.ready.pop(turn)
+    del state.needs[turn]
     while todo:
         block = todo.pop()
-        done |= 1 << block
+        state.done += 1
+        state.key ^= _mark(block)
         for b in blocks.after[block]:
-            if blocks.before[b] & done == blocks.before[b]:
-                (todo if blocks.device[b] == turn else ready).append(b)
-    return _State(done, tuple(ready))
+            left = state.waits.get(b, len(blocks.before[b])) - 1
+            if left:
+                state.waits[b] = left
+                continue
+            state.waits.pop(b, None)
+            if blocks.device[b] == turn:
+                todo.append(b)
+            else:
+                state.add(blocks, b)
+    return state
 
 
-def _left(blocks: _Blocks, state: _State) -> int:
+def _mark(block: int) -> int:
+    """Return a number of 64 bits that looks random; those of all blocks that are done, combined, tell states apart."""
+    mixed = (block + 1) * 0x9E3779B97F4A7C15 & _ALL
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & _ALL
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _ALL
+    return mixed ^ mixed >> 31
+
+
+_ALL = (1 << 64) - 1
+
+
+def _left(state: _State) -> int:
     """Return a number of turns that cannot do: what each device needs on its own worst way to the end.
 
     A turn lowers what its own device needs by one at most and leaves the others' needs, so the bound never
     falls by more than one a turn, which is what A* asks of it.
     """
-    return sum(map(max, zip(*(blocks.runs[b] for b in state.ready), strict=True)))
+    return sum(map(max, zip(*state.needs.values(), strict=True)))
 
 
 Turns = tuple[int, "Turns"] | None
@@ -161,49 +214,47 @@ Turns = tuple[int, "Turns"] | None
 
 def _turns(blocks: _Blocks, choices: int) -> list[int]:
     """Return the devices in the order of their turns, the fewest that were found."""
-    start = _start(blocks)
-    found = _beam(blocks, start)
-    if len(found) > _left(blocks, start):
-        found = _search(blocks, start, len(found), choices) or found
+    found = _beam(blocks)
+    if len(found) > _left(_start(blocks)):
+        found = _search(blocks, len(found), choices) or found
     return found
 
 
-def _beam(blocks: _Blocks, start: _State) -> list[int]:
+def _beam(blocks: _Blocks) -> list[int]:
     """Return turns to the end, keeping a turn's states with the least to do."""
-    level: list[tuple[_State, Turns]] = [(start, None)]
+    level: list[tuple[_State, Turns]] = [(_start(blocks), None)]
     while level[0][0].ready:
         after: dict[int, tuple[_State, Turns]] = {}
         for state, turns in level:
-            for turn in _ways(blocks, state):
-                reached = _take(blocks, state, turn)
-                after.setdefault(reached.done, (reached, (turn, turns)))
-        level = heapq.nsmallest(
-            BEAM, after.values(), key=lambda s: (_left(blocks, s[0]), -s[0].done.bit_count())
-        )
+            for turn, reached in _each_way(blocks, state):
+                after.setdefault(reached.key, (reached, (turn, turns)))
+        level = list(after.values())
+        if len(level) > 1:
+            level = heapq.nsmallest(BEAM, level, key=lambda s: (_left(s[0]), -s[0].done))
     return _listed(level[0][1])
 
 
-def _search(blocks: _Blocks, start: _State, bound: int, choices: int) -> list[int] | None:
+def _search(blocks: _Blocks, bound: int, choices: int) -> list[int] | None:
     """Return the fewest turns if they are fewer than `bound` and found in time (A*), or None."""
-    cost = {start.done: 0}
+    start = _start(blocks)
+    cost, states = {start.key: 0}, FORCED * choices
     serial = count()
-    heap: list[tuple[int, int, int, _State, Turns]] = [(_left(blocks, start), 0, next(serial), start, None)]
+    heap: list[tuple[int, int, int, _State, Turns]] = [(_left(start), 0, next(serial), start, None)]
     while heap:
         _, minus, _, state, turns = heapq.heappop(heap)
         if not state.ready:
             return _listed(turns)
-        if cost[state.done] < -minus:
+        if cost[state.key] < -minus:
             continue
-        ways = _ways(blocks, state)
-        choices -= len(ways) > 1
-        if choices < 0:
+        choices -= len(state.ready) > 1
+        states -= 1
+        if choices < 0 or states < 0:
             return None
         spent = 1 - minus
-        for turn in ways:
-            reached = _take(blocks, state, turn)
-            total = spent + _left(blocks, reached)
-            if total < bound and spent < cost.get(reached.done, bound):
-                cost[reached.done] = spent
+        for turn, reached in _each_way(blocks, state):
+            total = spent + _left(reached)
+            if total < bound and spent < cost.get(reached.key, bound):
+                cost[reached.key] = spent
                 heapq.heappush(heap, (total, -spent, next(serial), reached, (turn, turns)))
     return None
 

@@ -250,6 +250,7 @@ class Pipeline:
         self, inputs: Sequence[str], outputs: Sequence[str], imports: Mapping[str, Tensor], fetched: Collection[str]
     ) -> None:
         """Acquire, resize and release in the order of the nodes, then allocate."""
+        given, lasting = set(inputs), {*outputs, *imports, *self.graph.constants}
         for name in inputs:
             if name in imports:
                 self._import(name, imports[name])
@@ -269,9 +270,8 @@ class Pipeline:
             dying = [i for i in dict.fromkeys(task.node.inputs) if i and last[i] == k]
             dying += [o for o in task.node.outputs if o and o not in last]
             for name in dying:
-                kept = name in outputs or name in imports or name in self.graph.constants
-                if name in self.tensors and not kept:
-                    storage = StorageType.DYNAMIC_SEPERATE if name in inputs else StorageType.DYNAMIC
+                if name in self.tensors and name not in lasting:
+                    storage = StorageType.DYNAMIC_SEPERATE if name in given else StorageType.DYNAMIC
                     self._release(self.tensors[name], storage)
         for name in (o for o in outputs if o in fetched):
             self._remember(name, "onMapOutput")

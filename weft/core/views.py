@@ -230,7 +230,7 @@ def _coverage(view: SubgraphView, parts: list[SubgraphView]) -> list[str]:
 
 
 def _slots(kind: str, wanted: Iterable[str], given: Iterable[str]) -> list[str]:
-    want, got = list(wanted), list(given)
+    want, got = dict.fromkeys(wanted), dict.fromkeys(given)
     lost = [f"a substitution lost {kind} slot {s!r}" for s in want if s not in got]
     return lost + [f"a substitution has {kind} slot {s!r}, which its part has not" for s in got if s not in want]
 

@@ -58,20 +58,22 @@ def find_front(graph: Graph, views: Mapping[str, View], special: Special, device
     images = dims[0] if len(dims) > 2 else 0
     if images % PARTS or images < PARTS * LEAST_IMAGES:
         return NO_FRONT
-    finder = _Finder(graph, views, special, device, images, PARTS)
+    finder = _Finder(graph, frozenset(graph.outputs), views, special, device, images, PARTS)
     depth, nodes = depths(graph), list[str]()
     last = 0
     for level, found in groupby(graph.nodes, key=lambda node: depth[node.outputs[0]]):
         here = list(found)
         if not all(map(finder.belongs, here)):
             break
-        last, nodes = level, nodes + [node.outputs[0] for node in here]
+        last = level
+        nodes += [node.outputs[0] for node in here]
     return Front(graph.inputs[0], PARTS, last, frozenset(nodes)) if nodes else NO_FRONT
 
 
 @dataclass(frozen=True)
 class _Finder:
     graph: Graph
+    results: frozenset[str]
     views: Mapping[str, View]
     special: Special
     device: GpuDevice
@@ -88,7 +90,7 @@ class _Finder:
             return False
         outputs = [o for o in node.outputs if o]
         values = [i for i in node.inputs if i and i not in constants] + outputs
-        if any(o in self.graph.outputs for o in outputs) or not all(map(self._divides, values)):
+        if any(o in self.results for o in outputs) or not all(map(self._divides, values)):
             return False
         rank = len(specs[outputs[0]].dims)
         if any(c.ndim >= rank and c.shape[0] != 1 for c in self._operands(node)):

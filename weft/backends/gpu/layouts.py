@@ -67,6 +67,9 @@ class _Assigner:
         self.twins: dict[tuple[str, Layout], str] = {}
         self.makers: dict[str, Node] = {}
         self.readers = graph.readers()
+        self.results = set(graph.outputs)
+        self.dropped: set[str] = set()
+        """The names of casts that a conversion does on the way."""
 
     def run(self) -> Graph:
         for node in self.source.nodes:
@@ -83,6 +86,7 @@ class _Assigner:
                     self.twins[name, LINEAR] = name
                     self._convert(twin, name, LINEAR, self.readers[name] == 1)
                     self.lies[name] = self.packed  # to its readers inside, who take the twin
+        self.out.nodes = [n for n in self.out.nodes if n.name not in self.dropped]
         return self.out
 
     def _is_activation(self, name: str) -> bool:
@@ -116,7 +120,7 @@ class _Assigner:
 
     def _out(self, name: str, layout: Layout) -> str:
         """Return the name under which a node writes: outputs of the part keep theirs for the NCHW form."""
-        if name in self.source.outputs and layout.packed:
+        if name in self.results and layout.packed:
             twin = self.names.fresh(f"{name}.c4")
             self.out.specs[twin] = self.source.specs[name]
             self.twins[name, layout] = twin
@@ -147,11 +151,11 @@ class _Assigner:
     def _uncast(self, name: str) -> str:
         """Return what a value is a cast of, between floats, and drop the cast; else the value's own name."""
         maker = self.makers.get(name)
-        if maker is None or maker.op.type != "Cast" or maker not in self.out.nodes:
+        if maker is None or maker.op.type != "Cast" or maker.name in self.dropped:
             return name
         if not self.out.specs[maker.inputs[0]].dtype.is_float:
             return name
-        self.out.nodes.remove(maker)
+        self.dropped.add(maker.name)
         return maker.inputs[0]
 
     def _convert(self, name: str, target: str, layout: Layout, only_reader: bool) -> None:
@@ -187,19 +191,19 @@ def find_views(graph: Graph, special: Special = lambda op: False) -> dict[str, V
     and conversions that move nothing become aliases, of an output too: what it is made of then lies there.
     """
     views: dict[str, View] = {}
-    produced = {o: n for n in graph.nodes for o in n.outputs if o}
+    produced, results = {o: n for n in graph.nodes for o in n.outputs if o}, set(graph.outputs)
     for node in reversed(graph.nodes):
         if base_op(node.op).type == "Concat" and _is_packed(graph, node.outputs[0]):
-            _view_concat(graph, node, produced, views)
+            _view_concat(graph, node, produced, views, results)
     fixed = {*graph.outputs, *(view.root for view in views.values())}
     for node in reversed(graph.nodes):
         target, source = node.outputs[0], node.inputs[0] if node.inputs else ""
-        lies = View(target) if target in graph.outputs else views.get(target)
+        lies = View(target) if target in results else views.get(target)
         free = source in produced and source not in views and source not in fixed and not special(node.op)
         if free and lies is not None and not lies.blocks and _moves_nothing(graph, node, views):
             views[source] = lies
     for node in graph.nodes:
-        if not special(node.op) and _moves_nothing(graph, node, views) and node.outputs[0] not in graph.outputs:
+        if not special(node.op) and _moves_nothing(graph, node, views) and node.outputs[0] not in results:
             source = node.inputs[0]
             views[node.outputs[0]] = views.get(source, View(source))
     return views
@@ -219,11 +223,13 @@ def _is_packed(graph: Graph, name: str) -> bool:
     return graph.layouts.get(name, LINEAR).packed
 
 
-def _view_concat(graph: Graph, node: Node, produced: dict[str, Node], views: dict[str, View]) -> None:
+def _view_concat(
+    graph: Graph, node: Node, produced: dict[str, Node], views: dict[str, View], results: set[str]
+) -> None:
     target = node.outputs[0]
     outer = views.get(target, View(target, 0, -(-graph.specs[target].dims[1] // 4)))
     parts = [i for i in node.inputs if i]
-    free = all(i in produced and i not in views and i not in graph.outputs for i in parts)
+    free = all(i in produced and i not in views and i not in results for i in parts)
     if not free or len(set(parts)) != len(parts) or any(graph.specs[i].dims[1] % 4 for i in parts[:-1]):
         return
     first = outer.first

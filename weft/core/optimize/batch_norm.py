@@ -24,18 +24,23 @@ def fold_batch_norm(graph: Graph) -> Graph:
     ConvTranspose, Gemm and the MatMul of two matrices, which becomes a Gemm, where nobody else reads the
     result, all parameters are constants, and the new ones are finite.
     """
-    out, names, stay = graph.copy(), Names(graph), set[str]()
-    while folds := _folds(out, stay):
-        merged: dict[tuple[str, ...], Node] = {}
-        gone: set[tuple[str, ...]] = set()
+    out, names = graph.copy(), Names(graph)
+    readers, makers = graph.readers(), graph.producers()
+    behind = {n.inputs[0]: n for n in graph.nodes if n.op.type == "BatchNormalization" and readers[n.inputs[0]] == 1}
+    merged: dict[str, Node] = {}
+    gone: set[str] = set()
+    norms = list(behind.values())
+    while folds := _folds(out, norms, makers):
+        norms = []
         nbytes = sum(fold.weight.nbytes for fold in folds)
         for fold, parts in zip(folds, in_threads(_computed, folds, nbytes), strict=True):
             if parts is None:
-                stay.add(fold.norm.outputs[0])
-            else:
-                merged[fold.node.outputs] = _merged(out, fold, parts, names)
-                gone.add(fold.norm.outputs)
-        out.nodes = [merged.get(n.outputs, n) for n in out.nodes if n.outputs not in gone]
+                continue
+            node = _merged(out, fold, parts, names)
+            merged[node.name] = makers[node.outputs[0]] = node
+            gone.add(fold.norm.name)
+            norms += [behind[o] for o in node.outputs if o in behind]
+    out.nodes = [merged.get(n.name, n) for n in graph.nodes if n.name not in gone]
     return out
 
 
@@ -51,14 +56,12 @@ class _Fold:
     bias: Array
 
 
-def _folds(graph: Graph, stay: set[str]) -> list[_Fold]:
-    """Return all that can be folded now, without the batch norms that stay."""
-    readers = graph.readers()
-    makers = {o: node for node in graph.nodes for o in node.outputs}
+def _folds(graph: Graph, norms: list[Node], makers: Mapping[str, Node]) -> list[_Fold]:
+    """Return which of these batch norms can be folded now; what they read, nothing else does."""
     found = []
-    for norm in graph.nodes:
-        node = makers.get(norm.inputs[0]) if norm.op.type == "BatchNormalization" else None
-        if node and node.op.type in FOLDING and readers[norm.inputs[0]] == 1 and norm.outputs[0] not in stay:
+    for norm in norms:
+        node = makers.get(norm.inputs[0])
+        if node and node.op.type in FOLDING:
             fold = _fold(graph, node, norm)
             found += [fold] if fold else []
     return found

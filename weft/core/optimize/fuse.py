@@ -10,6 +10,8 @@ from weft.core.graph import Graph, Node, depths
 CanFuse = Callable[[Graph, Node, Node, int], bool]
 """Whether the step node (third) may be fused into the base node (second) at that operand position."""
 
+MOST_STEPS = 32
+"""Steps of one node: what fuses more is a chain that no network has, and its kernel would take minutes to compile."""
 
 Group = tuple[list[Node], Node]
 """Nodes of a graph, in its order, and the one `Fused` node that takes the place of the last of them."""
@@ -70,6 +72,8 @@ def _join(
         value = step.inputs[position]
         base = nodes[makers[value]]
         if base is None or readers[value] != 1 or len([o for o in base.outputs if o]) != 1:
+            continue
+        if isinstance(base.op, Fused) and len(base.op.steps) >= MOST_STEPS:
             continue
         if can_fuse(graph, base, step, position):
             return makers[value], merge(base, step, position)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from weft.core.dtypes import DType
-from weft.core.graph import Graph, Node, infer_node
+from weft.core.graph import Graph, Names, Node, infer_node
 from weft.core.layout import Array
 from weft.core.op import Op, find_op
 from weft.core.threads import in_threads
@@ -26,17 +26,18 @@ def set_storage(graph: Graph, dtype: DType) -> Graph:
     if not any(s.dtype is other for s in graph.specs.values()):
         return graph
     out = graph.copy()
+    names, given = Names(graph), set(graph.inputs)
     read = {i for n in graph.nodes for i in n.inputs}
-    inside = {i: _name(out, i, dtype) for i in graph.inputs if graph.specs[i].dtype is other and i in read}
-    outside = {
-        o: _name(out, o, dtype) for o in graph.outputs if graph.specs[o].dtype is other and o not in graph.inputs
-    }
+    narrow = [i for i in graph.inputs if graph.specs[i].dtype is other and i in read]
+    inside = {i: _name(out, i, dtype, names) for i in narrow}
+    made = [o for o in graph.outputs if graph.specs[o].dtype is other and o not in given]
+    outside = {o: _name(out, o, dtype, names) for o in made}
     renamed = inside | outside
-    out.nodes = [_cast(out, f"{i}.{dtype.value}", i, new, dtype) for i, new in inside.items()]
+    out.nodes = [_cast(out, f"{i}.{dtype.value}", i, new, dtype, names) for i, new in inside.items()]
     held = {name: value for name, value in graph.constants.items() if value.dtype == other.numpy}
     nbytes = sum(value.nbytes for value in held.values())
-    made = in_threads(_narrow if dtype is DType.FLOAT16 else _wide, list(held.values()), nbytes)
-    for name, value in zip(held, made, strict=True):
+    stored_values = in_threads(_narrow if dtype is DType.FLOAT16 else _wide, list(held.values()), nbytes)
+    for name, value in zip(held, stored_values, strict=True):
         stored = renamed.get(name, name)
         out.constants[stored] = value
         out.specs[stored] = replace(graph.specs[name], dtype=dtype)
@@ -50,7 +51,7 @@ def set_storage(graph: Graph, dtype: DType) -> Graph:
         infer_node(out, node)
         out.nodes.append(node)
     cast = [(name, new) for name, new in outside.items() if name not in graph.constants]
-    out.nodes += [_cast(out, f"{name}.{other.value}", new, name, other) for name, new in cast]
+    out.nodes += [_cast(out, f"{name}.{other.value}", new, name, other, names) for name, new in cast]
     return out
 
 
@@ -74,17 +75,17 @@ def magnitude(half: Array) -> Array:
     return bits
 
 
-def _name(graph: Graph, value: str, dtype: DType) -> str:
-    name = graph.fresh_name(f"{value}.{dtype.value}")
+def _name(graph: Graph, value: str, dtype: DType, names: Names) -> str:
+    name = names.fresh(f"{value}.{dtype.value}")
     graph.specs[name] = replace(graph.specs[value], dtype=dtype)
     return name
 
 
-def _cast(graph: Graph, name: str, source: str, target: str, to: DType) -> Node:
+def _cast(graph: Graph, name: str, source: str, target: str, to: DType, names: Names) -> Node:
     cast = find_op("Cast")
     if cast is None:
         raise WeftError("no Cast op is registered", fix="import weft.ops")
-    node = Node(graph.fresh_name(f"Cast.{name}"), cast(to=to), (source,), (target,))  # type: ignore[call-arg]
+    node = Node(names.fresh(f"Cast.{name}"), cast(to=to), (source,), (target,))  # type: ignore[call-arg]
     graph.specs[target] = replace(graph.specs[source], dtype=to)
     return node
 

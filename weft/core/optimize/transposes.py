@@ -36,6 +36,10 @@ def transposes_as_reshapes(graph: Graph) -> Graph:
     return out
 
 
+ROUNDS = 16
+"""How often `move_transposes_up` looks again; one round moves all but contrived networks' transposes."""
+
+
 def move_transposes_up(graph: Graph) -> Graph:
     """Return the graph with transposes moved up, through element-wise nodes, where others swallow them.
 
@@ -46,10 +50,51 @@ def move_transposes_up(graph: Graph) -> Graph:
     leaves at least one node less than before and adds none. What it must not do is make a transpose of
     several that were free, as they only moved axes of size 1: then T stays.
     """
-    out = graph.copy()
-    while (region := _find(out)) is not None:
-        region.rewrite(out)
-    return out
+    for _ in range(ROUNDS):
+        moves = _Moves(graph)
+        if not moves.found():
+            break
+        graph = moves.graph
+    return graph
+
+
+class _Moves:
+    """A graph while transposes of it are moved up, with who makes and who reads each value at that moment."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph.copy()
+        self.names = Names(graph)
+        self.makers = graph.producers()
+        self.readers = graph.readers()
+        self._now: dict[str, Node | None] = {}
+        """What stands in the place of a node, by its name; None where nothing does."""
+
+    def found(self) -> bool:
+        """Move what can be moved, and tell whether anything was.
+
+        The last transpose comes first: what it is moved up to is met later, and with it all that it can join.
+        """
+        for original in reversed(self.graph.nodes):
+            node = self._now.get(original.name, original)
+            if node is None or node.op.type != "Transpose":
+                continue
+            region = _Region(node, _order(self.graph, node), self.graph.specs[node.inputs[0]].dims)
+            if _fill(self, region) and _is_closed(self, region):
+                region.rewrite(self)
+        nodes = (self._now.get(n.name, n) for n in self.graph.nodes)
+        self.graph.nodes = [n for n in nodes if n is not None]
+        return bool(self._now)
+
+    def replace(self, old: Node, new: Node | None) -> None:
+        """Put a node, or nothing, in the place of another."""
+        self._now[old.name] = new
+        self.readers.subtract(i for i in old.inputs if i)
+        for o in old.outputs:
+            if self.makers.get(o) is old:
+                del self.makers[o]
+        if new is not None:
+            self.readers.update(i for i in new.inputs if i)
+            self.makers.update((o, new) for o in new.outputs if o)
 
 
 @dataclass(eq=False)
@@ -63,28 +108,28 @@ class _Region:
     leaves: dict[str, Node] = field(default_factory=dict)
     reads: Counter[str] = field(default_factory=Counter)
 
-    def rewrite(self, graph: Graph) -> None:
+    def rewrite(self, moves: _Moves) -> None:
         """Take the transpose out of the graph."""
+        graph, names = moves.graph, moves.names
         renamed = {self.last.inputs[0]: self.last.outputs[0]}
-        readers, names = graph.readers(), Names(graph)
-        replaced: dict[str, Node | None] = {self.last.name: None}
+        replaced: list[tuple[Node, Node | None]] = [(self.last, None)]
         for value, leaf in self.leaves.items():
             order = compose(_order(graph, leaf), self.order)
             if is_identity(order):
                 renamed[value] = leaf.inputs[0]
-                if readers[value] == self.reads[value]:
-                    replaced[leaf.name] = None
+                if moves.readers[value] == self.reads[value]:
+                    replaced.append((leaf, None))
             else:
                 renamed[value] = self._fresh(graph, value, names)
-                replaced[leaf.name] = replace(transpose(leaf, leaf.inputs[0], order), outputs=(renamed[value],))
+                replaced.append((leaf, replace(transpose(leaf, leaf.inputs[0], order), outputs=(renamed[value],))))
         for value in self.nodes:
             if value not in renamed:
                 renamed[value] = self._fresh(graph, value, names)
         for node in self.nodes.values():
             inputs = tuple(renamed.get(i) or self._constant(graph, i, names) for i in node.inputs)
-            replaced[node.name] = replace(node, inputs=inputs, outputs=(renamed[node.outputs[0]],))
-        nodes = (replaced.get(n.name, n) for n in graph.nodes)
-        graph.nodes = [n for n in nodes if n is not None]
+            replaced.append((node, replace(node, inputs=inputs, outputs=(renamed[node.outputs[0]],))))
+        for old, new in replaced:
+            moves.replace(old, new)
 
     def _fresh(self, graph: Graph, value: str, names: Names) -> str:
         """Return a name for a value of which the graph now has the transpose: it is not what it was."""
@@ -105,31 +150,25 @@ class _Region:
         return name
 
 
-def _find(graph: Graph) -> _Region | None:
-    """Return the first region whose transpose can be moved up."""
-    producers, readers = graph.producers(), graph.readers()
-    for node in graph.nodes:
-        if node.op.type == "Transpose":
-            region = _Region(node, _order(graph, node), graph.specs[node.inputs[0]].dims)
-            if _fill(graph, region, producers) and _is_closed(graph, region, readers):
-                return region
-    return None
+def _fill(moves: _Moves, region: _Region) -> bool:
+    """Collect the nodes and the transposes above the region's transpose; False where something else is above.
 
-
-def _fill(graph: Graph, region: _Region, producers: dict[str, Node]) -> bool:
-    """Collect the nodes and the transposes above the region's transpose; False where something else is above."""
-    stack = [region.last.inputs[0]]
-    region.reads[stack[0]] = 1
+    A value is looked behind once all that reads it is in the region, so that no node is in two of them.
+    """
+    graph, readers = moves.graph, moves.readers
+    first = region.last.inputs[0]
+    region.reads[first] = 1
+    stack, seen = [first], {first}
     while stack:
         value = stack.pop()
-        if value in region.nodes or value in region.leaves:
-            continue
-        node = producers.get(value)
+        node = moves.makers.get(value)
         if node is not None and node.op.type == "Transpose":
             region.leaves[value] = node
             continue
         if node is None or not node.op.is_elementwise or len(node.outputs) != 1:
             return False
+        if region.reads[value] < readers[value] or value in region.nodes:
+            continue
         region.nodes[value] = node
         for operand in filter(None, node.inputs):
             if operand in graph.constants:
@@ -137,21 +176,21 @@ def _fill(graph: Graph, region: _Region, producers: dict[str, Node]) -> bool:
             spec = graph.specs[operand]
             if spec.dims == region.dims:
                 region.reads[operand] += 1
-                stack.append(operand)
+                seen.add(operand)
+                if operand not in region.leaves:
+                    stack.append(operand)
             elif spec.size != 1:
                 return False
-    return bool(region.nodes and region.leaves)
+    return bool(region.nodes and region.leaves) and len(seen) == len(region.nodes) + len(region.leaves)
 
 
-def _is_closed(graph: Graph, region: _Region, readers: Counter[str]) -> bool:
+def _is_closed(moves: _Moves, region: _Region) -> bool:
     """Tell whether nobody else reads what would change, and no more elements are moved than before."""
-    if any(readers[v] != region.reads[v] for v in region.nodes):
-        return False
     before, after = 1 - keeps_elements(region.dims, region.order), 0
     for value, leaf in region.leaves.items():
-        dims, first = graph.specs[leaf.inputs[0]].dims, _order(graph, leaf)
+        dims, first = moves.graph.specs[leaf.inputs[0]].dims, _order(moves.graph, leaf)
         both = compose(first, region.order)
-        alone = readers[value] == region.reads[value]
+        alone = moves.readers[value] == region.reads[value]
         if not alone and not is_identity(both):
             return False
         before += alone and not keeps_elements(dims, first)

@@ -94,7 +94,7 @@ def _turned_back(reader: Reader, value: str) -> tuple[str, tuple[Node, ...]] | N
     swapped = (*order[:-2], order[-1], order[-2])
     if swapped == tuple(range(len(order))):
         return node.inputs[0], ()
-    name = reader.graph.fresh_name(f"{value}.turned")
+    name = reader.names.fresh(f"{value}.turned")
     dims = reader.dims(value)
     shape = (*dims[:-2], dims[-1], dims[-2])
     reader.graph.specs[name] = TensorSpec(shape, reader.graph.specs[value].dtype)
@@ -203,13 +203,13 @@ def _join(reader: Reader, node: Node, parts: list[_Projection]) -> tuple[Node, .
     shape = (*reader.dims(x)[:-1], 3 * shapes.pop()[1])
 
     def value(tag: str) -> str:
-        name = reader.graph.fresh_name(f"{node.name}.{tag}")
+        name = reader.names.fresh(f"{node.name}.{tag}")
         reader.graph.specs[name] = TensorSpec(shape, dtype)
         return name
 
     def constant(tag: str, sources: list[str]) -> str:
         array = np.concatenate([reader.graph.constants[s] for s in sources], axis=-1)
-        name = reader.graph.fresh_name(f"{node.name}.{tag}")
+        name = reader.names.fresh(f"{node.name}.{tag}")
         reader.graph.constants[name] = array
         reader.graph.specs[name] = TensorSpec(array.shape, dtype)
         return name

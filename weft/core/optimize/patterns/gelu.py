@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import pi, sqrt
 
 from weft.core.graph import Graph, Node
-from weft.core.optimize.patterns.reading import Reader, is_about, make
+from weft.core.optimize.patterns.reading import DEEPEST, Reader, is_about, make
 
 
 def fuse_gelu(graph: Graph) -> Graph:
@@ -49,12 +49,13 @@ def _root(reader: Reader, value: str, x: str) -> Node | None:
         found = reader.with_number(total)
         if found is None or not is_about(found[0], 1.0):
             continue
-        bounds, steps = (total.outputs[0], x), [total]
+        bounds, steps = (total.outputs[0], x), [(total, 0)]
         while steps:
-            for node in reader.readers(steps.pop().outputs[0], "Mul", "Div"):
+            step, depth = steps.pop()
+            for node in reader.readers(step.outputs[0], "Mul", "Div"):
                 product = reader.product(node.outputs[0], *bounds)
                 if product.is_about(0.5, *bounds) and reader.graph.specs[node.outputs[0]] == spec:
                     return node
-                if len(product.factors) <= 2:
-                    steps.append(node)
+                if len(product.factors) <= 2 and depth < DEEPEST:
+                    steps.append((node, depth + 1))
     return None

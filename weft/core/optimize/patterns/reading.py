@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from weft.core.graph import Graph, Node
+from weft.core.graph import Graph, Names, Node
 from weft.core.layout import Shape
 from weft.core.op import Op, find_op
 from weft.core.optimize.dead import remove_dead_nodes
 from weft.errors import WeftError
 
 DEEPEST = 6
-"""Products nested deeper than this are no pattern that anybody exports."""
+"""Products nested deeper than this, or scalings one after the other, are no pattern that anybody exports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,7 @@ class Reader:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.replaced: dict[str, list[Node]] = {}
+        self.names = Names(graph)
         self._makers = graph.producers()
         self._counts = graph.readers()
         self._readers: dict[str, list[Node]] = {}
@@ -64,8 +65,8 @@ class Reader:
 
     def only_reader(self, value: str, *kinds: str) -> Node | None:
         """Return the node of one of these types that reads a value once, while nothing else does."""
-        found = self.readers(value, *kinds)
-        return found[0] if len(found) == 1 and self._counts[value] == 1 else None
+        found = self.readers(value, *kinds) if self._counts[value] == 1 else []
+        return found[0] if len(found) == 1 else None
 
     def is_read_once(self, value: str) -> bool:
         """Tell whether a value has one reader, an output of the graph counted in."""
@@ -119,7 +120,10 @@ class Reader:
         """Yield numbers and the values of which `value` is that many times, further and further up."""
         number = 1.0
         yield number, value
-        while (node := self.maker(value, "Mul", "Div")) is not None:
+        for _ in range(DEEPEST):
+            node = self.maker(value, "Mul", "Div")
+            if node is None:
+                break
             found = self.with_number(node)
             if found is None or (node.op.type == "Div" and found[1] != node.inputs[0]):
                 break
