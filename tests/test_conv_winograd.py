@@ -164,6 +164,29 @@ def test_sessions_short_of_memory_do_without(tile: WinogradTile) -> None:
         assert kernels(session) == ["conv_gemm"]
 
 
+@pytest.mark.parametrize("device", APIS)
+def test_sessions_that_forbid_it_do_without(tile: WinogradTile, device: str) -> None:
+    with weft.load(network((1, 8, 8, 8), 8), device, winograd=False, fallback="error") as session:
+        assert kernels(session) == ["conv_gemm"] and "winograd: off" in str(session.report)
+
+
+@pytest.mark.parametrize("device", APIS)
+@pytest.mark.parametrize("ci", [16, 256])
+def test_the_errors_are_those_that_the_docs_state(tile: WinogradTile, device: str, ci: int) -> None:
+    """By norm, against float64, at HIGH: the bounds in docs/use.md."""
+    graph = network((1, ci, 18, 18), 32, bias=False, relu=False)
+    inputs = inputs_of(graph)
+    (weight,) = graph.constants.values()
+    (exact,) = reference(graph.nodes[0].op, [inputs[0].astype(np.float64), weight.astype(np.float64)])
+    errors = []
+    for winograd in (True, False):
+        with weft.load(graph, device, winograd=winograd, fallback="error") as session:
+            (y,) = session.run(*inputs)
+            assert (kernels(session) == KERNELS) is winograd
+        errors.append(float(np.linalg.norm(y - exact) / np.linalg.norm(exact)))
+    assert errors[0] < 2e-6 and errors[1] < 1e-6, errors
+
+
 def has_constant_weights(row: Case) -> bool:
     return row.op == "Conv" and row.inputs[1] is not None and row.inputs[1].constant
 
@@ -249,13 +272,13 @@ RESNET = [(64, 56), (128, 28), (256, 14), (512, 7)]
 
 def plan_of(n: int, ci: int, co: int, size: int, caps: DeviceCaps = H200, **more: Any) -> ConvPlan:
     """Return the plan of a convolution without weights in memory."""
-    options = {"dtype": DType.FLOAT32, "thrifty": False, "kernel": 3, "strides": (), **more}
+    options = {"dtype": DType.FLOAT32, "thrifty": False, "winograd": True, "kernel": 3, "strides": (), **more}
     kernel, strides = options["kernel"], options["strides"]
     op = Conv(kernel_shape=(kernel, kernel), pads=(kernel // 2,) * 4, strides=strides)
     weight = np.broadcast_to(np.zeros((), options["dtype"].numpy), (co, ci, kernel, kernel))
     x = Tensor("x", (n, ci, size, size), options["dtype"])
     out = op.window(x.shape, weight.shape).outputs
-    builder: Any = SimpleNamespace(caps=caps, thrifty=options["thrifty"])
+    builder: Any = SimpleNamespace(caps=caps, thrifty=options["thrifty"], winograd=options["winograd"])
     return ConvPlan(builder, op, x, Tensor("y", (n, co, *out), options["dtype"]), weight, None)
 
 
@@ -281,11 +304,12 @@ def test_large_batches_are_transformed_by_default(channels: int, size: int) -> N
         plan_of(32, 64, 64, 56, replace(H200, max_buffer_range=1 << 25)),
         plan_of(32, 64, 64, 56, replace(H200, max_allocation=1 << 27)),
         plan_of(32, 64, 64, 56, thrifty=True),
+        plan_of(32, 64, 64, 56, winograd=False),
         plan_of(32, 64, 64, 56, dtype=DType.FLOAT16),
         plan_of(32, 64, 64, 56, kernel=5),
         plan_of(32, 64, 64, 56, strides=(2, 2)),
     ],
-    ids=["few in", "few out", "software", "small", "range", "room", "thrifty", "halves", "taps", "strides"],
+    ids=["few in", "few out", "software", "small", "range", "room", "thrifty", "off", "halves", "taps", "strides"],
 )
 def test_others_are_not(plan: ConvPlan) -> None:
     assert chosen(plan) is None

@@ -59,6 +59,8 @@ def load(
     precision: str | Precision = Precision.HIGH,
     memory: str | MemoryMode = MemoryMode.NORMAL,
     power: str | Power = Power.NORMAL,
+    fusing: bool = True,
+    winograd: bool = True,
     shapes: Mapping[str, Shape] | None = None,
     fallback: str = "cpu",
     hints: Mapping[str, DeviceName] | None = None,
@@ -72,7 +74,8 @@ def load(
 
     `device` is a `ForwardType`, an id such as "opencl" or "vulkan:1", or a list of them in order of
     preference. `precision` is "high", "normal" or "low" (fp16 storage). `shapes` binds symbolic
-    dimensions, by input name; without it they are bound by the first run.
+    dimensions, by input name; without it they are bound by the first run. `fusing=False` and `winograd=False`
+    forbid a backend to compute several nodes in one, and to use Winograd's method; docs/use.md states the errors.
 
     Nodes that no named device supports go to the CPU with a warning; `fallback="error"` forbids any device
     but the first, and raises UnsupportedOps. `hints` puts nodes on devices of the list, by name or pattern
@@ -88,7 +91,7 @@ def load(
     An `OptimizedNetwork`, or the path of a saved one ("model.weft"), is loaded as it was optimised: of the
     options above, only `profile`, `runtime` and `progress` are taken then.
     """
-    config, held = _config(precision, memory, power), runtime or default_runtime()
+    config, held = _config(precision, memory, power, fusing, winograd), runtime or default_runtime()
     if progress is not None and not callable(progress):
         raise ConfigError(f"progress={brief(repr(progress))} cannot be called", fix="pass a function of two numbers")
     if isinstance(model, (str, os.PathLike)) and str(model).endswith(SAVED):
@@ -120,6 +123,8 @@ def optimize(
     precision: str | Precision = Precision.HIGH,
     memory: str | MemoryMode = MemoryMode.NORMAL,
     power: str | Power = Power.NORMAL,
+    fusing: bool = True,
+    winograd: bool = True,
     shapes: Mapping[str, Shape] | None = None,
     fallback: str = "cpu",
     hints: Mapping[str, DeviceName] | None = None,
@@ -133,7 +138,7 @@ def optimize(
     gives those that the model leaves open. It keeps its `backend_options`, which its backends get again when it
     is loaded.
     """
-    config, held = _config(precision, memory, power), runtime or default_runtime()
+    config, held = _config(precision, memory, power, fusing, winograd), runtime or default_runtime()
     with _reading(model, shapes, config.precision) as (graph_of, ahead):
         choices, options, host = _plan(held, device, fallback, hints, debug, config, backend_options)
         graph = graph_of()
@@ -284,12 +289,19 @@ def _graph(model: Model) -> Graph:
     return model if isinstance(model, Graph) else model.to_graph()
 
 
-def _config(precision: str | Precision, memory: str | MemoryMode, power: str | Power) -> BackendConfig:
+def _config(
+    precision: str | Precision, memory: str | MemoryMode, power: str | Power, fusing: bool, winograd: bool
+) -> BackendConfig:
     check_environment()
+    for name, value in {"fusing": fusing, "winograd": winograd}.items():
+        if not isinstance(value, bool):
+            raise ConfigError(f"{name}={brief(repr(value))} is neither on nor off", fix=f"pass {name}=True or False")
     return BackendConfig(
         _member(MemoryMode, memory, "memory"),
         _member(Precision, precision, "precision"),
         _member(Power, power, "power"),
+        fusing,
+        winograd,
     )
 
 

@@ -140,7 +140,7 @@ def test_F8_all_that_can_be_known_of_a_network_is_saved() -> None:
     known = {"graph", "parts", "devices", "config", "refusals", "notes", "passes", "versions", "backend_options"}
     known.add("weights")  # without them nothing is saved
     assert {f.name for f in fields(OptimizedNetwork)} == known
-    assert {f.name for f in fields(BackendConfig)} == {"memory", "precision", "power"}
+    assert {f.name for f in fields(BackendConfig)} == {"memory", "precision", "power", "fusing", "winograd"}
     assert {f.name for f in fields(Graph)} == {
         *("name", "inputs", "outputs", "nodes", "specs", "constants", "layouts")
     }

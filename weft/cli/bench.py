@@ -21,12 +21,14 @@ from weft.cli.options import (
     BackendOptionOption,
     BackendPathOption,
     DeviceOption,
+    FusingOption,
     InputOption,
     IterationsOption,
     JsonOption,
     ModelArgument,
     ShapeOption,
     WarmupOption,
+    WinogradOption,
 )
 from weft.cli.results import precision_notes
 from weft.cli.roofline import Peaks, analysed, peaks_of, whole
@@ -51,6 +53,8 @@ def bench(
     warmup: WarmupOption = 5,
     backend_path: BackendPathOption = None,
     backend_option: BackendOptionOption = None,
+    fusing: FusingOption = True,
+    winograd: WinogradOption = True,
     profile: Annotated[bool, typer.Option("--profile", help="Print what takes the time of one run.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -70,7 +74,8 @@ def bench(
     for remark in remarks:
         note(remark)
     order = [(names, each) for names in device_orders(device) for each in parse_precisions(precision)]
-    options = {"backend_options": parse_backend_options(backend_option)}
+    own = parse_backend_options(backend_option)
+    options = {"backend_options": own, "fusing": fusing, "winograd": winograd}
     rows: list[dict[str, Any]] = []
     try:
         for row in _rows(model, order, arrays, (iterations, warmup), profile, options):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -17,14 +17,15 @@ from weft.cli.options import (
     BackendOptionOption,
     BackendPathOption,
     DeviceOption,
+    FusingOption,
     InputOption,
     ModelArgument,
     ShapeOption,
+    WinogradOption,
 )
 from weft.cli.results import precision_notes
 from weft.cli.targets import device_orders, parse_backend_options, parse_pairs, parse_shapes
 from weft.core.backend import Precision
-from weft.core.backend_options import BackendOptions
 from weft.core.graph import Graph, bind
 from weft.core.layout import Array
 from weft.core.optimize import run_passes
@@ -46,6 +47,8 @@ def compare(
     ] = 0.0,
     backend_path: BackendPathOption = None,
     backend_option: BackendOptionOption = None,
+    fusing: FusingOption = True,
+    winograd: WinogradOption = True,
 ) -> None:
     """Run a network on two devices and compare every value on the way.
 
@@ -61,7 +64,7 @@ def compare(
         note(remark)
     shown = _expose(run_passes(bind(graph, {name: a.shape for name, a in arrays.items()})))
     levels = (Precision.HIGH, precision)
-    own = parse_backend_options(backend_option)
+    own = {"backend_options": parse_backend_options(backend_option), "fusing": fusing, "winograd": winograd}
     first, second = (_values(shown, names, arrays, p, own) for names, p in zip(orders, levels, strict=True))
     _print(shown, first, second, threshold)
     labels = (f"{_label(names)} at precision {p.value}" for names, p in zip(orders, levels, strict=True))
@@ -98,11 +101,11 @@ def _expose(graph: Graph) -> Graph:
 
 
 def _values(
-    graph: Graph, names: list[str], arrays: Mapping[str, Array], precision: Precision, own: BackendOptions
+    graph: Graph, names: list[str], arrays: Mapping[str, Array], precision: Precision, own: Mapping[str, Any]
 ) -> dict[str, Array]:
     """Return every value of a run, and say where it was and at which precision."""
     label = _label(names)
-    session_of = partial(load, graph, names, precision=precision, backend_options=own)
+    session_of = partial(load, graph, names, precision=precision, **own)
     with working(f"running on {label}"), session_of() as session:
         values, report = dict(zip(session.outputs, session.run(arrays), strict=True)), session.report
     nodes = ", ".join(f"{device} {count}" for device, count in report.nodes_by_device.items())

@@ -14,9 +14,11 @@ from weft.cli.model import read_model
 from weft.cli.options import (
     BackendOptionOption,
     BackendPathOption,
+    FusingOption,
     HintOption,
     OnlyShapeOption,
     PrecisionOption,
+    WinogradOption,
 )
 from weft.cli.targets import parse_backend_options, parse_hints, parse_shapes
 from weft.core.assign import why_not
@@ -58,6 +60,8 @@ def inspect(
     unsupported: Annotated[bool, typer.Option("--unsupported", help="Print only what cannot run.")] = False,
     backend_path: BackendPathOption = None,
     backend_option: BackendOptionOption = None,
+    fusing: FusingOption = True,
+    winograd: WinogradOption = True,
 ) -> None:
     """Show a network's inputs, outputs and ops, and how it would be divided over devices.
 
@@ -85,7 +89,8 @@ def inspect(
     bound = bind(graph, {**_ones(graph), **parse_shapes(shape)})
     if passes:
         _passes(bound, precision)
-    options = OptimizerOptions(BackendConfig(precision=precision), resolved(registry, parse_hints(hint)))
+    config = BackendConfig(precision=precision, fusing=fusing, winograd=winograd)
+    options = OptimizerOptions(config, resolved(registry, parse_hints(hint)))
     own = parse_backend_options(backend_option)
     _division(bound, _chosen(devices), options, own, nodes=nodes, short=unsupported)
 

@@ -14,11 +14,13 @@ from weft.cli.options import (
     BackendOptionOption,
     BackendPathOption,
     DeviceOption,
+    FusingOption,
     HintOption,
     ModelArgument,
     NeededShapeOption,
     PrecisionOption,
     StrictOption,
+    WinogradOption,
 )
 from weft.cli.targets import device_orders, parse_backend_options, parse_hints, parse_shapes
 from weft.core.backend import Precision
@@ -39,6 +41,8 @@ def optimize(
     strict: StrictOption = False,
     backend_path: BackendPathOption = None,
     backend_option: BackendOptionOption = None,
+    fusing: FusingOption = True,
+    winograd: WinogradOption = True,
 ) -> None:
     """Rewrite a network, divide it over devices in order of preference ("vulkan+cpu"), and save it.
 
@@ -65,6 +69,8 @@ def optimize(
             fallback=fallback,
             hints=parse_hints(hint),
             backend_options=parse_backend_options(backend_option),
+            fusing=fusing,
+            winograd=winograd,
         )
         network.save(target)
     order = " -> ".join(f"{part.device} ({len(part.graph.nodes)})" for part in network.parts)

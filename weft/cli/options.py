@@ -81,6 +81,12 @@ HintOption = Annotated[
     ),
 ]
 PrecisionOption = Annotated[Precision, typer.Option(help="low stores fp16; sums are fp32 everywhere.")]
+FusingOption = Annotated[
+    bool, typer.Option("--fusing/--no-fusing", help="Let devices compute several nodes in one kernel.")
+]
+WinogradOption = Annotated[
+    bool, typer.Option("--winograd/--no-winograd", help="Let large convolutions be computed by Winograd's method.")
+]
 OutputOption = Annotated[
     list[str] | None, typer.Option("--output", "-o", help="A folder for all outputs, or NAME=FILE.npy.")
 ]

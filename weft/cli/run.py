@@ -16,6 +16,7 @@ from weft.cli.options import (
     BackendPathOption,
     BgrOption,
     DeviceOption,
+    FusingOption,
     HintOption,
     InputOption,
     IterationsOption,
@@ -30,6 +31,7 @@ from weft.cli.options import (
     StrictOption,
     TopOption,
     WarmupOption,
+    WinogradOption,
 )
 from weft.cli.results import Ranking, Writer, file_name, summary
 from weft.cli.targets import device_orders, parse_backend_options, parse_hints, parse_pairs, parse_shapes
@@ -42,7 +44,14 @@ from weft.errors import ConfigError
 from weft.frontends.onnx import load as load_onnx
 from weft.loading import SAVED, load
 
-UNCHANGED: Mapping[str, Any] = {"precision": Precision.HIGH, "fallback": "cpu", "hints": {}, "backend_options": {}}
+UNCHANGED: Mapping[str, Any] = {
+    "precision": Precision.HIGH,
+    "fallback": "cpu",
+    "hints": {},
+    "backend_options": {},
+    "fusing": True,
+    "winograd": True,
+}
 """What the options of a session are if none is given: a saved network takes no others."""
 
 
@@ -65,6 +74,8 @@ def run(
     strict: StrictOption = False,
     backend_path: BackendPathOption = None,
     backend_option: BackendOptionOption = None,
+    fusing: FusingOption = True,
+    winograd: WinogradOption = True,
 ) -> None:
     """Run a network and show its outputs, its time, and what ran where.
 
@@ -77,6 +88,8 @@ def run(
         "fallback": "error" if strict else "cpu",
         "hints": parse_hints(hint),
         "backend_options": parse_backend_options(backend_option),
+        "fusing": fusing,
+        "winograd": winograd,
     }
     source, graph, orders = _read(model, device, options)
     writer, ranking = Writer.parse(output, len(orders)), Ranking.parse(top, labels, softmax)
@@ -103,7 +116,7 @@ def _read(
         if device != "auto" or options != UNCHANGED:
             raise ConfigError(
                 f"{model.name} was optimised for its devices and precision, and runs as it is",
-                fix="leave --device, --hint, --precision, --strict and --backend-option out, "
+                fix="leave options of devices, precision and arithmetic out, "
                 "or give them to `weft optimize`",
             )
         network = OptimizedNetwork.load(model)

@@ -50,7 +50,7 @@ class Precision(Enum):
 
     At HIGH all arithmetic is fp32, though GPUs may spare multiplications of large convolutions by Winograd's method:
     such a layer is within about 2e-6 of the exact one by norm. Its error goes with the largest of 6 x 6 inputs: one of
-    1e4 among those of 1 leaves 0.2 in outputs near it. Memory mode LIMIT does without.
+    1e4 among those of 1 leaves 0.2 in outputs near it. Memory mode LIMIT does without, as does `winograd=False`.
     """
 
     HIGH = "high"
@@ -73,6 +73,15 @@ class BackendConfig:
     memory: MemoryMode = MemoryMode.NORMAL
     precision: Precision = Precision.HIGH
     power: Power = Power.NORMAL
+    fusing: bool = True
+    """Whether a backend may compute several nodes in one: without, every value is rounded to its stored type."""
+    winograd: bool = True
+    """Whether a convolution may spare multiplications by Winograd's method, at a larger error."""
+
+    @property
+    def switched_off(self) -> tuple[str, ...]:
+        """Return what a backend must not do, by name."""
+        return tuple(name for name in ("fusing", "winograd") if not getattr(self, name))
 
 
 @dataclass(frozen=True, slots=True)

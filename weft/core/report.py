@@ -58,6 +58,7 @@ class Report:
     def __str__(self) -> str:
         nodes = ", ".join(f"{d} {n}" for d, n in self.nodes_by_device.items())
         lines = [f"nodes: {nodes}", f"precision: {self.config.precision.name}", f"memory: {self.config.memory.name}"]
+        lines += [f"{name}: off" for name in self.config.switched_off]
         lines += [f"  {d}: {', '.join(f'{k} {v}' for k, v in s.items())}" for d, s in self.statistics.items() if s]
         lines += [f"note: {n}" for n in self.notes]
         lines += [str(c) for c in self.copies]

@@ -103,6 +103,8 @@ class KernelBuilder(ABC):
     caps: DeviceCaps
     split_products: bool = False
     """Products of fp32 may be computed on matrix units, as sums of products of halves (`Precision.NORMAL`)."""
+    winograd: bool = True
+    """Winograd's method may be used (`BackendConfig.winograd`)."""
     thrifty: bool = False
     """Memory is short (`MemoryMode.LIMIT`): ways that take much scratch memory are not to be gone."""
 

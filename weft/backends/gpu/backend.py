@@ -76,7 +76,7 @@ class GpuBackend(Backend):
         self._builds = Builds(self.device)
         self._workplace = Workplace(
             self.device, self.placement, self.recording, self._builds, runtime.tuning, self.faster_arithmetic(),
-            info.config.memory is MemoryMode.LIMIT,
+            info.config.memory is MemoryMode.LIMIT, info.config.winograd,
         )  # fmt: skip
         self._makers: dict[str, Node] = {}
         """The nodes of the lowered part, by their first outputs."""
@@ -100,8 +100,10 @@ class GpuBackend(Backend):
         return created
 
     def OptimizeSubgraph(self, view: SubgraphView) -> OptimizationViews:
-        """Fuse element-wise steps into the nodes before them."""
+        """Fuse element-wise steps into the nodes before them, unless fusing is switched off."""
         views = OptimizationViews()
+        if not self.info.config.fusing:
+            return views.keep_rest(view)
         for group, fused in fuse_groups(view.graph, self._can_fuse):
             part = view.part(group)
             views.substitute(part, replace(part.graph.copy(), nodes=[fused]))
@@ -109,9 +111,10 @@ class GpuBackend(Backend):
 
     def lower(self, graph: Graph) -> Graph:
         """Let convolutions do the work of others, choose layouts, and find values that need no memory of their own."""
-        if self._may_keep:
+        if self._may_keep and self.info.config.fusing:
             graph = merge_siblings(graph, self._is_special, products_in_vain(self.device))
-        graph = fuse_pools(graph, self._is_special, self.device.caps, self.faster_arithmetic())
+        if self.info.config.fusing:
+            graph = fuse_pools(graph, self._is_special, self.device.caps, self.faster_arithmetic())
         graph = assign_layouts(graph, self._is_special, self.packed_layout(), self._reads_planar)
         depth = depths(graph)
         # Side by side in the order means side by side in the memory plan, and so on the device.

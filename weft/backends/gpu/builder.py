@@ -73,8 +73,10 @@ class NodeBuilder(KernelBuilder):
         choices: Choices | None = None,
         split_products: bool = False,
         thrifty: bool = False,
+        winograd: bool = True,
     ) -> None:
         self.caps, self.split_products, self.thrifty = device.caps, split_products, thrifty
+        self.winograd = winograd
         if thrifty:
             self.caps = replace(device.caps, without=device.caps.without | {SUM_PARTS})
         self._device, self._placement, self._op, self._label = device, placement, op, label

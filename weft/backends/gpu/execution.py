@@ -37,6 +37,8 @@ class Workplace:
     """See `KernelBuilder.split_products`."""
     thrifty: bool = False
     """See `KernelBuilder.thrifty`."""
+    winograd: bool = True
+    """See `KernelBuilder.winograd`."""
 
 
 class GpuExecution(Execution):
@@ -107,7 +109,7 @@ class GpuExecution(Execution):
         place = self._place
         builder = NodeBuilder(
             place.device, place.placement, self.op, self.label, inputs, self.constant, choices,
-            place.split_products, place.thrifty,
+            place.split_products, place.thrifty, place.winograd,
         )  # fmt: skip
         form.launches(base_op(self.op), builder, base_inputs(self.op, inputs), outputs)
         for scratch in builder.scratches:

@@ -133,12 +133,12 @@ def patches_of(plan: ConvPlan) -> tuple[int, int, int]:
 
 
 def fits(plan: ConvPlan) -> bool:
-    """Tell whether it is a 3 x 3 convolution in fp32 with stride 1, and there is room for the scratch memory.
+    """Tell whether it is a 3 x 3 convolution in fp32 with stride 1, it may be used, and scratch memory suffices.
 
     That is an eighth of a device's memory at most: drivers that tell allow a quarter for one allocation.
     """
     k, window, weight = plan.k, plan.window, plan.weight
-    if k.thrifty or {plan.x.dtype, plan.y.dtype} != {DType.FLOAT32} or weight.dtype != np.float32:
+    if k.thrifty or not k.winograd or {plan.x.dtype, plan.y.dtype} != {DType.FLOAT32} or weight.dtype != np.float32:
         return False
     if window.kernel != (TAPS, TAPS) or {*window.strides, *window.dilations} != {1}:
         return False
