@@ -243,7 +243,8 @@ def _is_there(model: Model) -> bool:
 def _prepared(choices: Sequence[Choice]) -> Iterator[None]:
     """Open devices in threads of their own, as the drivers of GPUs take as long as reading a model."""
     slow = [c for c in choices if type(c.creator).onPrepare is not BackendCreator.onPrepare]
-    threads = [Thread(target=_prepare, args=(c,), name=f"weft-open-{c.device}") for c in slow]
+    ends: list[BaseException] = []
+    threads = [Thread(target=_prepare, args=(c, ends), name=f"weft-open-{c.device}") for c in slow]
     for thread in threads:
         thread.start()
     try:
@@ -251,11 +252,17 @@ def _prepared(choices: Sequence[Choice]) -> Iterator[None]:
     finally:
         for thread in threads:
             thread.join()
+    for end in ends:
+        raise end
 
 
-def _prepare(choice: Choice) -> None:
-    with suppress(Exception):  # `onCreate` meets it again, where it has a place to be told
-        choice.prepare()
+def _prepare(choice: Choice, ends: list[BaseException]) -> None:
+    """Open a device; what is raised and is no error, as an exit, is put to `ends` for the thread that waits."""
+    try:
+        with suppress(Exception):  # `onCreate` meets it again, where it has a place to be told
+            choice.prepare()
+    except BaseException as e:
+        ends.append(e)
 
 
 def _register_ops() -> None:

@@ -100,16 +100,16 @@ def test_A21_an_id_alone_is_its_first_device(monkeypatch: pytest.MonkeyPatch) ->
     assert "acme:7 (seven), acme:9 (nine)" in caught.value.why
 
 
-def test_A21_a_creator_that_exits_when_it_is_opened_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def exits(info: BackendInfo) -> Backend:
-        raise SystemExit(4)
+def test_A21_a_creator_that_fails_when_it_is_opened_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(info: BackendInfo) -> Backend:
+        raise ValueError(4)
 
     creator = Creator(id="acme")
     with registered(creator, "acme"):
-        monkeypatch.setattr(creator, "onCreate", exits)
+        monkeypatch.setattr(creator, "onCreate", fails)
         with pytest.raises(DeviceError, match="acme:0 cannot be used") as caught:
             registry.choose("acme")[0].open(BackendInfo("acme").config)
-        assert caught.value.why == "SystemExit: 4"
+        assert caught.value.why == "ValueError: 4"
 
 
 def test_A21_a_long_reason_is_cut() -> None:

@@ -31,6 +31,7 @@ from weft.conformance.report import Finding, Verdict, is_sentence
 from weft.conformance.streams import heard
 from weft.conformance.watch import RAISED_BY, Call, Watch
 from weft.core.backend import Backend, BackendConfig, MemoryMode, Precision
+from weft.core.blame import ends_program
 from weft.core.dtypes import DType
 from weft.core.graph import Graph, infer_shapes
 from weft.core.layout import Array
@@ -133,15 +134,15 @@ class Kit:
         """Return the finding on what `do` returns (a problem, or "") or raises."""
         try:
             return self.judge(subject, do(*args, **kwargs))
-        except KeyboardInterrupt:
-            raise
         except BaseException as e:
+            if ends_program(e):
+                raise
             return self.raised(subject, e)
 
     def raised(self, subject: str, e: BaseException) -> Finding:
         """Return the finding on an exception: a refusal if it is one, by its kind; else something is wrong.
 
-        A SystemExit or GeneratorExit is wrong too: callers end the kit for a KeyboardInterrupt alone.
+        A SystemExit or GeneratorExit is wrong too: only an interrupt, or what a signal's handler raises, ends the kit.
         """
         if isinstance(e, Untried):
             return self.refused(subject, str(e))
@@ -196,7 +197,7 @@ class Kit:
         return loading.load(graph, self.device, precision=self.precision, memory=memory, fallback=fallback)
 
     def look(self, check: Check) -> list[Finding]:
-        """Do a check; what it raises, but for a KeyboardInterrupt, is a finding too, and ends it."""
+        """Do a check; what it raises is a finding too, unless it is the program's, and ends it."""
         self.begin(check.name)
         found: list[Finding] = []
         before, witness = self._witness, Watch(self.choice.creator, record=False)
@@ -205,9 +206,9 @@ class Kit:
             warnings.simplefilter("ignore", RuntimeWarning)  # numpy's, of numbers that are meant to overflow
             try:
                 found.extend(check.look(self))
-            except KeyboardInterrupt:
-                raise
             except BaseException as e:
+                if ends_program(e):
+                    raise
                 found.append(self.raised("the check itself", e))
         self._witness = before
         return found
@@ -253,9 +254,9 @@ class Kit:
             reasons[self.reason_of(e)] = None
         except ModelError as e:
             reasons[e.what] = None
-        except KeyboardInterrupt:
-            raise
-        except BaseException:
+        except BaseException as e:
+            if ends_program(e):
+                raise
             return True  # It took it and failed; the checks that use it will say so.
         return False
 

@@ -21,6 +21,7 @@ from onnx.version_converter import convert_version
 
 from weft import onnx_backend
 from weft.conformance.report import ConformanceReport, Finding, Verdict, is_sentence
+from weft.core.blame import ends_program
 from weft.core.layout import Array
 from weft.errors import ModelError
 from weft.frontends.onnx.reading import OLDEST_OPSET
@@ -141,9 +142,9 @@ def _attempt(
     except ModelError as e:
         reason = " ".join(f"{e.what} {e.why}".split())
         return (Verdict.REFUSED if is_sentence(reason) else Verdict.NO_REASON), reason
-    except KeyboardInterrupt:
-        raise
     except BaseException as e:  # whatever else is raised is a finding, and the next case is run
+        if ends_program(e):
+            raise
         return Verdict.WRONG, f"{type(e).__name__}: {' '.join(str(e).split())[:500]}"
     return (Verdict.SUPPORTED if ran else Verdict.NOTHING), ""
 

@@ -10,6 +10,7 @@ from weft.conformance.checks import table
 from weft.conformance.kit import CHECKS, Check, Kit
 from weft.conformance.report import ConformanceReport, Finding
 from weft.core.backend import Precision
+from weft.core.blame import ends_program
 from weft.core.registry import registry
 from weft.errors import ConfigError
 
@@ -34,9 +35,9 @@ def _take_notes(kit: Kit) -> None:
     try:
         with kit.opened() as backend:
             notes: object = backend.notes()
-    except KeyboardInterrupt:
-        raise
-    except BaseException:
+    except BaseException as e:
+        if ends_program(e):
+            raise
         return
     for note in notes if isinstance(notes, Sequence) else ():
         kit.note(str(note))

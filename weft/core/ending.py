@@ -5,11 +5,13 @@ from __future__ import annotations
 import atexit
 import sys
 import threading
+from functools import partial
 from time import monotonic
 from typing import Protocol
 from weakref import WeakSet
 
 from weft.core import registry
+from weft.core.blame import do_all
 
 PATIENCE = 5.0
 """Seconds, at most, that the end of the process waits for threads that are in the middle of a run."""
@@ -48,9 +50,17 @@ def end() -> None:
     with _lock:
         still = list(_open)
     last = monotonic() + PATIENCE
-    left = [each for each in still if not each.end(max(last - monotonic(), 0.0))]
-    if not left and not _at_work():
-        registry.close_opened()
+    inside: list[Endable] = []
+
+    def end_one(each: Endable) -> None:
+        if not each.end(max(last - monotonic(), 0.0)):
+            inside.append(each)
+
+    def close_devices() -> None:
+        if not inside and not _at_work():
+            registry.close_opened()
+
+    do_all([*(partial(end_one, each) for each in still), close_devices])
 
 
 def _at_work() -> bool:

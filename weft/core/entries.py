@@ -18,7 +18,7 @@ from weft.core.backend import (
     is_compatible,
 )
 from weft.core.backend_options import check_declared
-from weft.core.blame import FAILURES
+from weft.core.blame import is_error
 from weft.core.presence import described
 from weft.errors import BackendError, brief
 
@@ -99,7 +99,9 @@ def as_creator(what: object) -> BackendCreator:
 def _made(kind: type[BackendCreator]) -> BackendCreator:
     try:
         return kind()
-    except FAILURES as e:
+    except Exception as e:
+        if not is_error(e):
+            raise
         fix = "pass an object, where a creator needs arguments"
         raise BackendError(f"no object can be made of {kind.__name__}", why=described(e), fix=fix) from e
 

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from weft.core import answers
 from weft.core.assign import Refusal
 from weft.core.backend import Backend, BackendConfig, MemoryMode
-from weft.core.blame import FAILURES, blame, callback_of
+from weft.core.blame import blame, callback_of, do_all, is_error
 from weft.core.contexts import MemoryManager
 from weft.core.copy import copy_tensor
 from weft.core.graph import Graph, Node
@@ -179,8 +180,9 @@ class LoadedNetwork:
             self.profile.events.clear()
         try:
             self._execute(arrays)
-        except Exception:
-            self._quiet()
+        except Exception as e:
+            if is_error(e):
+                self._quiet()
             raise
         self._passed = {i: arrays[i].copy() for i in self.graph.outputs if i in arrays}
 
@@ -206,8 +208,9 @@ class LoadedNetwork:
         try:
             for pipeline in self.pipelines:
                 pipeline.wait()
-        except Exception:
-            self._quiet()
+        except Exception as e:
+            if is_error(e):
+                self._quiet()
             raise
 
     def _quiet(self) -> None:
@@ -216,6 +219,8 @@ class LoadedNetwork:
             try:
                 pipeline.wait()
             except Exception as e:
+                if not is_error(e):
+                    raise
                 log.warning("after a run that failed, %s failed as well: %s", pipeline.device, e)
 
     @property
@@ -272,14 +277,19 @@ class LoadedNetwork:
         """Let them give it back; an error is logged and stops none of the others."""
         managers, self._managers = self._managers, {}
         acquired, self._acquired = self._acquired, set()
-        for device in acquired:
+
+        def release(device: str) -> None:
             manager = managers[device]
             assert manager is not None
             try:
                 answer: object = manager.release()
                 answers.done(answer, callback_of(manager, "release"), "it failed")
-            except FAILURES as e:
+            except Exception as e:
+                if not is_error(e):
+                    raise
                 log.warning("the memory manager of %s could not release its memory: %s", device, e)
+
+        do_all(partial(release, device) for device in acquired)
 
     # -- end -------------------------------------------------------------------------------------------
 
@@ -294,11 +304,8 @@ class LoadedNetwork:
 
     def close(self) -> None:
         """Close everything and release the memory managers."""
-        self.drop()
-        self._release()
         closed, self.on_close, self.before_close = self.on_close, None, None
-        if closed is not None:
-            closed()
+        do_all([self.drop, self._release, *([closed] if closed else [])])
 
 
 def _memory_manager(choice: Choice) -> MemoryManager | None:
@@ -339,8 +346,13 @@ def opened(choices: Iterable[Choice], config: BackendConfig) -> Iterator[dict[st
 
 def close_all(owners: Sequence[Pipeline | Backend | LoadedNetwork]) -> None:
     """Close each; an error (of a lost device, say) is logged and stops none of the others."""
-    for owner in owners:
-        try:
-            owner.close()
-        except FAILURES as e:
-            log.warning("closing %s failed: %s: %s", type(owner).__name__, type(e).__name__, e)
+    do_all(partial(_close, owner) for owner in owners)
+
+
+def _close(owner: Pipeline | Backend | LoadedNetwork) -> None:
+    try:
+        owner.close()
+    except Exception as e:
+        if not is_error(e):
+            raise
+        log.warning("closing %s failed: %s: %s", type(owner).__name__, type(e).__name__, e)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from weft.core import answers
 from weft.core.assign import describe
 from weft.core.backend import Backend, Execution, StorageType
-from weft.core.blame import FAILURES, at_node, at_nodes, blame, callback_of
+from weft.core.blame import at_node, at_nodes, blame, callback_of, do_all, is_error
 from weft.core.graph import Graph, Node
 from weft.core.hostcopy import copy_into
 from weft.core.layout import Array, to_storage
@@ -348,8 +349,9 @@ class Pipeline:
             task, callback = None, "onExecuteEnd"
             self.running = True  # before, or nobody waits where an interrupt comes in between
             _done(backend.onExecuteEnd(), backend, callback)
-        except FAILURES:
-            self.running = False
+        except BaseException as e:
+            # What was queued until here is to be waited for; after a begin or an end that failed nothing is.
+            self.running = task is not None or not is_error(e)
             named = callback_of(task.execution, "onExecute") if task else callback_of(backend, callback)
             with blame(at_node(task.node, self.device) if task else self._everywhere(), callback=named):
                 raise
@@ -383,7 +385,7 @@ class Pipeline:
         """Put an input into its lasting host array."""
         try:
             filled = self.backend.onFillInput(self.tensor(name), array)
-        except FAILURES:
+        except Exception:
             what = f"{name!r} could not be copied to the device"
             with blame(self.device, what, callback=callback_of(self.backend, "onFillInput")):
                 raise
@@ -396,8 +398,8 @@ class Pipeline:
             return
         try:
             answer = self.backend.onWaitFinish()
-        except FAILURES:
-            self.running = False  # but an interrupt leaves the run to be waited for
+        except Exception as e:
+            self.running = not is_error(e)  # an interrupt leaves the run to be waited for
             callback = callback_of(self.backend, "onWaitFinish")
             with blame(self._everywhere(), "the device failed during a run", callback=callback):
                 raise
@@ -426,20 +428,20 @@ class Pipeline:
 
     def _drop_tasks(self) -> None:
         tasks, self.tasks = self.tasks, []
-        self._close_tasks(tasks)
         constants, self.constants = self.constants, {}
-        self._release_constants(constants.values())
+        do_all([partial(self._close_tasks, tasks), partial(self._release_constants, constants.values())])
 
     def _close_tasks(self, tasks: Iterable[Task]) -> None:
-        for task in tasks:
-            with blame(at_node(task.node, self.device), callback=callback_of(task.execution, "close")):
-                answer: object = task.execution.close()  # type: ignore[func-returns-value]
-                _done(answer, task.execution, "close")
+        do_all(partial(self._close_task, task) for task in tasks)
+
+    def _close_task(self, task: Task) -> None:
+        with blame(at_node(task.node, self.device), callback=callback_of(task.execution, "close")):
+            answer: object = task.execution.close()  # type: ignore[func-returns-value]
+            _done(answer, task.execution, "close")
 
     def _release_constants(self, tensors: Iterable[Tensor]) -> None:
         if not self._borrows:
-            for tensor in tensors:
-                self._release(tensor, StorageType.STATIC)
+            do_all(partial(self._release, tensor, StorageType.STATIC) for tensor in tensors)
 
     def _forget_constants(self) -> None:
         self.graph = self.graph.copy()
@@ -450,9 +452,7 @@ class Pipeline:
 
     def close(self) -> None:
         """Wait, then free the executions, the constants, the rest of the memory, and the backend object."""
-        with ExitStack() as steps:  # in the reverse order, each whatever the ones before it raise
-            steps.callback(self._do, "close")
-            steps.callback(self._clear)
-            steps.callback(self._drop_tasks)
-            steps.callback(self.wait)
+        do_all([self.wait, self._drop_tasks, self._clear, partial(self._do, "close"), self._drop_tensors])
+
+    def _drop_tensors(self) -> None:
         self.tensors, self.mapped = {}, {}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from weft.core.backend import BackendCreator, DeviceInfo
-from weft.core.blame import FAILURES
+from weft.core.blame import FAILURES, sent_by_signal
 from weft.errors import WeftError, brief
 
 
@@ -30,6 +30,8 @@ def present(creator: BackendCreator) -> tuple[list[DeviceInfo], str | None]:
         asked = "devices"
         found: object = creator.devices()
     except FAILURES as e:
+        if sent_by_signal(e):
+            raise
         return [], f"asking whether it is there failed: {_named(creator, asked)} raised {described(e)}"
     wrong = _why_not_devices(found)
     if wrong is not None:

@@ -12,6 +12,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -28,7 +29,7 @@ from weft.core.backend_options import (
     taken,
     wrong_options,
 )
-from weft.core.blame import FAILURES, blame, callback_of
+from weft.core.blame import blame, callback_of, do_all, is_error
 from weft.core.contexts import MemoryManager
 from weft.core.entries import Entry, Finder, Folder, as_creator, check_creator, version_of
 from weft.core.presence import described, present
@@ -86,7 +87,9 @@ class Choice:
             backend = self.creator.onCreate(info)
         except WeftError:
             raise
-        except FAILURES as e:
+        except Exception as e:
+            if not is_error(e):
+                raise
             raise DeviceError(
                 f"{self.device} cannot be used",
                 where=f"{type(self.creator).__name__}.onCreate",
@@ -123,11 +126,16 @@ def close_opened() -> None:
     """Have every creator close the devices that it opened in this process: a forked one leaves its parent's alone."""
     with BackendRegistry._lock:
         mine = [creator for creator, process in _opened.items() if process == os.getpid()]
-    for creator in mine:
-        try:
-            _close(creator)
-        except FAILURES as e:
-            log.warning("closing the devices of %s failed: %s", creator.id, described(e))
+    do_all(partial(_close_logged, creator) for creator in mine)
+
+
+def _close_logged(creator: BackendCreator) -> None:
+    try:
+        _close(creator)
+    except Exception as e:
+        if not is_error(e):
+            raise
+        log.warning("closing the devices of %s failed: %s", creator.id, described(e))
 
 
 class BackendRegistry:
@@ -279,12 +287,17 @@ class BackendRegistry:
 
     @staticmethod
     def _each(close: Callable[[Entry], None], entries: Iterable[Entry]) -> None:
-        """Close one after another, whatever some of them raise."""
-        for entry in entries:
+        """Close one after another, whatever some of them raise; errors are logged."""
+
+        def close_one(entry: Entry) -> None:
             try:
                 close(entry)
             except Exception as e:
+                if not is_error(e):
+                    raise
                 plugin_log.warning("closing %s failed: %s: %s", entry, type(e).__name__, e)
+
+        do_all(partial(close_one, entry) for entry in entries)
 
     def _search(self, *, packages_alone: bool = False) -> None:
         """Find what there is to find, once. What a backend asks while it is loaded is answered without it."""

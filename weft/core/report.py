@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from weft.core import answers
 from weft.core.backend import Backend, BackendConfig
-from weft.core.blame import FAILURES
+from weft.core.blame import is_error
 from weft.core.pipeline import Pipeline
 from weft.core.presence import described
 from weft.core.registry import Choice
@@ -73,11 +73,15 @@ def answers_of(backend: Backend) -> tuple[Mapping[str, int], list[str]]:
     notes: list[str] = []
     try:
         counted = answers.counters(backend.statistics(), "statistics")
-    except FAILURES as e:
+    except Exception as e:
+        if not is_error(e):
+            raise
         notes.append(f"its statistics are missing: {described(e)}")
     try:
         notes += answers.sentences(backend.notes(), "notes")
-    except FAILURES as e:
+    except Exception as e:
+        if not is_error(e):
+            raise
         notes.append(f"its notes are missing: {described(e)}")
     return counted, notes
 

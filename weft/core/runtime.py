@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ from weakref import WeakValueDictionary
 from weft.core import answers
 from weft.core.backend import BackendCreator
 from weft.core.backend_options import BackendOptions, Options, Value, problems_of, taken
-from weft.core.blame import FAILURES, blame, callback_of
+from weft.core.blame import blame, callback_of, do_all, is_error
 from weft.core.contexts import BackendContext
 from weft.core.gate import Gate
 from weft.core.layout import Array
@@ -142,6 +143,8 @@ class Runtime:
                 try:
                     session.close()
                 except Exception as e:
+                    if not is_error(e):
+                        raise
                     errors.append(e)
             with self._lock:
                 if errors and self._known:
@@ -211,9 +214,8 @@ class Runtime:
                 for id_, context in told.items():
                     _ask(id_, context, "after_load", network)
             except BaseException:
-                self._notify(told, "before_unload", network)
-                drop()
-                self._notify(told, "after_unload", network)
+                before, after = ([partial(_notify, *each, what, network) for each in told.items()] for what in UNLOADS)
+                do_all([*before, drop, *after])
                 raise
             loaded(network)
 
@@ -232,13 +234,18 @@ class Runtime:
         with self._lock:
             self._sessions.pop(network, None)
             self._known.pop(network, None)
-        problems = []
-        for id_, context in self._of(choices).items():
+        problems: list[str] = []
+
+        def tell(id_: str, context: BackendContext) -> None:
             try:
                 if not answers.agreed(context.after_unload(network), callback_of(context, "after_unload")):
                     problems.append(f"after_unload of {id_!r} returned False")
-            except FAILURES as e:
+            except Exception as e:
+                if not is_error(e):
+                    raise
                 problems.append(f"after_unload of {id_!r} failed with {type(e).__name__}: {e}")
+
+        do_all(partial(tell, *each) for each in self._of(choices).items())
         if problems:
             raise BackendError(
                 f"network {network} was unloaded, but not all that belongs to it could be cleaned up",
@@ -260,15 +267,20 @@ class Runtime:
             made = {c.creator.id: self._contexts.get((c.creator, c.options)) for c in choices}
         return {id_: context for id_, context in made.items() if context is not None}
 
-    @staticmethod
-    def _notify(told: Mapping[str, BackendContext], what: str, network: int) -> None:
-        for id_, context in told.items():
-            try:
-                answer: object = getattr(context, what)(network)
-                if not answers.agreed(answer, callback_of(context, what)):
-                    log.warning("the context of %s returned False from %s after a failed load", id_, what)
-            except FAILURES as e:
-                log.warning("the context of %s failed in %s after a failed load: %s", id_, what, e or type(e).__name__)
+
+UNLOADS = ("before_unload", "after_unload")
+
+
+def _notify(id_: str, context: BackendContext, what: str, network: int) -> None:
+    """Tell a context that a load failed; an error of it is logged."""
+    try:
+        answer: object = getattr(context, what)(network)
+        if not answers.agreed(answer, callback_of(context, what)):
+            log.warning("the context of %s returned False from %s after a failed load", id_, what)
+    except Exception as e:
+        if not is_error(e):
+            raise
+        log.warning("the context of %s failed in %s after a failed load: %s", id_, what, e or type(e).__name__)
 
 
 def _context(creator: BackendCreator, options: Options) -> BackendContext | None:

@@ -16,6 +16,7 @@ from weft.core.ahead import Ahead
 from weft.core.arrays import Outputs, take_inputs, take_outputs, take_shapes
 from weft.core.assign import Assignment
 from weft.core.backend import MemoryMode
+from weft.core.blame import do_all, is_error
 from weft.core.graph import Graph, bind
 from weft.core.hints import Hints, check_hints
 from weft.core.layout import Array, Shape
@@ -416,12 +417,16 @@ class _Forgotten:
 
 def _unload(network: LoadedNetwork) -> None:
     """Close a network of which nobody hears any more."""
-    if network.before_close is not None:
+    def ask() -> None:
         try:
-            network.before_close()
+            if network.before_close is not None:
+                network.before_close()
         except Exception as e:
+            if not is_error(e):
+                raise
             log.warning("a network whose session is gone is unloaded all the same: %s", e)
-    close_all([network])
+
+    do_all([ask, lambda: close_all([network])])
 
 
 _forgotten = _Forgotten()

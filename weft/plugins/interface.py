@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from weft.core.backend import BackendCreator
-from weft.core.blame import FAILURES
+from weft.core.blame import FAILURES, sent_by_signal
 from weft.core.entries import as_creator, checked_version
 from weft.core.presence import described
 from weft.errors import BackendError, brief
@@ -54,10 +54,15 @@ def _call(module: object, name: str) -> object:
 
 
 def guarded(call: Callable[[], object], what: str) -> object:
-    """Return what a call of foreign code returns; whatever it raises becomes MalformedError."""
+    """Return what a call of foreign code returns; what it raises becomes MalformedError, an exit of its own as well.
+
+    It must not stop the program. An interrupt, and what a signal's handler raises, is the program's.
+    """
     try:
         return call()
     except FAILURES as e:
+        if sent_by_signal(e):
+            raise
         raise MalformedError(f"{what}: {described(e)}") from e
 
 
@@ -87,3 +92,7 @@ def checked_creator(made: object, what: str) -> BackendCreator:
     except BackendError as e:
         why = f"of which no object can be made: {e.why}" if e.why else "which is not a backend"
         raise MalformedError(f"{what} {brief(repr(made))}, {why}") from e
+    except FAILURES as e:
+        if sent_by_signal(e):
+            raise
+        raise MalformedError(f"{what} {brief(repr(made))}, of which no object can be made: {described(e)}") from e

@@ -9,6 +9,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import CodeType, ModuleType
 
+from weft.core.blame import sent_by_signal
 from weft.plugins.interface import MalformedError, guarded, version_of_file
 
 _modules: dict[Path, tuple[tuple[int, int, int], ModuleType, str]] = {}
@@ -41,6 +42,8 @@ def load_module(file: Path) -> tuple[ModuleType, str]:
             _modules[file] = known = (state, *_executed(file))
         return known[1:]
     except OSError as e:
+        if sent_by_signal(e):
+            raise
         raise MalformedError(f"it cannot be read: {e.strerror}") from e
     finally:
         _loading.discard(file)

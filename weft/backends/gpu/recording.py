@@ -24,6 +24,7 @@ from weft.backends.gpu.memory import Region, touched
 from weft.backends.gpu.schedule import Access, schedule
 from weft.backends.gpu.streams import Job, Stream, chunks, worthwhile
 from weft.core.backend import StorageType
+from weft.core.blame import is_error
 from weft.core.layout import Array
 from weft.core.profile import ProfilingContext, Work
 from weft.core.tensor import Tensor
@@ -154,8 +155,8 @@ class PipelineRecording:
             self._running = True  # before, or nobody waits where an interrupt comes in between
             try:
                 self.device.submit(self._handle)
-            except Exception:
-                self._running = False
+            except Exception as e:
+                self._running = not is_error(e)
                 raise
 
     def wait(self) -> None:
@@ -165,8 +166,9 @@ class PipelineRecording:
         try:
             with self._noting_loss:
                 self.device.wait(self._handle)
-        except Exception:
-            self._end()  # but an interrupt leaves the run to be waited for
+        except Exception as e:
+            if is_error(e):  # an interrupt leaves the run to be waited for
+                self._end()
             raise
         self._end()
         if self.profiling is not None:

@@ -22,6 +22,7 @@ import weft.ops.gpu
 from weft import config
 from weft.backends.gpu import special_check
 from weft.backends.gpu.builds import thread_count
+from weft.core.blame import is_error
 from weft.errors import ConfigError, OutOfMemory, WeftError
 from weft.kernels.cache import DiskCache
 from weft.kernels.special import SpecialKernel, special_kernels
@@ -110,6 +111,8 @@ def verdict(kind: SpecialKernel, runtime: GpuRuntime) -> Verdict:
     except WeftError as e:
         why = f"its test failed: {e.what}"
     except Exception as e:  # of a driver's binding: the kernel is at fault for all we know
+        if not is_error(e):
+            raise
         why = f"its test failed: {type(e).__name__}: {e}"
     return Verdict(why, time.perf_counter() - begun, lasting)
 

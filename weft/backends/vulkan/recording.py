@@ -19,6 +19,7 @@ from weft.backends.gpu.limits import check_launch
 from weft.backends.vulkan._vk import NULL, Arena, check, create, ffi, lib, vk
 from weft.backends.vulkan.context import Context
 from weft.backends.vulkan.memory import Memory
+from weft.core.blame import is_error
 from weft.errors import BackendError
 
 _NO_RECORDING = "a recording cannot be made"
@@ -207,11 +208,10 @@ class Recording:
         try:
             self._context.submit(self._submit_info, self._fence, self._fences, counted=True)
             self.pending = self._ran = True
-        except Exception:
-            raise
-        except BaseException:  # such as Ctrl-C: whether it runs is not known
-            self._context.idle()
-            self.pending = False
+        except BaseException as e:
+            if not is_error(e):  # such as Ctrl-C: whether it runs is not known
+                self._context.idle()
+                self.pending = False
             raise
 
     def wait(self) -> None:
@@ -220,9 +220,9 @@ class Recording:
             return
         try:
             self._context.wait(self._fence, self._fences)
-        except Exception:
+        except Exception as e:
             # a lost device runs nothing any more; there is nothing left to wait for
-            self.pending = False
+            self.pending = not is_error(e)
             raise
         self.pending = False
         if self._read:

@@ -9,6 +9,7 @@ from weft.backends.gpu.device import GpuBuffer, MemoryKind
 from weft.backends.vulkan._vk import NULL, Arena, check, ffi, lib, vk
 from weft.backends.vulkan.context import Context
 from weft.backends.vulkan.memory import Memory
+from weft.core.blame import is_error
 from weft.core.hostcopy import copy_into
 from weft.core.layout import Array
 from weft.errors import BackendError
@@ -89,11 +90,10 @@ class Transfer:
         try:
             context.submit(self._info, self._fence, self._fences)
             self._running = True
-        except Exception:
-            raise
-        except BaseException:  # such as Ctrl-C: whether it runs is not known
-            context.idle()
-            self._running = False
+        except BaseException as e:
+            if not is_error(e):  # such as Ctrl-C: whether it runs is not known
+                context.idle()
+                self._running = False
             raise
         self._wait()
 

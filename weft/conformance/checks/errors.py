@@ -12,6 +12,7 @@ from weft.conformance.kit import Kit, check
 from weft.conformance.networks import Net
 from weft.conformance.report import Finding
 from weft.conformance.watch import Call
+from weft.core.blame import ends_program
 from weft.core.graph import Graph
 from weft.core.layout import Array
 from weft.core.op import Constants, Op
@@ -72,9 +73,9 @@ def _raises(kind: type[WeftError], do: Callable[[], object]) -> tuple[str, str]:
         do()
     except kind as e:
         return str(e), ""
-    except KeyboardInterrupt:
-        raise
     except BaseException as e:
+        if ends_program(e):
+            raise
         return str(e), f"{type(e).__name__} was raised instead of {kind.__name__}: {e}"
     return "", f"no {kind.__name__} was raised"
 
@@ -116,9 +117,9 @@ def _unheard(kit: Kit) -> Finding:
             return kit.judge(subject, kit.compare(graph, fed, session.run(fed)))
     except UnsupportedOps as e:
         return kit.refused(subject, kit.reason_of(e))
-    except KeyboardInterrupt:
-        raise
     except BaseException as e:
+        if ends_program(e):
+            raise
         return kit.raised(subject, e)
 
 

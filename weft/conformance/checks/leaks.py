@@ -9,6 +9,7 @@ from itertools import pairwise
 from weft.conformance.growth import growth
 from weft.conformance.kit import Kit, check
 from weft.conformance.report import Finding
+from weft.core.blame import ends_program
 from weft.core.graph import Graph
 
 ROUNDS = 4
@@ -83,9 +84,9 @@ def _attempted(kit: Kit, graph: Graph, seed: int) -> None:
     try:
         with kit.load(graph) as session:
             session.run(kit.blocks.feeds(seed))
-    except KeyboardInterrupt:
-        raise
     except BaseException as e:
+        if ends_program(e):
+            raise
         e.__traceback__ = None
 
 

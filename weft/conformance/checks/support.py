@@ -17,6 +17,7 @@ from weft.conformance.report import Finding, Verdict
 from weft.conformance.traces import changes, traces
 from weft.core.assign import described
 from weft.core.backend import Backend, Execution
+from weft.core.blame import ends_program
 from weft.core.graph import Graph
 
 
@@ -45,9 +46,9 @@ def _asked(kit: Kit, backend: Backend, row: Case) -> Finding:
     before = traces(node, inputs, outputs)
     try:
         first, second = (backend.why_not(inputs, outputs, node.op) for _ in range(2))
-    except KeyboardInterrupt:
-        raise
     except BaseException as e:
+        if ends_program(e):
+            raise
         return kit.wrong(row.id, f"why_not raised {explain(e)[0]}")
     if first != second:
         return kit.wrong(row.id, f"why_not answered {first!r}, and then {second!r}")
@@ -78,8 +79,8 @@ def _created(kit: Kit, row: Case) -> Finding:
             return kit.unexplained(subject, f"{e}, and why_not had taken it")
         kit.note(f"{row.op} is refused only after why_not took it: {e}")
         return kit.refused(subject, str(e))
-    except KeyboardInterrupt:
-        raise
     except BaseException as e:
+        if ends_program(e):
+            raise
         return kit.raised(subject, e)
     return kit.judge(subject, f"onCreate returned {strange[0]!r}, which is no Execution" if strange else "")

@@ -13,6 +13,7 @@ from weft.conformance.kit import Check, Kit, check
 from weft.conformance.networks import difference
 from weft.conformance.report import Finding, is_sentence
 from weft.core.backend import Precision
+from weft.core.blame import ends_program
 from weft.core.dtypes import DType
 from weft.core.graph import Graph, Node, infer_shapes
 from weft.core.layout import Array
@@ -47,9 +48,9 @@ def _look(kit: Kit, row: Case) -> list[Finding]:
     with kit.watch() as watch:
         try:
             return [_judge(kit, row)]
-        except KeyboardInterrupt:
-            raise
         except BaseException as e:
+            if ends_program(e):
+                raise
             return [_raised(kit, row, e, declined=bool(watch.declined))]
 
 
@@ -60,9 +61,9 @@ def _raised(kit: Kit, row: Case, e: BaseException, *, declined: bool) -> Finding
         with kit.opened() as backend:
             reason = ask(backend, graph_of(row))
             declined = declined and not backend.decides_late(row.make_op().type)
-    except KeyboardInterrupt:
-        raise
-    except BaseException:
+    except BaseException as other:
+        if ends_program(other):
+            raise
         return said
     if reason is not None and not is_sentence(reason):
         return kit.refused(row.id, reason)
