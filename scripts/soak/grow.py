@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 import weft
-from scripts.soak.networks import image, is_right, network
+from scripts.soak.networks import image, is_right, network, one_kernel
 
 KINDS = 6
 """So many networks are loaded in turns: their kernels and results are known after the first marks."""
@@ -69,7 +69,7 @@ def sessions(
         x = image(variant, side, side)
         with weft.load(network(variant, side, side), device, fallback="error", **options) as session:
             known[variant] = session.run(x)[0].copy()
-        if not is_right(variant, x, known[variant]):
+        if not is_right(network(variant), x, known[variant]):
             wrong.append(f"variant {variant} is wrong on {device}")
     keeper = weft.load(network(0, side, side), device, fallback="error", **options)
     stats = _stats(keeper)
@@ -99,13 +99,13 @@ def shapes(
     """Run one session with so many shapes, each new; return what grew or was wrong."""
     wrong: list[str] = []
     taken: list[Mark] = []
-    with weft.load(network(0), device, fallback="error", **options) as session:
+    with weft.load(one_kernel(), device, fallback="error", **options) as session:
         for number in range(total):
             # All about equally large, so that buffers do not grow: rows of 40 heights.
             height, width = 8 + number % 40, 100 + number // 40
             x = image(number, height, width)
             (y,) = session.run(x)
-            if number % 50 == 0 and not is_right(0, x, y):
+            if number % 50 == 0 and not is_right(one_kernel(), x, y):
                 wrong.append(f"{height}x{width} is wrong on {device}")
             if (number + 1) % (total // marks) == 0:
                 session.run(image(0, 8, 8))  # the same at each mark

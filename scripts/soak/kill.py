@@ -88,11 +88,11 @@ def check(device: str, folder: Path) -> list[str]:
     logging.getLogger("weft").addHandler(heard)
     x = image(0, SIDE, SIDE)
     with weft.load(network(0, SIDE, SIDE), device, fallback="error") as session:
-        if not is_right(0, x, session.run(x)[0]):
+        if not is_right(network(0), x, session.run(x)[0]):
             problems.append("the network computes other numbers than on the CPU")
     if (folder / SAVED).exists():
         with weft.load(folder / SAVED) as session:
-            if not is_right(0, x, session.run(x)[0]):
+            if not is_right(network(0), x, session.run(x)[0]):
                 problems.append("the saved network computes other numbers than on the CPU")
     for table in (folder / "cache" / "tuning").glob("*.json"):
         read_tables(table)
