@@ -7,6 +7,7 @@ docs/add-a-backend.md runs a network on this one.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -17,10 +18,14 @@ import weft
 from weft.backends.gpu.creator import GpuCreator
 from weft.backends.gpu.device import Command, CopyCommand, GpuBuffer, GpuDevice, LaunchCommand, MemoryKind
 from weft.backends.opencl.dialect import OpenCLDialect
+from weft.backends.opencl.discovery import raw_device
 from weft.core.layout import Array
 from weft.errors import CompileError, DeviceLost, OutOfMemory
 from weft.kernels.launch import DeviceCaps
 from weft.kernels.source import KernelSource
+
+# Some drivers' logs say that all went well, which pyopencl takes for a warning.
+warnings.filterwarnings("ignore", category=cl.CompilerWarning)
 
 LOCAL = ("LX", "LY", "LZ")
 Kernel = tuple[cl.Program, str, tuple[int, ...], list[np.int32 | np.float32]]
@@ -40,7 +45,7 @@ class MinimalDevice(GpuDevice):
     """The first OpenCL device, with one in-order queue: each command sees what those before it wrote."""
 
     def __init__(self) -> None:
-        device = cl.get_platforms()[0].get_devices()[0]
+        device = raw_device(0)
         caps = DeviceCaps(
             max_local_items=device.max_work_group_size, local_memory=device.local_mem_size,
             max_buffer_range=device.max_mem_alloc_size, max_allocation=device.max_mem_alloc_size,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ class Answer:
 
     label: str
     name: str
+    driver: str
     software: bool
     milliseconds: float
     prepared_in: float
@@ -58,7 +60,7 @@ def ask(device: weft.DeviceInfo, picture: NDArray[np.float32], runs: int) -> Ans
             (probabilities,) = session.run(picture)
             times.append(time.perf_counter() - start)
     median = 1e3 * float(np.median(times))
-    return Answer(label, device.name, device.software, median, ready, probabilities)
+    return Answer(label, device.name, device.driver, device.software, median, ready, probabilities)
 
 
 def report(answers: Sequence[Answer], truth: NDArray[np.uint8]) -> None:
@@ -69,11 +71,13 @@ def report(answers: Sequence[Answer], truth: NDArray[np.uint8]) -> None:
         difference = np.abs(a.probabilities - reference.probabilities).max()
         right = f"{100 * (a.classes == truth).mean():.1f} %"
         kind = "software" if a.software else "hardware"
-        rows.append((a.label, a.name, kind, f"{a.milliseconds:.2f}", f"{difference:.1e}", right))
+        rows.append((a.label, a.name, a.driver, kind, f"{a.milliseconds:.2f}", f"{difference:.1e}", right))
     numbers = ("time, ms", "largest difference from the CPU", "pixels right")
-    table(("device", "name", "kind", *numbers), rows, numbers=numbers)
-    for why in (f"{name} is absent: {why}" for name, why in weft.registry.absent().items()):
-        note(why)
+    table(("device", "name", "driver", "kind", *numbers), rows, numbers=numbers)
+    for device, why in weft.registry.unusable():
+        note(f"{device.id}:{device.index} ({device.name}, {device.driver}) is unusable: {why}")
+    for name, why in weft.registry.absent().items():
+        note(f"{name} is absent: {why}")
 
 
 def panel(pixels: NDArray[np.uint8]) -> Image.Image:
@@ -122,6 +126,10 @@ def main() -> None:
     parser.add_argument("--scene", type=int, default=SCENE, help="the number of the scene to draw")
     parser.add_argument("--runs", type=int, default=20, help="runs that are timed on each device")
     parser.add_argument("--out", type=Path, default=Path("demo.png"), help="the picture to write")
+    parser.add_argument(
+        "--expect", action="append", default=[], metavar="ID",
+        help="fail unless a device of this kind is in the table; may be given several times",
+    )  # fmt: skip
     options = parser.parse_args()
     picture, labels = scenes.batch(options.scene, 1)
     truth = scenes.targets(labels)[0]
@@ -134,6 +142,10 @@ def main() -> None:
     report(answers, truth)
     draw(picture, truth, answers).save(options.out)
     line(f"\n{options.out} shows the scene and what each device saw in it.")
+    there = {a.label.partition(":")[0] for a in answers}
+    missing = [kind for kind in options.expect if kind not in there]
+    if missing:
+        sys.exit(f"the demo failed: {' and '.join(missing)} was set up and is not in the table; `weft doctor` says why")
 
 
 if __name__ == "__main__":

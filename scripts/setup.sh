@@ -55,8 +55,13 @@ has_vulkan_driver() {
     PATH="$PATH:/sbin:/usr/sbin" ldconfig -p | grep 'libvulkan\.so\.1' >/dev/null
 }
 
-# PoCL hands its kernels to a linker, with the C library, and ends the whole process if there is none.
-has_linker() { command -v ld >/dev/null && compgen -G '/usr/lib/gcc/*/*/libgcc.a' >/dev/null; }
+# Tell whether PyPI has an OpenCL driver for this machine's CPU: the extra [opencl-cpu] brings it.
+pip_has_opencl() { [[ $(uname -s) == Linux && $(uname -m) == x86_64 ]]; }
+
+# Tell whether some OpenCL driver is named where the loader looks.
+has_opencl_driver() {
+    [[ -n ${OCL_ICD_VENDORS:-}${OPENCL_VENDOR_PATH:-} ]] || compgen -G '/etc/OpenCL/vendors/*.icd' >/dev/null
+}
 
 # Print the Debian package that lets this machine's Python make virtual environments, if it is missing.
 venv_package() {

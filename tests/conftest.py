@@ -7,6 +7,7 @@ The environment is set before weft is imported; processes that tests start inher
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import sys
 import tempfile
@@ -15,9 +16,11 @@ from collections.abc import Iterator
 import pytest
 
 REQUIRED = {
-    "opencl": "pip install pocl-binary-distribution pyopencl",
+    "opencl": "pip install pyopencl intel-opencl-rt intel-cmplr-lib-rt; apt install pocl-opencl-icd",
     "vulkan": "apt install mesa-vulkan-drivers vulkan-validationlayers && pip install vulkan",
 }
+OPENCL_DRIVERS = 2 if platform.machine() == "x86_64" else 1
+"""How many OpenCL drivers the tests need: two of different vendors, where PyPI has one for the CPU."""
 IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 
 if not IS_WORKER:
@@ -34,6 +37,13 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     import weft
 
     absent = {name: why for name, why in weft.registry.absent().items() if name in REQUIRED}
+    drivers = sorted({str(d.details["platform"]) for d in weft.devices() if d.id == "opencl"})
+    if "opencl" not in absent and len(drivers) < OPENCL_DRIVERS:
+        from weft.backends.opencl.pip_driver import problem
+
+        unusable = [f"{d.driver} is unusable: {why}" for d, why in weft.registry.unusable()]
+        alone = f"drivers of two vendors are needed, {' and '.join(drivers)} is there alone"
+        absent["opencl"] = "; ".join(filter(None, (alone, problem(), *unusable)))
     if absent:
         lines = [f"{name}: {why}\n  next: {REQUIRED[name]}" for name, why in absent.items()]
         pytest.exit("the tests need these devices (scripts/test installs them):\n" + "\n".join(lines), 1)

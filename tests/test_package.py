@@ -226,9 +226,9 @@ def test_the_readme_opens_with_the_purpose_and_two_commands() -> None:
 
 
 def test_scripts_name_in_their_head_what_they_install() -> None:
-    for name in ("demo", "test"):
+    for name, more in (("demo", "Intel's runtime"), ("test", "gcc")):
         head = (ROOT / "scripts" / name).read_text(encoding="utf-8").split("set -euo pipefail")[0]
-        for what in (".venv", "mesa-vulkan-drivers", "gcc"):
+        for what in (".venv", "mesa-vulkan-drivers", "pocl-opencl-icd", more):
             assert what in head
 
 

@@ -1,4 +1,4 @@
-"""The environment variables of Weft; no other module reads the environment.
+"""The environment variables of Weft, and those of others that it goes by; no other module reads the environment.
 
 One that is empty counts as not set. What makes no sense is a ConfigError, where it is used and in `check`.
 """
@@ -6,6 +6,8 @@ One that is empty counts as not set. What makes no sense is a ConfigError, where
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from weft.errors import ConfigError
@@ -56,7 +58,7 @@ def tuning_enabled() -> bool:
 
 
 def selftest() -> str:
-    """Return where kernels for special hardware are tested, from `WEFT_SELFTEST`: child, process or off."""
+    """Return where devices and special kernels are tested, from `WEFT_SELFTEST`: child, process or off."""
     return os.environ.get("WEFT_SELFTEST") or "child"
 
 
@@ -82,6 +84,27 @@ def build_processes() -> int | None:
 def environment(**changed: str) -> dict[str, str]:
     """Return the environment for a child process, with some variables changed."""
     return {**os.environ, **changed}
+
+
+@contextmanager
+def variables(**changed: str) -> Iterator[None]:
+    """Set variables of this process while a block runs, for a library that reads them when it starts."""
+    before = {name: os.environ.get(name) for name in changed}
+    os.environ.update(changed)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def opencl_vendors() -> list[Path]:
+    """Return where the user has the OpenCL loader look for drivers: `OCL_ICD_VENDORS`, `OPENCL_VENDOR_PATH`."""
+    given = (os.environ.get(name) for name in ("OCL_ICD_VENDORS", "OPENCL_VENDOR_PATH"))
+    return [Path(place) for place in given if place]
 
 
 def glslang_library() -> str | None:

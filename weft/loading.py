@@ -164,7 +164,7 @@ def check_sizes(bound: Graph, example: Callable[[dict[str, Shape]], str]) -> Non
 
 
 def devices() -> list[DeviceInfo]:
-    """Return every device that a session can run on; `registry.absent()` says why others cannot."""
+    """Return every device that a session can run on; `registry.absent()` and `unusable()` say why others cannot."""
     return registry.devices()
 
 
@@ -181,7 +181,7 @@ def _plan(
     if fallback not in ("cpu", "error"):
         raise ConfigError(f"fallback={fallback!r} is not known", fix='use "cpu" or "error"')
     known = runtime.registry
-    choices = known.choose(device)
+    choices = known.choose(device, pass_over=fallback == "cpu")
     cpu = Choice(known.find(ForwardType.CPU), 0)
     if fallback == "cpu" and not any(c.device == cpu.device for c in choices):
         choices.append(cpu)

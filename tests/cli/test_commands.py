@@ -18,6 +18,7 @@ import weft
 from tests.cli.driver import Cli, double, write_model
 from weft import OptimizationViews, SubgraphView, models
 from weft.backends.cpu.backend import CpuBackend
+from weft.backends.opencl import pip_driver
 from weft.cli import checks, probe
 from weft.core.registry import registry
 from weft.errors import DeviceError
@@ -355,3 +356,25 @@ def test_variables_that_make_no_sense_are_an_error_of_every_command(
     for command in (("cache", "info"), ("devices",)):
         said = cli(*command, status=2).err
         assert "WEFT_VULKAN_VALIDATION=perhaps is neither on nor off" in said and "next: " in said
+
+
+def test_an_unusable_device_is_shown_as_such_with_what_to_do(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    why = "a small kernel does not run: unknown CPU; install another driver: apt install x"
+    monkeypatch.setattr(registry.find("opencl"), "unusable", lambda index: why)
+    monkeypatch.setattr(checks, "probe", lambda device: 0.0)
+    done = cli("devices")
+    assert re.search(r"^opencl:0 .* unusable\s*$", done.out, re.M) and f"opencl:0 is unusable: {why}" in done.out
+    assert "opencl is absent" not in done.out
+    facts = json.loads(cli("devices", "--json").out)
+    assert facts["unusable"][0]["use as"] == "opencl:0" and {d["why"] for d in facts["unusable"]} == {why}
+    checked = {c["name"]: c for c in json.loads(cli("doctor", "--json", status=1).out)["checks"]}
+    assert checked["opencl:0"]["status"] == "FAIL" and checked["opencl:0"]["fix"] == why
+    assert "does not work" in checked["opencl:0"]["found"]
+
+
+def test_doctor_says_which_driver_pip_installed_in_vain(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pip_driver, "problem", lambda: "it cannot be loaded (libimf.so): pip install more")
+    monkeypatch.setattr(checks, "probe", lambda device: 0.0)
+    done = cli("doctor", status=1)
+    assert re.search(r"^OpenCL from pip\s+FAIL\s+it cannot be loaded \(libimf.so\)", done.out, re.M)
+    assert "OpenCL from pip: pip install more" in done.out

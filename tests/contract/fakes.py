@@ -43,7 +43,10 @@ class Creator(BackendCreator):
         auto_rank: int | None = None,
         devices: Sequence[bool] = (True,),
         absent: str | None = None,
+        broken: Mapping[int, str] | None = None,
     ) -> None:
+        """`devices` says of each whether it is software; `broken` why some of them are unusable."""
+        self._broken = broken or {}
         self.made, self.id, self.forward_type, self.auto_rank = made, id, forward_type, auto_rank
         self._software, self._absent = devices, absent
         self.backends: list[Backend] = []
@@ -60,6 +63,9 @@ class Creator(BackendCreator):
         if self._absent:
             return []
         return [DeviceInfo(self.id, k, f"{self.id}-{k}", software=s) for k, s in enumerate(self._software)]
+
+    def unusable(self, index: int) -> str | None:
+        return self._broken.get(index)
 
     def close(self) -> None:
         self.closed = True

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -140,6 +143,70 @@ def test_M13_something_else_than_a_backend_is_refused() -> None:
 
     with registered(Wrong(), "wrong"), pytest.raises(BackendError, match="not a Backend"):
         weft.load(small(), device="wrong")
+
+
+# -- M13: devices that are there and do not work -----------------------------------------------------------
+
+WHY = "a small kernel does not run: unknown CPU; install another driver"
+
+
+def test_M13_an_unusable_device_is_listed_with_the_reason_and_passed_over_in_a_list(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with registered(Creator(devices=(True, True), broken={0: WHY}), "card"):
+        assert [(d.id, d.index, why) for d, why in registry.unusable()] == [("card", 0, WHY)]
+        assert [d.index for d in weft.devices() if d.id == "card"] == [1] and "card" not in registry.absent()
+        with weft.load(small(), device=["card:0", "card:1"]) as session:
+            assert session.report.nodes_by_device == {"card:1": 1}
+            assert "passed over: card:0 (card-0) cannot be used" in session.report.notes[0]
+        assert [r.levelname for r in caplog.records if WHY in r.message] == ["WARNING"]
+        assert registry.choose("card")[0].device == "card:1", "an id alone means the first device that works"
+
+
+@pytest.mark.parametrize(("device", "fallback"), [("card", "cpu"), ("card:0", "cpu"), (["card", "cpu"], "error")])
+def test_M13_an_unusable_device_that_is_named_alone_or_without_a_fallback_is_an_error(
+    device: str | list[str], fallback: str
+) -> None:
+    with registered(Creator(broken={0: WHY}), "card"):
+        with pytest.raises(NoDevice, match=r"card.* cannot be used") as caught:
+            weft.load(small(), device=device, fallback=fallback)
+        assert WHY in caught.value.why and "weft doctor" in caught.value.fix
+        assert registry.absent()["card"] == f"card:0 (card-0) cannot be used: {WHY}"
+
+
+def test_M13_auto_never_picks_an_unusable_device_and_does_not_try_a_software_one() -> None:
+    class Watched(Creator):
+        def unusable(self, index: int) -> str | None:
+            tried.append(index)
+            return super().unusable(index)
+
+    tried: list[int] = []
+    creator = Watched(auto_rank=0, devices=(True, False, False, False), broken={1: WHY})
+    with registered(creator, "card"):
+        (choice,) = registry.choose("auto")
+        assert choice.device == "card:2" and "card:1 (card-1) cannot be used" in choice.why
+    assert tried == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (lambda: 1 // 0, "asking whether it works failed: Odd.unusable raised ZeroDivisionError"),
+        (lambda: False, "unusable() of its creator returned False, which is not a reason in words"),
+        (lambda: " ", "its creator gives no reason"),
+    ],
+)
+def test_M13_a_creator_that_does_not_say_whether_a_device_works_has_none(
+    answer: Callable[[], Any], reason: str
+) -> None:
+    class Odd(Creator):
+        def unusable(self, index: int) -> str | None:
+            found: str | None = answer()
+            return found
+
+    with registered(Odd(), "card"):
+        ((_, why),) = registry.unusable()
+        assert reason in why and all(d.id != "card" for d in weft.devices())
 
 
 # -- M14 -----------------------------------------------------------------------------------------------

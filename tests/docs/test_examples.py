@@ -177,7 +177,3 @@ def test_the_one_file_backend_runs_by_itself(tmp_path: Path) -> None:
     x = np.random.default_rng(0).random((2, 3, 9, 8), np.float32)
     (y,) = onnxruntime.InferenceSession(tmp_path / "net.onnx").run(None, {"x": x})
     assert lines[0] == f"y: {y.shape}, {y.min():.6g} to {y.max():.6g}"
-
-
-def test_the_minimal_device_is_short() -> None:
-    assert len((EXAMPLES / "minimal_opencl_device.py").read_text(encoding="utf-8").splitlines()) < 150

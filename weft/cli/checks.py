@@ -6,6 +6,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 
 import weft
@@ -44,9 +45,10 @@ class Check:
 
 def all_checks() -> list[Check]:
     """Return every finding, in the order in which things depend on each other."""
-    found = [_python(), *_packages(), _cache(), *_backends(), *_skipped()]
+    found = [_python(), *_packages(), _cache(), *_backends(), *_pip_driver(), *_skipped()]
     found += [_compiler(needed="vulkan" not in registry.absent())]
     found += [_device(info) for info in registry.devices()]
+    found += [_unusable(info, why) for info, why in registry.unusable()]
     return found
 
 
@@ -108,6 +110,13 @@ def _backends() -> Iterator[Check]:
         yield Check(creator.id, FAIL if wanted else ABSENT, what, fix)
 
 
+def _pip_driver() -> Iterator[Check]:
+    """Yield what is wrong with the OpenCL driver that pip installed, if something is."""
+    if "pyopencl" in sys.modules and (problem := import_module("weft.backends.opencl.pip_driver").problem()):
+        what, _, fix = problem.rpartition(": ")
+        yield Check("OpenCL from pip", FAIL, what, fix)
+
+
 def _skipped() -> Iterator[Check]:
     for origin, why in registry.failures.items():
         yield Check(origin, FAIL, why, "mend it, or remove it from the packages or folders that are searched")
@@ -132,6 +141,11 @@ def _compiler(needed: bool) -> Check:
     return Check(name, FAIL if needed else ABSENT, f"none; {brought}", f"for Vulkan: {glslang.advice()}")
 
 
+def _unusable(info: DeviceInfo, why: str) -> Check:
+    """Say that a device is listed by its driver and works for nothing; its backend has tried it."""
+    return Check(f"{info.id}:{info.index}", FAIL, f"{info.name}, {info.driver}: it is listed and does not work", why)
+
+
 def _device(info: DeviceInfo) -> Check:
     """Run the small network on a device and compare with the CPU."""
     label = f"{info.id}:{info.index}"
@@ -143,7 +157,7 @@ def _device(info: DeviceInfo) -> Check:
     except WeftError as e:
         return Check(label, FAIL, f"{info.name}: {e.what}", "; ".join(filter(None, (e.why, e.fix))))
     kind = "software" if info.software else "hardware"
-    found = f"{info.name} ({kind}), a small network within {difference:.1e} of the CPU"
+    found = f"{info.name}, {info.driver} ({kind}), a small network within {difference:.1e} of the CPU"
     if not difference <= TOLERANCE:
         fix = f"use another device than {device_name(info)}, update its driver, and report this"
         return Check(label, FAIL, found, fix)

@@ -21,15 +21,16 @@ def devices(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """List the devices that networks can run on, and why other kinds are absent or were not loaded."""
+    """List the devices that networks can run on, those that do not work, and why other kinds are absent."""
     if options and not as_json:
         _list_options()
         return
-    found, absent = registry.devices(), registry.absent()
+    found, unusable, absent = registry.devices(), registry.unusable(), registry.absent()
     choice = registry.choose("auto")[0]
     if as_json:
         facts = {
             "devices": [as_dict(d) for d in found],
+            "unusable": [as_dict(d) | {"use as": f"{d.id}:{d.index}", "why": why} for d, why in unusable],
             "absent": absent,
             "origins": registry.origins(),
             "skipped": registry.failures,
@@ -42,9 +43,15 @@ def devices(
         print(json.dumps(facts, indent=2, default=str))
         return
     rows = [(device_name(d), d.name, d.driver, "software" if d.software else "hardware") for d in found]
+    # An id alone means the first device that works.
+    rows += [(f"{d.id}:{d.index}", d.name, d.driver, "unusable") for d, _ in unusable]
     table(("use as", "device", "driver", "kind"), rows)
+    for device, why in unusable:
+        line(plain(f"{device.id}:{device.index} is unusable: {why}"))
+    listed = {device.id for device, _ in unusable}
     for name, why in absent.items():
-        line(plain(f"{name} is absent: {why}"))
+        if name not in listed:
+            line(plain(f"{name} is absent: {why}"))
     for name, origin in registry.origins().items():
         if origin != WEFT:
             line(plain(f"{name} is from {origin}"))

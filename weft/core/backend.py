@@ -430,6 +430,14 @@ class BackendCreator(ABC):
         """Return the devices of this kind, in the order of their indices."""
         return [] if self.absent() else [DeviceInfo(self.id, 0, self.id)]
 
+    def unusable(self, index: int) -> str | None:
+        """Return why nothing can run on a device of `devices`, and what to do about it, or None if it works.
+
+        It is called when the device is about to be chosen, or listed, and may take a while to find out the first
+        time. Such a device is shown as unusable and passed over in lists of devices; AUTO never picks it.
+        """
+        return None
+
     def create_context(self) -> BackendContext | None:
         """Return what a runtime tells of loads and unloads; None by default.
 

@@ -26,7 +26,7 @@ def present(creator: BackendCreator) -> tuple[list[DeviceInfo], str | None]:
     try:
         why: object = creator.absent()
         if why is not None:
-            return [], _reason(why)
+            return [], _reason(why, "absent()")
         asked = "devices"
         found: object = creator.devices()
     except FAILURES as e:
@@ -41,13 +41,22 @@ def present(creator: BackendCreator) -> tuple[list[DeviceInfo], str | None]:
     return sorted(own, key=lambda d: d.index), None
 
 
+def unusable(creator: BackendCreator, index: int) -> str | None:
+    """Return why nothing can run on a device that is there, or None; a creator that fails to answer gives a reason."""
+    try:
+        why: object = creator.unusable(index)
+    except FAILURES as e:
+        return f"asking whether it works failed: {_named(creator, 'unusable')} raised {described(e)}"
+    return None if why is None else _reason(why, "unusable()")
+
+
 def _named(creator: BackendCreator, function: str) -> str:
     return f"{type(creator).__name__}.{function}"
 
 
-def _reason(why: object) -> str:
+def _reason(why: object, function: str) -> str:
     if not isinstance(why, str):
-        return f"absent() of its creator returned {brief(repr(why))}, which is not a reason in words"
+        return f"{function} of its creator returned {brief(repr(why))}, which is not a reason in words"
     return brief(why) if why.strip() else "its creator gives no reason"
 
 

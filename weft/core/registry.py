@@ -32,7 +32,7 @@ from weft.core.backend_options import (
 from weft.core.blame import blame, callback_of, do_all, is_error
 from weft.core.contexts import MemoryManager
 from weft.core.entries import Entry, Finder, Folder, as_creator, check_creator, version_of
-from weft.core.presence import described, present
+from weft.core.presence import described, present, unusable
 from weft.core.profile import ProfilingContext
 from weft.errors import BackendError, ConfigError, DeviceError, NoDevice, WeftError, brief
 
@@ -52,6 +52,7 @@ class Choice:
     why: str = ""
     given: Options = NO_OPTIONS
     """The user's options that are not the defaults."""
+    info: DeviceInfo | None = None
 
     @property
     def device(self) -> str:
@@ -346,12 +347,24 @@ class BackendRegistry:
         return {origin: reason for origin, (reason, _) in self._failures.items()}
 
     def absent(self) -> dict[str, str]:
-        """Return the backends that cannot run here, each with the reason."""
-        return {c.id: why for c in self.creators() if (why := present(c)[1]) is not None}
+        """Return the backends that cannot run here, each with the reason: no device is there, or none works."""
+        reasons = {}
+        for creator in self.creators():
+            devices, why = present(creator)
+            if why is None and all(unusable(creator, d.index) for d in devices):
+                why = _none_works(creator, devices)
+            if why is not None:
+                reasons[creator.id] = why
+        return reasons
 
     def devices(self) -> list[DeviceInfo]:
         """Return every device of every backend that can run here."""
-        return [d for c in self.creators() for d in present(c)[0]]
+        return [d for c in self.creators() for d in present(c)[0] if unusable(c, d.index) is None]
+
+    def unusable(self) -> list[tuple[DeviceInfo, str]]:
+        """Return the devices that are there and on which nothing can run, each with the reason."""
+        found = [(d, unusable(c, d.index)) for c in self.creators() for d in present(c)[0]]
+        return [(d, why) for d, why in found if why is not None]
 
     def take_options(self, given: BackendOptions | None) -> dict[str, dict[str, Value]]:
         """Return options by backend id, each value in its type; ConfigError has all that are wrong."""
@@ -376,12 +389,12 @@ class BackendRegistry:
             raise wrong_options(problems)
         return {id_: taken(creator, values) for id_, (creator, values) in found.items()}
 
-    def choose(self, device: DeviceName | Sequence[DeviceName]) -> list[Choice]:
+    def choose(self, device: DeviceName | Sequence[DeviceName], *, pass_over: bool = True) -> list[Choice]:
         """Return the devices for a name or a list of names in order of preference.
 
-        An id alone means the first device of its backend, "id:N" the one with that index and no other.
-        Of several names, those whose device is absent are passed over, and the next choice says so; if all
-        are absent, NoDevice has every reason.
+        An id alone means the first device of its backend that works, "id:N" the one with that index and no other.
+        Of several names, those whose device is absent or unusable are passed over with a warning, and the next
+        choice says so; if all are, or without `pass_over`, NoDevice has the reasons.
         """
         names = [device] if isinstance(device, (str, ForwardType)) else device
         if not isinstance(names, Sequence) or not names:
@@ -392,7 +405,7 @@ class BackendRegistry:
             try:
                 choice = self._one(name)
             except NoDevice as e:
-                if len(names) == 1 or not self._is_known(name):
+                if len(names) == 1 or not pass_over or not self._is_known(name):
                     raise
                 log.warning("%s", e)
                 missing.append(e)
@@ -418,10 +431,16 @@ class BackendRegistry:
     def _auto(self) -> Choice:
         ranked = sorted((c for c in self.creators() if c.auto_rank is not None), key=lambda c: c.auto_rank or 0)
         found = [(c, d) for c in ranked for d in present(c)[0]]
+        broken: list[str] = []
         for creator, d in found:
-            if not d.software:
-                return Choice(creator, d.index, f"AUTO picked {d.id}:{d.index} ({d.name}), a GPU")
-        why = ", ".join(f"{d.id}:{d.index} ({d.name}) is software" for _, d in found)
+            if d.software:
+                continue
+            reason = unusable(creator, d.index)
+            if reason is None:
+                passed = "".join(f"; {each}" for each in broken)
+                return Choice(creator, d.index, f"AUTO picked {_shown(d)}, a GPU{passed}", info=d)
+            broken.append(f"{_shown(d)} cannot be used: {reason}")
+        why = ", ".join((*broken, *(f"{_shown(d)} is software" for _, d in found if d.software)))
         why = why or "; ".join(f"{k}: {v}" for k, v in self.absent().items()) or "no GPU backend is registered"
         fallback = self.find(ForwardType.CPU)
         return Choice(fallback, 0, f"AUTO picked {fallback.id}: no GPU was found ({why})")
@@ -439,15 +458,23 @@ class BackendRegistry:
         if why is not None:
             raise NoDevice(f"{creator.id} cannot be used here", why=why, fix="run 'weft doctor'")
         if index is None:
-            return Choice(creator, devices[0].index)
-        if index not in [d.index for d in devices]:
-            found = ", ".join(f"{d.id}:{d.index} ({d.name})" for d in devices)
+            works = next((d for d in devices if unusable(creator, d.index) is None), None)
+            if works is None:
+                why = _none_works(creator, devices)
+                raise NoDevice(f"{creator.id} cannot be used here", why=why, fix="run 'weft doctor'")
+            return Choice(creator, works.index, info=works)
+        info = next((d for d in devices if d.index == index), None)
+        if info is None:
+            found = ", ".join(_shown(d) for d in devices)
             raise NoDevice(
                 f"there is no device {creator.id}:{index}",
                 why=f"{creator.id} has {len(devices)} device(s): {found}",
                 fix="run 'weft devices' for the list",
             )
-        return Choice(creator, index)
+        why = unusable(creator, index)
+        if why is not None:
+            raise NoDevice(f"{_shown(info)} cannot be used", why=why, fix="run 'weft doctor'")
+        return Choice(creator, index, info=info)
 
     def find(self, key: DeviceName) -> BackendCreator:
         """Return the creator of that id or forward type; NoDevice with the registered ids if there is none."""
@@ -467,6 +494,14 @@ class BackendRegistry:
                 fix="run 'weft devices' for the list",
             )
         return found
+
+
+def _shown(device: DeviceInfo) -> str:
+    return f"{device.id}:{device.index} ({device.name})"
+
+
+def _none_works(creator: BackendCreator, devices: Sequence[DeviceInfo]) -> str:
+    return "; ".join(f"{_shown(d)} cannot be used: {unusable(creator, d.index)}" for d in devices)
 
 
 registry = BackendRegistry()

@@ -49,6 +49,8 @@ class Report:
     notes: tuple[str, ...] = field(default=())
     subgraphs: tuple[str, ...] = ()
     """The device of each subgraph, in the order of execution."""
+    drivers: Mapping[str, str] = field(default_factory=dict)
+    """What each device is, and which driver runs it, where its backend says so."""
 
     @property
     def memory_bytes(self) -> int:
@@ -59,6 +61,7 @@ class Report:
         nodes = ", ".join(f"{d} {n}" for d, n in self.nodes_by_device.items())
         lines = [f"nodes: {nodes}", f"precision: {self.config.precision.name}", f"memory: {self.config.memory.name}"]
         lines += [f"{name}: off" for name in self.config.switched_off]
+        lines += [f"{d}: {driver}" for d, driver in self.drivers.items()]
         lines += [f"  {d}: {', '.join(f'{k} {v}' for k, v in s.items())}" for d, s in self.statistics.items() if s]
         lines += [f"note: {n}" for n in self.notes]
         lines += [str(c) for c in self.copies]
@@ -111,4 +114,6 @@ def make_report(
     devices = tuple(c.device for c in choices)
     distinct = tuple(dict.fromkeys(notes))
     order = tuple(p.device for p in pipelines)
-    return Report(devices, counts, placement, refusals, tuple(copies), statistics, config, distinct, order)
+    infos = {c.device.removesuffix(":0"): c.info for c in choices if c.info and c.info.driver}
+    drivers = {label: f"{info.name}, {info.driver}" for label, info in infos.items() if label in counts}
+    return Report(devices, counts, placement, refusals, tuple(copies), statistics, config, distinct, order, drivers)

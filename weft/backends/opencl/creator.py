@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from weft.backends.gpu.creator import GpuCreator
 from weft.backends.opencl.dialect import OpenCLDialect
-from weft.backends.opencl.discovery import absent_reason, enumerate_devices
+from weft.backends.opencl.discovery import absent_reason, enumerate_devices, why_unusable
 from weft.core.backend import DeviceInfo, ForwardType
 
 if TYPE_CHECKING:
@@ -28,6 +28,10 @@ class OpenCLCreator(GpuCreator):
     def devices(self) -> list[DeviceInfo]:
         """Return the devices of all platforms."""
         return enumerate_devices()
+
+    def unusable(self, index: int) -> str | None:
+        """Return why nothing runs on a device that a driver lists: a small kernel is tried on it."""
+        return why_unusable(index)
 
     def backend_class(self) -> type[GpuBackend]:
         """Return the class of the backends, to which creators of single ops can be added."""

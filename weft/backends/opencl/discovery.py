@@ -1,26 +1,21 @@
-"""Which OpenCL devices there are, and if none, why; imports pyopencl only when it is asked."""
+"""Which OpenCL devices there are, in which order, and if none, why; imports pyopencl only when it is asked."""
 
 from __future__ import annotations
 
-import platform
-import shutil
-import sys
-from functools import lru_cache
+import re
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from weft.core.backend import DeviceInfo
 from weft.errors import NoDevice
 
 DEVICE_ID = "opencl"
-_INSTALL_DRIVER = (
+_VENDORS = (
     "install the GPU vendor's OpenCL driver (NVIDIA: the driver and its nvidia.icd; AMD: rocm-opencl; Intel: "
-    "intel-opencl-icd), or for the CPU: pip install pocl-binary-distribution"
+    "intel-opencl-icd)"
 )
-
-
-_LIBRARY_FOLDERS = ("/usr/lib", "/usr/lib64", f"/usr/lib/{platform.machine()}-linux-gnu", "/lib64", "/lib")
+_EMULATION = "FPGA Emulation"
+"""Intel's runtime can bring a second platform, for those who write programs for FPGAs: it is the CPU once more."""
 
 
 def absent_reason() -> str | None:
@@ -29,32 +24,55 @@ def absent_reason() -> str | None:
         import_module("pyopencl")
     except ImportError as e:
         return f"pyopencl cannot be imported ({e}): pip install pyopencl"
+    if raw_devices():
+        return None
+    driver, trial = import_module("weft.backends.opencl.pip_driver"), import_module("weft.backends.opencl.trial")
+    problem: str | None = driver.problem()
+    if problem is not None:
+        return problem
+    advice = f"{_VENDORS}, or for the CPU: {trial.for_the_cpu()}"
     platforms = _platforms()
-    if not platforms and not _can_link():
-        return "PoCL cannot link kernels here: apt install gcc libc6-dev, or install a vendor's OpenCL driver"
     if not platforms:
-        return f"the OpenCL loader found no platform: {_INSTALL_DRIVER}"
-    if not raw_devices():
-        names = ", ".join(p.name.strip() for p in platforms)
-        return f"the OpenCL platforms found ({names}) have no usable device: {_INSTALL_DRIVER}"
-    return None
+        return f"the OpenCL loader found no platform: {advice}"
+    names = ", ".join(p.name.strip() for p in platforms)
+    return f"the OpenCL platforms found ({names}) have no usable device: {advice}"
 
 
 def enumerate_devices() -> list[DeviceInfo]:
-    """Return all OpenCL devices in a stable order: GPUs and accelerators before CPUs."""
+    """Return all OpenCL devices in the order of `raw_devices`."""
     try:
         return [describe(device, index) for index, device in enumerate(raw_devices())]
     except ImportError:
         return []
 
 
+def why_unusable(index: int) -> str | None:
+    """Return why nothing can run on the device of this index and what to install, or None; it is tried for that."""
+    devices = raw_devices()
+    if not 0 <= index < len(devices):
+        return None
+    why: str | None = import_module("weft.backends.opencl.trial").why_unusable(devices, index)
+    return why
+
+
 def raw_devices() -> list[Any]:
-    """Return pyopencl's device objects in the order of their indices."""
+    """Return pyopencl's device objects in the order of their indices, whatever order the loader has.
+
+    GPUs and accelerators come before CPUs. Of the drivers for CPUs, Intel's comes first, as it is the quickest, then
+    others by name, the newest first; the devices of a driver stay in the driver's order.
+    """
     cl = import_module("pyopencl")
-    found = [device for platform in _platforms() for device in _devices_of(platform)]
-    usable = [device for device in found if device.available and device.compiler_available]
-    cpu = cl.device_type.CPU
-    return sorted(usable, key=lambda device: bool(device.type & cpu))
+    found = [(platform, device) for platform in _platforms() for device in _devices_of(platform)]
+    usable = [(p, d) for p, d in found if d.available and d.compiler_available]
+    quickest = import_module("weft.backends.opencl.pip_driver").PLATFORM
+
+    def place(each: tuple[Any, Any]) -> tuple[bool, bool, str, list[int]]:
+        platform, device = each
+        version = [-int(number) for number in re.findall(r"\d+", platform.version)]
+        is_cpu = bool(device.type & cl.device_type.CPU)
+        return is_cpu, platform.name.strip() != quickest, platform.name, version
+
+    return [device for _, device in sorted(usable, key=place)]
 
 
 def raw_device(index: int) -> Any:
@@ -83,6 +101,7 @@ def describe(device: Any, index: int) -> DeviceInfo:
         software=bool(device.type & cl.device_type.CPU),
         details={
             "vendor": device.vendor.strip(),
+            "platform": platform.name.strip(),
             "platform version": platform.version.strip(),
             "version": device.version.strip(),
             "compute units": device.max_compute_units,
@@ -100,14 +119,7 @@ def _platforms() -> list[Any]:
         found = list(cl.get_platforms())
     except cl.Error:  # loaders report "no platform" as an error
         return []
-    # PoCL links each kernel, and ends the whole process where there is nothing to link with.
-    return [p for p in found if p.name.strip() != "Portable Computing Language" or _can_link()]
-
-
-@lru_cache(maxsize=1)
-def _can_link() -> bool:
-    start_files = (f for folder in _LIBRARY_FOLDERS for f in Path(folder).glob("crti.o"))
-    return sys.platform != "linux" or (shutil.which("ld") is not None and any(start_files))
+    return [platform for platform in found if _EMULATION not in platform.name]
 
 
 def _devices_of(platform: Any) -> list[Any]:

@@ -12,6 +12,8 @@ from typing import Any
 
 import pyopencl as cl
 
+from weft.backends.opencl import pip_driver
+
 Call = Callable[[], int]
 
 log = logging.getLogger("weft.opencl")
@@ -83,11 +85,15 @@ class NativeCalls:
 
 @lru_cache(maxsize=1)
 def start_drivers() -> None:
-    """Have the OpenCL loader load and start all drivers, once, without stopping other threads as pyopencl would."""
-    for library in _candidates():
-        with suppress(AttributeError):
-            library.clGetPlatformIDs(ctypes.c_uint(0), _NULL, ctypes.byref(ctypes.c_uint(0)))
-            return
+    """Have the OpenCL loader load and start all drivers, once, without stopping other threads as pyopencl would.
+
+    It finds the driver that pip installed, too, unless something else had started it before.
+    """
+    with pip_driver.offered():
+        for library in _candidates():
+            with suppress(AttributeError):
+                library.clGetPlatformIDs(ctypes.c_uint(0), _NULL, ctypes.byref(ctypes.c_uint(0)))
+                return
 
 
 def load(device: cl.Device) -> NativeCalls | None:

@@ -1,0 +1,125 @@
+"""The OpenCL driver that pip installed: where it lies, and how the loader comes to find it.
+
+`pip install ".[opencl-cpu]"` brings Intel's OpenCL runtime for CPUs (x86-64, Linux). The loader would not find it: its
+`.icd` file names a folder of the machine that it was packed on. So pyopencl's loader is given one that names the
+library, for as long as it starts, in the folder where it looks beside that of the system: `PYOPENCL_HOME`. The
+system's drivers stay as they are, and the environment too. Nothing is added where `OCL_ICD_VENDORS` or
+`OPENCL_VENDOR_PATH` say which drivers are wanted, where the system names the same runtime, or where pyopencl uses a
+loader that is not its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+from weft import config
+
+log = logging.getLogger("weft.opencl")
+
+PACKAGES = "intel-opencl-rt intel-cmplr-lib-rt"
+"""What to install with pip."""
+PLATFORM = "Intel(R) OpenCL"
+"""What the runtime calls itself."""
+_PACKAGE = "intel-opencl-rt"
+_LIBRARY = "libintelocl.so"
+_SYSTEM = Path("/etc/OpenCL/vendors")
+
+
+@contextmanager
+def offered() -> Iterator[None]:
+    """Let the OpenCL loader, if it starts within the block, find the driver that pip installed."""
+    library = _usable()
+    if library is None:
+        yield
+        return
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="weft-opencl-")
+    except OSError as e:
+        log.warning("%s is not offered to the OpenCL loader: no temporary folder can be made: %s", library, e)
+        yield
+        return
+    with folder as home:
+        own = Path(home) / ".libs"
+        own.mkdir()
+        for icd in _folder_of_wheel().glob("*.icd"):
+            shutil.copy(icd, own)
+        (own / "intel-cpu.icd").write_text(f"{library}\n", encoding="utf-8")
+        with config.variables(PYOPENCL_HOME=home):
+            yield
+
+
+def problem() -> str | None:
+    """Return why a driver that pip installed is not used, and what to do, or None."""
+    return _found()[1]
+
+
+def libraries() -> list[str]:
+    """Return the names of the libraries of drivers that the loader may have loaded, where they can be known."""
+    folders = (_SYSTEM, _folder_of_wheel(), *config.opencl_vendors())
+    names = {name for folder in folders for name in _names_in(folder)}
+    library = _found()[0]
+    return sorted(names | ({library.name} if library else set()))
+
+
+def _usable() -> Path | None:
+    library, why = _found()
+    if why is not None:
+        log.info("%s", why)
+    return library
+
+
+def _found() -> tuple[Path | None, str | None]:
+    """Return the library, if it is to be offered; else why not, if somebody should know."""
+    library = _installed()
+    if library is None or config.opencl_vendors() or _LIBRARY in _names_in(_SYSTEM):
+        return None, None
+    if not _folder_of_wheel().is_dir():
+        why = "pyopencl has another loader than its wheel brings, which does not look here for drivers"
+        return None, f"{_PACKAGE} is not used, as {why}: write {library} into an .icd file where that loader looks"
+    try:
+        ctypes.CDLL(str(library))
+    except OSError as e:
+        return None, f"{_PACKAGE} is installed and cannot be loaded ({e}): pip install --upgrade {PACKAGES}"
+    return library, None
+
+
+@lru_cache(maxsize=1)
+def _installed() -> Path | None:
+    """Return the library of Intel's runtime where pip put it, or None."""
+    if sys.platform != "linux":
+        return None
+    try:
+        files = distribution(_PACKAGE).files or ()
+    except PackageNotFoundError:
+        return None
+    for file in files:
+        if file.name == _LIBRARY:
+            path = Path(str(file.locate()))
+            path = path.parent.resolve() / path.name
+            return path if path.is_file() else None
+    return None
+
+
+def _folder_of_wheel() -> Path:
+    """Return where pyopencl's wheel keeps its loader, which looks for drivers there, too."""
+    return Path(str(import_module("pyopencl").__file__)).parent / ".libs"
+
+
+def _names_in(place: Path) -> set[str]:
+    """Return the file names of the libraries that the .icd files of a folder name; a file may be one itself."""
+    try:
+        files = [place] if place.is_file() else sorted(place.glob("*.icd"))
+        texts = [file.read_text(encoding="utf-8").strip() if file.suffix == ".icd" else str(file) for file in files]
+    except (OSError, UnicodeDecodeError):
+        return set()
+    return {Path(text).name for text in texts if text}
