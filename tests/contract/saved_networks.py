@@ -127,9 +127,9 @@ def same_bits(a: Array, b: Array) -> bool:
 
 def small() -> OptimizedNetwork:
     """Return a network with two parts, a copy, a constant, a fused op and bytes of a backend."""
-    values = ["x", "a", "a@b", "w", "y"]
+    values = ["x", "h", "a", "a@b", "w", "y"]
     fused = Fused(op("Add"), 2, (Step(op("Relu"), (RUNNING,)),))
-    first = Graph("g.0", ["x"], ["a"], [Node("n0", fused, ("x", "w"), ("a",))])
+    first = Graph("g.0", ["x"], ["a"], [Node("n0", fused, ("x", "w"), ("h",)), Node("n2", op("Abs"), ("h",), ("a",))])
     last = Graph(
         "g.1", ["a@b"], ["y"], [Node("n1", PreCompiled("cpu", b"code", (F32,)), ("a@b", "w"), ("y",))]
     )
@@ -141,7 +141,7 @@ def small() -> OptimizedNetwork:
     graph = Graph(
         "g", ["x"], ["y", "w", "x"], [*first.nodes, copy, *last.nodes], dict.fromkeys(values, F32), weights
     )
-    graph.layouts = {"a": Layout.NHWC}
+    first.layouts = graph.layouts = {"h": Layout.NHWC}
     parts = (Part("cpu:0", first), Part("cpu:1", last))
     return OptimizedNetwork(graph, parts, ("cpu:0", "cpu:1"), BackendConfig(), versions={"cpu": "1.2"})
 

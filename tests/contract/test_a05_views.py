@@ -14,7 +14,7 @@ from tests.core.nets import Net, feeds, kinds, op, outputs
 from weft.core.dtypes import DType
 from weft.core.graph import Graph, Node
 from weft.core.op import Op
-from weft.core.optimized import OptimizedNetwork
+from weft.core.optimized import OptimizedNetwork, PreCompiled
 from weft.core.tensor import TensorSpec
 from weft.core.views import OptimizationViews, SubgraphView, subgraph
 from weft.errors import BackendError
@@ -199,9 +199,31 @@ def constant_named_as_a_value(graph: Graph) -> None:
     graph.specs["x"] = F32
 
 
+def turn(graph: Graph) -> None:
+    graph.nodes[0] = replace(graph.nodes[0], op=op("Transpose", perm=(1, 0)))
+
+
+def read_too_much(graph: Graph) -> None:
+    graph.nodes[0] = replace(graph.nodes[0], op=op("Flatten"), inputs=("a", "a"))
+
+
+def compile_another_type(graph: Graph) -> None:
+    other = PreCompiled("acme", b"", (TensorSpec((2, 3), DType.FLOAT16),))
+    graph.nodes[0] = replace(graph.nodes[0], op=other)
+
+
+def say_too_much_of_an_inner_value(graph: Graph) -> None:
+    no_spec(graph)
+    graph.specs["inner"] = TensorSpec((200, 300), DType.FLOAT32)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
+        (turn, "'b' is said to be float32[2x3], and node \"acme's n_b\" (Transpose) makes float32[3x2]"),
+        (read_too_much, "(Flatten) do not fit: Flatten does not fit (it has 2 inputs and takes at most 1)"),
+        (compile_another_type, "'b' is said to be float32[2x3], and node \"acme's n_b\" (PreCompiled) makes float16"),
+        (say_too_much_of_an_inner_value, "'inner' is said to be float32[200x300], and node"),
         (drop("inputs", "a"), "lost input slot 'a'"),
         (extra("inputs", "x"), "has input slot 'x', which its part has not"),
         (drop("outputs", "b"), "lost output slot 'b'"),

@@ -120,7 +120,7 @@ def test_F8_a_bool_that_is_neither_true_nor_false_is_refused(tmp_path: Path) -> 
         (lambda m: m["graph"]["nodes"].reverse(), "which is made only later"),
         (lambda m: m["graph"]["nodes"].pop(), "nothing makes the output 'y'"),
         (lambda m: m["parts"].pop(), "the nodes of the parts are not those of the network"),
-        (lambda m: m["parts"].reverse(), "part 'g.1' reads 'a@b', which is not made by then"),
+        (lambda m: m["parts"].reverse(), "'copy a' copies 'a' from cpu:0 to cpu:1; it is not made by then"),
         (lambda m: m["config"].update(precision="TWICE"), "KeyError: 'TWICE'"),
         (lambda m: m["notes"].append(1), "is not a str"),
         (lambda m: m["bytes"].__setitem__(0, 9), "bytes/0 has 4 bytes"),

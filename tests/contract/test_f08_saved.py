@@ -52,13 +52,13 @@ def test_F8_everything_that_a_network_is_comes_back(tmp_path: Path, cpu_1_2: Non
     network = small()
     loaded = again(network, tmp_path)
     assert str(loaded) == str(network)
-    assert loaded.graph.nodes[:2] == network.graph.nodes[:2]
+    assert loaded.graph.nodes[:3] == network.graph.nodes[:3]
     assert (loaded.graph.inputs, loaded.graph.outputs) == (["x"], ["y", "w", "x"])
     assert loaded.graph.specs == network.graph.specs
-    assert loaded.graph.layouts == {"a": Layout.NHWC}
-    assert loaded.placement == {"n0": "cpu:0", "n1": "cpu:1"}
+    assert loaded.graph.layouts == {"h": Layout.NHWC}
+    assert loaded.placement == {"n0": "cpu:0", "n2": "cpu:0", "n1": "cpu:1"}
     assert [n.name for n in loaded.copies] == ["copy a"]
-    compiled = loaded.graph.nodes[2].op
+    compiled = loaded.graph.nodes[3].op
     assert isinstance(compiled, PreCompiled)
     assert (compiled.backend, compiled.payload, compiled.results) == ("cpu", b"code", (F32,))
     for before, after in zip(network.parts, loaded.parts, strict=True):

@@ -257,6 +257,16 @@ class Backend(ABC):
             return creator.why_not(inputs, outputs, op, self)
         return None
 
+    def why_not_optimized(
+        self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op
+    ) -> str | None:
+        """Return why this backend does not run a node of a network that was optimised before, or None if it does.
+
+        Asked of each node as `OptimizeSubgraph` left it, when a saved network is loaded: a file may say anything.
+        By default `onCreate` decides.
+        """
+        return None
+
     @classmethod
     def decides_late(cls, op_type: str) -> bool:
         """Tell whether only `onCreate` refuses nodes of this type: neither class nor creator has a `why_not` for it."""

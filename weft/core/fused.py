@@ -10,6 +10,7 @@ from typing import cast
 from weft.core.layout import Array, Shape
 from weft.core.op import Constants, Op, register_op
 from weft.core.tensor import TensorSpec
+from weft.errors import ModelError
 
 RUNNING = -1
 """The operand that stands for the value so far."""
@@ -34,12 +35,31 @@ class Fused(Op):
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         """Return the spec behind the last step; a step changes no shape, and the type only if it is a cast."""
-        spec = self.base.infer(inputs[: self.arity], constants[: self.arity])[0]
+        problem = self._problem(len(inputs))
+        if problem:
+            raise ModelError("a fused node is not made as fusing makes one", why=problem)
+        spec = self.base.inferred(inputs[: self.arity], constants[: self.arity])[0]
         for step in self.steps:
             given = [spec if i == RUNNING else inputs[i] for i in step.operands]
             known = [None if i == RUNNING else constants[i] for i in step.operands]
-            (spec,) = step.op.infer(given, known)
+            (after,) = step.op.inferred(given, known)
+            if after.shape != spec.shape:
+                raise ModelError(f"the step {step.op.type} makes {after} of {spec}", why="a step changes no shape")
+            spec = after
         return (spec,)
+
+    def _problem(self, inputs: int) -> str:
+        """Return what is wrong with the parts, for that many inputs, or ""."""
+        if isinstance(self.base, Fused):
+            return "its base is a fused node itself"
+        if not 0 <= self.arity <= inputs:
+            return f"its base takes {self.arity} of {inputs} inputs"
+        for step in self.steps:
+            if not step.op.is_elementwise:
+                return f"its step {step.op.type} is not element-wise"
+            if RUNNING not in step.operands or not all(i == RUNNING or 0 <= i < inputs for i in step.operands):
+                return f"its step {step.op.type} reads the operands {step.operands} of {inputs} inputs"
+        return ""
 
     def reference(self, *inputs: Array | None) -> Array:
         """Return the result of the chain, each step rounded as if it were a node of its own."""

@@ -171,24 +171,27 @@ def infer_shapes(graph: Graph) -> Graph:
 
 def infer_node(graph: Graph, node: Node) -> None:
     """Fill in the specs of one node's outputs from those of its inputs."""
+    specs = inferred(graph, node)
+    graph.specs.update((name, spec) for name, spec in zip(node.outputs, specs, strict=False) if name)
+
+
+def inferred(graph: Graph, node: Node) -> tuple[TensorSpec, ...]:
+    """Return the specs of a node's outputs, at least as many as it names; ModelError if its inputs do not fit."""
     try:
-        specs = node.op.infer(graph.input_specs(node), graph.input_constants(node))
-    except WeftError as e:
+        specs = node.op.inferred(graph.input_specs(node), graph.input_constants(node))
+        if len(node.outputs) > len(specs):
+            raise ModelError(f"it names {len(node.outputs)} outputs and makes {len(specs)}")
+    except Exception as e:  # whatever the rule of a foreign op comes to
+        why, fix = f"{type(e).__name__}: {e}", ""
+        if isinstance(e, WeftError):
+            why, fix = e.what + (f" ({e.why})" if e.why else ""), e.fix
         raise ModelError(
             f"the inputs of node {node.name!r} ({node.op.type}) do not fit",
             where=f"inputs {', '.join(f'{i}: {graph.specs[i]}' for i in node.inputs if i)}",
-            why=e.what + (f" ({e.why})" if e.why else ""),
-            fix=e.fix,
+            why=why,
+            fix=fix,
         ) from e
-    except (ValueError, IndexError, TypeError, ZeroDivisionError, OverflowError, AssertionError, AttributeError) as e:
-        raise ModelError(
-            f"the inputs of node {node.name!r} ({node.op.type}) do not fit",
-            where=f"inputs {', '.join(f'{i}: {graph.specs[i]}' for i in node.inputs if i)}",
-            why=f"{type(e).__name__}: {e}",
-        ) from e
-    for name, spec in zip(node.outputs, specs, strict=False):
-        if name:
-            graph.specs[name] = spec
+    return specs
 
 
 def depths(graph: Graph) -> dict[str, int]:

@@ -14,7 +14,7 @@ from typing import ClassVar, Literal, TypeVar
 
 from weft.core.layout import Array, Shape
 from weft.core.tensor import TensorSpec
-from weft.errors import BackendError
+from weft.errors import BackendError, ModelError
 
 Constants = Sequence["Array | None"]
 OpClass = Literal["exact", "arithmetic", "transcendental", "reduction"]
@@ -33,6 +33,12 @@ class Op(ABC):
     reads_part: ClassVar[bool] = False
     """Whether it reads no more of an input than it writes: a few rows of a table."""
 
+    most_inputs: ClassVar[int | None] = None
+    """How many inputs it has at most; None if `infer` itself counts them, or takes any number."""
+
+    flags: ClassVar[tuple[str, ...]] = ()
+    """The attributes that are numbers and mean no (0) or yes (1)."""
+
     @abstractmethod
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         """Return the specs of the outputs.
@@ -44,6 +50,23 @@ class Op(ABC):
     @abstractmethod
     def reference(self, *inputs: Array | None) -> Array | tuple[Array, ...]:
         """Return the output array (or tuple of them) for logical numpy inputs."""
+
+    def inferred(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return what `infer` does, having checked the number of inputs and the flags.
+
+        Raise ModelError with all that does not fit. Anything that `infer` of a foreign op raises comes out as it is.
+        """
+        problems = self.wrong_flags()
+        if self.most_inputs is not None and len(inputs) > self.most_inputs:
+            problems.append(f"it has {len(inputs)} inputs and takes at most {self.most_inputs}")
+        if problems:
+            raise ModelError(f"{self.type} does not fit", why="; ".join(problems))
+        return self.infer(inputs, constants)
+
+    def wrong_flags(self) -> list[str]:
+        """Return a line for each flag that is neither 0 nor 1."""
+        wrong = [name for name in self.flags if getattr(self, name) not in (0, 1)]
+        return [f"attribute {name!r} is {getattr(self, name)!r:.40}; it must be 0 or 1" for name in wrong]
 
     def flops(self, inputs: Sequence[Shape | None], outputs: Sequence[Shape]) -> int:
         """Return the operations for these shapes, two for a multiply-add; by default one for each output element.

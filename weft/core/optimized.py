@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from weft.core.assign import Refusal
 from weft.core.backend import BackendConfig
@@ -15,7 +15,7 @@ from weft.core.layout import Array
 from weft.core.op import Constants, Op, register_op
 from weft.core.tensor import TensorSpec
 from weft.core.views import SubgraphView
-from weft.errors import ExecutionError
+from weft.errors import ExecutionError, ModelError
 
 if TYPE_CHECKING:
     from weft.core.registry import BackendRegistry
@@ -26,14 +26,15 @@ if TYPE_CHECKING:
 class Copy(Op):
     """Bring a value from one device to another. Sessions run it; no backend sees it."""
 
+    most_inputs: ClassVar[int | None] = 1
     source: str
     target: str
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         """Return the spec of what is copied."""
-        (spec,) = inputs
-        assert spec is not None
-        return (spec,)
+        if len(inputs) != 1 or inputs[0] is None:
+            raise ModelError(f"a copy has one input, and this one {len(inputs)}")
+        return (inputs[0],)
 
     def reference(self, *inputs: Array | None) -> Array:
         """Return the same array."""

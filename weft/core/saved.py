@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -26,6 +27,7 @@ from weft.core.archive import (
 from weft.core.assign import Refusal
 from weft.core.backend import BackendConfig, MemoryMode, Power, Precision
 from weft.core.backend_options import Options, Value
+from weft.core.check_network import OPTIMIZE_AGAIN, check_network
 from weft.core.codec import (
     Damaged,
     Decoder,
@@ -44,15 +46,13 @@ from weft.core.dtypes import DType
 from weft.core.entries import version_of
 from weft.core.graph import Graph, Node
 from weft.core.layout import Array, Layout
-from weft.core.optimized import Copy, OptimizedNetwork, Part, PassRecord
+from weft.core.optimized import OptimizedNetwork, Part, PassRecord
 from weft.core.registry import BackendRegistry, registry
-from weft.core.validate import validate
 from weft.errors import BackendError, ModelError, NoDevice, UnsupportedOps, WeftError
 
 T = TypeVar("T")
 FORMAT = 2
 """Raised with every change after which an older Weft cannot read the file, or would read it wrongly."""
-OPTIMIZE_AGAIN = "optimise the model again with this installation, and save that"
 
 
 def save(network: OptimizedNetwork, path: str | os.PathLike[str]) -> None:
@@ -62,7 +62,6 @@ def save(network: OptimizedNetwork, path: str | os.PathLike[str]) -> None:
     `PreCompiled` payloads are not bytes gives them `to_bytes` and its creator `load_payload`.
     """
     target, encoder = _path(path), Encoder()
-    _check(network, target)
     nodes = _NodeTable(encoder)
     graphs = [_graph_json(g, nodes) for g in (network.graph, *(p.graph for p in network.parts))]
     if nodes.problems:
@@ -73,6 +72,7 @@ def save(network: OptimizedNetwork, path: str | os.PathLike[str]) -> None:
             fix="attributes can be numbers, text, element types, arrays and tuples of them; "
             "a network with debug nodes must be optimised without them",
         )
+    _check(network, target)
     manifest = {
         "format": FORMAT,
         "weft": _weft_version(),
@@ -98,13 +98,10 @@ def save(network: OptimizedNetwork, path: str | os.PathLike[str]) -> None:
 def _check(network: OptimizedNetwork, target: Path) -> None:
     """Raise ModelError if the network could not be loaded again; that of a session may lack its constants."""
     try:
-        for graph in (network.graph, *(p.graph for p in network.parts)):
-            validate(graph)
-        _check_parts(network)
-    except (ModelError, Damaged) as e:
-        why = e.why if isinstance(e, ModelError) else str(e)
+        check_network(network)
+    except ModelError as e:
         what = f"network {network.graph.name!r} is not whole and cannot be saved"
-        raise ModelError(what, where=str(target), why=why, fix="save what weft.optimize returns") from e
+        raise ModelError(what, where=str(target), why=e.why, fix="save what weft.optimize returns") from e
 
 
 def _members(manifest: Json, encoder: Encoder) -> Iterator[tuple[str, bytes]]:
@@ -180,8 +177,7 @@ def load_saved(path: str | os.PathLike[str], *, backends: BackendRegistry | None
     except WeftError as e:
         WeftError.__init__(e, e.what, where=str(place), why=e.why, fix=e.fix)
         raise
-    except (Damaged, KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError) as e:
-        # Whatever reading JSON of the wrong form comes to.
+    except Exception as e:  # whatever reading JSON of the wrong form comes to: the one place where it is told
         why = str(e) if isinstance(e, Damaged) else f"{type(e).__name__}: {e}"
         why = f"{MANIFEST} is not what Weft writes: {why}"
         raise ModelError("the saved network is damaged", where=str(place), why=why, fix=SAVE_AGAIN) from e
@@ -223,7 +219,7 @@ class _Reader:
         parts = expect(m["parts"], list)
         devices = texts(m["devices"])
         versions = {k: expect(v, str) for k, v in expect(m["versions"], dict).items()}
-        ids = [*devices, *(expect(p["device"], str) for p in parts)]
+        ids = [_device(d) for d in (*devices, *(expect(p["device"], str) for p in parts))]
         check_backends("the saved network", versions, ids, self.backends, str(self.manifest["weft"]))
         nodes = self._nodes(expect(m["nodes"], list))
         network = OptimizedNetwork(
@@ -243,7 +239,7 @@ class _Reader:
             versions,
             {k: Options({name: _value(v) for name, v in expect(o, dict).items()}) for k, o in m["options"].items()},
         )
-        _check_parts(network)
+        check_network(network)
         return network
 
     def _manifest(self) -> Json:
@@ -311,7 +307,7 @@ class _Reader:
         return content
 
     def _graph(self, encoded: Json, nodes: Sequence[Node]) -> Graph:
-        graph = Graph(
+        return Graph(
             expect(encoded["name"], str),
             list(texts(encoded["inputs"])),
             list(texts(encoded["outputs"])),
@@ -320,29 +316,13 @@ class _Reader:
             {name: self._array(expect(k, int)) for name, k in encoded["constants"].items()},
             {name: Layout[layout] for name, layout in encoded["layouts"].items()},
         )
-        validate(graph)
-        values = {*graph.inputs, *graph.constants, *(o for n in graph.nodes for o in n.outputs if o)}
-        bare = sorted(values - graph.specs.keys())
-        if bare:
-            raise Damaged(f"there is no shape and type of {', '.join(map(repr, bare[:20]))}")
-        return graph
 
 
-def _check_parts(network: OptimizedNetwork) -> None:
-    """Raise Damaged unless the parts have the nodes of the whole, and read what is there by then."""
-    nodes = {n.name: n for n in network.graph.nodes if not isinstance(n.op, Copy)}
-    inside = [n for p in network.parts for n in p.graph.nodes]
-    if len(inside) != len(nodes) or any(nodes.get(n.name) != n for n in inside):
-        raise Damaged("the nodes of the parts are not those of the network")
-    held = {*network.graph.inputs}
-    copied = {n.outputs[0]: n.inputs[0] for n in network.copies}
-    for part in network.parts:
-        lost = [i for i in part.graph.inputs if i not in held and copied.get(i) not in held]
-        if lost:
-            raise Damaged(
-                f"part {part.graph.name!r} reads {', '.join(map(repr, lost))}, which is not made by then"
-            )
-        held.update((*part.graph.inputs, *part.graph.outputs))
+def _device(name: str) -> str:
+    """Return the name of a device if it is written as networks write it: an id and a number."""
+    if not re.fullmatch(r"[^:,]+:(0|[1-9]\d{0,8})", name):
+        raise Damaged(f"{name[:40]!r} is not the name of a device")
+    return name
 
 
 def _at(values: Sequence[T], index: Json) -> T:

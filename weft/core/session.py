@@ -17,6 +17,7 @@ from weft.core.arrays import Outputs, take_inputs, take_outputs, take_shapes
 from weft.core.assign import Assignment
 from weft.core.backend import MemoryMode
 from weft.core.blame import do_all, is_error
+from weft.core.check_network import check_devices
 from weft.core.graph import Graph, bind
 from weft.core.hints import Hints, check_hints
 from weft.core.layout import Array, Shape
@@ -298,6 +299,8 @@ class Session:
     def _place(self, bound: Graph) -> None:
         """Optimise and load; again, for as long as a backend refuses nodes that it had taken."""
         before, shapes = Assignment(), tuple(bound.specs[i].shape for i in bound.inputs)
+        if self._fixed is not None:
+            check_devices(self._fixed, {p.device: self._loaded.ask(p.device) for p in self._fixed.parts})
         while True:
             network = self._fixed or self._recent.find(shapes) or self._optimize(bound, before)
             try:

@@ -1,10 +1,10 @@
-"""Is a graph well formed? Asked once, before anything is made of it."""
+"""Is a graph well formed, and are its values what its ops make of them? Asked before anything is made of it."""
 
 from __future__ import annotations
 
 from collections import Counter
 
-from weft.core.graph import Graph
+from weft.core.graph import Graph, inferred
 from weft.errors import ModelError
 
 SHOWN = 20
@@ -12,7 +12,7 @@ SHOWN = 20
 
 def validate(graph: Graph) -> None:
     """Raise ModelError with everything that is wrong with the names and the order of a graph."""
-    problems = _origins(graph) + _order(graph)
+    problems = graph_problems(graph)
     if problems:
         more = [f"and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
         raise ModelError(
@@ -20,6 +20,30 @@ def validate(graph: Graph) -> None:
             why="; ".join(problems[:SHOWN] + more),
             fix="each value is made once and before it is read; each node has a name of its own",
         )
+
+
+def graph_problems(graph: Graph) -> list[str]:
+    """Return everything that is wrong with the names and the order of a graph."""
+    return _origins(graph) + _order(graph)
+
+
+def wrong_specs(graph: Graph) -> list[str]:
+    """Return each node that does not take its inputs, and each value that is not what its node makes.
+
+    The graph has nodes in order and specs of known sizes, for the inputs of nodes at least.
+    """
+    problems = []
+    for node in graph.nodes:
+        try:
+            specs = inferred(graph, node)
+        except ModelError as e:
+            problems.append(f"{e.what}: {e.why}")
+            continue
+        for name, spec in zip(node.outputs, specs, strict=False):
+            told = graph.specs.get(name)
+            if name and told != spec:
+                problems.append(f"{name!r} is said to be {told}, and node {node.name!r} ({node.op.type}) makes {spec}")
+    return problems
 
 
 def _origins(graph: Graph) -> list[str]:

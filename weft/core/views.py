@@ -14,6 +14,7 @@ from typing import Any
 from weft.core.answers import shown
 from weft.core.graph import Graph, Node, sort_nodes
 from weft.core.op import Op
+from weft.core.validate import wrong_specs
 from weft.errors import BackendError, ModelError
 
 
@@ -161,7 +162,7 @@ class OptimizationViews:
             part = view.part(s.part.nodes)  # with the slots that it has, whatever its maker says
             problems += _slots("input", part.inputs, s.replacement.inputs)
             problems += _slots("output", part.outputs, s.replacement.outputs)
-            problems += _values(part, s.replacement)
+            problems += _values(part, s.replacement) or _specs(part, s.replacement)
         problems += [f"{_first(f.part)} failed without a reason" for f in self.failed if not f.reason.strip()]
         return problems + [f"output slot {o!r} was deleted and is still read" for o in self._lost(view)]
 
@@ -257,6 +258,21 @@ def _values(part: SubgraphView, graph: Graph) -> list[str]:
     ]
     moved = [v for v in slots if graph.layouts.get(v) != part.graph.layouts.get(v)]
     return problems + [f"slot {v!r} became {graph.layouts[v].value}" for v in moved if v in graph.layouts]
+
+
+def _specs(part: SubgraphView, graph: Graph) -> list[str]:
+    """Return where a replacement does not take its inputs, or makes something else than it says or its part made.
+
+    What a kernel reads is as large as its spec says, so a wrong one would read memory of others.
+    """
+    asked = graph.copy()
+    asked.specs = {**graph.specs, **part.graph.specs}
+    asked.constants = {**part.graph.constants, **graph.constants}
+    try:
+        asked.nodes = sort_nodes(graph.nodes, {*part.inputs, *asked.constants})
+    except ModelError as e:
+        return [f"{e.what}: {e.why}"]
+    return wrong_specs(asked)
 
 
 def _collisions(graph: Graph, gone: set[str], substitutions: Iterable[Substitution]) -> list[str]:

@@ -112,7 +112,7 @@ def _step(probe: _Probe, layer: OpLayer) -> None:
     values = [None if s is None else probe.values.get(s) for s in sources]
     unsure = any(s in probe.unsure for s in sources if s)
     try:
-        results = op.infer(specs, values)
+        results = op.inferred(specs, values)
     except Errors as e:
         if not unsure:
             shown = ", ".join(f"{s!r}: {probe.specs[s]}" for s in sources if s)

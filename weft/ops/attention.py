@@ -48,6 +48,7 @@ class Attention(Op):
 
     type: ClassVar[str] = "weft::Attention"
     op_class: ClassVar[OpClass] = "reduction"
+    flags: ClassVar[tuple[str, ...]] = ("packed",)
     scale: float = 1.0
     heads: int = 0
     packed: int = 0

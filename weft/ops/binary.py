@@ -112,6 +112,7 @@ class BitShift(Elementwise):
 class Mod(Elementwise):
     """Compute the remainder of a / b with the sign of b, or that of a where fmod is set."""
 
+    flags: ClassVar[tuple[str, ...]] = ("fmod",)
     fmod: int = 0
     arity: ClassVar[int] = 2
     types: ClassVar[Types] = NUMERIC

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import ClassVar
 
 import numpy as np
 
@@ -49,6 +50,7 @@ class Split(MovingOp):
     `outputs` is the number of outputs of the node; it stands in for `num_outputs` before opset 18.
     """
 
+    most_inputs: ClassVar[int | None] = 2
     axis: int = 0
     num_outputs: int = 0
     outputs: int = 0

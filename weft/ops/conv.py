@@ -27,6 +27,7 @@ class Conv(Op):
     """The sum over a sliding window of inputs times weights; inputs X, W (out, in / group, ...), B."""
 
     op_class: ClassVar[OpClass] = "reduction"
+    most_inputs: ClassVar[int | None] = 3
     auto_pad: str = "NOTSET"
     dilations: tuple[int, ...] = ()
     group: int = 1
@@ -70,6 +71,7 @@ class ConvTranspose(Op):
     """The gradient of Conv by its input; inputs X, W (in, out / group, ...), B."""
 
     op_class: ClassVar[OpClass] = "reduction"
+    most_inputs: ClassVar[int | None] = 3
     auto_pad: str = "NOTSET"
     dilations: tuple[int, ...] = ()
     group: int = 1

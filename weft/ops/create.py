@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, isfinite
+from typing import ClassVar
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from weft.ops.shape import MAX_ELEMENTS, given, ints, known, known_ints, one_axi
 class ConstantOfShape(Op):
     """A tensor of the given shape with one value everywhere; input shape."""
 
+    most_inputs: ClassVar[int | None] = 1
     value: float | int | bool = 0.0
     dtype: DType = DType.FLOAT32
 
@@ -37,6 +39,8 @@ class ConstantOfShape(Op):
 @dataclass(frozen=True)
 class Range(Op):
     """The numbers from `start` to before `limit` in steps of `delta`; inputs start, limit, delta."""
+
+    most_inputs: ClassVar[int | None] = 3
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         """Return the spec of the output."""
@@ -75,6 +79,7 @@ class Range(Op):
 class OneHot(Op):
     """For each index a vector with one entry on, the rest off; inputs indices, depth, values (off, on)."""
 
+    most_inputs: ClassVar[int | None] = 3
     axis: int = -1
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
@@ -101,6 +106,7 @@ class OneHot(Op):
 class EyeLike(Op):
     """A matrix of the input's shape with ones on its `k`-th diagonal; `dtype` None means the input's."""
 
+    most_inputs: ClassVar[int | None] = 1
     dtype: DType | None = None
     k: int = 0
 

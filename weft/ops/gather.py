@@ -28,6 +28,7 @@ REDUCTIONS: dict[str, Callable[..., Array]] = {
 class Gather(MovingOp):
     """The slices along `axis` at the given places; inputs data, indices."""
 
+    most_inputs: ClassVar[int | None] = 2
     reads_part: ClassVar[bool] = True
     axis: int = 0
 
@@ -50,6 +51,7 @@ class Gather(MovingOp):
 class GatherElements(MovingOp):
     """For each element of `indices` the one at its place, moved along `axis`; inputs data, indices."""
 
+    most_inputs: ClassVar[int | None] = 2
     reads_part: ClassVar[bool] = True
     axis: int = 0
 
@@ -71,6 +73,7 @@ class GatherElements(MovingOp):
 class GatherND(MovingOp):
     """The slices at the places that the last axis of `indices` names; inputs data, indices."""
 
+    most_inputs: ClassVar[int | None] = 2
     reads_part: ClassVar[bool] = True
     batch_dims: int = 0
 
@@ -99,6 +102,7 @@ class GatherND(MovingOp):
 class ScatterElements(Op):
     """Data with each update written at its place, moved along `axis`; inputs data, indices, updates."""
 
+    most_inputs: ClassVar[int | None] = 3
     axis: int = 0
     reduction: str = "none"
 
@@ -124,6 +128,7 @@ class ScatterElements(Op):
 class ScatterND(Op):
     """Data with each slice of updates written where `indices` says; inputs data, indices, updates."""
 
+    most_inputs: ClassVar[int | None] = 3
     reduction: str = "none"
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:

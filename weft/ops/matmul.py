@@ -55,6 +55,7 @@ class MatMul(Op):
 class Gemm(Op):
     """Compute alpha * A @ B + beta * C, with A and B transposed on request and C optional."""
 
+    flags: ClassVar[tuple[str, ...]] = ("transA", "transB")
     alpha: float = 1.0
     beta: float = 1.0
     transA: int = 0

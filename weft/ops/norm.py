@@ -33,6 +33,8 @@ class BatchNormalization(Op):
     """Each channel shifted and scaled by stored statistics; inputs X, scale, B, mean, var."""
 
     op_class: ClassVar[OpClass] = "arithmetic"
+    most_inputs: ClassVar[int | None] = 5
+    flags: ClassVar[tuple[str, ...]] = ("training_mode",)
     epsilon: float = 1e-5
     momentum: float = 0.9
     training_mode: int = 0
@@ -62,6 +64,7 @@ class InstanceNormalization(Op):
     """Each channel of each image normalized by itself, scaled and shifted; inputs X, scale, B."""
 
     op_class: ClassVar[OpClass] = "reduction"
+    most_inputs: ClassVar[int | None] = 3
     epsilon: float = 1e-5
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
@@ -84,6 +87,7 @@ class GroupNormalization(Op):
     """Each group of channels normalized by itself; each channel scaled and shifted; inputs X, scale, bias."""
 
     op_class: ClassVar[OpClass] = "reduction"
+    most_inputs: ClassVar[int | None] = 3
     num_groups: int
     epsilon: float = 1e-5
     stash_type: int = STASH_FLOAT
@@ -115,6 +119,7 @@ class LayerNormalization(Op):
     """
 
     op_class: ClassVar[OpClass] = "reduction"
+    most_inputs: ClassVar[int | None] = 3
     axis: int = -1
     epsilon: float = 1e-5
     stash_type: int = STASH_FLOAT
@@ -147,6 +152,7 @@ class RMSNormalization(Op):
     """The axes from `axis` on divided by their root mean square, and scaled; inputs X, scale."""
 
     op_class: ClassVar[OpClass] = "reduction"
+    most_inputs: ClassVar[int | None] = 2
     axis: int = -1
     epsilon: float = 1e-5
     stash_type: int = STASH_FLOAT
@@ -176,6 +182,7 @@ class LRN(Op):
     """Each element divided by a power of the squares at its place in `size` neighbouring channels."""
 
     op_class: ClassVar[OpClass] = "reduction"
+    most_inputs: ClassVar[int | None] = 1
     size: int
     alpha: float = 0.0001
     beta: float = 0.75
@@ -206,6 +213,7 @@ class LpNormalization(Op):
     """The tensor divided by its 1-norm or 2-norm along one axis; zero where that is zero."""
 
     op_class: ClassVar[OpClass] = "reduction"
+    most_inputs: ClassVar[int | None] = 1
     axis: int = -1
     p: int = 2
 
@@ -235,6 +243,7 @@ class MeanVarianceNormalization(Op):
     """The given axes together brought to mean zero and variance one."""
 
     op_class: ClassVar[OpClass] = "reduction"
+    most_inputs: ClassVar[int | None] = 1
     axes: tuple[int, ...] = (0, 2, 3)
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:

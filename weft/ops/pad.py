@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -25,6 +26,7 @@ class Pad(MovingOp):
     A negative pad cuts off; cutting comes before padding.
     """
 
+    most_inputs: ClassVar[int | None] = 4
     mode: str = "constant"
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:

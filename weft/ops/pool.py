@@ -24,6 +24,8 @@ from weft.ops.window import Window, slide
 class Pool(Op):
     """What the pools with a window have in common."""
 
+    most_inputs: ClassVar[int | None] = 1
+    flags: ClassVar[tuple[str, ...]] = ("ceil_mode",)
     kernel_shape: tuple[int, ...]
     auto_pad: str = "NOTSET"
     ceil_mode: int = 0
@@ -55,6 +57,7 @@ class Pool(Op):
 class MaxPool(Pool):
     """The largest input in a sliding window, and its flat index where `outputs`, the node's, is 2."""
 
+    flags: ClassVar[tuple[str, ...]] = ("ceil_mode", "storage_order")
     storage_order: int = 0
     outputs: int = 1
 
@@ -109,6 +112,7 @@ class AveragePool(Pool):
     """The mean of the inputs in a sliding window; padding counts as zeros if `count_include_pad`."""
 
     op_class: ClassVar[OpClass] = "reduction"
+    flags: ClassVar[tuple[str, ...]] = ("ceil_mode", "count_include_pad")
     count_include_pad: int = 0
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
@@ -167,6 +171,8 @@ class GlobalPool(Op):
     """What the pools over all spatial dimensions have in common."""
 
     op_class: ClassVar[OpClass] = "reduction"
+    most_inputs: ClassVar[int | None] = 1
+
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         """Return the spec of the output."""

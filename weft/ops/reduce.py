@@ -48,6 +48,7 @@ def reduced_shape(shape: Shape, axes: tuple[int, ...], keepdims: int) -> Shape:
 class Reduction(Op):
     """Combine the elements along the axes named by the second input, which must be constant."""
 
+    flags: ClassVar[tuple[str, ...]] = ("keepdims", "noop_with_empty_axes")
     keepdims: int = 1
     noop_with_empty_axes: int = 0
     types: ClassVar[Types] = WIDE
@@ -221,6 +222,7 @@ class ReduceMin(Reduction):
 class _ArgReduction(Op):
     """Find the position of an extreme along one axis, the first or the last of equal ones."""
 
+    flags: ClassVar[tuple[str, ...]] = ("keepdims", "select_last_index")
     axis: int = 0
     keepdims: int = 1
     select_last_index: int = 0
@@ -273,6 +275,7 @@ class ArgMin(_ArgReduction):
 class _Scan(Op):
     """Combine all elements up to each one, along the axis that the second input holds."""
 
+    flags: ClassVar[tuple[str, ...]] = ("exclusive", "reverse")
     exclusive: int = 0
     reverse: int = 0
     first: ClassVar[int]

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import ClassVar
 
 from weft.core.dtypes import DType
 from weft.core.layout import Array, Layout, storage_size
 from weft.core.op import Constants, MovingOp, register_op
 from weft.core.tensor import Tensor, TensorSpec
 from weft.kernels.launch import GpuOp, KernelBuilder, Placement, gpu_op
+from weft.ops.shape import given, unfit
 
 
 @register_op
@@ -18,13 +20,16 @@ from weft.kernels.launch import GpuOp, KernelBuilder, Placement, gpu_op
 class Relayout(MovingOp):
     """Change layout and element type; the logical value stays the same (up to rounding)."""
 
+    most_inputs: ClassVar[int | None] = 1
     layout: Layout
     dtype: DType
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         """Return the input's spec with the new element type."""
-        assert inputs[0] is not None
-        return (replace(inputs[0], dtype=self.dtype),)
+        x = given(inputs, 0)
+        if not (x.dtype.is_float and self.dtype.is_float) and x.dtype is not self.dtype:
+            raise unfit(f"a Relayout makes no {self.dtype.value} of {x.dtype.value}")
+        return (replace(x, dtype=self.dtype),)
 
     def reference(self, *inputs: Array | None) -> Array:
         """Return the logical value with the new element type."""

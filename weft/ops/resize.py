@@ -57,6 +57,8 @@ class Resize(Op):
 
     # Weights come of coordinates that float32 rounds, so an error grows with the place, as in a sum.
     op_class: ClassVar[OpClass] = "reduction"
+    most_inputs: ClassVar[int | None] = 4
+    flags: ClassVar[tuple[str, ...]] = ("antialias", "exclude_outside")
     antialias: int = 0
     axes: tuple[int, ...] = ()
     coordinate_transformation_mode: str = "half_pixel"

@@ -103,6 +103,8 @@ def one_type(*specs: TensorSpec | None) -> DType:
 class Reshape(MovingOp):
     """The same elements in the same order under another shape; inputs data, shape."""
 
+    most_inputs: ClassVar[int | None] = 2
+    flags: ClassVar[tuple[str, ...]] = ("allowzero",)
     allowzero: int = 0
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
@@ -137,6 +139,7 @@ class Reshape(MovingOp):
 class Flatten(MovingOp):
     """The matrix whose rows are indexed by the axes before `axis`."""
 
+    most_inputs: ClassVar[int | None] = 1
     axis: int = 1
 
     def _split(self, dims: Shape) -> Shape:
@@ -158,6 +161,8 @@ class Flatten(MovingOp):
 @dataclass(frozen=True)
 class Squeeze(MovingOp):
     """The tensor without some axes of size one (default: without all of them); inputs data, axes."""
+
+    most_inputs: ClassVar[int | None] = 2
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         """Return the spec of the output."""
@@ -184,6 +189,8 @@ class Squeeze(MovingOp):
 class Unsqueeze(MovingOp):
     """The tensor with axes of size one put in; inputs data, axes (places in the result)."""
 
+    most_inputs: ClassVar[int | None] = 2
+
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         """Return the spec of the output."""
         x = given(inputs, 0)
@@ -205,6 +212,7 @@ class Unsqueeze(MovingOp):
 class Transpose(MovingOp):
     """The tensor with its axes in the order `perm` (default: reversed)."""
 
+    most_inputs: ClassVar[int | None] = 1
     perm: tuple[int, ...] = ()
 
     def order(self, rank: int) -> Shape:
@@ -231,6 +239,8 @@ class Transpose(MovingOp):
 class Expand(MovingOp):
     """The tensor broadcast together with a shape; inputs data, shape."""
 
+    most_inputs: ClassVar[int | None] = 2
+
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         """Return the spec of the output."""
         x, wanted = given(inputs, 0), known_ints(constants, 1, "shape")
@@ -252,6 +262,8 @@ class Expand(MovingOp):
 class Tile(MovingOp):
     """The tensor repeated along each axis; inputs data, repeats."""
 
+    most_inputs: ClassVar[int | None] = 2
+
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         """Return the spec of the output."""
         x, repeats = given(inputs, 0), known_ints(constants, 1, "repeats")
@@ -268,6 +280,8 @@ class Tile(MovingOp):
 @dataclass(frozen=True)
 class Identity(MovingOp):
     """Its input, unchanged."""
+
+    most_inputs: ClassVar[int | None] = 1
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         """Return the spec of the output."""
@@ -286,6 +300,7 @@ class Dropout(MovingOp):
     `outputs` is the number of outputs of the node.
     """
 
+    most_inputs: ClassVar[int | None] = 3
     seed: int | None = None
     outputs: int = 1
 
@@ -308,6 +323,7 @@ class ShapeOf(Op):
     """The sizes of the axes from `start` to before `end`, as int64."""
 
     type: ClassVar[str] = "Shape"
+    most_inputs: ClassVar[int | None] = 1
     start: int = 0
     end: int | None = None
 
@@ -333,6 +349,8 @@ class ShapeOf(Op):
 class Size(Op):
     """The number of elements, as an int64 scalar."""
 
+    most_inputs: ClassVar[int | None] = 1
+
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         """Return the spec of the output."""
         given(inputs, 0)
@@ -348,6 +366,7 @@ class Size(Op):
 class DepthToSpace(MovingOp):
     """Blocks of channels laid out as square blocks of pixels."""
 
+    most_inputs: ClassVar[int | None] = 1
     blocksize: int
     mode: Literal["DCR", "CRD"] = "DCR"
 
@@ -374,6 +393,7 @@ class DepthToSpace(MovingOp):
 class SpaceToDepth(MovingOp):
     """Square blocks of pixels laid out as blocks of channels."""
 
+    most_inputs: ClassVar[int | None] = 1
     blocksize: int
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:

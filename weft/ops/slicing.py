@@ -20,6 +20,7 @@ from weft.ops.shape import given, ints, known_ints, many_axes, optional
 class Slice(MovingOp):
     """Every `step`-th element from `start` to before `end`; inputs data, starts, ends, axes, steps."""
 
+    most_inputs: ClassVar[int | None] = 5
     reads_part: ClassVar[bool] = True
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:

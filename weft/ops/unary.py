@@ -142,6 +142,7 @@ IsNaN = elementwise("IsNaN", "whether x is NaN", None, np.isnan, op_class="exact
 class IsInf(_Predicate):
     """Compute whether x is an infinity of a sign that is asked about."""
 
+    flags: ClassVar[tuple[str, ...]] = ("detect_negative", "detect_positive")
     detect_negative: int = 1
     detect_positive: int = 1
 
@@ -297,6 +298,7 @@ class Shrink(Elementwise):
 class Cast(Elementwise):
     """Convert to another element type; `saturate` and `round_mode` matter to 8-bit floats alone."""
 
+    flags: ClassVar[tuple[str, ...]] = ("saturate",)
     to: DType = DType.FLOAT32
     saturate: int = 1
     round_mode: str = "up"
@@ -320,6 +322,7 @@ class Cast(Elementwise):
 class CastLike(Elementwise):
     """Convert the first input to the element type of the second, whose values do not matter."""
 
+    flags: ClassVar[tuple[str, ...]] = ("saturate",)
     saturate: int = 1
     round_mode: str = "up"
     arity: ClassVar[int] = 2

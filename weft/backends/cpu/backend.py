@@ -8,6 +8,7 @@ import numpy as np
 
 from weft.core.backend import Backend, BackendCreator, BackendInfo, DeviceInfo, Execution, ForwardType
 from weft.core.host import HostBackend
+from weft.core.layout import Layout
 from weft.core.op import Op
 from weft.core.optimized import PreCompiled
 from weft.core.tensor import Tensor
@@ -40,6 +41,15 @@ class CpuBackend(HostBackend):
         """Return None: every op has a reference, but for what another backend compiled."""
         foreign = isinstance(op, PreCompiled) and op.backend != self.info.id and self.find_creator(op.type) is None
         return f"{op.backend} compiled it for itself" if isinstance(op, PreCompiled) and foreign else None
+
+    def why_not_optimized(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op) -> str | None:
+        """Return why no reference runs the node as it is; creators decide themselves."""
+        if self.find_creator(op.type) is not None:
+            return None
+        packed = [t for t in (*inputs, *outputs) if t is not None and t.layout is not Layout.NCHW]
+        if packed:
+            return f"{packed[0].name!r} lies as {packed[0].layout.value}; the CPU computes in NCHW"
+        return CpuBackend.why_not(self, inputs, outputs, op)
 
     def onCreate(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op) -> Execution | None:
         """Return the execution a creator makes, or else the op's reference."""

@@ -16,7 +16,7 @@ from weft.backends.gpu.builds import Builds
 from weft.backends.gpu.device import Binding, CopyCommand, MemoryKind
 from weft.backends.gpu.execution import GpuExecution, Workplace
 from weft.backends.gpu.front import NO_FRONT, find_front
-from weft.backends.gpu.fusion import can_fuse, fuse_pools
+from weft.backends.gpu.fusion import can_fuse, fuse_pools, why_not_fused
 from weft.backends.gpu.layouts import (
     assign_layouts,
     base_inputs,
@@ -36,6 +36,7 @@ from weft.backends.gpu.support import why_not
 from weft.core.backend import Backend, BackendInfo, Execution, MemoryMode, StorageType
 from weft.core.blame import at_node, blame
 from weft.core.copy import copy_tensor
+from weft.core.fused import Fused
 from weft.core.graph import Graph, Node, depths
 from weft.core.layout import PACK, Array, Layout, convert, storage_shape
 from weft.core.memory import BufferManager
@@ -91,6 +92,22 @@ class GpuBackend(Backend):
             return why_not(inputs, outputs, op, self.device.caps)
         refused = super().why_not(inputs, outputs, op)
         return refused and why_not(inputs, outputs, op, self.device.caps)
+
+    def why_not_optimized(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op) -> str | None:
+        """Return why this device cannot run the node as it is, fused steps and all; creators decide themselves."""
+        if self._is_special(op):
+            return None
+        packed = [t for t in (*inputs, *outputs) if t is not None and t.layout is not Layout.NCHW]
+        if packed:
+            return f"{packed[0].name!r} lies as {packed[0].layout.value} before layouts are chosen"
+        if isinstance(op, Relayout):
+            return "it changes a layout before layouts are chosen"
+        if isinstance(op, Fused):
+            special = [o.type for o in (op.base, *(step.op for step in op.steps)) if self._is_special(o)]
+            if special:
+                return f"nothing is fused with {special[0]}, which a creator makes"
+            return why_not_fused(inputs, outputs, op, self.device.caps)
+        return why_not(inputs, outputs, op, self.device.caps)
 
     def onCreate(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op) -> Execution | None:
         """Return the execution a creator makes, or else the op's own launches."""

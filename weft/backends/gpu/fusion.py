@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from weft.backends.gpu.layouts import Special, base_op
+from weft.backends.gpu.support import why_not
 from weft.core.dtypes import DType
-from weft.core.fused import Fused
-from weft.core.graph import Graph, Node
-from weft.core.tensor import TensorSpec
+from weft.core.fused import RUNNING, Fused
+from weft.core.graph import Graph, Node, infer_node
+from weft.core.optimize.fuse import merge
+from weft.core.tensor import Tensor, TensorSpec
 from weft.kernels.launch import DeviceCaps, GpuOp, Placement, find_gpu_op
 from weft.ops.conv import Conv
 from weft.ops.elementwise import Elementwise
@@ -36,6 +39,47 @@ def can_fuse(graph: Graph, base: Node, step: Node, position: int) -> bool:
     if any(graph.specs[i].dtype is not result.dtype for i in step.inputs if i):
         return False
     return all(_operand_fits(graph, first, i, result.dims) for k, i in enumerate(step.inputs) if k != position and i)
+
+
+def why_not_fused(
+    inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Fused, caps: DeviceCaps
+) -> str | None:
+    """Return why a device does not run a fused node, as a sentence, or None: what fusing would not have made it of.
+
+    The node's inputs fit it, as `Fused.infer` checks.
+    """
+    graph, nodes = _taken_apart(inputs, op)
+    base = nodes[0]
+    spec = graph.specs[base.outputs[0]]
+    reason = why_not(inputs[: op.arity], [Tensor("made", spec.dims, spec.dtype)], op.base, caps)
+    if reason is not None:
+        return reason
+    for step, node in zip(op.steps, nodes[1:], strict=True):
+        position = step.operands.index(RUNNING)
+        if step.operands.count(RUNNING) > 1 or not can_fuse(graph, base, node, position):
+            return f"{step.op.type} cannot be part of {op.base.type} with these operands"
+        base = merge(base, node, position)
+    return None
+
+
+def _taken_apart(inputs: Sequence[Tensor | None], op: Fused) -> tuple[Graph, list[Node]]:
+    """Return the nodes that a fused one was made of, with a graph that knows what they read and make."""
+    names = ["" if t is None else f"in{k}" for k, t in enumerate(inputs)]
+    graph = Graph("fused", [n for n in names if n], [])
+    for name, tensor in zip(names, inputs, strict=True):
+        if tensor is not None:
+            graph.specs[name] = TensorSpec(tensor.shape, tensor.dtype)
+            if tensor.constant is not None:
+                graph.constants[name] = tensor.constant
+    nodes = [Node("base", op.base, tuple(names[: op.arity]), ("made",))]
+    infer_node(graph, nodes[0])
+    running = "made"
+    for number, step in enumerate(op.steps):
+        read = tuple(running if k == RUNNING else names[k] for k in step.operands)
+        running = f"step.{number}"
+        nodes.append(Node(running, step.op, read, (running,)))
+        infer_node(graph, nodes[-1])
+    return graph, nodes
 
 
 def _widens(before: TensorSpec, after: TensorSpec) -> bool:

@@ -44,7 +44,7 @@ def _evaluate(graph: Graph, op: Op, inputs: tuple[str, ...]) -> list[Array] | No
         arrays = [graph.constants[i] if i else None for i in inputs]
     else:
         return None
-    specs = op.infer([graph.specs[i] if i else None for i in inputs], [graph.constants.get(i) for i in inputs])
+    specs = op.inferred([graph.specs[i] if i else None for i in inputs], [graph.constants.get(i) for i in inputs])
     if sum(s.size * s.dtype.itemsize for s in specs) > MAX_FOLDED_BYTES:
         return None
     try:

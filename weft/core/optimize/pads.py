@@ -123,7 +123,7 @@ def _sees_elements(graph: Graph, value: str, pool: Any) -> bool:
 def _is_same(graph: Graph, node: Node, merged: Node) -> bool:
     """Tell whether a node infers what another did: one that pads more than it may does not infer at all."""
     try:
-        specs = merged.op.infer(graph.input_specs(merged), graph.input_constants(merged))
+        specs = merged.op.inferred(graph.input_specs(merged), graph.input_constants(merged))
     except WeftError:
         return False
     return list(specs[: len(node.outputs)]) == graph.output_specs(node)

@@ -42,8 +42,8 @@ class PooledConv(Op):
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         """Return the spec of the output."""
-        pooled = self.pool.infer(inputs[:1], constants[:1])[0]
-        return self.conv.infer([pooled, *inputs[1:]], [None, *constants[1:]])
+        pooled = self.pool.inferred(inputs[:1], constants[:1])[0]
+        return self.conv.inferred([pooled, *inputs[1:]], [None, *constants[1:]])
 
     def reference(self, *inputs: Array | None) -> Array:
         """Return the output."""

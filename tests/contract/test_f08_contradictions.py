@@ -1,0 +1,201 @@
+"""Contract row F8: a file is not believed. What it says of shapes, types, inputs and parts is inferred anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weft
+from tests.contract.saved_networks import content, refusal, rewritten
+from tests.core.nets import Net
+from weft.core.graph import Graph
+from weft.core.optimized import OptimizedNetwork
+from weft.core.saved import load_saved
+from weft.errors import ModelError, UnsupportedOps, WeftError
+
+Change = Callable[[Any], object]
+
+
+def network(device: str = "opencl") -> OptimizedNetwork:
+    """Return a network with a fused convolution, a resize, a reshape and a product, some of it on the CPU."""
+    net = Net()
+    x = net.input("x", 1, 3, 8, 8)
+    y = net.add("Relu", net.conv(x, 8, 3, pads=(1, 1, 1, 1), name="conv"), name="relu")
+    y = net.add("Resize", y, "", np.array([1, 1, 2, 2], np.float32), name="large") if device == "cpu" else y
+    y = net.add("MaxPool", y, name="pool", kernel_shape=(2, 2), strides=(2, 2))
+    y = net.add("Reshape", y, np.array([1, -1]), name="flat")
+    y = net.add("MatMul", y, net.random(net.shape(y)[1], 4), name="y")
+    return weft.optimize(net.finish(y), [device] if device == "cpu" else [device, "cpu"], hints={"n_pool": "cpu"})
+
+
+def resize() -> Graph:
+    """Return a graph of one resize."""
+    net = Net()
+    x = net.input("x", 1, 3, 8, 8)
+    return net.finish(net.add("Resize", x, "", np.array([1, 1, 2, 2], np.float32), name="y"))
+
+
+def everywhere(manifest: Any, value: str, **changed: object) -> None:
+    """Change what is said of a value, in the whole and in its parts."""
+    graphs = [manifest["graph"], *(p["graph"] for p in manifest["parts"])]
+    for spec in (g["specs"][value] for g in graphs if value in g["specs"]):
+        spec.update(changed)
+
+
+def node_of(manifest: Any, name: str) -> Any:
+    """Return what is said of a node."""
+    return next(n for n in manifest["nodes"] if n["name"] == name)
+
+
+def part_of(manifest: Any, value: str) -> Any:
+    """Return the graph of the part that makes a value."""
+    return next(p["graph"] for p in manifest["parts"] if value in p["graph"]["outputs"])
+
+
+@pytest.mark.parametrize("device", ["cpu", "opencl", "vulkan"])
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda m: everywhere(m, "x", shape=[1, 3, 16, 8]), "is said to be float32[1x8x8x8]"),
+        (lambda m: everywhere(m, "x", shape=[1, 4, 8, 8]), "4 input channels do not fit"),
+        (lambda m: everywhere(m, "x", shape=["n", 3, 8, 8]), "not of known size"),
+        (lambda m: everywhere(m, "pool", shape=[1, 8, 64, 64]), "'pool' is said to be float32[1x8x64x64]"),
+        (lambda m: everywhere(m, "pool", dtype="FLOAT16"), "'pool' is said to be float16[1x8x"),
+        (lambda m: everywhere(m, "y", shape=[1, 4000]), "'y' is said to be float32[1x4000]"),
+        (lambda m: part_of(m, "y")["specs"]["y"].update(shape=[1, 9]), "'y' is float32[1x9] in part"),
+        (lambda m: m["graph"]["specs"]["y"].update(shape=[1, 9]), "'y' is float32[1x4] in part"),
+        (lambda m: node_of(m, "n_pool")["inputs"].append("x"), "it has 2 inputs and takes at most 1"),
+        (lambda m: node_of(m, "n_y")["inputs"].pop(), "takes 2 inputs"),
+        (lambda m: node_of(m, "n_pool")["outputs"].append("more"), "no shape and type of 'more'"),
+        (lambda m: node_of(m, "n_pool")["op"]["fields"].update(ceil_mode=-3), "'ceil_mode' is -3; it must be 0 or 1"),
+        (lambda m: m["graph"]["layouts"].update(pool="NHWC"), "'pool' has one layout in part"),
+        (lambda m: m["graph"]["layouts"].update(x="NC4HW4"), "'x' lies as NC4HW4, and parts hand over NCHW"),
+        (lambda m: part_of(m, "y")["outputs"].append("x"), "makes no 'x'"),
+        (lambda m: m["parts"][0].update(device="cpu"), "'cpu' is not the name of a device"),
+        (lambda m: m["devices"].append("auto"), "'auto' is not the name of a device"),
+    ],
+)
+def test_F8_a_file_is_not_believed(change: Change, why: str, device: str, tmp_path: Path) -> None:
+    assert why in refusal(rewritten(content(network(device), tmp_path), change), tmp_path)
+
+
+@pytest.mark.parametrize("device", ["cpu", "opencl", "vulkan"])
+def test_F8_an_input_too_many_is_refused(device: str, tmp_path: Path) -> None:
+    saved = content(weft.optimize(resize(), [device, "cpu"] if device != "cpu" else device), tmp_path)
+    other = rewritten(saved, lambda m: node_of(m, "n_y")["inputs"].extend(["x", "x"]))
+    assert "it has 5 inputs and takes at most 4" in refusal(other, tmp_path)
+    fourth = rewritten(saved, lambda m: node_of(m, "n_y")["inputs"].append("x"))
+    assert "input 3 (sizes) is not a constant" in refusal(fourth, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda fields: fields.update(arity=7), "its base takes 7 of 3 inputs"),
+        (lambda fields: fields.update(arity=-1), "its base takes -1 of 3 inputs"),
+        (lambda fields: fields["steps"][0]["operands"].append(-2), "reads the operands (-1, -2)"),
+        (lambda fields: fields["steps"][0]["operands"].append(9), "reads the operands (-1, 9)"),
+        (lambda fields: fields["steps"][0].update(op=fields["base"]), "its step Conv is not element-wise"),
+    ],
+)
+def test_F8_a_fused_node_is_made_as_fusing_makes_it(change: Change, why: str, tmp_path: Path) -> None:
+    saved = content(network("vulkan"), tmp_path)
+    said = refusal(rewritten(saved, lambda m: change(node_of(m, "n_conv")["op"]["fields"])), tmp_path)
+    assert why in said
+
+
+def test_F8_all_contradictions_are_told_at_once(tmp_path: Path) -> None:
+    def change(manifest: Any) -> None:
+        everywhere(manifest, "pool", shape=[1, 8, 2, 2])
+        everywhere(manifest, "y", shape=[7])
+        manifest["graph"]["layouts"]["x"] = "NHWC"
+
+    said = refusal(rewritten(content(network("cpu"), tmp_path), change), tmp_path)
+    assert all(words in said for words in ("'pool' is said", "'y' is said", "'x' lies as NHWC"))
+
+
+def refused_by_device(saved: bytes, folder: Path) -> str:
+    """Return why no session is made of a file that is whole."""
+    path = folder / "refused.weft"
+    path.write_bytes(saved)
+    load_saved(path)
+    with pytest.raises(UnsupportedOps) as caught:
+        weft.load(path)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("device", ["opencl", "vulkan"])
+def test_F8_a_device_is_asked_whether_it_takes_the_nodes_of_a_file(device: str, tmp_path: Path) -> None:
+    net = Net()
+    wide = net.finish(net.add("Relu", net.input("x", 4, dtype=weft.DType.FLOAT64), name="y"))
+    saved = content(weft.optimize(wide, "cpu"), tmp_path)
+
+    def move(manifest: Any) -> None:
+        manifest["devices"], manifest["versions"] = [f"{device}:0"], {device: manifest["versions"]["cpu"]}
+        manifest["parts"][0]["device"] = f"{device}:0"
+
+    said = refused_by_device(rewritten(saved, move), tmp_path)
+    assert f"'n_y' (Relu): {device}:0: GPU kernels of this op compute in float32; 'x' is float64" in said
+
+
+def test_F8_a_part_reads_no_memory_of_another_device(tmp_path: Path) -> None:
+    def change(manifest: Any) -> None:
+        copies = (n for n in manifest["nodes"] if n["op"]["type"] == "Copy")
+        copy = next(n for n in copies if n["op"]["fields"]["target"] == "vulkan:0")
+        (value,), (copied,) = copy["inputs"], copy["outputs"]
+        manifest["graph"]["nodes"].remove(manifest["nodes"].index(copy))
+        for node in manifest["nodes"]:
+            node["inputs"] = [value if i == copied else i for i in node["inputs"]]
+        for graph in (manifest["graph"], *(p["graph"] for p in manifest["parts"])):
+            graph["inputs"] = [value if i == copied else i for i in graph["inputs"]]
+            if copied in graph["specs"]:
+                graph["specs"][value] = graph["specs"].pop(copied)
+
+    said = refused_by_device(rewritten(content(network("vulkan"), tmp_path), change), tmp_path)
+    assert "of cpu:0 is read by vulkan:0, which needs a copy of it" in said
+
+
+@pytest.mark.parametrize("device", ["opencl", "vulkan"])
+def test_F8_a_device_takes_no_layouts_from_a_file(device: str, tmp_path: Path) -> None:
+    def change(manifest: Any) -> None:
+        for graph in (manifest["graph"], *(p["graph"] for p in manifest["parts"])):
+            if "flat" in graph["specs"]:
+                graph["layouts"]["flat"] = "NHWC4"
+
+    said = refused_by_device(rewritten(content(network(device), tmp_path), change), tmp_path)
+    assert "'flat' lies as NHWC4 before layouts are chosen" in said
+
+
+@pytest.mark.parametrize("device", ["cpu", "opencl", "vulkan"])
+@pytest.mark.parametrize("precision", ["high", "low"])
+def test_F8_every_shipped_network_passes(device: str, precision: str, tmp_path: Path) -> None:
+    from weft.models import path
+
+    made = weft.optimize(path("shapes"), [device, "cpu"], shapes={"image": (1, 3, 128, 128)}, precision=precision)
+    content(made, tmp_path)
+    with weft.load(tmp_path / "content.weft") as session, weft.load(made) as other:
+        feed = np.linspace(0, 1, 3 * 128 * 128, dtype=np.float32).reshape(1, 3, 128, 128)
+        for a, b in zip(session.run(feed), other.run(feed), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_F8_errors_that_are_not_ours_come_as_model_errors_with_their_cause(tmp_path: Path) -> None:
+    saved = content(network("cpu"), tmp_path)
+    for change in (
+        lambda m: m.update(nodes={}),
+        lambda m: m.update(graph=[]),
+        lambda m: m["graph"].update(specs=[]),
+        lambda m: node_of(m, "n_pool").update(op=7),
+        lambda m: m["passes"].append([1]),
+        lambda m: node_of(m, "n_pool")["op"]["fields"].update(kernel_shape=[[]]),
+    ):
+        path = tmp_path / "refused.weft"
+        path.write_bytes(rewritten(saved, change))  # type: ignore[arg-type]
+        with pytest.raises(WeftError) as caught:
+            load_saved(path)
+        assert isinstance(caught.value, ModelError)
+        assert caught.value.where == str(path)
