@@ -151,6 +151,23 @@ def test_a_drivers_cache_of_another_device_is_thrown_away(header: bytes, tmp_pat
         assert len(file.read_bytes()) == len(whole)
 
 
+def test_a_drivers_cache_that_hardly_grows_is_written_at_the_end(tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WEFT_CACHE_DIR", str(tmp_path))
+        device = open_device(0, NO_DIALECT)
+        device.compile(SCALE, values(4))
+        device.keep()
+        (file,) = (tmp_path / "vulkan-pipelines").iterdir()
+        first = file.stat().st_ino
+        device._held.pipelines._kept_bytes += 1 << 20  # as of a driver that keeps more than this one
+        for n in range(5, 8):
+            device.compile(SCALE, values(n))
+            device.keep()
+            assert file.stat().st_ino == first
+        device.close()
+        assert file.stat().st_ino != first
+
+
 def test_compilers_are_looked_for_in_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     inside = glslang._slangpy_library()
     assert inside is not None and "slangpy" not in sys.modules

@@ -73,7 +73,7 @@ def _end() -> None:
         if alone:
             device.close()
         else:
-            device.keep()
+            device.keep(at_the_end=True)
 
 
 class VulkanDevice(GpuDevice):
@@ -201,11 +201,11 @@ class VulkanDevice(GpuDevice):
         span: float | None = recording.span(first, last)
         return span
 
-    def keep(self) -> None:
-        """Save the driver's cache of kernels; closing does so, too."""
+    def keep(self, *, at_the_end: bool = False) -> None:
+        """Save the driver's cache of kernels if it has grown enough, or at the end at all; closing does so, too."""
         with suppress(WeftError):
             if self._finalizer.alive and not forks.why_not():
-                self._held.pipelines.save()
+                self._held.pipelines.save(at_the_end=at_the_end)
 
     def close(self) -> None:
         """Destroy everything the device holds, buffers and recordings included; closing twice is fine."""

@@ -30,6 +30,8 @@ _MODULES = 64
 """Shader modules that are held for further pipelines; each is needed only while one is built from it."""
 _LARGEST_CACHE = 64 << 20
 """Bytes of the driver's cache from which on it is begun anew: it holds the code of pipelines that are long gone."""
+_WORTH_SAVING = 1.1
+"""How many times larger than on disk the driver's cache must be to be written before the end."""
 _HEADER = struct.Struct("<IIII16s")
 """How the driver's cache begins: size of the header, version 1, vendor, device, UUID."""
 
@@ -81,6 +83,8 @@ class Pipelines:
         self._disk = DiskCache("vulkan-pipelines")
         physical = context.physical
         self._key = f"{physical.cache_id} {physical.name} {physical.driver}"
+        self._kept_bytes = 0
+        """Of the driver's cache on disk."""
         self._cache = self._open_cache()
         self._unsaved = False
 
@@ -187,7 +191,9 @@ class Pipelines:
         blob = self._disk.get(self._key)
         if blob is not None and self._is_for_this_device(blob):
             try:
-                return self._new_cache(blob)
+                made = self._new_cache(blob)
+                self._kept_bytes = len(blob)
+                return made
             except OutOfMemory:
                 raise
             except DeviceError as e:
@@ -212,8 +218,11 @@ class Pipelines:
         made = create(lib.vkCreatePipelineCache, self._context.device, info, "VkPipelineCache", what)
         return _Owned(self._context, lib.vkDestroyPipelineCache, made)
 
-    def save(self) -> None:
-        """Keep the driver's cache on disk if a kernel was built since the last time."""
+    def save(self, *, at_the_end: bool = False) -> None:
+        """Keep the driver's cache on disk if kernels were built since the last time and it has grown by a tenth.
+
+        It is written as a whole: with each new shape that would be more and more. `at_the_end` any new kernel counts.
+        """
         with self._lock:
             if not self._unsaved:
                 return
@@ -221,10 +230,13 @@ class Pipelines:
         size = ffi.new("size_t*")
         device, what = self._context.device, "the driver's cache of kernels cannot be read"
         check(lib.vkGetPipelineCacheData(device, cache.handle, size, NULL), what)
+        if not at_the_end and size[0] < self._kept_bytes * _WORTH_SAVING:
+            self._unsaved = True
+            return
         if size[0] > _LARGEST_CACHE:
             with self._lock:
                 if self._cache is cache:  # and it is destroyed when the last thread has built from it
-                    self._cache = self._new_cache(b"")
+                    self._cache, self._kept_bytes = self._new_cache(b""), 0
             return
         data = ffi.new("char[]", max(1, size[0]))
         result = lib.vkGetPipelineCacheData(device, cache.handle, size, data)
@@ -232,12 +244,13 @@ class Pipelines:
             return
         check(result, what)
         self._disk.put(self._key, bytes(ffi.buffer(data, size[0])))
+        self._kept_bytes = int(size[0])
 
     def destroy(self) -> None:
         """Save the cache and destroy every kernel."""
         device = self._context.device
         try:
-            self.save()
+            self.save(at_the_end=True)
         finally:
             for owned in (*self._kernels.clear(), *self._modules.clear(), self._cache):
                 owned.destroy()
