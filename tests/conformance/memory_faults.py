@@ -93,7 +93,7 @@ class OverlapsLiveTensors(CpuBackend):
         return done
 
 
-@fault("storage", "onReleaseBuffer of DYNAMIC memory returned False")
+@fault("storage", "onReleaseBuffer of DYNAMIC memory returned False", LOADS)
 class AnswersFalse(CpuBackend):
     def onReleaseBuffer(self, tensor: Tensor, storage_type: StorageType) -> bool:
         return super().onReleaseBuffer(tensor, storage_type) and storage_type is StorageType.STATIC

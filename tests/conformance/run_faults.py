@@ -171,10 +171,9 @@ class ChangesBetweenRuns(Wrapping):
 
 
 class _FirstSize(Wrapped):
-    batch = 0
-
     def onResize(self, inputs: Inputs, outputs: Outputs) -> None:
-        self.batch = self.batch or (outputs[0].shape or (1,))[0]
+        # Kept by the backend object: executions may be made anew for each size.
+        self.batch = self.backend.sizes.setdefault(outputs[0].name, (outputs[0].shape or (1,))[0])
 
     def onExecute(self, inputs: Inputs, outputs: Outputs) -> None:
         y = outputs[0].memory
@@ -187,6 +186,10 @@ class _FirstSize(Wrapped):
 @fault("resize", "images", RUNS)
 class KeepsTheFirstSize(Wrapping):
     execution, ops = _FirstSize, ("Relu", "Softmax")
+
+    def __init__(self, info: BackendInfo) -> None:
+        super().__init__(info)
+        self.sizes: dict[str, int] = {}
 
 
 @fault("errors", "not usable afterwards", frozenset())

@@ -7,13 +7,15 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 
+from weft.conformance.checks.large import large_blocks
 from weft.conformance.kit import Kit, check, same_bits
+from weft.conformance.networks import Blocks
 from weft.conformance.report import Finding
 from weft.conformance.watch import Call
 from weft.core.graph import Graph
 from weft.core.session import Session
 
-THREADS, RUNS = 4, 6
+THREADS, RUNS, LASTING_RUNS = 4, 6, 12
 PATIENCE = 1.0
 """Seconds that one session waits for the other at a step: a backend may let only one of them run at a time."""
 
@@ -27,6 +29,7 @@ def threads(kit: Kit) -> Iterable[Finding]:
     yield kit.attempt("sessions loaded by several threads", _loads, kit, graph)
     yield kit.attempt("two sessions, step by step in turn", _in_turn, kit, graph)
     yield kit.attempt("the same bits in every thread", _same_bits, kit, graph)
+    yield kit.attempt("several sessions with work that lasts", _lasting, kit, large_blocks(kit))
 
 
 @contextmanager
@@ -93,6 +96,31 @@ def _loads(kit: Kit, graph: Graph) -> str:
         return load_and_run
 
     return _together(kit, [work(k) for k in range(3)])
+
+
+def _lasting(kit: Kit, blocks: Blocks) -> str:
+    """Run sessions on large inputs that take turns, so that the work of one overlaps the copies of another.
+
+    A race may spoil one run in twenty; results are compared by their bits, which is quick, so there can be many.
+    """
+    graph = blocks.chain(3)
+    fed = [blocks.feeds(seed) for seed in range(THREADS)]
+    with ExitStack() as stack:
+        sessions = [stack.enter_context(kit.load(graph)) for _ in range(THREADS)]
+        alone = [sessions[0].run(each) for each in fed]
+        problem = next(filter(None, (kit.compare(graph, *pair) for pair in zip(fed, alone, strict=True))), "")
+
+        def works(session: Session, first: int) -> Callable[[], str]:
+            def work() -> str:
+                for run in range(LASTING_RUNS):
+                    which = (first + run) % THREADS
+                    if not same_bits(session.run(fed[which]), alone[which]):
+                        return f"thread {first}, run {run + 1}: other bits than when the session ran alone"
+                return ""
+
+            return work
+
+        return problem or _together(kit, [works(session, k) for k, session in enumerate(sessions)])
 
 
 def _in_turn(kit: Kit, graph: Graph) -> str:

@@ -40,6 +40,9 @@ def copies(kit: Kit) -> Iterable[Finding]:
         subject = f"inside the device, {_name(one)} to {_name(other)}"
         yield kit.attempt(subject, _inside, kit, one, other, why)
     yield kit.attempt("special values", _special_values, kit)
+    plain = (Layout.NCHW, DType.FLOAT32)
+    for form in (plain, (Layout.NC4HW4, DType.FLOAT32), (Layout.NCHW, DType.FLOAT16)):
+        yield kit.attempt(f"393,420 bytes as {_name(form)}", _large, kit, plain, form, takes[form])
     for name in dict.fromkeys((kit.device, "cpu:0")):
         yield kit.attempt(f"between two objects, one of {name}", _between, kit, name)
 
@@ -141,6 +144,20 @@ def _inside(kit: Kit, one: Form, other: Form, why: str) -> str:
             for tensor in (a, b):
                 backend.onReleaseBuffer(tensor, StorageType.DYNAMIC)
     return ""
+
+
+def _large(kit: Kit, one: Form, other: Form, why: str) -> str:
+    """Copy more than a staging buffer of 64 KiB holds: to the device, inside it, and back."""
+    if why:
+        raise Untried(why)
+    x = numbers((3, 5, 83, 79))
+    with kit.opened() as backend:
+        a, b = (place(backend, x.shape, StorageType.DYNAMIC, form[1], form[0]) for form in (one, other))
+        _copy(backend, _host(x, one), a)
+        _copy(backend, a, b)
+        back = _empty(x.shape, other)
+        _copy(backend, b, back)
+    return _stored_wrongly(back, x)
 
 
 def _between(kit: Kit, name: str) -> str:

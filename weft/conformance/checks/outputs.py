@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import combinations
 
 import numpy as np
@@ -27,10 +28,14 @@ BEHIND = ("Relu", "Neg", "Abs", "Sigmoid")
 @check("outputs", "A2 A5", "of a node with several outputs, those that are read are right, whichever are not")
 def outputs(kit: Kit) -> Iterable[Finding]:
     """Read some of the outputs of every row of the op table that has several."""
-    for row in all_rows():
-        graph = graph_of(row)
-        if len(graph.outputs) > 1:
-            yield kit.attempt(row.id, _some_read, kit, row, graph)
+    for row, graph in _rows_of_several_outputs():
+        yield kit.attempt(row.id, _some_read, kit, row, graph)
+
+
+@cache
+def _rows_of_several_outputs() -> list[tuple[Case, Graph]]:
+    pairs = ((row, graph_of(row)) for row in all_rows())
+    return [(row, graph) for row, graph in pairs if len(graph.outputs) > 1]
 
 
 def _some_read(kit: Kit, row: Case, graph: Graph) -> str:
@@ -39,20 +44,21 @@ def _some_read(kit: Kit, row: Case, graph: Graph) -> str:
         for read in combinations(range(len(names)), count):
             for named in (True, False):
                 problem = _read(kit, row, _reading(graph, read, named=named), read, None)
-                problem = problem or _with_a_node_behind(kit, row, graph, read, named=named)
+                # What stands behind a node does not see the names of outputs that it does not read.
+                problem = problem or ("" if named else _with_a_node_behind(kit, row, graph, read))
                 if problem:
                     others = "named" if named else "without names"
                     return f"reading output {' and '.join(map(str, read))}, the others {others}: {problem}"
     return ""
 
 
-def _with_a_node_behind(kit: Kit, row: Case, graph: Graph, read: Sequence[int], *, named: bool) -> str:
+def _with_a_node_behind(kit: Kit, row: Case, graph: Graph, read: Sequence[int]) -> str:
     """Return what is wrong where another node reads the output, "" also if the backend takes no such node."""
     if len(read) > 1 or not graph.specs[graph.outputs[read[0]]].dtype.is_float:
         return ""
     for kind in BEHIND:
         behind = make_op(kind)
-        whole = _reading(graph, read, named=named)
+        whole = _reading(graph, read, named=False)
         (value,) = whole.outputs
         whole.nodes.append(Node("behind", behind, (value,), ("z",)))
         whole.outputs = ["z"]

@@ -34,6 +34,7 @@ def storage(kit: Kit) -> Iterable[Finding]:
         "STATIC is released one by one": _static_one_by_one,
         "callbacks answer True": _answers,
         "many rounds": _rounds,
+        "more than 64 KiB": _large,
     }
     for subject, attempt in attempts.items():
         yield kit.attempt(subject, _on_a_fresh_backend, kit, attempt)
@@ -222,3 +223,14 @@ def _rounds(backend: Backend) -> str:
         if problem:
             return problem
     return ""
+
+
+def _large(backend: Backend) -> str:
+    """Let tensors that are large live at one time, within a resize and outside of one."""
+    shape = (3, 5, 83, 79)
+    static, eager = place(backend, shape, STATIC, name="static"), place(backend, shape, DYNAMIC, name="eager")
+    backend.onResizeBegin()
+    planned = [place(backend, shape, kind, name=f"{kind.value}{k}") for k in range(2) for kind in (DYNAMIC, SEPARATE)]
+    backend.onAllocateBuffer()
+    backend.onResizeEnd()
+    return _lost(backend, _fill(backend, (static, eager, *planned)), "of tensors that take 393,420 bytes each")
