@@ -1,10 +1,13 @@
 """A cross-section of the tests on a second OpenCL driver, of another vendor than the one that the rest runs on.
 
-What two drivers compute alike owes nothing to one of them. One row of each op, a network, the copies, replays on
-several threads and what the kit asks of memory; the quicker driver, `opencl:0`, has the whole.
+What two drivers compute alike owes nothing to one of them. One row of each op, a network, the copies, the self-test
+of kernels and the order of callbacks; the quicker driver, `opencl:0`, has all tests.
 """
 
 from __future__ import annotations
+
+from contextlib import closing
+from itertools import product
 
 import numpy as np
 import pytest
@@ -16,7 +19,11 @@ from weft.backends.opencl.creator import OpenCLCreator
 from weft.conformance import Case
 from weft.conformance import run as run_kit
 from weft.conformance.checks.table import feeds_of, graph_of
+from weft.core.backend import BackendConfig, StorageType
+from weft.core.dtypes import DType
+from weft.core.layout import Layout, to_storage
 from weft.core.registry import registry
+from weft.core.tensor import Tensor
 from weft.models import scenes
 from weft.ops.elementwise import Elementwise
 
@@ -61,8 +68,26 @@ def test_a_network(other: str, precision: str) -> None:
     assert (y[0].argmax(axis=0) == truth).mean() > 0.95
 
 
-def test_the_kit_on_copies_memory_and_order(other: str) -> None:
-    report = run_kit(other, only=["copies", "order", "resize", "outputs"])
+FORMS = [(Layout.NCHW, DType.FLOAT32), (Layout.NHWC, DType.FLOAT32), (Layout.NC4HW4, DType.FLOAT16)]
+
+
+@pytest.mark.parametrize(("source", "target"), list(product(FORMS, FORMS)))
+def test_M10_copies_to_the_device_inside_it_and_back(
+    other: str, source: tuple[Layout, DType], target: tuple[Layout, DType]
+) -> None:
+    x = np.arange(1, 211, dtype=np.float32).reshape(2, 5, 3, 7)
+    with closing(registry.choose(other)[0].open(BackendConfig())) as backend:
+        held = [Tensor("t", x.shape, dtype, layout) for layout, dtype in (source, target)]
+        assert all(backend.onAcquireBuffer(t, StorageType.DYNAMIC) for t in held)
+        backend.onCopyBuffer(Tensor.from_numpy(x), held[0])
+        backend.onCopyBuffer(*held)
+        back = Tensor.empty(x.shape, target[1], target[0])
+        backend.onCopyBuffer(held[1], back)
+    np.testing.assert_array_equal(back.memory, to_storage(x.astype(target[1].numpy), target[0]))
+
+
+def test_M11_the_order_of_callbacks(other: str) -> None:
+    report = run_kit(other, only=["order"])
     assert report.ok, report
 
 
