@@ -1,10 +1,19 @@
-"""Backends in single Python files."""
+"""Backends in single Python files, and the modules beside them that they import.
+
+Each folder is a package under a private name, so that `from .acme_common import Table` finds `acme_common.py`
+beside the file. Such a module is executed once, whichever files import it. Nothing is written into the folder, and
+`sys.path` stays as it is.
+"""
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import re
 import sys
-from importlib.machinery import SourceFileLoader
+from collections.abc import Iterator, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -12,35 +21,56 @@ from types import CodeType, ModuleType
 from weft.core.blame import sent_by_signal
 from weft.plugins.interface import MalformedError, guarded, version_of_file
 
-_modules: dict[Path, tuple[tuple[int, int, int], ModuleType, str]] = {}
+PREFIX = "_weft_backends_"
+_folders: dict[str, Path] = {}
+"""The folder of each private package."""
+_sources: dict[str, bytes] = {}
+"""By module name, all that the module was made of: the text of its file and of the files that it imports."""
 _loading: set[Path] = set()
 
 
 class _Loader(SourceFileLoader):
     """Compiles the file each time: nothing is written beside it, and a changed file is never taken for the old one."""
 
-    version = ""
-    """That of the text which was compiled last."""
-
     def get_code(self, fullname: str) -> CodeType:
         """Return the code of the file."""
-        source = self.get_data(self.path)
-        self.version = version_of_file(source)
-        return self.source_to_code(source, self.path)
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Execute the file, and note what it was made of."""
+        made_of = _made_of(Path(self.path), _package_of(module))
+        super().exec_module(module)
+        _sources[module.__name__] = made_of
+
+
+class _Finder(MetaPathFinder):
+    """Finds the modules of the private packages; it knows no others."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the file of a module in one of the folders."""
+        package, _, inside = fullname.partition(".")
+        folder = _folders.get(package)
+        file = None if folder is None else _file_of(folder, inside.split("."))
+        return None if file is None else _spec(fullname, file)
 
 
 def load_module(file: Path) -> tuple[ModuleType, str]:
-    """Return the module of a file, executed once for as long as the file does not change, and its version."""
+    """Return the module of a file and its version.
+
+    It is executed once for as long as neither the file nor what it imports from beside it changes.
+    """
     if file in _loading:
         raise MalformedError("it asks, while it is imported, for folders to be searched in which it lies")
     _loading.add(file)
     try:
-        stat = file.stat()
-        state = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
-        known = _modules.get(file)
-        if known is None or known[0] != state:
-            _modules[file] = known = (state, *_executed(file))
-        return known[1:]
+        name = f"{_package(file.parent)}.{_stem(file)}"
+        made_of = _made_of(file, ())
+        _forget_changed(file.parent)
+        if _sources.get(name) != made_of or name not in sys.modules:
+            _execute(name, file)
+        return sys.modules[name], version_of_file(made_of)
     except OSError as e:
         if sent_by_signal(e):
             raise
@@ -49,17 +79,105 @@ def load_module(file: Path) -> tuple[ModuleType, str]:
         _loading.discard(file)
 
 
-def _executed(file: Path) -> tuple[ModuleType, str]:
-    digest = hashlib.sha256(str(file).encode(errors="surrogateescape")).hexdigest()[:12]
-    name = f"_weft_backend_{digest}_{file.stem}"
-    loader = _Loader(name, str(file))
-    spec = spec_from_file_location(name, file, loader=loader)
-    assert spec is not None
+def _package(folder: Path) -> str:
+    """Return the name of the private package of a folder, which is made the first time."""
+    name = PREFIX + hashlib.sha256(str(folder).encode(errors="surrogateescape")).hexdigest()[:12]
+    if name not in _folders:
+        package = ModuleType(name, f"The backends in {folder}.")
+        package.__path__ = []  # a package, of which `_Finder` alone knows the modules
+        _folders[name] = folder
+        sys.modules[name] = package
+        if not any(isinstance(f, _Finder) for f in sys.meta_path):
+            sys.meta_path.append(_Finder())
+    return name
+
+
+def _stem(file: Path) -> str:
+    """Return the name of a file as a module: a link may lead to a file of any name."""
+    plain = re.sub(r"\W", "_", file.stem)
+    return plain if file.name == f"{plain}.py" else f"{plain}_{hashlib.sha256(file.name.encode()).hexdigest()[:12]}"
+
+
+def _execute(name: str, file: Path) -> None:
+    spec = _spec(name, file)
     module = module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look a class's module up
+    loader = spec.loader
+    assert loader is not None
     try:
         guarded(lambda: loader.exec_module(module), "it cannot be imported")
     except BaseException:
         sys.modules.pop(name, None)
         raise
-    return module, loader.version
+
+
+def _spec(name: str, file: Path) -> ModuleSpec:
+    inside: list[str] | None = [] if file.name == "__init__.py" else None
+    spec = spec_from_file_location(name, file, loader=_Loader(name, str(file)), submodule_search_locations=inside)
+    assert spec is not None
+    return spec
+
+
+def _package_of(module: ModuleType) -> tuple[str, ...]:
+    """Return where a module lies within its folder: the names of the packages."""
+    assert module.__spec__ is not None
+    return tuple((module.__spec__.parent or "").split(".")[1:])
+
+
+# -- what a file is made of --------------------------------------------------------------------------------------
+
+
+def _forget_changed(folder: Path) -> None:
+    """Drop the modules of a folder that are not made of what is there now; the next import executes them anew."""
+    package = _package(folder)
+    for name in [n for n in _sources if n.startswith(f"{package}.")]:
+        inside = name.split(".")[1:]
+        file = _file_of(folder, inside)
+        if file is None or _made_of(file, _parents(file, inside)) != _sources[name]:
+            sys.modules.pop(name, None)
+            del _sources[name]
+
+
+def _parents(file: Path, inside: Sequence[str]) -> tuple[str, ...]:
+    return tuple(inside if file.name == "__init__.py" else inside[:-1])
+
+
+def _made_of(file: Path, package: tuple[str, ...]) -> bytes:
+    """Return the text of a file, and after it that of the modules beside it which it imports, and these."""
+    root = file.parents[len(package) - 1] if package and file.name == "__init__.py" else file.parents[len(package)]
+    found: dict[Path, bytes] = {}
+    left = [(file, package)]
+    while left:
+        each, inside = left.pop()
+        if each in found:
+            continue
+        found[each] = each.read_bytes()
+        for names in _imported(found[each], inside):
+            other = _file_of(root, names)
+            if other is not None:
+                left.append((other, _parents(other, names)))
+    more = (str(f.relative_to(root)).encode() + b"\0" + found[f] for f in sorted(found) if f != file)
+    return b"\0".join([found[file], *more])
+
+
+def _imported(source: bytes, package: tuple[str, ...]) -> Iterator[list[str]]:
+    """Give the modules that relative imports of a text may mean; none where it has no syntax."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = [*package[: len(package) - node.level + 1], *(node.module or "").split(".")]
+            base = [part for part in base if part]
+            yield from (base[:k] for k in range(1, len(base) + 1))
+            yield from ([*base, alias.name] for alias in node.names)
+
+
+def _file_of(folder: Path, inside: Sequence[str]) -> Path | None:
+    """Return the file of a module, given as names from its folder on, or None if there is none."""
+    place = folder.joinpath(*inside)
+    for file in (place.with_name(f"{place.name}.py"), place / "__init__.py"):
+        if all(inside) and file.is_file():
+            return file
+    return None
