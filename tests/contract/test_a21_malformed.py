@@ -135,6 +135,19 @@ C_CASES = {
 
 
 @needs_compiler
+@pytest.mark.parametrize("more", range(9))
+def test_A21_of_a_table_that_ends_within_a_pointer_nothing_is_called(more: int, tmp_path: Path) -> None:
+    absent = "static int32_t gone(char *text, size_t size) { (void)size; text[0] = 'x'; text[1] = 0; return 1; }\n"
+    source = c(table=C_TABLE.replace("static int32_t supports", f"{absent}static int32_t supports", 1))
+    cut = source.replace("sizeof table", f"offsetof(weft_backend, absent) + {more}, .absent = gone")
+    write(tmp_path / "acme_npu_backend.so", cut)
+    registry = new_registry()
+    registry.rescan([tmp_path])
+    assert registry.failures == {}
+    assert registry.absent() == ({"acme": "x"} if more == 8 else {})
+
+
+@needs_compiler
 @pytest.mark.parametrize("case", C_CASES)
 def test_A21_native(case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     source, reason = C_CASES[case]

@@ -205,6 +205,31 @@ def test_4_close_clears_the_memory_of_every_backend_once() -> None:
     assert made.seen == ["clear", "close"]
 
 
+def test_4_executions_and_constants_are_given_back_whatever_one_of_them_raises(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    made: Any = answering("Execution.close", "the door is stuck")
+    seen: list[str] = []
+    inner = made.onReleaseBuffer
+
+    def release(self: Any, tensor: Any, storage: Any) -> Any:
+        seen.append(f"{tensor.name} {storage.name}")
+        return inner(self, tensor, storage)
+
+    def close(self: Any) -> Any:
+        seen.append("close")
+        return stuck(self)
+
+    made.onReleaseBuffer = release
+    execution: Any = made.find_creator("Add")._make
+    stuck, execution.close = execution.close, close
+    with registered(Creator(made)):
+        session = weft.load(sums(), "acme")
+        seen.clear()
+        session.close()
+    assert seen == ["close", "close", "c STATIC"] and "the door is stuck" in caplog.text
+
+
 def filling(answer: object) -> Any:
     return answering("onFillInput", answer)
 

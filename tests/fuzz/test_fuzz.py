@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,16 @@ def test_unknown_words_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--target", "nothing-such"])
     assert "nothing-such is not known; there are " in capsys.readouterr().err
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler: apt install gcc libc6-dev")
+def test_backends_in_c_that_break_every_rule(tmp_path: Path) -> None:
+    arguments = ["--target", "c-backends", "--cases", "150", "--seed", "1", "--nice", "0"]
+    assert main([*arguments, "--report", str(tmp_path / "report.json")]) == 0
+    (shift,) = json.loads((tmp_path / "report.json").read_text())["shifts"]
+    words = shift["words"]
+    assert sum(words.values()) == 150
+    assert {"right, on the library", "skipped at load, with a reason", "an error: DeviceError"} <= words.keys()
 
 
 def test_every_target_says_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:

@@ -99,7 +99,10 @@ def _table_at(address: int | None) -> CBackend:
             f"BackendFactory returned a table whose struct_size is {size}, where {LEAST_SIZE} is the least"
         )
     table = CBackend()
-    ctypes.memmove(ctypes.addressof(table), address, min(size, ctypes.sizeof(table)))
+    fields = [getattr(CBackend, name) for name, _ in CBackend._fields_]
+    # Whole fields alone: a part of a pointer leads nowhere.
+    known = max(field.offset + field.size for field in fields if field.offset + field.size <= size)
+    ctypes.memmove(ctypes.addressof(table), address, known)
     missing = [name for name in REQUIRED if not getattr(table, name)]
     if missing:
         raise MalformedError(f"the table that BackendFactory returned has no {' and no '.join(missing)}")
