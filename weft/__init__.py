@@ -29,6 +29,7 @@ from weft.core.debug import DebugRecord
 from weft.core.dtypes import DType
 from weft.core.graph import Graph, Node
 from weft.core.layout import Layout
+from weft.core.limits import Limits
 from weft.core.op import Op, register_op
 from weft.core.optimized import OptimizedNetwork, PreCompiled
 from weft.core.profile import Profile
@@ -60,6 +61,7 @@ __all__ = [
     "ForwardType",
     "Graph",
     "Layout",
+    "Limits",
     "MemoryManager",
     "MemoryMode",
     "Network",

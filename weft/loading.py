@@ -27,6 +27,7 @@ from weft.core.debug import DebugSink, FileSink
 from weft.core.graph import Graph, bind
 from weft.core.hints import check_hints
 from weft.core.layout import Shape
+from weft.core.limits import Limits
 from weft.core.loaded import opened
 from weft.core.optimized import OptimizedNetwork
 from weft.core.optimizer import OptimizerOptions
@@ -67,6 +68,7 @@ def load(
     debug: DebugSink | str | os.PathLike[str] | None = None,
     profile: bool = False,
     backend_options: BackendOptions | None = None,
+    limits: Limits | Mapping[str, float] | None = None,
     runtime: Runtime | None = None,
     progress: Progress | None = None,
 ) -> Session:
@@ -88,6 +90,10 @@ def load(
     --options` lists them, and ConfigError names what no backend takes. `runtime` holds the session and its
     backends' contexts; by default that of the process.
 
+    `limits` are what the model may cost before it runs, `Limits` or some of them by name:
+    {"nodes": 1_000_000}. A model that goes beyond one is refused with ModelError; what folding constants
+    would take beyond `folding_bytes` or `folding_seconds` is computed in every run instead.
+
     An `OptimizedNetwork`, or the path of a saved one ("model.weft"), is loaded as it was optimised: of the
     options above, only `profile`, `runtime` and `progress` are taken then.
     """
@@ -99,15 +105,16 @@ def load(
         model = OptimizedNetwork.load(Path(model), backends=held.registry)
     if isinstance(model, OptimizedNetwork):
         plain = device == "auto" and config == BackendConfig() and fallback == "cpu"
-        if not plain or shapes or hints or debug or backend_options:
+        if not plain or shapes or hints or debug or backend_options or limits:
             raise ConfigError(
                 "an optimised network is loaded as it is",
                 why="it was optimised for its devices, shapes and precision already",
                 fix="pass these options to weft.optimize",
             )
         return Session.of_optimized(model, runtime=held, profile=profile, progress=progress)
-    with _reading(model, shapes, config.precision) as (graph_of, ahead):
-        choices, options, host = _plan(held, device, fallback, hints, debug, config, backend_options)
+    most = Limits.of(limits)
+    with _reading(model, shapes, config.precision, most) as (graph_of, ahead):
+        choices, options, host = _plan(held, device, fallback, hints, debug, config, backend_options, most)
         with _prepared(choices if _is_there(model) else []):
             graph = graph_of()
         return Session(
@@ -130,6 +137,7 @@ def optimize(
     hints: Mapping[str, DeviceName] | None = None,
     debug: DebugSink | str | os.PathLike[str] | None = None,
     backend_options: BackendOptions | None = None,
+    limits: Limits | Mapping[str, float] | None = None,
     runtime: Runtime | None = None,
 ) -> OptimizedNetwork:
     """Return the network rewritten, divided over the devices and optimised by their backends; see `load`.
@@ -139,8 +147,9 @@ def optimize(
     is loaded.
     """
     config, held = _config(precision, memory, power, fusing, winograd), runtime or default_runtime()
-    with _reading(model, shapes, config.precision) as (graph_of, ahead):
-        choices, options, host = _plan(held, device, fallback, hints, debug, config, backend_options)
+    most = Limits.of(limits)
+    with _reading(model, shapes, config.precision, most) as (graph_of, ahead):
+        choices, options, host = _plan(held, device, fallback, hints, debug, config, backend_options, most)
         graph = graph_of()
         validate(graph)
         check_hints(graph, options.hints, [c.device for c in choices])
@@ -176,6 +185,7 @@ def _plan(
     debug: DebugSink | str | os.PathLike[str] | None,
     config: BackendConfig,
     backend_options: BackendOptions | None,
+    limits: Limits,
 ) -> tuple[list[Choice], OptimizerOptions, Choice]:
     """Return the devices in order, the options, and where debug nodes run: on the CPU, whatever the devices."""
     if fallback not in ("cpu", "error"):
@@ -187,7 +197,7 @@ def _plan(
         choices.append(cpu)
     *choices, cpu = runtime.with_options([*choices, cpu], backend_options)
     placed = resolved(known, {} if hints is None else hints)
-    return choices, OptimizerOptions(config, placed, fallback, _sink(debug)), cpu
+    return choices, OptimizerOptions(config, placed, fallback, _sink(debug), limits), cpu
 
 
 def _sink(debug: object) -> DebugSink | None:
@@ -271,7 +281,7 @@ def _register_ops() -> None:
 
 @contextmanager
 def _reading(
-    model: Model, shapes: Mapping[str, Shape] | None, precision: Precision
+    model: Model, shapes: Mapping[str, Shape] | None, precision: Precision, limits: Limits
 ) -> Iterator[tuple[Callable[[], Graph], Ahead]]:
     """Read a model in a thread of its own, and make it ready: drivers take as long to tell and open their devices.
 
@@ -279,19 +289,19 @@ def _reading(
     """
     pool = ThreadPoolExecutor(1, "weft-read")
     try:
-        graph_of = pool.submit(_graph, model).result
-        yield graph_of, Ahead(pool.submit(prepare_ahead, graph_of, shapes, precision))
+        graph_of = pool.submit(_graph, model, limits).result
+        yield graph_of, Ahead(pool.submit(prepare_ahead, graph_of, shapes, precision, limits))
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _graph(model: Model) -> Graph:
+def _graph(model: Model, limits: Limits) -> Graph:
     # Imported late: onnx takes longer to import than all of Weft.
     from weft.frontends.builder import Network
     from weft.frontends.onnx import load as load_onnx
 
     if not isinstance(model, (Graph, Network)):
-        return load_onnx(model)
+        return load_onnx(model, limits=limits)
     _register_ops()
     return model if isinstance(model, Graph) else model.to_graph()
 

@@ -17,6 +17,7 @@ from weft.core import ahead
 from weft.core.ahead import Ahead, prepare_ahead
 from weft.core.backend import Precision
 from weft.core.graph import Graph
+from weft.core.limits import Limits
 from weft.core.network import Network, prepare_network
 from weft.core.registry import Choice, registry
 from weft.core.runtime import Runtime
@@ -162,4 +163,4 @@ def test_a_graph_that_is_not_there_has_no_network() -> None:
     def missing() -> Graph:
         raise OSError
 
-    assert prepare_ahead(missing, None, Precision.HIGH) is None
+    assert prepare_ahead(missing, None, Precision.HIGH, Limits()) is None

@@ -18,6 +18,7 @@ from weft.backends.gpu.fusion import can_fuse
 from weft.core.dtypes import DType
 from weft.core.graph import Graph
 from weft.core.layout import Array
+from weft.core.limits import Budget, Limits
 from weft.core.op import Constants, Op
 from weft.core.optimize import PASSES, run_passes
 from weft.core.optimize.batch_norm import fold_batch_norm
@@ -118,11 +119,10 @@ def test_a_node_that_fails_on_its_constants_stays_to_say_so_when_it_runs() -> No
         session.run()
 
 
-def test_a_constant_that_would_be_huge_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.core.optimize.constants.MAX_FOLDED_BYTES", 100)
+def test_a_constant_that_would_be_huge_is_not_computed() -> None:
     net = Net()
     graph = net.finish(net.add("Expand", f32(1), np.array([1000]), name="y"))
-    assert kinds(fold_constants(graph)) == ["Expand"]
+    assert kinds(fold_constants(graph, Budget(Limits(folding_bytes=100)))) == ["Expand"]
 
 
 def test_folding_says_nothing_about_nan_and_infinity() -> None:

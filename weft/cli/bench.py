@@ -25,6 +25,7 @@ from weft.cli.options import (
     InputOption,
     IterationsOption,
     JsonOption,
+    LimitOption,
     ModelArgument,
     ShapeOption,
     WarmupOption,
@@ -32,7 +33,14 @@ from weft.cli.options import (
 )
 from weft.cli.results import precision_notes
 from weft.cli.roofline import Peaks, analysed, peaks_of, whole
-from weft.cli.targets import device_orders, parse_backend_options, parse_pairs, parse_precisions, parse_shapes
+from weft.cli.targets import (
+    device_orders,
+    parse_backend_options,
+    parse_limits,
+    parse_pairs,
+    parse_precisions,
+    parse_shapes,
+)
 from weft.core.backend import Precision
 from weft.core.layout import Array
 from weft.loading import load
@@ -55,6 +63,7 @@ def bench(
     backend_option: BackendOptionOption = None,
     fusing: FusingOption = True,
     winograd: WinogradOption = True,
+    limit: LimitOption = None,
     profile: Annotated[bool, typer.Option("--profile", help="Print what takes the time of one run.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -68,14 +77,14 @@ def bench(
     A profile sets each time against the node's operations and bytes: `roofline` is the share of what the
     device's datasheet allows, where the device is known.
     """
-    graph = read_model(model)
+    graph = read_model(model, parse_limits(limit))
     files = parse_pairs(inputs, "--input", "x=x.npy")
     arrays, remarks = collect(graph, files, parse_shapes(shape), Preparation())
     for remark in remarks:
         note(remark)
     order = [(names, each) for names in device_orders(device) for each in parse_precisions(precision)]
     own = parse_backend_options(backend_option)
-    options = {"backend_options": own, "fusing": fusing, "winograd": winograd}
+    options = {"backend_options": own, "fusing": fusing, "winograd": winograd, "limits": parse_limits(limit)}
     rows: list[dict[str, Any]] = []
     try:
         for row in _rows(model, order, arrays, (iterations, warmup), profile, options):

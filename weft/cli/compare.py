@@ -19,16 +19,18 @@ from weft.cli.options import (
     DeviceOption,
     FusingOption,
     InputOption,
+    LimitOption,
     ModelArgument,
     ShapeOption,
     WinogradOption,
 )
 from weft.cli.results import precision_notes
-from weft.cli.targets import device_orders, parse_backend_options, parse_pairs, parse_shapes
+from weft.cli.targets import device_orders, parse_backend_options, parse_limits, parse_pairs, parse_shapes
 from weft.core.backend import Precision
 from weft.core.graph import Graph, bind
 from weft.core.layout import Array
-from weft.core.optimize import run_passes
+from weft.core.limits import Budget
+from weft.core.optimize import PASSES, run_passes
 from weft.core.registry import registry
 from weft.errors import ConfigError
 from weft.loading import load
@@ -49,6 +51,7 @@ def compare(
     backend_option: BackendOptionOption = None,
     fusing: FusingOption = True,
     winograd: WinogradOption = True,
+    limit: LimitOption = None,
 ) -> None:
     """Run a network on two devices and compare every value on the way.
 
@@ -56,16 +59,20 @@ def compare(
     number that is finite on one side only is a difference; where numbers that are not finite begin is said below.
     Two runs on the same device at the same precision are refused.
     """
-    graph = read_model(model)
+    limits = parse_limits(limit)
+    graph = read_model(model, limits)
     orders = _two_runs(device, precision)
     files = parse_pairs(inputs, "--input", "x=x.npy")
     arrays, remarks = collect(graph, files, parse_shapes(shape), Preparation())
     for remark in remarks:
         note(remark)
-    shown = _expose(run_passes(bind(graph, {name: a.shape for name, a in arrays.items()})))
+    budget = Budget(limits)
+    bound = bind(graph, {name: a.shape for name, a in arrays.items()})
+    shown = _expose(run_passes(bound, [each.within(budget) for each in PASSES]))
     levels = (Precision.HIGH, precision)
-    own = {"backend_options": parse_backend_options(backend_option), "fusing": fusing, "winograd": winograd}
-    first, second = (_values(shown, names, arrays, p, own) for names, p in zip(orders, levels, strict=True))
+    own = parse_backend_options(backend_option)
+    options = {"backend_options": own, "fusing": fusing, "winograd": winograd, "limits": limits}
+    first, second = (_values(shown, names, arrays, p, options) for names, p in zip(orders, levels, strict=True))
     _print(shown, first, second, threshold)
     labels = (f"{_label(names)} at precision {p.value}" for names, p in zip(orders, levels, strict=True))
     _say_not_finite(shown, arrays, dict(zip(labels, (first, second), strict=True)))
@@ -101,11 +108,11 @@ def _expose(graph: Graph) -> Graph:
 
 
 def _values(
-    graph: Graph, names: list[str], arrays: Mapping[str, Array], precision: Precision, own: Mapping[str, Any]
+    graph: Graph, names: list[str], arrays: Mapping[str, Array], precision: Precision, options: Mapping[str, Any]
 ) -> dict[str, Array]:
     """Return every value of a run, and say where it was and at which precision."""
     label = _label(names)
-    session_of = partial(load, graph, names, precision=precision, **own)
+    session_of = partial(load, graph, names, precision=precision, **options)
     with working(f"running on {label}"), session_of() as session:
         values, report = dict(zip(session.outputs, session.run(arrays), strict=True)), session.report
     nodes = ", ".join(f"{device} {count}" for device, count in report.nodes_by_device.items())

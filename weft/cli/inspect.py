@@ -16,17 +16,19 @@ from weft.cli.options import (
     BackendPathOption,
     FusingOption,
     HintOption,
+    LimitOption,
     OnlyShapeOption,
     PrecisionOption,
     WinogradOption,
 )
-from weft.cli.targets import parse_backend_options, parse_hints, parse_shapes
+from weft.cli.targets import parse_backend_options, parse_hints, parse_limits, parse_shapes
 from weft.core.assign import why_not
 from weft.core.backend import Backend, BackendConfig, ForwardType, Precision
 from weft.core.backend_options import BackendOptions
 from weft.core.graph import Graph, bind
 from weft.core.hints import check_hints
 from weft.core.layout import Shape
+from weft.core.limits import Budget
 from weft.core.loaded import opened
 from weft.core.network import prepare_network, steps
 from weft.core.optimized import Copy, OptimizedNetwork
@@ -62,6 +64,7 @@ def inspect(
     backend_option: BackendOptionOption = None,
     fusing: FusingOption = True,
     winograd: WinogradOption = True,
+    limit: LimitOption = None,
 ) -> None:
     """Show a network's inputs, outputs and ops, and how it would be divided over devices.
 
@@ -76,7 +79,8 @@ def inspect(
         table(("rewrite", "what it does"), [*((each.name, each.description) for each in steps(precision)), last])
         return
     try:
-        graph = read_model(model)
+        limits = parse_limits(limit)
+        graph = read_model(model, limits)
     except UnsupportedOps as e:
         error(e.what)
         for problem in e.problems:
@@ -88,9 +92,9 @@ def inspect(
         _note_open(graph, parse_shapes(shape))
     bound = bind(graph, {**_ones(graph), **parse_shapes(shape)})
     if passes:
-        _passes(bound, precision)
+        _passes(bound, precision, Budget(limits))
     config = BackendConfig(precision=precision, fusing=fusing, winograd=winograd)
-    options = OptimizerOptions(config, resolved(registry, parse_hints(hint)))
+    options = OptimizerOptions(config, resolved(registry, parse_hints(hint)), limits=limits)
     own = parse_backend_options(backend_option)
     _division(bound, _chosen(devices), options, own, nodes=nodes, short=unsupported)
 
@@ -129,11 +133,11 @@ def _note_open(graph: Graph, shapes: dict[str, Shape]) -> None:
         note(f"sizes that the model leaves open are taken as 1 for {', '.join(left)}; --shape gives others")
 
 
-def _passes(graph: Graph, precision: Precision) -> None:
+def _passes(graph: Graph, precision: Precision, budget: Budget) -> None:
     line(f"as read: {len(graph.nodes)} nodes", "bold")
     line(str(graph))
     for each in steps(precision):
-        rewritten = each(graph)
+        rewritten = each.within(budget)(graph)
         changed = [str(n) for n in rewritten.nodes] != [str(n) for n in graph.nodes]
         line(f"{each.name}: {each.description}", "bold")
         line(f"  {len(graph.nodes)} -> {len(rewritten.nodes)} nodes" if changed else "  nothing to do")
@@ -146,7 +150,7 @@ def _division(
     bound: Graph, choices: list[Choice], options: OptimizerOptions, own: BackendOptions, *, nodes: bool, short: bool
 ) -> None:
     """Print who refuses what, and what is done about it; as `weft.load` does, the CPU takes what is left."""
-    prepared = prepare_network(bound, options.config.precision).graph
+    prepared = prepare_network(bound, options.config.precision, options.limits).graph
     cpu = Choice(registry.find(ForwardType.CPU), 0)
     asked = [c.device for c in choices]
     order = default_runtime().with_options(choices if cpu.device in asked else [*choices, cpu], own)

@@ -6,13 +6,14 @@ from pathlib import Path
 
 from weft.cli.console import working
 from weft.core.graph import Graph
+from weft.core.limits import Limits
 from weft.errors import ConfigError
 from weft.frontends.onnx import load as load_onnx
 from weft.loading import SAVED
 
 
-def read_model(path: Path) -> Graph:
-    """Return the network in an ONNX file; ConfigError for one that `weft optimize` saved."""
+def read_model(path: Path, limits: Limits) -> Graph:
+    """Return the network in an ONNX file, within limits; ConfigError for one that `weft optimize` saved."""
     if path.suffix == SAVED:
         raise ConfigError(
             f"{path.name} is a saved network, and this command takes an ONNX file",
@@ -21,4 +22,4 @@ def read_model(path: Path) -> Graph:
             fix=f"name the ONNX file that it was made from; `weft run {path}` runs it as it is",
         )
     with working(f"reading {path.name}"):
-        return load_onnx(path)
+        return load_onnx(path, limits=limits)

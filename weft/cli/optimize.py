@@ -16,13 +16,14 @@ from weft.cli.options import (
     DeviceOption,
     FusingOption,
     HintOption,
+    LimitOption,
     ModelArgument,
     NeededShapeOption,
     PrecisionOption,
     StrictOption,
     WinogradOption,
 )
-from weft.cli.targets import device_orders, parse_backend_options, parse_hints, parse_shapes
+from weft.cli.targets import device_orders, parse_backend_options, parse_hints, parse_limits, parse_shapes
 from weft.core.backend import Precision
 from weft.core.graph import bind
 from weft.core.layout import Shape
@@ -43,6 +44,7 @@ def optimize(
     backend_option: BackendOptionOption = None,
     fusing: FusingOption = True,
     winograd: WinogradOption = True,
+    limit: LimitOption = None,
 ) -> None:
     """Rewrite a network, divide it over devices in order of preference ("vulkan+cpu"), and save it.
 
@@ -58,7 +60,7 @@ def optimize(
     if target.suffix != SAVED:
         raise ConfigError(f"{str(target)!r} does not end in {SAVED}", fix=f"write -o {target.with_suffix(SAVED)}")
     fallback = "error" if strict else "cpu"
-    graph, shapes = read_model(model), parse_shapes(shape)
+    graph, shapes = read_model(model, parse_limits(limit)), parse_shapes(shape)
     check_sizes(bind(graph, shapes), _as_options)
     with working(f"optimising {model.name}"):
         network = optimize_model(
@@ -71,6 +73,7 @@ def optimize(
             backend_options=parse_backend_options(backend_option),
             fusing=fusing,
             winograd=winograd,
+            limits=parse_limits(limit),
         )
         network.save(target)
     order = " -> ".join(f"{part.device} ({len(part.graph.nodes)})" for part in network.parts)

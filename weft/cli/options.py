@@ -49,6 +49,14 @@ BackendOptionOption = Annotated[
         help="An option of a backend, BACKEND.NAME=VALUE, as `weft devices --options` lists them; may be repeated.",
     ),
 ]
+LimitOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--limit",
+        help="What the model may cost before it runs, NAME=NUMBER: nodes, constant_bytes, folding_bytes or "
+        "folding_seconds; may be repeated.",
+    ),
+]
 InputOption = Annotated[
     list[str] | None,
     typer.Option("--input", "-i", help="NAME=FILE: a .npy array, or a picture that is resized to the input."),

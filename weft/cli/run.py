@@ -21,6 +21,7 @@ from weft.cli.options import (
     InputOption,
     IterationsOption,
     LabelsOption,
+    LimitOption,
     MeanOption,
     OutputOption,
     PrecisionOption,
@@ -34,10 +35,18 @@ from weft.cli.options import (
     WinogradOption,
 )
 from weft.cli.results import Ranking, Writer, file_name, summary
-from weft.cli.targets import device_orders, parse_backend_options, parse_hints, parse_pairs, parse_shapes
+from weft.cli.targets import (
+    device_orders,
+    parse_backend_options,
+    parse_hints,
+    parse_limits,
+    parse_pairs,
+    parse_shapes,
+)
 from weft.core.backend import Precision
 from weft.core.graph import Graph
 from weft.core.layout import Array
+from weft.core.limits import Limits
 from weft.core.optimized import OptimizedNetwork
 from weft.core.report import Report
 from weft.errors import ConfigError
@@ -51,6 +60,7 @@ UNCHANGED: Mapping[str, Any] = {
     "backend_options": {},
     "fusing": True,
     "winograd": True,
+    "limits": Limits(),
 }
 """What the options of a session are if none is given: a saved network takes no others."""
 
@@ -76,6 +86,7 @@ def run(
     backend_option: BackendOptionOption = None,
     fusing: FusingOption = True,
     winograd: WinogradOption = True,
+    limit: LimitOption = None,
 ) -> None:
     """Run a network and show its outputs, its time, and what ran where.
 
@@ -90,6 +101,7 @@ def run(
         "backend_options": parse_backend_options(backend_option),
         "fusing": fusing,
         "winograd": winograd,
+        "limits": parse_limits(limit),
     }
     source, graph, orders = _read(model, device, options)
     writer, ranking = Writer.parse(output, len(orders)), Ranking.parse(top, labels, softmax)
@@ -116,14 +128,14 @@ def _read(
         if device != "auto" or options != UNCHANGED:
             raise ConfigError(
                 f"{model.name} was optimised for its devices and precision, and runs as it is",
-                fix="leave options of devices, precision and arithmetic out, "
+                fix="leave options of devices, precision, arithmetic and limits out, "
                 "or give them to `weft optimize`",
             )
         network = OptimizedNetwork.load(model)
         return network, network.graph, [list(network.devices)]
     orders = device_orders(device)
     with working(f"reading {model.name}"):
-        graph = load_onnx(model)
+        graph = load_onnx(model, limits=options["limits"])
     return graph, graph, orders
 
 

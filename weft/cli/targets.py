@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from weft.core.arrays import take_shape
 from weft.core.backend import Precision
 from weft.core.layout import Shape
+from weft.core.limits import Limits
 from weft.core.registry import DeviceName, registry
 from weft.errors import ConfigError
 
@@ -69,6 +70,21 @@ def parse_backend_options(given: Sequence[str] | None) -> dict[DeviceName, dict[
         option = next((each for each in declared if each.name == name), None)
         found.setdefault(backend.lower(), {})[name] = option.parse(text) if option else text
     return found
+
+
+def parse_limits(given: Sequence[str] | None) -> Limits:
+    """Return the limits of `--limit`; the others are as by default."""
+    found: dict[str, float] = {}
+    for name, text in parse_pairs(given, "--limit", "nodes=1000000").items():
+        try:
+            found[name] = int(text)
+        except ValueError:
+            try:
+                found[name] = float(text)
+            except ValueError:
+                fix = "write, for instance, --limit nodes=1000000"
+                raise ConfigError(f"--limit {name}={text} is not a number", fix=fix) from None
+    return Limits.of(found)
 
 
 def parse_shapes(given: Sequence[str] | None) -> dict[str, Shape]:

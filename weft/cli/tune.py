@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -18,12 +19,18 @@ from weft.cli.options import (
     BackendOptionOption,
     BackendPathOption,
     DeviceOption,
+    LimitOption,
     ModelArgument,
     OnlyShapeOption,
 )
-from weft.cli.targets import device_orders, parse_backend_options, parse_precisions, parse_shapes
+from weft.cli.targets import (
+    device_orders,
+    parse_backend_options,
+    parse_limits,
+    parse_precisions,
+    parse_shapes,
+)
 from weft.core.backend import Precision
-from weft.core.backend_options import BackendOptions
 from weft.core.layout import Shape
 from weft.core.registry import registry
 from weft.errors import ConfigError
@@ -49,6 +56,7 @@ def tune(
     again: Annotated[bool, typer.Option("--again", help="Try again what was tried before.")] = False,
     backend_path: BackendPathOption = None,
     backend_option: BackendOptionOption = None,
+    limit: LimitOption = None,
 ) -> None:
     """Time the candidates of each kernel of a network on its devices, and keep the fastest that is right.
 
@@ -60,18 +68,19 @@ def tune(
         _check(output)
     else:
         _check_cache()
-    graph = read_model(model)
+    limits = parse_limits(limit)
+    graph = read_model(model, limits)
     arrays, remarks = collect(graph, {}, parse_shapes(shape), Preparation())
     for remark in remarks:
         note(remark)
     if not config.tuning_enabled():
         note("loads will not use what is found: WEFT_TUNING=0 is set")
     shapes = {name: a.shape for name, a in arrays.items()}
-    own = parse_backend_options(backend_option)
+    options = {"backend_options": parse_backend_options(backend_option), "limits": limits}
     tables: list[TuningTable] = []
     for names in device_orders(device):
         for each in parse_precisions(precision):
-            tables += _tune(model, names, each, shapes, (budget, again), output, own)
+            tables += _tune(model, names, each, shapes, (budget, again), output, options)
     if not tables:
         note(_where_to_tune())
     why = dict.fromkeys(t.why_not_kept for t in tables if t.why_not_kept)
@@ -104,7 +113,7 @@ def _tune(
     shapes: dict[str, Shape],
     effort: tuple[float, bool],
     output: Path | None,
-    own: BackendOptions,
+    options: Mapping[str, Any],
 ) -> list[TuningTable]:
     """Tune for one device, print what was found, and return the tables of its GPUs."""
     from weft.backends.gpu.tuning import by_runtime, tune_pipelines
@@ -115,7 +124,7 @@ def _tune(
     try:
         with (
             working(f"tuning for {label}") as progress,
-            load(model, names, precision=precision, shapes=shapes, backend_options=own) as session,
+            load(model, names, precision=precision, shapes=shapes, **options) as session,
         ):
             ran_on = ", ".join(session.report.nodes_by_device)
             found = [runtime.tuning for runtime, _ in by_runtime(session.pipelines)]

@@ -10,6 +10,7 @@ from weft.core.arrays import take_shapes
 from weft.core.backend import Precision
 from weft.core.graph import Graph, bind
 from weft.core.layout import Shape
+from weft.core.limits import Limits
 from weft.core.network import Network, prepare_network
 from weft.core.validate import validate
 
@@ -30,12 +31,12 @@ class Ahead:
 
 
 def prepare_ahead(
-    graph_of: Callable[[], Graph], shapes: Mapping[str, Shape] | None, precision: Precision
+    graph_of: Callable[[], Graph], shapes: Mapping[str, Shape] | None, precision: Precision, limits: Limits
 ) -> Network | None:
     """Return the network of a graph with these shapes; None where some are open, or something is wrong with it."""
     with suppress(Exception):  # a session does the same steps without it, and meets the error where it is told
         graph = graph_of()
         validate(graph)
         bound = bind(graph, take_shapes(shapes or {}))
-        return None if bound.symbols() else prepare_network(bound, precision)
+        return None if bound.symbols() else prepare_network(bound, precision, limits)
     return None

@@ -78,6 +78,8 @@ class Archive:
         problems = [p for info in self._zip.infolist() if (p := _problem(info, size))]
         if len(self._members) < len(self._zip.infolist()):
             problems.append("two members have the same name")
+        if sum(info.file_size for info in self._zip.infolist()) > size:
+            problems.append("its members claim more bytes than the file has, all together")
         if problems:
             raise ModelError(NO_NETWORK, why="; ".join(problems[:20]), fix=SAVE_AGAIN)
 

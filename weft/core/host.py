@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from math import inf, isinf
 
 import numpy as np
 
@@ -102,6 +103,9 @@ class HostBackend(Backend):
 
     def _allocate(self, nbytes: int) -> Array:
         try:
+            if nbytes > _memory("SC_PHYS_PAGES"):
+                # Many systems would promise it, and end the process when it is written to.
+                raise MemoryError("more than the host has in all")
             return np.empty(nbytes, np.uint8)
         except (MemoryError, ValueError) as e:
             raise OutOfMemory(
@@ -113,8 +117,13 @@ class HostBackend(Backend):
 
 
 def _free_memory() -> str:
+    free = _memory("SC_AVPHYS_PAGES")
+    return "the host has less" if isinf(free) else f"the host has {free:,} bytes free"
+
+
+def _memory(pages: str) -> float:
+    """Return the bytes of so many pages, infinity where the system does not tell."""
     try:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
-        return "the host has less"
-    return f"the host has {free:,} bytes free"
+        return inf

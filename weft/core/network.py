@@ -10,6 +10,7 @@ import numpy as np
 from weft.core.backend import Precision
 from weft.core.dtypes import DType
 from weft.core.graph import Graph
+from weft.core.limits import Budget, Limits
 from weft.core.optimize import PASSES, Pass
 from weft.core.optimize.constants import fold_constants
 from weft.core.optimize.identities import remove_identities
@@ -39,16 +40,18 @@ def steps(precision: Precision) -> tuple[Pass, ...]:
     return (*wide, narrow, Pass("remove_identities", remove_identities))
 
 
-def prepare_network(bound: Graph, precision: Precision) -> Network:
+def prepare_network(bound: Graph, precision: Precision, limits: Limits | None = None) -> Network:
     """Return the network of a bound graph: after all `steps`, with what should be known of them."""
+    budget = Budget(limits or Limits())
+    budget.limits.check(bound)
     graph, records, notes = bound, [], list[str]()
     for k, step in enumerate(steps(precision)):
         before = graph
-        graph = step(graph)
+        graph = step.within(budget)(graph)
         records.append(PassRecord(step.name, len(before.nodes), len(graph.nodes)))
         if step.name == "set_storage":
             notes += _casts(before, precision) if k == 1 else _rounded(before, graph)
-    return Network(graph, tuple(notes), tuple(records))
+    return Network(graph, (*notes, *budget.notes()), tuple(records))
 
 
 def _casts(folded: Graph, precision: Precision) -> list[str]:

@@ -27,6 +27,7 @@ from weft.core.debug import DebugSink, add_debug_nodes
 from weft.core.expand import expand_refused
 from weft.core.graph import Graph, Names, Node
 from weft.core.hints import Hints, lost_hints
+from weft.core.limits import Limits
 from weft.core.network import Network, prepare_network
 from weft.core.optimize.dead import remove_unread
 from weft.core.optimized import Copy, OptimizedNetwork, Part, PreCompiled
@@ -40,13 +41,15 @@ class OptimizerOptions:
     """What a user asks of the optimiser.
 
     `hints`: devices by node name or pattern. `fallback`: "error" forbids any device but the hinted one, and
-    but the first to nodes without a hint. `debug`: told of every output of every node in each run.
+    but the first to nodes without a hint. `debug`: told of every output of every node in each run. `limits`: what the
+    model may cost before it runs.
     """
 
     config: BackendConfig = field(default_factory=BackendConfig)
     hints: Mapping[str, str] = field(default_factory=dict)
     fallback: str = "cpu"
     debug: DebugSink | None = None
+    limits: Limits = field(default_factory=Limits)
 
 
 def optimize(
@@ -64,7 +67,7 @@ def optimize(
     refusals that came up when an earlier result was loaded. `prepared` is what `prepare_network` made of the
     graph, where that was done before.
     """
-    prepared = prepared or prepare_network(bound, options.config.precision)
+    prepared = prepared or prepare_network(bound, options.config.precision, options.limits)
     hints = Hints(options.hints)
     graph, notes = expand_refused(prepared.graph, backends, hints)
     notes += lost_hints(graph, options.hints)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from weft.core.dtypes import DType
 from weft.core.graph import Graph
 from weft.core.layout import Array
+from weft.core.limits import Limits
 from weft.core.op import Op
 from weft.core.tensor import Dim, TensorSpec
 from weft.core.validate import validate
@@ -287,13 +288,21 @@ class Network:
         return describe(self)
 
 
-def parse(model: str | os.PathLike[str] | bytes | Graph | onnx.ModelProto, *, name: str | None = None) -> Network:
-    """Return a network that can be edited: an ONNX model (a path, bytes, a loaded model) or a `Graph`."""
+def parse(
+    model: str | os.PathLike[str] | bytes | Graph | onnx.ModelProto,
+    *,
+    name: str | None = None,
+    limits: Limits | Mapping[str, float] | None = None,
+) -> Network:
+    """Return a network that can be edited: an ONNX model (a path, bytes, a loaded model) or a `Graph`.
+
+    `limits` are what an ONNX model may cost; see `weft.load`.
+    """
     if isinstance(model, Graph):
         return Network.from_graph(model)
     from weft.frontends.onnx import load  # late: onnx takes longer to import than all of Weft
 
-    return Network.from_graph(load(model, name=name))
+    return Network.from_graph(load(model, name=name, limits=Limits.of(limits)))
 
 
 def _move(targets: Iterable[InputSlot], layer: OpLayer) -> None:

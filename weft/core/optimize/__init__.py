@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from inspect import signature
 
 from weft.core.graph import Graph
+from weft.core.limits import Budget
 from weft.core.optimize.batch_norm import fold_batch_norm
 from weft.core.optimize.constants import fold_constants
 from weft.core.optimize.dead import remove_dead_nodes
@@ -36,6 +39,12 @@ class Pass:
     def __call__(self, graph: Graph) -> Graph:
         """Return the rewritten graph; the given one stays as it is."""
         return self.rewrite(graph)
+
+    def within(self, budget: Budget) -> Pass:
+        """Return the pass as it computes constants within a budget, if it computes any."""
+        takes = "budget" in signature(self.rewrite).parameters
+        rewrite: Callable[..., Graph] = self.rewrite
+        return Pass(self.name, partial(rewrite, budget=budget)) if takes else self
 
     @property
     def description(self) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 
 from weft.core.graph import Graph, Names, Node
 from weft.core.layout import Array, Shape
+from weft.core.limits import Budget
 from weft.core.op import Op, find_op
 from weft.core.threads import in_threads
 
@@ -17,14 +18,14 @@ FOLDING = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 """The ops that multiply by weights, their second input, and can add a bias, the third."""
 
 
-def fold_batch_norm(graph: Graph) -> Graph:
+def fold_batch_norm(graph: Graph, budget: Budget | None = None) -> Graph:
     """Return the graph with the factors and shifts of every batch norm in the weights and biases before it.
 
     That is exact in real arithmetic: computed in float64 and rounded once. It is done behind Conv,
     ConvTranspose, Gemm and the MatMul of two matrices, which becomes a Gemm, where nobody else reads the
-    result, all parameters are constants, and the new ones are finite.
+    result, all parameters are constants, and the new ones are finite and within the budget.
     """
-    out, names = graph.copy(), Names(graph)
+    out, names, budget = graph.copy(), Names(graph), budget or Budget()
     readers, makers = graph.readers(), graph.producers()
     behind = {n.inputs[0]: n for n in graph.nodes if n.op.type == "BatchNormalization" and readers[n.inputs[0]] == 1}
     merged: dict[str, Node] = {}
@@ -32,8 +33,15 @@ def fold_batch_norm(graph: Graph) -> Graph:
     norms = list(behind.values())
     while folds := _folds(out, norms, makers):
         norms = []
-        nbytes = sum(fold.weight.nbytes for fold in folds)
-        for fold, parts in zip(folds, in_threads(_computed, folds, nbytes), strict=True):
+        allowed = []
+        for fold in folds:
+            if budget.allows((), fold.weight.nbytes):
+                allowed.append(fold)
+                budget.spend(fold.weight.nbytes, budget.clock())
+        began, nbytes = budget.clock(), sum(fold.weight.nbytes for fold in allowed)
+        computed = in_threads(_computed, allowed, nbytes)
+        budget.spend(0, began)
+        for fold, parts in zip(allowed, computed, strict=True):
             if parts is None:
                 continue
             node = _merged(out, fold, parts, names)

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.core.graph import Graph, infer_node
+from weft.core.graph import Graph, Node, infer_node
 from weft.core.layout import Array
-from weft.core.op import Op
-from weft.errors import WeftError
-
-MAX_FOLDED_BYTES = 1 << 30
-"""A node whose result is larger stays in the graph: folding must not blow up memory."""
+from weft.core.limits import Budget
+from weft.errors import ModelError, WeftError
 
 
-def fold_constants(graph: Graph) -> Graph:
+def fold_constants(graph: Graph, budget: Budget | None = None) -> Graph:
     """Return the graph without the nodes that depend on constants alone.
 
     `Shape` and `Size` count too, since shapes are bound: what follows from a shape is a constant. Specs
     are inferred on the way, so the graph may come with specs of inputs and constants only. A node that
     fails stays, so that running it says what is wrong with it, and so does one without outputs, which is
-    there for what it does.
+    there for what it does. What the budget does not allow stays as well: ModelError if another node must know it.
     """
-    out = graph.copy()
+    out, budget = graph.copy(), budget or Budget()
     out.nodes = []
     for node in graph.nodes:
-        infer_node(out, node)
-        values = _evaluate(out, node.op, node.inputs) if node.outputs else None
+        try:
+            infer_node(out, node)
+        except ModelError as e:
+            blocking = budget.blocking(node.inputs, f"node {node.name!r} ({node.op.type})")
+            raise blocking or e from e
+        values = _evaluate(out, node, budget) if node.outputs else None
         if values is None:
             out.nodes.append(node)
             continue
@@ -35,7 +36,8 @@ def fold_constants(graph: Graph) -> Graph:
     return out
 
 
-def _evaluate(graph: Graph, op: Op, inputs: tuple[str, ...]) -> list[Array] | None:
+def _evaluate(graph: Graph, node: Node, budget: Budget) -> list[Array] | None:
+    op, inputs = node.op, node.inputs
     if op.type in ("Shape", "Size"):
         # Only the shape is read: a zero-stride array stands for the value.
         spec = graph.specs[inputs[0]]
@@ -45,11 +47,16 @@ def _evaluate(graph: Graph, op: Op, inputs: tuple[str, ...]) -> list[Array] | No
     else:
         return None
     specs = op.inferred([graph.specs[i] if i else None for i in inputs], [graph.constants.get(i) for i in inputs])
-    if sum(s.size * s.dtype.itemsize for s in specs) > MAX_FOLDED_BYTES:
+    nbytes = sum(s.size * s.dtype.itemsize for s in specs)
+    flops = op.flops([graph.specs[i].dims if i else None for i in inputs], [s.dims for s in specs])
+    if not budget.allows(node.outputs, nbytes, flops=flops, read=sum(a.nbytes for a in arrays if a is not None)):
         return None
+    began = budget.clock()
     try:
         with np.errstate(all="ignore"):
             result = op.reference(*arrays)
     except (WeftError, ArithmeticError, LookupError, MemoryError, TypeError, ValueError):
         return None
+    finally:
+        budget.spend(nbytes, began)
     return [np.asarray(r) for r in (result if isinstance(result, tuple) else (result,))]

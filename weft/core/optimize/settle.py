@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from weft.core.graph import Graph
+from weft.core.limits import Budget
 from weft.core.optimize.identities import remove_identities
 from weft.core.optimize.squash import squash_moves
 from weft.core.optimize.transposes import move_transposes_up, transposes_as_reshapes
@@ -11,12 +12,12 @@ ROUNDS = 16
 """How often at most; one round settles all but contrived networks, two settle most of those."""
 
 
-def settle_moves(graph: Graph) -> Graph:
+def settle_moves(graph: Graph, budget: Budget | None = None) -> Graph:
     """Return the graph after squashing, moving up and turning to reshapes until none of them changes it."""
     for _ in range(ROUNDS):
         before = graph.nodes
-        for rewrite in (squash_moves, move_transposes_up, transposes_as_reshapes, squash_moves, remove_identities):
-            graph = rewrite(graph)
+        graph = transposes_as_reshapes(move_transposes_up(squash_moves(graph), budget))
+        graph = remove_identities(squash_moves(graph))
         if graph.nodes == before:
             break
     return graph

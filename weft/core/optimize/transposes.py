@@ -9,6 +9,7 @@ import numpy as np
 
 from weft.core.graph import Graph, Names, Node
 from weft.core.layout import Shape
+from weft.core.limits import Budget
 from weft.core.optimize.moves import (
     Order,
     compose,
@@ -40,7 +41,7 @@ ROUNDS = 16
 """How often `move_transposes_up` looks again; one round moves all but contrived networks' transposes."""
 
 
-def move_transposes_up(graph: Graph) -> Graph:
+def move_transposes_up(graph: Graph, budget: Budget | None = None) -> Graph:
     """Return the graph with transposes moved up, through element-wise nodes, where others swallow them.
 
     The rule: a transpose T reads a value that element-wise nodes make, all of one shape and with no readers
@@ -48,10 +49,11 @@ def move_transposes_up(graph: Graph) -> Graph:
     either has no other readers or is undone by T. Then T goes, each of them takes it in or goes as well,
     constants are transposed here, and everything between computes the same in another order. So each move
     leaves at least one node less than before and adds none. What it must not do is make a transpose of
-    several that were free, as they only moved axes of size 1: then T stays.
+    several that were free, as they only moved axes of size 1: then T stays. Constants are transposed within the budget.
     """
+    budget = budget or Budget()
     for _ in range(ROUNDS):
-        moves = _Moves(graph)
+        moves = _Moves(graph, budget)
         if not moves.found():
             break
         graph = moves.graph
@@ -61,7 +63,8 @@ def move_transposes_up(graph: Graph) -> Graph:
 class _Moves:
     """A graph while transposes of it are moved up, with who makes and who reads each value at that moment."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, budget: Budget) -> None:
+        self.budget = budget
         self.graph = graph.copy()
         self.names = Names(graph)
         self.makers = graph.producers()
@@ -79,8 +82,10 @@ class _Moves:
             if node is None or node.op.type != "Transpose":
                 continue
             region = _Region(node, _order(self.graph, node), self.graph.specs[node.inputs[0]].dims)
-            if _fill(self, region) and _is_closed(self, region):
+            if _fill(self, region) and _is_closed(self, region) and self.budget.allows((), region.nbytes):
+                began = self.budget.clock()
                 region.rewrite(self)
+                self.budget.spend(region.nbytes, began)
         nodes = (self._now.get(n.name, n) for n in self.graph.nodes)
         self.graph.nodes = [n for n in nodes if n is not None]
         return bool(self._now)
@@ -107,6 +112,8 @@ class _Region:
     nodes: dict[str, Node] = field(default_factory=dict)
     leaves: dict[str, Node] = field(default_factory=dict)
     reads: Counter[str] = field(default_factory=Counter)
+    nbytes: int = 0
+    """Of the constants that the nodes read, which must be transposed."""
 
     def rewrite(self, moves: _Moves) -> None:
         """Take the transpose out of the graph."""
@@ -172,6 +179,7 @@ def _fill(moves: _Moves, region: _Region) -> bool:
         region.nodes[value] = node
         for operand in filter(None, node.inputs):
             if operand in graph.constants:
+                region.nbytes += graph.constants[operand].nbytes
                 continue
             spec = graph.specs[operand]
             if spec.dims == region.dims:

@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from weft.core.limits import Limits
 from weft.errors import ConfigError, ModelError
 from weft.frontends.onnx.files import read_file
 
@@ -27,12 +28,15 @@ if TYPE_CHECKING:
 __all__ = ["load"]
 
 
-def load(model: str | os.PathLike[str] | bytes | ModelProto, *, name: str | None = None) -> Graph:
+def load(
+    model: str | os.PathLike[str] | bytes | ModelProto, *, name: str | None = None, limits: Limits | None = None
+) -> Graph:
     """Return the graph of an ONNX model: a path, the bytes of a file, or a parsed model.
 
     `name` is the graph's; by default that in the file, else the file's. Sizes that the file leaves open
     are symbols in the specs of the inputs; `weft.core.graph.bind` gives them values. Raise UnsupportedOps
-    with every node that Weft cannot take, and ModelError for whatever else is wrong with the file.
+    with every node that Weft cannot take, and ModelError for whatever else is wrong with the file, or if it goes
+    beyond the limits of nodes or of bytes of constants.
     """
     # The file comes first: what is imported then holds the interpreter, which is others' while the system reads.
     try:
@@ -43,10 +47,10 @@ def load(model: str | os.PathLike[str] | bytes | ModelProto, *, name: str | None
     read, build = _importers()
     source = read(held)
     del held  # the weights were copied
-    return build(source, name)
+    return build(source, name, limits or Limits())
 
 
-def _importers() -> tuple[Callable[[object], Source], Callable[[Source, str | None], Graph]]:
+def _importers() -> tuple[Callable[[object], Source], Callable[[Source, str | None, Limits], Graph]]:
     """Return `read` and `build`; ConfigError where what they import is not installed."""
     try:
         from weft.frontends.onnx.building import build

@@ -14,6 +14,7 @@ import weft.ops  # noqa: F401  (registers the ops)
 from weft.core.dtypes import DType
 from weft.core.graph import Graph, Node, sort_nodes
 from weft.core.layout import Array
+from weft.core.limits import Limits
 from weft.core.tensor import TensorSpec
 from weft.errors import ModelError
 from weft.frontends.onnx.attributes import read_attribute
@@ -35,14 +36,16 @@ CONSTANT_FORMS = {
 T = TypeVar("T")
 
 
-def build(source: Source, name: str | None = None) -> Graph:
+def build(source: Source, name: str | None, limits: Limits) -> Graph:
     """Return the graph of a model whose header is checked; UnsupportedOps lists all nodes that have no op."""
-    model = expand(source)
+    if len(source.proto.graph.node) > limits.nodes:
+        raise limits.exceeded("nodes", len(source.proto.graph.node), "the model", source.label)
+    model = expand(source, limits)
     proto, label = model.graph, source.label
     check_structure(proto, label)
     files = ExternalFiles(source.folder)
     values = Values(proto)
-    _read_constants(proto, values, files, source)
+    _read_constants(proto, values, files, source, limits)
     _read_inputs(proto, values, label)
     nodes = [node for node in proto.node if not is_constant(node)]
     values.types = ElementTypes(
@@ -127,22 +130,44 @@ def check_structure(proto: GraphProto, label: str) -> None:
         raise ModelError("an input, output or initialiser of the graph has no name", where=label)
 
 
-def _read_constants(proto: GraphProto, values: Values, files: ExternalFiles, source: Source) -> None:
+def _read_constants(
+    proto: GraphProto, values: Values, files: ExternalFiles, source: Source, limits: Limits
+) -> None:
+    nbytes = 0
+
+    def held(name: str, value: Array) -> None:
+        nonlocal nbytes
+        nbytes += value.nbytes
+        if nbytes > limits.constant_bytes:
+            what = f"the model up to constant {quote(name)}"
+            raise _Beyond(limits.exceeded("constant_bytes", nbytes, what, source.label))
+        values.set_constant(name, value)
+
     def initialiser(placed: tuple[int, TensorProto]) -> None:
         place, tensor = placed
-        values.set_constant(tensor.name, to_array(tensor, files, source.data.get(place)))
+        held(tensor.name, to_array(tensor, files, source.data.get(place)))
 
     def constant(node: NodeProto) -> None:
         array = _constant_value(node, files, source.opset)
         if node.output[0]:
-            values.set_constant(node.output[0], array)
+            held(node.output[0], array)
 
     nodes = [node for node in proto.node if is_constant(node)]
-    problems = _problems(initialiser, enumerate(proto.initializer)) + _problems(constant, nodes)
+    try:
+        problems = _problems(initialiser, enumerate(proto.initializer)) + _problems(constant, nodes)
+    except _Beyond as e:
+        raise e.error from None
     problems += [
         f"{quote(s.values.name)}: a sparse initialiser is not supported" for s in proto.sparse_initializer
     ]
     _raise_all("constants", problems, source.label)
+
+
+class _Beyond(Exception):
+    """Ends the reading of constants at once, while whatever else is wrong with them is collected."""
+
+    def __init__(self, error: ModelError) -> None:
+        self.error = error
 
 
 def _constant_value(node: NodeProto, files: ExternalFiles, opset: int) -> Array:

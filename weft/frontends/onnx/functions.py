@@ -8,24 +8,23 @@ from graphlib import CycleError, TopologicalSorter
 from onnx import GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto
 from onnx.inliner import inline_local_functions
 
+from weft.core.limits import Limits
 from weft.errors import ModelError
+from weft.frontends.onnx.files import LARGEST_FILE
 from weft.frontends.onnx.reading import Source, domain_of
 from weft.frontends.onnx.wording import quote
-
-MOST_NODES = 200_000
-"""Nodes after expansion; a few functions that call each other twice make exponentially many."""
 
 DEEPEST_CALLS = 64
 
 Key = tuple[str, str, str]
 
 
-def expand(source: Source) -> ModelProto:
+def expand(source: Source, limits: Limits) -> ModelProto:
     """Return the model with every call of a model-local function replaced by the function's nodes."""
     model = source.proto
     if not model.functions:
         return model
-    _check(model, source.label)
+    _check(model, source.label, limits)
     skeleton = _without_weights(model)
     # A function may be of another opset than the model; onnx can lift its nodes while it inlines them.
     convert = any(_opset(function.opset_import) not in (None, source.opset) for function in model.functions)
@@ -59,8 +58,8 @@ def _without_weights(model: ModelProto) -> ModelProto:
     )
 
 
-def _check(model: ModelProto, label: str) -> None:
-    """Raise ModelError if the calls form a cycle, or expand to too many nodes or levels."""
+def _check(model: ModelProto, label: str, limits: Limits) -> None:
+    """Raise ModelError if the calls form a cycle, or expand to too many nodes, bytes or levels."""
     bodies: dict[Key, list[NodeProto]] = {}
     for function in model.functions:
         key = (domain_of(function.domain), function.name, function.overload)
@@ -76,16 +75,27 @@ def _check(model: ModelProto, label: str) -> None:
         names = " -> ".join(quote(".".join(key[:2])) for key in e.args[1][:20])
         raise ModelError("the model's functions call each other without end", where=label, why=names) from e
     size: dict[Key, int] = {}
+    nbytes: dict[Key, int] = {}
+    held = {(domain_of(f.domain), f.name, f.overload): sum(n.ByteSize() for n in f.node) for f in model.functions}
     depth: dict[Key, int] = {}
     for key in order:
-        size[key] = len(bodies[key]) + sum(size[callee] for callee in calls[key])
+        size[key] = len(bodies[key]) - len(calls[key]) + sum(size[callee] for callee in calls[key])
+        nbytes[key] = held[key] + sum(nbytes[callee] for callee in calls[key])
         depth[key] = 1 + max((depth[callee] for callee in calls[key]), default=0)
     total = sum(size.get(_key(node), 1) for node in _nodes(model.graph.node))
-    if total > MOST_NODES or max(depth.values()) > DEEPEST_CALLS:
+    whole = "the model, its functions expanded,"
+    if total > limits.nodes:
+        raise limits.exceeded("nodes", total, whole, label)
+    expanded = sum(nbytes.get(_key(node), 0) for node in _nodes(model.graph.node))
+    if expanded > limits.constant_bytes:
+        raise limits.exceeded("constant_bytes", expanded, whole, label)
+    deepest = max(depth.values())
+    if expanded > LARGEST_FILE or deepest > DEEPEST_CALLS:
         raise ModelError(
             "the model's functions expand to too much",
             where=label,
-            why=f"{total:,} nodes, {max(depth.values())} levels; at most {MOST_NODES:,} and {DEEPEST_CALLS}",
+            why=f"{expanded:,} bytes, {deepest} levels; at most {LARGEST_FILE:,} and {DEEPEST_CALLS} are possible",
+            fix="export the model without functions, with its large constants as initialisers",
         )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from weft.core.graph import Graph, Node
 from weft.core.layout import Shape
+from weft.core.limits import Budget
 from weft.core.optimize.moves import RESHAPES, order_of
 from weft.core.optimize.patterns.reading import Reader, make
 from weft.core.tensor import TensorSpec
@@ -151,18 +152,24 @@ def _side_by_side(reader: Reader, value: str) -> str | None:
 # -- one product for three -------------------------------------------------------------------------------
 
 
-def join_projections(graph: Graph) -> Graph:
+def join_projections(graph: Graph, budget: Budget | None = None) -> Graph:
     """Return the graph with one matrix product for an attention's Q, K and V where three read one value.
 
-    Weights and biases are constants; their columns are put side by side, as the attention then reads them.
+    Weights and biases are constants; their columns are put side by side, as the attention then reads them, within
+    the budget.
     """
-    reader = Reader(graph.copy())
+    reader, budget = Reader(graph.copy()), budget or Budget()
     for node in reader.nodes(ATTENTION):
         op: Any = node.op
         if not op.heads or op.packed:
             continue
-        parts = [_projection(reader, i) for i in node.inputs[:3]]
-        made = _join(reader, node, [p for p in parts if p is not None])
+        parts = [p for i in node.inputs[:3] if (p := _projection(reader, i)) is not None]
+        nbytes = sum(graph.constants[p.weight].nbytes for p in parts)
+        if not budget.allows((), nbytes):
+            continue
+        began = budget.clock()
+        made = _join(reader, node, parts)
+        budget.spend(nbytes if made else 0, began)
         if made is not None:
             packed = replace(op, packed=1)
             reader.put(node, *made, replace(node, op=packed, inputs=(made[-1].outputs[0], *node.inputs[3:])))
