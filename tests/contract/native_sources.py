@@ -111,7 +111,7 @@ enum { BUFFERS = 256, JOBS = 64 };
 enum { CREATED, DESTROYED, ALLOCATED, FREED, OPENED, CLOSED, WAITS, LATE, COUNTERS };
 int64_t counters[COUNTERS];
 int32_t mode; /* 1: no card; 2: create fails; 3: execute fails, without a word; 4: the queue fails;
-                 5: no memory; 6: upload fails; 7: open fails; 8: no reason; 9: a reason that is too long */
+                 5: no memory; 6: upload fails; 7: open fails; 8: no reason; 9: a reason that is too long; 10: one without an end */
 
 static char *memory[BUFFERS];
 typedef struct { const char *what; size_t count, inputs; } state_t;
@@ -124,8 +124,8 @@ static char *at(const weft_tensor *t) { return memory[(size_t)t->data - 1] + t->
 static int32_t supports(void *device, const weft_node *n, char *reason, size_t size)
 {
     if (mode == 8) return 0;
-    if (mode == 9) {
-        for (size_t k = 0; k < size + 4; ++k) reason[k] = 'x';
+    if (mode == 9 || mode == 10) {
+        for (size_t k = 0; k < size + (mode == 9 ? 4 : 0); ++k) reason[k] = 'x';
         return 0;
     }
     if (device != (void *)&counters) { snprintf(reason, size, "that is not the device that was opened"); return 0; }

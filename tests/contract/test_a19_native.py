@@ -354,10 +354,13 @@ def test_A19_supports_answers_1_or_0(vault: Vault, monkeypatch: pytest.MonkeyPat
     backend.close()
 
 
-def test_A19_a_reason_is_not_too_long(vault: Vault) -> None:
+@pytest.mark.parametrize(
+    ("mode", "what"), [(9, "a message is longer than its buffer"), (10, "a message does not end with a NUL")]
+)
+def test_A19_a_reason_ends_within_its_buffer(vault: Vault, mode: int, what: str) -> None:
     backend = vault.backend()
-    vault.mode(9)
-    with pytest.raises(BackendError, match="a message is longer than its buffer"):
+    vault.mode(mode)
+    with pytest.raises(BackendError, match=what):
         backend.why_not([tensor("x", 1)], [tensor("y", 1)], op("Relu"))
     vault.mode(0)
     assert backend.why_not([tensor("x", 1)], [tensor("y", 1)], op("Abs"))

@@ -161,18 +161,25 @@ class Message:
 
     def clear(self) -> tuple[int, int]:
         """Make it empty and return the two arguments for C, the address and the size."""
-        self._buffer[0] = b"\0"
+        self._buffer[0] = self._buffer[self.SIZE - 1] = b"\0"
         return self._address, self.SIZE
 
     def text(self) -> str:
-        """Return what was written; BackendError if it was more than fits."""
+        """Return what was written; BackendError if it was more than fits, or has no end."""
         written: bytes = self._buffer.raw
         if written[self.SIZE :] != self._GUARD:
             ctypes.memmove(self._address + self.SIZE, self._GUARD, len(self._GUARD))
             raise BackendError(
                 "a message is longer than its buffer", why=f"the buffer has {self.SIZE} bytes", fix="use snprintf"
             )
-        return written[: self.SIZE].split(b"\0")[0].decode("utf-8", "replace")
+        text, end, _ = written[: self.SIZE].partition(b"\0")
+        if not end:
+            raise BackendError(
+                "a message does not end with a NUL",
+                why=f"all {self.SIZE} bytes of its buffer are text",
+                fix="use snprintf",
+            )
+        return text.decode("utf-8", "replace")
 
 
 class _View:
