@@ -10,12 +10,12 @@ its own, `pytest --pyargs weft.conformance --weft-backend acme`.
 from __future__ import annotations
 
 from weft.conformance import checks
-from weft.conformance.cases.table import Case, case
+from weft.conformance.cases.table import Case, case, tolerance
 from weft.conformance.kit import CHECKS, Check, Kit
 from weft.conformance.report import ConformanceReport, Finding, Verdict
 from weft.conformance.running import open_kit, run, select
 
 __all__ = [
     "CHECKS", "Case", "Check", "ConformanceReport", "Finding", "Kit", "Verdict", "case", "checks", "open_kit", "run",
-    "select",
+    "select", "tolerance",
 ]

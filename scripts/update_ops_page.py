@@ -1,0 +1,85 @@
+"""Write docs/ops.md, what each op computes and its attributes, from the classes of the ops.
+
+Run it after a change of an op that a test calls for:
+
+    python -m scripts.update_ops_page
+"""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, Field, fields
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import weft.ops  # noqa: F401  (registers the ops)
+from weft.core.op import Op, op_types
+
+PAGE = Path(__file__).parents[1] / "docs" / "ops.md"
+INTERNAL = {"Copy", "Debug", "Fused", "Relayout"}
+"""Ops that Weft puts into a network by itself and runs by itself."""
+HEAD = """\
+# The ops and their attributes
+
+What a backend may be asked to run. This page is made from the classes of the ops by
+`python -m scripts.update_ops_page`; a test fails where it is out of date.
+
+An op comes to `onCreate` and `why_not` as an object: `op.type` is its name, each attribute a field (`op.axis`), and
+`op.reference(*arrays)` computes it with numpy; [add a backend](add-a-backend.md#the-reference-as-an-oracle) says how to
+test with it. In C an attribute has the same name (`weft_find(node, "axis")`): a `tuple` comes as a list, a `bool` as 0
+or 1, an element type as its name, and one that is `None` is not there.
+
+- Names are ONNX's, those with `::` are Weft's own. Ops of older opsets are lifted to the newest form, so attributes
+  that became inputs are inputs (`axes` of `Squeeze`, `min` and `max` of `Clip`).
+- Inputs are in ONNX's order. One that is optional and missing is `None`; constants have their value in
+  `Tensor.constant`. Sizes are numbers: no dimension is open any more.
+- Attributes in **bold** have no default. An empty tuple means ONNX's default: `strides=()` is a stride of 1 everywhere,
+  `kernel_shape=()` of `Conv` is that of the weights. `op.window(...)` of convolutions and pools gives all as numbers.
+- *Rounding* says how a result may differ from the reference: `exact` not at all, `arithmetic` by a rounding or two,
+  `transcendental` by a few, `reduction` by more, the longer the sum. `weft conformance` takes its tolerances from it.
+
+| op | computes | attributes | rounding |
+|---|---|---|---|
+"""
+TAIL = """
+A `PreCompiled` node comes only to the backend that made it, in `OptimizeSubgraph`. GPU backends fuse element-wise ops
+into the node before them; other backends see each op by itself.
+"""
+
+
+def page() -> str:
+    """Return the text of the page."""
+    rows = [_row(name, cls) for name, cls in sorted(op_types().items()) if _is_public(name, cls)]
+    return HEAD + "\n".join(rows) + "\n" + TAIL
+
+
+def _is_public(name: str, cls: type[Op]) -> bool:
+    return cls.__module__.startswith("weft.") and name not in INTERNAL
+
+
+def _row(name: str, cls: type[Op]) -> str:
+    attributes = ", ".join(_attribute(f) for f in fields(cls))
+    about = " ".join((cls.__doc__ or "").split())
+    return f"| `{name}` | {_plain(about)} | {attributes} | {cls.op_class} |"
+
+
+def _attribute(field: Field[Any]) -> str:
+    kind = _plain(str(field.type))
+    if field.default is MISSING:
+        return f"**`{field.name}`**: {kind}"
+    default = field.default.value if isinstance(field.default, Enum) else field.default
+    return f"`{field.name}`: {kind} = {_plain(repr(default))}"
+
+
+def _plain(text: str) -> str:
+    """Return text for a cell of a table."""
+    return text.replace("|", "\\|").replace("*", "\\*")
+
+
+def main() -> None:
+    """Write the page."""
+    PAGE.write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

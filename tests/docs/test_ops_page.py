@@ -1,0 +1,21 @@
+"""docs/ops.md says what the classes of the ops say."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from scripts.update_ops_page import INTERNAL, PAGE, page
+from weft.core.op import op_types
+
+
+def test_the_page_of_ops_is_up_to_date() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "run: python -m scripts.update_ops_page"
+
+
+def test_the_page_has_every_op_with_every_attribute() -> None:
+    rows = {line.split("`")[1]: line for line in page().splitlines() if line.startswith("| `")}
+    own = {name: cls for name, cls in op_types().items() if cls.__module__.startswith("weft.")}
+    assert rows.keys() == own.keys() - INTERNAL and len(rows) > 100
+    for name, row in rows.items():
+        assert all(f"`{field.name}`" in row for field in fields(own[name])), row
+        assert row.split(" | ")[1].strip(), "an op has a docstring"
