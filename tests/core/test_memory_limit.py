@@ -130,3 +130,25 @@ print("done")
     monkeypatch.setenv("POCL_MEMORY_LIMIT", "1")
     said = in_new_process(code)
     assert said.strip() in ("done", "no PoCL")
+
+
+@GPUS
+def test_devices_of_options_that_nobody_has_any_more_are_closed(device: str) -> None:
+    def opened(n: int) -> tuple[weft.Session, Any]:
+        session = load(device, network(SMALL), LIMIT + 1 + n)
+        return session, session.pipelines[0].backend.runtime  # type: ignore[attr-defined]
+
+    in_use, held = opened(0)
+    runtimes = []
+    for n in range(1, 8):
+        session, runtime = opened(n)
+        check(session, SMALL)
+        session.close()
+        runtimes.append(runtime)
+    assert [runtime.closed for runtime in runtimes] == [True, True, False, False, False, False, False]
+    assert not held.closed
+    check(in_use, SMALL)
+    in_use.close()
+    session, again = opened(7)
+    assert again is runtimes[-1]
+    session.close()

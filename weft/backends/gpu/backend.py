@@ -342,6 +342,7 @@ class GpuBackend(Backend):
         """Free everything of this pipeline; the device stays open."""
         self.onClearBuffer()
         self._memory.close()
+        self.runtime.users.discard(self)
 
 
 def _mapped(tensor: Tensor) -> tuple[Array | None, Binding]:

@@ -24,10 +24,15 @@ PROFILE = BackendOption(
 )
 
 
+IDLE = 4
+"""Devices that are left open for options that no session has at the moment."""
+
+
 class GpuCreator(BackendCreator):
     """Open devices once and make backends on them; a subclass says how a device is opened.
 
-    A device is opened once for each set of options: sessions with other options share nothing of it.
+    A device is opened once for each set of options: sessions with other options share nothing of it. It stays open
+    for later sessions, but of those that no session uses only the `IDLE` last opened ones, and that without options.
     """
 
     options: Sequence[BackendOption] = (
@@ -83,8 +88,16 @@ class GpuCreator(BackendCreator):
             if held is not None and held.device.gone:
                 self._gone.append(self._runtimes.pop(key))
             if key not in self._runtimes:
+                self._close_idle()
                 self._runtimes[key] = GpuRuntime(self._opened(index, profile), key[1])
             return self._runtimes[key]
+
+    def _close_idle(self) -> None:
+        """Close devices that were opened with options that nobody uses now, but for the last ones."""
+        usual = defaults(self)
+        idle = [key for key, runtime in self._runtimes.items() if not runtime.users and key[1] != usual]
+        for key in idle[: max(len(idle) - IDLE, 0)]:
+            self._runtimes.pop(key).close()
 
     def _opened(self, index: int, text: str) -> GpuDevice:
         from weft.backends.gpu.profiles import parse_profile
@@ -103,7 +116,12 @@ class GpuCreator(BackendCreator):
         """Return a backend for one pipeline; all on one device share its runtime."""
         runtime = self.runtime(info.index, info.options)
         runtime.verify()
-        return self.backend_class()(info, runtime)
+        made = self.backend_class()(info, runtime)
+        with self._lock:
+            if not runtime.closed:
+                runtime.users.add(made)
+                return made
+        return self.onCreate(info)  # others opened so many devices meanwhile that this one had to go
 
     def close(self) -> None:
         """Close the devices that were opened; sessions on them must be closed before."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from weft.backends.gpu.device import GpuBuffer, GpuDevice
 from weft.backends.gpu.heap import DeviceHeap
@@ -93,6 +95,9 @@ class GpuRuntime:
     static: StaticPool = field(init=False)
     notes: list[str] = field(default_factory=list)
     """What every report on the device says."""
+    users: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
+    """The backends on the device that were not closed."""
+    closed: bool = False
     selftest_seconds: float = 0.0
     """What it took to know which special kernels are right here."""
     _verified: bool = False
@@ -133,4 +138,5 @@ class GpuRuntime:
 
     def close(self) -> None:
         """Close the device."""
+        self.closed = True
         self.device.close()
