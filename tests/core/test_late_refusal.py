@@ -105,6 +105,8 @@ def test_M4_without_another_device_a_refused_resize_says_so_and_the_old_shape_ru
             with pytest.raises(UnsupportedOps, match="onCreate returned None") as caught:
                 session.resize({"x": (8, 3)})
             assert "late:0" in str(caught.value)
+            with pytest.raises(weft.WeftError, match="the last resize failed"):
+                _ = session.optimized
             with pytest.raises(UnsupportedOps):
                 session.run(np.zeros((8, 3), np.float32))
             right(session, 2)

@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from weft.core.answers import shown
+from weft.core.blame import is_error
 from weft.core.dtypes import DType
 from weft.core.graph import Graph
 from weft.core.layout import Array, Shape
 from weft.core.tensor import TensorSpec
-from weft.errors import InputError
+from weft.errors import InputError, brief
 
 Outputs = Sequence["Array | None"] | Mapping[str, "Array | None"]
 MOST_WORK = 10_000
@@ -30,8 +32,10 @@ def take_inputs(graph: Graph, inputs: Sequence[Any]) -> dict[str, Array]:
     elif len(inputs) == len(names):
         given = dict(zip(names, inputs, strict=True))
     else:
-        shown = ", ".join(f"{n!r}: {graph.specs[n]}" for n in names) or "none"
-        raise InputError(f"{len(inputs)} input(s) were given", why=f"the network has {len(names)}: {shown}")
+        listed = ", ".join(f"{n!r}: {graph.specs[n]}" for n in names) or "none"
+        fix = "give them in this order, or one dict by name"
+        why = f"the network has {len(names)}: {listed}"
+        raise InputError(f"{len(inputs)} input(s) were given", where=_place(graph), why=why, fix=fix)
     problems = [f"{n!r} is missing" for n in names if n not in given]
     known = set(names)
     problems += [f"there is no input {n!r}" for n in given if n not in known]
@@ -43,16 +47,25 @@ def take_inputs(graph: Graph, inputs: Sequence[Any]) -> dict[str, Array]:
             problems += [f"{name!r} {problem}"] if problem else []
     if problems:
         wanted = ", ".join(f"{n!r}: {graph.specs[n]}" for n in names) or "nothing"
-        raise InputError("the inputs do not fit the network", why="; ".join(problems), fix=f"give {wanted}")
+        what, why = "the inputs do not fit the network", "; ".join(problems)
+        raise InputError(what, where=_place(graph), why=why, fix=f"give {wanted}")
     return arrays
+
+
+def _place(graph: Graph) -> str:
+    return f"network {graph.name!r}" if graph.name else ""
 
 
 def _fitted(value: Any, dtype: DType) -> tuple[Array, str]:
     """Return the value as an array of the type, and what is wrong with it."""
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        return np.empty(0), "has masked elements, which a network does not know (fill them: x.filled(0))"
     try:
         array = np.asarray(value)
-    except ValueError as e:
-        return np.empty(0), f"is not an array ({e})"
+    except Exception as e:  # of an object's own conversion, whatever it raises
+        if not is_error(e):
+            raise
+        return np.empty(0), f"is not an array ({brief(str(e) or type(e).__name__)})"
     want = dtype.numpy
     if array.dtype == want:
         return array, ""
@@ -64,8 +77,11 @@ def _fitted(value: Any, dtype: DType) -> tuple[Array, str]:
         limits = np.iinfo(want)
         if int(array.min()) < limits.min or int(array.max()) > limits.max:
             return array, f"{wrong}, which does not hold all of its values"
-    with np.errstate(over="ignore"):
-        converted: Array = array.astype(want)
+    try:
+        with np.errstate(over="ignore"):
+            converted: Array = array.astype(want)
+    except MemoryError:
+        return array, f"{wrong}; there is no memory for its {array.size * want.itemsize:,} bytes in that type"
     if want.kind == "f" and bool(np.any(np.isinf(converted) & np.isfinite(array))):
         return array, f"{wrong}, which does not hold all of its values"
     return converted, ""
@@ -94,12 +110,21 @@ def take_shapes(shapes: Any) -> dict[str, Shape]:
     return {name: take_shape(name, shape) for name, shape in shapes.items()}
 
 
-def take_outputs(
-    names: Sequence[str], specs: Mapping[str, TensorSpec], outputs: Outputs | None
-) -> list[Array | None]:
-    """Return the caller's array for each output, or None; InputError lists all that do not fit."""
+def take_outputs(graph: Graph, specs: Mapping[str, TensorSpec], outputs: Outputs | None) -> list[Array | None]:
+    """Return the caller's array for each output of a graph, or None; InputError lists all that do not fit.
+
+    `specs` have the outputs' shapes as numbers.
+    """
+    names, where = graph.outputs, _place(graph)
     if outputs is None:
         return [None] * len(names)
+    if not isinstance(outputs, (Mapping, Sequence, np.ndarray)) or isinstance(outputs, (str, bytes, bytearray)):
+        raise InputError(
+            f"outputs={shown(outputs)} holds no arrays",
+            where=where,
+            why="it is a list with an array for each output, None for those that are returned in new ones, or a dict",
+            fix=f"give a list of {len(names)}, or a dict by name: {', '.join(names)}",
+        )
     problems: list[str] = []
     if isinstance(outputs, Mapping):
         known = set(names)
@@ -109,6 +134,7 @@ def take_outputs(
         if isinstance(outputs, np.ndarray):
             raise InputError(
                 "a bare array was given for the outputs",
+                where=where,
                 why="its elements would be taken for one output each",
                 fix="put it in a list: outputs=[array]",
             )
@@ -116,6 +142,7 @@ def take_outputs(
         if len(given) != len(names):
             raise InputError(
                 f"{len(given)} array(s) were given for the outputs",
+                where=where,
                 why=f"the network has {len(names)}: {', '.join(names)}",
                 fix="give one for each, None where there is none",
             )
@@ -129,6 +156,7 @@ def take_outputs(
         wanted = ", ".join(f"{n!r}: {specs[n]}" for n in names)
         raise InputError(
             "the arrays for the outputs do not fit",
+            where=where,
             why="; ".join(problems),
             fix=f"give writable arrays apart from each other, or None: {wanted}",
         )
@@ -140,12 +168,35 @@ def _misfit(array: Any, spec: TensorSpec) -> str:
         return ""
     if not isinstance(array, np.ndarray):
         return f"a {type(array).__name__}"
+    if isinstance(array, np.ma.MaskedArray):
+        return "a MaskedArray, whose masked elements would stay masked: give its data (x.data)"
     if array.dtype != spec.dtype.numpy or array.shape != spec.dims:
         return f"{array.dtype}[{'x'.join(map(str, array.shape))}]"
     if not array.flags.writeable:
         return "a read-only one"
-    repeated = any(size > 1 and not step for size, step in zip(array.shape, array.strides, strict=True))
-    return "one whose elements share memory" if repeated and array.size else ""
+    return "one whose elements share memory" if overlaps_itself(array) else ""
+
+
+def overlaps_itself(array: Array) -> bool:
+    """Tell whether two elements of an array share bytes, as they can where strides were made by hand."""
+    axes = sorted((abs(step), size) for size, step in zip(array.shape, array.strides, strict=True) if size > 1)
+    if not array.size or array.flags.forc:
+        return False
+    reach = array.itemsize  # bytes from the first of the axes so far to behind the last
+    for step, size in axes:
+        if step < reach:
+            break
+        reach += step * (size - 1)
+    else:
+        return False
+    if not axes[0][0]:
+        return True
+    # Axes that reach into one another may still leave each element its own place.
+    places = np.zeros(1, np.int64)
+    for step, size in axes:
+        places = np.add.outer(places, np.arange(size, dtype=np.int64) * step).ravel()
+    places.sort()
+    return bool((np.diff(places) < array.itemsize).any())
 
 
 def _shared(names: Sequence[str], given: Sequence[Array | None]) -> Iterator[str]:

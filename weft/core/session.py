@@ -7,9 +7,10 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from types import TracebackType
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from weft.core import ending
 from weft.core.ahead import Ahead
@@ -35,6 +36,30 @@ from weft.core.validate import validate
 from weft.errors import BackendError, ClosedError, ConfigError, InputError, ModelError
 
 log = logging.getLogger("weft.session")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _alone(method: Callable[Concatenate[Session, P], R]) -> Callable[Concatenate[Session, P], R]:
+    """Let one thread at a time call a method of a session, and a callback that the session calls not at all."""
+    name = method.__name__
+
+    @wraps(method)
+    def alone(session: Session, /, *arguments: P.args, **named: P.kwargs) -> R:
+        lock: Any = session._lock
+        if lock._is_owned() and not session._ended:  # what Condition asks an RLock
+            raise InputError(
+                f"the session cannot {name} here",
+                where=f"network {session.graph.name!r}",
+                why=f"this is called in the middle of its {session._doing}, by a callback that it waits for",
+                fix=f"call it when the {session._doing} has returned, or call another session",
+            )
+        with lock:
+            session._doing = name
+            return method(session, *arguments, **named)
+
+    return alone
 
 
 class Session:
@@ -76,6 +101,9 @@ class Session:
         self._choices, self._fixed, self._ahead = list(choices), fixed, ahead
         self._host = host.device if host else choices[-1].device
         self._lock = threading.RLock()
+        self._doing = ""
+        """What was called last by a thread that had the lock."""
+        self._ended = False
         self._profile = Profile() if profile else None
         every = [*([host] if host else []), *choices]
         self._loaded = LoadedNetwork(every, self.config, progress=progress, profile=self._profile)
@@ -171,16 +199,18 @@ class Session:
         In memory mode LIMIT it is without its weights: to be printed, not loaded or saved.
         """
         if self._optimized is None:
-            raise InputError("the network is not optimised yet", why="its shapes are not all known", fix="call resize")
+            why = "its shapes are not all known, or the last resize failed"
+            raise InputError("the network is not optimised", why=why, fix="call resize")
         return self._optimized
 
+    @_alone
     def resize(self, shapes: Mapping[str, Shape]) -> None:
         """Prepare for other input shapes; inputs that are not named keep theirs."""
-        with self._lock:
-            self._check_open()
-            given = take_shapes(shapes)
-            self._prepare(self._kept(given) | given)
+        self._check_open()
+        given = take_shapes(shapes)
+        self._prepare(self._kept(given) | given)
 
+    @_alone
     def run(self, *inputs: Array | Mapping[str, Array], outputs: Outputs | None = None) -> list[Array]:
         """Return the outputs, in order, for arrays in input order or a dict by name.
 
@@ -188,53 +218,53 @@ class Session:
         Symbolic dimensions that are unbound, or that differ from the last run, are bound to the arrays'
         shapes by a resize.
         """
-        with self._lock:
-            arrays = self._accept(inputs)
-            given = take_outputs(self.graph.outputs, self._loaded.graph.specs, outputs)
-            try:
-                self._loaded.start(arrays)
-                return self._loaded.finish(self.graph.outputs, given)
-            finally:
-                self._loaded.abandon()  # an interrupt in between leaves nothing to wait for
+        arrays = self._accept(inputs)
+        given = take_outputs(self.graph, self._loaded.graph.specs, outputs)
+        try:
+            self._loaded.start(arrays)
+            return self._loaded.finish(self.graph.outputs, given)
+        finally:
+            self._loaded.abandon()  # an interrupt in between leaves nothing to wait for
 
+    @_alone
     def submit(self, *inputs: Array | Mapping[str, Array]) -> None:
         """Start a run and return while the device may still be at work; `wait` returns its outputs.
 
         Where the network is divided over devices, only the last part is left running. A second submit, a run or
         a resize waits for the first, whose outputs are lost.
         """
-        with self._lock:
-            self._loaded.start(self._accept(inputs))
+        self._loaded.start(self._accept(inputs))
 
+    @_alone
     def wait(self, outputs: Outputs | None = None) -> list[Array]:
         """Wait for the run that `submit` started and return its outputs, once.
 
         InputError if there is none: nothing was submitted since the last run, or that failed.
         """
-        with self._lock:
-            self._check_open()
-            if not self._loaded.started:
-                raise InputError(
-                    "there is no run to wait for",
-                    why="none was submitted since outputs were last taken, a run failed or the session was resized",
-                    fix="call submit, and wait before anything else",
-                )
-            given = take_outputs(self.graph.outputs, self._loaded.graph.specs, outputs)
-            return self._loaded.finish(self.graph.outputs, given)
+        self._check_open()
+        if not self._loaded.started:
+            raise InputError(
+                "there is no run to wait for",
+                why="none was submitted since outputs were last taken, a run failed or the session was resized",
+                fix="call submit, and wait before anything else",
+            )
+        given = take_outputs(self.graph, self._loaded.graph.specs, outputs)
+        return self._loaded.finish(self.graph.outputs, given)
 
+    @_alone
     def close(self) -> None:
         """Free everything; the devices stay open for other sessions. A second close does nothing.
 
-        BackendError if a backend's context refuses; then the session stays as it is.
+        BackendError if a backend's context refuses; then the session stays as it is. A run in another thread is waited
+        for; InputError where this is called in the middle of one, by a debug callback say.
         """
-        with self._lock:
-            if self._closed:
-                return
-            if self._loaded.before_close is not None:
-                self._loaded.before_close()
-            self._closed = True
-            self._recent.clear()
-            self._loaded.close()
+        if self._closed:
+            return
+        if self._loaded.before_close is not None:
+            self._loaded.before_close()
+        self._closed = True
+        self._recent.clear()
+        self._loaded.close()
 
     def end(self, patience: float) -> bool:
         """Close at the end of the process, and let no thread in any more; False if one does not leave in time.
@@ -246,6 +276,7 @@ class Session:
             return True
         if not self._lock.acquire(timeout=patience):
             return False
+        self._ended = True
         if not self._closed:
             self._closed = True
             self._recent.clear()
@@ -274,6 +305,7 @@ class Session:
 
     def _prepare(self, shapes: Mapping[str, Any]) -> None:
         bound = bind(self.graph, take_shapes(shapes))
+        self._optimized = None
         if bound.symbols():
             self._loaded.drop()
             self._bound = bound
