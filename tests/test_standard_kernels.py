@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import weft
 from scripts.null_device import plan_kernels
 from scripts.update_standard_kernels import (
     LIGHT,
@@ -111,6 +114,24 @@ def in_the_wheel(installed: Path, code: str, tmp_path: Path, **environment: str)
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def test_the_wheel_has_a_bill_of_what_it_carries(installed: Path) -> None:
+    (path,) = installed.glob("weft-*.dist-info/sboms/*.cdx.json")
+    bill = json.loads(path.read_text(encoding="utf-8"))
+    assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
+    assert bill["metadata"]["component"]["purl"] == f"pkg:pypi/weft@{weft.__version__}"
+    parts = {part["name"]: part for part in bill["components"]}
+    for name, part in parts.items():
+        digest = hashlib.sha256((installed / name).read_bytes()).hexdigest()
+        assert part["hashes"] == [{"alg": "SHA-256", "content": digest}]
+        assert part["description"] and part["licenses"]
+    assert bill["dependencies"][0]["dependsOn"] == [part["bom-ref"] for part in bill["components"]]
+    assert "slangpy" in parts["weft/spirv.zip"]["description"]
+    # Python and templates are Weft's source; everything else is on the bill.
+    source = {".py", ".mako", ".typed"}
+    data = {p.relative_to(installed).as_posix() for p in (installed / "weft").rglob("*") if p.is_file()}
+    assert {name for name in data if Path(name).suffix not in source} == set(parts)
 
 
 def test_the_wheel_holds_all_that_is_needed(installed: Path) -> None:

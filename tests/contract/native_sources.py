@@ -111,7 +111,8 @@ enum { BUFFERS = 256, JOBS = 64 };
 enum { CREATED, DESTROYED, ALLOCATED, FREED, OPENED, CLOSED, WAITS, LATE, COUNTERS };
 int64_t counters[COUNTERS];
 int32_t mode; /* 1: no card; 2: create fails; 3: execute fails, without a word; 4: the queue fails;
-                 5: no memory; 6: upload fails; 7: open fails; 8: no reason; 9: a reason that is too long; 10: one without an end */
+                 5: no memory; 6: upload fails; 7: open fails; 8: no reason; 9: a reason that is too long;
+                 10: one without an end */
 
 static char *memory[BUFFERS];
 typedef struct { const char *what; size_t count, inputs; } state_t;

@@ -159,7 +159,7 @@ def test_A19_the_probe_finds_each_broken_rule(tmp_path: Path) -> None:
 
     def right_so_far(name: str) -> tuple[Probe, Caller]:
         # Of each copy, the system makes a library of its own, with its own books.
-        probe = Probe(ctypes.CDLL(shutil.copy(made, tmp_path / name)))
+        probe = Probe(ctypes.CDLL(str(shutil.copy(made, tmp_path / name))))
         caller = Caller(probe.table())
         caller.execute()
         caller.wait()
