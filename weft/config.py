@@ -58,8 +58,13 @@ def tuning_enabled() -> bool:
 
 
 def selftest() -> str:
-    """Return where devices and special kernels are tested, from `WEFT_SELFTEST`: child, process or off."""
+    """Return where devices and kernels are tested, from `WEFT_SELFTEST`: child, process or off."""
     return os.environ.get("WEFT_SELFTEST") or "child"
+
+
+def selftest_chosen() -> bool:
+    """Tell whether `WEFT_SELFTEST` is set: then the kernels of devices in software are tested, too."""
+    return bool(os.environ.get("WEFT_SELFTEST"))
 
 
 def device_profile() -> str:

@@ -17,7 +17,6 @@ import weft
 from tests.core import special_fakes as fakes
 from tests.core.nets import Net
 from tests.core.null_gpu import null_gpu
-from weft.backends.gpu import runtime as runtime_module
 from weft.backends.gpu import selftest, selftest_child, special_check
 from weft.backends.gpu.creator import GpuCreator
 from weft.backends.gpu.runtime import GpuRuntime
@@ -227,7 +226,8 @@ def test_what_takes_the_place_of_a_wrong_kind_is_tested_then(monkeypatch: pytest
     large = kind("large", "wrong", lambda caps: "large" not in caps.without)
     small = kind("small", None, lambda caps: "large" in caps.without)
     monkeypatch.setenv("WEFT_SELFTEST", "process")
-    monkeypatch.setattr(runtime_module, "special_kernels", lambda: [small, large])
+    monkeypatch.setattr(selftest, "special_kernels", lambda: [small, large])
+    monkeypatch.setattr(selftest, "kernel_families", list)
     creator = registry.find("opencl")
     assert isinstance(creator, GpuCreator)
     runtime = GpuRuntime(creator.open(0))

@@ -11,7 +11,19 @@ import typer
 
 import weft
 from weft import config
-from weft.cli import bench, cache, compare, conformance, devices, doctor, inspect, optimize, run, tune
+from weft.cli import (
+    bench,
+    cache,
+    compare,
+    conformance,
+    devices,
+    doctor,
+    inspect,
+    optimize,
+    run,
+    selftest,
+    tune,
+)
 from weft.cli.command import WeftCommand
 from weft.cli.console import PlainFormatter, error
 from weft.errors import WeftError
@@ -36,6 +48,7 @@ app.command("bench", cls=WeftCommand)(bench.bench)
 app.command("compare", cls=WeftCommand)(compare.compare)
 app.command("inspect", cls=WeftCommand)(inspect.inspect)
 app.command("optimize", cls=WeftCommand)(optimize.optimize)
+app.command("selftest", cls=WeftCommand)(selftest.selftest)
 app.command("tune", cls=WeftCommand)(tune.tune)
 app.command("conformance", cls=WeftCommand)(conformance.conformance)
 app.add_typer(cache.app, name="cache")

@@ -206,6 +206,8 @@ class GpuOp(ABC):
     """How GPUs run one kind of op; register with `@gpu_op(OpClass)`. One object serves all nodes."""
 
     placement: Placement = Placement.LINEAR
+    packed_family: str = ""
+    """Of an op with placement EITHER, the family of its kernels in NC4HW4; where that is wrong it runs in NCHW."""
     fuses_into_store: bool = True
     """The launches end in one store to which an epilogue may be pasted."""
     moves_bits: bool = False

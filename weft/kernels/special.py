@@ -6,16 +6,18 @@ each kind by value before it uses it. Register a kind beside the GPU form of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from weft.core.configuration import Precision
+from weft.core.dtypes import DType
 from weft.core.graph import Node
 from weft.core.layout import Array, Shape
 from weft.core.op import Op
+from weft.core.tensor import TensorSpec
 from weft.errors import BackendError
 from weft.kernels.launch import DeviceCaps
 
@@ -38,6 +40,8 @@ class Case:
     precision: Precision = Precision.LOW
     tolerance: float = 0.0
     """Of the largest value of the result; 0 for that of the precision."""
+    prefer: str = ""
+    """How the candidate begins, as text, that is taken where an op leaves a choice to tuning."""
 
     @property
     def allowed(self) -> float:
@@ -51,6 +55,7 @@ def one_node(
     constants: Sequence[int] = (),
     precision: Precision = Precision.LOW,
     tolerance: float = 0.0,
+    prefer: str = "",
 ) -> Case:
     """Return the case of a single node.
 
@@ -65,7 +70,8 @@ def one_node(
         if given is not None
     }
     weights = {f"i{k}" for k in constants}
-    node = Node("case", op, tuple("" if i is None else f"i{k}" for k, i in enumerate(inputs)), ("y",))
+    outputs = tuple(f"y{k}" for k in range(len(_specs(op, inputs, arrays, weights))))
+    node = Node("case", op, tuple("" if i is None else f"i{k}" for k, i in enumerate(inputs)), outputs)
     return Case(
         f"{op.type} of {' with '.join(str(a.shape) for a in arrays.values())}",
         (node,),
@@ -73,7 +79,17 @@ def one_node(
         {name: a for name, a in arrays.items() if name in weights},
         precision,
         tolerance,
+        prefer,
     )
+
+
+def _specs(
+    op: Op, inputs: Sequence[object], arrays: Mapping[str, Array], weights: Collection[str]
+) -> Sequence[TensorSpec]:
+    """Return the specs of an op's outputs for inputs of which some are missing, and some weights."""
+    given = [arrays.get(f"i{k}") for k in range(len(inputs))]
+    specs = [None if a is None else TensorSpec(a.shape, DType.of(a.dtype)) for a in given]
+    return op.infer(specs, [a if f"i{k}" in weights else None for k, a in enumerate(given)])
 
 
 def _no_cases() -> Sequence[Case]:
@@ -105,6 +121,55 @@ class SpecialKernel:
     def module(self) -> str:
         """Return the module that registers it."""
         return self.present.__module__
+
+
+def _as_it_is(caps: DeviceCaps) -> DeviceCaps:
+    return caps
+
+
+@dataclass(frozen=True)
+class KernelFamily(SpecialKernel):
+    """Kernels that every GPU runs: tested like special ones, since drivers err on plain kernels, too.
+
+    Where they are wrong, their plainer twin runs; where there is none, the nodes that need them are refused, and go
+    to the next device.
+    """
+
+    templates: tuple[str, ...] = ()
+    """What its cases must launch between them."""
+    twin: str = ""
+    """What runs in its place, in the plural; empty if nothing does."""
+    whole: bool = True
+    """Whether these templates are launched for this family alone, so that one that is wrong is never launched."""
+    forced: Callable[[DeviceCaps], DeviceCaps] = _as_it_is
+    """Returns the capabilities with which its cases launch it, on any device."""
+
+
+_FAMILIES: dict[str, KernelFamily] = {}
+
+
+def register_family(family: KernelFamily) -> KernelFamily:
+    """Have the kernels of a family tested on every GPU that is seen for the first time; a taken name is refused."""
+    if family.name in _FAMILIES or family.name in _SPECIAL:
+        raise BackendError(f"kernels {family.name!r} are registered already", fix="choose another name")
+    _FAMILIES[family.name] = family
+    return family
+
+
+def forget_family(name: str) -> None:
+    """Undo `register_family`."""
+    _FAMILIES.pop(name, None)
+
+
+def kernel_families() -> list[KernelFamily]:
+    """Return the registered families in the order of registration."""
+    return list(_FAMILIES.values())
+
+
+def wrong_templates(caps: DeviceCaps) -> frozenset[str]:
+    """Return the templates that are not launched on a device, since its tests found them wrong."""
+    names = caps.without & _FAMILIES.keys()
+    return frozenset(t for name in names if _FAMILIES[name].whole for t in _FAMILIES[name].templates)
 
 
 _SPECIAL: dict[str, SpecialKernel] = {}

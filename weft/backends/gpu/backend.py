@@ -132,7 +132,8 @@ class GpuBackend(Backend):
             graph = merge_siblings(graph, self._is_special, products_in_vain(self.device))
         if self.info.config.fusing:
             graph = fuse_pools(graph, self._is_special, self.device.caps, self.faster_arithmetic())
-        graph = assign_layouts(graph, self._is_special, self.packed_layout(), self._reads_planar)
+        without = self.device.caps.without
+        graph = assign_layouts(graph, self._is_special, self.packed_layout(), self._reads_planar, without)
         depth = depths(graph)
         # Side by side in the order means side by side in the memory plan, and so on the device.
         graph.nodes.sort(key=lambda node: depth[node.outputs[0]])

@@ -22,6 +22,7 @@ from weft.core.tensor import Tensor
 from weft.errors import ExecutionError
 from weft.kernels.launch import MAX_ELEMENTS, SUM_PARTS, ChoiceT, KernelBuilder, Size3
 from weft.kernels.source import Arg, ArgKind
+from weft.kernels.special import wrong_templates
 from weft.kernels.template import KernelRequest, Operand, Stage, render
 from weft.ops.elementwise import Elementwise
 
@@ -105,6 +106,13 @@ class NodeBuilder(KernelBuilder):
         """Render and plan one launch; its kernel is built later."""
         if not any(t.nbytes for t in writes.values()):
             return
+        if template in wrong_templates(self.caps):
+            raise ExecutionError(
+                f"the kernel {template!r} is not launched",
+                where=self._device.info.name,
+                why="the self-test found it wrong on this device",
+                fix="put the node on another device with `hints`",
+            )
         target, kinds = next(iter(writes)), kinds or {}
         fours = kinds.get(target) == "fours"
         extra = self._epilogue(writes[target], fours) if epilogue else _Epilogue()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import TypeVar
@@ -59,8 +59,11 @@ def packed_layout(caps: DeviceCaps, precision: Precision) -> Layout:
 
 
 class _Assigner:
-    def __init__(self, graph: Graph, special: Special, packed: Layout, planar: Planar) -> None:
+    def __init__(
+        self, graph: Graph, special: Special, packed: Layout, planar: Planar, without: Collection[str]
+    ) -> None:
         self.source, self.special, self.packed, self.planar = graph, special, packed, planar
+        self.without = without
         self.out, self.names = graph.copy(), Names(graph)
         self.out.nodes = []
         self.lies = dict.fromkeys(graph.inputs, LINEAR)
@@ -98,7 +101,7 @@ class _Assigner:
             return LINEAR
         if op.placement is Placement.CHANNELS:
             return self.packed
-        if op.placement is not Placement.EITHER:
+        if op.placement is not Placement.EITHER or op.packed_family in self.without:
             return LINEAR
         packed = any(self.lies.get(i) is self.packed for i in node.inputs)
         output = self.source.specs[node.outputs[0]].dims
@@ -175,13 +178,15 @@ def assign_layouts(
     special: Special = lambda op: False,
     packed: Layout = Layout.NC4HW4,
     planar: Planar = lambda graph, node: False,
+    without: Collection[str] = (),
 ) -> Graph:
     """Return the graph with a layout for every value, NCHW or `packed`, and the conversions this needs.
 
-    Inputs and outputs of the part lie as NCHW under their own names.
+    Inputs and outputs of the part lie as NCHW under their own names. Families of kernels `without` which the device
+    does are not asked for.
     """
     assert find_op("Relayout") is Relayout
-    return _Assigner(graph, special, packed, planar).run()
+    return _Assigner(graph, special, packed, planar, without).run()
 
 
 def find_views(graph: Graph, special: Special = lambda op: False) -> dict[str, View]:

@@ -79,6 +79,14 @@ class _Forced:
         return self.text if key == self.key else None
 
 
+@dataclass(frozen=True)
+class _Preferred:
+    start: str
+
+    def choose(self, key: str, texts: Collection[str]) -> str | None:
+        return next((text for text in texts if text.startswith(self.start)), None)
+
+
 class NodeBench:
     """Owns copies of a node's inputs and outputs on the device; a context manager that frees them."""
 
@@ -133,6 +141,11 @@ class NodeBench:
     def default(self) -> Variant:
         """Return the launches that the op chooses itself."""
         return Variant("default", tuple(self._execution.plan(self._inputs, self._outputs, None).launched), "")
+
+    def preferring(self, start: str) -> Variant:
+        """Return the launches with the first candidates whose texts begin so, and the op's defaults elsewhere."""
+        launched = self._execution.plan(self._inputs, self._outputs, _Preferred(start)).launched
+        return Variant(start, tuple(launched), "")
 
     def plan(self, key: str, text: str) -> Variant:
         """Return the launches with a candidate for one problem, and the op's defaults for others."""

@@ -13,11 +13,10 @@ from typing import Any
 from weft.backends.gpu.device import GpuBuffer, GpuDevice
 from weft.backends.gpu.heap import DeviceHeap
 from weft.backends.gpu.kept import KERNELS_KEPT
-from weft.backends.gpu.selftest import chosen_mode, refused
+from weft.backends.gpu.selftest import Verdict, chosen_mode, examine, instead_of, tests_families
 from weft.backends.gpu.tuning_table import TuningTable
 from weft.core.backend_options import NO_OPTIONS, Options
 from weft.errors import OutOfMemory
-from weft.kernels.special import special_kernels
 
 CHUNK = 16 << 20
 
@@ -99,7 +98,9 @@ class GpuRuntime:
     """The backends on the device that were not closed."""
     closed: bool = False
     selftest_seconds: float = 0.0
-    """What it took to know which special kernels are right here."""
+    """What it took to know which kernels are right here."""
+    verdicts: dict[str, Verdict] = field(default_factory=dict)
+    """What the tests of kernels found, by the name of the kind or family."""
     _verified: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -111,19 +112,16 @@ class GpuRuntime:
             self.notes.append(f"the device pretends to be another: {self.device.profile}")
 
     def verify(self) -> None:
-        """Have the kernels for special hardware tested, once; those that are wrong here are not used."""
+        """Have the kernels tested, once; those that are wrong here are not used."""
         with self._lock:
             if self._verified:
                 return
             begun = time.perf_counter()
             chosen_mode()  # what is wrong there is said, whether or not there is something to test
-            known: set[str] = set()
-            while kinds := [k for k in special_kernels() if k.name not in known and k.present(self.device.caps)]:
-                # Where a kind is wrong, another one may take its place, and is tested then.
-                known.update(kind.name for kind in kinds)
-                for kind, why in refused(self, kinds=kinds):
-                    self.device.caps = kind.disable(self.device.caps)
-                    self.notes.append(f"{kind.title} are not used: {why}")
+            for kind, verdict in examine(self, families=tests_families(self)):
+                self.verdicts[kind.name] = verdict
+                if verdict.why is not None:
+                    self.notes.append(f"{kind.title} are not used{instead_of(kind)}: {verdict.why}")
             self.selftest_seconds = time.perf_counter() - begun
             self._verified = True
 

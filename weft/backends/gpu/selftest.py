@@ -1,4 +1,4 @@
-"""Which special kernels are not to be used on a device? Each kind is tested once; its verdict is kept on disk.
+"""Which kernels are not to be used on a device? Each kind and family is tested once; its verdict is kept on disk.
 
 A kernel that faults takes all of its process along, so a kind that is new to a device, driver and version of the
 kernels is tested in a child process (`selftest_child`). What crashes there, or is wrong, is not used, and reports
@@ -25,7 +25,7 @@ from weft.backends.gpu.builds import thread_count
 from weft.core.blame import is_error
 from weft.errors import ConfigError, OutOfMemory, WeftError
 from weft.kernels.cache import DiskCache
-from weft.kernels.special import SpecialKernel, special_kernels
+from weft.kernels.special import KernelFamily, SpecialKernel, kernel_families, special_kernels
 from weft.kernels.template import writers_hash
 
 if TYPE_CHECKING:
@@ -60,13 +60,51 @@ def refused(
     runtime: GpuRuntime, timeout: float | None = None, kinds: Sequence[SpecialKernel] | None = None
 ) -> list[tuple[SpecialKernel, str]]:
     """Return which kinds are not to be used, each with the reason: of all the device claims to have, or of some."""
-    mode, device = chosen_mode(), runtime.device
     if kinds is None:
-        kinds = [kind for kind in special_kernels() if kind.present(device.caps)]
+        kinds = [kind for kind in special_kernels() if kind.present(runtime.device.caps)]
+    found = verdicts(runtime, kinds, timeout)
+    return [(kind, why) for kind in kinds if kind.name in found and (why := found[kind.name].why) is not None]
+
+
+def examine(
+    runtime: GpuRuntime, *, families: bool, again: bool = False
+) -> list[tuple[SpecialKernel, Verdict]]:
+    """Return the verdict on each kind that the device claims to have, and on the families of portable kernels.
+
+    What is wrong is taken from the device's capabilities. With `again`, verdicts of earlier starts do not count.
+    """
+    device, done = runtime.device, list[tuple[SpecialKernel, Verdict]]()
+
+    def look_at(kinds: Sequence[SpecialKernel]) -> None:
+        found = verdicts(runtime, kinds, again=again)
+        for kind in kinds:
+            verdict = found.get(kind.name)
+            if verdict is not None and verdict.why is not None:
+                device.caps = kind.disable(device.caps)
+            if verdict is not None:
+                done.append((kind, verdict))
+
+    known: set[str] = set()
+    while kinds := [k for k in special_kernels() if k.name not in known and k.present(device.caps)]:
+        # Where a kind is wrong, another one may take its place, and is tested then.
+        known.update(kind.name for kind in kinds)
+        look_at(kinds)
+    if families:
+        look_at([family for family in kernel_families() if family.present(device.caps)])
+    return done
+
+
+def verdicts(
+    runtime: GpuRuntime, kinds: Sequence[SpecialKernel], timeout: float | None = None, again: bool = False
+) -> dict[str, Verdict]:
+    """Return the verdict on each kind by name, kept from an earlier start unless `again`; none if tests are off."""
+    mode, device = chosen_mode(), runtime.device
     if mode == "off" or not kinds:
-        return []
+        return {}
     cache, keys = DiskCache("selftest"), {kind.name: key_of(kind, device) for kind in kinds}
-    found = {kind.name: v for kind in kinds if (v := _stored(cache, keys[kind.name])) is not None}
+    found = {}
+    if not again:
+        found = {kind.name: v for kind in kinds if (v := _stored(cache, keys[kind.name])) is not None}
     new = [kind for kind in kinds if kind.name not in found]
     if new:
         test = tested_here if mode == "process" else _tested_in_children
@@ -75,7 +113,19 @@ def refused(
             log.info("self-test of %s, %.2f s: %s", name, verdict.seconds, verdict.why or "right")
             if verdict.lasting:
                 cache.put(keys[name], json.dumps(asdict(verdict)).encode())
-    return [(kind, why) for kind in kinds if (why := found[kind.name].why) is not None]
+    return found
+
+
+def tests_families(runtime: GpuRuntime) -> bool:
+    """Tell whether families of portable kernels are tested: of a device in software only if `WEFT_SELFTEST` is set."""
+    return config.selftest_chosen() or not runtime.device.info.software
+
+
+def instead_of(kind: SpecialKernel) -> str:
+    """Return what a report says of what runs in place of kernels that are wrong, with a comma before it."""
+    if not isinstance(kind, KernelFamily):
+        return ""
+    return f", {kind.twin} are" if kind.twin else ", nodes that need them go to the next device"
 
 
 def chosen_mode() -> str:

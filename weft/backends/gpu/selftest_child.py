@@ -31,7 +31,7 @@ from weft.core import child as processes
 from weft.core.backend import DeviceInfo
 from weft.core.registry import registry
 from weft.errors import WeftError
-from weft.kernels.special import SpecialKernel, special_kernels
+from weft.kernels.special import SpecialKernel, kernel_families, special_kernels
 
 MARK = "weft-selftest "
 """How the lines of reports begin: drivers print what they like."""
@@ -158,7 +158,7 @@ def main(text: str) -> None:
     for module, _ in task["kinds"]:
         import_module(module)
     runtime = _open(DeviceInfo(**task["device"]))
-    known = {kind.name: kind for kind in special_kernels()}
+    known = {kind.name: kind for kind in (*special_kernels(), *kernel_families())}
     for _, name in task["kinds"]:
         kind = known[name]
         _report(kind=name)

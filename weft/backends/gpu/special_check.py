@@ -13,14 +13,14 @@ from weft.backends.gpu.builds import thread_count
 from weft.backends.gpu.layouts import packed_layout, splits_products
 from weft.core.backend import BackendConfig, BackendInfo
 from weft.core.dtypes import DType
-from weft.core.graph import Graph, infer_shapes
+from weft.core.graph import Graph, Node, infer_shapes
 from weft.core.layout import Array, Layout, from_storage
 from weft.core.optimized import Part
 from weft.core.pipeline import Pipeline
 from weft.core.tensor import Tensor, TensorSpec
 from weft.errors import OutOfMemory, WeftError
-from weft.kernels.launch import DeviceCaps, Placement, find_gpu_op
-from weft.kernels.special import Case, SpecialKernel
+from weft.kernels.launch import DeviceCaps, GpuOp, Placement, find_gpu_op
+from weft.kernels.special import Case, KernelFamily, SpecialKernel
 
 if TYPE_CHECKING:
     from weft.backends.gpu.runtime import GpuRuntime
@@ -31,6 +31,8 @@ def check(kind: SpecialKernel, runtime: GpuRuntime, others: Sequence[SpecialKern
     device, caps = runtime.device, runtime.device.caps
     try:
         device.caps = _without(caps, kind, others)
+        if isinstance(kind, KernelFamily):
+            device.caps = kind.forced(device.caps)
         return kind.check(runtime) if kind.check else _check_cases(kind, runtime)
     finally:
         device.caps = caps
@@ -47,7 +49,7 @@ def _without(caps: DeviceCaps, kind: SpecialKernel, others: Sequence[SpecialKern
 
 
 def _check_cases(kind: SpecialKernel, runtime: GpuRuntime) -> str | None:
-    launched, cases = False, kind.cases()
+    launched, cases = set[str](), kind.cases()
     with ExitStack() as held:
         for case, ready in zip(cases, _all_ready(cases, runtime, held), strict=True):
             if isinstance(ready, WeftError):
@@ -58,10 +60,12 @@ def _check_cases(kind: SpecialKernel, runtime: GpuRuntime) -> str | None:
                 raise
             except WeftError as e:
                 return f"{case.text} failed: {e.what}"
-            launched |= any(kind.template in ("", t) for t in ready.templates)
+            launched.update(ready.templates)
             if not worst <= case.allowed:
                 return f"{case.text} was wrong by {worst:.1e} of its largest value"
-    return None if launched else "none of its cases ran on such kernels, so that nothing is known of them"
+    wanted = set(kind.templates if isinstance(kind, KernelFamily) else filter(None, [kind.template]))
+    missing = ", ".join(sorted(wanted - launched))
+    return f"none of its cases ran on such kernels ({missing}), so that nothing is known of them" if missing else None
 
 
 def _all_ready(
@@ -100,7 +104,7 @@ class _ReadyNode:
 
         self._case, (node,), graph, caps = case, case.nodes, _graph(case), runtime.device.caps
         form = find_gpu_op(node.op)
-        packed = form is not None and form.placement in (Placement.CHANNELS, Placement.EITHER)
+        packed = form is not None and _lies_packed(form, node, graph)
         layout = packed_layout(caps, case.precision) if packed else Layout.NCHW
 
         def tensor(name: str) -> Tensor:
@@ -115,7 +119,7 @@ class _ReadyNode:
         self._bench = NodeBench(runtime, node.op, inputs, self._outputs, label="selftest", split_products=split)
         try:
             self._bench.feed([case.inputs.get(i) for i in node.inputs])
-            self._launches = self._bench.default()
+            self._launches = self._bench.preferring(case.prefer) if case.prefer else self._bench.default()
             self._launches.build()
         except BaseException:
             self._bench.close()
@@ -165,6 +169,14 @@ class _ReadyGraph:
     def close(self) -> None:
         """Free its memory."""
         self._pipeline.close()
+
+
+def _lies_packed(form: GpuOp, node: Node, graph: Graph) -> bool:
+    """Tell whether an op's images lie as blocks of channels, if all of its inputs may."""
+    if form.placement is not Placement.EITHER:
+        return form.placement is Placement.CHANNELS
+    shapes = [graph.specs[i].dims if i else None for i in node.inputs]
+    return form.fits_channels(node.op, shapes, graph.specs[node.outputs[0]].dims)
 
 
 def difference(case: Case, runtime: GpuRuntime) -> tuple[float, list[str]]:

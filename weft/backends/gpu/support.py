@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from weft.backends.gpu.dry_run import templates_of
+from weft.backends.gpu.layouts import base_inputs, base_op
 from weft.core.dtypes import DType
 from weft.core.layout import Layout, storage_size
 from weft.core.op import Op
 from weft.core.tensor import Tensor
 from weft.kernels.launch import MAX_ELEMENTS, DeviceCaps, GpuOp, Placement, find_gpu_op
+from weft.kernels.special import wrong_templates
 
+LAYOUTS = "relayout"
+"""The kernel that converts layouts, before and after nodes that want their own."""
 STORED = (DType.FLOAT32, DType.FLOAT16)
 
 
@@ -33,7 +38,22 @@ def why_not(inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op, 
             return f"{t.name!r} takes {needed} bytes and a kernel argument may span {caps.max_buffer_range}"
         if elements >= MAX_ELEMENTS:
             return f"{t.name!r} has {elements} elements; kernels count in 32 bits"
-    return form.why_not(op, inputs, outputs, caps)
+    reason = form.why_not(op, inputs, outputs, caps)
+    return reason or _wrong_kernels(inputs, outputs, op, form, caps)
+
+
+def _wrong_kernels(
+    inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op, form: GpuOp, caps: DeviceCaps
+) -> str | None:
+    """Return the reason if the node would launch what the self-test found wrong: it has no plainer twin here."""
+    wrong = wrong_templates(caps)
+    if not wrong:
+        return None
+    needed = templates_of(base_op(op), form, base_inputs(op, inputs), outputs, caps)
+    if form.placement is Placement.CHANNELS:
+        needed.add(LAYOUTS)
+    found = sorted(needed & wrong)
+    return f"it needs kernels that the self-test found wrong on this device: {', '.join(found)}" if found else None
 
 
 def _stored(tensor: Tensor, form: GpuOp) -> int:

@@ -17,6 +17,7 @@ class ConcatOnGpu(GpuOp):
     """Along the channels of NC4HW4 the parts are written in place by whoever makes them."""
 
     placement = Placement.EITHER
+    packed_family = "block_copy"
     fuses_into_store = False
     moves_bits = True
 

@@ -54,7 +54,7 @@ class ConvOnGpu(GpuOp):
         """
         x, w = inputs[0], inputs[1]
         assert x is not None and w is not None
-        if op.group != 1 or len(x.dims) > 4 or x.dims[1] > PACK:
+        if op.group != 1 or len(x.dims) > 4 or x.dims[1] > PACK or caps.without & {"conv_planar", "conv_gemm"}:
             return False
         on_units = split_products or (caps.matrix_units and x.dtype is DType.FLOAT16)
         return not on_units or prod(output.dims) * prod(w.dims[2:]) * PACK <= SAVED
@@ -67,9 +67,9 @@ class ConvOnGpu(GpuOp):
         plan = ConvPlan(k, op, x, y, w.constant, None if bias is None else bias.constant)
         if op.group == 1 and plan.window.rank <= 2:
             launch_ungrouped(plan)
-        elif op.group == x.shape[1] == y.shape[1] and plan.window.rank <= 2:
-            launch_depthwise(plan, window_constants(plan.window))
-        else:
+            return
+        depthwise = op.group == x.shape[1] == y.shape[1] and plan.window.rank <= 2
+        if not (depthwise and launch_depthwise(plan, window_constants(plan.window))):
             launch_direct(plan)
 
 
@@ -314,6 +314,9 @@ def pick_gemm(plan: ConvPlan, problem: dict[str, int], pixels: int) -> GemmTile 
 def launch_gemm(plan: ConvPlan, chosen: GemmTile | WinogradTile | None = None) -> None:
     """Launch the implicit GEMM in fp32, or what is taken instead: pixels times output channels, over taps and input."""
     k, weight = plan.k, plan.weight
+    if "conv_gemm" in k.caps.without and not isinstance(chosen, WinogradTile):
+        launch_direct(plan)
+        return
     ci4, steps = -(-weight.shape[1] // PACK), gemm_steps(weight)
     pixels = plan.y.shape[0] * prod(plan.window.outputs)
     itemsize = weight.dtype.itemsize

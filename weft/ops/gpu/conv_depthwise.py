@@ -54,19 +54,23 @@ def choose_depthwise(caps: DeviceCaps, plan: ConvPlan) -> DepthwiseTile:
     return offered[-1]
 
 
-def launch_depthwise(plan: ConvPlan, window: dict[str, int]) -> None:
-    """Launch one filter a channel; `window` is the geometry as constants."""
+def launch_depthwise(plan: ConvPlan, window: dict[str, int]) -> bool:
+    """Launch one filter a channel, and tell whether a kernel could; `window` is the geometry as constants."""
     k, weight = plan.k, plan.weight
-    packed = k.constant("depthwise", lambda: weight.reshape(1, weight.shape[0], -1), Layout.NC4HW4)
-    reads = {"x": plan.x, "w": packed, **plan.bias_vector()}
     taps = prod(plan.window.kernel)
     legal = [tile for tile in TILES if taps * tile.rows * tile.columns <= MOST_PRODUCTS]
-    if not legal:  # too much text: the kernel that has loops instead
+    if "conv_depthwise_tile" in k.caps.without:
+        legal = []
+    if not legal and "conv_depthwise" in k.caps.without:
+        return False
+    packed = k.constant("depthwise", lambda: weight.reshape(1, weight.shape[0], -1), Layout.NC4HW4)
+    reads = {"x": plan.x, "w": packed, **plan.bias_vector()}
+    if not legal:  # too much text, or wrong: the kernel that has loops instead
         total = plan.y.shape[0] * plan.blocks * prod(plan.window.outputs)
         grid, local = k.for_items(total)
         ints = {**window, "BLOCKS": plan.blocks, "TOTAL": total}
         k.launch("conv_depthwise", reads=reads, writes={"y": plan.y}, ints=ints, grid=grid, local=local)
-        return
+        return True
     problem = {**window, "N": plan.y.shape[0], "C4": plan.blocks, "bias": plan.bias is not None}
     tile = k.pick("conv_depthwise", problem, legal, choose_depthwise(k.caps, plan))
     total = _items(plan, tile)
@@ -86,6 +90,7 @@ def launch_depthwise(plan: ConvPlan, window: dict[str, int]) -> None:
         grid=grid,
         local=local,
     )
+    return True
 
 
 def _items(plan: ConvPlan, tile: DepthwiseTile) -> int:

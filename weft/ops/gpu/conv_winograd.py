@@ -165,6 +165,8 @@ def share(plan: ConvPlan) -> float:
 
 def tiles(plan: ConvPlan, gemm: Sequence[GemmTile]) -> list[WinogradTile]:
     """Return what tuning tries: some of the tiles of the GEMM, where the model does not rule it out."""
+    if "conv_winograd" in plan.k.caps.without:
+        return []
     if not fits(plan) or min(*plan.weight.shape[:2], prod(patches_of(plan))) < TRIED or share(plan) > MAY_WIN:
         return []
     return [WinogradTile(tile) for tile in gemm if tile.lz == 1]

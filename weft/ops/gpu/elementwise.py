@@ -18,6 +18,7 @@ class ElementwiseOnGpu(GpuOp):
     """Broadcast in either layout; scalar constants become constants of the kernel."""
 
     placement = Placement.EITHER
+    packed_family = "elementwise_c4"
 
     def why_not(
         self, op: Elementwise, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
@@ -126,7 +127,7 @@ def collapse(shapes: Sequence[Shape], output: Shape) -> tuple[list[list[int]], l
 
 def prefers_fours(caps: DeviceCaps) -> bool:
     """Tell whether an item should compute four elements: compilers for CPUs make vectors of items as they like."""
-    return not caps.software
+    return not caps.software and "elementwise_wide" not in caps.without
 
 
 def _names_in_fours(

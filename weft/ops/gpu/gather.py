@@ -77,7 +77,7 @@ class GatherOnGpu(_Gather):
             start = int(places.constant.item()) % size * inner
             launch_move(k, x, y, (outer, inner), Strides((size * inner, 1), start), Strides((inner, 1)))
             return
-        kind, at_once = _kind(x, inner)
+        kind, at_once = _kind(k, x, inner)
         if floats:
             at_once = PACK if inner % PACK == 0 else 1
             kind = "linear" if at_once == 1 else "fours"
@@ -114,7 +114,7 @@ class GatherNDOnGpu(_Gather):
         assert x is not None and places is not None
         depth, batch = places.shape[-1], op.batch_dims
         inner = prod(x.shape[batch + depth :])
-        kind, at_once = _kind(x, inner)
+        kind, at_once = _kind(k, x, inner)
         ints = {
             "INNER": max(inner // at_once, 1),
             "PER": max(prod(places.shape[batch:-1]), 1),
@@ -126,7 +126,7 @@ class GatherNDOnGpu(_Gather):
         _launch(k, "gather_nd", (x, places, y), ints, {"depth": depth}, kind=kind, at_once=at_once)
 
 
-def _kind(x: Tensor, inner: int) -> tuple[ArgKind, int]:
+def _kind(k: KernelBuilder, x: Tensor, inner: int) -> tuple[ArgKind, int]:
     """Return the kind of argument by which slices of `inner` elements are moved, and the elements at once."""
-    at_once = elements_at_once(x.dtype.itemsize, [(inner, 1, 1)])
+    at_once = elements_at_once(k.caps, x.dtype.itemsize, [(inner, 1, 1)])
     return RAW_KINDS.get(at_once * x.dtype.itemsize, "raw") if at_once > 1 else "raw", at_once

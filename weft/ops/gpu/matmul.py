@@ -118,7 +118,7 @@ def launch_product(k: KernelBuilder, p: Product) -> None:
     if p.b.constant is not None and not p.batch:
         if _launch_as_convolution(k, p):
             return
-        few = p.m <= FEW_ROWS and p.a_steps == (p.k, 1)
+        few = p.m <= FEW_ROWS and p.a_steps == (p.k, 1) and "matmul_rows" not in k.caps.without
         row_bytes = max(p.k, 1) * p.b.dtype.itemsize + PACK * 4
         most = max(k.caps.max_buffer_range // row_bytes, 1)
         matrix = p.b.constant.reshape(-1, p.k) if p.b_steps == (1, p.k) else p.b.constant.reshape(p.k, -1).T

@@ -43,7 +43,7 @@ def launch_move(
         else:
             joined.append((size, s, t))
     joined = joined or [(1, 0, 0)]
-    at_once = elements_at_once(x.dtype.itemsize, joined, (source.offset, target.offset))
+    at_once = elements_at_once(k.caps, x.dtype.itemsize, joined, (source.offset, target.offset))
     if at_once > 1:
         *outer, (size, s, t) = joined
         joined = [*((size, s // at_once, t // at_once) for size, s, t in outer), (size // at_once, s, t)]
@@ -66,13 +66,15 @@ def launch_move(
     )
 
 
-def elements_at_once(itemsize: int, axes: Sequence[tuple[int, int, int]], others: Sequence[int] = ()) -> int:
+def elements_at_once(
+    caps: DeviceCaps, itemsize: int, axes: Sequence[tuple[int, int, int]], others: Sequence[int] = ()
+) -> int:
     """Return how many neighbouring elements can be moved as one of 4, 8 or 16 bytes; 1 if none can.
 
     `axes` are sizes with the steps of source and target; `others` all else that must be whole then.
     """
     *outer, (size, *last) = axes
-    if last != [1, 1]:
+    if last != [1, 1] or "move_wide" in caps.without:
         return 1
     whole = [size, *others, *(step for _, *steps in outer for step in steps)]
     fitting = (n // itemsize for n in (16, 8, 4) if n > itemsize)

@@ -32,6 +32,7 @@ class BatchNormOnGpu(GpuOp):
     """Where it could not be folded: y = x * factor + shift, both computed once from the four parameters."""
 
     placement = Placement.EITHER
+    packed_family = "elementwise_c4"
 
     def why_not(
         self,
@@ -203,6 +204,7 @@ class ImageNormOnGpu(GpuOp):
     """Images of one channel, or of a group of channels, with a scale and a shift for each channel."""
 
     placement = Placement.EITHER
+    packed_family = "normalize_images"
 
     def why_not(
         self,

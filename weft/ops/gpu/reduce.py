@@ -106,6 +106,7 @@ class ReduceOnGpu(GpuOp):
     """One kernel for all ten; means and maxima of whole images are taken in NC4HW4."""
 
     placement = Placement.EITHER
+    packed_family = "pool_global"
 
     def fits_channels(self, op: Reduction, inputs: Sequence[Shape | None], output: Shape) -> bool:
         """Accept what can only be a reduction of the spatial axes, as a global pool is."""

@@ -91,7 +91,7 @@ def choose_team(k: KernelBuilder, lines: int, length: int, sizes: Sequence[int] 
 
     `sizes` are the elements of operands that repeat along the lines.
     """
-    if length < SHORTEST or not lines:
+    if length < SHORTEST or not lines or "rows_in_teams" in k.caps.without:
         return None
     fours = all(size % PACK == 0 for size in (length, *sizes))
     units = length // PACK if fours else length

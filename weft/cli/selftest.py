@@ -1,0 +1,91 @@
+"""`weft selftest`: whether the kernels of each GPU compute the right numbers, family by family."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Annotated, Any
+
+import typer
+
+from weft.backends.gpu import selftest as tests
+from weft.backends.gpu.creator import GpuCreator
+from weft.backends.gpu.runtime import GpuRuntime
+from weft.cli.console import line, plain, table, working
+from weft.cli.options import BackendOptionOption, BackendPathOption, JsonOption
+from weft.cli.targets import device_orders, parse_backend_options
+from weft.core.backend_options import Options, taken
+from weft.core.registry import registry
+from weft.errors import ConfigError
+
+
+def selftest(
+    device: Annotated[
+        str, typer.Option("--device", "-d", help='GPU devices with commas: "vulkan,opencl:1"; "all" is every one.')
+    ] = "all",
+    backend_path: BackendPathOption = None,
+    backend_option: BackendOptionOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Test all kernels of GPU devices by value, whatever is known of them, and keep the verdicts.
+
+    A device is tested so when it is first used with a driver, in software only if WEFT_SELFTEST is set. A family of
+    kernels that is wrong is replaced by its plainer twin, or its nodes go to the next device. The exit status is 1 if
+    one is.
+    """
+    if tests.chosen_mode() == "off":
+        raise ConfigError("WEFT_SELFTEST=off leaves nothing to test", fix="unset it, or set it to child or process")
+    given = parse_backend_options(backend_option)
+    rows: list[dict[str, Any]] = []
+    for [name] in device_orders(device):
+        choice = registry.choose(name)[0]
+        if not isinstance(choice.creator, GpuCreator):
+            if device == "all":
+                continue
+            raise ConfigError(f"{name} is no GPU", why="its kernels are not Weft's", fix="name a GPU, or use `all`")
+        options = Options(taken(choice.creator, given.get(choice.creator.id, {})))
+        runtime = choice.creator.runtime(choice.index, options)
+        with working(f"testing {choice.device}"):
+            rows += _rows(choice.device, runtime)
+    if as_json:
+        print(json.dumps({"kernels": rows}, indent=2))
+    else:
+        _print(rows)
+    if any(row["why"] for row in rows):
+        raise typer.Exit(1)
+
+
+def _rows(device: str, runtime: GpuRuntime) -> list[dict[str, Any]]:
+    """Return the verdicts on one device as facts, and at last the seconds that they took in all."""
+    begun = time.perf_counter()
+    info = runtime.device.info
+    rows = [
+        {
+            "device": device,
+            "name": info.name,
+            "driver": info.driver,
+            "kernels": kind.name,
+            "title": kind.title,
+            "why": verdict.why,
+            "instead": tests.instead_of(kind).lstrip(", ") if verdict.why else "",
+            "seconds": round(verdict.seconds, 3),
+        }
+        for kind, verdict in tests.examine(runtime, families=True, again=True)
+    ]
+    took = {"device": device, "name": info.name, "driver": info.driver, "kernels": "all", "title": "all kernels"}
+    return [*rows, {**took, "why": None, "instead": "", "seconds": round(time.perf_counter() - begun, 3)}]
+
+
+def _print(rows: list[dict[str, Any]]) -> None:
+    def verdict(row: dict[str, Any]) -> str:
+        return "" if row["kernels"] == "all" else f"WRONG: {row['why']}" if row["why"] else "right"
+
+    table(("device", "kernels", "seconds", "verdict"),
+          [(r["device"], r["kernels"], f"{r['seconds']:.3f}", verdict(r)) for r in rows])  # fmt: skip
+    for row in rows:
+        if row["why"]:
+            line(plain(f"{row['device']}: {row['title']} are not used, {row['instead']}"))
+    for device, name, driver in dict.fromkeys((r["device"], r["name"], r["driver"]) for r in rows):
+        wrong = sum(bool(r["why"]) for r in rows if r["device"] == device)
+        found = f"{wrong} kinds of kernels are wrong" if wrong else "all kernels are right"
+        line(plain(f"{device} {name}, {driver}: {found}"))

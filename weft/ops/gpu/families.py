@@ -1,0 +1,394 @@
+"""The families of portable kernels, with the cases that show each right: small shapes with remainders, strides, groups.
+
+A family is what fails, and is replaced, as a whole. Those with a twin are asked for in the modules that launch them
+(`DeviceCaps.without`); of the others the launch itself is refused (`weft.backends.gpu.support`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from weft.core.configuration import Precision
+from weft.core.dtypes import DType
+from weft.core.graph import Node
+from weft.core.layout import Array, Shape
+from weft.core.op import Op
+from weft.kernels.launch import MANY_UNITS, SUM_PARTS, DeviceCaps
+from weft.kernels.special import Case, KernelFamily, one_node, register_family
+from weft.ops.attention import Attention
+from weft.ops.binary import Add, Equal, Mul, Where
+from weft.ops.concat import Concat
+from weft.ops.conv import Conv, ConvTranspose
+from weft.ops.gather import Gather, GatherElements, GatherND
+from weft.ops.matmul import Gemm, MatMul
+from weft.ops.norm import (
+    LRN,
+    BatchNormalization,
+    GroupNormalization,
+    InstanceNormalization,
+    LayerNormalization,
+    LpNormalization,
+)
+from weft.ops.pad import Pad
+from weft.ops.pool import AveragePool, GlobalAveragePool, MaxPool
+from weft.ops.reduce import ArgMax, CumSum, ReduceLogSumExp, ReduceMax, ReduceSum
+from weft.ops.resize import Resize
+from weft.ops.shape import Expand, Transpose
+from weft.ops.softmax import LogSoftmax, Softmax
+from weft.ops.unary import Cast, Erf, Relu
+
+HIGH, LOW = Precision.HIGH, Precision.LOW
+Given = Shape | Array | None
+
+
+def one(op: Op, *inputs: Given, constants: Sequence[int] = (), precision: Precision = HIGH, prefer: str = "") -> Case:
+    """Return the case of one node in fp32."""
+    return one_node(op, *inputs, constants=constants, precision=precision, prefer=prefer)
+
+
+def conv(
+    x: Shape, w: Shape, *, bias: bool = True, prefer: str = "", precision: Precision = HIGH, **attrs: object
+) -> Case:
+    """Return the case of a convolution."""
+    op = Conv(kernel_shape=w[2:], **attrs)  # type: ignore[arg-type]
+    given = (x, w, w[:1]) if bias else (x, w)
+    return one(op, *given, constants=(1, 2)[: len(given) - 1], prefer=prefer, precision=precision)
+
+
+def many(
+    text: str,
+    nodes: Sequence[tuple[Op, tuple[str, ...], str]],
+    inputs: Mapping[str, Array],
+    constants: Mapping[str, Array] | None = None,
+) -> Case:
+    """Return the case of several nodes, which runs as a network does: with conversions of layouts."""
+    made = tuple(Node(out, op, names, (out,)) for op, names, out in nodes)
+    return Case(text, made, inputs, constants or {}, HIGH)
+
+
+def noise(*shape: int) -> Array:
+    """Return fp32 numbers."""
+    return np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+
+
+def places(shape: Shape, below: int) -> Array:
+    """Return indices."""
+    return np.random.default_rng(2).integers(0, below, shape)
+
+
+def truths(*shape: int) -> Array:
+    """Return truth values."""
+    return np.random.default_rng(3).integers(0, 2, shape).astype(bool)
+
+
+def filling(caps: DeviceCaps) -> DeviceCaps:
+    """Return the capabilities as those of a GPU with units to fill."""
+    return replace(caps, software=False, compute_units=max(caps.compute_units, MANY_UNITS))
+
+
+def in_place_of(*names: str) -> Callable[[DeviceCaps], DeviceCaps]:
+    """Return what makes the twin of these families run."""
+    return lambda caps: replace(caps, without=caps.without | set(names))
+
+
+def family(
+    name: str,
+    title: str,
+    cases: Callable[[], Sequence[Case]],
+    *,
+    templates: Sequence[str] = (),
+    twin: str = "",
+    whole: bool = True,
+    forced: Callable[[DeviceCaps], DeviceCaps] = lambda caps: caps,
+    present: Callable[[DeviceCaps], bool] = lambda caps: True,
+    disable: Callable[[DeviceCaps], DeviceCaps] | None = None,
+) -> KernelFamily:
+    """Register a family; its template has its name unless others are given."""
+    return register_family(
+        KernelFamily(
+            name,
+            title,
+            present=lambda caps: name not in caps.without and present(caps),
+            disable=disable or in_place_of(name),
+            cases=cases,
+            templates=tuple(templates) or (name,),
+            twin=twin,
+            whole=whole,
+            forced=forced,
+        )
+    )
+
+
+# -- convolutions and products -----------------------------------------------------------------------------------
+
+DIRECT = "convolutions by the direct kernel"
+CONV_GEMM = family(
+    "conv_gemm", "tiled convolutions",
+    lambda: (
+        conv((1, 7, 10, 12), (5, 7, 3, 3), dilations=(2, 3), pads=(2, 3, 2, 3)),
+        conv((2, 17, 9, 7), (6, 17, 2, 3), strides=(2, 3), pads=(0, 1, 1, 2)),
+        conv((2, 64, 7, 5), (70, 64, 1, 1), bias=False),
+        conv((1, 36, 6, 7), (33, 36, 3, 3), prefer="GemmTile(pixels=2, blocks=1, lx=8, ly=4, lz=8)"),
+    ),
+    twin=DIRECT,
+)  # fmt: skip
+family(
+    "conv_planar", "convolutions of images of few channels in place",
+    lambda: (
+        many(
+            "Conv of (1, 3, 23, 21) with (8, 3, 5, 5)",
+            [(Conv(kernel_shape=(5, 5), strides=(2, 2), pads=(2, 2, 2, 2)), ("x", "w"), "y"), (Relu(), ("y",), "z")],
+            {"x": noise(1, 3, 23, 21)},
+            {"w": noise(8, 3, 5, 5)},
+        ),
+    ),
+    templates=("conv_gemm",), whole=False, twin="conversions of layouts before them",
+)  # fmt: skip
+family(
+    "conv_winograd", "convolutions by Winograd's method",
+    lambda: (conv((1, 65, 15, 17), (67, 65, 3, 3), pads=(1, 1, 1, 1), prefer="WinogradTile("),),
+    templates=("conv_winograd_input", "conv_winograd_gemm", "conv_winograd_output"),
+    twin="tiled convolutions",
+)  # fmt: skip
+family(
+    SUM_PARTS, "sums of products in parts",
+    lambda: (conv((1, 260, 5, 7), (13, 260, 3, 3), pads=(1, 1, 1, 1), prefer="InParts("),),
+    templates=("sum_parts",), twin="sums by one work-group each", forced=filling,
+)  # fmt: skip
+family(
+    "conv_direct", "convolutions by the direct kernel",
+    lambda: (
+        conv((3, 9, 6, 5), (6, 3, 3, 3), group=3, strides=(2, 1)),
+        conv((2, 5, 5, 6, 7), (5, 5, 1, 2, 3), strides=(2, 1, 2), pads=(0, 1, 0, 0, 0, 1)),
+        conv((1, 8, 15), (8, 4, 4), group=2, dilations=(3,), pads=(3, 0), bias=False),
+    ),
+)  # fmt: skip
+family(
+    "conv_depthwise_tile", "depthwise convolutions by tiles",
+    lambda: (
+        conv((1, 7, 10, 9), (7, 1, 3, 5), group=7, strides=(1, 3), pads=(3, 1, 2, 2)),
+        conv((2, 12, 13, 11), (12, 1, 3, 3), group=12, pads=(1, 1, 1, 1), prefer="DepthwiseTile(rows=2, columns=4)"),
+    ),
+    twin="depthwise convolutions by loops",
+)  # fmt: skip
+family(
+    "conv_depthwise", "depthwise convolutions by loops",
+    lambda: (conv((1, 6, 17, 16), (6, 1, 15, 14), group=6, pads=(7, 6, 7, 7), dilations=(1, 1)),),
+    twin=DIRECT,
+)  # fmt: skip
+family(
+    "conv_transpose", "transposed convolutions",
+    lambda: (
+        one(ConvTranspose(strides=(2, 2), pads=(1, 0, 2, 1)), (1, 5, 5, 6), (5, 7, 4, 3), (7,), constants=(1, 2)),
+        one(ConvTranspose(strides=(1, 3), group=2), (2, 4, 5, 4), (4, 3, 2, 2), constants=(1,)),
+    ),
+)  # fmt: skip
+family(
+    "matmul", "products by tiles",
+    lambda: (
+        one(MatMul(), (65, 33), (33, 67)),
+        one(MatMul(), (2, 1, 5, 7), (3, 7, 4)),
+        one(Gemm(transA=1, transB=1, alpha=2.0, beta=-1.5), (7, 5), (3, 7), (1, 3)),
+    ),
+)  # fmt: skip
+family(
+    "matmul_rows", "products of few rows",
+    lambda: (
+        one(MatMul(), (1, 131), (131, 37), constants=(1,)),
+        one(Gemm(transB=1), (3, 260), (17, 260), (17,), constants=(1, 2)),
+    ),
+    twin="products by tiles",
+)  # fmt: skip
+family(
+    "attention", "attention in one kernel",
+    lambda: (
+        one(Attention(scale=0.5), (1, 2, 17, 5), (1, 2, 70, 5), (1, 2, 70, 13)),
+        one(Attention(heads=2, packed=1), (1, 12, 48)),
+    ),
+    twin="products and a softmax",
+)  # fmt: skip
+
+# -- lines, images and windows -----------------------------------------------------------------------------------
+
+PLAIN_LINES = in_place_of("rows_in_teams")
+family(
+    "rows_in_teams", "lines that several work-items share",
+    lambda: (
+        one(Softmax(), (37, 20)),
+        one(LogSoftmax(), (3, 1003)),
+        one(LayerNormalization(), (3, 5, 197), (197,), (197,), constants=(1, 2)),
+        one(LayerNormalization(), (9, 384), (384,), constants=(1,)),
+    ),
+    templates=("softmax_rows", "normalize_rows"), twin="a work-group or an item for each line",
+)  # fmt: skip
+family(
+    "softmax", "softmax",
+    lambda: (one(Softmax(axis=1), (2, 21, 9)), one(LogSoftmax(), (5, 300)), one(Softmax(axis=0), (70, 3))),
+    forced=PLAIN_LINES,
+)  # fmt: skip
+family(
+    "normalize_lines", "normalizations of lines",
+    lambda: (
+        one(LayerNormalization(axis=1), (3, 4, 5), (4, 5), (4, 5), constants=(1, 2)),
+        one(LayerNormalization(), (5, 197), (197,), constants=(1,)),
+        one(LpNormalization(axis=1, p=1), (3, 50, 7)),
+    ),
+    forced=PLAIN_LINES,
+)  # fmt: skip
+family(
+    "normalize_images", "normalizations of images",
+    lambda: (
+        one(InstanceNormalization(), (3, 5, 7, 3), (5,), (5,), constants=(1, 2)),
+        one(GroupNormalization(num_groups=2), (2, 8, 5, 5), (8,), (8,), constants=(1, 2)),
+    ),
+    twin="normalizations of lines",
+)  # fmt: skip
+family("lrn", "normalizations over channels", lambda: (one(LRN(size=3, alpha=0.5), (2, 7, 3, 5)),))
+family(
+    "pool", "pools",
+    lambda: (
+        one(MaxPool(kernel_shape=(3, 2), strides=(2, 1), pads=(0, 1, 2, 0)), (2, 5, 7, 9)),
+        one(AveragePool(kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1)), (1, 6, 8, 9)),
+    ),
+)  # fmt: skip
+family("pool_global", "pools of whole images", lambda: (one(GlobalAveragePool(), (3, 17, 5, 4)),))
+family(
+    "resize", "resizes",
+    lambda: tuple(
+        one(Resize(mode=mode), (1, 6, 7, 5), None, None, np.array([1, 6, 9, 4]), constants=(3,))
+        for mode in ("nearest", "linear", "cubic")
+    ),
+)  # fmt: skip
+family(
+    "reduce", "reductions",
+    lambda: (
+        one(ReduceSum(), (5, 300), np.array([1]), constants=(1,)),
+        one(ReduceMax(), (7, 3, 9, 5), np.array([0, 2]), constants=(1,)),
+        one(ReduceLogSumExp(), (70, 11), np.array([0]), constants=(1,)),
+    ),
+)  # fmt: skip
+family("arg_extreme", "places of extremes", lambda: (one(ArgMax(), (1003,)), one(ArgMax(axis=1), (3, 5, 7))))
+family("scan", "running sums", lambda: (one(CumSum(reverse=1), (3, 5, 7), np.array(1), constants=(1,)),))
+
+# -- element by element ------------------------------------------------------------------------------------------
+
+family(
+    "elementwise", "element-wise kernels",
+    lambda: (
+        one(Add(), (7, 13), (7, 13)),
+        one(Mul(), (2, 3, 1, 5), (7, 1)),
+        one(Erf(), (5, 11)),
+        one(Relu(), (37,)),
+    ),
+    forced=in_place_of("elementwise_wide"),
+)  # fmt: skip
+family(
+    "elementwise_wide", "element-wise kernels in vectors",
+    lambda: (one(Add(), (8, 12), (8, 12)), one(Mul(), (3, 4, 16), (4, 1)), one(Erf(), (5, 12))),
+    templates=("elementwise",), whole=False, forced=filling, twin="element-wise kernels of one element",
+)  # fmt: skip
+family(
+    "elementwise_c4", "element-wise kernels of images",
+    lambda: (
+        one(Add(), (2, 5, 7, 3), (2, 5, 7, 3)),
+        one(Mul(), (2, 6, 3, 5), (1, 6, 1, 1)),
+        one(BatchNormalization(), (2, 7, 5), (7,), (7,), (7,), np.full(7, 2, np.float32), constants=(1, 2, 3, 4)),
+    ),
+    twin="element-wise kernels",
+)  # fmt: skip
+family(
+    "integers", "integer arithmetic",
+    lambda: (
+        one(Add(), places((7, 13), 99).astype(np.int64), places((1, 13), 99).astype(np.int64)),
+        one(Mul(), places((5, 3), 9).astype(np.int32), places((5, 3), 9).astype(np.int32)),
+    ),
+)  # fmt: skip
+family(
+    "conversions", "conversions of numbers and integers",
+    lambda: (
+        one(Cast(to=DType.INT32), 50 * noise(7, 13)),
+        one(Cast(to=DType.FLOAT32), places((7, 13), 99).astype(np.int64)),
+    ),
+    templates=("float_to_integers", "integers_to_float"),
+)  # fmt: skip
+
+# -- moving elements ---------------------------------------------------------------------------------------------
+
+family(
+    "move", "moves of elements",
+    lambda: (
+        one(Transpose(perm=(0, 3, 1, 2)), (2, 7, 5, 3)),
+        one(Expand(), (3, 1), np.array([2, 3, 5]), constants=(1,)),
+        one(Concat(axis=1), (3, 5), (3, 2)),
+    ),
+    forced=in_place_of("move_wide"),
+)  # fmt: skip
+family(
+    "move_wide", "moves of several elements at once",
+    lambda: (one(Transpose(perm=(1, 0, 2)), (3, 5, 8)), one(Concat(axis=1), (3, 6), (3, 2))),
+    templates=("move",), whole=False, twin="moves of one element",
+)  # fmt: skip
+family(
+    "block_copy", "copies of blocks of channels",
+    lambda: (one(Concat(axis=1), (2, 4, 3, 5), (2, 6, 3, 5)),), twin="moves of elements",
+)  # fmt: skip
+family(
+    "relayout", "conversions of layouts",
+    lambda: (
+        many(
+            "MaxPool and AveragePool of (2, 7, 9, 5)",
+            [(MaxPool(kernel_shape=(2, 2)), ("x",), "y"), (AveragePool(kernel_shape=(2, 3)), ("y",), "z")],
+            {"x": noise(2, 7, 9, 5)},
+        ),
+    ),
+)  # fmt: skip
+family(
+    "pad", "pads",
+    lambda: (
+        one(Pad(mode="reflect"), (2, 5, 6), np.array([0, 1, 2, 0, 3, 1]), constants=(1,)),
+        one(Pad(), (1, 6, 5, 3), np.array([0, 0, 1, 2, 0, 0, 2, 1]), constants=(1,)),
+    ),
+)  # fmt: skip
+family(
+    "gather", "gathers",
+    lambda: (
+        one(Gather(axis=1), (3, 7, 5), places((2, 2), 7)),
+        one(GatherElements(axis=1), (3, 4), places((3, 2), 4)),
+        one(GatherND(batch_dims=1), (2, 3, 4), places((2, 1), 3)),
+    ),
+    templates=("gather", "gather_elements", "gather_nd"),
+)  # fmt: skip
+
+family(
+    "choose", "choices between elements",
+    lambda: (one(Where(), truths(7, 13), noise(7, 13), noise(1, 13)),),
+    present=lambda caps: caps.int8_storage,
+)  # fmt: skip
+
+# -- what is stored ----------------------------------------------------------------------------------------------
+
+family(
+    "fp16_storage", "kernels that store halves",
+    lambda: (
+        conv((1, 7, 10, 12), (5, 7, 3, 3), pads=(1, 1, 1, 1), precision=LOW),
+        one(Add(), (7, 13), (7, 13), precision=LOW),
+        one(Add(), (2, 6, 5, 3), (2, 6, 5, 3), precision=LOW),
+        one(Transpose(perm=(1, 0)), (5, 7), precision=LOW),
+        one(Softmax(), (5, 33), precision=LOW),
+    ),
+    templates=("elementwise_c4", "elementwise", "move"), whole=False,
+    present=lambda caps: caps.fp16_storage, disable=lambda caps: replace(caps, fp16_storage=False),
+    forced=lambda caps: replace(caps, matrix_units=False),
+)  # fmt: skip
+family(
+    "int8_storage", "kernels that load and store bytes",
+    lambda: (
+        one(Equal(), places((7, 13), 3).astype(np.uint8), places((1, 13), 3).astype(np.uint8)),
+        one(Transpose(), places((7, 5), 99).astype(np.int8)),
+    ),
+    templates=("move",), whole=False,
+    present=lambda caps: caps.int8_storage, disable=lambda caps: replace(caps, int8_storage=False),
+)  # fmt: skip
