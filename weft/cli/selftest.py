@@ -67,13 +67,13 @@ def _rows(device: str, runtime: GpuRuntime) -> list[dict[str, Any]]:
             "kernels": kind.name,
             "title": kind.title,
             "why": verdict.why,
-            "instead": tests.instead_of(kind).lstrip(", ") if verdict.why else "",
+            "told": tests.told(kind, verdict) if verdict.why else "",
             "seconds": round(verdict.seconds, 3),
         }
         for kind, verdict in tests.examine(runtime, families=True, again=True)
     ]
     took = {"device": device, "name": info.name, "driver": info.driver, "kernels": "all", "title": "all kernels"}
-    return [*rows, {**took, "why": None, "instead": "", "seconds": round(time.perf_counter() - begun, 3)}]
+    return [*rows, {**took, "why": None, "told": "", "seconds": round(time.perf_counter() - begun, 3)}]
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
@@ -84,7 +84,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
           [(r["device"], r["kernels"], f"{r['seconds']:.3f}", verdict(r)) for r in rows])  # fmt: skip
     for row in rows:
         if row["why"]:
-            line(plain(f"{row['device']}: {row['title']} are not used, {row['instead']}"))
+            line(plain(f"{row['device']}: {row['told']}"))
     for device, name, driver in dict.fromkeys((r["device"], r["name"], r["driver"]) for r in rows):
         wrong = sum(bool(r["why"]) for r in rows if r["device"] == device)
         found = f"{wrong} kinds of kernels are wrong" if wrong else "all kernels are right"

@@ -340,6 +340,10 @@ class BackendRegistry:
         self._search()
         return {e.creator.id: e.origin for e in self._by_id.values()}
 
+    def is_known_elsewhere(self, id: str) -> bool:
+        """Tell whether other processes find a backend, too: unless this program registered it by a call."""
+        return self.origins().get(id, "registry.insert") not in ("registry.insert", "insertExtraBackendCreator")
+
     @property
     def failures(self) -> dict[str, str]:
         """Return what was found and is not used: the reason, by where it was found."""

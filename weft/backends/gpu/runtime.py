@@ -13,7 +13,7 @@ from typing import Any
 from weft.backends.gpu.device import GpuBuffer, GpuDevice
 from weft.backends.gpu.heap import DeviceHeap
 from weft.backends.gpu.kept import KERNELS_KEPT
-from weft.backends.gpu.selftest import Verdict, chosen_mode, examine, instead_of, tests_families
+from weft.backends.gpu.selftest import Verdict, chosen_mode, examine, tests_families, told
 from weft.backends.gpu.tuning_table import TuningTable
 from weft.core.backend_options import NO_OPTIONS, Options
 from weft.errors import OutOfMemory
@@ -121,7 +121,7 @@ class GpuRuntime:
             for kind, verdict in examine(self, families=tests_families(self)):
                 self.verdicts[kind.name] = verdict
                 if verdict.why is not None:
-                    self.notes.append(f"{kind.title} are not used{instead_of(kind)}: {verdict.why}")
+                    self.notes.append(told(kind, verdict))
             self.selftest_seconds = time.perf_counter() - begun
             self._verified = True
 

@@ -23,6 +23,7 @@ from weft import config
 from weft.backends.gpu import special_check
 from weft.backends.gpu.builds import thread_count
 from weft.core.blame import is_error
+from weft.core.registry import registry
 from weft.errors import ConfigError, OutOfMemory, WeftError
 from weft.kernels.cache import DiskCache
 from weft.kernels.special import KernelFamily, SpecialKernel, kernel_families, special_kernels
@@ -79,7 +80,7 @@ def examine(
         found = verdicts(runtime, kinds, again=again)
         for kind in kinds:
             verdict = found.get(kind.name)
-            if verdict is not None and verdict.why is not None:
+            if verdict is not None and verdict.why is not None and is_refused(kind, verdict):
                 device.caps = kind.disable(device.caps)
             if verdict is not None:
                 done.append((kind, verdict))
@@ -117,15 +118,28 @@ def verdicts(
 
 
 def tests_families(runtime: GpuRuntime) -> bool:
-    """Tell whether families of portable kernels are tested: of a device in software only if `WEFT_SELFTEST` is set."""
-    return config.selftest_chosen() or not runtime.device.info.software
+    """Tell whether families of portable kernels are tested, if `WEFT_SELFTEST` does not say so.
+
+    Those of a device in software are not: compilers for CPUs may take a minute. Nor are those of a device that this
+    program alone knows: children could not open it.
+    """
+    info = runtime.device.info
+    return config.selftest_chosen() or (not info.software and registry.is_known_elsewhere(info.id))
 
 
-def instead_of(kind: SpecialKernel) -> str:
-    """Return what a report says of what runs in place of kernels that are wrong, with a comma before it."""
+def is_refused(kind: SpecialKernel, verdict: Verdict) -> bool:
+    """Tell whether kernels are not to be used: portable ones are where their test could not be made."""
+    return verdict.why is not None and (verdict.lasting or not isinstance(kind, KernelFamily))
+
+
+def told(kind: SpecialKernel, verdict: Verdict) -> str:
+    """Return the line of a report about kernels that are wrong, or whose test could not be made."""
+    if not is_refused(kind, verdict):
+        return f"{kind.title} are used untested: {verdict.why}"
     if not isinstance(kind, KernelFamily):
-        return ""
-    return f", {kind.twin} are" if kind.twin else ", nodes that need them go to the next device"
+        return f"{kind.title} are not used: {verdict.why}"
+    instead = f"{kind.twin} are" if kind.twin else "nodes that need them go to the next device"
+    return f"{kind.title} are not used, {instead}: {verdict.why}"
 
 
 def chosen_mode() -> str:
