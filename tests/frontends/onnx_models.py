@@ -37,8 +37,6 @@ def make_model(
         [helper.make_value_info(name, onnx.TypeProto()) for name in outputs],
         [numpy_helper.from_array(value, name) for name, value in (constants or {}).items()],
     )
-    for value in graph.output:
-        value.type.tensor_type.elem_type = TensorProto.FLOAT
     fields.setdefault("opset_imports", [helper.make_opsetid("", opset)])
     fields.setdefault("ir_version", 8)
     return helper.make_model(graph, **fields)

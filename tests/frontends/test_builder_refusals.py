@@ -28,6 +28,10 @@ REFUSED: dict[str, tuple[Callable[[weft.Network, Any], object], str]] = {
         r"no attribute 'stride': did you mean 'strides'\?; there is no attribute 'groups': did you mean 'group'"
         r"(?s:.)*its attributes are",
     ),
+    "flag": (
+        lambda n, x: n.add_layer("AveragePool", x, kernel_shape=(2, 2), ceil_mode=-1, count_include_pad=3),
+        r"'ceil_mode' is -1; it must be 0 or 1; attribute 'count_include_pad' is 3",
+    ),
     "missing": (lambda n, x: n.add_layer("Concat", x), r"attribute 'axis' is missing"),
     "kind": (lambda n, x: n.add_layer("Concat", x, axis="0"), r"attribute 'axis' = 0: it must be a int"),
     "too many": (lambda n, x: n.add_layer("Relu", x, x), r"has no input 1"),

@@ -14,6 +14,7 @@ import onnx
 import pytest
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+import weft
 from tests.frontends.onnx_models import make_model, node
 from weft.core.graph import infer_shapes
 from weft.errors import ModelError, UnsupportedOps
@@ -154,8 +155,8 @@ def test_headers_that_lack_something() -> None:
 
 
 def test_graphs_that_lack_something() -> None:
-    refused(changed(lambda m: m.graph.ClearField("node")), "the graph is empty")
-    refused(changed(lambda m: m.graph.ClearField("output")), "the graph has no outputs")
+    refused(changed(lambda m: m.graph.ClearField("node")), "the graph is not well formed", "it has no nodes")
+    refused(changed(lambda m: m.graph.ClearField("output")), "the graph is not well formed", "it has no outputs")
     refused(
         changed(lambda m: m.graph.ClearField("initializer")),
         "that nothing produces",
@@ -174,17 +175,132 @@ def test_a_cycle() -> None:
 
 
 def test_values_that_are_made_twice() -> None:
-    refused(make_model([node("Relu"), node("Neg")]), "made more than once", "'y'")
-    refused(make_model([node("Relu", "x", "x")]), "made more than once", "'x'")
+    refused(make_model([node("Relu"), node("Neg")]), "'y' is made 2 times by nodes")
+    refused(make_model([node("Relu", "x", "x")]), "'x' is given and also made by a node")
     weights = {"y": np.ones(3, np.float32)}
-    refused(make_model([node("Relu")], constants=weights), "made more than once", "'y'")
-    refused(make_model([node("Split", "x", "y y", axis=0)]), "made more than once", "'y'")
-    refused(make_model([node("Relu")], outputs=("y", "y")), "made more than once", "(as an output)")
+    refused(make_model([node("Relu")], constants=weights), "'y' is given and also made by a node")
+    refused(make_model([node("Split", "x", "y y", axis=0)]), "'y' is made 2 times by nodes")
+    refused(make_model([node("Constant", "", "y", value_int=1), node("Relu")]), "'y' is made 2 times by nodes")
+
+
+def test_names_that_are_given_twice_are_told_at_once() -> None:
+    def twice(model: ModelProto) -> None:
+        graph = model.graph
+        graph.input.append(graph.input[0])
+        graph.output.append(graph.output[0])
+        graph.initializer.append(graph.initializer[0])
+        graph.node.add(op_type="Softmax", input=["a"], output=["a"])
+        for value in (1, 2):
+            graph.node[-1].attribute.add(name="axis", type=onnx.AttributeProto.INT, i=value)
+
+    said = ("input 'x' is there 2 times", "output 'y' is there 2 times", "initialiser 'w' is there 2 times")
+    refused(changed(twice), *said, "'a' is made 2 times", "attribute 'axis' of node 'Softmax_2' is there 2 times")
+
+
+def test_an_input_with_a_default_is_there_once() -> None:
+    def default(model: ModelProto) -> None:
+        model.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, (3,)))
+
+    assert load(changed(default)).inputs == ["x"]
+
+    def defaults(model: ModelProto) -> None:
+        default(model)
+        default(model)
+
+    refused(changed(defaults), "input 'w' is there 2 times")
+
+
+def test_names_in_functions_are_given_once() -> None:
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("local", 1)]
+    body = [node("Relu", "a", "b"), node("Neg", "a", "b")]
+    function = helper.make_function("local", "f", ["a"], ["b", "b"], body, imports, ["k", "k"])
+    model = make_model([node("f", domain="local")], functions=[function], opset_imports=imports)
     refused(
-        changed(lambda m: m.graph.initializer.append(m.graph.initializer[0])), "made more than once", "'w'"
+        model,
+        "'b' is there 2 times as output of 'f'",
+        "'k' is there 2 times as attribute of 'f'",
+        "'b' is there 2 times as origin of a value of 'f'",
     )
-    refused(changed(lambda m: m.graph.input.append(m.graph.input[0])), "made more than once", "'x'")
-    refused(make_model([node("Constant", "", "y", value_int=1), node("Relu")]), "made more than once", "'y'")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "flag", "value"),
+    [
+        (node("MaxPool", kernel_shape=[2], ceil_mode=-1), "ceil_mode", -1),
+        (node("AveragePool", kernel_shape=[2], ceil_mode=255), "ceil_mode", 255),
+        (node("AveragePool", kernel_shape=[2], count_include_pad=2), "count_include_pad", 2),
+        (node("MaxPool", kernel_shape=[2], storage_order=3), "storage_order", 3),
+        (node("ReduceMean", keepdims=16), "keepdims", 16),
+        (node("ReduceSum", noop_with_empty_axes=-1), "noop_with_empty_axes", -1),
+        (node("ArgMax", keepdims=2), "keepdims", 2),
+        (node("ArgMin", select_last_index=7), "select_last_index", 7),
+        (node("Gemm", "x x", transA=3, transB=1), "transA", 3),
+        (node("Gemm", "x x", transB=-1), "transB", -1),
+        (node("CumSum", "x w", exclusive=2), "exclusive", 2),
+        (node("CumSum", "x w", reverse=-2), "reverse", -2),
+        (node("Mod", "x x", fmod=2), "fmod", 2),
+        (node("IsInf", detect_negative=2), "detect_negative", 2),
+        (node("Reshape", "x w", allowzero=5), "allowzero", 5),
+        (node("Resize", "x _ w", exclude_outside=9), "exclude_outside", 9),
+        (node("Cast", to=1, saturate=4), "saturate", 4),
+    ],
+)
+def test_flags_are_no_or_yes(wrong: NodeProto, flag: str, value: int) -> None:
+    model = make_model([wrong], {"x": (TensorProto.FLOAT, (1, 3, 8))}, constants={"w": np.array([1])}, opset=19)
+    refused(model, f"attribute {flag!r} is {value}; it must be 0 or 1")
+
+
+def test_all_flags_are_told_at_once() -> None:
+    nodes = [node("Gemm", "x x", "a", transA=3, transB=-1), node("ReduceMax", "a", "y", keepdims=2)]
+    refused(make_model(nodes), "2 of the 2 nodes", "'transA' is 3", "'transB' is -1", "'keepdims' is 2")
+
+
+def declared(*values: onnx.ValueInfoProto, dims: tuple[int | str, ...] = (2, 3)) -> ModelProto:
+    """Return a model of an input x and outputs y, of its shape, and n, their number, so declared."""
+    nodes = [node("Relu"), node("Size", "x", "n")]
+    model = make_model(nodes, {"x": (TensorProto.FLOAT, dims)}, ("y", "n"))
+    for value in values:
+        next(o for o in model.graph.output if o.name == value.name).CopyFrom(value)
+    return model
+
+
+@pytest.mark.parametrize("dims", [(2, 3), ("n", 3)])
+def test_outputs_of_another_type_are_refused_all_at_once(dims: tuple[int | str, ...]) -> None:
+    wrong = [helper.make_tensor_value_info("y", TensorProto.INT64, (2, 3))]
+    wrong += [helper.make_tensor_value_info("n", TensorProto.FLOAT, ())]
+    refused(
+        declared(*wrong, dims=dims),
+        "'y' is declared as int64[2x3] and is float32",
+        "'n' is declared as float32[] and is int64",
+    )
+    sequence = helper.make_value_info("y", helper.make_sequence_type_proto(wrong[0].type))
+    refused(declared(sequence, dims=dims), "an output is not a tensor", "it is declared as sequence")
+
+
+def test_outputs_of_another_shape_are_refused_all_at_once() -> None:
+    wrong = [helper.make_tensor_value_info("y", TensorProto.FLOAT, (2, 4))]
+    wrong += [helper.make_tensor_value_info("n", TensorProto.INT64, (1,))]
+    with pytest.raises(ModelError) as caught:
+        weft.load(declared(*wrong), "cpu")
+    assert "'y' is declared as float32[2x4] and is float32[2x3]" in str(caught.value)
+    assert "'n' is declared as int64[1] and is int64[]" in str(caught.value)
+
+
+def test_where_sizes_are_open_another_size_of_an_output_is_noted_and_another_rank_refused() -> None:
+    size = helper.make_tensor_value_info("y", TensorProto.FLOAT, (1, 3))
+    with weft.load(declared(size, dims=("n", 3)), "cpu", shapes={"x": (2, 3)}) as session:
+        assert "output 'y' is declared as float32[1x3] and is float32[2x3]" in session.report.notes
+    rank = helper.make_tensor_value_info("y", TensorProto.FLOAT, (6,))
+    with pytest.raises(ModelError, match="declared as float32"):
+        weft.load(declared(rank, dims=("n", 3)), "cpu", shapes={"x": (2, 3)})
+
+
+def test_what_an_output_leaves_open_may_be_anything() -> None:
+    some = helper.make_tensor_value_info("y", TensorProto.FLOAT, ("rows", None))
+    unknown = helper.make_tensor_value_info("y", TensorProto.FLOAT, (-1, 3))
+    for value in (some, unknown, helper.make_value_info("y", onnx.TypeProto())):
+        with weft.load(declared(value), "cpu") as session:
+            assert session.run(np.ones((2, 3), np.float32))[0].shape == (2, 3)
 
 
 def input_type(change: Callable[[onnx.TypeProto], Any], *parts: str) -> None:
@@ -319,7 +435,7 @@ def test_malformed_attributes() -> None:
         refused(make_model([wrong]), reason)
     twice = attribute(name="axis", type=onnx.AttributeProto.INT, i=1)
     twice.attribute.append(twice.attribute[0])
-    refused(make_model([twice]), "it has an attribute twice")
+    refused(make_model([twice]), "attribute 'axis' of node 'Flatten_0' is there 2 times")
 
 
 def test_very_many_nodes_of_one_name_take_no_time() -> None:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from weft.core.dtypes import DType
 from weft.core.layout import Array, Layout, Shape
 from weft.core.op import Op
 from weft.core.tensor import TensorSpec
@@ -26,6 +27,24 @@ class Node:
         return f"{', '.join(self.outputs)} = {self.op}({', '.join(self.inputs)})  # {self.name}"
 
 
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What a file says of an output; None for a type, a shape or a size of which it says nothing.
+
+    `firm` where the file leaves no size of its inputs open: then a size that differs is a mistake for sure.
+    """
+
+    dtype: DType | None
+    shape: tuple[int | None, ...] | None
+    firm: bool = True
+
+    def __str__(self) -> str:
+        sizes = " of any shape"
+        if self.shape is not None:
+            sizes = f"[{'x'.join('?' if d is None else str(d) for d in self.shape)}]"
+        return f"{self.dtype.value if self.dtype else 'any type'}{sizes}"
+
+
 @dataclass(eq=False)
 class Graph:
     """A network: `specs` and `constants` are by value name; `layouts` holds those that are not NCHW.
@@ -41,6 +60,8 @@ class Graph:
     specs: dict[str, TensorSpec] = field(default_factory=dict)
     constants: dict[str, Array] = field(default_factory=dict)
     layouts: dict[str, Layout] = field(default_factory=dict)
+    declared: dict[str, Declared] = field(default_factory=dict)
+    """What the model's file says of outputs, which need not be so."""
 
     def copy(self) -> Graph:
         """Return a graph that can be changed without touching this one (weights are shared)."""
@@ -52,6 +73,7 @@ class Graph:
             dict(self.specs),
             dict(self.constants),
             dict(self.layouts),
+            dict(self.declared),
         )
 
     def producers(self) -> dict[str, Node]:

@@ -16,6 +16,7 @@ from weft.core.optimize.constants import fold_constants
 from weft.core.optimize.identities import remove_identities
 from weft.core.optimize.precision import LARGEST, magnitude, set_storage
 from weft.core.optimized import PassRecord
+from weft.core.validate import check_declared
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ def prepare_network(bound: Graph, precision: Precision, limits: Limits | None = 
         before = graph
         graph = step.within(budget)(graph)
         records.append(PassRecord(step.name, len(before.nodes), len(graph.nodes)))
+        if k == 0:
+            notes += check_declared(graph)
         if step.name == "set_storage":
             notes += _casts(before, precision) if k == 1 else _rounded(before, graph)
     return Network(graph, (*notes, *budget.notes()), tuple(records))

@@ -46,6 +46,32 @@ def wrong_specs(graph: Graph) -> list[str]:
     return problems
 
 
+def check_declared(graph: Graph) -> list[str]:
+    """Return notes on outputs that have other sizes than a file declares; the graph has all specs.
+
+    Raise ModelError with every output of another type or rank, and, where all inputs have fixed sizes, of other
+    sizes. Where some are open, a fixed size of an output is mostly what it was for the example of an exporter.
+    """
+    problems, notes = [], []
+    for name, declared in graph.declared.items():
+        spec = graph.specs[name]
+        same_type = declared.dtype in (None, spec.dtype)
+        shape = declared.shape
+        same_rank = shape is None or len(shape) == len(spec.dims)
+        same = shape is None or (same_rank and all(d in (None, n) for d, n in zip(shape, spec.dims, strict=True)))
+        if not (same_type and same_rank and (same or not declared.firm)):
+            problems.append(f"{name!r} is declared as {declared} and is {spec}")
+        elif not same:
+            notes.append(f"output {name!r} is declared as {declared} and is {spec}")
+    if problems:
+        raise ModelError(
+            "outputs of the model are not what it declares",
+            why="; ".join(problems),
+            fix="export the model again, or mend its declarations (onnx.shape_inference)",
+        )
+    return notes
+
+
 def _origins(graph: Graph) -> list[str]:
     names = Counter(n.name for n in graph.nodes)
     problems = [f"{count} nodes are called {name!r}" for name, count in names.items() if count > 1]

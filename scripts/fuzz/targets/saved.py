@@ -6,6 +6,7 @@ import json
 import logging
 import random
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -100,10 +101,9 @@ class SavedFields(SavedTarget):
             members = {name: archive.read(name) for name in archive.namelist()}
         manifest = json.loads(members[MANIFEST])
         for _ in range(draw.choice((1, 1, 1, 2, 3))):
-            if draw.random() < 0.3:
-                change_json(manifest, draw)
-            else:
-                _change_network(manifest, draw)
+            # What an earlier change left may not be of the form that a later one looks for.
+            with suppress(TypeError, KeyError, IndexError, AttributeError, ValueError):
+                change_json(manifest, draw) if draw.random() < 0.3 else _change_network(manifest, draw)
         members[MANIFEST] = json.dumps(manifest).encode("ascii", "surrogatepass")
         others = [name for name in members if name != MANIFEST]
         if others and draw.random() < 0.05:

@@ -71,6 +71,8 @@ def field_value(op: type[Op], name: str, value: object) -> object:
             raise ModelError(f"attribute {quote(name)} = {str(value)[:60]} is no element type")
         return element_type(value, f"attribute {quote(name)}")
     if isinstance(value, int) and hint in (bool, bool | None):
+        if value not in (0, 1):
+            raise ModelError(f"attribute {quote(name)} is {value}; it must be 0 or 1")
         return bool(value)
     return value
 
@@ -78,6 +80,10 @@ def field_value(op: type[Op], name: str, value: object) -> object:
 def make_op(op: type[Op], attributes: Mapping[str, object]) -> Op:
     """Return the op with those attributes; ModelError, saying why, if it cannot be made."""
     try:
-        return op(**{name: field_value(op, name, value) for name, value in attributes.items()})
+        made = op(**{name: field_value(op, name, value) for name, value in attributes.items()})
     except (TypeError, ValueError, OverflowError) as e:
         raise ModelError(f"the attributes do not fit: {e}") from e
+    wrong = made.wrong_flags()
+    if wrong:
+        raise ModelError("; ".join(wrong))
+    return made

@@ -23,7 +23,7 @@ from weft.frontends.onnx.functions import expand
 from weft.frontends.onnx.nodes import NodeReader
 from weft.frontends.onnx.reading import Source, domain_of
 from weft.frontends.onnx.schemas import ElementTypes, check_node, schema_of
-from weft.frontends.onnx.tensors import input_spec, to_array
+from weft.frontends.onnx.tensors import declared_output, input_spec, to_array
 from weft.frontends.onnx.wording import LONGEST_LIST, listing, quote
 
 CONSTANT_FORMS = {
@@ -56,7 +56,7 @@ def build(source: Source, name: str | None, limits: Limits) -> Graph:
     reader = NodeReader(opsets, files, values, read)
     graph = values.graph
     graph.nodes = sort_nodes(_read_nodes(proto, reader, label), graph.specs.keys() | graph.constants.keys())
-    graph.outputs = _outputs(proto, graph, label)
+    graph.outputs = _outputs(proto, values, label)
     graph.name = name or proto.name or Path(label).stem
     return graph
 
@@ -107,27 +107,30 @@ def unique(base: str, taken: dict[str, int]) -> str:
 
 
 def check_structure(proto: GraphProto, label: str) -> None:
-    """Raise ModelError unless the graph has nodes and outputs, and each value one origin and a name."""
-    if not proto.node:
-        raise ModelError("the graph is empty", where=label, why="it has no nodes")
-    if not proto.output:
-        raise ModelError("the graph has no outputs", where=label, fix="export the model with its outputs")
-    constants = {t.name for t in proto.initializer}
-    names = [i.name for i in proto.input if i.name not in constants]
-    names += [t.name for t in proto.initializer]
-    names += [o for node in proto.node for o in node.output if o]
-    twice = [quote(value) for value, count in Counter(names).items() if count > 1]
-    outputs = Counter(o.name for o in proto.output)
-    twice += [f"{quote(value)} (as an output)" for value, count in outputs.items() if count > 1]
-    if twice:
+    """Raise ModelError with all of it unless the graph has nodes and outputs, and each value one origin and a name."""
+    problems = [] if proto.node else ["it has no nodes"]
+    problems += [] if proto.output else ["it has no outputs"]
+    inputs, outputs = [i.name for i in proto.input], [o.name for o in proto.output]
+    weights = [t.name for t in proto.initializer] + [s.values.name for s in proto.sparse_initializer]
+    made = [o for node in proto.node for o in node.output if o]
+    for kind, names in {"input": inputs, "output": outputs, "initialiser": weights}.items():
+        problems += [f"{kind} {quote(name)} is there {n} times" for name, n in Counter(names).items() if n > 1]
+        problems += [f"an {kind} has no name"] if "" in names else []
+    problems += [f"{quote(name)} is made {n} times by nodes" for name, n in Counter(made).items() if n > 1]
+    given = {*inputs, *weights}
+    # An input and an initialiser of one name are one value: the initialiser is its default.
+    problems += [f"{quote(name)} is given and also made by a node" for name in dict.fromkeys(made) if name in given]
+    for index, node in enumerate(proto.node):
+        counts = Counter(attribute.name for attribute in node.attribute)
+        of = f"of node {quote(node.name or f'{node.op_type}_{index}')}"
+        problems += [f"attribute {quote(name)} {of} is there {n} times" for name, n in counts.items() if n > 1]
+    if problems:
         raise ModelError(
-            "some values are made more than once",
+            "the graph is not well formed",
             where=label,
-            why=listing(twice),
-            fix="each value needs a name of its own: export the model again",
+            why=listing(problems),
+            fix="each value needs one origin and a name of its own: export the model again",
         )
-    if "" in names or "" in outputs:
-        raise ModelError("an input, output or initialiser of the graph has no name", where=label)
 
 
 def _read_constants(
@@ -226,14 +229,26 @@ def _read_nodes(proto: GraphProto, reader: NodeReader, label: str) -> list[Node]
     return nodes
 
 
-def _outputs(proto: GraphProto, graph: Graph, label: str) -> list[str]:
+def _outputs(proto: GraphProto, values: Values, label: str) -> list[str]:
+    """Return the names of the outputs, and note what is declared of them; ModelError for what can be told by now."""
+    graph = values.graph
     made = {o for node in graph.nodes for o in node.outputs} | graph.specs.keys()
-    unknown = [quote(o.name) for o in proto.output if o.name not in made]
-    if unknown:
+    problems = [f"{quote(o.name)} is made by nothing" for o in proto.output if o.name not in made]
+    firm = not graph.symbols()
+
+    def declare(value: ValueInfoProto) -> None:
+        declared = declared_output(value, firm)
+        dtype = values.dtype(value.name)
+        if dtype is not None and declared.dtype not in (None, dtype):
+            problems.append(f"{quote(value.name)} is declared as {declared} and is {dtype.value}")
+        graph.declared[value.name] = declared
+
+    problems += _problems(declare, proto.output)
+    if problems:
         raise ModelError(
-            "some outputs of the graph are made by nothing",
+            "some outputs of the graph are not what it declares",
             where=label,
-            why=listing(unknown),
-            fix="the file lacks nodes: export the model again",
+            why=listing(problems),
+            fix="export the model again: it lacks nodes, or its outputs have other types",
         )
     return [o.name for o in proto.output]

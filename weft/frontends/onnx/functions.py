@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from graphlib import CycleError, TopologicalSorter
 
-from onnx import GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto
 from onnx.inliner import inline_local_functions
 
 from weft.core.limits import Limits
 from weft.errors import ModelError
 from weft.frontends.onnx.files import LARGEST_FILE
 from weft.frontends.onnx.reading import Source, domain_of
-from weft.frontends.onnx.wording import quote
+from weft.frontends.onnx.wording import listing, quote
 
 DEEPEST_CALLS = 64
 
@@ -60,6 +61,9 @@ def _without_weights(model: ModelProto) -> ModelProto:
 
 def _check(model: ModelProto, label: str, limits: Limits) -> None:
     """Raise ModelError if the calls form a cycle, or expand to too many nodes, bytes or levels."""
+    twice = [problem for function in model.functions for problem in _twice(function)]
+    if twice:
+        raise ModelError("names in the model's functions are given twice", where=label, why=listing(twice))
     bodies: dict[Key, list[NodeProto]] = {}
     for function in model.functions:
         key = (domain_of(function.domain), function.name, function.overload)
@@ -97,6 +101,21 @@ def _check(model: ModelProto, label: str, limits: Limits) -> None:
             why=f"{expanded:,} bytes, {deepest} levels; at most {LARGEST_FILE:,} and {DEEPEST_CALLS} are possible",
             fix="export the model without functions, with its large constants as initialisers",
         )
+
+
+def _twice(function: FunctionProto) -> Iterable[str]:
+    """Return the names that a function has twice for its inputs, outputs, attributes or values."""
+    made = [*function.input, *(o for node in function.node for o in node.output if o)]
+    attributes = [*function.attribute, *(a.name for a in function.attribute_proto)]
+    kinds = {"output": function.output, "attribute": attributes, "origin of a value": made}
+    for kind, names in kinds.items():
+        for name, count in Counter(names).items():
+            if count > 1:
+                yield f"{quote(name)} is there {count} times as {kind} of {quote(function.name)}"
+    for node in function.node:
+        for name, count in Counter(a.name for a in node.attribute).items():
+            if count > 1:
+                yield f"attribute {quote(name)} is there {count} times in a node {quote(node.op_type)}"
 
 
 def _opset(imports: Iterable[OperatorSetIdProto]) -> int | None:

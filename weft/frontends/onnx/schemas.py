@@ -50,16 +50,15 @@ def check_node(node: NodeProto, schema: OpSchema) -> str | None:
         if not least <= len(names) <= most:
             return f"it has {len(names)} {what}; allowed: {least} to {most}"
     given = {attribute.name: attribute for attribute in node.attribute}
-    if len(given) < len(node.attribute):
-        return "it has an attribute twice"
+    problems = []
     for name, declared in schema.attributes.items():
         if declared.required and name not in given:
-            return f"attribute {name!r} is missing"
+            problems.append(f"attribute {name!r} is missing")
         if name in given and (node.op_type, name) not in LENIENT:
             kind, want = kind_of(given[name].type), kind_of(declared.type.value)  # type: ignore[attr-defined]
             if kind != want:
-                return f"attribute {name!r} is {kind}; it must be {want}"
-    return None
+                problems.append(f"attribute {name!r} is {kind}; it must be {want}")
+    return "; ".join(problems) or None
 
 
 def unknown_attribute(node: NodeProto, schema: OpSchema, harmless: Collection[str]) -> str | None:
@@ -127,6 +126,9 @@ class ElementTypes:
         if schema is None or not schema.outputs:
             return None
         label = schema.outputs[min(index, len(schema.outputs) - 1)].type_str
+        for constraint in schema.type_constraints:
+            if constraint.type_param_str == label and len(constraint.allowed_type_strs) == 1:
+                label = constraint.allowed_type_strs[0]
         if label.startswith("tensor("):
             text = label.removeprefix("tensor(").removesuffix(")")
             return _dtype(NUMPY_NAMES.get(text, text))

@@ -13,6 +13,7 @@ import numpy as np
 from onnx import TensorProto, ValueInfoProto
 
 from weft.core.dtypes import DType
+from weft.core.graph import Declared
 from weft.core.layout import Array
 from weft.core.tensor import Dim, TensorSpec
 from weft.errors import ModelError
@@ -185,6 +186,24 @@ def input_spec(value: ValueInfoProto, taken: set[str]) -> TensorSpec:
             "an input's shape makes no sense", where=where, why=f"it is declared as {tuple(shape)}"
         )
     return TensorSpec(tuple(shape), dtype)
+
+
+def declared_output(value: ValueInfoProto, firm: bool) -> Declared:
+    """Return what is declared of an output, which may be nothing; ModelError for what no output of Weft's can be."""
+    kind = value.type.WhichOneof("value")
+    if kind is None:
+        return Declared(None, None, firm)
+    where = f"output {quote(value.name)}"
+    if kind != "tensor_type":
+        why = f"it is declared as {kind.removesuffix('_type')}"
+        raise ModelError("an output is not a tensor", where=where, why=why)
+    declared = value.type.tensor_type
+    dtype = element_type(declared.elem_type, where) if declared.elem_type else None
+    if not declared.HasField("shape"):
+        return Declared(dtype, None, firm)
+    # Some exporters write -1 for a size that they do not know.
+    sizes = (d.dim_value if d.HasField("dim_value") else -1 for d in declared.shape.dim)
+    return Declared(dtype, tuple(n if n >= 0 else None for n in sizes), firm)
 
 
 def _fresh_symbol(base: str, taken: set[str]) -> str:
