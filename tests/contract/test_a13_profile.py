@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from tests.contract.fakes import AsynchronousBackend, Inputs, Mock, Outputs, moc
 from tests.core.nets import branching, chain, feeds, outputs
 from weft.core.backend import Backend
 from weft.core.op import Op
-from weft.errors import ClosedError, ConfigError
+from weft.core.profile import Profile, ProfilingContext
+from weft.errors import BackendError, ClosedError, ConfigError
 
 DEVICES = ("cpu", "opencl", "vulkan")
 
@@ -96,6 +98,31 @@ def test_A13_a_backend_that_works_later_reports_when_it_is_done() -> None:
         session.submit(feeds(graph))
         session.wait()
         assert len(session.profile.events) == 1, "the first run's events are not those of the last"
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "said"),
+    [
+        ("event", (3, 1.0), "reported 3 (of type int)"),
+        ("event", ("n", "1.0"), "reported 'n' as '1.0'"),
+        ("event", ("n", None), "reported 'n' as None"),
+        ("event", ("n", -1.0), "reported 'n' as -1.0"),
+        ("event", ("n", float("nan")), "reported 'n' as nan"),
+        ("event", ("n", True), "reported 'n' as True"),
+        ("event", ("n", 1.0, "work"), "the event 'n' has work 'work'"),
+        ("counter", (b"n", 1), "reported b'n'"),
+        ("counter", ("n", np.array([1, 2])), "reported 'n' as array([1, 2])"),
+        ("counter", ("n", np.True_), "reported 'n' as np.True_"),
+    ],
+)
+def test_A13_what_is_no_event_and_no_counter_is_refused(method: str, arguments: tuple[Any, ...], said: str) -> None:
+    context: Any = ProfilingContext("acme:0", Profile())
+    with pytest.raises(BackendError) as caught:
+        getattr(context, method)(*arguments)
+    assert said in caught.value.what and caught.value.where == f"acme:0: ProfilingContext.{method}"
+    context.event("n", np.float32(0.5))
+    context.counter("n", np.int64(-3))
+    assert context.profile.seconds() == 0.5 and context.profile.counters == {("acme:0", "n"): -3}
 
 
 @pytest.mark.parametrize("device", ["opencl", "vulkan"])

@@ -39,6 +39,7 @@ WRONG: dict[str, tuple[str, Callable[[], object], str]] = {
     "negative": ("devices", one(-1), "the index -1, which is not a number from 0 on"),
     "name": ("devices", one(0, None), "gave device 0 a name or driver that is no text"),
     "details": ("devices", one(0, details=3), "gave device 0 details that are not a mapping: 3"),
+    "software": ("devices", one(0, software="no"), "says of device 0 that it is software: 'no', not True or False"),
     "absent raises": ("absent", raising(OSError("bus")), "Creator.absent raised OSError: bus"),
     "absent exits": ("absent", raising(SystemExit()), "Creator.absent raised SystemExit"),
     "absent says yes": ("absent", lambda: True, "absent() of its creator returned True, which is not a reason"),

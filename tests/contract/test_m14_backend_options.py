@@ -364,6 +364,8 @@ def test_M14_the_command_line_lists_and_takes_options(
     assert creator.seen[-1] == expected
     cli("inspect", model, *shape, "--devices", "acme", *given)
     assert creator.seen[-1] == expected
+    cli("conformance", "acme", *given, "--only", "order")
+    assert all(seen == expected for seen in creator.seen[-3:])
     for wrong in ("acme.gain=many", "acme.gian=2", "gain=2", "nobody.gain=2"):
         assert "error:" in cli("run", model, *shape, "--device", "acme", "--backend-option", wrong, status=2).err
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli.console import error, line, note, table, working
-from weft.cli.options import PrecisionOption
+from weft.cli.options import BackendOptionOption, PrecisionOption
+from weft.cli.targets import parse_backend_options
 from weft.core.backend import Precision
 from weft.core.registry import registry
 from weft.errors import ConfigError
@@ -38,6 +39,7 @@ def conformance(
         list[Path] | None,
         typer.Option(help="A folder with backends; takes the place of WEFT_DYNAMIC_BACKEND_PATHS."),
     ] = None,
+    backend_option: BackendOptionOption = None,
     list_checks: Annotated[bool, typer.Option("--list", help="List the checks.")] = False,
 ) -> None:
     """Hold a backend against the device contract: count what it supports, refuses with a reason, and does wrong.
@@ -54,7 +56,8 @@ def conformance(
     from weft.conformance import run
 
     with working(f"holding {name} against the contract") as progress:
-        report = run(name, only=only or (), precision=precision, progress=progress)
+        own = parse_backend_options(backend_option)
+        report = run(name, only=only or (), precision=precision, progress=progress, backend_options=own)
     if json_file is not None:
         json_file.write_text(json.dumps(report.to_json(), indent=1) + "\n", encoding="utf-8")
     _print(report)

@@ -194,7 +194,10 @@ class Kit:
 
     def load(self, graph: Graph, memory: MemoryMode = MemoryMode.NORMAL, fallback: str = "error") -> Session:
         """Return a session on this device, alone unless the CPU may do what it refuses."""
-        return loading.load(graph, self.device, precision=self.precision, memory=memory, fallback=fallback)
+        own = {self.choice.creator.id: self.choice.given}
+        return loading.load(
+            graph, self.device, precision=self.precision, memory=memory, fallback=fallback, backend_options=own
+        )
 
     def look(self, check: Check) -> list[Finding]:
         """Do a check; what it raises is a finding too, unless it is the program's, and ends it."""

@@ -10,6 +10,7 @@ from weft.conformance.checks import table
 from weft.conformance.kit import CHECKS, Check, Kit
 from weft.conformance.report import ConformanceReport, Finding
 from weft.core.backend import Precision
+from weft.core.backend_options import BackendOptions
 from weft.core.blame import ends_program
 from weft.core.registry import registry
 from weft.errors import ConfigError
@@ -17,14 +18,20 @@ from weft.errors import ConfigError
 Progress = Callable[[int, int], None]
 
 
-def open_kit(name: str, precision: str | Precision = Precision.HIGH) -> Kit:
-    """Return the kit for a device: "acme", "vulkan:1"; NoDevice if it is not registered or not there."""
+def open_kit(
+    name: str, precision: str | Precision = Precision.HIGH, backend_options: BackendOptions | None = None
+) -> Kit:
+    """Return the kit for a device: "acme", "vulkan:1"; NoDevice if it is not registered or not there.
+
+    `backend_options` are those of `weft.load`, for this device.
+    """
     try:
         wanted = Precision(precision)
     except ValueError:
         known = ", ".join(p.value for p in Precision)
         raise ConfigError(f"precision {precision!r} is not known", fix=f"use one of {known}") from None
     (choice,) = registry.choose(name)
+    choice = choice.with_options(registry.take_options(backend_options).get(choice.creator.id, {}))
     kit = Kit(choice, wanted)
     _take_notes(kit)
     return kit
@@ -89,14 +96,15 @@ def run(
     rows: Sequence[Case] = (),
     precision: str | Precision = Precision.HIGH,
     progress: Progress | None = None,
+    backend_options: BackendOptions | None = None,
 ) -> ConformanceReport:
     """Return what the kit finds on a device, with some checks and rows (see `select`) or all.
 
     `rows` are looked at besides: those of a vendor's own ops, made with `weft.conformance.case`. `progress` is
-    called with the number of checks and rows that are done, and of all.
+    called with the number of checks and rows that are done, and of all. `backend_options` are those of `weft.load`.
     """
     checks, chosen = select(only)
-    kit = open_kit(name, precision)
+    kit = open_kit(name, precision, backend_options)
     steps: list[Callable[[], list[Finding]]] = []
     for each in checks:
         if each.name == table.NAME:

@@ -7,6 +7,7 @@ booleans and whole numbers count as Python's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from numbers import Integral, Real
@@ -129,6 +130,16 @@ def host_array(answer: object, tensor: Tensor, where: str) -> Array | None:
         why=f"it must return a {dtype} array of shape {shape}, or None",
         fix="return None to be copied to and from",
     )
+
+
+def reported(where: str, name: object, value: object, least: float | None = 0) -> None:
+    """Accept what a backend reports while it is profiled: a text, and a number that is not below `least`."""
+    if not isinstance(name, str):
+        raise BackendError(f"a backend reported {shown(name)}", where=where, why="its name must be a text")
+    is_number = isinstance(value, Real) and not isinstance(value, (bool, np.bool_)) and not math.isnan(value)
+    if not is_number or (least is not None and value < least):  # type: ignore[operator]
+        expected = "a number" if least is None else "a number of seconds, from 0 on"
+        raise BackendError(f"a backend reported {name!r} as {shown(value)}", where=where, why=f"it must be {expected}")
 
 
 def counters(answer: object, where: str) -> Mapping[str, int]:

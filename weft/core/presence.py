@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+import numpy as np
+
 from weft.core.backend import BackendCreator, DeviceInfo
 from weft.core.blame import FAILURES, sent_by_signal
 from weft.errors import WeftError, brief
@@ -73,6 +75,8 @@ def _why_not_devices(found: object) -> str | None:
             return f"gave a device the index {brief(repr(each.index))}, which is not a number from 0 on"
         if not isinstance(each.name, str) or not isinstance(each.driver, str):
             return f"gave device {each.index} a name or driver that is no text: {brief(repr((each.name, each.driver)))}"
+        if not isinstance(each.software, (bool, np.bool_)):
+            return f"says of device {each.index} that it is software: {brief(repr(each.software))}, not True or False"
         if not isinstance(each.details, Mapping):
             return f"gave device {each.index} details that are not a mapping: {brief(repr(each.details))}"
     indices = [each.index for each in found]

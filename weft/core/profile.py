@@ -6,9 +6,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
+from weft.core import answers
 from weft.core.fused import Fused
 from weft.core.op import Op
 from weft.core.tensor import Tensor
+from weft.errors import BackendError
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +84,20 @@ class ProfilingContext:
     profile: Profile
 
     def event(self, name: str, seconds: float, work: Work | None = None) -> None:
-        """Report that something took so long in this run, and which node's work it is part of."""
+        """Report that something took so long in this run, and which node's work it is part of.
+
+        BackendError for a name that is no text, and for seconds that are no number from 0 on.
+        """
+        answers.reported(f"{self.device}: ProfilingContext.event", name, seconds)
+        if work is not None and not isinstance(work, Work):
+            raise BackendError(
+                f"the event {name!r} has work {answers.shown(work)}",
+                where=f"{self.device}: ProfilingContext.event",
+                why="it must be Work.of(node, op, inputs, outputs), or None",
+            )
         self.profile.events.append(Event(self.device, name, seconds, work))
 
     def counter(self, name: str, value: float) -> None:
-        """Report the newest value of a counter."""
+        """Report the newest value of a counter; BackendError unless that is a number and the name a text."""
+        answers.reported(f"{self.device}: ProfilingContext.counter", name, value, least=None)
         self.profile._counted.setdefault(self, {})[name] = value
