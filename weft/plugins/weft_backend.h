@@ -23,7 +23,8 @@
  *   the user as it is, so write a sentence: what does not fit, and the number that does.
  * - Functions that return int32_t for success return 0, and anything else for a failure.
  * - Weft calls the functions of one device one at a time, from any thread. Calls for different devices may
- *   come at once. A function must not call back into Python.
+ *   come at once, and absent, device_count and device_info, which are about none that is open, while one works.
+ *   A function must not call back into Python.
  * - Elements of a tensor lie densely in the order of its shape, the last dimension innermost (images: NCHW).
  * - Structures that Weft passes by pointer may grow at their end in a later minor version. Never copy or
  *   allocate one, and never index from one to the next.
