@@ -214,6 +214,20 @@ def test_one_door_each(path: Path) -> None:
             assert "cli" in path.parts, f"{path} prints"
 
 
+# -- which Pythons ---------------------------------------------------------------------------------------------
+
+
+def test_any_newer_python_will_do_for_pip_the_scripts_and_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
+    from weft.cli import checks
+
+    assert re.search(r'^requires-python = ">=3\.10"$', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.M)
+    monkeypatch.setattr(sys, "version_info", (3, 99, 0, "final", 0))
+    found = checks.python_check()
+    assert (found.status, found.fix) == (checks.PASS, "")
+    monkeypatch.setattr(sys, "version_info", (3, 9, 0, "final", 0))
+    assert checks.python_check().fix == "use Python 3.10 or newer"
+
+
 # -- the README ----------------------------------------------------------------------------------------------
 
 

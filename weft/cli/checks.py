@@ -45,17 +45,18 @@ class Check:
 
 def all_checks() -> list[Check]:
     """Return every finding, in the order in which things depend on each other."""
-    found = [_python(), *_packages(), _cache(), *_backends(), *_pip_driver(), *_skipped()]
+    found = [python_check(), *_packages(), _cache(), *_backends(), *_pip_driver(), *_skipped()]
     found += [_compiler(needed="vulkan" not in registry.absent())]
     found += [_device(info) for info in registry.devices()]
     found += [_unusable(info, why) for info, why in registry.unusable()]
     return found
 
 
-def _python() -> Check:
+def python_check() -> Check:
+    """Return whether this interpreter is one that Weft runs on."""
     here = ".".join(map(str, sys.version_info[:3]))
-    fits = (3, 10) <= sys.version_info < (3, 14)
-    fix = "" if fits else "use a Python between 3.10 and 3.13"
+    fits = sys.version_info >= (3, 10)
+    fix = "" if fits else "use Python 3.10 or newer"
     return Check("python", PASS if fits else FAIL, f"{here}, weft {weft.__version__}", fix)
 
 
