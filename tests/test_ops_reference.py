@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import warnings
 from collections.abc import Sequence
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -243,3 +244,34 @@ def test_infer_refuses_but_never_crashes(name: str, specs: list[TensorSpec | Non
         assert all(isinstance(s, TensorSpec) for s in op.infer(specs, constants))
     except ModelError as error:
         assert error.why
+
+
+FIRST = {row.op: row for row in reversed(CASES)}
+"""A row of each op."""
+
+
+@pytest.mark.parametrize("op", sorted(op for op in FIRST if onnx.defs.has(op)))
+def test_no_op_takes_more_inputs_than_onnx_lets_it(op: str) -> None:
+    """What a rule does not look at, a kernel may still read."""
+    row, most = FIRST[op], onnx.defs.get_schema(op).max_input
+    if most > 1000:  # any number
+        return
+    specs, constants = row.specs(), row.constants()
+    more = most + 1 - len(specs)
+    with pytest.raises(ModelError):
+        row.make_op().inferred([*specs, *[specs[0]] * more], [*constants, *[None] * more])
+
+
+@pytest.mark.parametrize("row", [r for r in FIRST.values() if r.make_op().flags], ids=str)
+def test_flags_that_are_neither_no_nor_yes_are_refused(row: Case) -> None:
+    for flag in row.make_op().flags:
+        wrong = replace(row.make_op(), **{flag: 2})
+        with pytest.raises(ModelError, match=f"'{flag}' is 2; it must be 0 or 1"):
+            wrong.inferred(row.specs(), row.constants())
+
+
+def test_attributes_that_onnx_has_as_flags_are_flags_here() -> None:
+    known = {flag for cls in op_types().values() for flag in cls.flags}
+    for cls in op_types().values():
+        names = {f.name for f in fields(cls)} & known
+        assert names <= {*cls.flags}, f"{cls.type}: {names}"

@@ -20,7 +20,7 @@ from time import monotonic
 from scripts.fuzz.report import Report
 from scripts.fuzz.supervisor import Run, Shift, work
 from scripts.fuzz.target import DEVICES, Target, find_targets
-from scripts.fuzz.worker import outcome
+from scripts.fuzz.worker import outcome, quiet
 
 TURN = 120.0
 """Seconds that one target has on one device before another's turn comes."""
@@ -173,6 +173,7 @@ def _replay(kept: Path, targets: dict[str, type[Target]]) -> int:
 
 
 def _ready(kind: type[Target], device: str, scratch: Path) -> Target:
+    quiet()
     target = kind(device, scratch / "kept")
     target.scratch.mkdir()
     target.prepare()

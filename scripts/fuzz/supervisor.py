@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +24,8 @@ WAITING = 6
 """How many times a target's seconds a case may take by the clock: other processes want the cores, too."""
 WARM = 200
 """Cases after which a child should not grow any more."""
+LAST = 50
+"""Cases at the end that show what a child holds for good."""
 MOST_FAULTS = 3
 """Children that end before their first case, one after the other, before a target is given up."""
 GROWTH = 300
@@ -88,9 +90,9 @@ class Child:
     used: float = 0.0
     done: int = 0
     ready: float = 0.0
-    """Its megabytes before its first case; `warm` are the most up to case WARM, `largest` those at last."""
+    """Its megabytes before its first case; `warm` are the most up to case WARM, `last` those after the last cases."""
     warm: float = 0.0
-    largest: float = 0.0
+    last: deque[float] = field(default_factory=lambda: deque(maxlen=LAST))
 
     def clock(self) -> float:
         """Return the processor seconds that the process has taken."""
@@ -150,6 +152,7 @@ def _child(shift: Shift, run: Run, scratch: Path, seconds: float) -> None:
             env=environment,
             pass_fds=[write],
             stdin=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the parent, which ends the children
             stdout=out,
             stderr=out,
         )
@@ -193,6 +196,8 @@ def _watch(shift: Shift, run: Run, child: Child, lines: _Lines) -> tuple[str, st
                 if _grown(child) > GROWTH:
                     return "growth", f"it grew by {_grown(child):.0f} MB over {child.done - WARM} cases"
                 return None
+            if run.stopped():
+                return None
             name = signal.Signals(-code).name if code < 0 else f"exit status {code}"
             return "crash", f"the process ended with {name}"
         if run.stopped():
@@ -200,7 +205,6 @@ def _watch(shift: Shift, run: Run, child: Child, lines: _Lines) -> tuple[str, st
         held = child.megabytes()
         if child.done <= WARM:
             child.warm = max(child.warm, held)
-        child.largest = held
         if child.at is None:
             if monotonic() - child.since > 20 * WAITING:
                 return "hang", "the target was not ready in time"
@@ -217,6 +221,7 @@ def _ended(shift: Shift, run: Run, child: Child, said: dict[str, Any]) -> None:
     shift.next, shift.faults = said["end"] + 1, 0
     child.done += 1
     child.since, child.used = monotonic(), child.clock()
+    child.last.append(child.megabytes())
     shift.words[said.get("word") or said["kind"]] += 1
     if "kind" in said:
         folder = Path(said["folder"])
@@ -226,7 +231,8 @@ def _ended(shift: Shift, run: Run, child: Child, said: dict[str, Any]) -> None:
 
 
 def _grown(child: Child) -> float:
-    return max(child.largest - child.warm, 0.0) if child.done > WARM else 0.0
+    """Return by how much it grew for good: a single large case does not count."""
+    return max(min(child.last) - child.warm, 0.0) if child.done >= WARM + LAST else 0.0
 
 
 def _key(kind: str, text: str, tail: str) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import faulthandler
 import importlib
 import json
+import logging
 import os
 import shutil
 import sys
@@ -29,13 +30,19 @@ def main() -> None:
     """Work through the cases that the parent asked for."""
     order = json.loads(sys.argv[1])
     faulthandler.enable()
-    warnings.simplefilter("ignore")
+    quiet()
     with os.fdopen(order["answers"], "w", buffering=1) as answers:
         try:
             work(order, lambda **said: answers.write(json.dumps(said) + "\n"))
         except Exception:
             answers.write(json.dumps({"fault": traceback.format_exc()}) + "\n")
             raise
+
+
+def quiet() -> None:
+    """Keep back what Weft and numpy say of each of thousands of strange files."""
+    warnings.simplefilter("ignore")
+    logging.getLogger("weft").addHandler(logging.NullHandler())  # or they would be printed, as nobody else listens
 
 
 def work(order: dict[str, Any], say: Any) -> None:

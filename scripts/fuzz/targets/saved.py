@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import random
 import zipfile
 from contextlib import suppress
@@ -33,7 +32,6 @@ class SavedTarget(Target):
 
     def prepare(self) -> None:
         """Save networks of one part, of several, and at low precision."""
-        logging.disable(logging.WARNING)
         self.files: list[Path] = []
         for number, model in enumerate([*networks(), *single_ops()[::EACH]]):
             several = number < len(networks()) and self.device != "cpu"
