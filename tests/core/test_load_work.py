@@ -221,3 +221,10 @@ def test_load_on_two_devices_by_turns_takes_steps_in_proportion_to_the_nodes(mon
     with null_gpu():
         hints = lambda graph: {str(n.name): ("null", "cpu")[k % 2] for k, n in enumerate(graph.nodes)}  # noqa: E731
         assert_linear(chain, monkeypatch, ["null", "cpu"], hints)
+
+
+def test_a_sum_of_more_values_than_a_device_binds_goes_down_the_list() -> None:
+    with null_gpu(), weft.load(fan(100), "null") as session:
+        reasons = [r for refused in session.report.refusals.values() for r in refused.values()]
+        assert reasons == ["its kernel reads and writes 101 values and the device binds 64 buffers"]
+        assert session.report.nodes_by_device == {"null": 100, "cpu": 1}

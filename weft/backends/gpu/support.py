@@ -12,6 +12,7 @@ from weft.core.op import Op
 from weft.core.tensor import Tensor
 from weft.kernels.launch import MAX_ELEMENTS, DeviceCaps, GpuOp, Placement, find_gpu_op
 from weft.kernels.special import wrong_templates
+from weft.ops.elementwise import Elementwise
 
 LAYOUTS = "relayout"
 """The kernel that converts layouts, before and after nodes that want their own."""
@@ -38,6 +39,8 @@ def why_not(inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op, 
             return f"{t.name!r} takes {needed} bytes and a kernel argument may span {caps.max_buffer_range}"
         if elements >= MAX_ELEMENTS:
             return f"{t.name!r} has {elements} elements; kernels count in 32 bits"
+    if isinstance(base_op(op), Elementwise) and len(tensors) > caps.max_buffers:
+        return f"its kernel reads and writes {len(tensors)} values and the device binds {caps.max_buffers} buffers"
     reason = form.why_not(op, inputs, outputs, caps)
     return reason or _wrong_kernels(inputs, outputs, op, form, caps)
 
