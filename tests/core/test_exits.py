@@ -35,7 +35,7 @@ def alarm(*_: object) -> None:
 
 
 def by_signal() -> None:
-    signal.raise_signal(signal.SIGUSR1)
+    signal.raise_signal(signal.SIGALRM)
 
 
 def raising(error: BaseException) -> Callable[[], None]:
@@ -56,9 +56,9 @@ WAYS: dict[str, tuple[Callable[[], None], type[BaseException]]] = {
 
 @pytest.fixture(autouse=True)
 def handler() -> Iterator[None]:
-    before = signal.signal(signal.SIGUSR1, alarm)
+    before = signal.signal(signal.SIGALRM, alarm)
     yield
-    signal.signal(signal.SIGUSR1, before)
+    signal.signal(signal.SIGALRM, before)
 
 
 class Armed:
@@ -287,7 +287,7 @@ def test_A15_an_exit_of_a_backend_that_is_looked_for_is_its_own_and_that_of_a_si
     text = "import signal, sys\n{}\ndef GetBackendId(): {}; return 'lost'\ndef GetVersion(): {}; return (1, 0)\n"
     text += "def BackendFactory(): {}\n"
     places = ["import", "GetBackendId", "GetVersion", "BackendFactory"]
-    for end, passes in (("sys.exit(3)", False), ("signal.raise_signal(signal.SIGUSR1)", True)):
+    for end, passes in (("sys.exit(3)", False), ("signal.raise_signal(signal.SIGALRM)", True)):
         (tmp_path / "acme_lost_backend.py").write_text(text.format(*(end if p == function else "pass" for p in places)))
         if passes:
             with pytest.raises(Late):
