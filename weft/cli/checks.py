@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import weft
 from weft import config
+from weft.backends.gpu.creator import GpuCreator
 from weft.backends.vulkan import glslang
 from weft.backends.vulkan.prebuild import shipped_kernels
 from weft.cli.devices import device_name
@@ -47,7 +48,8 @@ def all_checks() -> list[Check]:
     """Return every finding, in the order in which things depend on each other."""
     found = [python_check(), *_packages(), _cache(), *_backends(), *_pip_driver(), *_skipped()]
     found += [_compiler(needed="vulkan" not in registry.absent())]
-    found += [_device(info) for info in registry.devices()]
+    for info in registry.devices():
+        found += [_device(info), *_kernels(info)]
     found += [_unusable(info, why) for info, why in registry.unusable()]
     return found
 
@@ -145,6 +147,26 @@ def _compiler(needed: bool) -> Check:
 def _unusable(info: DeviceInfo, why: str) -> Check:
     """Say that a device is listed by its driver and works for nothing; its backend has tried it."""
     return Check(f"{info.id}:{info.index}", FAIL, f"{info.name}, {info.driver}: it is listed and does not work", why)
+
+
+def _kernels(info: DeviceInfo) -> Iterator[Check]:
+    """Return what the tests of a GPU's kernels found, where it was opened and they were made."""
+    creator = registry.find(info.id)
+    if not isinstance(creator, GpuCreator) or not creator.is_open(info.index):
+        return
+    label, runtime = f"{info.id}:{info.index} kernels", creator.runtime(info.index)
+    if not runtime.verdicts:
+        why = "of software they are not, unless asked for" if info.software else "WEFT_SELFTEST says so"
+        yield Check(label, ABSENT, f"not tested: {why}", f"`weft selftest -d {device_name(info)}` tests them")
+        return
+    wrong = {name: v.why for name, v in runtime.verdicts.items() if v.why is not None}
+    right = len(runtime.verdicts) - len(wrong)
+    if not wrong:
+        yield Check(label, PASS, f"{right} families of kernels are right")
+        return
+    told = "; ".join(note for note in runtime.notes if " are not used" in note or " are used untested" in note)
+    fix = f"results stay right without them; update the driver, then `weft selftest -d {device_name(info)}`"
+    yield Check(label, FAIL, f"{right} families of kernels are right, {len(wrong)} are not: {told}", fix)
 
 
 def _device(info: DeviceInfo) -> Check:

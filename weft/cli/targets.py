@@ -32,11 +32,13 @@ def device_orders(text: str) -> list[list[str]]:
     return orders
 
 
-def parse_pairs(given: Sequence[str] | None, option: str, example: str) -> dict[str, str]:
-    """Return the NAME=VALUE arguments of an option as a dict."""
+def parse_pairs(
+    given: Sequence[str] | None, option: str, example: str, *, at_first: bool = False
+) -> dict[str, str]:
+    """Return the NAME=VALUE arguments of an option as a dict; names may have a "=", or values if cut `at_first`."""
     pairs: dict[str, str] = {}
     for text in given or ():
-        name, equals, value = text.rpartition("=")
+        name, equals, value = text.partition("=") if at_first else text.rpartition("=")
         if not (name and equals and value):
             raise ConfigError(
                 f"{option} {text!r} is not NAME=VALUE", fix=f"write, for instance, {option} {example}"
@@ -59,7 +61,7 @@ def parse_hints(given: Sequence[str] | None) -> dict[str, DeviceName]:
 def parse_backend_options(given: Sequence[str] | None) -> dict[DeviceName, dict[str, object]]:
     """Return the values of `--backend-option` by backend, in the types that the backends declare."""
     found: dict[DeviceName, dict[str, object]] = {}
-    for key, text in parse_pairs(given, "--backend-option", "vulkan.tuning=no").items():
+    for key, text in parse_pairs(given, "--backend-option", "vulkan.tuning=no", at_first=True).items():
         backend, dot, name = key.partition(".")
         if not (backend and dot and name):
             raise ConfigError(

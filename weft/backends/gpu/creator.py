@@ -108,6 +108,11 @@ class GpuCreator(BackendCreator):
             device.pretend(profile)
         return device
 
+    def is_open(self, index: int) -> bool:
+        """Tell whether a device is open with some options."""
+        with self._lock:
+            return any(at == index for at, _ in self._runtimes)
+
     def onPrepare(self, index: int) -> None:
         """Open the device, and have its special kernels tested."""
         self.runtime(index).verify()
