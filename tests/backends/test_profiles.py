@@ -329,10 +329,10 @@ def test_a_profile_that_is_not_understood_is_a_mistake(
 
 def test_a_profile_never_gives_more_than_there_is(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
     own = opened(api).caps
-    monkeypatch.setenv("WEFT_DEVICE_PROFILE", "items=4096,local=1GiB,range=64GiB,allocation=64GiB,alignment=4")
+    monkeypatch.setenv("WEFT_DEVICE_PROFILE", "items=65536,local=1GiB,range=64GiB,allocation=64GiB,alignment=4")
     device = opened(api)
     assert device.caps == replace(own, max_buffer_range=min(own.max_buffer_range, own.max_allocation) // 4 * 4)
-    assert device.profile is not None and "items=4096" in device.info.name
+    assert device.profile is not None and "items=65536" in device.info.name
 
 
 def test_a_profile_is_an_option_of_the_backend_and_opens_a_device_of_its_own(api: str) -> None:
