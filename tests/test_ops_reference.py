@@ -275,3 +275,11 @@ def test_attributes_that_onnx_has_as_flags_are_flags_here() -> None:
     for cls in op_types().values():
         names = {f.name for f in fields(cls)} & known
         assert names <= {*cls.flags}, f"{cls.type}: {names}"
+
+
+def test_an_input_that_is_missing_at_the_end_is_no_input() -> None:
+    x = np.array([1.5, -2.5], np.float32)
+    for op, inputs in ((Cast(DType.INT32), (x,)), (case("Add", f32(2), f32(2)).make_op(), (x, x))):
+        specs = [TensorSpec(x.shape, DType.FLOAT32)] * len(inputs)
+        assert op.inferred([*specs, None], [None] * 3) == op.inferred(specs, [None] * 2)
+        np.testing.assert_array_equal(op.reference(*inputs, None), op.reference(*inputs))

@@ -65,6 +65,8 @@ class ExternalData(OnnxTarget):
         entry = draw.choice(tensor.external_data)
         path = draw.choice((inside / "weights.bin", inside / "sub" / "more.bin"))
         action = draw.randrange(9)
+        if action in (5, 6) and not path.is_file():  # to read a pipe would be to wait for its writer
+            return
         if action == 0:
             entry.value = draw.choice(LOCATIONS)
         elif action == 1:
