@@ -19,7 +19,7 @@ from weft.core.backend import Precision
 from weft.core.graph import Graph
 from weft.core.limits import Limits
 from weft.core.network import Network, prepare_network
-from weft.core.registry import Choice, registry
+from weft.core.registry import registry
 from weft.core.runtime import Runtime
 from weft.core.session import Session
 from weft.errors import InputError, ModelError, NoDevice
@@ -72,7 +72,7 @@ def test_a_session_is_the_same_as_one_that_prepares_by_itself(precision: Precisi
     graph = branching()
     with weft.load(graph, "cpu", precision=precision) as session, Runtime() as runtime:
         assert len(made) == 1
-        choices = [Choice(registry.find("cpu"), 0)]
+        choices = registry.choose("cpu")
         with Session(graph, choices, session.options, runtime=runtime) as alone:
             assert len(made) == 1
             assert str(session.optimized) == str(alone.optimized)
