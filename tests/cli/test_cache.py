@@ -19,15 +19,18 @@ def test_files_that_were_never_finished_are_counted_and_removed_when_nobody_writ
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
-    names = ("spirv/tmpab_12xyz", "opencl/tmpab_12xyz.part", "tuning/tmpab_12xyz.part", "spirv/tmp-mine.txt")
-    for name in (*names, "spirv/tmpnew12345.part"):
+    ours = ("spirv/weft-ab_12xyz.part", "opencl/weft-ab_12xyz.part", "tuning/weft-ab_12xyz.part")
+    names = (*ours, "spirv/tmpab_12xyz", "spirv/tmpab_12xyz.part", "spirv/weft-mine.txt")
+    for name in (*names, "spirv/weft-new12345.part"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"1234")
     for name in names:
         os.utime(tmp_path / name, (0, 0))
     assert re.search(r"^unfinished\s+3\s", cli("cache", "info").out, re.M)
     assert "removed 3 files" in cli("cache", "clear", "--keep-tuning").out
-    assert [path.name for path in sorted(tmp_path.glob("*/*"))] == ["tmp-mine.txt", "tmpnew12345.part"]
+    assert [path.name for path in sorted(tmp_path.glob("*/*"))] == [
+        "tmpab_12xyz", "tmpab_12xyz.part", "weft-mine.txt", "weft-new12345.part"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("raised", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -140,6 +141,19 @@ def test_a_write_that_is_cut_off_leaves_the_file_as_it_was(tmp_path: Path, monke
         write_tables(tmp_path / "t.json", {KEY: {"q": ENTRY}})
     assert [path.name for path in tmp_path.iterdir()] == ["t.json"]
     assert read_tables(tmp_path / "t.json") == {KEY: {"p": ENTRY}}
+
+
+def test_a_table_of_the_users_own_changes_nothing_else_in_its_folder(tmp_path: Path) -> None:
+    """`weft tune --output` writes it, into /tmp perhaps, where every program keeps files that are half written."""
+    others = {"tmpab_12xyz", "tmpab_12xyz.part", "weft-ab_12xyz.part"}
+    for name in others:
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (0, 0))
+    (tmp_path / "empty.json").mkdir()
+    write_tables(tmp_path / "mine.json", {KEY: {"p": ENTRY}})
+    with pytest.raises(OSError):
+        write_tables(tmp_path / "empty.json", {KEY: {"p": ENTRY}})
+    assert others | {"mine.json", "empty.json"} == {path.name for path in tmp_path.iterdir()} - {".lock"}
 
 
 def test_tables_of_several_devices_share_a_file_and_the_users_own_win(tmp_path: Path) -> None:

@@ -22,10 +22,9 @@ from weft import config
 from weft.core.trust import NotTrusted, file_problem, folder_problem, read_file
 
 log = logging.getLogger("weft.cache")
-UNFINISHED = ".part"
-"""How the name of a file ends that is being written, here and by the tuning tables."""
-UNFINISHED_NAME = re.compile(rf"tmp[a-z0-9_]{{8}}({re.escape(UNFINISHED)})?")
-"""What `tempfile` calls such a file; older versions gave it no ending."""
+_BEGINS, _ENDS = "weft-", ".part"
+_UNFINISHED = re.compile(rf"{_BEGINS}[a-z0-9_]{{8}}{re.escape(_ENDS)}")
+"""The name of a file that is being written: no other program gives one of its files such a name."""
 STALE = 600.0
 """Seconds after which nobody writes to such a file any more: whoever did was killed."""
 MOST = 1 << 30
@@ -198,19 +197,29 @@ class DiskCache:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a file inside the cache in one step: a reader sees the old one or the new one; OSError if that fails."""
+    """Write a file in one of the cache's own folders, which is made and tidied up; OSError if that fails.
+
+    Killed processes' files go, and so does an empty folder in the way: a user's own folder needs `replace_file`.
+    """
     path.parent.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
     path.parent.mkdir(mode=0o700, exist_ok=True)
     _sweep(path.parent)
-    fd, temporary = tempfile.mkstemp(dir=path.parent, suffix=UNFINISHED)
+    try:
+        replace_file(path, content)
+    except (IsADirectoryError, PermissionError):  # PermissionError: how Windows says that it is a folder
+        if not path.is_dir():
+            raise
+        os.rmdir(path)  # an empty one is nobody's; one with files stays, and is said to be in the way
+        replace_file(path, content)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file in one step, and touch no other: a reader sees the old one or the new one; OSError if that fails."""
+    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=_BEGINS, suffix=_ENDS)
     try:
         with os.fdopen(fd, "wb") as f:
             f.write(content)
-        try:
-            os.replace(temporary, path)
-        except (IsADirectoryError, PermissionError):  # PermissionError: how Windows says that it is a folder
-            os.rmdir(path)  # an empty one is nobody's; one with files stays, and is said to be in the way
-            os.replace(temporary, path)
+        os.replace(temporary, path)
     except BaseException:  # such as an interrupt, or a full disk
         with suppress(OSError):
             os.unlink(temporary)
@@ -218,9 +227,9 @@ def write(path: Path, content: bytes) -> None:
 
 
 def unfinished(folder: Path) -> Iterator[Path]:
-    """Yield the files in a folder that processes were writing when they were killed."""
-    for path in sorted(folder.glob("tmp*")):
-        if UNFINISHED_NAME.fullmatch(path.name) and _is_stale(path):
+    """Yield the files in one of the cache's folders that processes were writing when they were killed."""
+    for path in sorted(folder.glob(f"{_BEGINS}*{_ENDS}")):
+        if _UNFINISHED.fullmatch(path.name) and _is_stale(path):
             yield path
 
 

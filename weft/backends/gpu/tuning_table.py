@@ -25,7 +25,7 @@ from weft.backends.gpu.picks import Pick
 from weft.core.backend import DeviceInfo
 from weft.core.locks import locked
 from weft.errors import ConfigError
-from weft.kernels.cache import folder_refused, read_trusted, say_not_kept, write
+from weft.kernels.cache import folder_refused, read_trusted, replace_file, say_not_kept, write
 
 T = TypeVar("T")
 log = logging.getLogger("weft.gpu")
@@ -230,7 +230,7 @@ class TuningTable:
         self.why_not_kept = folder_refused(self.path.parent) or ""
         try:
             if not self.why_not_kept:
-                write_tables(self.path, {self.key: changed}, read_trusted)
+                write_tables(self.path, {self.key: changed}, read_trusted, write)
                 return
         except OSError as e:
             self.why_not_kept = f"{self.path.parent} cannot be written"
@@ -281,6 +281,8 @@ def merge(into: Entries, newer: Mapping[str, Entry]) -> None:
 
 Reader = Callable[[Path], bytes]
 """Returns the content of a file; OSError if it cannot be read, or is not trusted."""
+Writer = Callable[[Path, bytes], None]
+"""Writes a file in one step; OSError if that fails."""
 
 
 def read_tables(
@@ -299,10 +301,16 @@ def read_tables(
         raise ConfigError(f"{path} is no table of `weft tune`", why=str(e), fix=fix) from e
 
 
-def write_tables(path: Path, tables: Mapping[DeviceKey, Entries], read: Reader = Path.read_bytes) -> None:
+def write_tables(
+    path: Path,
+    tables: Mapping[DeviceKey, Entries],
+    read: Reader = Path.read_bytes,
+    write: Writer = replace_file,
+) -> None:
     """Add tables to those in a file; writers wait for each other, readers see the old file or the new one.
 
-    A damaged file is written anew: who reads it says that it is.
+    A damaged file is written anew: who reads it says that it is. By default the file may lie anywhere, and nothing
+    else in its folder changes; a table inside the cache is read and written as the cache does it.
     """
     path.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
     with locked(path.parent):
