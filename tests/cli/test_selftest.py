@@ -44,6 +44,7 @@ def test_what_is_wrong_is_told_and_is_the_exit_status(
     assert called("selftest", "-d", "vulkan", "--backend-option", "vulkan.device_profile=items=256") == 1
     printed = " ".join(capsys.readouterr().out.split())
     assert "WRONG: it was wrong by 1" in printed and "right" in printed
+    assert "1 kinds of kernels are wrong" in printed
     assert "tiled convolutions are not used, convolutions by the direct kernel are: it was wrong by 1" in printed
 
 

@@ -10,11 +10,16 @@ import numpy as np
 import pytest
 
 import weft
+from scripts.update_standard_kernels import PROFILES as STANDARD
+from tests.core.null_gpu import NullDevice, null_gpu
+from tests.core.test_special_kinds import OPENCL, VULKAN
 from tests.op_rows import Net, run
-from weft.backends.gpu import selftest
+from weft.backends.gpu import selftest, special_check
 from weft.backends.gpu.backend import GpuBackend
 from weft.backends.gpu.creator import GpuCreator
-from weft.backends.gpu.device import GpuDevice
+from weft.backends.gpu.device import DeviceCaps, GpuDevice
+from weft.backends.gpu.profiles import PROFILES as NAMED
+from weft.backends.gpu.runtime import GpuRuntime
 from weft.backends.opencl.device import open_device as open_opencl
 from weft.backends.opencl.dialect import OpenCLDialect
 from weft.backends.vulkan.device import open_device as open_vulkan
@@ -211,7 +216,7 @@ def test_verdicts_are_kept_with_the_driver_and_asked_for_again_only_when_told(
         return own(kind, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(selftest, "verdict", noted)
-    key = selftest.key_of(FAMILIES["matmul_rows"], runtime.device)
+    key = selftest.key_of(runtime.device)
     assert runtime.device.info.driver in key and runtime.device.info.name in key
     for again, times in ((False, 1), (False, 1), (True, 2)):
         caps = runtime.device.caps
@@ -246,6 +251,45 @@ def test_a_name_is_registered_once() -> None:
         register_family(family)
     forget_family("scan")
     register_family(family)
+
+
+def _kernels(family: KernelFamily, caps: DeviceCaps, device: NullDevice) -> tuple[set[str], set[object]]:
+    """Return the templates that a family's cases launch on a device that runs nothing, and the texts of its kernels."""
+    device.caps, device.kernels = caps, set()
+    runtime, launched = GpuRuntime(device), set[str]()
+    runtime.trust()
+    for case in family.cases():
+        ready = special_check._ready(case, runtime)
+        launched.update(ready.templates)
+        ready.close()
+    return launched, {digest for digest, _ in device.kernels}
+
+
+DEVICES = {
+    **STANDARD,
+    **{f"as {name}": each.apply(STANDARD["large"]) for name, each in NAMED.items()},
+    **{f"{name} in software": each.apply(STANDARD["llvmpipe"]) for name, each in NAMED.items()},
+    "two units": replace(STANDARD["llvmpipe"], compute_units=2),
+    "few units": replace(STANDARD["unknown"], compute_units=3),
+    "matrix units, OpenCL": OPENCL,
+    "matrix units, Vulkan": VULKAN,
+    "matrix units, unknown": replace(VULKAN, compute_units=1),
+    "matrix units, many": replace(OPENCL, compute_units=512, max_local_items=1024),
+}
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_the_cases_of_each_family_launch_its_kernels_on_any_device(name: str) -> None:
+    """And of a family that shares its templates with others: kernels that are not there without it."""
+    with null_gpu() as device:
+        for family in FAMILIES.values():
+            if not family.present(DEVICES[name]):
+                continue
+            caps = family.forced(special_check._without(DEVICES[name], family, special_kernels()))
+            launched, texts = _kernels(family, caps, device)
+            assert launched >= set(family.templates), family.name
+            if not family.whole and not family.disable(caps).without <= caps.without:
+                assert texts - _kernels(family, family.disable(caps), device)[1], family.name
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))

@@ -239,6 +239,49 @@ def test_what_takes_the_place_of_a_wrong_kind_is_tested_then(monkeypatch: pytest
         runtime.close()
 
 
+def test_what_did_not_run_says_nothing_of_portable_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are used with a note, and it is kept; those for special hardware are not used."""
+    pool = next(family for family in special.kernel_families() if family.name == "pool")
+    elsewhere = replace(pool, templates=("lrn",), disable=lambda caps: replace(caps, without=frozenset({"pool"})))
+    odd = replace(fakes.RIGHT, template="lrn")
+    monkeypatch.setenv("WEFT_SELFTEST", "process")
+    monkeypatch.setattr(selftest, "special_kernels", lambda: [odd])
+    monkeypatch.setattr(selftest, "kernel_families", lambda: [elsewhere])
+    fakes.WANTED.add("right")
+    creator = registry.find("vulkan")
+    assert isinstance(creator, GpuCreator)
+    for known in (False, True):
+        runtime = GpuRuntime(creator.open(0))
+        try:
+            runtime.verify()
+        finally:
+            runtime.close()
+        right, portable = runtime.notes
+        assert "that are right are not used: none of its cases ran" in right
+        assert "pools are used untested: none of its cases ran on such kernels (lrn)" in portable
+        assert ("earlier start" in portable) == known and "pool" not in runtime.device.caps.without
+        assert runtime.verdicts["pool"].word == "untested" and not runtime.verdicts["pool"].is_fault
+
+
+def test_special_and_portable_kernels_share_one_round_of_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[str]] = []
+
+    def start(device: DeviceInfo, groups: Sequence[Sequence[special.SpecialKernel]], timeout: float) -> Any:
+        started.extend([kind.name for kind in kinds] for kinds in groups)
+        return [({kind.name: selftest.Verdict(None) for kind in kinds}, "") for kinds in groups]
+
+    families = special.kernel_families()
+    monkeypatch.setattr(selftest_child, "_children", start)
+    monkeypatch.setattr(selftest, "special_kernels", lambda: [fakes.NOISY])
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    fakes.WANTED.add("noisy")
+    with null_gpu() as device:
+        found = selftest.examine(GpuRuntime(device), families=True)
+    present = ["noisy", *(family.name for family in families if family.present(device.caps))]
+    assert sorted(name for names in started for name in names) == sorted(present)
+    assert [kind.name for kind, _ in found] == present and len(started) == selftest.MOST_CHILDREN
+
+
 @pytest.mark.parametrize("fails", ["__init__", "difference"])
 def test_a_device_that_is_full_is_tested_again_another_time(fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
@@ -255,16 +298,38 @@ def test_the_key_of_a_verdict_does_not_depend_on_the_order_of_a_set(monkeypatch:
     keys = set()
     for order in (names, names[::-1], names[4:] + names[:4]):
         monkeypatch.setattr(device, "caps", replace(device.caps, without=frozenset(order)))
-        keys.add(selftest.key_of(fakes.NOISY, device))
+        keys.add(selftest.key_of(device))
     assert len(keys) == 1 and str(names) in keys.pop().replace("(", "[").replace(")", "]")
 
 
 def test_the_key_of_a_verdict_changes_with_the_driver() -> None:
     device = _runtime("opencl").device
-    before = selftest.key_of(fakes.NOISY, device)
-    assert before == selftest.key_of(fakes.NOISY, device) != selftest.key_of(fakes.NAMED, device)
+    before = selftest.key_of(device)
+    assert before == selftest.key_of(device)
     with null_gpu() as other:
-        assert selftest.key_of(fakes.NOISY, other) != before
+        assert selftest.key_of(other) != before
+
+
+def test_a_verdict_of_other_code_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = _runtime("opencl")
+    assert whys(runtime, "noisy") == {}
+    monkeypatch.setattr(selftest, "_code", lambda module: "edited")
+    in_no_child(monkeypatch)
+    with pytest.raises(AssertionError, match="was started"):
+        whys(runtime, "noisy")
+
+
+def test_all_verdicts_of_a_device_are_one_file_and_later_ones_join(tmp_path: Path) -> None:
+    runtime = _runtime("opencl")
+    assert whys(runtime, "noisy") == {} and set(whys(runtime, "named")) == {"named"}
+    [file] = (tmp_path / "selftest").iterdir()
+    assert b"noisy" in file.read_bytes() and b"named" in file.read_bytes()
+
+
+def test_kinds_are_dealt_by_what_their_tests_take() -> None:
+    kinds = [replace(fakes.NOISY, name=f"k{s}", seconds=s) for s in (0.125, 0.25, 3.0, 1.0, 1.5, 0.25)]
+    groups = [[kind.seconds for kind in share] for share in selftest_child.dealt(kinds, 3)]
+    assert groups == [[3.0], [1.5, 0.125], [1.0, 0.25, 0.25]]
 
 
 def test_a_name_is_registered_once() -> None:

@@ -31,7 +31,7 @@ def selftest(
 
     A device is tested so when it is first used with a driver, in software only if WEFT_SELFTEST is set. A family of
     kernels that is wrong is replaced by its plainer twin, or its nodes go to the next device. The exit status is 1 if
-    one is.
+    one is, or could not be tested.
     """
     if tests.chosen_mode() == "off":
         raise ConfigError("WEFT_SELFTEST=off leaves nothing to test", fix="unset it, or set it to child or process")
@@ -66,6 +66,7 @@ def _rows(device: str, runtime: GpuRuntime) -> list[dict[str, Any]]:
             "driver": info.driver,
             "kernels": kind.name,
             "title": kind.title,
+            "verdict": verdict.word,
             "why": verdict.why,
             "told": tests.told(kind, verdict) if verdict.why else "",
             "seconds": round(verdict.seconds, 3),
@@ -73,12 +74,12 @@ def _rows(device: str, runtime: GpuRuntime) -> list[dict[str, Any]]:
         for kind, verdict in tests.examine(runtime, families=True, again=True)
     ]
     took = {"device": device, "name": info.name, "driver": info.driver, "kernels": "all", "title": "all kernels"}
-    return [*rows, {**took, "why": None, "told": "", "seconds": round(time.perf_counter() - begun, 3)}]
+    return [*rows, {**took, "verdict": "", "why": None, "told": "", "seconds": round(time.perf_counter() - begun, 3)}]
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
     def verdict(row: dict[str, Any]) -> str:
-        return "" if row["kernels"] == "all" else f"WRONG: {row['why']}" if row["why"] else "right"
+        return f"{row['verdict'].upper()}: {row['why']}" if row["why"] else str(row["verdict"])
 
     table(("device", "kernels", "seconds", "verdict"),
           [(r["device"], r["kernels"], f"{r['seconds']:.3f}", verdict(r)) for r in rows])  # fmt: skip
@@ -86,6 +87,8 @@ def _print(rows: list[dict[str, Any]]) -> None:
         if row["why"]:
             line(plain(f"{row['device']}: {row['told']}"))
     for device, name, driver in dict.fromkeys((r["device"], r["name"], r["driver"]) for r in rows):
-        wrong = sum(bool(r["why"]) for r in rows if r["device"] == device)
-        found = f"{wrong} kinds of kernels are wrong" if wrong else "all kernels are right"
+        each = [r["verdict"] for r in rows if r["device"] == device]
+        counts = {word: each.count(word) for word in ("wrong", "untested")}
+        told = ", ".join(f"{count} kinds of kernels are {word}" for word, count in counts.items() if count)
+        found = told or "all kernels are right"
         line(plain(f"{device} {name}, {driver}: {found}"))

@@ -116,6 +116,8 @@ class SpecialKernel:
     """The template of its launches: cases of which none launches it would prove nothing."""
     check: Callable[[Any], str | None] | None = None
     """What tests it in place of the cases: gets the device's `GpuRuntime`, returns what is wrong, or None."""
+    seconds: float = 1.0
+    """About what its test takes on a large GPU, by which processes share the tests."""
 
     @property
     def module(self) -> str:
@@ -143,6 +145,7 @@ class KernelFamily(SpecialKernel):
     """Whether these templates are launched for this family alone, so that one that is wrong is never launched."""
     forced: Callable[[DeviceCaps], DeviceCaps] = _as_it_is
     """Returns the capabilities with which its cases launch it, on any device."""
+    seconds: float = 0.15
 
 
 _FAMILIES: dict[str, KernelFamily] = {}

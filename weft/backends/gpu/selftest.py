@@ -10,18 +10,18 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import weft.ops.gpu
 from weft import config
 from weft.backends.gpu import special_check
-from weft.backends.gpu.builds import thread_count
 from weft.core.blame import is_error
 from weft.core.registry import registry
 from weft.errors import ConfigError, OutOfMemory, WeftError
@@ -35,12 +35,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("weft.selftest")
 
-SCHEMA = 1
+SCHEMA = 2
 MODES = ("child", "process", "off")
 TIMEOUT = 120.0
 """Seconds for all tests of a child process: compilers of drivers may take long."""
 KEPT = 24 * 3600.0
 """Seconds for which it counts that a test did not end: the kernel may be at fault, or a machine that was busy."""
+MOST_CHILDREN = 6
+"""Processes that test side by side: each opens the device, which takes memory of it and a second or more."""
 AGAIN = "known from an earlier start, `weft cache clear` has it tested again"
 
 
@@ -55,6 +57,20 @@ class Verdict:
     """Whether it says something of the kernels, and not of this start alone."""
     until: float | None = None
     """The time (seconds since 1970) from which on it is tested again, if it lasts."""
+    ran: bool = True
+    """Whether the kernels were tried: else `why` tells what stood in the way, and nothing is known of them."""
+
+    @property
+    def word(self) -> str:
+        """Return "right", "wrong", or "untested" where something else than the kernels stood in the way."""
+        if self.why is None:
+            return "right"
+        return "wrong" if self.lasting and self.ran else "untested"
+
+    @property
+    def is_fault(self) -> bool:
+        """Tell whether the test failed; not so one whose cases did not run."""
+        return self.why is not None and self.ran
 
 
 def refused(
@@ -74,24 +90,20 @@ def examine(
 
     What is wrong is taken from the device's capabilities. With `again`, verdicts of earlier starts do not count.
     """
-    device, done = runtime.device, list[tuple[SpecialKernel, Verdict]]()
-
-    def look_at(kinds: Sequence[SpecialKernel]) -> None:
-        found = verdicts(runtime, kinds, again=again)
+    device, done, known = runtime.device, list[tuple[SpecialKernel, Verdict]](), set[str]()
+    # Portable kernels are tested without the special ones, and so together with them: opening a device takes longer
+    # than most tests.
+    portable = [family for family in kernel_families() if family.present(device.caps)] if families else []
+    while kinds := [*(k for k in special_kernels() if k.name not in known and k.present(device.caps)), *portable]:
+        # Where a kind is wrong, another one may take its place, and is tested then.
+        known.update(kind.name for kind in kinds)
+        found, portable = verdicts(runtime, kinds, again=again), []
         for kind in kinds:
             verdict = found.get(kind.name)
-            if verdict is not None and verdict.why is not None and is_refused(kind, verdict):
+            if verdict is not None and is_refused(kind, verdict):
                 device.caps = kind.disable(device.caps)
             if verdict is not None:
                 done.append((kind, verdict))
-
-    known: set[str] = set()
-    while kinds := [k for k in special_kernels() if k.name not in known and k.present(device.caps)]:
-        # Where a kind is wrong, another one may take its place, and is tested then.
-        known.update(kind.name for kind in kinds)
-        look_at(kinds)
-    if families:
-        look_at([family for family in kernel_families() if family.present(device.caps)])
     return done
 
 
@@ -102,18 +114,24 @@ def verdicts(
     mode, device = chosen_mode(), runtime.device
     if mode == "off" or not kinds:
         return {}
-    cache, keys = DiskCache("selftest"), {kind.name: key_of(kind, device) for kind in kinds}
-    found = {}
-    if not again:
-        found = {kind.name: v for kind in kinds if (v := _stored(cache, keys[kind.name])) is not None}
+    cache, key = DiskCache("selftest"), key_of(device)
+    kept = {} if again else _kept(cache, key)
+    found = {kind.name: v for kind in kinds if (v := _held(kind, kept.get(kind.name))) is not None}
     new = [kind for kind in kinds if kind.name not in found]
     if new:
         test = tested_here if mode == "process" else _tested_in_children
-        for name, verdict in test(runtime, new, TIMEOUT if timeout is None else timeout).items():
-            found[name] = verdict
+        made = test(runtime, new, TIMEOUT if timeout is None else timeout)
+        for name, verdict in made.items():
             log.info("self-test of %s, %.2f s: %s", name, verdict.seconds, verdict.why or "right")
-            if verdict.lasting:
-                cache.put(keys[name], json.dumps(asdict(verdict)).encode())
+        lasting = {
+            kind.name: {"code": _code(kind.module), **asdict(made[kind.name])}
+            for kind in new
+            if kind.name in made and made[kind.name].lasting
+        }
+        if lasting:
+            # What others kept meanwhile stays. Of two processes that write at once one has to test again.
+            cache.put(key, json.dumps({**_kept(cache, key), **lasting}).encode())
+        found.update(made)
     return found
 
 
@@ -129,7 +147,7 @@ def tests_families(runtime: GpuRuntime) -> bool:
 
 def is_refused(kind: SpecialKernel, verdict: Verdict) -> bool:
     """Tell whether kernels are not to be used: portable ones are where their test could not be made."""
-    return verdict.why is not None and (verdict.lasting or not isinstance(kind, KernelFamily))
+    return verdict.word == "wrong" or (verdict.word == "untested" and not isinstance(kind, KernelFamily))
 
 
 def told(kind: SpecialKernel, verdict: Verdict) -> str:
@@ -160,16 +178,18 @@ def _tested_in_children(
 ) -> Mapping[str, Verdict]:
     from weft.backends.gpu import selftest_child  # late: it is needed once in the life of a driver
 
-    # Each child compiles in threads itself, and holds a context of the driver.
-    beside = max(thread_count(runtime.device.caps) // 2, 1)
-    return selftest_child.verdicts(runtime.device.info, kinds, timeout, beside)
+    # Each child compiles in threads itself; a CPU's compiler has the cores to itself already.
+    cores = 1 if runtime.device.caps.software else os.cpu_count() or 1
+    return selftest_child.verdicts(runtime.device.info, kinds, timeout, min(MOST_CHILDREN, max(cores // 2, 1)))
 
 
 def verdict(kind: SpecialKernel, runtime: GpuRuntime) -> Verdict:
     """Return the verdict of a test in this process; whatever the test raises is one."""
-    begun, lasting = time.perf_counter(), True
+    begun, lasting, ran = time.perf_counter(), True, True
     try:
         why = special_check.check(kind, runtime, special_kernels())
+    except special_check.NotRun as e:
+        why, ran = e.what, False
     except OutOfMemory as e:
         why, lasting = f"its test found no memory: {e.what}", False
     except WeftError as e:
@@ -178,42 +198,49 @@ def verdict(kind: SpecialKernel, runtime: GpuRuntime) -> Verdict:
         if not is_error(e):
             raise
         why = f"its test failed: {type(e).__name__}: {e}"
-    return Verdict(why, time.perf_counter() - begun, lasting)
+    return Verdict(why, time.perf_counter() - begun, lasting, ran=ran)
 
 
-def _stored(cache: DiskCache, key: str) -> Verdict | None:
+def _kept(cache: DiskCache, key: str) -> dict[str, Any]:
+    """Return what is kept of a device: a verdict by name, with the code that it is of. One file is soon read."""
     try:
-        held = Verdict(**json.loads(cache.get(key) or b"{}"))
-    except (TypeError, ValueError):
-        return None
-    if held.until is not None and time.time() >= held.until:
-        return None
-    return held if held.why is None else Verdict(f"{held.why} ({AGAIN})")
+        kept = json.loads(cache.get(key) or b"{}")
+    except ValueError:
+        return {}
+    return kept if isinstance(kept, dict) else {}
 
 
-def key_of(kind: SpecialKernel, device: GpuDevice) -> str:
-    """Return what a verdict is kept under: all that decides which kernels run, and who compiles and runs them."""
+def _held(kind: SpecialKernel, entry: Any) -> Verdict | None:
+    """Return the verdict of an entry, unless it is of other code or its time is over."""
+    try:
+        code, held = entry["code"], Verdict(**{name: value for name, value in entry.items() if name != "code"})
+    except (AttributeError, KeyError, TypeError):
+        return None
+    if code != _code(kind.module) or (held.until is not None and time.time() >= held.until):
+        return None
+    return held if held.why is None else replace(held, why=f"{held.why} ({AGAIN})")
+
+
+def key_of(device: GpuDevice) -> str:
+    """Return what verdicts are kept under: all that decides which kernels run, and who compiles and runs them."""
     info = device.info
     caps = replace(device.caps, without=tuple(sorted(device.caps.without)))  # type: ignore[arg-type]  # a set has no order
-    decides = (info.id, info.name, info.driver, repr(caps), writers_hash(device.dialect), _code(kind.module))
-    return json.dumps((SCHEMA, kind.name, *decides))
+    decides = (info.id, info.name, info.driver, repr(caps), writers_hash(device.dialect), _launchers())
+    return json.dumps((SCHEMA, *decides))
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=64)
 def _code(module: str) -> str:
-    """Return the hash of the modules that choose launches, and of the one that registers a kind."""
+    """Return the hash of the module that registers a kind: one of a program's own is not among the launchers."""
     own = getattr(sys.modules.get(module), "__file__", None)
-    hashed = _launchers().copy()
-    if own:
-        hashed.update(Path(own).read_bytes())
-    return hashed.hexdigest()
+    return hashlib.blake2b(Path(own).read_bytes() if own else b"", digest_size=16).hexdigest()
 
 
 @lru_cache(maxsize=1)
-def _launchers() -> hashlib.blake2b:
-    """Return the hash so far of the modules that choose launches: every kind's goes on from there."""
+def _launchers() -> str:
+    """Return the hash of the modules that choose launches."""
     hashed = hashlib.blake2b(digest_size=16)
     for folder in (Path(__file__).parent, Path(weft.ops.gpu.__file__).parent):
         for file in sorted(folder.glob("*.py")):
             hashed.update(file.read_bytes())
-    return hashed
+    return hashed.hexdigest()

@@ -1,12 +1,12 @@
-"""Tests of special kernels in child processes: how they are started, what they report, and the child's own side.
+"""Tests of kernels in child processes: how they are started, what they report, and the child's own side.
 
 The child is this interpreter with this process's module path, and imports Weft and the modules that register
 kinds, never the program's own. It reports each kind before and after its test, so that a crash has a name, and
 ends at the first one that fails, since a device may answer nothing right after a fault; the rest get another child.
 
 Compilers take most of a test's time, and some drivers' (NVIDIA's for OpenCL) compile one kernel of a process at a
-time, so several children share the kinds at first. What fails there is tested once more by itself: the fault of one
-child may take the device from all.
+time, so several children share the kinds at first, dealt by what their tests take, since each has to open the device
+for itself. What fails there is tested once more by itself: the fault of one child may take the device from all.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def verdicts(
     """Return the verdict on each kind: up to `beside` children side by side, then as few as test the rest in turn."""
     found: dict[str, Verdict] = {}
     if min(beside, len(kinds)) > 1:
-        for new, _ in _children(device, [kinds[first::beside] for first in range(beside)], timeout):
-            found |= {name: verdict for name, verdict in new.items() if verdict.why is None}
+        for new, _ in _children(device, dealt(kinds, beside), timeout):
+            found |= {name: verdict for name, verdict in new.items() if not verdict.is_fault}
     left = [kind for kind in kinds if kind.name not in found]
     while left:
         [(new, problem)] = _children(device, [left], timeout)
@@ -63,6 +63,14 @@ def verdicts(
             why = f"the process that is to test them did not get so far: {problem}; {ASK}"
             return found | {kind.name: Verdict(why, lasting=False) for kind in left}
     return found
+
+
+def dealt(kinds: Sequence[SpecialKernel], groups: int) -> list[list[SpecialKernel]]:
+    """Return the kinds in groups that take about as long: the longest first, each where the least is to do."""
+    shares: list[list[SpecialKernel]] = [[] for _ in range(groups)]
+    for kind in sorted(kinds, key=lambda kind: -kind.seconds):
+        min(shares, key=lambda share: sum(each.seconds for each in share)).append(kind)
+    return shares
 
 
 def _children(
@@ -164,7 +172,7 @@ def main(text: str) -> None:
         _report(kind=name)
         verdict = selftest.verdict(kind, runtime)
         _report(kind=name, verdict=asdict(verdict))
-        if verdict.why is not None:
+        if verdict.is_fault:
             break
     os._exit(0)  # what a driver does at the end of a process is not what is tested
 

@@ -18,7 +18,7 @@ from weft.core.layout import Array, Layout, from_storage
 from weft.core.optimized import Part
 from weft.core.pipeline import Pipeline
 from weft.core.tensor import Tensor, TensorSpec
-from weft.errors import OutOfMemory, WeftError
+from weft.errors import DeviceError, OutOfMemory, WeftError
 from weft.kernels.launch import DeviceCaps, GpuOp, Placement, find_gpu_op
 from weft.kernels.special import Case, KernelFamily, SpecialKernel
 
@@ -26,8 +26,15 @@ if TYPE_CHECKING:
     from weft.backends.gpu.runtime import GpuRuntime
 
 
+class NotRun(WeftError):
+    """The cases of a kind did not run on its kernels: nothing is known of these."""
+
+
 def check(kind: SpecialKernel, runtime: GpuRuntime, others: Sequence[SpecialKernel] = ()) -> str | None:
-    """Return why a kind is not to be used, or None. `others` are not used meanwhile: one might take its place."""
+    """Return what is wrong with a kind, or None. `others` are not used meanwhile: one might take its place.
+
+    Raise NotRun if its cases found nothing wrong, and did not all run, or not on its kernels.
+    """
     device, caps = runtime.device, runtime.device.caps
     try:
         device.caps = _without(caps, kind, others)
@@ -42,18 +49,21 @@ def _without(caps: DeviceCaps, kind: SpecialKernel, others: Sequence[SpecialKern
     """Return the capabilities without those of other kinds, unless this kind needs them itself."""
     left = [other for other in others if other.name != kind.name]
     for other in (*left, *left):  # twice: a kind may be there only without one that comes later
-        if other in left and kind.present(less := other.disable(caps)):
+        if other in left and other.present(caps) and kind.present(less := other.disable(caps)):
             caps = less
             left.remove(other)
     return caps
 
 
 def _check_cases(kind: SpecialKernel, runtime: GpuRuntime) -> str | None:
-    launched, cases = set[str](), kind.cases()
+    launched, cases, problem = set[str](), kind.cases(), ""
     with ExitStack() as held:
         for case, ready in zip(cases, _all_ready(cases, runtime, held), strict=True):
-            if isinstance(ready, WeftError):
+            if isinstance(ready, DeviceError):
                 return f"{case.text} failed: {ready.what}"
+            if isinstance(ready, WeftError):  # no device was asked
+                problem = problem or f"{case.text} could not be planned: {ready.what}"
+                continue
             try:
                 worst = ready.difference()
             except OutOfMemory:
@@ -65,7 +75,11 @@ def _check_cases(kind: SpecialKernel, runtime: GpuRuntime) -> str | None:
                 return f"{case.text} was wrong by {worst:.1e} of its largest value"
     wanted = set(kind.templates if isinstance(kind, KernelFamily) else filter(None, [kind.template]))
     missing = ", ".join(sorted(wanted - launched))
-    return f"none of its cases ran on such kernels ({missing}), so that nothing is known of them" if missing else None
+    if missing and not problem:
+        problem = f"none of its cases ran on such kernels ({missing}), so that nothing is known of them"
+    if problem:
+        raise NotRun(problem, fix="report it with the output of `weft devices`: its cases do not suit the device")
+    return None
 
 
 def _all_ready(

@@ -87,6 +87,7 @@ SPECIAL = register_special(
         disable=lambda caps: replace(caps, without=caps.without | {"attention_matrix"}),
         cases=_cases,
         template="attention_matrix",
+        seconds=1.4,
     )
 )
 

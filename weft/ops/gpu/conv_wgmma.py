@@ -130,6 +130,7 @@ SPECIAL = register_special(
         disable=lambda caps: replace(caps, without=caps.without | {"conv_wgmma"}),
         cases=_cases,
         template="conv_wgmma",
+        seconds=1.7,
     )
 )
 SMALL = register_special(within_limit(SPECIAL, _has_units))

@@ -89,6 +89,11 @@ def filling(caps: DeviceCaps) -> DeviceCaps:
     return replace(caps, software=False, compute_units=max(caps.compute_units, MANY_UNITS))
 
 
+def few_units(caps: DeviceCaps) -> DeviceCaps:
+    """Return the capabilities as those of a GPU that small problems fill: more launches then cost little."""
+    return replace(caps, compute_units=2)
+
+
 def in_place_of(*names: str) -> Callable[[DeviceCaps], DeviceCaps]:
     """Return what makes the twin of these families run."""
     return lambda caps: replace(caps, without=caps.without | set(names))
@@ -105,6 +110,7 @@ def family(
     forced: Callable[[DeviceCaps], DeviceCaps] = lambda caps: caps,
     present: Callable[[DeviceCaps], bool] = lambda caps: True,
     disable: Callable[[DeviceCaps], DeviceCaps] | None = None,
+    seconds: float = KernelFamily.seconds,
 ) -> KernelFamily:
     """Register a family; its template has its name unless others are given."""
     return register_family(
@@ -118,6 +124,7 @@ def family(
             twin=twin,
             whole=whole,
             forced=forced,
+            seconds=seconds,
         )
     )
 
@@ -133,7 +140,7 @@ CONV_GEMM = family(
         conv((2, 64, 7, 5), (70, 64, 1, 1), bias=False),
         conv((1, 36, 6, 7), (33, 36, 3, 3), prefer="GemmTile(pixels=2, blocks=1, lx=8, ly=4, lz=8)"),
     ),
-    twin=DIRECT,
+    twin=DIRECT, seconds=0.65,
 )  # fmt: skip
 family(
     "conv_planar", "convolutions of images of few channels in place",
@@ -145,18 +152,18 @@ family(
             {"w": noise(8, 3, 5, 5)},
         ),
     ),
-    templates=("conv_gemm",), whole=False, twin="conversions of layouts before them",
+    templates=("conv_gemm",), whole=False, twin="conversions of layouts before them", seconds=0.45,
 )  # fmt: skip
 family(
     "conv_winograd", "convolutions by Winograd's method",
     lambda: (conv((1, 65, 15, 17), (67, 65, 3, 3), pads=(1, 1, 1, 1), prefer="WinogradTile("),),
     templates=("conv_winograd_input", "conv_winograd_gemm", "conv_winograd_output"),
-    twin="tiled convolutions",
+    twin="tiled convolutions", forced=few_units, seconds=0.45,
 )  # fmt: skip
 family(
     SUM_PARTS, "sums of products in parts",
     lambda: (conv((1, 260, 5, 7), (13, 260, 3, 3), pads=(1, 1, 1, 1), prefer="InParts("),),
-    templates=("sum_parts",), twin="sums by one work-group each", forced=filling,
+    templates=("sum_parts",), twin="sums by one work-group each", forced=filling, seconds=0.45,
 )  # fmt: skip
 family(
     "conv_direct", "convolutions by the direct kernel",
@@ -165,6 +172,7 @@ family(
         conv((2, 5, 5, 6, 7), (5, 5, 1, 2, 3), strides=(2, 1, 2), pads=(0, 1, 0, 0, 0, 1)),
         conv((1, 8, 15), (8, 4, 4), group=2, dilations=(3,), pads=(3, 0), bias=False),
     ),
+    seconds=0.4,
 )  # fmt: skip
 family(
     "conv_depthwise_tile", "depthwise convolutions by tiles",
@@ -208,7 +216,7 @@ family(
         one(Attention(scale=0.5), (1, 2, 17, 5), (1, 2, 70, 5), (1, 2, 70, 13)),
         one(Attention(heads=2, packed=1), (1, 12, 48)),
     ),
-    twin="products and a softmax",
+    twin="products and a softmax", seconds=0.3,
 )  # fmt: skip
 
 # -- lines, images and windows -----------------------------------------------------------------------------------
@@ -381,7 +389,7 @@ family(
     ),
     templates=("elementwise_c4", "elementwise", "move"), whole=False,
     present=lambda caps: caps.fp16_storage, disable=lambda caps: replace(caps, fp16_storage=False),
-    forced=lambda caps: replace(caps, matrix_units=False),
+    forced=lambda caps: replace(caps, matrix_units=False), seconds=0.3,
 )  # fmt: skip
 family(
     "int8_storage", "kernels that load and store bytes",

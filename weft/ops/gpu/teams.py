@@ -37,6 +37,7 @@ SPECIAL = register_special(
         disable=lambda caps: replace(caps, shuffles=False),
         cases=_cases,
         template="softmax_rows",
+        seconds=0.25,
     )
 )
 
