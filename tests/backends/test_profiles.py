@@ -25,6 +25,7 @@ from weft.errors import CompileError, ConfigError, DeviceError, OutOfMemory, Uns
 from weft.kernels.source import Arg
 from weft.kernels.template import KernelRequest, render
 from weft.ops.binary import Add
+from weft.ops.unary import Abs, Neg
 
 NAMES = [name for name in PROFILES if name != "none"]
 MIB = 1 << 20
@@ -272,6 +273,16 @@ def test_few_arguments_end_the_fusing_of_steps(api: str, monkeypatch: pytest.Mon
         with weft.load(net.graph, api, fallback="error") as session:
             launches.append(sum(each["launches"] for each in session.report.statistics.values()))
     assert launches[0] == 1 < launches[1]
+
+
+def test_a_value_that_is_read_twice_takes_two_arguments(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_DEVICE_PROFILE", "buffers=4")
+    net = Net()
+    x = net.feed((2, 3, 5))
+    last = x
+    for value in [net.add(Abs(), x), net.add(Neg(), x), net.add(Abs(), x), net.add(Neg(), x)]:
+        last = net.add(Add(), last, value)
+    net.check(api, [last])
 
 
 def test_memory_that_is_not_coherent_is_flushed_and_invalidated(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,6 +166,16 @@ def test_F9_an_output_lies_as_it_likes(session: weft.Session, what: str) -> None
     np.testing.assert_array_equal(np.asarray(y), Y)
 
 
+def test_4_a_list_of_inputs_is_told_apart_and_long_lists_are_cut() -> None:
+    net = weft.Network("many")
+    names = [net.add_input(f"x{k}", (2,)) for k in range(20)]
+    net.add_output("y", net.add_layer("Sum", *names))
+    with weft.load(net, "cpu") as session, pytest.raises(InputError) as caught:
+        session.run([np.zeros(2, np.float32)] * 20)
+    said = str(caught.value)
+    assert "run(*arrays)" in said and "'x7'" in said and "'x8'" not in said and "and 12 more" in said
+
+
 def test_F9_an_output_may_be_written_over_the_input(session: weft.Session) -> None:
     for step in (1, -1):
         x = X.copy()

@@ -18,6 +18,8 @@ from weft.errors import InputError, brief
 Outputs = Sequence["Array | None"] | Mapping[str, "Array | None"]
 MOST_WORK = 10_000
 """Effort to find out whether two arrays share memory, some milliseconds; where that is not enough they do."""
+MOST_LISTED = 8
+"""Inputs that an error lists."""
 
 
 def take_inputs(graph: Graph, inputs: Sequence[Any]) -> dict[str, Array]:
@@ -32,9 +34,12 @@ def take_inputs(graph: Graph, inputs: Sequence[Any]) -> dict[str, Array]:
     elif len(inputs) == len(names):
         given = dict(zip(names, inputs, strict=True))
     else:
-        listed = ", ".join(f"{n!r}: {graph.specs[n]}" for n in names) or "none"
+        listed = ", ".join(f"{n!r}: {graph.specs[n]}" for n in names[:MOST_LISTED]) or "none"
+        more = f" and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
         fix = "give them in this order, or one dict by name"
-        why = f"the network has {len(names)}: {listed}"
+        if len(inputs) == 1 and isinstance(inputs[0], (list, tuple)):
+            fix = "a list counts as one input: write run(*arrays), or give one dict by name"
+        why = f"the network has {len(names)}: {listed}{more}"
         raise InputError(f"{len(inputs)} input(s) were given", where=_place(graph), why=why, fix=fix)
     problems = [f"{n!r} is missing" for n in names if n not in given]
     known = set(names)

@@ -157,7 +157,8 @@ class GpuBackend(Backend):
     def _can_fuse(self, graph: Graph, base: Node, step: Node, position: int) -> bool:
         if self._is_special(base.op) or self._is_special(step.op):
             return False
-        read = {*base.inputs, *(i for k, i in enumerate(step.inputs) if k != position)} - {""}
+        # A value that is read at two places is bound twice.
+        read = [i for i in (*base.inputs, *step.inputs[:position], *step.inputs[position + 1 :]) if i]
         fits = len(read) + len(base.outputs) <= self.device.caps.max_buffers
         return fits and can_fuse(graph, base, step, position)
 
