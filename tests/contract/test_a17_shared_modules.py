@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -93,12 +95,44 @@ def test_A17_a_backend_may_import_another(tmp_path: Path) -> None:
     assert (tmp_path / "count").read_text() == "x"
 
 
+def test_A17_a_scan_reads_in_proportion_to_the_backends_and_parses_what_is_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = {"read": 0, "parsed": 0}
+
+    def counted(name: str, call: Callable[..., object]) -> Callable[..., object]:
+        def count(*args: object, **more: object) -> object:
+            done[name] += 1
+            return call(*args, **more)
+
+        return count
+
+    monkeypatch.setattr(Path, "read_bytes", counted("read", Path.read_bytes))
+    registry = new_registry()
+
+    def scan(*names: str) -> dict[str, int]:
+        for name in names:
+            put(tmp_path, name)
+        registry.rescan([tmp_path])
+        done.update(dict.fromkeys(done, 0))
+        with monkeypatch.context() as patch:
+            patch.setattr(ast, "parse", counted("parsed", ast.parse))
+            registry.rescan([tmp_path])
+        return dict(done)
+
+    (tmp_path / "acme_common.py").write_text("TABLE = 1\n")
+    few, many = scan("a", "b", "c"), scan(*"defghijkl")
+    assert registry.ids() == ["cpu", *"abcdefghijkl"] and few["parsed"] == many["parsed"] == 0
+    assert few["read"] < many["read"] <= 4 * few["read"]
+
+
 @pytest.mark.parametrize(
     ("helper", "why"),
     [
         (None, "ModuleNotFoundError"),
         ("raise RuntimeError('no card')", "RuntimeError: no card"),
         ("def (", "SyntaxError"),
+        (f"TABLE = {'-' * 20_000}1", "Error"),
         ("TABLES = 1", "ImportError"),
     ],
 )

@@ -79,6 +79,7 @@ PYTHON = {
         "of which no object can be made: TypeError",
     ),
     "syntax error": ("def GetBackendId(: pass", "it cannot be imported: SyntaxError: invalid syntax"),
+    "nested too deep": (f"a = {'-' * 20_000}1", "it cannot be imported: "),
     "null bytes": ("a = '\0'", "it cannot be imported: "),
     "not UTF-8": ("\udcff", "it cannot be imported: SyntaxError"),
     "import error": ("import no_module_of_this_name", "it cannot be imported: ModuleNotFoundError"),

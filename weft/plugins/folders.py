@@ -13,7 +13,7 @@ from weft.core.entries import Folder
 from weft.core.registry import BackendRegistry
 from weft.core.trust import file_problem, folder_problem
 from weft.plugins.interface import Announced, MalformedError, read
-from weft.plugins.python_file import load_module
+from weft.plugins.python_file import forget_changed, load_module
 
 log = logging.getLogger("weft.plugins")
 
@@ -26,6 +26,7 @@ _SECURE = "let nobody else write to it (chmod go-w, chown), or take it from the 
 def insert_all(registry: BackendRegistry, paths: Sequence[Folder]) -> None:
     """Insert the backends in folders; report what is wrong with folders and files and go on."""
     seen: set[Path] = set()
+    fresh: set[Path] = set()
     for path in paths:
         why = why_not_folder(path)
         if why is not None:
@@ -40,6 +41,9 @@ def insert_all(registry: BackendRegistry, paths: Sequence[Folder]) -> None:
             seen.add(file)
             if others := file_problem(file):
                 log.warning("code is loaded from %s, though %s; %s", file, others, _SECURE)
+            if not is_native and file.parent not in fresh:
+                fresh.add(file.parent)
+                forget_changed(file.parent)
             try:
                 announced = load(file, is_native=is_native)
             except MalformedError as e:

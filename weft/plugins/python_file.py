@@ -11,7 +11,8 @@ import ast
 import hashlib
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import lru_cache
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
@@ -59,7 +60,8 @@ class _Finder(MetaPathFinder):
 def load_module(file: Path) -> tuple[ModuleType, str]:
     """Return the module of a file and its version.
 
-    It is executed once for as long as neither the file nor what it imports from beside it changes.
+    It is executed once for as long as neither the file nor what it imports from beside it changes, which a scan asks
+    with `forget_changed` before it loads from a folder.
     """
     if file in _loading:
         raise MalformedError("it asks, while it is imported, for folders to be searched in which it lies")
@@ -67,7 +69,6 @@ def load_module(file: Path) -> tuple[ModuleType, str]:
     try:
         name = f"{_package(file.parent)}.{_stem(file)}"
         made_of = _made_of(file, ())
-        _forget_changed(file.parent)
         if _sources.get(name) != made_of or name not in sys.modules:
             _execute(name, file)
         return sys.modules[name], version_of_file(made_of)
@@ -127,15 +128,24 @@ def _package_of(module: ModuleType) -> tuple[str, ...]:
 # -- what a file is made of --------------------------------------------------------------------------------------
 
 
-def _forget_changed(folder: Path) -> None:
+def forget_changed(folder: Path) -> None:
     """Drop the modules of a folder that are not made of what is there now; the next import executes them anew."""
     package = _package(folder)
     for name in [n for n in _sources if n.startswith(f"{package}.")]:
-        inside = name.split(".")[1:]
-        file = _file_of(folder, inside)
-        if file is None or _made_of(file, _parents(file, inside)) != _sources[name]:
+        if not _is_as_it_was(name, folder):
             sys.modules.pop(name, None)
-            del _sources[name]
+            _sources.pop(name, None)
+
+
+def _is_as_it_was(name: str, folder: Path) -> bool:
+    inside = name.split(".")[1:]
+    try:
+        file = _file_of(folder, inside)
+        return file is not None and _made_of(file, _parents(file, inside)) == _sources.get(name)
+    except OSError as e:  # whoever imports it meets that again, and is the one to be blamed
+        if sent_by_signal(e):
+            raise
+        return False
 
 
 def _parents(file: Path, inside: Sequence[str]) -> tuple[str, ...]:
@@ -160,18 +170,29 @@ def _made_of(file: Path, package: tuple[str, ...]) -> bytes:
     return b"\0".join([found[file], *more])
 
 
-def _imported(source: bytes, package: tuple[str, ...]) -> Iterator[list[str]]:
-    """Give the modules that relative imports of a text may mean; none where it has no syntax."""
+def _imported(source: bytes, package: tuple[str, ...]) -> Sequence[tuple[str, ...]]:
+    """Return the modules that relative imports of a text may mean; none where Python cannot parse it.
+
+    It says why when the text is executed: SyntaxError, or MemoryError and RecursionError where it nests too deep.
+    """
     try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError):
-        return
-    for node in ast.walk(tree):
+        return _relative_imports(source, package)
+    except Exception as e:
+        if sent_by_signal(e):
+            raise
+        return ()
+
+
+@lru_cache(maxsize=1024)
+def _relative_imports(source: bytes, package: tuple[str, ...]) -> Sequence[tuple[str, ...]]:
+    found: list[tuple[str, ...]] = []
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and node.level:
-            base = [*package[: len(package) - node.level + 1], *(node.module or "").split(".")]
-            base = [part for part in base if part]
-            yield from (base[:k] for k in range(1, len(base) + 1))
-            yield from ([*base, alias.name] for alias in node.names)
+            inside = (*package[: len(package) - node.level + 1], *(node.module or "").split("."))
+            base = tuple(filter(None, inside))
+            found += (base[:k] for k in range(1, len(base) + 1))
+            found += ((*base, alias.name) for alias in node.names)
+    return found
 
 
 def _file_of(folder: Path, inside: Sequence[str]) -> Path | None:
