@@ -171,7 +171,7 @@ def test_4_a_list_of_inputs_is_told_apart_and_long_lists_are_cut() -> None:
     names = [net.add_input(f"x{k}", (2,)) for k in range(20)]
     net.add_output("y", net.add_layer("Sum", *names))
     with weft.load(net, "cpu") as session, pytest.raises(InputError) as caught:
-        session.run([np.zeros(2, np.float32)] * 20)
+        session.run([np.zeros(2, np.float32)] * 20)  # type: ignore[arg-type]
     said = str(caught.value)
     assert "run(*arrays)" in said and "'x7'" in said and "'x8'" not in said and "and 12 more" in said
 
