@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -296,6 +297,33 @@ def test_A15_an_exit_of_a_backend_that_is_looked_for_is_its_own_and_that_of_a_si
             with weft.Runtime(dynamic_backend_paths=[tmp_path]) as runtime:
                 (why,) = runtime.registry.failures.values()
                 assert "SystemExit: 3" in why
+
+
+class Alarm:
+    """Handlers in the forms that Python takes."""
+
+    def ring(self, *_: object) -> None:
+        raise Late("time is up")
+
+    __call__ = ring
+
+
+@pytest.mark.parametrize("question", ["absent", "devices", "unusable"])
+@pytest.mark.parametrize(
+    "way",
+    [alarm, Alarm().ring, Alarm(), partial(alarm, 1), partial(partial(Alarm(), 1), 2)],
+    ids=["function", "method", "object", "partial", "partial of an object"],
+)
+def test_A15_a_signal_while_a_backend_is_asked_for_its_devices_is_raised(
+    way: Callable[..., None], question: str
+) -> None:
+    def asked(self: object, *_: int) -> None:
+        by_signal()
+
+    late = type("Late", (Creator,), {question: asked})
+    signal.signal(signal.SIGALRM, way)
+    with registered(late()), pytest.raises(Late):
+        weft.load(network(), "acme", shapes={"x": (2, 3)})
 
 
 @pytest.mark.parametrize("api", ["opencl", "vulkan"])

@@ -9,6 +9,8 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from types import CodeType
 
 from weft.core.fused import Fused
 from weft.core.graph import Node
@@ -22,15 +24,24 @@ FAILURES = (Exception, SystemExit, GeneratorExit)
 
 
 def sent_by_signal(e: BaseException) -> bool:
-    """Tell whether the handler of a signal raised an exception: it is the program's then, wherever it came."""
-    handlers = filter(callable, map(signal.getsignal, signal.valid_signals()))
-    codes = {getattr(h, "__code__", None) or getattr(type(h).__call__, "__code__", None) for h in handlers}
+    """Tell whether the handler of a signal raised an exception: it is the program's then, wherever it came.
+
+    Handlers are those that are registered now. One that has replaced itself before it raises is not known any more.
+    """
+    codes = {_code(h) for h in map(signal.getsignal, signal.valid_signals()) if callable(h)}
     frame = e.__traceback__
     while frame is not None:
         if frame.tb_frame.f_code in codes:
             return True
         frame = frame.tb_next
     return False
+
+
+def _code(handler: Callable[..., object]) -> CodeType | None:
+    """Return the code that a handler runs first, or None where that is not Python's."""
+    while isinstance(handler, partial):
+        handler = handler.func
+    return getattr(handler, "__code__", None) or getattr(type(handler).__call__, "__code__", None)
 
 
 def is_error(e: BaseException) -> bool:

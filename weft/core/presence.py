@@ -48,6 +48,8 @@ def unusable(creator: BackendCreator, index: int) -> str | None:
     try:
         why: object = creator.unusable(index)
     except FAILURES as e:
+        if sent_by_signal(e):
+            raise
         return f"asking whether it works failed: {_named(creator, 'unusable')} raised {described(e)}"
     return None if why is None else _reason(why, "unusable()")
 
