@@ -9,6 +9,10 @@ import pytest
 
 import weft
 from tests.contract.plugins import in_new_process
+from tests.core.null_gpu import NullCreator, NullDevice
+from weft.backends.gpu.device import GpuDevice
+from weft.backends.gpu.runtime import GpuRuntime
+from weft.core.registry import registry
 from weft.errors import OutOfMemory
 
 LIMIT = 4 << 20
@@ -143,10 +147,35 @@ def test_devices_of_options_that_nobody_has_any_more_are_closed(device: str) -> 
         check(session, SMALL)
         session.close()
         runtimes.append(runtime)
-    assert [runtime.closed for runtime in runtimes] == [True, True, False, False, False, False, False]
+    assert [runtime.closed for runtime in runtimes] == [True, True, True, False, False, False, False]
     assert not held.closed
     check(in_use, SMALL)
     in_use.close()
     session, again = opened(7)
     assert again is runtimes[-1]
     session.close()
+
+
+class _Many(NullCreator):
+    def open(self, index: int) -> GpuDevice:
+        return NullDevice()
+
+
+def test_a_device_whose_kernels_are_being_tested_is_not_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No backend is on it yet; sessions of other threads open as many devices as there are meanwhile."""
+    seen: list[bool] = []
+
+    def verify(runtime: GpuRuntime) -> None:
+        if not seen:
+            seen.append(runtime.closed)
+            for n in range(1, 8):
+                load("null", network(SMALL), LIMIT + n).close()
+            seen.append(runtime.closed)
+
+    monkeypatch.setattr(GpuRuntime, "verify", verify)
+    registry.insert("null", _Many())
+    try:
+        load("null", network(SMALL), LIMIT).close()
+    finally:
+        registry.remove("null")
+    assert seen == [False, False]

@@ -181,7 +181,7 @@ def test_a_report_says_what_is_not_used(name: str, monkeypatch: pytest.MonkeyPat
     creator = registry.find("opencl")
     assert isinstance(creator, GpuCreator)
     fresh = GpuRuntime(creator.open(0))
-    monkeypatch.setattr(creator, "runtime", lambda index, options: fresh)
+    monkeypatch.setattr(creator, "_leased", lambda index, options, lease: fresh)
     items = fresh.device.caps.max_local_items
     fakes.WANTED.add(name)
     try:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from weft import config
@@ -25,14 +26,19 @@ PROFILE = BackendOption(
 
 
 IDLE = 4
-"""Devices that are left open for options that no session has at the moment."""
+"""Devices that are left open for options that no session has at the moment, once the newest is among them."""
+
+
+class _Lease:
+    """Keeps a device open while a backend is made on it: a user of the runtime before there is a backend."""
 
 
 class GpuCreator(BackendCreator):
     """Open devices once and make backends on them; a subclass says how a device is opened.
 
     A device is opened once for each set of options: sessions with other options share nothing of it. It stays open
-    for later sessions, but of those that no session uses only the `IDLE` last opened ones, and that without options.
+    for later sessions. Opening another closes those that no session uses, but for the last ones and the one without
+    options.
     """
 
     options: Sequence[BackendOption] = (
@@ -73,8 +79,23 @@ class GpuCreator(BackendCreator):
     def runtime(self, index: int, options: Options = NO_OPTIONS) -> GpuRuntime:
         """Return the runtime of a device with these options, opening it the first time, and anew after it was lost.
 
-        ConfigError if it is to pretend what makes no sense.
+        ConfigError if it is to pretend what makes no sense. With options of its own it may be closed when others are
+        opened: `held` keeps it.
         """
+        with self.held(index, options) as runtime:
+            return runtime
+
+    @contextmanager
+    def held(self, index: int, options: Options = NO_OPTIONS) -> Iterator[GpuRuntime]:
+        """Yield the runtime of a device with these options; it stays open inside the block, whatever others open."""
+        lease = _Lease()
+        runtime = self._leased(index, options, lease)
+        try:
+            yield runtime
+        finally:
+            runtime.users.discard(lease)
+
+    def _leased(self, index: int, options: Options, lease: _Lease) -> GpuRuntime:
         from weft.backends.gpu.runtime import GpuRuntime
 
         forks.check(self.id, index)
@@ -90,13 +111,14 @@ class GpuCreator(BackendCreator):
             if key not in self._runtimes:
                 self._close_idle()
                 self._runtimes[key] = GpuRuntime(self._opened(index, profile), key[1])
+            self._runtimes[key].users.add(lease)
             return self._runtimes[key]
 
     def _close_idle(self) -> None:
-        """Close devices that were opened with options that nobody uses now, but for the last ones."""
+        """Make room for one more device: close those of options that nobody uses now, but for the last ones."""
         usual = defaults(self)
         idle = [key for key, runtime in self._runtimes.items() if not runtime.users and key[1] != usual]
-        for key in idle[: max(len(idle) - IDLE, 0)]:
+        for key in idle[: max(len(idle) - (IDLE - 1), 0)]:
             self._runtimes.pop(key).close()
 
     def _opened(self, index: int, text: str) -> GpuDevice:
@@ -115,18 +137,17 @@ class GpuCreator(BackendCreator):
 
     def onPrepare(self, index: int) -> None:
         """Open the device, and have its special kernels tested."""
-        self.runtime(index).verify()
+        with self.held(index) as runtime:
+            runtime.verify()
 
     def onCreate(self, info: BackendInfo) -> Backend:
         """Return a backend for one pipeline; all on one device share its runtime."""
-        runtime = self.runtime(info.index, info.options)
-        runtime.verify()
-        made = self.backend_class()(info, runtime)
-        with self._lock:
-            if not runtime.closed:
+        with self.held(info.index, info.options) as runtime:
+            runtime.verify()
+            made = self.backend_class()(info, runtime)
+            with self._lock:
                 runtime.users.add(made)
-                return made
-        return self.onCreate(info)  # others opened so many devices meanwhile that this one had to go
+            return made
 
     def close(self) -> None:
         """Close the devices that were opened; sessions on them must be closed before."""

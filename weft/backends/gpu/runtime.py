@@ -95,7 +95,7 @@ class GpuRuntime:
     notes: list[str] = field(default_factory=list)
     """What every report on the device says."""
     users: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
-    """The backends on the device that were not closed."""
+    """What keeps the device open: backends that were not closed, and leases of those being made."""
     closed: bool = False
     selftest_seconds: float = 0.0
     """What it took to know which kernels are right here."""
