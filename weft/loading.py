@@ -95,7 +95,8 @@ def load(
     would take beyond `folding_bytes` or `folding_seconds` is computed in every run instead.
 
     An `OptimizedNetwork`, or the path of a saved one ("model.weft"), is loaded as it was optimised: of the
-    options above, only `profile`, `runtime` and `progress` are taken then.
+    options above, only `profile`, `backend_options`, `runtime` and `progress` are taken then. It keeps those of its
+    `backend_options` that it depends on (`BackendOption.saved`); what is given here goes first.
     """
     config, held = _config(precision, memory, power, fusing, winograd), runtime or default_runtime()
     if progress is not None and not callable(progress):
@@ -105,13 +106,15 @@ def load(
         model = OptimizedNetwork.load(Path(model), backends=held.registry)
     if isinstance(model, OptimizedNetwork):
         plain = device == "auto" and config == BackendConfig() and fallback == "cpu"
-        if not plain or shapes or hints or debug or backend_options or limits:
+        if not plain or shapes or hints or debug or limits:
             raise ConfigError(
                 "an optimised network is loaded as it is",
                 why="it was optimised for its devices, shapes and precision already",
                 fix="pass these options to weft.optimize",
             )
-        return Session.of_optimized(model, runtime=held, profile=profile, progress=progress)
+        return Session.of_optimized(
+            model, runtime=held, profile=profile, backend_options=backend_options, progress=progress
+        )
     most = Limits.of(limits)
     with _reading(model, shapes, config.precision, most) as (graph_of, ahead):
         choices, options, host = _plan(held, device, fallback, hints, debug, config, backend_options, most)
@@ -143,8 +146,8 @@ def optimize(
     """Return the network rewritten, divided over the devices and optimised by their backends; see `load`.
 
     It can be printed, saved, and loaded by `load` or a `Runtime`. Every input shape must be known: `shapes`
-    gives those that the model leaves open. It keeps its `backend_options`, which its backends get again when it
-    is loaded.
+    gives those that the model leaves open. It keeps those of its `backend_options` that it depends on
+    (`BackendOption.saved`), which its backends get again when it is loaded; all others are given to `load`.
     """
     config, held = _config(precision, memory, power, fusing, winograd), runtime or default_runtime()
     most = Limits.of(limits)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,8 @@ from weft.core.backend import Backend
 from weft.core.backend_options import BackendOptions
 from weft.errors import BackendError, ConfigError
 
-GAIN = weft.BackendOption("gain", 1.0, "What results are multiplied by.", least=0)
-MODE = weft.BackendOption("mode", "plain", "How it works.", choices=("plain", "odd"))
+GAIN = weft.BackendOption("gain", 1.0, "What results are multiplied by.", least=0, saved=True)
+MODE = weft.BackendOption("mode", "plain", "How it works.", choices=("plain", "odd"), saved=True)
 LANES = weft.BackendOption("lanes", 4, "Lanes that work.", least=1)
 STRICT = weft.BackendOption("strict", False, "Refuse what is not exact.")
 USUAL = {"gain": 1.0, "mode": "plain", "lanes": 4, "strict": False}
@@ -172,6 +173,7 @@ def test_M14_all_that_is_wrong_is_said_at_once(creator: WithOptions) -> None:
         ([weft.BackendOption("gain", None, "x")], "the default of 'gain' is of type NoneType"),  # type: ignore[arg-type]
         ([weft.BackendOption("gain", 1, " ")], "'gain' has no doc"),
         ([weft.BackendOption("gain", 1, "x", least=2)], "'gain' does not take its own default"),
+        ([weft.BackendOption("gain", 1, "x", saved="no")], "saved of 'gain' is 'no'"),  # type: ignore[arg-type]
     ],
 )
 def test_M14_what_is_declared_is_checked_when_the_backend_is_registered(declared: Any, why: str) -> None:
@@ -185,35 +187,82 @@ def test_M14_what_is_declared_is_checked_when_the_backend_is_registered(declared
 # -- saved networks --------------------------------------------------------------------------------------------
 
 
-def test_M14_a_network_keeps_its_options_in_memory_and_in_a_file(creator: WithOptions, tmp_path: Path) -> None:
-    network = weft.optimize(chain("Relu"), "acme", backend_options={"acme": {"gain": 2.0, "mode": "odd"}})
+def manifest_with(path: Path, options: dict[str, dict[str, object]]) -> Path:
+    """Return a copy of a saved network with other options in its manifest."""
+    made = path.with_name("changed.weft")
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(made, "w") as new:
+        for item in old.infolist():
+            content = old.read(item)
+            if item.filename == "network.json":
+                content = json.dumps({**json.loads(content), "options": options}).encode()
+            new.writestr(item, content)
+    return made
+
+
+def test_M14_a_network_keeps_what_it_depends_on_in_memory_and_in_a_file(creator: WithOptions, tmp_path: Path) -> None:
+    own: BackendOptions = {"acme": {"gain": 2.0, "mode": "plain", "lanes": 9}}
+    network = weft.optimize(chain("Relu"), "acme", backend_options=own)
     network.save(tmp_path / "a.weft")
+    with zipfile.ZipFile(tmp_path / "a.weft") as archive:
+        assert json.loads(archive.read("network.json"))["options"]["acme"] == {"gain": 2.0}, "lanes are not saved"
     for each in (network, tmp_path / "a.weft"):
-        with weft.load(each) as session:
-            session.run(X)
-        assert creator.seen[-1] == {**USUAL, "gain": 2.0, "mode": "odd"}
-    with pytest.raises(ConfigError, match="loaded as it is"):
-        weft.load(network, backend_options={"acme": {"gain": 2.0}})
+        weft.load(each).close()
+        assert creator.seen[-1] == {**USUAL, "gain": 2.0}
+        weft.load(each, backend_options={"acme": {"lanes": 8}}).close()
+        assert creator.seen[-1] == {**USUAL, "gain": 2.0, "lanes": 8}
+        weft.load(each, backend_options={"acme": {"gain": 1.0}}).close()
+        assert creator.seen[-1] == USUAL, "what load is given goes first"
+        with pytest.raises(ConfigError, match="has no option 'gian'"):
+            weft.load(each, backend_options={"acme": {"gian": 1.0}})
+
+
+def test_M14_a_file_sets_no_option_that_the_user_decides(creator: WithOptions, tmp_path: Path) -> None:
+    weft.optimize(chain("Relu"), "acme").save(tmp_path / "a.weft")
+    made = manifest_with(tmp_path / "a.weft", {"acme": {**USUAL, "lanes": 1_000_000, "strict": True, "mode": "odd"}})
+    weft.load(made).close()
+    assert creator.seen[-1] == {**USUAL, "mode": "odd"}
+    with weft.Runtime(backend_options={"acme": {"lanes": 2}}) as runtime:
+        runtime.load(made)
+    assert creator.seen[-1] == {**USUAL, "mode": "odd", "lanes": 2}
+    wrong = manifest_with(tmp_path / "a.weft", {"acme": {"mode": "even"}})
+    with pytest.raises(ConfigError, match="'mode' of 'acme' takes one of"):
+        weft.load(wrong)
+    weft.load(wrong, backend_options={"acme": {"mode": "plain"}}).close()
+
+
+@pytest.mark.parametrize("device", ["opencl", "vulkan"])
+def test_M14_a_file_sets_no_option_of_a_gpu(device: str, tmp_path: Path) -> None:
+    weft.optimize(chain("Relu"), device).save(tmp_path / "a.weft")
+    stranger: dict[str, object] = {"memory_limit": 1, "device_profile": "smallest", "tuning": False, "kernels_kept": 0}
+    with weft.load(manifest_with(tmp_path / "a.weft", {device: stranger})) as session:
+        np.testing.assert_array_equal(session.run(X)[0], X)
+        gpu = weft.registry.find(device)
+        assert isinstance(gpu, GpuCreator)
+        assert session.pipelines[0].backend.runtime is gpu.runtime(0)  # type: ignore[attr-defined]
 
 
 def test_M14_a_runtime_with_other_options_refuses_the_network(creator: WithOptions, tmp_path: Path) -> None:
     network = weft.optimize(chain("Relu"), "acme", backend_options={"acme": {"gain": 2.0}})
     network.save(tmp_path / "a.weft")
-    with (
-        weft.Runtime(backend_options={"acme": {"gain": 3.0}}) as runtime,
-        pytest.raises(ConfigError, match="the backend options it was optimised with") as caught,
-    ):
-        runtime.load(tmp_path / "a.weft")
+    with weft.Runtime(backend_options={"acme": {"gain": 3.0}}) as runtime:
+        with pytest.raises(ConfigError, match="the backend options that it depends on") as caught:
+            runtime.load(tmp_path / "a.weft")
+        with pytest.raises(ConfigError, match=r"the network was optimised with 1\.0"):
+            runtime.load(weft.optimize(chain("Relu"), "acme"))
+        runtime.load(tmp_path / "a.weft", backend_options={"acme": {"gain": 4.0}})
+    assert creator.seen[-1]["gain"] == 4.0
     assert "'gain' of 'acme' is 3.0 in this runtime, and the network was optimised with 2.0" in caught.value.why
     with weft.Runtime(backend_options={"acme": {"gain": 2.0}}) as runtime:
         runtime.load(tmp_path / "a.weft")
 
 
-def test_M14_an_option_that_is_gone_is_named(creator: WithOptions) -> None:
-    network = weft.optimize(chain("Relu"), "acme")
+def test_M14_an_option_that_is_gone_is_named_if_the_network_depends_on_it(creator: WithOptions) -> None:
+    usual = weft.optimize(chain("Relu"), "acme", backend_options={"acme": {"lanes": 9}})
+    odd = weft.optimize(chain("Relu"), "acme", backend_options={"acme": {"mode": "odd"}})
     creator.options = (GAIN,)  # type: ignore[assignment]
+    weft.load(usual).close()
     with pytest.raises(ConfigError, match="'acme' has no option 'mode': it has gain"):
-        weft.load(network)
+        weft.load(odd)
 
 
 # -- what comes with Weft --------------------------------------------------------------------------------------
@@ -360,6 +409,8 @@ def test_M14_the_command_line_lists_and_takes_options(
     assert creator.seen[-1] == expected
     cli("optimize", model, *shape, "--device", "acme", *given, "-o", tmp_path / "a.weft")
     assert creator.seen[-1] == expected
+    cli("run", tmp_path / "a.weft", "--backend-option", "acme.strict=yes")
+    assert creator.seen[-1] == expected, "the file has the gain"
     cli("bench", model, *shape, "--device", "acme", *given, "--iterations", 1, "--warmup", 0)
     assert creator.seen[-1] == expected
     cli("inspect", model, *shape, "--devices", "acme", *given)

@@ -57,12 +57,11 @@ UNCHANGED: Mapping[str, Any] = {
     "precision": Precision.HIGH,
     "fallback": "cpu",
     "hints": {},
-    "backend_options": {},
     "fusing": True,
     "winograd": True,
     "limits": Limits(),
 }
-"""What the options of a session are if none is given: a saved network takes no others."""
+"""What the options of a session are if none is given: but for backend options, a saved network takes no others."""
 
 
 def run(
@@ -125,7 +124,7 @@ def _read(
 ) -> tuple[Graph | OptimizedNetwork, Graph, list[list[str]]]:
     """Return what to load, its inputs and outputs as a graph, and for each run the devices in order."""
     if model.suffix == SAVED:
-        if device != "auto" or options != UNCHANGED:
+        if device != "auto" or any(options[name] != usual for name, usual in UNCHANGED.items()):
             raise ConfigError(
                 f"{model.name} was optimised for its devices and precision, and runs as it is",
                 fix="leave options of devices, precision, arithmetic and limits out, "
@@ -160,7 +159,7 @@ def _run(
     shapes = {name: a.shape for name, a in arrays.items()}
     with working(f"preparing for {label}") as progress:
         if isinstance(source, OptimizedNetwork):
-            session = load(source, progress=progress)
+            session = load(source, progress=progress, backend_options=options["backend_options"])
         else:
             session = load(source, names, shapes=shapes, progress=progress, **options)
     with session:

@@ -74,6 +74,8 @@ class BackendInfo:
     """The slot that the creator holds, if it holds one."""
     options: Options = NO_OPTIONS
     """A value for each option that the creator declares: the user's, or the default."""
+    kept_options: Options = NO_OPTIONS
+    """Those of `options` that an optimised network keeps; see `BackendOption.saved`."""
 
     @property
     def device(self) -> str:

@@ -30,6 +30,9 @@ class BackendOption:
 
     Its type is that of `default`: bool, int, float or str. `choices` are all the values that it may have, if
     they can be listed; `least` is the smallest number. `doc` is one sentence for `weft devices --options`.
+
+    `saved` says that an optimised network depends on the value: it keeps it, in a file too, and is loaded with it. A
+    file may come from a stranger, so leave it out for memory, caches and whatever else the user decides who loads.
     """
 
     name: str
@@ -37,6 +40,7 @@ class BackendOption:
     doc: str
     choices: tuple[Value, ...] = ()
     least: float | None = None
+    saved: bool = False
 
     @property
     def kind(self) -> type[Value]:
@@ -86,6 +90,8 @@ class BackendOption:
             return f"the default of {self.name!r} is of type {self.kind.__name__}, not bool, int, float or str"
         if not isinstance(self.doc, str) or not self.doc.strip():
             return f"{self.name!r} has no doc"
+        if not isinstance(self.saved, bool):
+            return f"saved of {self.name!r} is {brief(repr(self.saved))}, not True or False"
         return None if self.value(self.default) is not None else f"{self.name!r} does not take its own default"
 
 
@@ -151,6 +157,12 @@ def check_declared(creator: Declares) -> None:
 def defaults(creator: Declares) -> Options:
     """Return the options of a creator as they are if nobody gives any."""
     return Options({each.name: each.default for each in creator.options})
+
+
+def kept_by_networks(creator: Declares, values: Mapping[str, Value]) -> Options:
+    """Return those of a creator's options that an optimised network keeps: declared `saved`, and not the defaults."""
+    depends = {each.name: each.default for each in creator.options if each.saved}
+    return Options({k: v for k, v in values.items() if k in depends and depends[k] != v})
 
 
 def problems_of(creator: Declares, given: object) -> list[str]:

@@ -125,7 +125,8 @@ class OptimizedNetwork:
     versions: Mapping[str, str] = field(default_factory=dict)
     """The version of each backend that took part, by its id ("cpu")."""
     backend_options: Mapping[str, Options] = field(default_factory=dict)
-    """The options that each backend was created with, by its id; it gets the same when the network is loaded."""
+    """The options that the network depends on, by backend id: declared `saved`, and not the defaults.
+    The backend gets the same when the network is loaded; all others are given by who loads it."""
     weights: bool = True
     """Whether the constants that the nodes read are still there; see `without_constants`."""
 

@@ -89,7 +89,7 @@ def optimize(
         (*prepared.notes, *notes),
         prepared.passes,
         {b.info.id: b.info.version for b in backends.values()},
-        {b.info.id: b.info.options for b in backends.values()},
+        {b.info.id: b.info.kept_options for b in backends.values()},
     )
 
 

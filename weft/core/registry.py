@@ -25,6 +25,7 @@ from weft.core.backend_options import (
     Options,
     Value,
     defaults,
+    kept_by_networks,
     problems_of,
     taken,
     wrong_options,
@@ -81,8 +82,9 @@ class Choice:
         """Return a new backend on the device."""
         creator = self.creator
         info = BackendInfo(
-            creator.id, self.index, config, version_of(creator), memory, profiling, creator.forward_type, self.options
-        )
+            creator.id, self.index, config, version_of(creator), memory, profiling, creator.forward_type, self.options,
+            kept_by_networks(creator, self.options),
+        )  # fmt: skip
         _note_opened(self.creator)
         try:
             backend = self.creator.onCreate(info)

@@ -23,7 +23,7 @@ from weft.core.gate import Gate
 from weft.core.layout import Array
 from weft.core.optimized import OptimizedNetwork
 from weft.core.registry import BackendRegistry, Choice, registry
-from weft.errors import BackendError, ConfigError, InputError
+from weft.errors import BackendError, ConfigError, InputError, brief
 
 if TYPE_CHECKING:
     from weft.core.arrays import Outputs
@@ -75,11 +75,14 @@ class Runtime:
         network: OptimizedNetwork | str | os.PathLike[str],
         *,
         profile: bool = False,
+        backend_options: BackendOptions | None = None,
         progress: Progress | None = None,
     ) -> int:
         """Load a network, or the saved one in a file, and return its id.
 
-        ConfigError for a model that was not optimised: `weft.optimize` makes a network of it.
+        `backend_options` go before the runtime's and the network's own. ConfigError for a model that was not
+        optimised (`weft.optimize` makes a network of it), and where the runtime has another value of an option that
+        the network depends on.
         """
         from weft.core.session import Session  # a session knows the runtime, too
 
@@ -92,7 +95,9 @@ class Runtime:
                 fix="runtime.load(weft.optimize(model, device, runtime=runtime)), or weft.load(model, runtime=runtime)",
             )
         with self._gate.inside():
-            session = Session.of_optimized(network, runtime=self, profile=profile, progress=progress)
+            session = Session.of_optimized(
+                network, runtime=self, profile=profile, backend_options=backend_options, progress=progress
+            )
             assert session.id is not None
             with self._lock:
                 self._sessions[session.id] = session
@@ -173,25 +178,43 @@ class Runtime:
         own = self.registry.take_options(given)
         return [c.with_options({**self._options.get(c.creator.id, {}), **own.get(c.creator.id, {})}) for c in choices]
 
-    def for_network(self, choices: Sequence[Choice], held: Mapping[str, Mapping[str, Value]]) -> list[Choice]:
-        """Return devices with the options that a network was optimised with, by backend id.
+    def for_network(
+        self,
+        choices: Sequence[Choice],
+        held: Mapping[str, Mapping[str, Value]],
+        given: BackendOptions | None = None,
+    ) -> list[Choice]:
+        """Return devices with the options for a network: first those given, then its own, then the runtime's.
 
-        ConfigError where a backend does not take them any more, or this runtime has others.
+        `held` are the network's own by backend id, of which those count that are declared `saved`. ConfigError where a
+        backend does not take one any more, or this runtime has another value and none is given.
         """
-        problems = [
-            f"{name!r} of {id_!r} is {value!r} in this runtime, and the network was optimised with {held[id_][name]!r}"
-            for id_, own in self._options.items()
-            for name, value in own.items()
-            if id_ in held and held[id_].get(name, value) != value
-        ]
+        own, problems, made = self.registry.take_options(given), list[str](), list[Choice]()
         for choice in choices:
-            problems += problems_of(choice.creator, held.get(choice.creator.id, {}))
+            creator, runtimes = choice.creator, self._options.get(choice.creator.id, {})
+            first, declared = own.get(creator.id, {}), {each.name: each for each in creator.options}
+            kept = {
+                name: value
+                for name, value in held.get(creator.id, {}).items()
+                if name not in first and (name not in declared or declared[name].saved)
+            }
+            problems += problems_of(creator, kept)
+            depends = {name: kept.get(name, each.default) for name, each in declared.items() if each.saved}
+            problems += [
+                f"{name!r} of {creator.id!r} is {runtimes[name]!r} in this runtime, and the network was optimised "
+                f"with {brief(repr(value))}"
+                for name, value in depends.items()
+                if name not in first and runtimes.get(name, value) != value
+            ]
+            if not problems:
+                made.append(choice.with_options({**runtimes, **taken(creator, kept), **first}))
         if problems:
-            fix = "optimise the model again, with this runtime"
             raise ConfigError(
-                "an optimised network has the backend options it was optimised with", why="; ".join(problems), fix=fix
+                "an optimised network has the backend options that it depends on",
+                why="; ".join(dict.fromkeys(problems)),
+                fix="optimise the model again, with this runtime, or pass the value to load, in backend_options=",
             )
-        return [c.with_options(taken(c.creator, held.get(c.creator.id, {}))) for c in choices]
+        return made
 
     @contextmanager
     def loading(

@@ -17,6 +17,7 @@ from weft.core.ahead import Ahead
 from weft.core.arrays import Outputs, take_inputs, take_outputs, take_shapes
 from weft.core.assign import Assignment
 from weft.core.backend import MemoryMode
+from weft.core.backend_options import BackendOptions
 from weft.core.blame import do_all, is_error
 from weft.core.check_network import check_devices
 from weft.core.graph import Graph, bind
@@ -128,10 +129,12 @@ class Session:
         *,
         runtime: Runtime | None = None,
         profile: bool = False,
+        backend_options: BackendOptions | None = None,
         progress: Progress | None = None,
     ) -> Session:
         """Return a session that runs a network as it was optimised, on the devices it was optimised for.
 
+        `backend_options` go before those that the network keeps and those of the runtime.
         BackendError if a backend has another version now, ModelError if the network has lost its weights.
         """
         held = runtime or default_runtime()
@@ -143,7 +146,8 @@ class Session:
             )
         check_backends("the optimised network", network.versions, (), held.registry)
         devices = dict.fromkeys((*network.devices, *(p.device for p in network.parts)))
-        choices = held.for_network([held.registry.choose(d)[0] for d in devices], network.backend_options)
+        found = [held.registry.choose(d)[0] for d in devices]
+        choices = held.for_network(found, network.backend_options, backend_options)
         options = OptimizerOptions(network.config)
         return cls(
             network.graph, choices, options, progress=progress, profile=profile, runtime=held, fixed=network
