@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Callable
+import tracemalloc
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 
 import weft
 from tests.cli.driver import Cli
+from weft.core import trust
 from weft.core.trust import NotTrusted, file_problem, folder_problem, read_file
 from weft.kernels import cache
 from weft.kernels.cache import DiskCache, seal, unseal
@@ -130,6 +132,15 @@ def test_which_folders_are_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "belongs to another user (" in str(folder_problem(plain))
 
 
+@pytest.fixture
+def anew() -> Iterator[None]:
+    """Let nothing be known of users and groups, before and after."""
+    trust._verdict.cache_clear()
+    yield
+    trust._verdict.cache_clear()
+
+
+@pytest.mark.usefixtures("anew")
 def test_a_group_counts_unless_it_is_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     grp, pwd = pytest.importorskip("grp"), pytest.importorskip("pwd")
     (shared := tmp_path / "shared").mkdir()
@@ -141,6 +152,7 @@ def test_a_group_counts_unless_it_is_the_users_own(tmp_path: Path, monkeypatch: 
         made = grp.struct_group((name, "x", gid, list(members)))
         monkeypatch.setattr(grp, "getgrgid", lambda _: made)
         monkeypatch.setattr(pwd, "getpwuid", lambda _: pwd.struct_passwd((user.pw_name, "x", 0, gid, "", "", "")))
+        trust._verdict.cache_clear()
 
     group(user.pw_name, user.pw_name)
     assert folder_problem(shared) is None
@@ -148,6 +160,35 @@ def test_a_group_counts_unless_it_is_the_users_own(tmp_path: Path, monkeypatch: 
     assert folder_problem(shared) == "other users of its group may write to it (mode 0770)"
     group("staff")
     assert folder_problem(shared) == "other users of its group may write to it (mode 0770)"
+
+
+@pytest.mark.usefixtures("anew")
+def test_reads_of_a_cache_ask_for_the_users_group_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    grp = pytest.importorskip("grp")
+    asked, ask = list[int](), grp.getgrgid
+
+    def counted(gid: int) -> object:
+        asked.append(gid)
+        return ask(gid)
+
+    monkeypatch.setattr(grp, "getgrgid", counted)
+    held = DiskCache("kind")
+    held.put("key", b"content")
+    folder.chmod(0o775)
+    found = [held.get("key") for _ in range(10)]
+    assert len(set(found)) == 1 and len(asked) == 1
+    folder.chmod(0o777)
+    assert held.get("key") is None, "who may write to it is looked at each time"
+
+
+def test_a_small_file_takes_little_memory_to_read(tmp_path: Path) -> None:
+    (file := tmp_path / "file").write_bytes(b"content")
+    tracemalloc.start()
+    try:
+        assert read_file(file, 1 << 30) == b"content"
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 # -- blobs and their keys ------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+from functools import lru_cache
 from pathlib import Path
 
 OPEN_FLAGS = (
@@ -75,7 +76,7 @@ def read_file(path: Path, most: int) -> bytes:
             problem = f"it has {status.st_size:,} bytes, and no more than {most:,} are read"
         if problem:
             raise NotTrusted(problem)
-        return file.read(most)
+        return file.read(status.st_size)  # a larger number would be allocated first, whatever the file holds
 
 
 def _file_problem(status: os.stat_result) -> str | None:
@@ -94,13 +95,22 @@ def _others_may_write(status: os.stat_result) -> str | None:
     """Return who else may write, as a sentence; access lists beyond the mode are not read."""
     if not hasattr(os, "geteuid"):
         return None
-    if not _is_ours(status):
-        return f"it belongs to another user ({_user(status.st_uid)})"
-    mode = f"mode {stat.S_IMODE(status.st_mode):04o}"
-    if status.st_mode & stat.S_IWOTH:
-        return f"every user may write to it ({mode})"
-    if status.st_mode & stat.S_IWGRP and not _is_private_group(status.st_gid):
-        return f"other users of its group may write to it ({mode})"
+    return _verdict(os.geteuid(), status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode))
+
+
+@lru_cache(maxsize=256)
+def _verdict(me: int, uid: int, gid: int, mode: int) -> str | None:
+    """Return who else may write to what has that owner, group and mode.
+
+    It is kept: each read from a cache asks it three times, and the system's list of groups is slow to ask. So whoever
+    joins a user's own group while the process runs is not noticed by it.
+    """
+    if uid not in (0, me):
+        return f"it belongs to another user ({_user(uid)})"
+    if mode & stat.S_IWOTH:
+        return f"every user may write to it (mode {mode:04o})"
+    if mode & stat.S_IWGRP and not _is_private_group(me, gid):
+        return f"other users of its group may write to it (mode {mode:04o})"
     return None
 
 
@@ -113,13 +123,13 @@ def _user(uid: int) -> str:
         return f"uid {uid}"
 
 
-def _is_private_group(gid: int) -> bool:
-    """Tell whether a group is this user's alone: many systems give each user one, and let it write."""
+def _is_private_group(me: int, gid: int) -> bool:
+    """Tell whether a group is one user's alone: many systems give each user one, and let it write."""
     import grp
     import pwd
 
     try:
-        user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
+        user, group = pwd.getpwuid(me), grp.getgrgid(gid)
     except KeyError:
         return False
     own = user.pw_gid == gid and group.gr_name == user.pw_name

@@ -88,7 +88,7 @@ def folders_refused() -> list[str]:
 
 def _folder_problem(folder: Path) -> tuple[Path, str] | None:
     cache = config.cache_dir()
-    for path in dict.fromkeys((cache, folder)):
+    for path in (cache,) if folder == cache else (cache, folder):
         try:
             why = folder_problem(path, inside=path != cache, sticky=path == cache)
         except OSError:
