@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import weft
+from tests.contract.fakes import Creator, mock, registered
 from tests.contract.saved_networks import content, refusal, rewritten
-from tests.core.nets import Net
+from tests.core.nets import Net, chain
+from weft.backends.cpu.backend import CpuBackend, ReferenceExecution
 from weft.core.graph import Graph
-from weft.core.optimized import OptimizedNetwork
+from weft.core.host import HostBackend
+from weft.core.op import Op
+from weft.core.optimized import Copy, OptimizedNetwork, PreCompiled
 from weft.core.saved import load_saved
-from weft.errors import ModelError, UnsupportedOps, WeftError
+from weft.errors import BackendError, ModelError, UnsupportedOps, WeftError
+from weft.ops.unary import Relu
 
 Change = Callable[[Any], object]
 
@@ -199,3 +205,56 @@ def test_F8_errors_that_are_not_ours_come_as_model_errors_with_their_cause(tmp_p
             load_saved(path)
         assert isinstance(caught.value, ModelError)
         assert caught.value.where == str(path)
+
+
+# -- what a backend in Python takes -------------------------------------------------------------------------------
+
+
+class FewRows(HostBackend):
+    """Computes everything by reference, and takes 4 rows at most, as its `why_not` says alone."""
+
+    def why_not(self, inputs: Any, outputs: Any, op: Op) -> str | None:
+        rows = outputs[0].shape[0]
+        return f"it takes at most 4 rows, not {rows}" if rows > 4 else None
+
+    def onCreate(self, inputs: Any, outputs: Any, op: Op) -> Any:
+        return ReferenceExecution(op)
+
+
+class FewRowsOnTheCpu(CpuBackend):
+    """The same, by inheritance from the CPU's backend."""
+
+    why_not = FewRows.why_not
+
+
+def many_rows(tmp_path: Path, kind: type[Any]) -> Path:
+    """Return a file with 8 rows for a backend that a direct load would not give them to."""
+    taking = type("Taking", (kind,), {"why_not": lambda *_: None})
+    with registered(Creator(taking), "few"):
+        weft.optimize(chain("Relu", n=8), "few").save(tmp_path / "a.weft")
+    return tmp_path / "a.weft"
+
+
+@pytest.mark.parametrize("kind", [FewRows, FewRowsOnTheCpu])
+def test_F8_a_backends_why_not_is_asked_about_the_nodes_of_a_file(kind: type[Any], tmp_path: Path) -> None:
+    path = many_rows(tmp_path, kind)
+    with registered(Creator(kind), "few"), pytest.raises(UnsupportedOps, match="at most 4 rows, not 8"):
+        weft.load(path)
+
+
+def test_F8_why_not_is_not_asked_about_what_only_optimisers_make() -> None:
+    backend: Any = FewRows(weft.BackendInfo("few"))
+    rows = [SimpleNamespace(shape=(8, 3))]
+    assert backend.why_not_optimized((), rows, Copy("a:0", "b:0")) is None
+    assert backend.why_not_optimized((), rows, PreCompiled("few", b"")) is None
+    assert "not 8" in backend.why_not_optimized((), rows, Relu())
+
+
+def test_F8_whether_a_part_can_be_imported_is_held_against_the_table(tmp_path: Path) -> None:
+    one, other = mock("Relu", imports=True), mock("Tanh", imports=True)
+    with registered(Creator(one), "one"), registered(Creator(other), "two"):
+        network = weft.optimize(chain("Relu", "Tanh"), ["one", "two"])
+        assert not network.copies
+        other.canImport = lambda *_: None  # type: ignore[method-assign, assignment]
+        with pytest.raises(BackendError, match="canImport returned None"):
+            weft.load(network)

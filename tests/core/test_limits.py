@@ -191,6 +191,14 @@ def test_limits_that_make_no_sense_are_refused_with_those_that_there_are(limits:
     assert "nodes" in caught.value.fix
 
 
+def test_limits_may_be_numbers_of_numpy() -> None:
+    made = weft.Limits.of({"nodes": np.int64(5), "folding_seconds": np.float32(0.5)})  # type: ignore[dict-item]
+    assert (made.nodes, type(made.nodes), made.folding_seconds) == (5, int, 0.5)
+    for wrong in ({"nodes": np.True_}, {"nodes": np.float64(5)}, {"folding_seconds": np.float32("nan")}):
+        with pytest.raises(ConfigError, match="limits are not understood"):
+            weft.Limits.of(wrong)  # type: ignore[arg-type]
+
+
 def test_a_saved_network_takes_no_limits(tmp_path: Path) -> None:
     path = tmp_path / "saved.weft"
     weft.optimize(of_nodes([helper.make_node("Relu", ["x"], ["y"])], {}), "cpu").save(path)

@@ -265,9 +265,10 @@ class Backend(ABC):
         """Return why this backend does not run a node of a network that was optimised before, or None if it does.
 
         Asked of each node as `OptimizeSubgraph` left it, when a saved network is loaded: a file may say anything.
-        By default `onCreate` decides.
+        By default that is `why_not`, and `onCreate` alone decides about ops that only optimisers make
+        (`Op.from_optimizing`).
         """
-        return None
+        return None if op.from_optimizing else self.why_not(inputs, outputs, op)
 
     @classmethod
     def decides_late(cls, op_type: str) -> bool:

@@ -60,12 +60,19 @@ def check_devices(network: OptimizedNetwork, backends: Mapping[str, Backend]) ->
             source = made.get(name)
             if name in copied:
                 made[name] = part.device
-            elif source is not None and not backend.canImport(backends[source]):
+            elif source is not None and not imports(backend, backends[source]):
                 problems.append(f"{name!r} of {source} is read by {part.device}, which needs a copy of it")
         made.update(dict.fromkeys(part.graph.outputs, part.device))
     if problems:
         what = f"{len(problems)} node(s) or values of network {network.graph.name!r} do not fit their devices"
         raise UnsupportedOps(what, tuple(problems), fix=OPTIMIZE_AGAIN)
+
+
+def imports(backend: Backend, source: Backend) -> bool:
+    """Ask a backend whether it can use the memory of another's tensors; BackendError for what is no yes or no."""
+    device, callback = backend.info.device, callback_of(backend, "canImport")
+    with blame(device, "the backend could not say whether it imports a value", callback=callback):
+        return answers.granted(backend.canImport(source), f"{device}: {callback}", "where it cannot")
 
 
 def _unknown(graph: Graph) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import cast
+from typing import ClassVar, cast
 
 from weft.core.layout import Array, Shape
 from weft.core.op import Constants, Op, register_op
@@ -29,6 +29,7 @@ class Step:
 class Fused(Op):
     """Compute the base op on the first `arity` inputs, then the steps, in order."""
 
+    from_optimizing: ClassVar[bool] = True
     base: Op
     arity: int
     steps: tuple[Step, ...]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
 from time import perf_counter
+
+import numpy as np
 
 from weft.core.graph import Graph
 from weft.errors import ConfigError, ModelError, brief
@@ -21,7 +24,7 @@ class Limits:
     """What a model may cost before it runs; each can be raised for a model that is trusted.
 
     `nodes`: after functions are expanded. A file of a kilobyte can ask for any number of them; the largest models that
-    exporters write have some ten thousand, and 100,000 load in half a minute.
+    exporters write have some ten thousand, and 100,000 load in some 15 s.
     `constant_bytes`: what the model's constants take, those in functions once for each call.
     `folding_bytes`: what folding and rewrites compute from them, in all. A node of a hundred bytes can ask for any
     number of them. What goes beyond is left to run, in memory that is planned and used again.
@@ -43,14 +46,15 @@ class Limits:
         known = {f.name: f.default for f in fields(cls)}
         problems = [f"there is no limit {brief(repr(name))}" for name in given or () if name not in known]
         for name, value in (given or {}).items():
-            whole = isinstance(value, int) or name == "folding_seconds"
-            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            whole = isinstance(value, Integral) or name == "folding_seconds"
+            number = isinstance(value, Real) and not isinstance(value, (bool, np.bool_))
             if name in known and not (number and whole and value >= 0):
                 problems.append(f"{name}={brief(repr(value))} is not a {'whole ' if whole else ''}number from 0 on")
         if problems:
             names = ", ".join(f"{name} (by default {value:,})" for name, value in known.items())
             raise ConfigError("the limits are not understood", why="; ".join(problems), fix=f"there are {names}")
-        return cls(**(given or {}))  # type: ignore[arg-type]  # checked above
+        made = {k: float(v) if k == "folding_seconds" else int(v) for k, v in (given or {}).items()}
+        return cls(**made)  # type: ignore[arg-type]  # checked above
 
     def exceeded(self, name: str, needed: float, what: str, where: str = "") -> ModelError:
         """Return the error for a model that needs more than a limit allows."""

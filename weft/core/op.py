@@ -36,6 +36,9 @@ class Op(ABC):
     most_inputs: ClassVar[int | None] = None
     """How many inputs it has at most; None if `infer` itself counts them, or takes any number."""
 
+    from_optimizing: ClassVar[bool] = False
+    """Whether only an optimiser makes it, as a backend's own fused op: then no `why_not` is asked about it."""
+
     flags: ClassVar[tuple[str, ...]] = ()
     """The attributes that are numbers and mean no (0) or yes (1)."""
 

@@ -27,6 +27,7 @@ class Copy(Op):
     """Bring a value from one device to another. Sessions run it; no backend sees it."""
 
     most_inputs: ClassVar[int | None] = 1
+    from_optimizing: ClassVar[bool] = True
     source: str
     target: str
 
@@ -52,6 +53,7 @@ class PreCompiled(Op):
     must be bytes. `results` are the specs of the outputs.
     """
 
+    from_optimizing: ClassVar[bool] = True
     backend: str
     payload: object
     results: tuple[TensorSpec, ...] = ()

@@ -19,10 +19,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from weft.core.answers import granted
 from weft.core.assign import Assignment, Backends, assign, place, unsupported
 from weft.core.backend import Backend, BackendConfig
 from weft.core.blame import blame, callback_of
+from weft.core.check_network import imports
 from weft.core.debug import DebugSink, add_debug_nodes
 from weft.core.expand import expand_refused
 from weft.core.graph import Graph, Names, Node
@@ -288,12 +288,8 @@ def _importable(held: list[tuple[str, str]], device: str, backends: Backends) ->
     for where, name in held:
         if device not in backends or where not in backends:
             continue
-        backend = backends[device]
-        what = "the backend could not say whether it imports a value"
-        with blame(device, what, callback=callback_of(backend, "canImport")):
-            answer = backend.canImport(backends[where])
-            if granted(answer, f"{device}: {callback_of(backend, 'canImport')}", "where it cannot"):
-                return name
+        if imports(backends[device], backends[where]):
+            return name
     return None
 
 

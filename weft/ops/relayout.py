@@ -21,6 +21,7 @@ class Relayout(MovingOp):
     """Change layout and element type; the logical value stays the same (up to rounding)."""
 
     most_inputs: ClassVar[int | None] = 1
+    from_optimizing: ClassVar[bool] = True
     layout: Layout
     dtype: DType
 

@@ -43,13 +43,13 @@ class CpuBackend(HostBackend):
         return f"{op.backend} compiled it for itself" if isinstance(op, PreCompiled) and foreign else None
 
     def why_not_optimized(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op) -> str | None:
-        """Return why no reference runs the node as it is; creators decide themselves."""
+        """Return why no reference runs the node as it is; a creator answers for its op."""
         if self.find_creator(op.type) is not None:
-            return None
+            return super().why_not_optimized(inputs, outputs, op)
         packed = [t for t in (*inputs, *outputs) if t is not None and t.layout is not Layout.NCHW]
         if packed:
             return f"{packed[0].name!r} lies as {packed[0].layout.value}; the CPU computes in NCHW"
-        return CpuBackend.why_not(self, inputs, outputs, op)
+        return CpuBackend.why_not(self, inputs, outputs, op) or super().why_not_optimized(inputs, outputs, op)
 
     def onCreate(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op) -> Execution | None:
         """Return the execution a creator makes, or else the op's reference."""

@@ -94,9 +94,9 @@ class GpuBackend(Backend):
         return refused and why_not(inputs, outputs, op, self.device.caps)
 
     def why_not_optimized(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op) -> str | None:
-        """Return why this device cannot run the node as it is, fused steps and all; creators decide themselves."""
+        """Return why this device cannot run the node as it is, fused steps and all; a creator answers for its op."""
         if self._is_special(op):
-            return None
+            return super().why_not_optimized(inputs, outputs, op)
         packed = [t for t in (*inputs, *outputs) if t is not None and t.layout is not Layout.NCHW]
         if packed:
             return f"{packed[0].name!r} lies as {packed[0].layout.value} before layouts are chosen"
@@ -107,7 +107,8 @@ class GpuBackend(Backend):
             if special:
                 return f"nothing is fused with {special[0]}, which a creator makes"
             return why_not_fused(inputs, outputs, op, self.device.caps)
-        return why_not(inputs, outputs, op, self.device.caps)
+        refused = why_not(inputs, outputs, op, self.device.caps)
+        return refused or super().why_not_optimized(inputs, outputs, op)
 
     def onCreate(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op) -> Execution | None:
         """Return the execution a creator makes, or else the op's own launches."""

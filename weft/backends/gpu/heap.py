@@ -13,7 +13,8 @@ from weft.errors import OutOfMemory
 class DeviceHeap:
     """Allocates and frees for all sessions on a device; they together hold at most `limit` bytes, 0 for any number.
 
-    All buffers count: weights, activations, and what inputs and outputs pass through.
+    Weights, activations, and what inputs and outputs pass through count. The buffers through which Vulkan copies
+    weights are the device's own and do not.
     """
 
     device: GpuDevice
