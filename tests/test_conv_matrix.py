@@ -14,7 +14,8 @@ import weft
 from tests.core.nets import Net
 from tests.core.null_gpu import null_gpu
 from weft.backends.gpu import runtime as gpu_runtime
-from weft.backends.gpu import special_check
+from weft.backends.gpu import selftest, special_check
+from weft.backends.gpu.selftest import Verdict
 from weft.backends.vulkan import glslang
 from weft.backends.vulkan.dialect import GlslDialect
 from weft.core.dtypes import DType
@@ -94,7 +95,7 @@ def matrices() -> Graph:
 def test_a_device_whose_matrix_units_are_wrong_does_without_them(
     found: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_runtime, "refused", lambda *_, **__: [(SPECIAL, found)] if found else [])
+    monkeypatch.setattr(selftest, "verdicts", lambda *_, **__: {SPECIAL.name: Verdict(found)} if found else {})
     with null_gpu() as device:
         device.caps, device.dialect = H200, GlslDialect()
         with weft.load(matrices(), "null", precision="low", fallback="error") as session:

@@ -168,7 +168,7 @@ def test_small_problems_get_small_tiles_and_deep_ones_slices() -> None:
 def test_only_normal_splits_and_only_on_matrix_units(
     units: bool, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runtime, "refused", lambda *_, **__: [])
+    monkeypatch.setattr(runtime, "examine", lambda *_, **__: [])
     monkeypatch.setattr(conv_split, "WORTH", 0)
     with null_gpu() as device:
         device.caps, device.dialect = replace(H200, matrix_units=units), GlslDialect()

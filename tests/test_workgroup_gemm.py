@@ -88,7 +88,7 @@ def test_the_cases_of_the_self_test_meet_the_tiles_that_the_rule_takes() -> None
 
 def labels(graph: Graph, **caps: bool) -> list[str]:
     with null_gpu() as device, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gpu_runtime, "refused", lambda *_, **__: [])
+        patch.setattr(gpu_runtime, "examine", lambda *_, **__: [])
         device.caps, device.dialect = replace(CAPS, **caps), GlslDialect()  # type: ignore[arg-type]
         with weft.load(graph, "null", precision="low", fallback="error") as session:
             (pipeline,) = session.pipelines

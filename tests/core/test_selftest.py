@@ -49,7 +49,9 @@ def _runtime(name: str) -> GpuRuntime:
 def whys(runtime: GpuRuntime, *names: str, timeout: float = 60.0) -> dict[str, str]:
     fakes.WANTED.clear()
     fakes.WANTED.update(names)
-    return {kind.name: why for kind, why in selftest.refused(runtime, timeout)}
+    kinds = [kind for kind in selftest.special_kernels() if kind.present(runtime.device.caps)]
+    found = selftest.verdicts(runtime, kinds, timeout)
+    return {name: verdict.why for name, verdict in found.items() if verdict.why is not None}
 
 
 def in_no_child(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,7 +80,7 @@ def run_page(page: Path) -> None:
 
 
 def _run_blocks(page: Path, blocks: list[Block], names: dict[str, Any], shell: Shell) -> None:
-    for block, after in zip(blocks, [*blocks[1:], None], strict=True):
+    for block, after in zip(blocks, [*blocks[1:], None], strict=False):  # a page may have none
         where = f"{page.name}, line {block.line}"
         if block.verb == "from":
             if block.text not in (ROOT / block.path).read_text(encoding="utf-8"):

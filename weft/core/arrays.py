@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -61,9 +62,15 @@ def _place(graph: Graph) -> str:
     return f"network {graph.name!r}" if graph.name else ""
 
 
+def _is_masked_array(value: Any) -> bool:
+    """Tell whether it is one of `numpy.ma`, which is slow to import: where it is not loaded there are none."""
+    module = sys.modules.get("numpy.ma")
+    return module is not None and isinstance(value, module.MaskedArray)
+
+
 def _fitted(value: Any, dtype: DType) -> tuple[Array, str]:
     """Return the value as an array of the type, and what is wrong with it."""
-    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+    if _is_masked_array(value) and np.ma.is_masked(value):
         return np.empty(0), "has masked elements, which a network does not know (fill them: x.filled(0))"
     try:
         array = np.asarray(value)
@@ -173,7 +180,7 @@ def _misfit(array: Any, spec: TensorSpec) -> str:
         return ""
     if not isinstance(array, np.ndarray):
         return f"a {type(array).__name__}"
-    if isinstance(array, np.ma.MaskedArray):
+    if _is_masked_array(array):
         return "a MaskedArray, whose masked elements would stay masked: give its data (x.data)"
     if array.dtype != spec.dtype.numpy or array.shape != spec.dims:
         return f"{array.dtype}[{'x'.join(map(str, array.shape))}]"

@@ -73,16 +73,6 @@ class Verdict:
         return self.why is not None and self.ran
 
 
-def refused(
-    runtime: GpuRuntime, timeout: float | None = None, kinds: Sequence[SpecialKernel] | None = None
-) -> list[tuple[SpecialKernel, str]]:
-    """Return which kinds are not to be used, each with the reason: of all the device claims to have, or of some."""
-    if kinds is None:
-        kinds = [kind for kind in special_kernels() if kind.present(runtime.device.caps)]
-    found = verdicts(runtime, kinds, timeout)
-    return [(kind, why) for kind in kinds if kind.name in found and (why := found[kind.name].why) is not None]
-
-
 def examine(
     runtime: GpuRuntime, *, families: bool, again: bool = False
 ) -> list[tuple[SpecialKernel, Verdict]]:
