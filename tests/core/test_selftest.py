@@ -49,7 +49,7 @@ def _runtime(name: str) -> GpuRuntime:
 def whys(runtime: GpuRuntime, *names: str, timeout: float = 60.0) -> dict[str, str]:
     fakes.WANTED.clear()
     fakes.WANTED.update(names)
-    kinds = [kind for kind in selftest.special_kernels() if kind.present(runtime.device.caps)]
+    kinds = [kind for kind in special.special_kernels() if kind.present(runtime.device.caps)]
     found = selftest.verdicts(runtime, kinds, timeout)
     return {name: verdict.why for name, verdict in found.items() if verdict.why is not None}
 

@@ -73,7 +73,14 @@ CASES += [
     case("ReduceMax", given([[nan, 1], [inf, 1], [-inf, -inf]]), const([1]), name="special"),
     case("ReduceMin", given([[nan, 1], [inf, 1], [-inf, -inf]]), const([1]), name="special"),
     case("ReduceSum", given([[nan, 1], [inf, 1], [-inf, inf]]), const([1]), name="special"),
-    case("ReduceLogSumExp", given([[1000.0, 1000.0], [-1000.0, -1001.0]]), const([1]), name="large"),
+    # ONNX Runtime 1.32 takes the exponentials as they are, and overflows.
+    case(
+        "ReduceLogSumExp",
+        given([[1000.0, 1000.0], [-1000.0, -1001.0]]),
+        const([1]),
+        name="large",
+        oracles=("onnx",),
+    ),
     case("ReduceLogSumExp", given([[-inf, 1.0], [-inf, -inf]]), const([1]), name="special"),
     case("ReduceSum", f32(3, 100003), const([1]), name="long"),
     case("ReduceMean", f32(1, 64, 33, 31), const([2, 3]), name="pool"),
