@@ -69,6 +69,8 @@ class DeviceCaps:
     """Bytes; a kernel argument may start only at multiples of it."""
     max_buffers: int = 64
     """Arguments of one kernel."""
+    max_rounds: int = 0
+    """How often an item may go round its loops before the driver ends them without a word; 0 if it does not."""
     subgroup: int = 0
     """Items of a subgroup, if that is known and kernels may not count on SUBGROUP; 0 if the other fields say it all."""
     fp16_storage: bool = False
@@ -222,6 +224,10 @@ class GpuOp(ABC):
     ) -> str | None:
         """Return why GPUs of these capabilities cannot run the node, as a sentence, or None."""
         return None
+
+    def rounds(self, op: Any, inputs: Sequence[Tensor | None]) -> int:
+        """Return about how often an item goes round its loops, rounded up; 0 where inputs' shapes do not decide it."""
+        return 0
 
     def stores_wider(self, op: Any, inputs: Sequence[TensorSpec], output: TensorSpec) -> bool:
         """Return whether the kernels for these inputs and this output in fp16 can store fp32 in its place."""

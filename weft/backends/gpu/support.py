@@ -42,6 +42,10 @@ def why_not(inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op, 
     if isinstance(base_op(op), Elementwise) and len(tensors) > caps.max_buffers:
         return f"its kernel reads and writes {len(tensors)} values and the device binds {caps.max_buffers} buffers"
     reason = form.why_not(op, inputs, outputs, caps)
+    if reason is None and caps.max_rounds:
+        rounds = form.rounds(base_op(op), base_inputs(op, inputs))
+        if rounds > caps.max_rounds:
+            reason = f"its kernel may loop {rounds} times; the driver silently ends loops after {caps.max_rounds} times"
     return reason or _wrong_kernels(inputs, outputs, op, form, caps)
 
 

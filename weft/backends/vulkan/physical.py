@@ -20,6 +20,8 @@ _KINDS = {0: "other", 1: "integrated GPU", 2: "discrete GPU", 3: "virtual GPU", 
 _RANK = {2: 0, 1: 1, 3: 2, 0: 3, 4: 5}
 _CPU = 4
 _MIB = 1 << 20
+_LLVMPIPE_ROUNDS = 65535
+"""Mesa's LP_MAX_TGSI_LOOP_ITERATIONS: all loops of a shader's item together; then it goes on behind them."""
 MATRIX_EXTENSIONS = {"VK_KHR_cooperative_matrix", "VK_KHR_vulkan_memory_model", "VK_KHR_shader_float16_int8"}
 MATRIX_FEATURES = {
     "VkPhysicalDeviceCooperativeMatrixFeaturesKHR": "cooperativeMatrix",
@@ -217,6 +219,7 @@ class Physical:
             max_allocation=int(self._extra["VkPhysicalDeviceMaintenance3Properties"].maxMemoryAllocationSize),
             offset_alignment=max(1, int(limits.minStorageBufferOffsetAlignment)),
             max_buffers=int(limits.maxPerStageDescriptorStorageBuffers),
+            max_rounds=_LLVMPIPE_ROUNDS if "llvmpipe" in self.name else 0,
             fp16_storage=bool(features["VkPhysicalDevice16BitStorageFeatures"].storageBuffer16BitAccess),
             int8_storage=bool(eight and eight.storageBuffer8BitAccess),
             channels_last=self.matrix_units(),

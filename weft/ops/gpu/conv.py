@@ -44,6 +44,13 @@ class ConvOnGpu(GpuOp):
             return "the convolution's weights or bias are computed at run time; GPU kernels pack them beforehand"
         return None
 
+    def rounds(self, op: Conv, inputs: Sequence[Tensor | None]) -> int:
+        """Return the taps of an output; the tiled kernel takes sixteen and more at a time."""
+        w = inputs[1]
+        assert w is not None
+        taps = prod(w.shape[1:])
+        return taps // 8 if op.group == 1 and len(w.shape) <= 4 else 2 * taps
+
     def reads_planar(
         self, op: Conv, inputs: Sequence[TensorSpec | None], output: TensorSpec, caps: DeviceCaps, split_products: bool
     ) -> bool:

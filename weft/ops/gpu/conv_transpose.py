@@ -32,6 +32,12 @@ class ConvTransposeOnGpu(GpuOp):
             )
         return None
 
+    def rounds(self, op: ConvTranspose, inputs: Sequence[Tensor | None]) -> int:
+        """Return twice the products of an output."""
+        w = inputs[1]
+        assert w is not None
+        return 2 * w.shape[0] // op.group * prod(w.shape[2:])
+
     def launches(
         self, op: ConvTranspose, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:

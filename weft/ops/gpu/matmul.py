@@ -53,6 +53,12 @@ class MatMulOnGpu(GpuOp):
 
     splits_constants = True
 
+    def rounds(self, op: MatMul, inputs: Sequence[Tensor | None]) -> int:
+        """Return twice the products of an output: tiles are loaded in loops, too."""
+        a = inputs[0]
+        assert a is not None
+        return 2 * a.shape[-1]
+
     def stores_wider(self, op: object, inputs: Sequence[TensorSpec], output: TensorSpec) -> bool:
         """Accept few rows: more of them go to kernels for matrix units."""
         return _few_rows(output)
@@ -95,6 +101,12 @@ class GemmOnGpu(GpuOp):
     """alpha * A B + beta * C with either matrix transposed."""
 
     splits_constants = True
+
+    def rounds(self, op: Gemm, inputs: Sequence[Tensor | None]) -> int:
+        """Return twice the products of an output: tiles are loaded in loops, too."""
+        a = inputs[0]
+        assert a is not None
+        return 2 * a.shape[0 if op.transA else 1]
 
     def stores_wider(self, op: object, inputs: Sequence[TensorSpec], output: TensorSpec) -> bool:
         """Accept few rows: more of them go to kernels for matrix units."""

@@ -204,6 +204,12 @@ class ScanOnGpu(GpuOp):
         axis = inputs[1]
         return "its axis is computed at run time" if axis is None or axis.constant is None else None
 
+    def rounds(self, op: CumSum | CumProd, inputs: Sequence[Tensor | None]) -> int:
+        """Return the elements of a line."""
+        x, axis = inputs[0], inputs[1]
+        assert x is not None and axis is not None and axis.constant is not None
+        return x.shape[int(axis.constant.item()) % len(x.shape)]
+
     def launches(
         self,
         op: CumSum | CumProd,
