@@ -114,6 +114,40 @@ def test_F8_a_fused_node_is_made_as_fusing_makes_it(change: Change, why: str, tm
     assert why in said
 
 
+def as_capitals(manifest: Any) -> None:
+    """Name the devices in capitals, which a user may and a file does not."""
+    manifest["devices"] = [d.upper() for d in manifest["devices"]]
+    for part in manifest["parts"]:
+        part["device"] = part["device"].upper()
+
+
+def on_no_device(manifest: Any) -> None:
+    manifest["devices"], manifest["parts"] = [], []
+
+
+@pytest.mark.parametrize("change", [as_capitals, on_no_device])
+def test_F8_devices_are_named_as_optimising_names_them(change: Change, tmp_path: Path) -> None:
+    path = tmp_path / "other.weft"
+    path.write_bytes(rewritten(content(network("cpu"), tmp_path), change))
+    with pytest.raises(ModelError):
+        weft.load(path)
+
+
+@pytest.mark.parametrize(("value", "loads"), [(1, True), (True, False), (1.0, False)])
+def test_F8_a_number_is_no_flag(value: object, loads: bool, tmp_path: Path) -> None:
+    net = Net()
+    whole = weft.optimize(net.finish(net.add("Softmax", net.input("x", 2, 3), name="y", axis=1)), "cpu")
+    path = tmp_path / "other.weft"
+    path.write_bytes(
+        rewritten(content(whole, tmp_path), lambda m: node_of(m, "n_y")["op"]["fields"].update(axis=value))
+    )
+    if loads:
+        weft.load(path).close()
+    else:
+        with pytest.raises(ModelError, match="axis"):
+            weft.load(path)
+
+
 def test_F8_all_contradictions_are_told_at_once(tmp_path: Path) -> None:
     def change(manifest: Any) -> None:
         everywhere(manifest, "pool", shape=[1, 8, 2, 2])

@@ -259,6 +259,8 @@ def fits(value: object, hint: Any) -> bool:
             return all(fits(v, args[0]) for v in value)
         return len(value) == len(args) and all(map(fits, value, args))
     kind = origin or (type(None) if hint is None else hint)
+    if kind in _NUMBERS and isinstance(value, (bool, np.bool_)):
+        return False
     try:
         return not isinstance(kind, type) or isinstance(value, _NUMBERS.get(kind, kind))
     except TypeError:  # a protocol

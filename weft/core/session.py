@@ -147,6 +147,13 @@ class Session:
         check_backends("the optimised network", network.versions, (), held.registry)
         devices = dict.fromkeys((*network.devices, *(p.device for p in network.parts)))
         found = [held.registry.choose(d)[0] for d in devices]
+        if not found or [c.device for c in found] != [*devices]:
+            names = ", ".join(map(repr, devices)) or "none"
+            raise ModelError(
+                f"network {network.graph.name!r} does not name its devices as an optimised network does",
+                why=f"it names {names}",
+                fix="optimise the model again",
+            )
         choices = held.for_network(found, network.backend_options, backend_options)
         options = OptimizerOptions(network.config)
         return cls(

@@ -60,7 +60,11 @@ class SavedTarget(Target):
             return "refused" if e.what else "refused without a word"
         if any(a.tobytes() != b.tobytes() for a, b in zip(mine, again, strict=True)):
             raise Finding("two runs differ", str(network))
-        return compare(mine, expected(network.graph, feeds), expected(network.graph, nudged(feeds)))
+        try:
+            right, nearby = expected(network.graph, feeds), expected(network.graph, nudged(feeds))
+        except IndexError:  # docs/use.md: GPUs clamp an index that is out of range
+            return "skipped: it gathers out of range"
+        return compare(mine, right, nearby)
 
 
 def large(graph: Graph) -> bool:
