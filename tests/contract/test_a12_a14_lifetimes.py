@@ -85,7 +85,7 @@ def test_A12_loading_an_optimised_network_optimises_nothing() -> None:
             made = Counting.calls.copy()
             assert made["OptimizeSubgraph"] == 0
             own = sum(d == "acme:0" for d in network.placement.values())
-            assert made["onCreate"] == made["why_not"] == own, "a network from outside is not believed, only asked about"
+            assert made["onCreate"] == made["why_not"] == own, "each node is asked about once"
             for _ in range(3):
                 runtime.run(id_, feeds(graph))
             assert Counting.calls == made
