@@ -9,7 +9,8 @@ tensors, and is told when a pipeline is resized and run. The camelCase names are
       -> onAllocateBuffer -> onResizeEnd
     per run: onExecuteBegin -> Execution.onExecute per node -> onExecuteEnd
 
-and a changed shape repeats it from `onResizeBegin`, after `onClearBuffer`.
+and a changed shape repeats it from `onResizeBegin`, after `onClearBuffer`. The `onExecute` of a `Recorded` execution
+does nothing, so runs leave the call out: a part that is one recording makes as many calls for 10,000 nodes as for 10.
 """
 
 from __future__ import annotations
@@ -110,6 +111,22 @@ class Execution(ABC):
     def close(self) -> None:
         """Free what the execution itself holds (STATIC memory it acquired); nothing by default."""
         return None
+
+
+class Recorded(Execution):
+    """A node whose `onResize` put its work into a recording, which the backend's `onExecuteEnd` starts.
+
+    A subclass that overrides `onExecute`, in its class or in an object by the end of the resize, is called in every
+    run, in its turn, as every other execution is.
+    """
+
+    def onExecute(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
+        """Do nothing; runs leave this call out."""
+
+    @staticmethod
+    def is_called(execution: Execution) -> bool:
+        """Tell whether runs call an execution: not if its `onExecute` is the one that does nothing."""
+        return getattr(execution.onExecute, "__func__", None) is not Recorded.onExecute
 
 
 class Creator(Protocol):

@@ -13,7 +13,7 @@ import numpy as np
 
 from weft.core import answers
 from weft.core.assign import describe
-from weft.core.backend import Backend, Execution, StorageType
+from weft.core.backend import Backend, Execution, Recorded, StorageType
 from weft.core.blame import at_node, at_nodes, blame, callback_of, do_all, is_error
 from weft.core.graph import Graph, Node
 from weft.core.hostcopy import copy_into
@@ -95,6 +95,8 @@ class Pipeline:
         self._progress = progress
         self.graph: Graph = part.graph
         self.tasks: list[Task] = []
+        self._called: list[Task] = []
+        """Those of which a run calls `onExecute`."""
         self.tensors: dict[str, Tensor] = {}
         self.constants: dict[str, Tensor] = {}
         self.mapped: dict[str, Array] = {}
@@ -125,6 +127,7 @@ class Pipeline:
         self._map(part.graph.inputs, part.graph.outputs, imports, fetched)
         self._do("onResizeEnd")
         self._hold_memory(imports)
+        self._called = [task for task in self.tasks if Recorded.is_called(task.execution)]
         if self.thrifty:
             self._forget_constants()
 
@@ -339,10 +342,10 @@ class Pipeline:
         try:
             _done(backend.onExecuteBegin(), backend, callback)
             if backend.host_memory:
-                for task in self.tasks:
+                for task in self._called:
                     self._run(task)
-            else:  # which only enqueue, if that: so many calls of ours as well would take longer than a small network
-                for task in self.tasks:
+            else:  # which only enqueue: so many calls of ours as well would take longer than a small network
+                for task in self._called:
                     answer = task.execution.onExecute(task.inputs, task.outputs)
                     if answer is not None:
                         _executed(answer, task)
@@ -427,7 +430,7 @@ class Pipeline:
     # -- end ---------------------------------------------------------------------------------------------
 
     def _drop_tasks(self) -> None:
-        tasks, self.tasks = self.tasks, []
+        tasks, self.tasks, self._called = self.tasks, [], []
         constants, self.constants = self.constants, {}
         do_all([partial(self._close_tasks, tasks), partial(self._release_constants, constants.values())])
 

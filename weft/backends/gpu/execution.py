@@ -14,7 +14,7 @@ from weft.backends.gpu.memory import Placement
 from weft.backends.gpu.picks import Choices, Pick
 from weft.backends.gpu.recording import PipelineRecording
 from weft.backends.gpu.tuning_table import NodeChoices, TuningTable
-from weft.core.backend import Execution, StorageType
+from weft.core.backend import Recorded, StorageType
 from weft.core.dtypes import DType
 from weft.core.layout import Array, Layout, to_storage
 from weft.core.op import Op
@@ -41,7 +41,7 @@ class Workplace:
     """See `KernelBuilder.winograd`."""
 
 
-class GpuExecution(Execution):
+class GpuExecution(Recorded):
     """A node whose launches become part of the backend's recording."""
 
     any_shape = True
@@ -115,9 +115,6 @@ class GpuExecution(Execution):
         for scratch in builder.scratches:
             place.placement.release(scratch, StorageType.DYNAMIC)
         return builder
-
-    def onExecute(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
-        """Do nothing: the launches were recorded, `onExecuteEnd` submits them all at once."""
 
     def constant(self, key: str, make: Callable[[], Array], layout: Layout) -> Tensor:
         """Return the uploaded constant of that key; one that a resize does not ask for is freed after it."""

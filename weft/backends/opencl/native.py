@@ -14,7 +14,8 @@ import pyopencl as cl
 
 from weft.backends.opencl import pip_driver
 
-Call = Callable[[], int]
+Call = partial[int]
+"""A call with its arguments; it returns the error code."""
 
 log = logging.getLogger("weft.opencl")
 

@@ -6,6 +6,7 @@ import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import length_hint
 
 import pyopencl as cl
 
@@ -161,10 +162,10 @@ class Recording:
 
         def start(target: cl.CommandQueue) -> None:
             queue.value = target.int_ptr
-            for call in calls:
-                code = call()
-                if code:
-                    raise self._refused(code, labels[calls.index(call)])
+            left = iter(calls)
+            code = next(filter(None, map(Call.__call__, left)), 0)  # a loop in C, up to the first that fails
+            if code:
+                raise self._refused(code, labels[len(calls) - length_hint(left) - 1])
 
         return start
 

@@ -1,0 +1,107 @@
+"""What a run costs in Python: on a GPU, where a part is one recording, as much for many nodes as for few (M3, M11)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from types import FrameType
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+import weft
+from tests.core.nets import Net, feeds, outputs
+from weft.backends.gpu.backend import GpuBackend
+from weft.backends.gpu.execution import GpuExecution
+from weft.backends.opencl.backend import OpenCLBackend
+from weft.backends.vulkan.backend import VulkanBackend
+from weft.core.graph import Graph
+from weft.core.op import Op
+from weft.core.tensor import Tensor
+
+BACKENDS: dict[str, type[GpuBackend]] = {"opencl": OpenCLBackend, "vulkan": VulkanBackend}
+
+
+def products(count: int) -> Graph:
+    """Return a chain of products, which nothing fuses."""
+    net = Net()
+    x = net.input("x", 2, 16)
+    for _ in range(count):
+        x = net.add("MatMul", x, net.random(16, 16, scale=0.25))
+    return net.finish(x)
+
+
+def calls(session: weft.Session, graph: Graph) -> tuple[int, int]:
+    """Return the calls of Python functions, and of built-in ones, that a run makes."""
+    made = {"call": 0, "c_call": 0}
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        if event in made:
+            made[event] += 1
+
+    given = feeds(graph)
+    for _ in range(3):  # the first runs import and allocate
+        session.run(given)
+    sys.setprofile(count)
+    try:
+        session.run(given)
+    finally:
+        sys.setprofile(None)
+    return made["call"], made["c_call"]
+
+
+@pytest.mark.parametrize("device", BACKENDS)
+def test_a_run_on_a_gpu_makes_as_many_calls_for_200_nodes_as_for_10(device: str) -> None:
+    made = []
+    for count in (10, 200):
+        graph = products(count)
+        with weft.load(graph, device, fallback="error") as session:
+            assert session.report.nodes_by_device == {device: count}
+            np.testing.assert_allclose(session.run(feeds(graph))[0], outputs(graph, feeds(graph))[0], 1e-3, 1e-3)
+            made.append(calls(session, graph))
+    assert made[0] == made[1]
+
+
+class Told(GpuExecution):
+    """Is recorded as others are, and notes that a run called it."""
+
+    ran: ClassVar[list[str]] = []
+
+    def onExecute(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
+        """Note the node."""
+        Told.ran.append(outputs[0].name)
+
+
+@pytest.fixture(params=BACKENDS)
+def told(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    backend, make = BACKENDS[request.param], BACKENDS[request.param].onCreate
+
+    def onCreate(
+        self: GpuBackend, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op
+    ) -> weft.Execution | None:
+        made = make(self, inputs, outputs, op)
+        name = outputs[0].name
+        if name == "first":
+            return Told(op, self._workplace, name)
+        if made is not None and name == "third":
+            vars(made)["onExecute"] = lambda *_: Told.ran.append(name)
+        return made
+
+    monkeypatch.setattr(backend, "onCreate", onCreate)
+    Told.ran.clear()
+    yield request.param
+    Told.ran.clear()
+
+
+def test_whoever_has_an_onExecute_of_its_own_on_a_gpu_is_called_in_its_turn(told: str) -> None:
+    net = Net()
+    x = net.input("x", "N", 16)
+    for name in ("first", "second", "third"):
+        x = net.add("MatMul", x, net.random(16, 16, scale=0.25), name=name)
+    graph = net.finish(x)
+    with weft.load(graph, told, fallback="error") as session:
+        for rows in (2, 3):
+            given = {"x": np.ones((rows, 16), np.float32)}
+            np.testing.assert_allclose(session.run(given)[0], outputs(graph, given)[0], 1e-4, 1e-4)
+    assert Told.ran == ["first", "third", "first", "third"]
