@@ -27,9 +27,10 @@ from weft.core.layout import Array
 from weft.kernels.source import Arg
 from weft.kernels.template import KernelRequest, Operand, Stage, render
 from weft.ops.attention import Extents
-from weft.ops.gpu import attention_matrix, conv_matrix
+from weft.ops.gpu import attention_matrix
 from weft.ops.gpu.attention_matrix import TILES, AttentionTile, choose_tile, legal_tiles
-from weft.ops.gpu.conv_matrix import MatrixTile
+from weft.ops.gpu.conv import matrix
+from weft.ops.gpu.conv.matrix import MatrixTile
 
 MINILM = Extents((1, 12), 128, 128, 32, 32)
 
@@ -109,7 +110,7 @@ def test_attention_with_a_step_fused_into_its_store(tile: AttentionTile) -> None
     ("tile", "channels_last"), [(MatrixTile(1, 1, 2, 1), True), (MatrixTile(1, 1, 1, 1, 2, 4), False)], ids=repr
 )
 def test_convolutions_by_value(tile: MatrixTile, channels_last: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conv_matrix, "TILES", (MatrixTile(1, 1, 2, 1), tile))
+    monkeypatch.setattr(matrix, "TILES", (MatrixTile(1, 1, 2, 1), tile))
     net = Net()
     x = net.input("x", 1, 24, 6, 5, dtype=DType.FLOAT16)
     w, b = (net.random(*s, scale=0.1).astype(np.float16) for s in ((20, 24, 3, 3), (20,)))

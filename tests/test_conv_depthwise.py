@@ -12,8 +12,8 @@ from weft.core.dtypes import DType
 from weft.core.layout import Layout
 from weft.core.op import op_types
 from weft.ops.conv import Conv
-from weft.ops.gpu import conv_depthwise
-from weft.ops.gpu.conv_depthwise import TILES, DepthwiseTile
+from weft.ops.gpu.conv import depthwise
+from weft.ops.gpu.conv.depthwise import TILES, DepthwiseTile
 
 SHAPES = [
     # batch, channels, height, width, kernel, stride, dilation, pad
@@ -49,7 +49,7 @@ def network(n: int, c: int, h: int, w: int, kernel: int, stride: int, dilation: 
 def test_every_tile_computes_the_convolution(
     device: str, tile: DepthwiseTile, layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conv_depthwise, "choose_depthwise", lambda *_: tile)
+    monkeypatch.setattr(depthwise, "choose_depthwise", lambda *_: tile)
     monkeypatch.setattr(GpuBackend, "packed_layout", lambda self: layout)
     for shape in SHAPES:
         graph = network(*shape)

@@ -23,7 +23,7 @@ from weft.core.graph import Graph
 from weft.kernels.launch import DeviceCaps
 from weft.kernels.source import Arg
 from weft.kernels.template import KernelRequest, render
-from weft.ops.gpu.conv_matrix import SIDE, SPECIAL, TILES, MatrixTile, choose_tile, legal_tiles, pack_weights
+from weft.ops.gpu.conv.matrix import SIDE, SPECIAL, TILES, MatrixTile, choose_tile, legal_tiles, pack_weights
 
 H200 = DeviceCaps(
     max_local_items=1024, max_local_size=(1024, 1024, 64), local_memory=48 << 10, max_buffer_range=(1 << 32) - 4,

@@ -21,10 +21,10 @@ from weft.conformance.cases.table import tolerance
 from weft.core.dtypes import DType
 from weft.core.graph import Graph
 from weft.ops.conv import Conv
-from weft.ops.gpu import conv
-from weft.ops.gpu.conv import GemmTile
-from weft.ops.gpu.conv_pooled import PooledConv
-from weft.ops.gpu.sum_parts import InParts
+from weft.ops.gpu.conv import gemm
+from weft.ops.gpu.conv.gemm import GemmTile
+from weft.ops.gpu.conv.pooled import PooledConv
+from weft.ops.gpu.conv.sum_parts import InParts
 from weft.ops.pool import MaxPool
 
 
@@ -158,12 +158,12 @@ def test_any_shape(
 
 @pytest.mark.parametrize("device", GPUS)
 @pytest.mark.parametrize(
-    "tile", [*conv.TILES[::3], InParts(GemmTile(4, 1, 8, 8, 1), 2), InParts(GemmTile(2, 1, 8, 8, 1), 8)], ids=str
+    "tile", [*gemm.TILES[::3], InParts(GemmTile(4, 1, 8, 8, 1), 2), InParts(GemmTile(2, 1, 8, 8, 1), 8)], ids=str
 )
 def test_tiles_of_all_kinds_compute_it(
     device: str, tile: GemmTile | InParts[GemmTile], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conv, "_offers", lambda *_: ([], tile))
+    monkeypatch.setattr(gemm, "_offers", lambda *_: ([], tile))
     net = Net()
     p = net.add(MaxPool((3, 3), strides=(2, 2), pads=(0, 1, 1, 0)), net.input("x", 2, 68, 9, 9))
     assert_right(net.finish(net.add("Relu", net.conv(p, 20), name="y")), device)

@@ -23,10 +23,10 @@ from weft.core.dtypes import DType
 from weft.core.layout import Array
 from weft.kernels.source import Arg
 from weft.kernels.template import KernelRequest, render
-from weft.ops.gpu import conv_split, conv_split_wgmma
-from weft.ops.gpu.conv_split import TILES, SplitTile, choose_tile, legal_tiles, packed_weights
-from weft.ops.gpu.conv_wgmma import STEP
-from weft.ops.gpu.split import ACTIVATION_BITS, LANES, LOW_BITS, SIDE, by_taps, split_weights, undoing
+from weft.ops.gpu.conv import split, split_wgmma
+from weft.ops.gpu.conv.halves import ACTIVATION_BITS, LANES, LOW_BITS, SIDE, by_taps, split_weights, undoing
+from weft.ops.gpu.conv.split import TILES, SplitTile, choose_tile, legal_tiles, packed_weights
+from weft.ops.gpu.conv.wgmma import STEP
 
 
 def split_activations(x: Array) -> tuple[Array, Array]:
@@ -115,7 +115,7 @@ def test_warpgroups_find_the_halves_where_their_instruction_reads_them(
     rng, cols = np.random.default_rng(0), 64
     weight = rng.standard_normal(shape).astype(np.float32)
     rows = by_taps(weight)
-    packed = conv_split_wgmma.pack_planes(weight, cols, planes, turns)
+    packed = split_wgmma.pack_planes(weight, cols, planes, turns)
     packed = packed.reshape(-(-shape[0] // cols), -1, planes, cols, 8, 8)
     assert packed.shape[1] % turns == 0 and packed.shape[1] * STEP >= rows.shape[1]
     column, piece = np.arange(cols)[:, None], np.arange(8)[None]
@@ -159,7 +159,7 @@ def test_small_problems_get_small_tiles_and_deep_ones_slices() -> None:
     assert choose_tile(H200, 32 * 56 * 56, 256, 64) == legal_tiles(H200, 64)[0]
     deep = choose_tile(H200, 49, 512, 9 * 512)
     assert deep is not None and deep.lz > 1
-    wide = conv_split_wgmma.choose_tile(H200, 32 * 56 * 56, 256, 64, True)
+    wide = split_wgmma.choose_tile(H200, 32 * 56 * 56, 256, 64, True)
     assert wide.cols >= 64 and wide.shared_bytes() <= 227 << 10
 
 
@@ -169,7 +169,7 @@ def test_only_normal_splits_and_only_on_matrix_units(
     units: bool, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runtime, "examine", lambda *_, **__: [])
-    monkeypatch.setattr(conv_split, "WORTH", 0)
+    monkeypatch.setattr(split, "WORTH", 0)
     with null_gpu() as device:
         device.caps, device.dialect = replace(H200, matrix_units=units), GlslDialect()
         with weft.load(matrices(), "null", precision=precision, fallback="error") as session:

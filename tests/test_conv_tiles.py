@@ -10,8 +10,8 @@ from weft.conformance.cases.table import tolerance
 from weft.core.dtypes import DType
 from weft.core.op import op_types
 from weft.ops.conv import Conv
-from weft.ops.gpu import conv
-from weft.ops.gpu.sum_parts import InParts
+from weft.ops.gpu.conv import gemm
+from weft.ops.gpu.conv.sum_parts import InParts
 
 SHAPES = [
     # batch, channels in, channels out, size, kernel, stride, pad
@@ -41,11 +41,11 @@ def network(n: int, ci: int, co: int, size: int, kernel: int, stride: int, pad: 
 
 
 @pytest.mark.parametrize("device", ["opencl", "vulkan"])
-@pytest.mark.parametrize("tile", [*conv.TILES, conv.SOFTWARE_TILE], ids=str)
+@pytest.mark.parametrize("tile", [*gemm.TILES, gemm.SOFTWARE_TILE], ids=str)
 def test_every_tile_computes_the_convolution(
-    device: str, tile: conv.GemmTile, monkeypatch: pytest.MonkeyPatch
+    device: str, tile: gemm.GemmTile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conv, "choose_tile", lambda *_: tile)
+    monkeypatch.setattr(gemm, "choose_tile", lambda *_: tile)
     assert_convolutions(device, ["conv_gemm"])
 
 
@@ -53,16 +53,16 @@ def test_every_tile_computes_the_convolution(
 @pytest.mark.parametrize(
     "tile",
     [
-        InParts(conv.GemmTile(4, 1, 8, 8, 1), 2),  # of seven, nine and twelve rounds
-        InParts(conv.GemmTile(2, 1, 8, 8, 1), 8),  # some parts have none
-        InParts(conv.GemmTile(4, 1, 8, 8, 4), 2),  # of two and three rounds of four slices
+        InParts(gemm.GemmTile(4, 1, 8, 8, 1), 2),  # of seven, nine and twelve rounds
+        InParts(gemm.GemmTile(2, 1, 8, 8, 1), 8),  # some parts have none
+        InParts(gemm.GemmTile(4, 1, 8, 8, 4), 2),  # of two and three rounds of four slices
     ],
     ids=str,
 )
 def test_groups_share_out_the_sums_of_a_convolution(
-    device: str, tile: InParts[conv.GemmTile], monkeypatch: pytest.MonkeyPatch
+    device: str, tile: InParts[gemm.GemmTile], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conv, "_offers", lambda *_: ([], tile))
+    monkeypatch.setattr(gemm, "_offers", lambda *_: ([], tile))
     assert_convolutions(device, ["conv_gemm", "sum_parts"])
 
 
@@ -89,6 +89,6 @@ def test_a_tile_fits_the_device_that_chooses_it() -> None:
         for items in (128, 256, 1024):
             caps = DeviceCaps(items, (items, items, 64), local_memory=local_memory, compute_units=132)
             for pixels, blocks, steps in ((49, 512, 288), (3136, 16, 4), (12544, 16, 13), (1, 250, 128)):
-                tile = conv.choose_tile(caps, pixels, blocks, steps)
+                tile = gemm.choose_tile(caps, pixels, blocks, steps)
                 assert tile.lx * tile.ly * tile.lz <= items
                 assert tile.shared_bytes() <= local_memory

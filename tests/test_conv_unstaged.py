@@ -10,9 +10,9 @@ import pytest
 from tests.emulated_gpus import APIS
 from tests.test_conv_matrix import H200, assert_compiles
 from tests.test_conv_wgmma import assert_runs_on, network
-from weft.ops.gpu import conv_matrix, conv_unstaged
-from weft.ops.gpu.conv_unstaged import CHUNK, TILES, UnstagedTile, choose_tile, legal_tiles, pack_weights
-from weft.ops.gpu.sum_parts import InParts, tile_and_parts
+from weft.ops.gpu.conv import matrix, unstaged
+from weft.ops.gpu.conv.sum_parts import InParts, tile_and_parts
+from weft.ops.gpu.conv.unstaged import CHUNK, TILES, UnstagedTile, choose_tile, legal_tiles, pack_weights
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def tile(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[UnstagedTile | InParts[UnstagedTile]]:
     """Make that tile the default for everything."""
-    monkeypatch.setattr(conv_matrix, "_tiles", lambda *_: ([request.param], request.param))
+    monkeypatch.setattr(matrix, "_tiles", lambda *_: ([request.param], request.param))
     yield request.param
 
 
@@ -89,10 +89,10 @@ def test_the_kernel_of_every_tile_compiles(tile: UnstagedTile, pointwise: bool, 
 
 def test_the_self_test_covers_small_and_large_tiles_with_slices_and_without_and_parts() -> None:
     found = set()
-    for case in conv_unstaged._cases():
+    for case in unstaged._cases():
         (x,), (weight, _) = case.inputs.values(), case.constants.values()
         pixels = x.shape[0] * x.shape[2] * x.shape[3]
-        _, default = conv_unstaged.offers(H200, pixels, weight.shape[0], conv_unstaged.chunks_of(weight))
+        _, default = unstaged.offers(H200, pixels, weight.shape[0], unstaged.chunks_of(weight))
         assert default is not None
         launched: tuple[UnstagedTile, int] = tile_and_parts(default)
         tile, parts = launched
@@ -107,4 +107,4 @@ def test_only_small_products_are_not_staged() -> None:
     assert small is not None and small.lz > 1
     assert all(t.lz == 1 for t in legal_tiles(H200, 49, 1)), "a chunk cannot be shared out"
     for tile in TILES:
-        assert tile.items <= conv_unstaged.SUBGROUP * 16 and tile.shared_bytes() <= H200.local_memory
+        assert tile.items <= unstaged.SUBGROUP * 16 and tile.shared_bytes() <= H200.local_memory

@@ -15,10 +15,10 @@ from tests.test_conv_matrix import H200
 from weft.backends.opencl import ptx
 from weft.core.graph import Graph
 from weft.ops.conv import Conv
-from weft.ops.gpu import conv_split_wgmma, conv_wgmma
-from weft.ops.gpu.conv import ConvPlan
-from weft.ops.gpu.conv_wgmma import SHARED, WgmmaTile, offers, pack_weights, tiles
-from weft.ops.gpu.sum_parts import InParts, tile_and_parts
+from weft.ops.gpu.conv import split_wgmma, wgmma
+from weft.ops.gpu.conv.gemm import ConvPlan
+from weft.ops.gpu.conv.sum_parts import InParts, tile_and_parts
+from weft.ops.gpu.conv.wgmma import SHARED, WgmmaTile, offers, pack_weights, tiles
 
 NARROW, WIDE, SLICED = WgmmaTile(1, 16, 3), WgmmaTile(2, 32, 4), WgmmaTile(1, 16, 3, 2)
 
@@ -75,7 +75,7 @@ def test_convolution_by_value(
     stride: int,
     residual: bool,
 ) -> None:
-    monkeypatch.setattr(conv_wgmma, "offers", lambda *_: ([tile], tile))
+    monkeypatch.setattr(wgmma, "offers", lambda *_: ([tile], tile))
     caps = {"warpgroup_units": True, "channels_last": True, "compute_units": 2}
     kernels = ("conv_wgmma", "sum_parts") if isinstance(tile, InParts) else ("conv_wgmma",)
     assert_runs_on(kernels, *network(ci, co, kernel, stride, residual), "opencl", caps)
@@ -87,20 +87,20 @@ def test_without_the_large_form_tiles_stay_within_the_limit() -> None:
         offered = tiles(caps, pixels, channels, steps)
         assert offered and all(t.shared_bytes(steps) <= caps.local_memory for t in offered)
     assert any(t.cols == 48 for t in offered), "the widest of which three steps fit"
-    small = conv_split_wgmma.tiles(caps, 256, 1024), conv_split_wgmma.tiles(
+    small = split_wgmma.tiles(caps, 256, 1024), split_wgmma.tiles(
         replace(caps, without=frozenset({"conv_split_wgmma"})), 256, 1024
     )
     assert len(small[0]) > len(small[1]) > 0 and all(t.shared_bytes() <= caps.local_memory for t in small[1])
 
 
 def test_a_driver_that_enforces_the_limit_gets_the_small_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    launch, taken = conv_wgmma.launch_wgmma, list[int]()
+    launch, taken = wgmma.launch_wgmma, list[int]()
 
     def watched(plan: ConvPlan, constants: dict[str, int], tile: WgmmaTile, parts: int = 1) -> None:
-        taken.append(tile.shared_bytes(conv_wgmma.steps_of(plan.weight)))
+        taken.append(tile.shared_bytes(wgmma.steps_of(plan.weight)))
         launch(plan, constants, tile, parts)
 
-    monkeypatch.setattr(conv_wgmma, "launch_wgmma", watched)
+    monkeypatch.setattr(wgmma, "launch_wgmma", watched)
     limit = (48 << 10) - 1
     caps = {
         "warpgroup_units": True, "channels_last": True, "compute_units": 2, "without": frozenset({"conv_wgmma"}),
@@ -145,11 +145,11 @@ def test_tiles_fit_a_multiprocessor(channels: int, steps: int) -> None:
 
 def test_the_self_test_covers_sets_of_warpgroups_and_single_ones_and_parts() -> None:
     found = set()
-    for case in conv_wgmma._cases():
+    for case in wgmma._cases():
         (x,), (weight, _) = case.inputs.values(), case.constants.values()
         op: Conv = case.nodes[0].op  # type: ignore[assignment]
         pixels = x.shape[0] * (x.shape[2] // op.strides[0]) * (x.shape[3] // op.strides[1])
-        _, default = offers(H200, pixels, weight.shape[0], conv_wgmma.steps_of(weight))
+        _, default = offers(H200, pixels, weight.shape[0], wgmma.steps_of(weight))
         assert default is not None, "or another kernel is the default"
         launched: tuple[WgmmaTile, int] = tile_and_parts(default)
         tile, parts = launched
@@ -203,7 +203,7 @@ def test_what_is_not_ptx_for_that_target_is_refused(binary: bytes) -> None:
 @pytest.mark.parametrize("warpgroups", [False, True])
 def test_convolutions_of_views_by_value(monkeypatch: pytest.MonkeyPatch, warpgroups: bool) -> None:
     """Write and read channels that lie inside of a concat, from an odd block on, where pieces of eight do not fit."""
-    monkeypatch.setattr(conv_wgmma, "tiles", lambda *_: [NARROW])
+    monkeypatch.setattr(wgmma, "tiles", lambda *_: [NARROW])
     net, rng = Net(), np.random.default_rng(5)
     x = net.input("x", 1, 8, 7, 5)
 

@@ -30,9 +30,9 @@ from weft.core.layout import Array
 from weft.core.tensor import Tensor
 from weft.kernels.launch import DeviceCaps
 from weft.ops.conv import Conv
-from weft.ops.gpu import conv, conv_winograd
-from weft.ops.gpu.conv import SOFTWARE_TILE, TILES, ConvPlan, GemmTile
-from weft.ops.gpu.conv_winograd import READ, SIDE, TAPS, WinogradTile, matrices, pack_weights
+from weft.ops.gpu.conv import gemm, winograd
+from weft.ops.gpu.conv.gemm import SOFTWARE_TILE, TILES, ConvPlan, GemmTile
+from weft.ops.gpu.conv.winograd import READ, SIDE, TAPS, WinogradTile, matrices, pack_weights
 
 KERNELS = [f"conv_winograd_{part}" for part in ("input", "gemm", "output")]
 
@@ -45,8 +45,8 @@ def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     def pick(self: NodeBuilder, family: str, problem: object, candidates: Sequence[Any], default: object) -> object:
         return made if made in candidates else default
 
-    monkeypatch.setattr(conv_winograd, "tiles", lambda plan, _: [made] if conv_winograd.fits(plan) else [])
-    monkeypatch.setattr(conv_winograd, "choose_tile", lambda _, candidates: next(iter(candidates), None))
+    monkeypatch.setattr(winograd, "tiles", lambda plan, _: [made] if winograd.fits(plan) else [])
+    monkeypatch.setattr(winograd, "choose_tile", lambda _, candidates: next(iter(candidates), None))
     monkeypatch.setattr(NodeBuilder, "pick", pick)
     yield made
 
@@ -179,10 +179,10 @@ def test_the_errors_are_those_that_the_docs_state(tile: WinogradTile, device: st
     (weight,) = graph.constants.values()
     (exact,) = reference(graph.nodes[0].op, [inputs[0].astype(np.float64), weight.astype(np.float64)])
     errors = []
-    for winograd in (True, False):
-        with weft.load(graph, device, winograd=winograd, fallback="error") as session:
+    for allowed in (True, False):
+        with weft.load(graph, device, winograd=allowed, fallback="error") as session:
             (y,) = session.run(*inputs)
-            assert (kernels(session) == KERNELS) is winograd
+            assert (kernels(session) == KERNELS) is allowed
         errors.append(float(np.linalg.norm(y - exact) / np.linalg.norm(exact)))
     assert errors[0] < 2e-6 and errors[1] < 1e-6, errors
 
@@ -211,7 +211,7 @@ def test_any_shape(device: str, shape: tuple[int, ...], co: int, pads: tuple[int
     n, ci, h, w = shape
     grown = (n, ci, max(h, 3 - pads[0] - pads[2]), max(w, 3 - pads[1] - pads[3]))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(conv, "pick_gemm", lambda *_: WinogradTile(SOFTWARE_TILE))
+        patch.setattr(gemm, "pick_gemm", lambda *_: WinogradTile(SOFTWARE_TILE))
         assert_winograd(network(grown, co, pads), device)
 
 
@@ -245,7 +245,7 @@ def test_the_points_err_less_than_whole_numbers(monkeypatch: pytest.MonkeyPatch)
         return float(np.linalg.norm((v * u) @ a.T.astype(np.float32) - exact))
 
     ours = error()
-    monkeypatch.setattr(conv_winograd, "POINTS", tuple(map(Fraction, (0, 1, -1, 2, -2))))
+    monkeypatch.setattr(winograd, "POINTS", tuple(map(Fraction, (0, 1, -1, 2, -2))))
     usual = error()
     monkeypatch.undo()
     matrices.cache_clear()
@@ -283,8 +283,8 @@ def plan_of(n: int, ci: int, co: int, size: int, caps: DeviceCaps = H200, **more
 
 
 def chosen(plan: ConvPlan) -> WinogradTile | None:
-    gemm = conv.legal_tiles(plan.k.caps, conv.gemm_steps(plan.weight))
-    return conv_winograd.choose_tile(plan, conv_winograd.tiles(plan, gemm))
+    legal = gemm.legal_tiles(plan.k.caps, gemm.gemm_steps(plan.weight))
+    return winograd.choose_tile(plan, winograd.tiles(plan, legal))
 
 
 @pytest.mark.parametrize(("channels", "size"), RESNET)
@@ -318,15 +318,15 @@ def test_others_are_not(plan: ConvPlan) -> None:
 def test_tuning_tries_more_than_the_default_takes() -> None:
     plan = plan_of(32, 32, 64, 56)
     assert chosen(plan) is None
-    assert conv_winograd.tiles(plan, TILES) == [WinogradTile(t) for t in TILES if t.lz == 1]
-    assert conv_winograd.tiles(plan_of(1, 64, 64, 7), TILES) == []
+    assert winograd.tiles(plan, TILES) == [WinogradTile(t) for t in TILES if t.lz == 1]
+    assert winograd.tiles(plan_of(1, 64, 64, 7), TILES) == []
 
 
 def test_a_candidate_is_timed_and_a_stored_choice_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(conv_winograd, "MAY_WIN", 1e9)
+    monkeypatch.setattr(winograd, "MAY_WIN", 1e9)
     small = GemmTile(2, 1, 8, 8, 1)
-    monkeypatch.setattr(conv, "TILES", (small,))
+    monkeypatch.setattr(gemm, "TILES", (small,))
     graph, wanted = network((1, 16, 16, 16), 16), WinogradTile(small)
     with weft.load(graph, "opencl", fallback="error") as session:
         assert kernels(session) == ["conv_gemm"]

@@ -19,7 +19,7 @@ from weft.core.dtypes import DType
 from weft.core.graph import Graph
 from weft.kernels.source import Arg
 from weft.kernels.template import KernelRequest, Operand, Stage, render
-from weft.ops.gpu.workgroup_gemm import SPECIAL, TILES, GroupTile, choose_tile, legal_tiles, pack_weights
+from weft.ops.gpu.conv.workgroup_gemm import SPECIAL, TILES, GroupTile, choose_tile, legal_tiles, pack_weights
 
 CAPS = replace(H200, workgroup_matrices=True)
 VALUE, RESIDUAL, SCALE = Operand("value"), Operand("same", "fused1"), Operand("channel", "fused2")

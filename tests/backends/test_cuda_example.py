@@ -36,7 +36,7 @@ from weft.errors import ClosedError, CompileError, DeviceError, DeviceLost, NoDe
 from weft.kernels.launch import DeviceCaps
 from weft.kernels.source import Arg, KernelSource
 from weft.kernels.template import SHADERS, render
-from weft.ops.gpu.conv import SOFTWARE_TILE, TILES, GemmTile
+from weft.ops.gpu.conv.gemm import SOFTWARE_TILE, TILES, GemmTile
 
 FILE = Path(__file__).parents[2] / "examples" / "cuda_device.py"
 H200 = DeviceCaps(

@@ -11,16 +11,16 @@ from tests.core.timed_gpu import GEMM, TimedDevice
 from weft.backends.gpu.tuning import Tuned, tune_pipelines
 from weft.backends.gpu.tuning_table import TuningTable
 from weft.core.graph import Graph
-from weft.ops.gpu import conv
-from weft.ops.gpu.conv import GemmTile
+from weft.ops.gpu.conv import gemm
+from weft.ops.gpu.conv.gemm import GemmTile
 
 TILES = tuple(GemmTile(4, 1, 8, 8, slices) for slices in (1, 2, 4))
 """The first is the default of the null device."""
 
 
 def three_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conv, "TILES", TILES)
-    monkeypatch.setattr(conv, "choose_tile", lambda *_: TILES[0])
+    monkeypatch.setattr(gemm, "TILES", TILES)
+    monkeypatch.setattr(gemm, "choose_tile", lambda *_: TILES[0])
 
 
 def tune(graph: Graph, on: str = "null", **options: object) -> list[Tuned]:

@@ -25,8 +25,8 @@ from weft.errors import ConfigError
 from weft.kernels import template
 from weft.kernels.cache import DiskCache
 from weft.kernels.launch import DeviceCaps
-from weft.ops.gpu import conv
-from weft.ops.gpu.conv import GemmTile
+from weft.ops.gpu.conv import gemm
+from weft.ops.gpu.conv.gemm import GemmTile
 
 # -- choosing ------------------------------------------------------------------------------------------------
 
@@ -165,9 +165,9 @@ def test_a_choice_that_is_not_offered_any_more_gives_way_to_the_next(
     device: TimedDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tune(convolutions())
-    monkeypatch.setattr(conv, "TILES", (TILES[0], TILES[2]))
+    monkeypatch.setattr(gemm, "TILES", (TILES[0], TILES[2]))
     assert slices(convolutions()) == [4]
-    monkeypatch.setattr(conv, "TILES", (TILES[0], GemmTile(4, 2, 8, 8, 1)))
+    monkeypatch.setattr(gemm, "TILES", (TILES[0], GemmTile(4, 2, 8, 8, 1)))
     assert slices(convolutions()) == [1]
 
 

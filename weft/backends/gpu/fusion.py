@@ -15,7 +15,7 @@ from weft.core.tensor import Tensor, TensorSpec
 from weft.kernels.launch import DeviceCaps, GpuOp, Placement, find_gpu_op
 from weft.ops.conv import Conv
 from weft.ops.elementwise import Elementwise
-from weft.ops.gpu.conv_pooled import PooledConv, pays
+from weft.ops.gpu.conv.pooled import PooledConv, pays
 from weft.ops.pool import MaxPool
 from weft.ops.unary import Cast
 

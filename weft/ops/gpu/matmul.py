@@ -12,7 +12,7 @@ from weft.core.layout import PACK, Array, Layout, Shape
 from weft.core.tensor import Tensor, TensorSpec
 from weft.kernels.launch import GpuOp, KernelBuilder, gpu_op
 from weft.ops.conv import Conv
-from weft.ops.gpu.conv import ConvPlan, launch_ungrouped
+from weft.ops.gpu.conv.gemm import ConvPlan, launch_ungrouped
 from weft.ops.gpu.move import row_major
 from weft.ops.matmul import Gemm, MatMul
 

@@ -19,7 +19,7 @@ from weft.core.dtypes import DType
 from weft.kernels.launch import SUM_PARTS, DeviceCaps
 
 if TYPE_CHECKING:
-    from weft.ops.gpu.conv import ConvPlan
+    from weft.ops.gpu.conv.gemm import ConvPlan
 
 TileT = TypeVar("TileT")
 TileT_co = TypeVar("TileT_co", covariant=True)

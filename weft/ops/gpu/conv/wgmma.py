@@ -14,11 +14,20 @@ from weft.core.dtypes import DType
 from weft.core.layout import PACK, Array
 from weft.kernels.launch import PIECE, DeviceCaps
 from weft.kernels.special import Case, SpecialKernel, register_special
-from weft.ops.gpu.conv_cases import conv_case
-from weft.ops.gpu.sum_parts import PARTS, InParts, Sums, Work, better, by_turns, promising, tile_and_parts
+from weft.ops.gpu.conv.cases import conv_case
+from weft.ops.gpu.conv.sum_parts import (
+    PARTS,
+    InParts,
+    Sums,
+    Work,
+    better,
+    by_turns,
+    promising,
+    tile_and_parts,
+)
 
 if TYPE_CHECKING:
-    from weft.ops.gpu.conv import ConvPlan
+    from weft.ops.gpu.conv.gemm import ConvPlan
 
 GROUP = 128
 """Items of a warpgroup."""

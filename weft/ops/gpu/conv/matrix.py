@@ -14,15 +14,15 @@ from weft.core.dtypes import DType
 from weft.core.layout import PACK, Array, Layout
 from weft.kernels.launch import PIECE, DeviceCaps
 from weft.kernels.special import Case, SpecialKernel, register_special
-from weft.ops.gpu import conv_unstaged, conv_wgmma, workgroup_gemm
-from weft.ops.gpu.conv_cases import conv_case
-from weft.ops.gpu.conv_unstaged import UnstagedTile
-from weft.ops.gpu.conv_wgmma import WgmmaTile
-from weft.ops.gpu.sum_parts import InParts, Sums, Work, better, by_turns, offer_parts, tile_and_parts
-from weft.ops.gpu.workgroup_gemm import GroupTile
+from weft.ops.gpu.conv import unstaged, wgmma, workgroup_gemm
+from weft.ops.gpu.conv.cases import conv_case
+from weft.ops.gpu.conv.sum_parts import InParts, Sums, Work, better, by_turns, offer_parts, tile_and_parts
+from weft.ops.gpu.conv.unstaged import UnstagedTile
+from weft.ops.gpu.conv.wgmma import WgmmaTile
+from weft.ops.gpu.conv.workgroup_gemm import GroupTile
 
 if TYPE_CHECKING:
-    from weft.ops.gpu.conv import ConvPlan
+    from weft.ops.gpu.conv.gemm import ConvPlan
 
 SUBGROUP = 32
 SIDE = 16
@@ -174,11 +174,11 @@ def launch_matrix(plan: ConvPlan, constants: dict[str, int]) -> None:
     launched: tuple[Tile, int] = tile_and_parts(chosen)
     tile, parts = launched
     if isinstance(tile, WgmmaTile):
-        conv_wgmma.launch_wgmma(plan, constants, tile, parts)
+        wgmma.launch_wgmma(plan, constants, tile, parts)
     elif isinstance(tile, GroupTile):
         workgroup_gemm.launch_rows(plan, tile)
     elif isinstance(tile, UnstagedTile):
-        conv_unstaged.launch_unstaged(plan, constants, tile, parts)
+        unstaged.launch_unstaged(plan, constants, tile, parts)
     else:
         _launch_tile(plan, constants, tile, parts)
 
@@ -198,12 +198,12 @@ def _tiles(plan: ConvPlan, pixels: int, channels: int, depth: int) -> tuple[list
     parted = offer_parts(caps, legal, work)
     candidates: list[Choice] = [*by_turns(parted, legal)]
     default: Choice = better(caps, best, parted, work)
-    if conv_unstaged.fits(plan) and conv_unstaged.squares(pixels, channels) <= conv_unstaged.MOST * caps.compute_units:
-        chunks = conv_unstaged.chunks_of(plan.weight)
-        unstaged, few = conv_unstaged.offers(caps, pixels, channels, chunks)
-        candidates, default = [*unstaged, *candidates], few or default
-    if conv_wgmma.fits(plan):
-        wide, filling = conv_wgmma.offers(caps, pixels, channels, conv_wgmma.steps_of(plan.weight))
+    if unstaged.fits(plan) and unstaged.squares(pixels, channels) <= unstaged.MOST * caps.compute_units:
+        chunks = unstaged.chunks_of(plan.weight)
+        small, few = unstaged.offers(caps, pixels, channels, chunks)
+        candidates, default = [*small, *candidates], few or default
+    if wgmma.fits(plan):
+        wide, filling = wgmma.offers(caps, pixels, channels, wgmma.steps_of(plan.weight))
         candidates, default = [*wide, *candidates], filling or default
     if workgroup_gemm.fits(plan):
         candidates = [*workgroup_gemm.legal_tiles(caps, pixels, channels), *candidates]

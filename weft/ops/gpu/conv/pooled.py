@@ -18,8 +18,8 @@ from weft.core.op import Constants, Op, OpClass
 from weft.core.tensor import Tensor, TensorSpec
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, Placement, gpu_op
 from weft.ops.conv import Conv
-from weft.ops.gpu import conv_split
-from weft.ops.gpu.conv import ConvPlan, launch_gemm
+from weft.ops.gpu.conv import split
+from weft.ops.gpu.conv.gemm import ConvPlan, launch_gemm
 from weft.ops.pool import MaxPool
 from weft.ops.window import Window
 
@@ -71,7 +71,7 @@ def pays(
     vectors = x.dims[0] * prod(pool.outputs) * blocks
     units = caps.likely_units
     on_units = split_products or (caps.matrix_units and x.dtype is DType.FLOAT16)
-    strict = not on_units or vectors * PACK * channels < conv_split.WORTH
+    strict = not on_units or vectors * PACK * channels < split.WORTH
     return strict and channels <= FEW and vectors <= VECTORS * units
 
 

@@ -14,10 +14,10 @@ from weft.core.layout import PACK, Array, Layout
 from weft.core.tensor import Tensor, TensorSpec
 from weft.kernels.launch import PIECE, DeviceCaps, GpuOp, KernelBuilder, Placement, gpu_op
 from weft.ops.conv import Conv
-from weft.ops.gpu import conv_matrix, conv_split, conv_winograd
-from weft.ops.gpu.conv_depthwise import launch_depthwise
-from weft.ops.gpu.conv_winograd import WinogradTile
-from weft.ops.gpu.sum_parts import InParts, Sums, Work, better, by_turns, offer_parts, tile_and_parts
+from weft.ops.gpu.conv import matrix, split, winograd
+from weft.ops.gpu.conv.depthwise import launch_depthwise
+from weft.ops.gpu.conv.sum_parts import InParts, Sums, Work, better, by_turns, offer_parts, tile_and_parts
+from weft.ops.gpu.conv.winograd import WinogradTile
 from weft.ops.window import Window
 
 VECTOR_BYTES = 16
@@ -259,21 +259,21 @@ def launch_ungrouped(plan: ConvPlan) -> None:
     if plan.planar:
         launch_gemm(plan)
         return
-    if conv_matrix.fits(plan):
-        conv_matrix.launch_matrix(plan, constants)
+    if matrix.fits(plan):
+        matrix.launch_matrix(plan, constants)
         return
-    if not conv_split.fits(plan):
+    if not split.fits(plan):
         launch_gemm(plan)
         return
     pixels, steps = plan.y.shape[0] * prod(plan.window.outputs), gemm_steps(plan.weight)
     default = choose_tile(plan.k.caps, pixels, plan.blocks, steps)
     strict = legal_tiles(plan.k.caps, steps)
-    winograd = conv_winograd.choose_tile(plan, conv_winograd.tiles(plan, strict))
-    tile = conv_split.pick_tile(plan, constants, strict, default, winograd)
+    by_winograd = winograd.choose_tile(plan, winograd.tiles(plan, strict))
+    tile = split.pick_tile(plan, constants, strict, default, by_winograd)
     if isinstance(tile, (GemmTile, WinogradTile)):
         launch_gemm(plan, tile)
     else:
-        conv_split.launch_split(plan, constants, tile)
+        split.launch_split(plan, constants, tile)
 
 
 def gemm_steps(weight: Array) -> int:
@@ -310,11 +310,11 @@ def pick_gemm(plan: ConvPlan, problem: dict[str, int], pixels: int) -> GemmTile 
     k, count, steps = plan.k, problem["COUNT"], gemm_steps(plan.weight)
     tiles, default = _offers(plan, pixels, count, steps)
     whole = count == plan.blocks and not plan.reading[0]
-    winograd = conv_winograd.tiles(plan, legal_tiles(k.caps, steps)) if whole else []
-    best = conv_winograd.choose_tile(plan, winograd)
+    by_winograd = winograd.tiles(plan, legal_tiles(k.caps, steps)) if whole else []
+    best = winograd.choose_tile(plan, by_winograd)
     # Tuning tries what comes first before the rest.
     candidates: list[GemmTile | InParts[GemmTile] | WinogradTile]
-    candidates = [*winograd, *tiles] if best else [*tiles, *winograd]
+    candidates = [*by_winograd, *tiles] if best else [*tiles, *by_winograd]
     return k.pick("conv_gemm", problem, candidates, best or default)
 
 
@@ -333,7 +333,7 @@ def launch_gemm(plan: ConvPlan, chosen: GemmTile | WinogradTile | None = None) -
         problem = {**window, "N": n, "C4": ci4, "COUNT": count, "bias": plan.bias is not None, **reading, **channels}
         picked = chosen or pick_gemm(plan, problem, pixels)
         if isinstance(picked, WinogradTile):
-            conv_winograd.launch_winograd(plan, picked)
+            winograd.launch_winograd(plan, picked)
             continue
         tile, parts = tile_and_parts(picked)
         sums = Sums(plan, parts, -(-steps // tile.lz))

@@ -15,16 +15,16 @@ from weft.core.dtypes import DType
 from weft.core.layout import PACK, Array, Layout
 from weft.kernels.launch import DeviceCaps
 from weft.kernels.special import Case, SpecialKernel, register_special
-from weft.ops.gpu import conv_split_wgmma, conv_winograd
-from weft.ops.gpu.conv_cases import conv_case
-from weft.ops.gpu.conv_matrix import SUBGROUP, MatrixTile
-from weft.ops.gpu.conv_split_wgmma import SplitWgmmaTile
-from weft.ops.gpu.conv_wgmma import STEP, within_limit
-from weft.ops.gpu.split import ACTIVATION_BITS, LANES, LOW_BITS, SIDE, by_taps, split_weights, undoing
+from weft.ops.gpu.conv import split_wgmma, winograd
+from weft.ops.gpu.conv.cases import conv_case
+from weft.ops.gpu.conv.halves import ACTIVATION_BITS, LANES, LOW_BITS, SIDE, by_taps, split_weights, undoing
+from weft.ops.gpu.conv.matrix import SUBGROUP, MatrixTile
+from weft.ops.gpu.conv.split_wgmma import SplitWgmmaTile
+from weft.ops.gpu.conv.wgmma import STEP, within_limit
 
 if TYPE_CHECKING:
-    from weft.ops.gpu.conv import ConvPlan, GemmTile
-    from weft.ops.gpu.conv_winograd import WinogradTile
+    from weft.ops.gpu.conv.gemm import ConvPlan, GemmTile
+    from weft.ops.gpu.conv.winograd import WinogradTile
 
 WORTH = 1 << 23
 """Products from which on matrix units are the default."""
@@ -93,10 +93,10 @@ def _has_warpgroups(caps: DeviceCaps) -> bool:
 
 SPECIAL_WGMMA = register_special(
     SpecialKernel(
-        conv_split_wgmma.NAME,
+        split_wgmma.NAME,
         "convolutions of split fp32 by warpgroups",
-        present=lambda caps: _has_warpgroups(caps) and conv_split_wgmma.NAME not in caps.without,
-        disable=lambda caps: replace(caps, without=caps.without | {conv_split_wgmma.NAME}),
+        present=lambda caps: _has_warpgroups(caps) and split_wgmma.NAME not in caps.without,
+        disable=lambda caps: replace(caps, without=caps.without | {split_wgmma.NAME}),
         cases=lambda: _cases()[LARGE:],
         template="conv_split_wgmma",
     )
@@ -138,7 +138,7 @@ def pick_tile(
     constants: dict[str, int],
     strict: Sequence[GemmTile],
     default: GemmTile,
-    winograd: WinogradTile | None = None,
+    by_winograd: WinogradTile | None = None,
 ) -> SplitTile | SplitWgmmaTile | GemmTile | WinogradTile:
     """Return the tile to use, which may be one of the `strict` fp32 kernels: where there is little work they win.
 
@@ -150,12 +150,12 @@ def pick_tile(
     problem = {**constants, "N": plan.y.shape[0], "CI": weight.shape[1], "CO": channels, "bias": plan.bias is not None}
     candidates: list[SplitTile | SplitWgmmaTile | GemmTile | WinogradTile] = [*legal_tiles(k.caps, depth), *strict]
     best: SplitTile | SplitWgmmaTile | GemmTile | WinogradTile | None = choose_tile(k.caps, pixels, channels, depth)
-    if winograd is not None:
-        candidates.append(winograd)
-        best = winograd if conv_winograd.share(plan) <= WINOGRAD else best
+    if by_winograd is not None:
+        candidates.append(by_winograd)
+        best = by_winograd if winograd.share(plan) <= WINOGRAD else best
     if SPECIAL_WGMMA.present(k.caps) or SMALL_WGMMA.present(k.caps):
-        candidates += conv_split_wgmma.tiles(k.caps, channels, depth)
-        wide = conv_split_wgmma.choose_tile(k.caps, pixels, channels, depth, plan.window.is_pointwise)
+        candidates += split_wgmma.tiles(k.caps, channels, depth)
+        wide = split_wgmma.choose_tile(k.caps, pixels, channels, depth, plan.window.is_pointwise)
         if -(-pixels // wide.rows) * -(-channels // wide.cols) >= k.caps.compute_units // 2:
             best = wide
     if best is None or pixels * channels * depth < WORTH or depth < SIDE:
@@ -185,7 +185,7 @@ def launch_split(plan: ConvPlan, constants: dict[str, int], tile: SplitTile | Sp
     k, weight = plan.k, plan.weight
     back = k.constant("split.scale", lambda: undoing(weight).reshape(1, -1, 1), Layout.NC4HW4)
     if isinstance(tile, SplitWgmmaTile):
-        conv_split_wgmma.launch_split_wgmma(plan, constants, tile, back)
+        split_wgmma.launch_split_wgmma(plan, constants, tile, back)
         return
     ci4 = -(-weight.shape[1] // PACK)
     depth = prod(weight.shape[2:]) * ci4 * PACK

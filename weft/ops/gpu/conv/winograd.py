@@ -39,7 +39,7 @@ from weft.core.tensor import Tensor
 from weft.kernels.launch import MANY_UNITS, MAX_ELEMENTS, KernelBuilder, Size3
 
 if TYPE_CHECKING:
-    from weft.ops.gpu.conv import ConvPlan, GemmTile
+    from weft.ops.gpu.conv.gemm import ConvPlan, GemmTile
 
 POINTS = (Fraction(0), Fraction(5, 8), Fraction(-5, 8), Fraction(3, 2), Fraction(-3, 2))
 """Where polynomials are evaluated, besides at infinity."""

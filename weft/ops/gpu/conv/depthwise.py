@@ -10,7 +10,7 @@ from weft.core.layout import Layout
 from weft.kernels.launch import DeviceCaps
 
 if TYPE_CHECKING:
-    from weft.ops.gpu.conv import ConvPlan
+    from weft.ops.gpu.conv.gemm import ConvPlan
 
 MOST_PRODUCTS = 200
 """Vector products of one item, whose text is written out."""

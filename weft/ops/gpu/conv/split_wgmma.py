@@ -12,11 +12,11 @@ import numpy as np
 from weft.core.layout import PACK, Array
 from weft.core.tensor import Tensor
 from weft.kernels.launch import PIECE, DeviceCaps
-from weft.ops.gpu.conv_wgmma import GROUP, RASTER, RESERVED, ROWS, SHARED, STEP
-from weft.ops.gpu.split import ACTIVATION_BITS, LANES, LOW_BITS, SIDE, by_taps, split_weights
+from weft.ops.gpu.conv.halves import ACTIVATION_BITS, LANES, LOW_BITS, SIDE, by_taps, split_weights
+from weft.ops.gpu.conv.wgmma import GROUP, RASTER, RESERVED, ROWS, SHARED, STEP
 
 if TYPE_CHECKING:
-    from weft.ops.gpu.conv import ConvPlan
+    from weft.ops.gpu.conv.gemm import ConvPlan
 
 NAME = "conv_split_wgmma"
 REGISTERS = 65536

@@ -14,10 +14,10 @@ from weft.core.dtypes import DType
 from weft.core.layout import PACK, Array, Layout
 from weft.kernels.launch import DeviceCaps
 from weft.kernels.special import Case, SpecialKernel, register_special
-from weft.ops.gpu.conv_cases import conv_case
+from weft.ops.gpu.conv.cases import conv_case
 
 if TYPE_CHECKING:
-    from weft.ops.gpu.conv import ConvPlan
+    from weft.ops.gpu.conv.gemm import ConvPlan
 
 STEP = 16
 """What the depth of a product, and of each step, is a multiple of."""
