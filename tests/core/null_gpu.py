@@ -11,6 +11,7 @@ import numpy as np
 from weft.backends.gpu.backend import GpuBackend
 from weft.backends.gpu.creator import GpuCreator
 from weft.backends.gpu.device import Command, CopyCommand, DeviceCaps, GpuBuffer, GpuDevice, MemoryKind
+from weft.backends.gpu.limits import check_kernel
 from weft.backends.opencl.dialect import OpenCLDialect
 from weft.core.backend import DeviceInfo
 from weft.core.layout import Array
@@ -58,6 +59,7 @@ class NullDevice(GpuDevice):
         out.reshape(-1).view(np.uint8)[:] = buffer.handle[offset : offset + out.nbytes]
 
     def compile(self, source: KernelSource, values: Mapping[str, int | float]) -> Any:
+        check_kernel(source, values, self.caps, self.info.name)
         self.kernels.add((source.digest, tuple(sorted(values.items()))))
         self.stats.compiles = len(self.kernels)
         return source.digest

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from weft.backends.opencl.dialect import OpenCLDialect
 from weft.core.dtypes import DType
 from weft.kernels import template
+from weft.kernels.cache import DiskCache
 from weft.kernels.source import Arg
 from weft.kernels.template import KernelRequest, render
 
@@ -63,6 +66,31 @@ def test_a_damaged_blob_is_rendered_anew(shaders: Path) -> None:
         blob.write_bytes(b"damaged")
     forget()
     assert render(REQUEST, OpenCLDialect()) == first
+
+
+GOOD: dict[str, Any] = {"text": "", "shared": [], "subgroup": 0, "warpgroup": False}
+CHANGED: list[dict[str, Any]] = [
+    {"text": 7}, {"shared": "ab"}, {"shared": ""}, {"shared": [["f32"]]}, {"shared": [["f33", "1"]]},
+    {"shared": [["f32", "exit()"]]}, {"shared": [["f32", 7]]}, {"shared": [[[], "1"]]},
+    {"subgroup": 16}, {"subgroup": False}, {"subgroup": []}, {"warpgroup": 1},
+]  # fmt: skip
+ODD = [b"", b"[]", b"7", b"null", b"{", b"[" * 20000, b"\xff", *(json.dumps(GOOD | each).encode() for each in CHANGED)]
+"""Entries that nothing has damaged, as their digests say, and that are not as `render` writes them."""
+
+
+@pytest.mark.parametrize("content", ODD)
+def test_an_entry_that_is_not_as_it_was_written_is_rendered_anew(
+    content: bytes, shaders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = render(REQUEST, OpenCLDialect())
+    assert "1.0" in first.text
+    dialect = OpenCLDialect()
+    DiskCache("sources").put(f"{template.writers_hash(dialect)} {REQUEST!r}", content)
+    forget()
+    assert render(REQUEST, dialect) == first
+    forget()
+    monkeypatch.setattr(template, "_written", lambda *_: pytest.fail("what was there is there still"))
+    assert render(REQUEST, dialect) == first
 
 
 LOAD = """

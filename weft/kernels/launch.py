@@ -30,6 +30,8 @@ MANY_UNITS = 32
 """Compute units of a device that small groups cannot fill fast enough."""
 TYPICAL_UNITS = 16
 """For drivers that do not say how many compute units there are."""
+WARPGROUP_MEMORY = 227 << 10
+"""Bytes of work-group memory that warpgroups (`DeviceCaps.warpgroup_units`) may take, though drivers report 48 KiB."""
 SUM_PARTS = "sum_parts"
 """The kernel that adds parts of sums from scratch memory: where memory is short, `DeviceCaps.without` names it."""
 MAX_ELEMENTS = 1 << 31
@@ -82,7 +84,7 @@ class DeviceCaps:
     shuffles: bool = False
     """Work-items whose numbers in a group share all but the last five bits run as one and can exchange values."""
     warpgroup_units: bool = False
-    """Four subgroups of 32 together multiply fp16 matrices in up to 227 KiB of work-group memory (sm_90a)."""
+    """Four subgroups of 32 together multiply fp16 matrices, in up to WARPGROUP_MEMORY bytes (sm_90a)."""
     without: frozenset[str] = frozenset()
     """Special kernels (`weft.kernels.special`) that were found wrong on the device, and others not wanted, by name."""
     workgroup_matrices: bool = False

@@ -59,6 +59,8 @@ class KernelSource:
     """The arrays of work-group memory: a type of the language, and how many, as an expression of constants."""
     subgroup: int = 0
     """The items of a subgroup that it counts on; 0 if it works with any."""
+    warpgroup: bool = False
+    """Whether it is written for four subgroups together and their memory (`DeviceCaps.warpgroup_units`)."""
 
     @cached_property
     def digest(self) -> str:

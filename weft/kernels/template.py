@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from weft.errors import CompileError, ConfigError
 from weft.kernels.cache import DiskCache
 from weft.kernels.dialect import Dialect, KernelParts, Shared, View
+from weft.kernels.shared_size import TYPE_BYTES, parse
 from weft.kernels.source import SUBGROUP, Arg, ConstantKind, KernelSource
 
 if TYPE_CHECKING:
@@ -236,6 +237,10 @@ class Writer:
     extensions: list[str] = field(default_factory=list)
     views: list[View] = field(default_factory=list)
     functions: list[str] = field(default_factory=list)
+    subgroup: bool = False
+    """Whether the kernel works only where SUBGROUP items run as one."""
+    warpgroup: bool = False
+    """Whether it is written for four such subgroups together and their memory."""
 
     def __post_init__(self) -> None:
         self.args = {a.name: ArgWriter(a, self) for a in self.request.args}
@@ -260,16 +265,22 @@ class Writer:
         self.functions.append(text)
         return ""
 
-    def counts_on_subgroup(self, body: str) -> bool:
-        """Tell whether the kernel works only where SUBGROUP items run as one: it exchanges values or names hardware.
+    def needs_subgroup(self) -> str:
+        """Declare that the kernel works only where SUBGROUP items run as one: elsewhere it is refused."""
+        self.subgroup = True
+        return ""
 
-        What a template of one language says in assembly or through an extension is written for such hardware.
-        """
-        named = any("subgroup" in name or "cooperative_matrix" in name for name in self.extensions)
-        return named or any(word in body for word in ("EXCHANGE(", "MMA(", "asm(", "asm volatile("))
+    def needs_warpgroup(self) -> str:
+        """Declare that it is written for four subgroups together, which share up to WARPGROUP_MEMORY bytes."""
+        self.subgroup = self.warpgroup = True
+        return ""
 
     def exchange(self, value: str, mask: int) -> str:
-        """Return the f32 `value` of the item whose number differs in the bits of `mask`; see `DeviceCaps.shuffles`."""
+        """Return the f32 `value` of the item whose number differs in the bits of `mask`; see `DeviceCaps.shuffles`.
+
+        It takes a subgroup, which need not be declared.
+        """
+        self.subgroup = True
         self.extensions += [name for name in self.dialect.exchange_extensions if name not in self.extensions]
         return f"EXCHANGE({value}, {mask})"
 
@@ -363,16 +374,32 @@ def render(request: KernelRequest, dialect: Dialect) -> KernelSource:
     """
     entry = request.template.replace(".", "_")
     cache, key = DiskCache("sources"), f"{writers_hash(dialect)} {request!r}"
-    held = cache.get(key)
-    text, shared, subgroup = json.loads(held) if held else _written(request, dialect, entry)
-    if not held:
-        cache.put(key, json.dumps((text, shared, subgroup)).encode())
-    return KernelSource(
-        entry, text, request.args, _constants(request), tuple((kind, size) for kind, size in shared), subgroup
-    )
+    held = _held(cache.get(key), entry, request)
+    if held is not None:
+        return held
+    source = _written(request, dialect, entry)
+    facts = {"text": source.text, "shared": source.shared, "subgroup": source.subgroup, "warpgroup": source.warpgroup}
+    cache.put(key, json.dumps(facts).encode())
+    return source
 
 
-def _written(request: KernelRequest, dialect: Dialect, entry: str) -> tuple[str, list[tuple[str, str]], int]:
+def _held(blob: bytes | None, entry: str, request: KernelRequest) -> KernelSource | None:
+    """Return the source that an entry of the cache holds; None if there is none, or it is not as `render` writes it."""
+    try:
+        facts = json.loads(blob or b"{}")
+        text, shared, subgroup, warpgroup = (facts[name] for name in ("text", "shared", "subgroup", "warpgroup"))
+        arrays = tuple((kind, size) for kind, size in shared)
+        for kind, size in arrays:
+            TYPE_BYTES[kind], parse(size)
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
+        return None
+    whole = isinstance(text, str) and isinstance(shared, list) and isinstance(warpgroup, bool)
+    if not whole or type(subgroup) is not int or subgroup not in (0, SUBGROUP):
+        return None
+    return KernelSource(entry, text, request.args, _constants(request), arrays, subgroup, warpgroup)
+
+
+def _written(request: KernelRequest, dialect: Dialect, entry: str) -> KernelSource:
     writer = Writer(request, dialect)
     try:
         special = f"{request.template}.{dialect.name}.mako"  # written for one language, where that is faster
@@ -389,5 +416,6 @@ def _written(request: KernelRequest, dialect: Dialect, entry: str) -> tuple[str,
     constants = _constants(request)
     declared = writer.shared_arrays, body, writer.extensions, writer.views, writer.functions
     text = dialect.assemble(KernelParts(entry, prelude, request.args, constants, *declared))
-    shared = [(array.type, array.size) for array in writer.shared_arrays]
-    return text, shared, SUBGROUP if writer.counts_on_subgroup(body) else 0
+    shared = tuple((array.type, array.size) for array in writer.shared_arrays)
+    subgroup = SUBGROUP if writer.subgroup else 0
+    return KernelSource(entry, text, request.args, constants, shared, subgroup, writer.warpgroup)

@@ -5,6 +5,7 @@
 ## has columns e = 32c + 4g + j for two j, the sums have those of 2t and 2t + 1, and P is the sums of Q K^T as they lie.
 <%
 tiles, sums = range(keys // 16), [(m, e) for m in range(2 * width) for e in range(8)]
+k.needs_subgroup()
 k.extension("GL_KHR_cooperative_matrix", "GL_KHR_memory_scope_semantics", "GL_KHR_shader_subgroup_basic",
             "GL_KHR_shader_subgroup_shuffle", "GL_EXT_shader_explicit_arithmetic_types_float16")
 for name, type_, of in (("queries", "uvec4", "q_in"), ("key_rows", "uvec4", "k_in"), ("values", "uvec2", "v_in"), ("out4", "uvec4", "y")):

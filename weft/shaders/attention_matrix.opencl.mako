@@ -9,6 +9,7 @@
 ## The sums of Q K^T lie as the products with V need them. `depth` and `width` are 32nds of D and E, rounded up.
 <%
 tiles, steps, sums = range(keys // 8), range(keys // 16), [(n, e) for n in range(4 * width) for e in range(4)]
+k.needs_subgroup()
 if slices > 1:
     k.shared("f32", "Parts", f"{(slices - 1) * warps * 32 * (len(sums) + 4)}")
 %>

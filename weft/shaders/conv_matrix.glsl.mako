@@ -14,6 +14,7 @@ begin, end = ("begin", "end") if parted else ("0", "(STEPS + LZ - 1) / LZ")
 image = " + GROUP_Z * (PIXELS / (OH * OW))" if parted else ""
 frags = [(i, j) for i in range(fm) for j in range(fn)]
 meet = "subgroupBarrier()" if sm * sn == 1 else "BARRIER"
+k.needs_subgroup()
 k.extension("GL_KHR_cooperative_matrix", "GL_KHR_memory_scope_semantics", "GL_KHR_shader_subgroup_basic",
             "GL_EXT_shader_explicit_arithmetic_types_float16")
 piece = "uvec4" if wide else "f16vec4"

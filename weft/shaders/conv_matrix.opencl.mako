@@ -12,6 +12,7 @@ image = " + GROUP_Z * (PIXELS / (OH * OW))" if parted else ""
 frags = [(i, j) for i in range(fm) for j in range(fn)]
 meet = "WARP_BARRIER" if sm * sn == 1 else "BARRIER"
 piece = "uint4" if wide else "uint2"
+k.needs_subgroup()
 k.shared("uint4", "As4", f"LZ * {rows * stride * each // 2}")
 k.shared("uint4", "Bs4", f"LZ * {2 * kb * w_stride * each}")
 if sliced:

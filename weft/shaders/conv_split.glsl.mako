@@ -10,6 +10,7 @@ w_stride, w_fetched = cols // 8 + 1, cols * kb // items
 a_plane, b_plane = rows * stride, 4 * kb * w_stride
 frags = [(i, j) for i in range(fm) for j in range(fn)]
 meet = "WARP_BARRIER" if sm * sn == 1 else "BARRIER"
+k.needs_subgroup()
 k.extension("GL_KHR_cooperative_matrix", "GL_KHR_memory_scope_semantics", "GL_KHR_shader_subgroup_basic",
             "GL_EXT_shader_explicit_arithmetic_types_float16")
 k.shared("uvec2", "As", f"LZ * {2 * a_plane}")

@@ -8,6 +8,7 @@ a_plane, b_plane = rows * stride, 4 * kb * w_stride
 frags = [(i, j) for i in range(fm) for j in range(fn)]
 each = [(i, j, e) for i, j in frags for e in range(8)]
 meet = "WARP_BARRIER" if sm * sn == 1 else "BARRIER"
+k.needs_subgroup()
 k.shared("uint4", "As4", f"LZ * {a_plane}")
 k.shared("uint4", "Bs4", f"LZ * {2 * b_plane}")
 if sliced:

@@ -3,6 +3,7 @@
 ## instead of once a step. The layouts of matrices are NVIDIA's, as in `attention_matrix.glsl.mako`.
 <%page args="parted=False"/>\
 <%
+k.needs_subgroup()
 k.extension("GL_KHR_cooperative_matrix", "GL_KHR_memory_scope_semantics", "GL_KHR_shader_subgroup_basic",
             "GL_KHR_shader_subgroup_shuffle", "GL_EXT_shader_explicit_arithmetic_types_float16")
 if sliced:

@@ -2,6 +2,7 @@
 ## ${fm} x ${fn} tiles of 16 x 16 sums; fragments are those of mma.m16n8k16 (PTX ISA).
 <%page args="parted=False"/>\
 <%
+k.needs_subgroup()
 if sliced:
     k.shared("f32", "Sum", f"(LZ - 1) * {fm * fn * 8 * 32}")
 element = lambda i, j, e: f"acc{i}_{j}_{e}"

@@ -9,6 +9,7 @@
 threads, rows, a_bytes, b_bytes = 128 * wm, 64 * wm, 8192 * wm, 128 * cols
 stage_bytes, every = a_bytes + b_bytes, threads // 8
 a_pieces, sums = rows // every, range(cols // 2)
+k.needs_warpgroup()
 k.shared("uchar", "tiles", f"{wz * slots * stage_bytes}", align=1024)
 listed = ", ".join
 stop = "stop" if parted else "STEPS"

@@ -7,6 +7,7 @@
 sums = f"coopmat<float, gl_ScopeWorkgroup, {rows}, {columns}, gl_MatrixUseAccumulator>"
 read = [("b", "0")] if k.has("b") else []
 read += [(o.name, k.args[o.name].row_pitch("PLACES") if o.kind == "same" else "0") for o in y.operands()]
+k.needs_subgroup()
 k.extension("GL_KHR_cooperative_matrix", "GL_NV_cooperative_matrix2", "GL_KHR_memory_scope_semantics",
             "GL_EXT_shader_explicit_arithmetic_types_float16", "GL_EXT_shader_explicit_arithmetic_types_int32")
 taken = "".join(f", const in float e_{name}" for name, _ in read)

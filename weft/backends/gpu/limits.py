@@ -5,49 +5,39 @@ Drivers need not check, and some crash. A device that pretends to be another one
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from math import prod
 
 from weft.backends.gpu.device import DeviceCaps, LaunchCommand
 from weft.errors import CompileError, DeviceError
+from weft.kernels import shared_size
+from weft.kernels.launch import WARPGROUP_MEMORY
+from weft.kernels.shared_size import SizeError
 from weft.kernels.source import KernelSource
-
-_SIZES = {
-    "f32": 4, "float": 4, "i32": 4, "int": 4, "uint": 4, "half": 2, "ushort": 2, "uchar": 1, "ulong": 8,
-    "float16_t": 2, "uvec2": 8, "uint2": 8, "f16vec4": 8, "f32x4": 16, "float4": 16, "uvec4": 16, "uint4": 16,
-}  # fmt: skip
-"""Bytes of the types of work-group memory, in all languages."""
-_WORD = re.compile(r"[A-Za-z_]\w*")
-_CHOICE = re.compile(r"^(.*?)\?(.*):(.*)$")
 
 
 def shared_bytes(source: KernelSource, values: Mapping[str, int | float]) -> int:
-    """Return the bytes of work-group memory that a kernel takes with these constants."""
-    return sum(_SIZES[kind] * _number(size, values) for kind, size in source.shared)
-
-
-def _number(expression: str, values: Mapping[str, int | float]) -> int:
-    """Return the value of a size: integers, names of constants, + - * / ( ), and `a ? b : c`."""
-    choice = _CHOICE.match(expression)
-    if choice:
-        return _number(choice[2] if _number(choice[1], values) else choice[3], values)
-    text = _WORD.sub(lambda word: str(int(values[word[0]])), expression).replace("/", "//")
-    return int(eval(text, {"__builtins__": {}}))  # digits and operators alone are left
+    """Return the bytes of work-group memory that a kernel takes with these constants; SizeError if that is unknown."""
+    return sum(shared_size.shared_bytes(kind, size, values) for kind, size in source.shared)
 
 
 def check_kernel(source: KernelSource, values: Mapping[str, int | float], caps: DeviceCaps, where: str) -> None:
     """Raise CompileError for a kernel that is out of a device's limits."""
     local = [int(values.get(name, 1)) for name in ("LX", "LY", "LZ")]
-    items, taken = prod(local), shared_bytes(source, values)
-    problems = []
+    items, problems = prod(local), []
     if items > caps.max_local_items or not all(1 <= n <= m for n, m in zip(local, caps.max_local_size, strict=True)):
         problems.append(
             f"its local size is {local[0]} x {local[1]} x {local[2]}, {items} items in all; the limits are "
             f"{' x '.join(map(str, caps.max_local_size))}, {caps.max_local_items} in all"
         )
-    if taken > caps.local_memory and not source.subgroup:  # of NVIDIA's warpgroups it takes more than is reported
-        problems.append(f"it takes {taken} bytes of work-group memory; there are {caps.local_memory}")
+    room = WARPGROUP_MEMORY if source.warpgroup and caps.warpgroup_units else caps.local_memory
+    try:
+        taken = shared_bytes(source, values)
+    except SizeError as e:
+        problems.append(f"what it takes of work-group memory is not known: {e}")
+    else:
+        if taken > room:
+            problems.append(f"it takes {taken} bytes of work-group memory; there are {room}")
     if len(source.args) > caps.max_buffers:
         problems.append(f"it takes {len(source.args)} buffers; the device binds {caps.max_buffers}")
     if source.subgroup and caps.subgroup not in (0, source.subgroup):

@@ -83,6 +83,7 @@ class DeviceProfile:
             max_buffers=_least(caps.max_buffers, self.buffers),
             fp16_storage=caps.fp16_storage and self.fp16,
             int8_storage=caps.int8_storage and self.int8,
+            warpgroup_units=caps.warpgroup_units and not self.local,  # what they take is beyond `local_memory`
         )
         if self.units:
             made = replace(made, compute_units=self.units, software=False)

@@ -12,7 +12,7 @@ import numpy as np
 
 from weft.core.dtypes import DType
 from weft.core.layout import PACK, Array
-from weft.kernels.launch import PIECE, DeviceCaps
+from weft.kernels.launch import PIECE, WARPGROUP_MEMORY, DeviceCaps
 from weft.kernels.special import Case, SpecialKernel, register_special
 from weft.ops.gpu.conv.cases import conv_case
 from weft.ops.gpu.conv.sum_parts import (
@@ -37,7 +37,7 @@ STEP = 64
 """Elements along K of a step: 128 bytes, the widest that is swizzled."""
 RASTER = 8
 """Tiles of rows that go through the columns together, so that what they read stays in the cache."""
-SHARED = 227 << 10
+SHARED = WARPGROUP_MEMORY
 """Bytes of work-group memory of a multiprocessor; it keeps a KiB for each group."""
 RESERVED = 1 << 10
 WIDTHS = (256, 128, 64, 32)
