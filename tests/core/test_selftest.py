@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import sys
@@ -17,15 +18,17 @@ import weft
 from tests.core import special_fakes as fakes
 from tests.core.nets import Net
 from tests.core.null_gpu import null_gpu
-from weft.backends.gpu import selftest, selftest_child, special_check
+from weft.backends.gpu import builder, selftest, selftest_child, special_check, tuning
 from weft.backends.gpu.creator import GpuCreator
 from weft.backends.gpu.runtime import GpuRuntime
 from weft.core.backend import DeviceInfo
 from weft.core.graph import Graph
 from weft.core.registry import registry
 from weft.errors import BackendError, ConfigError, OutOfMemory
-from weft.kernels import special
+from weft.kernels import launch, special
 from weft.kernels.launch import DeviceCaps
+
+SHIPPED = [k for k in (*special.special_kernels(), *special.kernel_families()) if k.module.startswith("weft.")]
 
 
 @pytest.fixture(autouse=True)
@@ -310,6 +313,23 @@ def test_the_key_of_a_verdict_changes_with_the_driver() -> None:
     assert before == selftest.key_of(device)
     with null_gpu() as other:
         assert selftest.key_of(other) != before
+
+
+def test_the_key_of_a_verdict_changes_with_every_module_that_chooses_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: set[Path] = set()
+    own = Path.read_bytes
+
+    def noted(file: Path) -> bytes:
+        read.add(file)
+        return own(file)
+
+    monkeypatch.setattr(Path, "read_bytes", noted)
+    selftest._launchers.cache_clear()
+    selftest._launchers()
+    forms = [type(form) for form in launch._GPU_OPS.values() if type(form).__module__.startswith("weft.")]
+    assert {Path(inspect.getfile(form)) for form in forms} <= read
+    assert {Path(str(sys.modules[kind.module].__file__)) for kind in SHIPPED} <= read
+    assert {Path(builder.__file__), Path(tuning.__file__)} <= read
 
 
 def test_a_verdict_of_other_code_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import weft.ops.gpu
+import weft.backends.gpu
+import weft.ops
 from weft import config
 from weft.backends.gpu import special_check
 from weft.core.blame import is_error
@@ -228,9 +229,10 @@ def _code(module: str) -> str:
 
 @lru_cache(maxsize=1)
 def _launchers() -> str:
-    """Return the hash of the modules that choose launches."""
+    """Return the hash of the modules that choose launches, or say what they compute, wherever they are in a package."""
     hashed = hashlib.blake2b(digest_size=16)
-    for folder in (Path(__file__).parent, Path(weft.ops.gpu.__file__).parent):
-        for file in sorted(folder.glob("*.py")):
-            hashed.update(file.read_bytes())
+    for package in (weft.backends.gpu, weft.ops):
+        for folder in package.__path__:
+            for file in sorted(Path(folder).rglob("*.py")):
+                hashed.update(file.read_bytes())
     return hashed.hexdigest()
