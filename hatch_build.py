@@ -57,7 +57,7 @@ DATA = {
         "A segmentation network, trained by scripts/train_shapes.py on scenes that weft/models/scenes.py draws",
     ),
     "weft/plugins/weft_backend.h": ("file", "The C header for backends in shared libraries"),
-    "weft/backends/gpu/tuned/nvidia-h200.json": ("file", "Which kernels are quickest on an H200, by weft tune"),
+    "weft/backends/gpu/tuning/tuned/nvidia-h200.json": ("file", "Which kernels are quickest on an H200, by weft tune"),
     "weft/backends/vulkan/standard.json": ("file", "Which Vulkan kernels a wheel brings compiled"),
 }
 """What a wheel holds that is neither Python nor a template of kernels, and where it comes from: all of it is Weft's."""

@@ -8,7 +8,7 @@ import shlex
 import sys
 
 from weft import config
-from weft.backends.gpu.tuning_table import FOLDER
+from weft.backends.gpu.tuning.tuning_table import FOLDER
 
 OURS = "WEFT_"
 """How the names of Weft's variables begin."""

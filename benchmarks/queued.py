@@ -1,6 +1,6 @@
 """The device's time of a session's run on OpenCL that waits in the queue as a whole: its launches, and only they.
 
-See `weft.backends.opencl.queued`. A CUDA graph between two CUDA events covers the same.
+See `weft.backends.opencl.queue_timer`. A CUDA graph between two CUDA events covers the same.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pyopencl as cl
 import weft
 from benchmarks.measure import Array
 from weft.backends.opencl import native
-from weft.backends.opencl.queued import QueueTimer
+from weft.backends.opencl.queue_timer import QueueTimer
 from weft.backends.opencl.recording import LaunchStep, ReadStep
 
 

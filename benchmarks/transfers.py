@@ -22,10 +22,10 @@ import numpy as np
 import weft
 from benchmarks.measure import Array, Counts, timed
 from benchmarks.options import number, numbers, words
-from weft.backends.gpu import streams
 from weft.backends.gpu.creator import GpuCreator
-from weft.core import hostcopy
-from weft.core.pipeline import Pipeline
+from weft.backends.gpu.recording import chunked_upload
+from weft.core.host import parallel_copy
+from weft.core.session.pipeline import Pipeline
 from weft.errors import WeftError
 
 STREAMS = ("", "off", "on", "off,on", "on,off")
@@ -63,8 +63,8 @@ def measure(device: str, net: weft.Network, x: Array, threads: Sequence[int], co
 
         rows = [row("np.copyto", lambda: np.copyto(mapped, x), lambda: _one_after_another(pipeline, x))]
         for count in threads:
-            hostcopy.set_threads(count)
-            rows.append(row(_times(count), lambda: hostcopy.copy_into(mapped, x), lambda: session.run(x)[0]))
+            parallel_copy.set_threads(count)
+            rows.append(row(_times(count), lambda: parallel_copy.copy_into(mapped, x), lambda: session.run(x)[0]))
     return rows
 
 
@@ -131,8 +131,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch", type=number, default=32)
     parser.add_argument("--image", type=number, default=224)
     parser.add_argument("--threads", type=numbers, default=[1, 2, 4, 8, 16])
-    parser.add_argument("--piece", type=number, default=hostcopy.PIECE, help="most bytes that are copied at a time")
-    parser.add_argument("--chunk", type=number, default=streams.CHUNK, help="bytes that are sent together")
+    piece = "most bytes that are copied at a time"
+    parser.add_argument("--piece", type=number, default=parallel_copy.PIECE, help=piece)
+    parser.add_argument("--chunk", type=number, default=chunked_upload.CHUNK, help="bytes that are sent together")
     parser.add_argument("--stream", choices=STREAMS, default="", help="without or with chunks; else as devices do")
     parser.add_argument("--iterations", type=number, default=200)
     parser.add_argument("--seconds", type=float, default=1.5, help="of each measurement at most")
@@ -142,11 +143,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure each device and print its table."""
     given = parse(arguments)
-    hostcopy.PIECE, streams.CHUNK = given.piece, given.chunk
+    parallel_copy.PIECE, chunked_upload.CHUNK = given.piece, given.chunk
     counts = Counts(min(20, given.iterations), given.iterations, given.seconds)
     net = network(given.batch, given.image)
     x = np.random.default_rng(0).standard_normal((given.batch, 3, given.image, given.image)).astype(np.float32)
-    print(f"{hostcopy.default_threads()} threads by default, pieces of {given.piece}, chunks of {given.chunk} bytes")
+    threads = parallel_copy.default_threads()
+    print(f"{threads} threads by default, pieces of {given.piece}, chunks of {given.chunk} bytes")
     for device in given.devices:
         try:
             span = device_ms(device, net, x, counts)
@@ -156,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         except WeftError as e:
             print(f"\n{device}: {e}")
         finally:
-            hostcopy.set_threads(hostcopy.default_threads())
+            parallel_copy.set_threads(parallel_copy.default_threads())
 
 
 if __name__ == "__main__":

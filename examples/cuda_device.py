@@ -23,9 +23,16 @@ import numpy as np
 
 import weft
 from weft.backends.gpu.creator import GpuCreator
-from weft.backends.gpu.device import Command, CopyCommand, GpuBuffer, GpuDevice, LaunchCommand, MemoryKind
-from weft.core.dtypes import DType
-from weft.core.layout import Array
+from weft.backends.gpu.device.device import (
+    Command,
+    CopyCommand,
+    GpuBuffer,
+    GpuDevice,
+    LaunchCommand,
+    MemoryKind,
+)
+from weft.core.graph.dtypes import DType
+from weft.core.graph.layout import Array
 from weft.errors import ClosedError, DeviceError, DeviceLost, OutOfMemory
 from weft.kernels.cache import DiskCache
 from weft.kernels.dialect import Dialect, KernelParts

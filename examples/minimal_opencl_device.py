@@ -16,10 +16,17 @@ import pyopencl as cl
 
 import weft
 from weft.backends.gpu.creator import GpuCreator
-from weft.backends.gpu.device import Command, CopyCommand, GpuBuffer, GpuDevice, LaunchCommand, MemoryKind
+from weft.backends.gpu.device.device import (
+    Command,
+    CopyCommand,
+    GpuBuffer,
+    GpuDevice,
+    LaunchCommand,
+    MemoryKind,
+)
 from weft.backends.opencl.dialect import OpenCLDialect
 from weft.backends.opencl.discovery import raw_device
-from weft.core.layout import Array
+from weft.core.graph.layout import Array
 from weft.errors import CompileError, DeviceLost, OutOfMemory
 from weft.kernels.launch import DeviceCaps
 from weft.kernels.source import KernelSource

@@ -9,16 +9,16 @@ from unittest.mock import patch
 
 import numpy as np
 
-from weft.backends.gpu import builder
 from weft.backends.gpu.creator import GpuCreator
-from weft.backends.gpu.device import Command, DeviceCaps, GpuBuffer, GpuDevice, MemoryKind
+from weft.backends.gpu.device.device import Command, DeviceCaps, GpuBuffer, GpuDevice, MemoryKind
+from weft.backends.gpu.lowering import launch_builder
 from weft.backends.vulkan.dialect import GlslDialect
-from weft.core.backend import BackendConfig, DeviceInfo, Precision
-from weft.core.graph import Graph
-from weft.core.layout import Array, Shape
-from weft.core.optimizer import OptimizerOptions
-from weft.core.registry import Choice
-from weft.core.session import Session
+from weft.core.contract.backend import BackendConfig, DeviceInfo, Precision
+from weft.core.graph.graph import Graph
+from weft.core.graph.layout import Array, Shape
+from weft.core.placement.optimizer import OptimizerOptions
+from weft.core.registry.backend_registry import Choice
+from weft.core.session.session import Session
 from weft.kernels.dialect import Dialect
 from weft.kernels.source import KernelSource
 from weft.kernels.template import KernelRequest, render
@@ -82,7 +82,7 @@ def _recorded() -> Iterator[set[KernelRequest]]:
         requests.add(request)
         return render(request, dialect)
 
-    with patch.object(builder, "render", record):
+    with patch.object(launch_builder, "render", record):
         yield requests
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import weft.ops  # noqa: F401  (registers the ops)
-from weft.core.op import Op, op_types
+from weft.core.graph.op import Op, op_types
 
 PAGE = Path(__file__).parents[1] / "docs" / "ops.md"
 INTERNAL = {"Copy", "Debug", "Fused", "Relayout"}

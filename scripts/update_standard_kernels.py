@@ -21,12 +21,12 @@ import onnx
 from benchmarks.models import MODELS
 from scripts.null_device import plan_kernels
 from weft import models as shipped
-from weft.backends.gpu.device import DeviceCaps
+from weft.backends.gpu.device.device import DeviceCaps
 from weft.backends.vulkan.prebuild import MANIFEST, standard_requests, write_requests
 from weft.cli.probe import small_network
-from weft.core.backend import Precision
-from weft.core.graph import Graph
-from weft.core.layout import Shape
+from weft.core.contract.backend import Precision
+from weft.core.graph.graph import Graph
+from weft.core.graph.layout import Shape
 from weft.frontends.onnx import load
 from weft.kernels.template import KernelRequest
 

@@ -9,7 +9,7 @@ import pytest
 
 import weft
 from scripts import demo
-from weft.core.registry import registry
+from weft.core.registry.backend_registry import registry
 
 
 @pytest.mark.parametrize(("expected", "status"), [((), 0), (("cpu",), 0), (("cpu", "opencl"), 1)])

@@ -11,7 +11,7 @@ from onnx.backend.base import Backend
 
 import weft
 import weft.onnx_backend as backend
-from tests.contract.fakes import Creator
+from tests.helpers.fakes import Creator
 from weft import models
 from weft.conformance.onnx_suite import DISPUTED, run_onnx_suite, suite_cases
 from weft.conformance.report import Verdict

@@ -13,7 +13,7 @@ from types import ModuleType
 
 import pytest
 
-from weft.core import locks
+from weft.core.host import file_locks
 
 ROOT = Path(__file__).parents[1]
 
@@ -116,13 +116,13 @@ class WindowsLocks(ModuleType):
 @pytest.mark.parametrize("windows", [False, True])
 def test_a_folder_is_one_writers_at_a_time(windows: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if windows:
-        monkeypatch.setattr(locks, "_fcntl", None)
+        monkeypatch.setattr(file_locks, "_fcntl", None)
         monkeypatch.setitem(sys.modules, "msvcrt", WindowsLocks())
     inside, most = [0], [0]
 
     def write() -> None:
         for _ in range(50):
-            with locks.locked(tmp_path):
+            with file_locks.locked(tmp_path):
                 inside[0] += 1
                 most[0] = max(most[0], inside[0])
                 os.sched_yield()
@@ -138,5 +138,5 @@ def test_a_folder_is_one_writers_at_a_time(windows: bool, tmp_path: Path, monkey
 
 
 def test_a_lock_that_cannot_be_had_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(OSError), locks.locked(tmp_path / "nothing"):
+    with pytest.raises(OSError), file_locks.locked(tmp_path / "nothing"):
         pass

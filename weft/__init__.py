@@ -9,7 +9,7 @@ from __future__ import annotations
 from weft.backends.cpu.backend import CpuCreator
 from weft.backends.opencl.creator import OpenCLCreator
 from weft.backends.vulkan.creator import VulkanCreator
-from weft.core.backend import (
+from weft.core.contract.backend import (
     API_VERSION,
     Backend,
     BackendConfig,
@@ -24,23 +24,23 @@ from weft.core.backend import (
     Precision,
     StorageType,
 )
-from weft.core.contexts import BackendContext, MemoryManager
-from weft.core.debug import DebugRecord
-from weft.core.dtypes import DType
-from weft.core.graph import Graph, Node
-from weft.core.layout import Layout
-from weft.core.limits import Limits
-from weft.core.op import Op, register_op
-from weft.core.optimized import OptimizedNetwork, PreCompiled
-from weft.core.profile import Profile
-from weft.core.registry import insertExtraBackendCreator, registry
-from weft.core.report import Report
-from weft.core.runtime import Runtime
-from weft.core.session import Session
-from weft.core.tensor import Tensor, TensorSpec
-from weft.core.views import OptimizationViews, SubgraphView
+from weft.core.contract.contexts import BackendContext, MemoryManager
+from weft.core.contract.profile import Profile
+from weft.core.contract.views import OptimizationViews, SubgraphView
+from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import Graph, Node
+from weft.core.graph.layout import Layout
+from weft.core.graph.limits import Limits
+from weft.core.graph.op import Op, register_op
+from weft.core.graph.tensor import Tensor, TensorSpec
+from weft.core.placement.debug_nodes import DebugRecord
+from weft.core.placement.optimized_network import OptimizedNetwork, PreCompiled
+from weft.core.registry.backend_registry import insertExtraBackendCreator, registry
+from weft.core.session.report import Report
+from weft.core.session.runtime import Runtime
+from weft.core.session.session import Session
 from weft.errors import WeftError
-from weft.frontends.builder import Network, parse
+from weft.frontends.builder.network import Network, parse
 from weft.loading import devices, load, optimize
 from weft.plugins import PluginFinder as _PluginFinder
 

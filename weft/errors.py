@@ -22,7 +22,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from weft.core.assign import Refusal
+    from weft.core.placement.assign import Refusal
 
 
 MOST_OF_A_REASON = 500

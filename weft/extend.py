@@ -16,7 +16,7 @@ from __future__ import annotations
 from weft.backends.cpu.backend import CpuBackend
 from weft.backends.gpu.backend import GpuBackend
 from weft.backends.gpu.creator import GpuCreator
-from weft.backends.gpu.device import (
+from weft.backends.gpu.device.device import (
     BarrierCommand,
     Binding,
     Command,
@@ -27,15 +27,15 @@ from weft.backends.gpu.device import (
     LaunchCommand,
     MemoryKind,
 )
-from weft.core.backend import API_VERSION, Creator, ExplainsRefusal, is_compatible
-from weft.core.copy import copy_tensor
-from weft.core.host import HostBackend
-from weft.core.layout import Array, Shape, convert, from_storage, storage_shape, to_storage
-from weft.core.memory import ArenaPlan, BufferManager, Slot
-from weft.core.op import Constants, OpClass
-from weft.core.optimized import precompiled
-from weft.core.profile import ProfilingContext
-from weft.core.views import FailedPart, Substitution, subgraph
+from weft.core.contract.backend import API_VERSION, Creator, ExplainsRefusal, is_compatible
+from weft.core.contract.profile import ProfilingContext
+from weft.core.contract.views import FailedPart, Substitution, subgraph
+from weft.core.graph.layout import Array, Shape, convert, from_storage, storage_shape, to_storage
+from weft.core.graph.op import Constants, OpClass
+from weft.core.host.host_backend import HostBackend
+from weft.core.host.memory_plan import ArenaPlan, BufferManager, Slot
+from weft.core.host.tensor_copy import copy_tensor
+from weft.core.placement.optimized_network import precompiled
 from weft.errors import (
     BackendError,
     ClosedError,

@@ -12,8 +12,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from weft.config import check as check_environment
-from weft.core.ahead import Ahead, prepare_ahead
-from weft.core.backend import (
+from weft.core.contract.backend import (
     BackendConfig,
     BackendCreator,
     DeviceInfo,
@@ -22,21 +21,22 @@ from weft.core.backend import (
     Power,
     Precision,
 )
-from weft.core.backend_options import BackendOptions
-from weft.core.debug import DebugSink, FileSink
-from weft.core.graph import Graph, bind
-from weft.core.hints import check_hints
-from weft.core.layout import Shape
-from weft.core.limits import Limits
-from weft.core.loaded import opened
-from weft.core.optimized import OptimizedNetwork
-from weft.core.optimizer import OptimizerOptions
-from weft.core.optimizer import optimize as optimize_graph
-from weft.core.pipeline import Progress
-from weft.core.registry import BackendRegistry, Choice, DeviceName, registry
-from weft.core.runtime import Runtime, default_runtime
-from weft.core.session import Session
-from weft.core.validate import validate
+from weft.core.contract.backend_options import BackendOptions
+from weft.core.graph.graph import Graph, bind
+from weft.core.graph.layout import Shape
+from weft.core.graph.limits import Limits
+from weft.core.graph.validate import validate
+from weft.core.placement.debug_nodes import DebugSink, FileSink
+from weft.core.placement.hints import check_hints
+from weft.core.placement.optimized_network import OptimizedNetwork
+from weft.core.placement.optimizer import OptimizerOptions
+from weft.core.placement.optimizer import optimize as optimize_graph
+from weft.core.registry.backend_registry import BackendRegistry, Choice, DeviceName, registry
+from weft.core.session.loaded_network import opened
+from weft.core.session.pipeline import Progress
+from weft.core.session.prefetch import Ahead, prepare_ahead
+from weft.core.session.runtime import Runtime, default_runtime
+from weft.core.session.session import Session
 from weft.errors import ConfigError, InputError, WeftError, brief
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     import onnx
 
-    from weft.frontends.builder import Network
+    from weft.frontends.builder.network import Network
 
     EnumT = TypeVar("EnumT", bound=Enum)
     Model: TypeAlias = str | os.PathLike[str] | bytes | Graph | Network | onnx.ModelProto
@@ -300,7 +300,7 @@ def _reading(
 
 def _graph(model: Model, limits: Limits) -> Graph:
     # Imported late: onnx takes longer to import than all of Weft.
-    from weft.frontends.builder import Network
+    from weft.frontends.builder.network import Network
     from weft.frontends.onnx import load as load_onnx
 
     if not isinstance(model, (Graph, Network)):

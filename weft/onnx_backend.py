@@ -20,12 +20,12 @@ import numpy as np
 from onnx import ModelProto, NodeProto, helper
 from onnx.backend.base import Backend, BackendRep, namedtupledict
 
-from weft.core.dtypes import DType
-from weft.core.layout import Array
-from weft.core.registry import registry
-from weft.core.session import Session
+from weft.core.graph.dtypes import DType
+from weft.core.graph.layout import Array
+from weft.core.registry.backend_registry import registry
+from weft.core.session.session import Session
 from weft.errors import ConfigError, InputError, WeftError
-from weft.frontends.conversion import near
+from weft.frontends.builder.conversion import near
 from weft.frontends.onnx.reading import NEWEST_OPSET
 from weft.frontends.onnx.tensors import DTYPES
 from weft.loading import load

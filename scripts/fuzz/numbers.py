@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from scripts.fuzz.target import Finding
-from weft.core.layout import Array
+from weft.core.graph.layout import Array
 
 RELATIVE = {2: 2e-2, 4: 1e-3, 8: 1e-3}
 """Of a number, and of the largest of its tensor a tenth of that, by bytes of an element.

@@ -14,7 +14,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from scripts.fuzz.mutate import NUMBERS, REALS
 from weft.conformance.cases.table import all_cases, build_model
-from weft.core.layout import Array
+from weft.core.graph.layout import Array
 
 TEXTS = (
     *(

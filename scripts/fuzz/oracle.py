@@ -15,7 +15,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from weft.core.layout import Array
+from weft.core.graph.layout import Array
 
 SECONDS = 20.0
 MEMORY = 6 << 30

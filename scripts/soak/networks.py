@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import weft
-from weft.core.layout import Array
+from weft.core.graph.layout import Array
 
 CHANNELS = 4
 

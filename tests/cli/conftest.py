@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.cli.driver import Cli
+from tests.helpers.cli import Cli
 
 
 @pytest.fixture

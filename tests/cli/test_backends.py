@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from onnx import helper
 
-from tests.cli.driver import Cli, write_model
-from tests.contract.fakes import Creator, registered
+from tests.helpers.cli import Cli, write_model
+from tests.helpers.fakes import Creator, registered
 from weft.cli.console import PlainFormatter, plain
-from weft.core.backend import Backend, DeviceInfo, Execution
-from weft.core.registry import registry
+from weft.core.contract.backend import Backend, DeviceInfo, Execution
+from weft.core.registry.backend_registry import registry
 from weft.extend import HostBackend
 
 EVIL = "\x1b[31mred\nnext\x00\u202e line"

@@ -12,10 +12,10 @@ import pytest
 from onnx import helper
 
 import weft
-from tests.cli.driver import Cli, double, write_model
+from tests.helpers.cli import Cli, double, write_model
 from weft import models
 from weft.cli.difference import Difference, difference
-from weft.core.registry import registry
+from weft.core.registry.backend_registry import registry
 
 
 def test_bench_sets_devices_side_by_side(cli: Cli, tmp_path: Path) -> None:

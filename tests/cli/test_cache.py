@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.driver import Cli
+from tests.helpers.cli import Cli
 from weft import config
 from weft.kernels.cache import DiskCache
 

@@ -15,12 +15,12 @@ import pytest
 from onnx import helper
 
 import weft
-from tests.cli.driver import Cli, double, write_model
+from tests.helpers.cli import Cli, double, write_model
 from weft import OptimizationViews, SubgraphView, models
 from weft.backends.cpu.backend import CpuBackend
 from weft.backends.opencl import pip_driver
 from weft.cli import checks, probe
-from weft.core.registry import registry
+from weft.core.registry.backend_registry import registry
 from weft.errors import DeviceError
 from weft.kernels.cache import DiskCache
 

@@ -10,11 +10,11 @@ import pytest
 from onnx import helper
 from PIL import Image
 
-from tests.cli.driver import Cli, double, write_model
+from tests.helpers.cli import Cli, double, write_model
 from weft.cli.inputs import Preparation, collect, read
-from weft.core.dtypes import DType
-from weft.core.graph import Graph
-from weft.core.tensor import TensorSpec
+from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import Graph
+from weft.core.graph.tensor import TensorSpec
 from weft.errors import InputError
 
 

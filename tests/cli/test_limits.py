@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.driver import Cli
+from tests.helpers.cli import Cli
 from weft.models import path
 
 COMMANDS = {

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import weft
-from tests.cli.driver import Cli, double
+from tests.helpers.cli import Cli, double
 
 
 @pytest.fixture

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 import weft
-from tests.core.nets import Net
+from tests.helpers.nets import Net
 from weft.cli.roofline import DATASHEET, Peaks, analysed, peaks_of, whole
-from weft.core.backend import Precision
-from weft.core.dtypes import DType
-from weft.core.fused import Fused, Step
-from weft.core.layout import Layout
-from weft.core.op import Op
-from weft.core.profile import Event, Work
-from weft.core.tensor import Tensor
+from weft.core.contract.backend import Precision
+from weft.core.contract.profile import Event, Work
+from weft.core.graph.dtypes import DType
+from weft.core.graph.fused_op import Fused, Step
+from weft.core.graph.layout import Layout
+from weft.core.graph.op import Op
+from weft.core.graph.tensor import Tensor
 from weft.ops.attention import Attention
 from weft.ops.binary import Add
 from weft.ops.concat import Concat

@@ -13,7 +13,7 @@ import pytest
 from onnx import helper
 from PIL import Image
 
-from tests.cli.driver import SHARED, Cli, double, needs_models, write_model
+from tests.helpers.cli import SHARED, Cli, double, needs_models, write_model
 from weft import models
 from weft.errors import ConfigError, ModelError
 

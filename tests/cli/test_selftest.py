@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from weft.backends.gpu import selftest
 from weft.backends.gpu.runtime import GpuRuntime
+from weft.backends.gpu.selftest import verdict_store
 from weft.cli.app import main
 from weft.kernels.special import SpecialKernel, kernel_families
 
@@ -23,7 +23,7 @@ def called(*arguments: str) -> int:
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_SELFTEST", "process")
-    monkeypatch.setattr(selftest, "kernel_families", lambda: FEW)
+    monkeypatch.setattr(verdict_store, "kernel_families", lambda: FEW)
 
 
 def test_it_prints_each_family_with_verdict_and_seconds(capsys: pytest.CaptureFixture[str]) -> None:
@@ -36,10 +36,10 @@ def test_it_prints_each_family_with_verdict_and_seconds(capsys: pytest.CaptureFi
 def test_what_is_wrong_is_told_and_is_the_exit_status(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def wrong(kind: SpecialKernel, runtime: GpuRuntime) -> selftest.Verdict:
-        return selftest.Verdict("it was wrong by 1" if kind.name == "conv_gemm" else None, 0.25)
+    def wrong(kind: SpecialKernel, runtime: GpuRuntime) -> verdict_store.Verdict:
+        return verdict_store.Verdict("it was wrong by 1" if kind.name == "conv_gemm" else None, 0.25)
 
-    monkeypatch.setattr(selftest, "verdict", wrong)
+    monkeypatch.setattr(verdict_store, "verdict", wrong)
     monkeypatch.setenv("WEFT_CACHE", "0")
     assert called("selftest", "-d", "vulkan", "--backend-option", "vulkan.device_profile=items=256") == 1
     printed = " ".join(capsys.readouterr().out.split())

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from tests.cli.driver import Cli, double, write_model
-from tests.core.timed_gpu import TimedDevice, timed_gpu
-from tests.core.tuned_nets import TILES, three_tiles
-from weft.backends.gpu.tuning import Tuned
-from weft.backends.gpu.tuning_table import DeviceKey, read_tables
+from tests.helpers.cli import Cli, double, write_model
+from tests.helpers.timed_gpu import TimedDevice, timed_gpu
+from tests.helpers.tuned_nets import TILES, three_tiles
+from weft.backends.gpu.tuning.tuner import Tuned
+from weft.backends.gpu.tuning.tuning_table import DeviceKey, read_tables
 from weft.cli.tune import _total
 
 
@@ -97,9 +97,9 @@ def test_an_interrupted_search_says_what_is_kept(
 
     with timed_gpu():
         with monkeypatch.context() as patch:
-            patch.setattr("weft.backends.gpu.contest.NodeBench.warm", interrupted)
+            patch.setattr("weft.backends.gpu.tuning.candidate_timing.NodeBench.warm", interrupted)
             assert "interrupted before anything was tried" in cli("tune", model, "-d", "null", status=130).err
-        monkeypatch.setattr("weft.backends.gpu.contest.difference", interrupted)
+        monkeypatch.setattr("weft.backends.gpu.tuning.candidate_timing.difference", interrupted)
         said = cli("tune", model, "-d", "null", status=130).err
         (table,) = (cache / "tuning").glob("*.json")
         assert f"interrupted; what was tried so far is kept in {table}: run the same command to go on" in said
@@ -134,7 +134,7 @@ def test_a_cache_that_cannot_be_written_any_more_is_a_failure(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("weft.backends.gpu.tuning_table.write_tables", full)
+    monkeypatch.setattr("weft.backends.gpu.tuning.tuning_table.write_tables", full)
     with timed_gpu(), caplog.at_level(logging.WARNING):
         done = cli("tune", model, "-d", "null", status=1)
     (warning,) = caplog.messages

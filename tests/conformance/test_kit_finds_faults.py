@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.conformance.answer_faults import DecidesLate
-from tests.conformance.every_fault import FAULTS
-from tests.contract.fakes import registered
+from tests.helpers.fakes import registered
+from tests.helpers.faults.answers import DecidesLate
+from tests.helpers.faults.every_fault import FAULTS
 from weft.backends.cpu.backend import CpuBackend
 from weft.conformance import CHECKS, ConformanceReport, Verdict, run
-from weft.core.backend import Backend, BackendCreator, BackendInfo
-from weft.core.views import OptimizationViews, SubgraphView
+from weft.core.contract.backend import Backend, BackendCreator, BackendInfo
+from weft.core.contract.views import OptimizationViews, SubgraphView
 
 ROWS = ["Softmax", "Erf", "Relu", "MatMul", "Gather"]
 CHOSEN = [*(name for name in CHECKS if name != "table"), *ROWS]

@@ -1,6 +1,6 @@
 """The kit on the devices that Weft brings, and on the example: nothing wrong, and no reason is missing.
 
-The op table on the GPUs is the matter of tests/test_ops_devices.py; here a sample of its rows stands for it.
+The op table on the GPUs is the matter of tests/ops/test_ops_devices.py; here a sample of its rows stands for it.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from examples.numpy_backend import AcmeCreator
-from tests.contract.fakes import registered
+from tests.helpers.fakes import registered
 from weft.conformance import CHECKS, Verdict, run
 
 OTHERS = [name for name in CHECKS if name != "table"]

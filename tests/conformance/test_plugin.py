@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import weft
-from tests.cli.driver import Cli
-from tests.conformance.every_fault import FAULTS
 from tests.conformance.test_kit_finds_faults import Maker
-from tests.contract.fakes import registered
+from tests.helpers.cli import Cli
+from tests.helpers.fakes import registered
+from tests.helpers.faults.every_fault import FAULTS
 from weft.backends.cpu.backend import CpuBackend
 from weft.conformance import CHECKS
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 BACKEND = """
 from weft.backends.cpu.backend import CpuBackend
-from weft.core.backend import BackendCreator, StorageType
+from weft.core.contract.backend import BackendCreator, StorageType
 
 class Broken(CpuBackend):
     def onClearBuffer(self):

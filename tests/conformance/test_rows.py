@@ -11,10 +11,10 @@ import pytest
 import weft
 from weft.conformance import Verdict, run
 from weft.conformance.cases.table import build_model, case, f32, feeds
-from weft.core import op as ops
-from weft.core.layout import Array
-from weft.core.op import Constants, Op
-from weft.core.tensor import TensorSpec
+from weft.core.graph import op as ops
+from weft.core.graph.layout import Array
+from weft.core.graph.op import Constants, Op
+from weft.core.graph.tensor import TensorSpec
 
 
 @dataclass(frozen=True)

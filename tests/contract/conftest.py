@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 import weft
-from tests.contract.fakes import mock, registered
-from tests.contract.saved_networks import Holder
-from tests.contract.told_contexts import WithContext
-from weft.core.op import op_types, register_op
+from tests.helpers.fakes import mock, registered
+from tests.helpers.saved_networks import Holder
+from tests.helpers.told_contexts import WithContext
+from weft.core.graph.op import op_types, register_op
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def acme() -> Iterator[WithContext]:
 @pytest.fixture
 def holder(monkeypatch: pytest.MonkeyPatch) -> None:
     """Register `Holder` for the time of a test."""
-    monkeypatch.setattr("weft.core.op._OPS", op_types())
+    monkeypatch.setattr("weft.core.graph.op._OPS", op_types())
     register_op(Holder)
 
 

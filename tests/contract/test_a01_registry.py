@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 import weft
-from tests.contract.fakes import Creator
-from tests.contract.plugins import COUNT, in_new_process, new_registry, py_source, write
-from tests.core.nets import Net
+from tests.helpers.fakes import Creator
+from tests.helpers.nets import Net
+from tests.helpers.plugins import COUNT, in_new_process, new_registry, py_source, write
 from weft.backends.cpu.backend import CpuBackend
-from weft.core.backend import Backend, BackendInfo, ForwardType
-from weft.core.entries import as_creator
-from weft.core.graph import Graph
-from weft.core.registry import BackendRegistry, registry
+from weft.core.contract.backend import Backend, BackendInfo, ForwardType
+from weft.core.graph.graph import Graph
+from weft.core.registry.backend_registry import BackendRegistry, registry
+from weft.core.registry.entries import as_creator
 from weft.errors import BackendError, ConfigError, NoDevice
 
 

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 import weft
-from tests.contract.fakes import Creator, Inputs, Outputs, registered
-from tests.core.nets import Net, branching, chain, feeds, outputs
+from tests.helpers.fakes import Creator, Inputs, Outputs, registered
+from tests.helpers.nets import Net, branching, chain, feeds, outputs
 from weft.backends.cpu.backend import CpuBackend
-from weft.core.assign import assign
-from weft.core.backend import Backend, BackendInfo
-from weft.core.dtypes import DType
-from weft.core.graph import Graph
-from weft.core.op import Op, op_types
-from weft.core.registry import registry
-from weft.core.tensor import Tensor
+from weft.core.contract.backend import Backend, BackendInfo
+from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import Graph
+from weft.core.graph.op import Op, op_types
+from weft.core.graph.tensor import Tensor
+from weft.core.placement.assign import assign
+from weft.core.registry.backend_registry import registry
 from weft.errors import BackendError, ExecutionError, UnsupportedOps
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import weft
-from tests.contract.fakes import mock, mocks
-from tests.core.nets import Net, chain, feeds, outputs
-from weft.core.graph import Graph
+from tests.helpers.fakes import mock, mocks
+from tests.helpers.nets import Net, chain, feeds, outputs
+from weft.core.graph.graph import Graph
 from weft.errors import ConfigError, UnsupportedOps
 
 

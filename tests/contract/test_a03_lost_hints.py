@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import weft
-from tests.contract.fakes import mock, mocks
-from tests.core.nets import Net
-from weft.core.expand import expand_refused
-from weft.core.graph import Graph
-from weft.core.hints import Hints
+from tests.helpers.fakes import mock, mocks
+from tests.helpers.nets import Net
+from weft.core.graph.graph import Graph
+from weft.core.placement.decompose import expand_refused
+from weft.core.placement.hints import Hints
 from weft.errors import ConfigError
 
 

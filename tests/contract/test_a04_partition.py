@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import weft.ops  # noqa: F401  (registers the ops)
-from tests.core.nets import Net, op
-from weft.core.dtypes import DType
-from weft.core.graph import Graph, Node
-from weft.core.op import Op
-from weft.core.optimized import Part
-from weft.core.partition import partition
-from weft.core.tensor import TensorSpec
+from tests.helpers.nets import Net, op
+from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import Graph, Node
+from weft.core.graph.op import Op
+from weft.core.graph.tensor import TensorSpec
+from weft.core.placement.optimized_network import Part
+from weft.core.placement.partition import partition
 
 F32 = TensorSpec((2,), DType.FLOAT32)
 

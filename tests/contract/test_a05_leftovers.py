@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 
 import weft
-from tests.contract.fakes import Mock, mock, mocks
-from tests.core.nets import Net, feeds, outputs
-from weft.core.dtypes import DType
-from weft.core.graph import Graph
-from weft.core.layout import Layout
-from weft.core.optimize.dead import remove_unread
-from weft.core.optimized import precompiled
-from weft.core.tensor import TensorSpec
-from weft.core.views import OptimizationViews, SubgraphView
+from tests.helpers.fakes import Mock, mock, mocks
+from tests.helpers.nets import Net, feeds, outputs
+from weft.core.contract.views import OptimizationViews, SubgraphView
+from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import Graph
+from weft.core.graph.layout import Layout
+from weft.core.graph.tensor import TensorSpec
+from weft.core.passes.dead import remove_unread
+from weft.core.placement.optimized_network import precompiled
 
 WRONG = TensorSpec((7, 7), DType.FLOAT32)
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import weft
-from tests.contract.fakes import Mock, compiled, mocks
-from tests.core.nets import Net, feeds, kinds, op, outputs
-from weft.core.graph import Graph, Node
-from weft.core.views import OptimizationViews, SubgraphView
+from tests.helpers.fakes import Mock, compiled, mocks
+from tests.helpers.nets import Net, feeds, kinds, op, outputs
+from weft.core.contract.views import OptimizationViews, SubgraphView
+from weft.core.graph.graph import Graph, Node
 
 MEDDLING: dict[str, Callable[[Graph], object]] = {
     "drops nodes": lambda graph: graph.nodes.clear(),

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 import weft
-from tests.contract.fakes import Inputs, Mock, Outputs, compiled, mock, mocks, renamed
-from tests.core.nets import Net, feeds, kinds, op, outputs
-from weft.core.dtypes import DType
-from weft.core.graph import Graph, Node
-from weft.core.op import Op
-from weft.core.optimized import OptimizedNetwork, PreCompiled
-from weft.core.tensor import TensorSpec
-from weft.core.views import OptimizationViews, SubgraphView, subgraph
+from tests.helpers.fakes import Inputs, Mock, Outputs, compiled, mock, mocks, renamed
+from tests.helpers.nets import Net, feeds, kinds, op, outputs
+from weft.core.contract.views import OptimizationViews, SubgraphView, subgraph
+from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import Graph, Node
+from weft.core.graph.op import Op
+from weft.core.graph.tensor import TensorSpec
+from weft.core.placement.optimized_network import OptimizedNetwork, PreCompiled
 from weft.errors import BackendError
 
 Optimise = Callable[[SubgraphView], object]

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import weft
-from tests.contract.fakes import Mock, Replace, compiled, mock, mocks
-from tests.core.nets import chain, feeds, kinds, outputs
-from tests.core.random_nets import SLOW, networks
-from weft.core.graph import Graph, Node
-from weft.core.network import prepare_network
-from weft.core.optimized import OptimizedNetwork
-from weft.core.views import OptimizationViews, SubgraphView
+from tests.helpers.fakes import Mock, Replace, compiled, mock, mocks
+from tests.helpers.nets import chain, feeds, kinds, outputs
+from tests.helpers.random_nets import SLOW, networks
+from weft.core.contract.views import OptimizationViews, SubgraphView
+from weft.core.graph.graph import Graph, Node
+from weft.core.placement.optimized_network import OptimizedNetwork
+from weft.core.placement.prepare import prepare_network
 from weft.errors import UnsupportedOps
 
 FIVE = ("Relu", "Tanh", "Exp", "Sqrt", "Neg")

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.core.nets import Net, kinds, op
-from tests.core.rewrites import assert_same, text
-from weft.core.backend import Precision
-from weft.core.graph import Graph, Node
-from weft.core.layout import Array
-from weft.core.network import prepare_network, steps
-from weft.core.op import Constants, Op
-from weft.core.optimize import PASSES, find_pass, run_passes
-from weft.core.tensor import TensorSpec
+from tests.helpers.nets import Net, kinds, op
+from tests.helpers.rewrites import assert_same, text
+from weft.core.contract.backend import Precision
+from weft.core.graph.graph import Graph, Node
+from weft.core.graph.layout import Array
+from weft.core.graph.op import Constants, Op
+from weft.core.graph.tensor import TensorSpec
+from weft.core.passes import PASSES, find_pass, run_passes
+from weft.core.placement.prepare import prepare_network, steps
 from weft.errors import ConfigError
 
 MINUS_INFINITY = np.array(-np.inf, np.float32)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.core.nets import Net
-from tests.core.rewrites import assert_identical, text
-from weft.core.dtypes import DType
-from weft.core.graph import Graph
-from weft.core.layout import Array
-from weft.core.optimize import find_pass, run_passes
+from tests.helpers.nets import Net
+from tests.helpers.rewrites import assert_identical, text
+from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import Graph
+from weft.core.graph.layout import Array
+from weft.core.passes import find_pass, run_passes
 
 TO_LAST, TO_FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
 

@@ -9,17 +9,18 @@ import numpy as np
 import pytest
 
 import weft
-from tests.contract.fakes import Inputs, Mock, Outputs, mock, mocks
-from tests.core.nets import Net, branching, feeds, kinds, outputs
-from weft.core import ahead, optimizer
-from weft.core.backend import Precision
-from weft.core.dtypes import DType
-from weft.core.graph import Graph, Node
-from weft.core.network import prepare_network, steps
-from weft.core.op import Op
-from weft.core.optimize import PASSES
-from weft.core.optimized import Copy, OptimizedNetwork, PassRecord
-from weft.core.views import OptimizationViews, SubgraphView
+from tests.helpers.fakes import Inputs, Mock, Outputs, mock, mocks
+from tests.helpers.nets import Net, branching, feeds, kinds, outputs
+from weft.core.contract.backend import Precision
+from weft.core.contract.views import OptimizationViews, SubgraphView
+from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import Graph, Node
+from weft.core.graph.op import Op
+from weft.core.passes import PASSES
+from weft.core.placement import optimizer
+from weft.core.placement.optimized_network import Copy, OptimizedNetwork, PassRecord
+from weft.core.placement.prepare import prepare_network, steps
+from weft.core.session import prefetch
 from weft.errors import ConfigError, InputError, ModelError
 
 
@@ -50,7 +51,7 @@ def test_A7_the_steps_are_done_in_order(monkeypatch: pytest.MonkeyPatch) -> None
     steps = ("prepare_network", "assign", "optimize_parts", "add_debug_nodes", "insert_copies")
     for name in steps:
         noting(optimizer, name)
-    noting(ahead, "prepare_network")
+    noting(prefetch, "prepare_network")
     with mocks(one=mock("Relu", "Conv")) as ids:
         weft.optimize(branching(), ids, debug=lambda record: None)
     assert tuple(done) == steps

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.core.nets import feeds, outputs, values
-from tests.core.random_folds import fold_networks
-from tests.core.random_moves import move_networks
-from tests.core.random_nets import SLOW, networks
-from weft.core.dtypes import DType
-from weft.core.graph import Graph
-from weft.core.optimize import PASSES, Pass, find_pass, run_passes
-from weft.core.optimize.constants import fold_constants
-from weft.core.tensor import TensorSpec
-from weft.core.validate import validate
+from tests.helpers.nets import feeds, outputs, values
+from tests.helpers.random_folds import fold_networks
+from tests.helpers.random_moves import move_networks
+from tests.helpers.random_nets import SLOW, networks
+from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import Graph
+from weft.core.graph.tensor import TensorSpec
+from weft.core.graph.validate import validate
+from weft.core.passes import PASSES, Pass, find_pass, run_passes
+from weft.core.passes.constants import fold_constants
 
 EXACT = {p.name for p in PASSES} - {
     *("fold_pads", "fold_batch_norm"),

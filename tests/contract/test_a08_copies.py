@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import weft
-from tests.contract.fakes import AsynchronousBackend, mock, mocks
-from tests.core.nets import Net, chain, feeds, outputs
-from tests.core.random_nets import SLOW, networks
-from weft.core.backend import Backend
-from weft.core.graph import Graph, bind
-from weft.core.loaded import Transfer
-from weft.core.op import Op
-from weft.core.optimized import OptimizedNetwork
-from weft.core.tensor import Tensor
+from tests.helpers.fakes import AsynchronousBackend, mock, mocks
+from tests.helpers.nets import Net, chain, feeds, outputs
+from tests.helpers.random_nets import SLOW, networks
+from weft.core.contract.backend import Backend
+from weft.core.graph.graph import Graph, bind
+from weft.core.graph.op import Op
+from weft.core.graph.tensor import Tensor
+from weft.core.placement.optimized_network import OptimizedNetwork
+from weft.core.session.loaded_network import Transfer
 from weft.errors import BackendError
 
 DEVICE = {"V": "vulkan", "O": "opencl", "C": "cpu"}

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import weft
-from tests.contract.fakes import Inputs, Outputs, mock, mocks
-from tests.core.nets import Net, feeds, outputs
-from weft.core.backend import BackendInfo, Execution
-from weft.core.layout import Array
-from weft.core.op import Op
+from tests.helpers.fakes import Inputs, Outputs, mock, mocks
+from tests.helpers.nets import Net, feeds, outputs
+from weft.core.contract.backend import BackendInfo, Execution
+from weft.core.graph.layout import Array
+from weft.core.graph.op import Op
 
 
 class Threaded(mock()):  # type: ignore[misc]

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import weft
-from tests.contract.fakes import mock, mocks
-from tests.core.nets import Net, branching, feeds, outputs, values
-from weft.core.debug import DebugRecord
-from weft.core.graph import Graph
-from weft.core.layout import Array
+from tests.helpers.fakes import mock, mocks
+from tests.helpers.nets import Net, branching, feeds, outputs, values
+from weft.core.graph.graph import Graph
+from weft.core.graph.layout import Array
+from weft.core.placement.debug_nodes import DebugRecord
 from weft.errors import ExecutionError, InputError
 
 DEVICES = ("cpu", "opencl", "vulkan")

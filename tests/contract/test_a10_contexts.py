@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import weft
-from tests.contract.fakes import Creator, mock, registered
-from tests.contract.told_contexts import NOTICES, Told, WithContext, network, said, two_backends
-from tests.core.nets import Net, chain, feeds, outputs
-from weft.core import session as sessions
-from weft.core.runtime import default_runtime
-from weft.core.session import close_forgotten
+from tests.helpers.fakes import Creator, mock, registered
+from tests.helpers.nets import Net, chain, feeds, outputs
+from tests.helpers.told_contexts import NOTICES, Told, WithContext, network, said, two_backends
+from weft.core.session import session as sessions
+from weft.core.session.runtime import default_runtime
+from weft.core.session.session import close_forgotten
 from weft.errors import BackendError, ClosedError, InputError
 
 # -- ids and order ---------------------------------------------------------------------------------------------

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import weft
-from tests.contract.fakes import Creator, Mock, registered
-from tests.core.nets import Net, feeds, outputs
-from weft.core import runtime as runtimes
-from weft.core.gate import Gate
-from weft.core.graph import Graph
-from weft.core.runtime import Runtime, default_runtime
+from tests.helpers.fakes import Creator, Mock, registered
+from tests.helpers.nets import Net, feeds, outputs
+from weft.core.graph.graph import Graph
+from weft.core.session import runtime as runtimes
+from weft.core.session.load_gate import Gate
+from weft.core.session.runtime import Runtime, default_runtime
 from weft.errors import BackendError, ClosedError, InputError
 
 WAIT = 60

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import weft
-from tests.contract.fakes import Mock, registered
-from tests.contract.told_contexts import NOTICES, Heard, WithContext, network, said, two_backends
-from tests.core.nets import chain, feeds, outputs
+from tests.helpers.fakes import Mock, registered
+from tests.helpers.nets import chain, feeds, outputs
+from tests.helpers.told_contexts import NOTICES, Heard, WithContext, network, said, two_backends
 from weft.errors import BackendError, ExecutionError, InputError, OutOfMemory
 
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import weft
-from tests.contract.fakes import Creator, Inputs, Mock, Outputs, mock, registered
-from tests.core.nets import chain, feeds, outputs
-from weft.core.backend import Backend, BackendInfo
-from weft.core.graph import Graph
-from weft.core.op import Op
-from weft.core.session import close_forgotten
+from tests.helpers.fakes import Creator, Inputs, Mock, Outputs, mock, registered
+from tests.helpers.nets import chain, feeds, outputs
+from weft.core.contract.backend import Backend, BackendInfo
+from weft.core.graph.graph import Graph
+from weft.core.graph.op import Op
+from weft.core.session.session import close_forgotten
 from weft.errors import ExecutionError
 
 Calls = list[tuple[str, int]]

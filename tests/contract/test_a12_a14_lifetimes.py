@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 
 import weft
-from tests.contract.fakes import Creator, Inputs, Interpreted, Mock, Outputs, mock, mocks, registered
-from tests.contract.native_sources import VAULT
-from tests.contract.plugins import ROOT, needs_compiler, write
-from tests.core.nets import Net, branching, chain, feeds, outputs
-from weft.core.backend import Backend, BackendInfo, Execution
-from weft.core.graph import Graph, Node
-from weft.core.op import Op
-from weft.core.optimized import PreCompiled
-from weft.core.registry import Choice, registry
-from weft.core.session import Session
-from weft.core.views import OptimizationViews, SubgraphView
+from tests.helpers.fakes import Creator, Inputs, Interpreted, Mock, Outputs, mock, mocks, registered
+from tests.helpers.native_sources import VAULT
+from tests.helpers.nets import Net, branching, chain, feeds, outputs
+from tests.helpers.plugins import ROOT, needs_compiler, write
+from weft.core.contract.backend import Backend, BackendInfo, Execution
+from weft.core.contract.views import OptimizationViews, SubgraphView
+from weft.core.graph.graph import Graph, Node
+from weft.core.graph.op import Op
+from weft.core.placement.optimized_network import PreCompiled
+from weft.core.registry.backend_registry import Choice, registry
+from weft.core.session.session import Session
 from weft.plugins.native_backend import NativeExecution
 
 DEVICES = ("cpu", "opencl", "vulkan")

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import weft
-from tests.contract.fakes import AsynchronousBackend, Inputs, Mock, Outputs, mock, mocks
-from tests.core.nets import branching, chain, feeds, outputs
-from weft.core.backend import Backend
-from weft.core.op import Op
-from weft.core.profile import Profile, ProfilingContext
+from tests.helpers.fakes import AsynchronousBackend, Inputs, Mock, Outputs, mock, mocks
+from tests.helpers.nets import branching, chain, feeds, outputs
+from weft.core.contract.backend import Backend
+from weft.core.contract.profile import Profile, ProfilingContext
+from weft.core.graph.op import Op
 from weft.errors import BackendError, ClosedError, ConfigError
 
 DEVICES = ("cpu", "opencl", "vulkan")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.plugins import (
+from tests.helpers.plugins import (
     COUNT,
     PY_CLASS,
     in_new_process,
@@ -15,12 +15,12 @@ from tests.contract.plugins import (
     package,
     py_source,
 )
-from weft.core.registry import BackendRegistry
+from weft.core.registry.backend_registry import BackendRegistry
 
 CREATOR = (
     PY_CLASS
     + """
-from weft.core.backend import BackendCreator
+from weft.core.contract.backend import BackendCreator
 
 class AcmeCreator(BackendCreator):
     id = "acme"

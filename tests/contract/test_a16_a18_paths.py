@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import weft
-from tests.cli.driver import Cli, double
-from tests.contract.plugins import (
+from tests.helpers.cli import Cli, double
+from tests.helpers.nets import Net
+from tests.helpers.plugins import (
     COUNT,
     c_source,
     in_new_process,
@@ -19,9 +20,8 @@ from tests.contract.plugins import (
     py_source,
     write,
 )
-from tests.core.nets import Net
 from weft import config
-from weft.core.registry import BackendRegistry, registry
+from weft.core.registry.backend_registry import BackendRegistry, registry
 from weft.plugins.folders import is_considered
 
 KINDS = [pytest.param("so", marks=needs_compiler), "py"]

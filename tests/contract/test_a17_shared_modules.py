@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import weft
-from tests.contract.plugins import COUNT, new_registry
-from tests.core.nets import chain
+from tests.helpers.nets import chain
+from tests.helpers.plugins import COUNT, new_registry
+from weft.core.registry.backend_registry import BackendRegistry
 
 BACKEND = """
 from weft.backends.cpu.backend import CpuBackend
@@ -35,7 +36,7 @@ def put(folder: Path, id: str, module: str = ".acme_common", more: str = "") -> 
     return file
 
 
-def table(registry: weft.core.registry.BackendRegistry, id: str) -> object:
+def table(registry: BackendRegistry, id: str) -> object:
     return registry.find(id).made.table  # type: ignore[attr-defined]
 
 

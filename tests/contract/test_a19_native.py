@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 
 import weft
-from tests.contract.native_sources import ECHO, LAYOUT, Vault, loaded, vault_in
-from tests.contract.plugins import COMPILER, ROOT, needs_compiler, write
-from tests.core.nets import Net, op, values
-from weft.core.backend import Backend, BackendInfo
-from weft.core.dtypes import DType
-from weft.core.graph import Graph
-from weft.core.op import Op
-from weft.core.session import Session
-from weft.core.tensor import Tensor
+from tests.helpers.native_sources import ECHO, LAYOUT, Vault, loaded, vault_in
+from tests.helpers.nets import Net, op, values
+from tests.helpers.plugins import COMPILER, ROOT, needs_compiler, write
+from weft.core.contract.backend import Backend, BackendInfo
+from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import Graph
+from weft.core.graph.op import Op
+from weft.core.graph.tensor import Tensor
+from weft.core.session.session import Session
 from weft.errors import BackendError, ClosedError, DeviceError, ExecutionError, NoDevice, OutOfMemory
 from weft.plugins import include_dir, native_abi
 from weft.plugins.native import NativeCreator

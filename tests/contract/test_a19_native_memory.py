@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 import weft
-from tests.contract.native_sources import VAULT, loaded, vault_in
-from tests.contract.plugins import ROOT, needs_compiler, write
-from tests.core.nets import Net
+from tests.helpers.native_sources import VAULT, loaded, vault_in
+from tests.helpers.nets import Net
+from tests.helpers.plugins import ROOT, needs_compiler, write
 from weft import conformance
 from weft.backends.cpu.backend import CpuBackend
-from weft.core.backend import Backend, BackendInfo, StorageType
-from weft.core.dtypes import DType
-from weft.core.host import HostBackend
-from weft.core.layout import Layout
-from weft.core.registry import registry
-from weft.core.tensor import Tensor
+from weft.core.contract.backend import Backend, BackendInfo, StorageType
+from weft.core.graph.dtypes import DType
+from weft.core.graph.layout import Layout
+from weft.core.graph.tensor import Tensor
+from weft.core.host.host_backend import HostBackend
+from weft.core.registry.backend_registry import registry
 from weft.plugins.native_backend import NativeHostBackend
 
 pytestmark = needs_compiler

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import weft
-from tests.contract.plugins import C_FACTORY, C_ID, C_VERSION, needs_compiler, write
+from tests.helpers.plugins import C_FACTORY, C_ID, C_VERSION, needs_compiler, write
 
 pytestmark = needs_compiler
 

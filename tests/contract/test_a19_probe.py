@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.contract.native_probe import PROBE, Probe
-from tests.contract.plugins import needs_compiler, write
+from tests.helpers.native_probe import PROBE, Probe
+from tests.helpers.plugins import needs_compiler, write
 from weft import conformance
-from weft.core.dtypes import DType
-from weft.core.op import find_op
-from weft.core.registry import registry
-from weft.core.tensor import Tensor
+from weft.core.graph.dtypes import DType
+from weft.core.graph.op import find_op
+from weft.core.graph.tensor import Tensor
+from weft.core.registry.backend_registry import registry
 from weft.plugins.native_abi import CBackend, Message, NodeView
 
 pytestmark = needs_compiler

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import weft
-from tests.contract.native_sources import vault_in
-from tests.contract.plugins import needs_compiler
-from tests.core.nets import Net
-from weft.core.graph import Graph
+from tests.helpers.native_sources import vault_in
+from tests.helpers.nets import Net
+from tests.helpers.plugins import needs_compiler
+from weft.core.graph.graph import Graph
 
 pytestmark = needs_compiler
 SESSIONS, RUNS = 6, 40

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.plugins import c_source, needs_compiler, new_registry, package, py_source, write
-from weft.core.backend import API_VERSION, is_compatible
+from tests.helpers.plugins import c_source, needs_compiler, new_registry, package, py_source, write
+from weft.core.contract.backend import API_VERSION, is_compatible
 from weft.plugins import include_dir
 
 KINDS = [pytest.param("so", marks=needs_compiler), "py"]
@@ -38,7 +38,7 @@ def test_A20_the_rule_for_files(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("weft.core.entries.API_VERSION", ours)
+    monkeypatch.setattr("weft.core.registry.entries.API_VERSION", ours)
     made = c_source if kind == "so" else py_source
     file = write(tmp_path / f"acme_npu_backend.{kind}", made(version=theirs))
     registry = new_registry()

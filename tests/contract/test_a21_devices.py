@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.fakes import Creator, registered
-from tests.contract.plugins import C_FACTORY, C_ID, C_TABLE, C_VERSION, needs_compiler, new_registry, write
-from weft.core.backend import Backend, BackendInfo, DeviceInfo
-from weft.core.registry import BackendRegistry, registry
+from tests.helpers.fakes import Creator, registered
+from tests.helpers.plugins import C_FACTORY, C_ID, C_TABLE, C_VERSION, needs_compiler, new_registry, write
+from weft.core.contract.backend import Backend, BackendInfo, DeviceInfo
+from weft.core.registry.backend_registry import BackendRegistry, registry
 from weft.errors import DeviceError, NoDevice, brief
 from weft.plugins.native import MOST_DEVICES
 

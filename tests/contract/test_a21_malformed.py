@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.plugins import (
+from tests.helpers.plugins import (
     C_FACTORY,
     C_ID,
     C_TABLE,
@@ -23,7 +23,7 @@ from tests.contract.plugins import (
     py_source,
     write,
 )
-from weft.core.registry import BackendRegistry
+from weft.core.registry.backend_registry import BackendRegistry
 
 
 def check(folder: Path, kind: str, reason: str, caplog: pytest.LogCaptureFixture) -> BackendRegistry:

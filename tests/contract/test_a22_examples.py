@@ -20,8 +20,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import weft
 from weft import Network, Node, conformance
-from weft.core.assign import described
-from weft.core.graph import bind, infer_shapes
+from weft.core.graph.graph import bind, infer_shapes
+from weft.core.placement.assign import described
 from weft.models import path
 from weft.ops.binary import Mod
 from weft.ops.softmax import Softmax

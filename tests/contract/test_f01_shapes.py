@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import weft
-from tests.core.nets import Net
-from weft.core.graph import Graph
+from tests.helpers.nets import Net
+from weft.core.graph.graph import Graph
 from weft.errors import InputError
 
 DEVICES = ("cpu", "opencl", "vulkan")

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 import weft
-from tests.contract.fakes import Creator, mock, registered
-from tests.contract.saved_networks import content, refusal, rewritten
-from tests.core.nets import Net, chain
+from tests.helpers.fakes import Creator, mock, registered
+from tests.helpers.nets import Net, chain
+from tests.helpers.saved_networks import content, refusal, rewritten
 from weft.backends.cpu.backend import CpuBackend, ReferenceExecution
-from weft.core.graph import Graph
-from weft.core.host import HostBackend
-from weft.core.op import Op
-from weft.core.optimized import Copy, OptimizedNetwork, PreCompiled
-from weft.core.saved import load_saved
+from weft.core.graph.graph import Graph
+from weft.core.graph.op import Op
+from weft.core.host.host_backend import HostBackend
+from weft.core.placement.optimized_network import Copy, OptimizedNetwork, PreCompiled
+from weft.core.saved.network_file import load_saved
 from weft.errors import BackendError, ModelError, UnsupportedOps, WeftError
 from weft.ops.unary import Relu
 

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.contract.saved_networks import changed, content, of_ops, refusal, rewritten, small, whole
-from weft.core.dtypes import DType
-from weft.core.graph import Graph
-from weft.core.saved import load_saved
-from weft.core.tensor import TensorSpec
+from tests.helpers.saved_networks import changed, content, of_ops, refusal, rewritten, small, whole
+from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import Graph
+from weft.core.graph.tensor import TensorSpec
+from weft.core.saved.network_file import load_saved
 from weft.errors import ModelError, WeftError
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.fakes import Creator, registered
-from tests.contract.saved_networks import again, compiled, content, refusal, unsavable
-from weft.core.saved import load_saved
+from tests.helpers.fakes import Creator, registered
+from tests.helpers.saved_networks import again, compiled, content, refusal, unsavable
+from weft.core.saved.network_file import load_saved
 from weft.errors import UnsupportedOps
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 import weft
-from tests.contract.fakes import Creator, registered
-from tests.contract.saved_networks import SHAPES, Holder, compiled, content, of_ops, refusal, rewritten
-from tests.core.nets import op
-from weft.core.op import op_types, register_op
-from weft.core.optimized import OptimizedNetwork
-from weft.core.saved import load_saved
+from tests.helpers.fakes import Creator, registered
+from tests.helpers.nets import op
+from tests.helpers.saved_networks import SHAPES, Holder, compiled, content, of_ops, refusal, rewritten
+from weft.core.graph.op import op_types, register_op
+from weft.core.placement.optimized_network import OptimizedNetwork
+from weft.core.saved.network_file import load_saved
 from weft.errors import BackendError, ModelError, UnsupportedOps
 
 
@@ -42,7 +42,7 @@ def test_F8_backends_that_are_not_registered_are_named_all_at_once(tmp_path: Pat
 
 
 def test_F8_backends_of_another_registry(tmp_path: Path) -> None:
-    from weft.core.registry import BackendRegistry
+    from weft.core.registry.backend_registry import BackendRegistry
 
     content(compiled(b"add"), tmp_path)
     own = BackendRegistry()
@@ -54,7 +54,7 @@ def test_F8_ops_that_are_not_registered_are_named_all_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("weft.core.op._OPS", op_types())
+        patch.setattr("weft.core.graph.op._OPS", op_types())
         register_op(Holder)
         saved = content(of_ops(Holder(1), op("Relu"), Holder(2)), tmp_path)
     said = refusal(saved, tmp_path, UnsupportedOps)

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 import weft
-from tests.contract.saved_networks import (
+from tests.helpers.saved_networks import (
     F32,
     ROOT,
     SHAPES,
@@ -35,15 +35,15 @@ from tests.contract.saved_networks import (
     whole,
 )
 from weft.conformance.cases.table import all_cases
-from weft.core.backend import BackendConfig
-from weft.core.codec import Decoder, Encoder
-from weft.core.dtypes import DType
-from weft.core.fused import Fused, Step
-from weft.core.graph import Graph, Node
-from weft.core.layout import Array, Layout
-from weft.core.op import find_op
-from weft.core.optimized import OptimizedNetwork, PreCompiled
-from weft.core.tensor import TensorSpec
+from weft.core.contract.backend import BackendConfig
+from weft.core.graph.dtypes import DType
+from weft.core.graph.fused_op import Fused, Step
+from weft.core.graph.graph import Graph, Node
+from weft.core.graph.layout import Array, Layout
+from weft.core.graph.op import find_op
+from weft.core.graph.tensor import TensorSpec
+from weft.core.placement.optimized_network import OptimizedNetwork, PreCompiled
+from weft.core.saved.codec import Decoder, Encoder
 
 # -- networks come back as they were -------------------------------------------------------------------------
 

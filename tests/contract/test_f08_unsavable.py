@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import weft
-from tests.contract.saved_networks import SHAPES, Holder, of_ops, unsavable
-from tests.core.nets import Net, op
-from weft.core.saved import load_saved, save
+from tests.helpers.nets import Net, op
+from tests.helpers.saved_networks import SHAPES, Holder, of_ops, unsavable
+from weft.core.saved.network_file import load_saved, save
 from weft.errors import ModelError
 
 

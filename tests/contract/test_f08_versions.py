@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import weft
-from tests.contract.native_sources import loaded
-from tests.contract.plugins import c_source, needs_compiler, new_registry, package, py_source, write
-from tests.core.nets import Net
-from weft.core.backend import BackendConfig
-from weft.core.entries import version_of
-from weft.core.graph import Graph
-from weft.core.registry import BackendRegistry
+from tests.helpers.native_sources import loaded
+from tests.helpers.nets import Net
+from tests.helpers.plugins import c_source, needs_compiler, new_registry, package, py_source, write
+from weft.core.contract.backend import BackendConfig
+from weft.core.graph.graph import Graph
+from weft.core.registry.backend_registry import BackendRegistry
+from weft.core.registry.entries import version_of
 from weft.errors import BackendError
 
 FILE = re.compile("file [0-9a-f]{16}")

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import weft
-from tests.contract.fakes import Creator, Inputs, Outputs, registered
-from tests.core.nets import Net, feeds, op, outputs
+from tests.helpers.fakes import Creator, Inputs, Outputs, registered
+from tests.helpers.nets import Net, feeds, op, outputs
 from weft.backends.cpu.backend import CpuBackend
-from weft.core.backend import Backend, BackendInfo, Execution, ForwardType, StorageType
-from weft.core.graph import Graph, Node
-from weft.core.registry import BackendRegistry, registry
-from weft.core.tensor import Tensor
+from weft.core.contract.backend import Backend, BackendInfo, Execution, ForwardType, StorageType
+from weft.core.graph.graph import Graph, Node
+from weft.core.graph.tensor import Tensor
+from weft.core.registry.backend_registry import BackendRegistry, registry
 from weft.errors import BackendError, ConfigError, NoDevice
 
 INFO = BackendInfo("acme")

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import weft
-from tests.core.nets import feeds
-from tests.test_conv_tiles import network
+from tests.helpers.nets import feeds
+from tests.ops.gpu.test_conv_tiles import network
 from weft.backends.opencl.backend import OpenCLBackend
 from weft.backends.vulkan.backend import VulkanBackend
-from weft.core.tensor import Tensor
+from weft.core.graph.tensor import Tensor
 
 BACKENDS = {"opencl": OpenCLBackend, "vulkan": VulkanBackend}
 Tensors = Sequence[Tensor | None]

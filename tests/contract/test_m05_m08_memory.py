@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 
 import weft
 from benchmarks import models
-from tests.contract.fakes import Creator, RecordingBackend, registered
-from tests.core.nets import branching
-from tests.core.null_gpu import null_gpu
-from weft.core.backend import Backend, BackendInfo, StorageType
-from weft.core.dtypes import DType
-from weft.core.layout import Layout
-from weft.core.memory import ArenaPlan, BufferManager, Slot
-from weft.core.registry import registry
-from weft.core.tensor import Tensor
+from tests.helpers.fakes import Creator, RecordingBackend, registered
+from tests.helpers.nets import branching
+from tests.helpers.null_gpu import null_gpu
+from weft.core.contract.backend import Backend, BackendInfo, StorageType
+from weft.core.graph.dtypes import DType
+from weft.core.graph.layout import Layout
+from weft.core.graph.tensor import Tensor
+from weft.core.host.memory_plan import ArenaPlan, BufferManager, Slot
+from weft.core.registry.backend_registry import registry
 from weft.errors import BackendError, WeftError
 from weft.models import path as shipped
 

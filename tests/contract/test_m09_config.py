@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import weft
-from tests.contract.fakes import Creator, RecordingBackend, registered
-from tests.core.nets import Net, branching, feeds, outputs, values
+from tests.helpers.fakes import Creator, RecordingBackend, registered
+from tests.helpers.nets import Net, branching, feeds, outputs, values
 from weft.backends.cpu.backend import CpuBackend
-from weft.core.backend import BackendConfig, MemoryMode, Power, Precision
-from weft.core.dtypes import DType
-from weft.core.graph import Graph
-from weft.core.layout import Array
+from weft.core.contract.backend import BackendConfig, MemoryMode, Power, Precision
+from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import Graph
+from weft.core.graph.layout import Array
 from weft.errors import ConfigError
 
 DEVICES = ("cpu", "opencl", "vulkan")

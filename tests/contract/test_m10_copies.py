@@ -11,12 +11,12 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from weft.core.backend import Backend, BackendInfo, StorageType
-from weft.core.copy import copy_tensor
-from weft.core.dtypes import DType
-from weft.core.layout import Array, Layout, from_storage, storage_shape, to_storage
-from weft.core.registry import registry
-from weft.core.tensor import Tensor
+from weft.core.contract.backend import Backend, BackendInfo, StorageType
+from weft.core.graph.dtypes import DType
+from weft.core.graph.layout import Array, Layout, from_storage, storage_shape, to_storage
+from weft.core.graph.tensor import Tensor
+from weft.core.host.tensor_copy import copy_tensor
+from weft.core.registry.backend_registry import registry
 from weft.errors import BackendError, InputError
 
 DEVICES = ("cpu", "opencl", "vulkan")

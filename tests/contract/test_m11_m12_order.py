@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import weft
-from tests.contract.fakes import AsynchronousBackend, Call, Creator, RecordingBackend, registered
-from tests.core.nets import Net, branching, feeds, outputs
-from tests.core.null_gpu import null_gpu
-from weft.core.graph import Graph
+from tests.helpers.fakes import AsynchronousBackend, Call, Creator, RecordingBackend, registered
+from tests.helpers.nets import Net, branching, feeds, outputs
+from tests.helpers.null_gpu import null_gpu
+from weft.core.graph.graph import Graph
 from weft.errors import DeviceLost, ExecutionError, WeftError
 
 # -- M11 -----------------------------------------------------------------------------------------------

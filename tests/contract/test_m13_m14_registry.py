@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 import weft
-from tests.contract.fakes import Creator, registered
-from tests.core.nets import Net, branching, feeds
-from tests.core.null_gpu import null_gpu
+from tests.helpers.fakes import Creator, registered
+from tests.helpers.nets import Net, branching, feeds
+from tests.helpers.null_gpu import null_gpu
 from weft.backends.gpu.creator import GpuCreator
-from weft.backends.gpu.device import DeviceStats
-from weft.core.backend import Backend, BackendInfo, ForwardType
-from weft.core.graph import Graph
-from weft.core.registry import insertExtraBackendCreator, registry
+from weft.backends.gpu.device.device import DeviceStats
+from weft.core.contract.backend import Backend, BackendInfo, ForwardType
+from weft.core.graph.graph import Graph
+from weft.core.registry.backend_registry import insertExtraBackendCreator, registry
 from weft.errors import BackendError, DeviceError, NoDevice
 
 

@@ -13,14 +13,14 @@ import pytest
 from onnx import helper
 
 import weft
-from tests.cli.driver import Cli, write_model
-from tests.contract.fakes import Creator, Mock, registered
-from tests.contract.native_sources import loaded
-from tests.contract.plugins import C_FACTORY, C_ID, C_VERSION, needs_compiler, py_source, write
-from tests.core.nets import chain
+from tests.helpers.cli import Cli, write_model
+from tests.helpers.fakes import Creator, Mock, registered
+from tests.helpers.native_sources import loaded
+from tests.helpers.nets import chain
+from tests.helpers.plugins import C_FACTORY, C_ID, C_VERSION, needs_compiler, py_source, write
 from weft.backends.gpu.creator import GpuCreator
-from weft.core.backend import Backend
-from weft.core.backend_options import BackendOptions
+from weft.core.contract.backend import Backend
+from weft.core.contract.backend_options import BackendOptions
 from weft.errors import BackendError, ConfigError
 
 GAIN = weft.BackendOption("gain", 1.0, "What results are multiplied by.", least=0, saved=True)

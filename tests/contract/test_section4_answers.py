@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 import weft
-from tests.contract.fakes import Creator, mock, mocks, registered
-from tests.core.nets import chain
+from tests.helpers.fakes import Creator, mock, mocks, registered
+from tests.helpers.nets import chain
 from weft.backends.cpu.backend import CpuBackend
-from weft.core.assign import Assignment
-from weft.core.backend import Backend
-from weft.core.graph import Graph
-from weft.core.optimizer import optimize_parts
-from weft.core.views import FailedPart, OptimizationViews, SubgraphView, Substitution
+from weft.core.contract.backend import Backend
+from weft.core.contract.views import FailedPart, OptimizationViews, SubgraphView, Substitution
+from weft.core.graph.graph import Graph
+from weft.core.placement.assign import Assignment
+from weft.core.placement.optimizer import optimize_parts
 from weft.errors import BackendError, ExecutionError, WeftError
 
 X = np.array([[-1, 2, -3], [4, -5, 6]], np.float32)

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import weft
-from tests.contract.fakes import Creator, Inputs, Outputs, registered
-from tests.core.nets import Net
-from weft.core.backend import Backend, Execution
-from weft.core.graph import Graph
-from weft.core.host import HostBackend
+from tests.helpers.fakes import Creator, Inputs, Outputs, registered
+from tests.helpers.nets import Net
+from weft.core.contract.backend import Backend, Execution
+from weft.core.graph.graph import Graph
+from weft.core.host.host_backend import HostBackend
 from weft.errors import BackendError, DeviceError, ExecutionError, WeftError
 
 X = np.array([[-1, 2, -3], [4, -5, 6]], np.float32)

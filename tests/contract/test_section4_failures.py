@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 import weft
-from tests.contract.fakes import Creator, Inputs, Outputs, registered
-from tests.core.nets import Net, branching, feeds, op, outputs
-from tests.core.null_gpu import null_gpu
+from tests.helpers.fakes import Creator, Inputs, Outputs, registered
+from tests.helpers.nets import Net, branching, feeds, op, outputs
+from tests.helpers.null_gpu import null_gpu
 from weft.backends.cpu.backend import CpuBackend
-from weft.core.backend import Execution, StorageType
-from weft.core.dtypes import DType
-from weft.core.graph import Graph, Node
-from weft.core.op import Op
-from weft.core.tensor import Tensor, TensorSpec
+from weft.core.contract.backend import Execution, StorageType
+from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import Graph, Node
+from weft.core.graph.op import Op
+from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.errors import (
     ClosedError,
     ConfigError,

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import weft
-from tests.contract.fakes import mock, mocks
-from tests.core.nets import Net, chain
-from weft.core.graph import Graph
-from weft.core.host import HostBackend
+from tests.helpers.fakes import mock, mocks
+from tests.helpers.nets import Net, chain
+from weft.core.graph.graph import Graph
+from weft.core.host.host_backend import HostBackend
 from weft.errors import BackendError, ConfigError, ModelError, UnsupportedOps
 from weft.models import path
 

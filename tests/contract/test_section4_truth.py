@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import weft
-from tests.contract.fakes import AsynchronousBackend, Creator, Inputs, Outputs, mock, mocks, registered
-from tests.contract.plugins import (
+from tests.helpers.fakes import AsynchronousBackend, Creator, Inputs, Outputs, mock, mocks, registered
+from tests.helpers.nets import Net, chain
+from tests.helpers.plugins import (
     C_FACTORY,
     C_ID,
     C_TABLE,
@@ -23,12 +24,11 @@ from tests.contract.plugins import (
     py_source,
     write,
 )
-from tests.core.nets import Net, chain
-from weft.core.backend import API_VERSION, Backend, Execution
-from weft.core.graph import Graph
-from weft.core.host import HostBackend
-from weft.core.optimized import Copy, PreCompiled, precompiled
-from weft.core.views import OptimizationViews, SubgraphView
+from weft.core.contract.backend import API_VERSION, Backend, Execution
+from weft.core.contract.views import OptimizationViews, SubgraphView
+from weft.core.graph.graph import Graph
+from weft.core.host.host_backend import HostBackend
+from weft.core.placement.optimized_network import Copy, PreCompiled, precompiled
 from weft.errors import BackendError, ExecutionError, OutOfMemory, WeftError
 
 X = np.array([[-1, 2, -3], [4, -5, 6]], np.float32)

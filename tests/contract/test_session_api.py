@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import weft
-from tests.core.nets import Net, branching, feeds, outputs
-from weft.core.dtypes import DType
-from weft.core.graph import Graph
-from weft.core.layout import Array
+from tests.helpers.nets import Net, branching, feeds, outputs
+from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import Graph
+from weft.core.graph.layout import Array
 from weft.errors import InputError
 
 DEVICES = ("cpu", "opencl", "vulkan")

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from tests.core.null_gpu import CAPS, null_gpu
-from tests.core.test_special_kinds import KINDS, OPENCL, VULKAN, alone
-from weft.backends.gpu import special_check
-from weft.backends.gpu.limits import check_kernel, shared_bytes
-from weft.backends.gpu.profiles import parse_profile
+from tests.backends.gpu.selftest.test_special_kinds import KINDS, OPENCL, VULKAN, alone
+from tests.helpers.null_gpu import CAPS, null_gpu
+from weft.backends.gpu.device.limits import check_kernel, shared_bytes
+from weft.backends.gpu.device.profiles import parse_profile
 from weft.backends.gpu.runtime import GpuRuntime
+from weft.backends.gpu.selftest import value_check
 from weft.backends.opencl.dialect import OpenCLDialect
 from weft.backends.vulkan.dialect import GlslDialect
 from weft.errors import CompileError
@@ -180,12 +180,12 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rendered]:
             families = [f for f in kernel_families() if f.present(caps)]
             kinds = [kind for kind in KINDS.values() if kind.present(alone(kind, caps))]
             for kind in (*kinds, *families):
-                device.caps = special_check._without(caps, kind, special_kernels())
+                device.caps = value_check._without(caps, kind, special_kernels())
                 device.caps = getattr(kind, "forced", lambda caps: caps)(device.caps)
                 runtime = GpuRuntime(device)
                 runtime.trust()
                 for case in kind.cases():
-                    special_check._ready(case, runtime).close()
+                    value_check._ready(case, runtime).close()
         yield found
 
 

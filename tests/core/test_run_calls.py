@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 import weft
-from tests.core.nets import Net, feeds, outputs
+from tests.helpers.nets import Net, feeds, outputs
 from weft.backends.gpu.backend import GpuBackend
 from weft.backends.gpu.execution import GpuExecution
 from weft.backends.opencl.backend import OpenCLBackend
 from weft.backends.vulkan.backend import VulkanBackend
-from weft.core.graph import Graph
-from weft.core.op import Op
-from weft.core.tensor import Tensor
+from weft.core.graph.graph import Graph
+from weft.core.graph.op import Op
+from weft.core.graph.tensor import Tensor
 
 BACKENDS: dict[str, type[GpuBackend]] = {"opencl": OpenCLBackend, "vulkan": VulkanBackend}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 from scripts.update_ops_page import INTERNAL, PAGE, page
-from weft.core.op import op_types
+from weft.core.graph.op import op_types
 
 
 def test_the_page_of_ops_is_up_to_date() -> None:

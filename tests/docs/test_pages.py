@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.page import Block, Shell, matches, read
+from tests.helpers.docs_page import Block, Shell, matches, read
 from weft.cli.app import app
 
 ROOT = Path(__file__).parents[2]

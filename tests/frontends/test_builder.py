@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import weft
-from tests.frontends.built import X, one_input, run
-from weft.core.layout import Array
-from weft.core.op import Constants, Op
-from weft.core.tensor import TensorSpec
+from tests.helpers.built import X, one_input, run
+from weft.core.graph.layout import Array
+from weft.core.graph.op import Constants, Op
+from weft.core.graph.tensor import TensorSpec
 from weft.errors import ModelError
 from weft.ops.concat import Split
 
@@ -102,7 +102,7 @@ def test_ops_with_several_outputs_have_so_many_slots() -> None:
 
 
 def _types() -> set[str]:
-    from weft.core.op import op_types
+    from weft.core.graph.op import op_types
 
     return set(op_types())
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 
 import weft
-from tests.core.nets import feeds, outputs, values
-from tests.core.random_nets import SLOW, networks
-from tests.frontends.built import HUNDRED, X, one_input, run
+from tests.helpers.built import HUNDRED, X, one_input, run
+from tests.helpers.nets import feeds, outputs, values
+from tests.helpers.random_nets import SLOW, networks
 from weft import models
 from weft.errors import ModelError
 from weft.ops.unary import LeakyRelu

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import weft
-from tests.frontends.built import HUNDRED, one_input
+from tests.helpers.built import HUNDRED, one_input
 from weft.errors import ModelError
 from weft.ops.unary import LeakyRelu
 

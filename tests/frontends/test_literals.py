@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import weft
-from weft.core.dtypes import DType
+from weft.core.graph.dtypes import DType
 from weft.errors import ModelError
 
 NUMBER: Any = 4

@@ -21,7 +21,7 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnx.external_data_helper import ExternalDataInfo
 
-from tests.frontends.onnx_models import make_model, node, run_graph
+from tests.helpers.onnx_models import make_model, node, run_graph
 from weft.errors import ModelError, UnsupportedOps
 from weft.frontends.onnx import external as external_files
 from weft.frontends.onnx import load

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from onnx import FunctionProto, ModelProto, NodeProto, helper
 
-from tests.frontends.onnx_models import make_model, node, run_graph, run_onnxruntime
-from weft.core.layout import Array
+from tests.helpers.onnx_models import make_model, node, run_graph, run_onnxruntime
+from weft.core.graph.layout import Array
 from weft.errors import ModelError, UnsupportedOps
 from weft.frontends.onnx import load
 

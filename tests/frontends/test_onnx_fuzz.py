@@ -15,7 +15,7 @@ from onnx import ModelProto
 
 from scripts.fuzz.mutate import change_bytes
 from scripts.fuzz.onnx_cases import change_fields, networks
-from weft.core.graph import bind, infer_shapes
+from weft.core.graph.graph import bind, infer_shapes
 from weft.errors import WeftError
 from weft.frontends.onnx import load
 

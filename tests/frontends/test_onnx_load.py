@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.frontends.onnx_models import (
+from tests.helpers.onnx_models import (
     LIGHT_MODELS,
     SHARED_MODELS,
     make_model,
@@ -20,11 +20,11 @@ from tests.frontends.onnx_models import (
     run_graph,
     run_onnxruntime,
 )
-from weft.core.dtypes import DType
-from weft.core.graph import bind, infer_shapes
-from weft.core.layout import Array
-from weft.core.op import Constants, Op, op_types, register_op
-from weft.core.tensor import TensorSpec
+from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import bind, infer_shapes
+from weft.core.graph.layout import Array
+from weft.core.graph.op import Constants, Op, op_types, register_op
+from weft.core.graph.tensor import TensorSpec
 from weft.errors import ModelError, UnsupportedOps
 from weft.frontends.onnx import load
 
@@ -185,7 +185,7 @@ def test_an_output_may_be_an_input_or_a_constant() -> None:
 
 
 def test_a_users_op_takes_the_nodes_of_its_domain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.core.op._OPS", op_types())
+    monkeypatch.setattr("weft.core.graph.op._OPS", op_types())
 
     @register_op
     @dataclass(frozen=True)

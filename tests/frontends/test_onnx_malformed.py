@@ -15,8 +15,8 @@ import pytest
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 import weft
-from tests.frontends.onnx_models import make_model, node
-from weft.core.graph import infer_shapes
+from tests.helpers.onnx_models import make_model, node
+from weft.core.graph.graph import infer_shapes
 from weft.errors import ModelError, UnsupportedOps
 from weft.frontends.onnx import load
 from weft.frontends.onnx.files import LARGEST_FILE

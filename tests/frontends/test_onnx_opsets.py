@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
-from tests.frontends.onnx_models import make_model, node, run_graph, run_onnxruntime
-from weft.core.dtypes import DType
-from weft.core.layout import Array
+from tests.helpers.onnx_models import make_model, node, run_graph, run_onnxruntime
+from weft.core.graph.dtypes import DType
+from weft.core.graph.layout import Array
 from weft.errors import ModelError, UnsupportedOps
 from weft.frontends.onnx import load
 from weft.frontends.onnx.reading import NEWEST_OPSET

@@ -12,7 +12,7 @@ import pytest
 from scripts.fuzz.__main__ import main
 from scripts.fuzz.target import case_stream, find_targets
 
-BAD = "tests.fuzz.bad_targets"
+BAD = "tests.helpers.bad_targets"
 
 
 def run(folder: Path, *arguments: str) -> tuple[int, dict[str, Any]]:

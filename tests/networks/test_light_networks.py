@@ -18,7 +18,7 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 import weft
-from weft.core.layout import Array
+from weft.core.graph.layout import Array
 
 FOLDER = Path(onnx.__file__).parent / "backend/test/data/light"
 DEVICES = ("cpu", "opencl", "vulkan")

@@ -18,7 +18,7 @@ import pytest
 import weft
 from benchmarks import models
 from benchmarks.minilm import SMALL, minilm_l6
-from weft.core.layout import Array
+from weft.core.graph.layout import Array
 
 DEVICES = ("cpu", "opencl", "vulkan")
 GPUS = ("opencl", "vulkan")
@@ -106,7 +106,7 @@ def exported(path: Path, masked: str, form: str, opset: int, dynamo: bool) -> on
     """Return the encoder of a module as one of torch's two exporters writes it."""
     import torch
 
-    from tests.networks.torch_encoder import Encoder
+    from tests.helpers.torch_encoder import Encoder
 
     torch.manual_seed(0)
     module = Encoder(masked, form).eval()

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 import weft
-from weft.core.layout import Array
+from weft.core.graph.layout import Array
 
 FOLDER = Path(__file__).parents[2] / "../shared/models"
 DEVICES = ("cpu", "opencl", "vulkan")

@@ -11,7 +11,7 @@ import pytest
 
 import weft
 from benchmarks.models import resnet50, squeezenet1_1
-from weft.core.layout import Array
+from weft.core.graph.layout import Array
 
 ORDER = ("vulkan", "opencl", "cpu")
 MODELS = {

@@ -41,8 +41,8 @@ from weft.cli.targets import (
     parse_precisions,
     parse_shapes,
 )
-from weft.core.backend import Precision
-from weft.core.layout import Array
+from weft.core.contract.backend import Precision
+from weft.core.graph.layout import Array
 from weft.loading import load
 
 RATES = (("flops", 1e6), ("bytes", 1e6), ("flops_per_s", 1e9), ("bytes_per_s", 1e9))

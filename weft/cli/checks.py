@@ -16,10 +16,10 @@ from weft.backends.vulkan import glslang
 from weft.backends.vulkan.prebuild import shipped_kernels
 from weft.cli.devices import device_name
 from weft.cli.probe import probe
-from weft.core.backend import DeviceInfo
-from weft.core.entries import WEFT
-from weft.core.presence import present
-from weft.core.registry import registry
+from weft.core.contract.backend import DeviceInfo
+from weft.core.registry.backend_registry import registry
+from weft.core.registry.entries import WEFT
+from weft.core.registry.probe import present
 from weft.errors import UnsupportedOps, WeftError
 from weft.kernels.cache import advice, folders_refused
 

@@ -26,12 +26,12 @@ from weft.cli.options import (
 )
 from weft.cli.results import precision_notes
 from weft.cli.targets import device_orders, parse_backend_options, parse_limits, parse_pairs, parse_shapes
-from weft.core.backend import Precision
-from weft.core.graph import Graph, bind
-from weft.core.layout import Array
-from weft.core.limits import Budget
-from weft.core.optimize import PASSES, run_passes
-from weft.core.registry import registry
+from weft.core.contract.backend import Precision
+from weft.core.graph.graph import Graph, bind
+from weft.core.graph.layout import Array
+from weft.core.graph.limits import Budget
+from weft.core.passes import PASSES, run_passes
+from weft.core.registry.backend_registry import registry
 from weft.errors import ConfigError
 from weft.loading import load
 

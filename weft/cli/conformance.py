@@ -12,8 +12,8 @@ import typer
 from weft.cli.console import error, line, note, table, working
 from weft.cli.options import BackendOptionOption, PrecisionOption
 from weft.cli.targets import parse_backend_options
-from weft.core.backend import Precision
-from weft.core.registry import registry
+from weft.core.contract.backend import Precision
+from weft.core.registry.backend_registry import registry
 from weft.errors import ConfigError
 
 if TYPE_CHECKING:

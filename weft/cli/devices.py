@@ -9,9 +9,9 @@ import typer
 
 from weft.cli.console import line, plain, table
 from weft.cli.options import BackendPathOption, JsonOption
-from weft.core.backend import DeviceInfo
-from weft.core.entries import WEFT
-from weft.core.registry import registry
+from weft.core.contract.backend import DeviceInfo
+from weft.core.registry.backend_registry import registry
+from weft.core.registry.entries import WEFT
 
 
 def devices(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.core.layout import Array
+from weft.core.graph.layout import Array
 
 
 def not_finite(array: Array) -> int:

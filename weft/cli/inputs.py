@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weft.core.dtypes import DType
-from weft.core.graph import Graph
-from weft.core.layout import Array, Shape
-from weft.core.tensor import TensorSpec
+from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import Graph
+from weft.core.graph.layout import Array, Shape
+from weft.core.graph.tensor import TensorSpec
 from weft.errors import ConfigError, InputError, WeftError
 
 if TYPE_CHECKING:

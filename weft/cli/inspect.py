@@ -22,19 +22,19 @@ from weft.cli.options import (
     WinogradOption,
 )
 from weft.cli.targets import parse_backend_options, parse_hints, parse_limits, parse_shapes
-from weft.core.assign import why_not
-from weft.core.backend import Backend, BackendConfig, ForwardType, Precision
-from weft.core.backend_options import BackendOptions
-from weft.core.graph import Graph, bind
-from weft.core.hints import check_hints
-from weft.core.layout import Shape
-from weft.core.limits import Budget
-from weft.core.loaded import opened
-from weft.core.network import prepare_network, steps
-from weft.core.optimized import Copy, OptimizedNetwork
-from weft.core.optimizer import OptimizerOptions, optimize
-from weft.core.registry import Choice, registry
-from weft.core.runtime import default_runtime
+from weft.core.contract.backend import Backend, BackendConfig, ForwardType, Precision
+from weft.core.contract.backend_options import BackendOptions
+from weft.core.graph.graph import Graph, bind
+from weft.core.graph.layout import Shape
+from weft.core.graph.limits import Budget
+from weft.core.placement.assign import why_not
+from weft.core.placement.hints import check_hints
+from weft.core.placement.optimized_network import Copy, OptimizedNetwork
+from weft.core.placement.optimizer import OptimizerOptions, optimize
+from weft.core.placement.prepare import prepare_network, steps
+from weft.core.registry.backend_registry import Choice, registry
+from weft.core.session.loaded_network import opened
+from weft.core.session.runtime import default_runtime
 from weft.errors import ConfigError, UnsupportedOps, brief
 from weft.loading import resolved
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.core.layout import Array
-from weft.core.session import Session
+from weft.core.graph.layout import Array
+from weft.core.session.session import Session
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from weft.cli.console import working
-from weft.core.graph import Graph
-from weft.core.limits import Limits
+from weft.core.graph.graph import Graph
+from weft.core.graph.limits import Limits
 from weft.errors import ConfigError
 from weft.frontends.onnx import load as load_onnx
 from weft.loading import SAVED

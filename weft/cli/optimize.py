@@ -24,9 +24,9 @@ from weft.cli.options import (
     WinogradOption,
 )
 from weft.cli.targets import device_orders, parse_backend_options, parse_hints, parse_limits, parse_shapes
-from weft.core.backend import Precision
-from weft.core.graph import bind
-from weft.core.layout import Shape
+from weft.core.contract.backend import Precision
+from weft.core.graph.graph import bind
+from weft.core.graph.layout import Shape
 from weft.errors import ConfigError
 from weft.loading import SAVED, check_sizes
 from weft.loading import optimize as optimize_model

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from weft.core.backend import Precision
-from weft.core.registry import registry
+from weft.core.contract.backend import Precision
+from weft.core.registry.backend_registry import registry
 from weft.loading import SAVED
 
 ModelArgument = Annotated[Path, typer.Argument(help="An ONNX file.", show_default=False)]

@@ -11,10 +11,10 @@ from signal import Signals
 import numpy as np
 
 from weft.cli.difference import difference
-from weft.core.dtypes import DType
-from weft.core.graph import Graph, Node
-from weft.core.registry import registry
-from weft.core.tensor import TensorSpec
+from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import Graph, Node
+from weft.core.graph.tensor import TensorSpec
+from weft.core.registry.backend_registry import registry
 from weft.errors import DeviceError, UnsupportedOps, WeftError
 from weft.loading import load
 from weft.ops.conv import Conv

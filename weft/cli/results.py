@@ -13,7 +13,7 @@ import numpy as np
 from weft.cli.console import line
 from weft.cli.difference import not_finite
 from weft.cli.targets import parse_pairs
-from weft.core.layout import Array
+from weft.core.graph.layout import Array
 from weft.errors import ConfigError, InputError
 
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from weft.core.backend import Precision
-from weft.core.profile import Event, Work
+from weft.core.contract.backend import Precision
+from weft.core.contract.profile import Event, Work
 
 
 @dataclass(frozen=True)

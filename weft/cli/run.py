@@ -43,12 +43,12 @@ from weft.cli.targets import (
     parse_pairs,
     parse_shapes,
 )
-from weft.core.backend import Precision
-from weft.core.graph import Graph
-from weft.core.layout import Array
-from weft.core.limits import Limits
-from weft.core.optimized import OptimizedNetwork
-from weft.core.report import Report
+from weft.core.contract.backend import Precision
+from weft.core.graph.graph import Graph
+from weft.core.graph.layout import Array
+from weft.core.graph.limits import Limits
+from weft.core.placement.optimized_network import OptimizedNetwork
+from weft.core.session.report import Report
 from weft.errors import ConfigError
 from weft.frontends.onnx import load as load_onnx
 from weft.loading import SAVED, load

@@ -8,14 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
-from weft.backends.gpu import selftest as tests
 from weft.backends.gpu.creator import GpuCreator
 from weft.backends.gpu.runtime import GpuRuntime
+from weft.backends.gpu.selftest import verdict_store as tests
 from weft.cli.console import line, plain, table, working
 from weft.cli.options import BackendOptionOption, BackendPathOption, JsonOption
 from weft.cli.targets import device_orders, parse_backend_options
-from weft.core.backend_options import Options, taken
-from weft.core.registry import registry
+from weft.core.contract.backend_options import Options, taken
+from weft.core.registry.backend_registry import registry
 from weft.errors import ConfigError
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from weft.core.arrays import take_shape
-from weft.core.backend import Precision
-from weft.core.layout import Shape
-from weft.core.limits import Limits
-from weft.core.registry import DeviceName, registry
+from weft.core.contract.backend import Precision
+from weft.core.graph.layout import Shape
+from weft.core.graph.limits import Limits
+from weft.core.registry.backend_registry import DeviceName, registry
+from weft.core.session.arguments import take_shape
 from weft.errors import ConfigError
 
 ALL = "all"

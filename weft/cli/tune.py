@@ -30,15 +30,15 @@ from weft.cli.targets import (
     parse_precisions,
     parse_shapes,
 )
-from weft.core.backend import Precision
-from weft.core.layout import Shape
-from weft.core.registry import registry
+from weft.core.contract.backend import Precision
+from weft.core.graph.layout import Shape
+from weft.core.registry.backend_registry import registry
 from weft.errors import ConfigError
 from weft.loading import load
 
 if TYPE_CHECKING:
-    from weft.backends.gpu.tuning import Tuned
-    from weft.backends.gpu.tuning_table import TuningTable
+    from weft.backends.gpu.tuning.tuner import Tuned
+    from weft.backends.gpu.tuning.tuning_table import TuningTable
 
 NUMBERS = ("nodes", "default us", "best us", "gain")
 _TRIVIAL = re.compile(r"\b\w+=(?:0|1|False)(?:, |(?=\)))")
@@ -92,7 +92,7 @@ def tune(
 
 def _check(output: Path) -> None:
     """Raise ConfigError if a table cannot be added there: before the work, not after it."""
-    from weft.backends.gpu.tuning_table import read_tables
+    from weft.backends.gpu.tuning.tuning_table import read_tables
 
     where, fix = f"--output {output}", "name another file"
     if not output.parent.is_dir():
@@ -116,8 +116,8 @@ def _tune(
     options: Mapping[str, Any],
 ) -> list[TuningTable]:
     """Tune for one device, print what was found, and return the tables of its GPUs."""
-    from weft.backends.gpu.tuning import by_runtime, tune_pipelines
-    from weft.backends.gpu.tuning_table import write_tables
+    from weft.backends.gpu.tuning.tuner import by_runtime, tune_pipelines
+    from weft.backends.gpu.tuning.tuning_table import write_tables
 
     label = f"{'+'.join(names)}, {precision.value}"
     found: list[TuningTable] = []
@@ -170,7 +170,7 @@ def _give_up(what: str, why: str) -> NoReturn:
 
 def _check_cache() -> None:
     """Give up if nothing can be kept in the cache: before the work, not after it."""
-    from weft.backends.gpu.tuning_table import FOLDER
+    from weft.backends.gpu.tuning.tuning_table import FOLDER
 
     what = "what `weft tune` finds could not be kept"
     if not config.cache_enabled():

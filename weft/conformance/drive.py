@@ -9,13 +9,13 @@ from typing import TypeVar
 
 import numpy as np
 
-from weft.core import answers
-from weft.core.assign import describe, described
-from weft.core.backend import Backend, Execution, StorageType
-from weft.core.dtypes import DType
-from weft.core.graph import Graph, Node
-from weft.core.layout import Array, Layout, Shape
-from weft.core.tensor import Tensor
+from weft.core.contract import check_answers
+from weft.core.contract.backend import Backend, Execution, StorageType
+from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import Graph, Node
+from weft.core.graph.layout import Array, Layout, Shape
+from weft.core.graph.tensor import Tensor
+from weft.core.placement.assign import describe, described
 from weft.errors import BackendError
 
 Called = TypeVar("Called")
@@ -50,7 +50,7 @@ def place(backend: Backend, shape: Shape, storage: StorageType, dtype: DType = D
 def acquire(backend: Backend, tensor: Tensor, storage: StorageType) -> None:
     """Ask for memory for a tensor; BackendError if the answer is no."""
     answer: object = backend.onAcquireBuffer(tensor, storage)
-    if not answers.granted(answer, "onAcquireBuffer", "if there is no memory"):
+    if not check_answers.granted(answer, "onAcquireBuffer", "if there is no memory"):
         what = f"onAcquireBuffer refused {tensor.nbytes} bytes of {storage.name} memory for {tensor.name!r}"
         raise BackendError(what)
 
@@ -83,7 +83,7 @@ class Drive:
     def __enter__(self) -> Drive:
         try:
             lowered: object = self.backend.lower(self.graph.copy())
-            self.graph = answers.of_kind(lowered, Graph, "lower", "a Graph")
+            self.graph = check_answers.of_kind(lowered, Graph, "lower", "a Graph")
             self._create()
             self._resize()
         except BaseException:

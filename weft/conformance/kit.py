@@ -30,13 +30,13 @@ from weft.conformance.networks import (
 from weft.conformance.report import Finding, Verdict, is_sentence
 from weft.conformance.streams import heard
 from weft.conformance.watch import RAISED_BY, Call, Watch
-from weft.core.backend import Backend, BackendConfig, MemoryMode, Precision
-from weft.core.blame import ends_program
-from weft.core.dtypes import DType
-from weft.core.graph import Graph, infer_shapes
-from weft.core.layout import Array
-from weft.core.registry import Choice
-from weft.core.session import Session
+from weft.core.contract.backend import Backend, BackendConfig, MemoryMode, Precision
+from weft.core.contract.error_context import ends_program
+from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import Graph, infer_shapes
+from weft.core.graph.layout import Array
+from weft.core.registry.backend_registry import Choice
+from weft.core.session.session import Session
 from weft.errors import BackendError, ModelError, UnsupportedOps, WeftError
 
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 import weft.ops  # noqa: F401  (registers the ops)
-from weft.core.dtypes import DType
-from weft.core.graph import Graph, Node
-from weft.core.layout import Array, Shape
-from weft.core.op import Op, find_op
-from weft.core.tensor import TensorSpec
+from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import Graph, Node
+from weft.core.graph.layout import Array, Shape
+from weft.core.graph.op import Op, find_op
+from weft.core.graph.tensor import TensorSpec
 
 FORMS: tuple[Shape, ...] = ((2, 6, 5, 5), (2, 6), (2, 6, 5))
 """The shapes that networks are tried with, the first that the backend takes ops of."""

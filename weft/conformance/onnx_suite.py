@@ -21,8 +21,8 @@ from onnx.version_converter import convert_version
 
 from weft import onnx_backend
 from weft.conformance.report import ConformanceReport, Finding, Verdict, is_sentence
-from weft.core.blame import ends_program
-from weft.core.layout import Array
+from weft.core.contract.error_context import ends_program
+from weft.core.graph.layout import Array
 from weft.errors import ModelError
 from weft.frontends.onnx.reading import OLDEST_OPSET
 

@@ -10,7 +10,7 @@ import pytest
 from weft.conformance.cases.table import Case
 from weft.conformance.kit import Check, Kit
 from weft.conformance.running import open_kit, select
-from weft.core.registry import registry
+from weft.core.registry.backend_registry import registry
 from weft.errors import WeftError
 
 _KIT = pytest.StashKey[Kit]()

@@ -9,10 +9,10 @@ from weft.conformance.cases.table import Case
 from weft.conformance.checks import table
 from weft.conformance.kit import CHECKS, Check, Kit
 from weft.conformance.report import ConformanceReport, Finding
-from weft.core.backend import Precision
-from weft.core.backend_options import BackendOptions
-from weft.core.blame import ends_program
-from weft.core.registry import registry
+from weft.core.contract.backend import Precision
+from weft.core.contract.backend_options import BackendOptions
+from weft.core.contract.error_context import ends_program
+from weft.core.registry.backend_registry import registry
 from weft.errors import ConfigError
 
 Progress = Callable[[int, int], None]

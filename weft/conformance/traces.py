@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from weft.core.graph import Node
-from weft.core.tensor import Tensor
+from weft.core.graph.graph import Node
+from weft.core.graph.tensor import Tensor
 
 Traces = dict[str, object]
 

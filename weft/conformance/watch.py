@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from weft.core.backend import Backend, BackendCreator, BackendInfo, Execution, StorageType
+from weft.core.contract.backend import Backend, BackendCreator, BackendInfo, Execution, StorageType
 
 CALLBACKS = (
     "onCreate", "onAcquireBuffer", "onReleaseBuffer", "onImportBuffer", "onClearBuffer", "onCopyBuffer",

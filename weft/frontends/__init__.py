@@ -1,4 +1,4 @@
-"""Front ends: each turns a file of some format into a `weft.core.graph.Graph`, and `builder` makes one by hand.
+"""Front ends: each turns a file of some format into a `weft.core.graph.graph.Graph`, and `builder` makes one by hand.
 
 A front end is a package here with one function `load`. `import weft` imports none of them: the libraries
 that they need (`onnx`, for one) are loaded with the first file of their format.

@@ -1,7 +1,7 @@
 """The disk cache of compiled kernels: one file a blob, written atomically, safe to delete at any time.
 
 A blob is bound to its key: its digest covers both, so that a file that took another one's name is not used. What other
-users could have written is not used either (`weft.core.trust`), and reports say so.
+users could have written is not used either (`weft.core.host.trust`), and reports say so.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from weft import config
-from weft.core.trust import NotTrusted, file_problem, folder_problem, read_file
+from weft.core.host.trust import NotTrusted, file_problem, folder_problem, read_file
 
 log = logging.getLogger("weft.cache")
 _BEGINS, _ENDS = "weft-", ".part"

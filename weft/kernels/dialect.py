@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from weft.core.dtypes import DType
+from weft.core.graph.dtypes import DType
 from weft.kernels.source import Arg, ConstantKind
 
 

@@ -9,11 +9,11 @@ from enum import Enum
 from math import log2
 from typing import Any, TypeVar
 
-from weft.core.dtypes import DType
-from weft.core.fused import Fused
-from weft.core.layout import Array, Layout, Shape
-from weft.core.op import Op
-from weft.core.tensor import Tensor, TensorSpec
+from weft.core.graph.dtypes import DType
+from weft.core.graph.fused_op import Fused
+from weft.core.graph.layout import Array, Layout, Shape
+from weft.core.graph.op import Op
+from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.errors import BackendError
 from weft.kernels.source import ArgKind
 

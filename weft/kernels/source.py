@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from weft.core.dtypes import DType
+from weft.core.graph.dtypes import DType
 
 ArgKind = Literal["linear", "fours", "c4", "wide", "raw", "raw4", "raw8", "raw16"]
 """linear: scalars, converted to f32 or i32. fours: four floats a step. c4: four channels a step (NC4HW4, NHWC4).

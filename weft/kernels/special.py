@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from weft.core.configuration import Precision
-from weft.core.dtypes import DType
-from weft.core.graph import Node
-from weft.core.layout import Array, Shape
-from weft.core.op import Op
-from weft.core.tensor import TensorSpec
+from weft.core.contract.session_config import Precision
+from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import Node
+from weft.core.graph.layout import Array, Shape
+from weft.core.graph.op import Op
+from weft.core.graph.tensor import TensorSpec
 from weft.errors import BackendError
 from weft.kernels.launch import DeviceCaps
 

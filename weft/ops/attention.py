@@ -1,4 +1,4 @@
-"""Scaled dot-product attention as one op; the passes in `weft.core.optimize.patterns` make it of its parts."""
+"""Scaled dot-product attention as one op; the passes in `weft.core.passes.patterns` make it of its parts."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from weft.core.layout import Array, Shape
-from weft.core.op import Constants, Op, OpClass, register_op
-from weft.core.tensor import TensorSpec
+from weft.core.graph.layout import Array, Shape
+from weft.core.graph.op import Constants, Op, OpClass, register_op
+from weft.core.graph.tensor import TensorSpec
 from weft.ops.elementwise import FLOATS, broadcast, check_type, misfit, take_inputs, widen
 
 

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from weft.core.dtypes import DType
-from weft.core.layout import Array, Shape
-from weft.core.op import OpClass, register_op
-from weft.core.tensor import TensorSpec
+from weft.core.graph.dtypes import DType
+from weft.core.graph.layout import Array, Shape
+from weft.core.graph.op import OpClass, register_op
+from weft.core.graph.tensor import TensorSpec
 from weft.ops.elementwise import (
     ANY,
     BOOLEAN,

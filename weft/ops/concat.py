@@ -9,9 +9,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from weft.core.layout import Array, Shape
-from weft.core.op import Constants, MovingOp, register_op
-from weft.core.tensor import TensorSpec
+from weft.core.graph.layout import Array, Shape
+from weft.core.graph.op import Constants, MovingOp, register_op
+from weft.core.graph.tensor import TensorSpec
 from weft.errors import ModelError
 from weft.ops.shape import MAX_LISTED, given, ints, known_ints, one_axis, one_type, optional, sized, unfit
 

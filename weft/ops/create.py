@@ -9,10 +9,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from weft.core.dtypes import DType
-from weft.core.layout import Array
-from weft.core.op import Constants, Op, register_op
-from weft.core.tensor import TensorSpec
+from weft.core.graph.dtypes import DType
+from weft.core.graph.layout import Array
+from weft.core.graph.op import Constants, Op, register_op
+from weft.core.graph.tensor import TensorSpec
 from weft.ops.shape import MAX_ELEMENTS, given, ints, known, known_ints, one_axis, one_type, sized, unfit
 
 

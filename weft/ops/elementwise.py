@@ -24,10 +24,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from weft.core.dtypes import DType
-from weft.core.layout import Array, Shape
-from weft.core.op import Constants, Op, OpClass, register_op
-from weft.core.tensor import TensorSpec
+from weft.core.graph.dtypes import DType
+from weft.core.graph.layout import Array, Shape
+from weft.core.graph.op import Constants, Op, OpClass, register_op
+from weft.core.graph.tensor import TensorSpec
 from weft.errors import ModelError
 
 Types = frozenset[DType]

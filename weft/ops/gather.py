@@ -8,10 +8,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from weft.core.dtypes import DType
-from weft.core.layout import Array, Shape
-from weft.core.op import Constants, MovingOp, Op, register_op
-from weft.core.tensor import TensorSpec
+from weft.core.graph.dtypes import DType
+from weft.core.graph.layout import Array, Shape
+from weft.core.graph.op import Constants, MovingOp, Op, register_op
+from weft.core.graph.tensor import TensorSpec
 from weft.errors import ModelError
 from weft.ops.shape import given, one_axis, one_type, optional, sized, unfit
 

@@ -9,9 +9,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from weft.core.layout import Array, Shape
-from weft.core.op import Constants, Op, OpClass, register_op
-from weft.core.tensor import TensorSpec
+from weft.core.graph.layout import Array, Shape
+from weft.core.graph.op import Constants, Op, OpClass, register_op
+from weft.core.graph.tensor import TensorSpec
 from weft.ops.elementwise import WIDE, broadcast, check_type, misfit, required_inputs, take_inputs, widen
 
 

@@ -8,9 +8,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from weft.core.layout import Array, Shape
-from weft.core.op import Constants, MovingOp, register_op
-from weft.core.tensor import TensorSpec
+from weft.core.graph.layout import Array, Shape
+from weft.core.graph.op import Constants, MovingOp, register_op
+from weft.core.graph.tensor import TensorSpec
 from weft.errors import ModelError
 from weft.ops.shape import given, ints, known_ints, many_axes, optional, sized, unfit
 

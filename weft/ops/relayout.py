@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import ClassVar
 
-from weft.core.dtypes import DType
-from weft.core.layout import Array, Layout, storage_size
-from weft.core.op import Constants, MovingOp, register_op
-from weft.core.tensor import Tensor, TensorSpec
+from weft.core.graph.dtypes import DType
+from weft.core.graph.layout import Array, Layout, storage_size
+from weft.core.graph.op import Constants, MovingOp, register_op
+from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.launch import GpuOp, KernelBuilder, Placement, gpu_op
 from weft.ops.shape import given, unfit
 

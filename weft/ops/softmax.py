@@ -9,9 +9,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from weft.core.layout import Array
-from weft.core.op import Constants, Op, OpClass, register_op
-from weft.core.tensor import TensorSpec
+from weft.core.graph.layout import Array
+from weft.core.graph.op import Constants, Op, OpClass, register_op
+from weft.core.graph.tensor import TensorSpec
 from weft.ops.elementwise import FLOATS, check_type, required_inputs, widen
 from weft.ops.reduce import normalize_axis
 

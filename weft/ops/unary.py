@@ -11,10 +11,10 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.polynomial.chebyshev import chebinterpolate, chebval
 
-from weft.core.dtypes import DType
-from weft.core.layout import Array
-from weft.core.op import Constants, OpClass, register_op
-from weft.core.tensor import TensorSpec
+from weft.core.graph.dtypes import DType
+from weft.core.graph.layout import Array
+from weft.core.graph.op import Constants, OpClass, register_op
+from weft.core.graph.tensor import TensorSpec
 from weft.ops.elementwise import (
     ANY,
     BOOLEAN,

@@ -9,7 +9,7 @@ from math import prod
 
 import numpy as np
 
-from weft.core.layout import Array, Shape
+from weft.core.graph.layout import Array, Shape
 from weft.errors import ModelError
 
 MAX_GROWTH = 64

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from weft.core.entries import Folder
-    from weft.core.registry import BackendRegistry
+    from weft.core.registry.backend_registry import BackendRegistry
+    from weft.core.registry.entries import Folder
 
 
 class PluginFinder:

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from weft.core.entries import Folder
-from weft.core.registry import BackendRegistry
-from weft.core.trust import file_problem, folder_problem
+from weft.core.host.trust import file_problem, folder_problem
+from weft.core.registry.backend_registry import BackendRegistry
+from weft.core.registry.entries import Folder
 from weft.plugins.interface import Announced, MalformedError, read
 from weft.plugins.python_file import forget_changed, load_module
 

@@ -6,10 +6,10 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from weft.core.backend import BackendCreator
-from weft.core.blame import FAILURES, sent_by_signal
-from weft.core.entries import as_creator, checked_version
-from weft.core.presence import described
+from weft.core.contract.backend import BackendCreator
+from weft.core.contract.error_context import FAILURES, sent_by_signal
+from weft.core.registry.entries import as_creator, checked_version
+from weft.core.registry.probe import described
 from weft.errors import BackendError, brief
 
 FUNCTIONS = ("GetBackendId", "GetVersion", "BackendFactory")

@@ -11,8 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from weft.core.backend import Backend, BackendCreator, BackendInfo, BackendOption, DeviceInfo
-from weft.core.backend_options import NO_OPTIONS, Options, defaults
+from weft.core.contract.backend import Backend, BackendCreator, BackendInfo, BackendOption, DeviceInfo
+from weft.core.contract.backend_options import NO_OPTIONS, Options, defaults
 from weft.errors import ClosedError, DeviceError
 from weft.plugins.elf import why_cut_off
 from weft.plugins.interface import (

@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from weft.core.backend_options import Value
-from weft.core.dtypes import DType
-from weft.core.op import Op
-from weft.core.tensor import Tensor
+from weft.core.contract.backend_options import Value
+from weft.core.graph.dtypes import DType
+from weft.core.graph.op import Op
+from weft.core.graph.tensor import Tensor
 from weft.errors import BackendError
 
 NO_TYPE = 0

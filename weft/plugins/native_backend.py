@@ -8,13 +8,13 @@ from ctypes import c_void_p
 
 import numpy as np
 
-from weft.core.backend import Backend, BackendInfo, Execution, StorageType
-from weft.core.copy import copy_host, copy_tensor, is_host
-from weft.core.host import HostBackend
-from weft.core.layout import Array, convert
-from weft.core.memory import BufferManager, Slot
-from weft.core.op import Op
-from weft.core.tensor import Tensor
+from weft.core.contract.backend import Backend, BackendInfo, Execution, StorageType
+from weft.core.graph.layout import Array, convert
+from weft.core.graph.op import Op
+from weft.core.graph.tensor import Tensor
+from weft.core.host.host_backend import HostBackend
+from weft.core.host.memory_plan import BufferManager, Slot
+from weft.core.host.tensor_copy import copy_host, copy_tensor, is_host
 from weft.errors import BackendError, DeviceError, ExecutionError, InputError, OutOfMemory
 from weft.plugins.native import NativeDevice
 from weft.plugins.native_abi import CTensor, Message, NodeView

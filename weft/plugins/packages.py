@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from importlib.metadata import EntryPoint, entry_points
 
-from weft.core.backend import Backend, BackendCreator
-from weft.core.registry import BackendRegistry
+from weft.core.contract.backend import Backend, BackendCreator
+from weft.core.registry.backend_registry import BackendRegistry
 from weft.plugins.interface import (
     FUNCTIONS,
     Announced,

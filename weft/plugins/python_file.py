@@ -19,7 +19,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import CodeType, ModuleType
 
-from weft.core.blame import sent_by_signal
+from weft.core.contract.error_context import sent_by_signal
 from weft.plugins.interface import MalformedError, guarded, version_of_file
 
 PREFIX = "_weft_backends_"

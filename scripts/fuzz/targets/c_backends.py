@@ -18,7 +18,7 @@ import numpy as np
 
 import weft
 from scripts.fuzz.target import Finding, Target, target
-from weft.core.backend import API_VERSION
+from weft.core.contract.backend import API_VERSION
 from weft.errors import WeftError
 from weft.ops.binary import Add
 from weft.ops.unary import Relu, Tanh

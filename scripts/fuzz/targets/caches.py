@@ -17,9 +17,9 @@ import numpy as np
 
 import weft
 from scripts.fuzz.target import Finding, Target, target
-from weft.backends.gpu.tuning import tune_pipelines
-from weft.core.layout import Array
-from weft.frontends.slots import Layer
+from weft.backends.gpu.tuning.tuner import tune_pipelines
+from weft.core.graph.layout import Array
+from weft.frontends.builder.slots import Layer
 from weft.kernels.template import render
 
 PLAN = "plan.json"

@@ -15,9 +15,9 @@ from scripts.fuzz.numbers import compare
 from scripts.fuzz.onnx_cases import change_fields, draw_model, networks, single_ops
 from scripts.fuzz.oracle import Oracle
 from scripts.fuzz.target import Finding, Target, target
-from weft.core.graph import Graph, bind, infer_shapes
-from weft.core.layout import Array
-from weft.core.optimize.constants import fold_constants
+from weft.core.graph.graph import Graph, bind, infer_shapes
+from weft.core.graph.layout import Array
+from weft.core.passes.constants import fold_constants
 from weft.errors import WeftError
 from weft.frontends.onnx import load
 

@@ -16,9 +16,9 @@ from scripts.fuzz.onnx_cases import networks, single_ops
 from scripts.fuzz.target import Finding, Target, target
 from scripts.fuzz.targets.onnx import MOST_ELEMENTS, MOST_WORK, draw_feeds, nudged
 from weft.conformance.networks import expected
-from weft.core.archive import MANIFEST, write_archive
-from weft.core.graph import Graph
-from weft.core.optimized import OptimizedNetwork
+from weft.core.graph.graph import Graph
+from weft.core.placement.optimized_network import OptimizedNetwork
+from weft.core.saved.archive import MANIFEST, write_archive
 from weft.errors import WeftError
 
 EACH = 7

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.backends.opencl.kernels import NO_DIALECT
+from tests.helpers.opencl_kernels import NO_DIALECT
 from weft.backends.opencl.device import OpenCLDevice, open_device
 
 

@@ -8,12 +8,12 @@ import sys
 import numpy as np
 import pytest
 
-from tests.backends.opencl.kernels import NO_DIALECT, SOURCE, free, host, values
-from weft.backends.gpu.device import Binding, CopyCommand, MemoryKind
+from tests.helpers.opencl_kernels import NO_DIALECT, SOURCE, free, host, values
+from weft.backends.gpu.device.device import Binding, CopyCommand, MemoryKind
+from weft.backends.opencl.cl_errors import WORDS, failure, listed, words
 from weft.backends.opencl.device import OpenCLDevice, open_device
 from weft.backends.opencl.discovery import absent_reason, enumerate_devices
-from weft.backends.opencl.words import WORDS, failure, listed, words
-from weft.core.layout import Array
+from weft.core.graph.layout import Array
 from weft.errors import ClosedError, DeviceError, DeviceLost, NoDevice, OutOfMemory
 
 

@@ -16,9 +16,9 @@ from typing import Any
 import pyopencl as cl
 import pytest
 
-from tests.backends.opencl import fake_driver
-from weft.backends.opencl import discovery, pip_driver, trial
-from weft.core import child
+from tests.helpers import fake_opencl_driver
+from weft.backends.opencl import discovery, driver_trial, pip_driver
+from weft.core.host import child_process
 
 ROOT = Path(__file__).parents[3]
 HAS_PIP_DRIVER = sys.platform == "linux" and platform.machine() == "x86_64"
@@ -124,7 +124,8 @@ def test_indices_do_not_depend_on_the_order_of_the_loader(monkeypatch: pytest.Mo
         return own
 
     cpu, gpu = int(cl.device_type.CPU), int(cl.device_type.GPU)
-    old, new = fake(trial.POCL, "OpenCL 3.0 PoCL 3.0-rc2", cpu), fake(trial.POCL, "OpenCL 3.0 PoCL 3.1+debian", cpu)
+    old = fake(driver_trial.POCL, "OpenCL 3.0 PoCL 3.0-rc2", cpu)
+    new = fake(driver_trial.POCL, "OpenCL 3.0 PoCL 3.1+debian", cpu)
     intel, cards = fake(pip_driver.PLATFORM, "OpenCL 3.1 LINUX", cpu), fake("Acme", "OpenCL 3.0", gpu, cpu, gpu)
     emulation = fake("Intel(R) FPGA Emulation Platform for OpenCL(TM)", "OpenCL 1.2", 8)
     platforms = [old, cards, new, emulation, intel]
@@ -141,9 +142,10 @@ def test_indices_do_not_depend_on_the_order_of_the_loader(monkeypatch: pytest.Mo
 
 
 def test_a_device_on_which_nothing_compiles_is_unusable_and_passed_over(tmp_path: Path) -> None:
-    folder = fake_driver.install(tmp_path / "vendors", "Fake", fake_driver.CPU)
-    fake_driver.install(folder, "Card", fake_driver.GPU, fake_driver.ABORTS)
-    fake_driver.install(folder, "Intel(R) FPGA Emulation Platform for OpenCL(TM)", fake_driver.ACCELERATOR)
+    folder = fake_opencl_driver.install(tmp_path / "vendors", "Fake", fake_opencl_driver.CPU)
+    fake_opencl_driver.install(folder, "Card", fake_opencl_driver.GPU, fake_opencl_driver.ABORTS)
+    emulation = "Intel(R) FPGA Emulation Platform for OpenCL(TM)"
+    fake_opencl_driver.install(folder, emulation, fake_opencl_driver.ACCELERATOR)
     facts = in_new_process(LISTED + CHOSEN, OCL_ICD_VENDORS=str(folder), WEFT_CACHE_DIR=str(tmp_path / "cache"))
     (card, _, ends), (fake, _, refuses) = facts["unusable"]
     assert card == 0 < fake and "FPGA" not in str(facts)
@@ -158,7 +160,7 @@ def test_a_device_on_which_nothing_compiles_is_unusable_and_passed_over(tmp_path
     if facts["usable"]:
         assert facts["id"][0][0] == f"opencl:{facts['usable'][0][0]}"
     else:
-        assert "opencl cannot be used here" in facts["id"] and trial.for_the_cpu() in facts["id"]
+        assert "opencl cannot be used here" in facts["id"] and driver_trial.for_the_cpu() in facts["id"]
 
 
 @pytest.fixture
@@ -170,46 +172,46 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         asked.append(facts)
         return True, None
 
-    monkeypatch.setattr(trial, "_tried_in_child", in_child)
-    monkeypatch.setattr(trial, "_known", {})
+    monkeypatch.setattr(driver_trial, "_tried_in_child", in_child)
+    monkeypatch.setattr(driver_trial, "_known", {})
     monkeypatch.delenv("WEFT_SELFTEST", raising=False)
     return asked
 
 
 def again(monkeypatch: pytest.MonkeyPatch) -> str | None:
     """Return the verdict on the first device, as in a new process."""
-    monkeypatch.setattr(trial, "_known", {})
-    return trial.why_unusable(discovery.raw_devices(), 0)
+    monkeypatch.setattr(driver_trial, "_known", {})
+    return driver_trial.why_unusable(discovery.raw_devices(), 0)
 
 
 def test_a_device_that_is_right_is_remembered_until_its_driver_or_the_cpu_changes(
     asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert [again(monkeypatch) for _ in range(3)] == [None] * 3 and len(asked) == 1
-    assert pip_driver.libraries() and any("cl" in path for path, *_ in trial._loaded_libraries())
-    real = trial._loaded_libraries()
-    monkeypatch.setattr(trial, "_loaded_libraries", lambda: [*real, ("libnew.so", 1, 2)])
+    assert pip_driver.libraries() and any("cl" in path for path, *_ in driver_trial._loaded_libraries())
+    real = driver_trial._loaded_libraries()
+    monkeypatch.setattr(driver_trial, "_loaded_libraries", lambda: [*real, ("libnew.so", 1, 2)])
     assert again(monkeypatch) is None and len(asked) == 2
-    monkeypatch.setattr(trial, "_machine", lambda: ["another"])
+    monkeypatch.setattr(driver_trial, "_machine", lambda: ["another"])
     assert again(monkeypatch) is None and len(asked) == 3
-    assert trial.why_unusable(discovery.raw_devices(), 0) is None and len(asked) == 3
+    assert driver_trial.why_unusable(discovery.raw_devices(), 0) is None and len(asked) == 3
 
 
 def test_a_device_that_is_wrong_is_tried_again_by_the_next_program(
     asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     verdicts = [(True, "it computes wrong numbers"), (True, "it computes wrong numbers"), (True, None)]
-    monkeypatch.setattr(trial, "_tried_in_child", lambda facts: verdicts.pop(0))
+    monkeypatch.setattr(driver_trial, "_tried_in_child", lambda facts: verdicts.pop(0))
     why = again(monkeypatch)
     assert why is not None and why.startswith("it computes wrong numbers; update this driver")
-    assert trial.why_unusable(discovery.raw_devices(), 0) == why and len(verdicts) == 2
+    assert driver_trial.why_unusable(discovery.raw_devices(), 0) == why and len(verdicts) == 2
     assert again(monkeypatch) == why and again(monkeypatch) is None and verdicts == []
 
 
 @pytest.mark.parametrize("mode", ["off", "process"])
 def test_where_a_device_is_tried_can_be_chosen(mode: str, asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     here: list[object] = []
-    monkeypatch.setattr(trial, "try_device", here.append)
+    monkeypatch.setattr(driver_trial, "try_device", here.append)
     monkeypatch.setenv("WEFT_SELFTEST", mode)
     assert again(monkeypatch) is None and asked == [] and len(here) == (mode == "process")
 
@@ -218,22 +220,22 @@ def test_a_process_that_hangs_or_cannot_try_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     devices = discovery.raw_devices()
-    assert trial.try_device(devices[0]) is None
+    assert driver_trial.try_device(devices[0]) is None
     with monkeypatch.context() as m, caplog.at_level(logging.WARNING):
-        assert trial._tried_in_child("no such device") == (False, None)
-        m.setattr(child, "start", lambda *_, **__: (_ for _ in ()).throw(OSError(12, "no memory")))
-        assert trial._tried_in_child("any") == (False, None)
+        assert driver_trial._tried_in_child("no such device") == (False, None)
+        m.setattr(child_process, "start", lambda *_, **__: (_ for _ in ()).throw(OSError(12, "no memory")))
+        assert driver_trial._tried_in_child("any") == (False, None)
     assert ["used untried" in r.message for r in caplog.records] == [True, True]
-    monkeypatch.setattr(trial, "TIMEOUT", 0.001)
-    tried, why = trial._tried_in_child(trial.facts_of(devices, 0))
+    monkeypatch.setattr(driver_trial, "TIMEOUT", 0.001)
+    tried, why = driver_trial._tried_in_child(driver_trial.facts_of(devices, 0))
     assert tried and why is not None and "did not end within 0.001 s" in why
 
 
 def test_pocl_without_a_linker_is_not_even_tried(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     device: Any = SimpleNamespace(
-        platform=SimpleNamespace(name=trial.POCL, version="1"), vendor="", name="", version="", driver_version="",
-        type=int(cl.device_type.CPU),
+        platform=SimpleNamespace(name=driver_trial.POCL, version="1"), vendor="", name="", version="",
+        driver_version="", type=int(cl.device_type.CPU),
     )  # fmt: skip
-    monkeypatch.setattr(trial, "can_link", lambda: False)
-    why = trial.why_unusable([device], 0)
+    monkeypatch.setattr(driver_trial, "can_link", lambda: False)
+    why = driver_trial.why_unusable([device], 0)
     assert why is not None and "apt install gcc libc6-dev" in why and asked == []

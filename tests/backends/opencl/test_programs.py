@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.backends.opencl.kernels import HALF, NO_DIALECT, SCALE, SOURCE, free, run, values, whole
-from weft.backends.gpu.device import LaunchCommand
+from tests.helpers.opencl_kernels import HALF, NO_DIALECT, SCALE, SOURCE, free, run, values, whole
+from weft.backends.gpu.device.device import LaunchCommand
 from weft.backends.opencl.device import OpenCLDevice, open_device
 from weft.backends.opencl.programs import BUILD_OPTIONS, build_options, defines, late_define, literal
-from weft.core.dtypes import DType
+from weft.core.graph.dtypes import DType
 from weft.errors import CompileError
 from weft.kernels.cache import DiskCache
 from weft.kernels.source import Arg, KernelSource

@@ -9,8 +9,15 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from tests.backends.opencl.kernels import SOURCE, free, host, run, values, whole
-from weft.backends.gpu.device import BarrierCommand, Binding, Command, CopyCommand, LaunchCommand, MemoryKind
+from tests.helpers.opencl_kernels import SOURCE, free, host, run, values, whole
+from weft.backends.gpu.device.device import (
+    BarrierCommand,
+    Binding,
+    Command,
+    CopyCommand,
+    LaunchCommand,
+    MemoryKind,
+)
 from weft.backends.opencl.device import OpenCLDevice
 from weft.errors import ClosedError, DeviceError
 

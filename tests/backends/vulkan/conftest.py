@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.backends.vulkan.kernels import NO_DIALECT
+from tests.helpers.vulkan_kernels import NO_DIALECT
 from weft.backends.vulkan.device import VulkanDevice, open_device, validation_messages
 
 

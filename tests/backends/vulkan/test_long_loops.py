@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import weft
-from weft.core.layout import Array
+from weft.core.graph.layout import Array
 
 MakeNode = Callable[[weft.Network, Any], Any]
 LENGTH = 70_000

@@ -7,8 +7,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from tests.backends.vulkan.kernels import run
-from weft.backends.gpu.device import Binding, CopyCommand, MemoryKind
+from tests.helpers.vulkan_kernels import run
+from weft.backends.gpu.device.device import Binding, CopyCommand, MemoryKind
 from weft.backends.vulkan.device import VulkanDevice
 from weft.backends.vulkan.transfer import LARGEST
 from weft.errors import BackendError, OutOfMemory

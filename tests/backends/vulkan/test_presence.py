@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.backends.vulkan.kernels import NO_DIALECT
+from tests.helpers.vulkan_kernels import NO_DIALECT
 from weft.backends.vulkan.device import VulkanDevice, absent_reason, enumerate_devices, open_device
 from weft.errors import NoDevice
 
@@ -58,7 +58,7 @@ def in_python(code: str, **environment: str) -> str:
 
 def test_importing_the_package_loads_no_vulkan() -> None:
     code = (
-        "import sys, weft.backends.vulkan.presence, weft.backends.vulkan.spirv\n"
+        "import sys, weft.backends.vulkan.probe, weft.backends.vulkan.spirv\n"
         "print('vulkan' in sys.modules)"
     )
     assert in_python(code).strip() == "False"
@@ -67,7 +67,7 @@ def test_importing_the_package_loads_no_vulkan() -> None:
 def test_a_missing_package_is_explained() -> None:
     code = (
         "import sys; sys.modules['vulkan'] = None\n"
-        "from weft.backends.vulkan.presence import absent_reason; print(absent_reason())"
+        "from weft.backends.vulkan.probe import absent_reason; print(absent_reason())"
     )
     assert "pip install vulkan cffi" in in_python(code)
 
@@ -79,14 +79,14 @@ def test_a_missing_loader_is_explained() -> None:
         "    def find_spec(self, name, path=None, target=None):\n"
         "        if name == 'vulkan': raise OSError('Cannot find Vulkan SDK version')\n"
         "sys.meta_path.insert(0, Finder())\n"
-        "from weft.backends.vulkan.presence import absent_reason; print(absent_reason())"
+        "from weft.backends.vulkan.probe import absent_reason; print(absent_reason())"
     )
     assert "apt install libvulkan1" in in_python(code)
 
 
 def test_a_missing_driver_is_explained() -> None:
     code = (
-        "from weft.backends.vulkan.presence import absent_reason; print(absent_reason())\n"
+        "from weft.backends.vulkan.probe import absent_reason; print(absent_reason())\n"
         "from weft.backends.vulkan.device import enumerate_devices; print(enumerate_devices())"
     )
     nowhere = {"VK_ICD_FILENAMES": "/nowhere.json", "VK_DRIVER_FILES": "/nowhere.json"}
@@ -95,6 +95,6 @@ def test_a_missing_driver_is_explained() -> None:
 
 
 def test_a_missing_validation_layer_is_explained(tmp_path: Path) -> None:
-    code = "from weft.backends.vulkan.presence import absent_reason; print(absent_reason())"
+    code = "from weft.backends.vulkan.probe import absent_reason; print(absent_reason())"
     said = in_python(code, VK_LAYER_PATH=str(tmp_path))
     assert "apt install vulkan-validationlayers" in said

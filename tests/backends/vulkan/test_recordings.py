@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.backends.vulkan.kernels import (
+from tests.helpers.vulkan_kernels import (
     ADD,
     BYTES,
     CONSTANTS,
@@ -18,9 +18,16 @@ from tests.backends.vulkan.kernels import (
     values,
     whole,
 )
-from weft.backends.gpu.device import BarrierCommand, Binding, Command, CopyCommand, LaunchCommand, MemoryKind
+from weft.backends.gpu.device.device import (
+    BarrierCommand,
+    Binding,
+    Command,
+    CopyCommand,
+    LaunchCommand,
+    MemoryKind,
+)
 from weft.backends.vulkan.device import VulkanDevice, validation_messages
-from weft.core.dtypes import DType
+from weft.core.graph.dtypes import DType
 from weft.errors import BackendError, CompileError, DeviceError
 from weft.kernels.source import Arg, KernelSource
 

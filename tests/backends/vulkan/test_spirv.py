@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from tests.backends.vulkan.kernels import ADD, NO_DIALECT, SCALE, kernel_source, values
+from tests.helpers.vulkan_kernels import ADD, NO_DIALECT, SCALE, kernel_source, values
 from weft.backends.vulkan import glslang, pipelines, spirv
 from weft.backends.vulkan._vk import create
 from weft.backends.vulkan.device import VulkanDevice, open_device
-from weft.core.dtypes import DType
+from weft.core.graph.dtypes import DType
 from weft.errors import CompileError, ConfigError, DeviceError
 from weft.kernels.cache import DiskCache, seal
 from weft.kernels.source import KernelSource

@@ -10,8 +10,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from tests.backends.vulkan.kernels import ADD, NO_DIALECT, SCALE, host, launch, run, values, whole
-from weft.backends.gpu.device import BarrierCommand, Binding, CopyCommand, MemoryKind
+from tests.helpers.vulkan_kernels import ADD, NO_DIALECT, SCALE, host, launch, run, values, whole
+from weft.backends.gpu.device.device import BarrierCommand, Binding, CopyCommand, MemoryKind
 from weft.backends.vulkan.device import VulkanDevice, open_device
 from weft.errors import BackendError, ClosedError, DeviceLost, OutOfMemory
 

@@ -6,12 +6,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from weft.core.backend import Backend, BackendCreator, BackendInfo, DeviceInfo, Execution, ForwardType
-from weft.core.host import HostBackend
-from weft.core.layout import Layout
-from weft.core.op import Op
-from weft.core.optimized import PreCompiled
-from weft.core.tensor import Tensor
+from weft.core.contract.backend import (
+    Backend,
+    BackendCreator,
+    BackendInfo,
+    DeviceInfo,
+    Execution,
+    ForwardType,
+)
+from weft.core.graph.layout import Layout
+from weft.core.graph.op import Op
+from weft.core.graph.tensor import Tensor
+from weft.core.host.host_backend import HostBackend
+from weft.core.placement.optimized_network import PreCompiled
 
 
 class ReferenceExecution(Execution):

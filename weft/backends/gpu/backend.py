@@ -12,12 +12,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from weft.backends.gpu.builds import Builds
-from weft.backends.gpu.device import Binding, CopyCommand, MemoryKind
+from weft.backends.gpu.device.device import Binding, CopyCommand, MemoryKind
+from weft.backends.gpu.device.kernel_builds import Builds
 from weft.backends.gpu.execution import GpuExecution, Workplace
-from weft.backends.gpu.front import NO_FRONT, find_front
-from weft.backends.gpu.fusion import can_fuse, fuse_pools, why_not_fused
-from weft.backends.gpu.layouts import (
+from weft.backends.gpu.lowering.fusion import can_fuse, fuse_pools, why_not_fused
+from weft.backends.gpu.lowering.layouts import (
     assign_layouts,
     base_inputs,
     base_op,
@@ -26,24 +25,25 @@ from weft.backends.gpu.layouts import (
     splits_products,
     values_read,
 )
-from weft.backends.gpu.memory import SMALLEST, Placement, Region
-from weft.backends.gpu.recording import PipelineRecording, access, run_once
+from weft.backends.gpu.lowering.merge_convolutions import merge_siblings, products_in_vain
+from weft.backends.gpu.memory.slots import SMALLEST, Placement, Region
+from weft.backends.gpu.recording.batch_split import NO_FRONT, find_front
+from weft.backends.gpu.recording.chunked_upload import worthwhile
+from weft.backends.gpu.recording.recording import PipelineRecording, access, run_once
+from weft.backends.gpu.recording.schedule import Access
 from weft.backends.gpu.runtime import GpuRuntime
-from weft.backends.gpu.schedule import Access
-from weft.backends.gpu.siblings import merge_siblings, products_in_vain
-from weft.backends.gpu.streams import worthwhile
 from weft.backends.gpu.support import why_not
-from weft.core.backend import Backend, BackendInfo, Execution, MemoryMode, StorageType
-from weft.core.blame import at_node, blame
-from weft.core.copy import copy_tensor
-from weft.core.fused import Fused
-from weft.core.graph import Graph, Node, depths
-from weft.core.layout import PACK, Array, Layout, convert, storage_shape
-from weft.core.memory import BufferManager
-from weft.core.op import Op
-from weft.core.optimize.fuse import fuse_groups
-from weft.core.tensor import Tensor
-from weft.core.views import OptimizationViews, SubgraphView
+from weft.core.contract.backend import Backend, BackendInfo, Execution, MemoryMode, StorageType
+from weft.core.contract.error_context import at_node, blame
+from weft.core.contract.views import OptimizationViews, SubgraphView
+from weft.core.graph.fused_op import Fused
+from weft.core.graph.graph import Graph, Node, depths
+from weft.core.graph.layout import PACK, Array, Layout, convert, storage_shape
+from weft.core.graph.op import Op
+from weft.core.graph.tensor import Tensor
+from weft.core.host.memory_plan import BufferManager
+from weft.core.host.tensor_copy import copy_tensor
+from weft.core.passes.fuse import fuse_groups
 from weft.errors import BackendError
 from weft.kernels import cache
 from weft.kernels.launch import find_gpu_op

@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from weft import config
-from weft.backends.gpu import forks
-from weft.backends.gpu.kept import KERNELS_KEPT
-from weft.core.backend import Backend, BackendCreator, BackendInfo, BackendOption
-from weft.core.backend_options import NO_OPTIONS, Options, defaults
+from weft.backends.gpu.device import fork_guard
+from weft.backends.gpu.device.built_kernels import KERNELS_KEPT
+from weft.core.contract.backend import Backend, BackendCreator, BackendInfo, BackendOption
+from weft.core.contract.backend_options import NO_OPTIONS, Options, defaults
 
 if TYPE_CHECKING:
     from weft.backends.gpu.backend import GpuBackend
-    from weft.backends.gpu.device import GpuDevice
+    from weft.backends.gpu.device.device import GpuDevice
     from weft.backends.gpu.runtime import GpuRuntime
 
 
@@ -66,9 +66,9 @@ class GpuCreator(BackendCreator):
 
     def absent(self) -> str | None:
         """Return why there is no such device in this process, or None."""
-        found = forks.why_not()
+        found = fork_guard.why_not()
         if found is None:
-            forks.start()
+            fork_guard.start()
             found = self.missing()
         return found
 
@@ -98,8 +98,8 @@ class GpuCreator(BackendCreator):
     def _leased(self, index: int, options: Options, lease: _Lease) -> GpuRuntime:
         from weft.backends.gpu.runtime import GpuRuntime
 
-        forks.check(self.id, index)
-        forks.start()
+        fork_guard.check(self.id, index)
+        fork_guard.start()
         given = {**defaults(self), **options}
         # A creator may declare options of its own in place of these.
         profile = str(given.get(PROFILE.name) or config.device_profile())
@@ -122,7 +122,7 @@ class GpuCreator(BackendCreator):
             self._runtimes.pop(key).close()
 
     def _opened(self, index: int, text: str) -> GpuDevice:
-        from weft.backends.gpu.profiles import parse_profile
+        from weft.backends.gpu.device.profiles import parse_profile
 
         profile = parse_profile(text)
         device = self.open(index)

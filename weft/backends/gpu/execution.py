@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from weft.backends.gpu.builder import NodeBuilder, PlannedLaunch
-from weft.backends.gpu.builds import Builds
-from weft.backends.gpu.device import GpuDevice
-from weft.backends.gpu.front import part_of
-from weft.backends.gpu.layouts import base_inputs, base_op
-from weft.backends.gpu.memory import Placement
-from weft.backends.gpu.picks import Choices, Pick
-from weft.backends.gpu.recording import PipelineRecording
-from weft.backends.gpu.tuning_table import NodeChoices, TuningTable
-from weft.core.backend import Recorded, StorageType
-from weft.core.dtypes import DType
-from weft.core.layout import Array, Layout, to_storage
-from weft.core.op import Op
-from weft.core.profile import Work
-from weft.core.tensor import Tensor
+from weft.backends.gpu.device.device import GpuDevice
+from weft.backends.gpu.device.kernel_builds import Builds
+from weft.backends.gpu.lowering.launch_builder import NodeBuilder, PlannedLaunch
+from weft.backends.gpu.lowering.layouts import base_inputs, base_op
+from weft.backends.gpu.memory.slots import Placement
+from weft.backends.gpu.recording.batch_split import part_of
+from weft.backends.gpu.recording.recording import PipelineRecording
+from weft.backends.gpu.tuning.tunables import Choices, Pick
+from weft.backends.gpu.tuning.tuning_table import NodeChoices, TuningTable
+from weft.core.contract.backend import Recorded, StorageType
+from weft.core.contract.profile import Work
+from weft.core.graph.dtypes import DType
+from weft.core.graph.layout import Array, Layout, to_storage
+from weft.core.graph.op import Op
+from weft.core.graph.tensor import Tensor
 from weft.kernels.launch import find_gpu_op
 
 

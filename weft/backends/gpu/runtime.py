@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from weft.backends.gpu.device import GpuBuffer, GpuDevice
-from weft.backends.gpu.heap import DeviceHeap
-from weft.backends.gpu.kept import KERNELS_KEPT
-from weft.backends.gpu.selftest import Verdict, chosen_mode, examine, tests_families, told
-from weft.backends.gpu.tuning_table import TuningTable
-from weft.core.backend_options import NO_OPTIONS, Options
+from weft.backends.gpu.device.built_kernels import KERNELS_KEPT
+from weft.backends.gpu.device.device import GpuBuffer, GpuDevice
+from weft.backends.gpu.memory.heap import DeviceHeap
+from weft.backends.gpu.selftest.verdict_store import Verdict, chosen_mode, examine, tests_families, told
+from weft.backends.gpu.tuning.tuning_table import TuningTable
+from weft.core.contract.backend_options import NO_OPTIONS, Options
 from weft.errors import OutOfMemory
 
 CHUNK = 16 << 20

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from weft.backends.gpu.dry_run import templates_of
-from weft.backends.gpu.layouts import base_inputs, base_op
-from weft.core.dtypes import DType
-from weft.core.layout import Layout, storage_size
-from weft.core.op import Op
-from weft.core.tensor import Tensor
+from weft.backends.gpu.lowering.dry_run import templates_of
+from weft.backends.gpu.lowering.layouts import base_inputs, base_op
+from weft.core.graph.dtypes import DType
+from weft.core.graph.layout import Layout, storage_size
+from weft.core.graph.op import Op
+from weft.core.graph.tensor import Tensor
 from weft.kernels.launch import MAX_ELEMENTS, DeviceCaps, GpuOp, Placement, find_gpu_op
 from weft.kernels.special import wrong_templates
 from weft.ops.elementwise import Elementwise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyopencl as cl
 
-from weft.backends.gpu.device import DeviceCaps
+from weft.backends.gpu.device.device import DeviceCaps
 
 _NVIDIA_LOCAL_MEMORY = 48 * 1024 - 1
 _NVIDIA_ITEMS = 256

@@ -22,7 +22,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, BinaryIO
 
 from weft import config
-from weft.core import child
+from weft.core.host import child_process
 from weft.kernels.source import KernelSource
 
 log = logging.getLogger("weft.opencl")
@@ -49,7 +49,7 @@ class Compilers:
 
     def __init__(self, device: Mapping[str, Any], count: int) -> None:
         """`device` says which one it is (see `main`); with a `count` of 0 there are none."""
-        usable = count > 0 and config.cache_enabled() and child.has_interpreter()
+        usable = count > 0 and config.cache_enabled() and child_process.has_interpreter()
         self._device, self._count = json.dumps(device), count if usable else 0
         self._lock = threading.Lock()
         self._held = self._asked = 0
@@ -114,7 +114,8 @@ class _Process:
     """One process; it calls `ready` with itself, in a thread, when it has the device open."""
 
     def __init__(self, device: str, ready: Any) -> None:
-        self._popen = child.start(child.program(__name__), device, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        program = child_process.program(__name__)
+        self._popen = child_process.start(program, device, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
         self._answers = SimpleQueue[bytes]()
         self._listener = threading.Thread(target=self._listen, name="weft-compilers", daemon=True)
         self._listener.start()

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from weft.backends.gpu.creator import GpuCreator
 from weft.backends.opencl.dialect import OpenCLDialect
 from weft.backends.opencl.discovery import absent_reason, enumerate_devices, why_unusable
-from weft.core.backend import DeviceInfo, ForwardType
+from weft.core.contract.backend import DeviceInfo, ForwardType
 
 if TYPE_CHECKING:
     from weft.backends.gpu.backend import GpuBackend
-    from weft.backends.gpu.device import GpuDevice
+    from weft.backends.gpu.device.device import GpuDevice
 
 
 class OpenCLCreator(GpuCreator):

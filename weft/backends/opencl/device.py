@@ -9,21 +9,21 @@ from contextlib import AbstractContextManager, suppress
 import numpy as np
 import pyopencl as cl
 
-from weft.backends.gpu import forks
-from weft.backends.gpu.device import Command, DeviceCaps, GpuBuffer, GpuDevice, MemoryKind
-from weft.backends.gpu.limits import check_kernel
-from weft.backends.gpu.profiles import DeviceProfile
+from weft.backends.gpu.device import fork_guard
+from weft.backends.gpu.device.device import Command, DeviceCaps, GpuBuffer, GpuDevice, MemoryKind
+from weft.backends.gpu.device.limits import check_kernel
+from weft.backends.gpu.device.profiles import DeviceProfile
 from weft.backends.opencl import native
 from weft.backends.opencl.capabilities import caps_of
+from weft.backends.opencl.cl_errors import failure, listed, words
 from weft.backends.opencl.compilers import Compilers, process_count
 from weft.backends.opencl.discovery import absent_reason, describe, enumerate_devices, raw_device
 from weft.backends.opencl.programs import OpenCLKernel, Programs
-from weft.backends.opencl.queued import QueueTimer
+from weft.backends.opencl.queue_timer import QueueTimer
 from weft.backends.opencl.queues import QueuePool
 from weft.backends.opencl.recording import Recorder, Recording
-from weft.backends.opencl.words import failure, listed, words
-from weft.core.backend import DeviceInfo
-from weft.core.layout import Array
+from weft.core.contract.backend import DeviceInfo
+from weft.core.graph.layout import Array
 from weft.errors import ClosedError, DeviceError, OutOfMemory
 from weft.kernels.dialect import Dialect
 from weft.kernels.source import KernelSource
@@ -114,7 +114,7 @@ class OpenCLDevice(GpuDevice):
         Only references are dropped: the driver frees the memory with the last of them, so that a numpy
         view of pinned memory, or a recording not yet released, never points to nothing.
         """
-        if forks.why_not():
+        if fork_guard.why_not():
             return
         with self._lock:
             if buffer not in self._buffers:
@@ -203,7 +203,7 @@ class OpenCLDevice(GpuDevice):
     def wait(self, recording: Recording) -> None:
         """Wait until the last submit of the recording is done; in a forked process it would never be."""
         queue = recording.queue
-        if queue is None or forks.why_not():
+        if queue is None or fork_guard.why_not():
             return
         code = 0
         try:
@@ -236,7 +236,7 @@ class OpenCLDevice(GpuDevice):
 
     def release(self, recording: Recording) -> None:
         """Free a recording's kernels and pieces of buffers; a second time, or in a forked process, it does nothing."""
-        if forks.why_not():
+        if fork_guard.why_not():
             return
         with self._lock:
             if recording not in self._recordings:
@@ -261,7 +261,7 @@ class OpenCLDevice(GpuDevice):
 
     def close(self) -> None:
         """Wait for all work and free everything; later calls raise ClosedError. A forked process has none of it."""
-        if forks.why_not():
+        if fork_guard.why_not():
             return
         with self._lock:
             if self._closed:

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from weft.core.dtypes import DType
+from weft.core.graph.dtypes import DType
 from weft.kernels.dialect import Dialect, KernelParts
 from weft.kernels.source import Arg
 

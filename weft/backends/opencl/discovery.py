@@ -6,7 +6,7 @@ import re
 from importlib import import_module
 from typing import Any
 
-from weft.core.backend import DeviceInfo
+from weft.core.contract.backend import DeviceInfo
 from weft.errors import NoDevice
 
 DEVICE_ID = "opencl"
@@ -26,7 +26,7 @@ def absent_reason() -> str | None:
         return f"pyopencl cannot be imported ({e}): pip install pyopencl"
     if raw_devices():
         return None
-    driver, trial = import_module("weft.backends.opencl.pip_driver"), import_module("weft.backends.opencl.trial")
+    driver, trial = import_module("weft.backends.opencl.pip_driver"), import_module("weft.backends.opencl.driver_trial")
     problem: str | None = driver.problem()
     if problem is not None:
         return problem
@@ -51,7 +51,7 @@ def why_unusable(index: int) -> str | None:
     devices = raw_devices()
     if not 0 <= index < len(devices):
         return None
-    why: str | None = import_module("weft.backends.opencl.trial").why_unusable(devices, index)
+    why: str | None = import_module("weft.backends.opencl.driver_trial").why_unusable(devices, index)
     return why
 
 

@@ -12,11 +12,11 @@ from typing import cast
 import numpy as np
 import pyopencl as cl
 
-from weft.backends.gpu.device import Size3
-from weft.backends.gpu.kept import KERNELS_KEPT, Kept
+from weft.backends.gpu.device.built_kernels import KERNELS_KEPT, Kept
+from weft.backends.gpu.device.device import Size3
 from weft.backends.opencl import ptx
+from weft.backends.opencl.cl_errors import words
 from weft.backends.opencl.compilers import Compilers
-from weft.backends.opencl.words import words
 from weft.errors import CompileError
 from weft.kernels.cache import DiskCache
 from weft.kernels.refused import kernel_refused

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pyopencl as cl
 
-from weft.backends.opencl.words import words
+from weft.backends.opencl.cl_errors import words
 
 log = logging.getLogger("weft.opencl")
 

@@ -10,12 +10,12 @@ from operator import length_hint
 
 import pyopencl as cl
 
-from weft.backends.gpu.device import Binding, Command, CopyCommand, DeviceCaps, LaunchCommand, Size3
-from weft.backends.gpu.limits import check_launch
+from weft.backends.gpu.device.device import Binding, Command, CopyCommand, DeviceCaps, LaunchCommand, Size3
+from weft.backends.gpu.device.limits import check_launch
+from weft.backends.opencl.cl_errors import failure
 from weft.backends.opencl.native import Call, NativeCalls
 from weft.backends.opencl.programs import Built, OpenCLKernel
-from weft.backends.opencl.words import failure
-from weft.core.layout import Array
+from weft.core.graph.layout import Array
 from weft.errors import DeviceError
 
 FLUSH_AFTER = 4

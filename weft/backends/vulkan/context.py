@@ -6,7 +6,7 @@ import threading
 import time
 from typing import Any
 
-from weft.backends.gpu.device import DeviceStats
+from weft.backends.gpu.device.device import DeviceStats
 from weft.backends.vulkan import workgroup_matrices
 from weft.backends.vulkan._vk import NULL, Arena, check, create, failure, ffi, lib, vk
 from weft.backends.vulkan.physical import MATRIX_EXTENSIONS, MATRIX_FEATURES, Physical

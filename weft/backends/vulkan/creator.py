@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from weft.backends.gpu.creator import GpuCreator
 from weft.backends.vulkan.dialect import GlslDialect
-from weft.backends.vulkan.presence import absent_reason
-from weft.core.backend import DeviceInfo, ForwardType
+from weft.backends.vulkan.probe import absent_reason
+from weft.core.contract.backend import DeviceInfo, ForwardType
 
 if TYPE_CHECKING:
     from weft.backends.gpu.backend import GpuBackend
-    from weft.backends.gpu.device import GpuDevice
+    from weft.backends.gpu.device.device import GpuDevice
 
 
 class VulkanCreator(GpuCreator):

@@ -9,22 +9,22 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from weft.backends.gpu import forks
-from weft.backends.gpu.device import Command, GpuBuffer, GpuDevice, MemoryKind
-from weft.backends.gpu.limits import check_kernel
-from weft.backends.gpu.profiles import DeviceProfile
+from weft.backends.gpu.device import fork_guard
+from weft.backends.gpu.device.device import Command, GpuBuffer, GpuDevice, MemoryKind
+from weft.backends.gpu.device.limits import check_kernel
+from weft.backends.gpu.device.profiles import DeviceProfile
 from weft.backends.vulkan.context import Context
 from weft.backends.vulkan.instance import NO_DRIVER_FIX, validation_messages
 from weft.backends.vulkan.memory import Memory
 from weft.backends.vulkan.physical import physical_devices
 from weft.backends.vulkan.pipelines import Kernel, Pipelines
-from weft.backends.vulkan.presence import absent_reason
+from weft.backends.vulkan.probe import absent_reason
 from weft.backends.vulkan.recording import Recording
 from weft.backends.vulkan.transfer import Transfer
-from weft.core import ending
-from weft.core.backend import DeviceInfo
-from weft.core.hostcopy import HELPER
-from weft.core.layout import Array
+from weft.core.contract.backend import DeviceInfo
+from weft.core.graph.layout import Array
+from weft.core.host.parallel_copy import HELPER
+from weft.core.session import shutdown
 from weft.errors import ClosedError, DeviceLost, NoDevice, WeftError
 from weft.kernels.dialect import Dialect
 from weft.kernels.source import KernelSource
@@ -45,7 +45,7 @@ class _Parts:
 
     def close(self) -> None:
         """Destroy everything, users before what they use; in a forked process nothing of it is there."""
-        if forks.why_not():
+        if fork_guard.why_not():
             return
         self.context.idle()
         with self.lock:
@@ -67,7 +67,7 @@ _open: weakref.WeakValueDictionary[int, VulkanDevice] = weakref.WeakValueDiction
 @atexit.register
 def _end() -> None:
     """Close what is open at the end of the process, sessions first; beside a daemon thread, which may use it, save."""
-    ending.end()
+    shutdown.end()
     alone = all(t is threading.main_thread() or t.name == HELPER for t in threading.enumerate())
     for device in list(_open.values()):
         if alone:
@@ -121,7 +121,7 @@ class VulkanDevice(GpuDevice):
 
     def free(self, buffer: GpuBuffer) -> None:
         """Give a buffer back; its `host` array must not be used any more. A forked process has none of it."""
-        if self._finalizer.alive and not forks.why_not():  # closing freed it
+        if self._finalizer.alive and not fork_guard.why_not():  # closing freed it
             self._held.memory.free(buffer)
 
     def upload(self, buffer: GpuBuffer, offset: int, data: Array) -> None:
@@ -164,7 +164,7 @@ class VulkanDevice(GpuDevice):
 
         In a forked process it would never be: nothing is waited for there.
         """
-        if self._finalizer.alive and not forks.why_not():  # closing waited for everything
+        if self._finalizer.alive and not fork_guard.why_not():  # closing waited for everything
             recording.wait()
 
     def release(self, recording: Any) -> None:
@@ -173,7 +173,7 @@ class VulkanDevice(GpuDevice):
         Of a lost device nothing runs any more, so that its loss is no error here; of one whose process was forked
         nothing is there.
         """
-        if forks.why_not():
+        if fork_guard.why_not():
             return
         parts = self._held
         with parts.lock:
@@ -204,7 +204,7 @@ class VulkanDevice(GpuDevice):
     def keep(self, *, at_the_end: bool = False) -> None:
         """Save the driver's cache of kernels if it has grown enough, or at the end at all; closing does so, too."""
         with suppress(WeftError):
-            if self._finalizer.alive and not forks.why_not():
+            if self._finalizer.alive and not fork_guard.why_not():
                 self._held.pipelines.save(at_the_end=at_the_end)
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from weft.core.dtypes import DType
+from weft.core.graph.dtypes import DType
 from weft.kernels.dialect import Dialect, KernelParts, View
 from weft.kernels.source import Arg
 

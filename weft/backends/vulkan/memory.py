@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from weft.backends.gpu.device import GpuBuffer, MemoryKind
-from weft.backends.gpu.profiles import DeviceProfile
+from weft.backends.gpu.device.device import GpuBuffer, MemoryKind
+from weft.backends.gpu.device.profiles import DeviceProfile
 from weft.backends.vulkan._vk import NULL, WHOLE_SIZE, Arena, check, failure, ffi, lib, vk, words
 from weft.backends.vulkan.context import Context
-from weft.core.hostcopy import copy_into
+from weft.core.host.parallel_copy import copy_into
 from weft.errors import BackendError, OutOfMemory
 
 _LOCAL = 0x1

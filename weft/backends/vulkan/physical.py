@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from weft.backends.gpu.device import DeviceCaps, Size3
+from weft.backends.gpu.device.device import DeviceCaps, Size3
 from weft.backends.vulkan import workgroup_matrices
 from weft.backends.vulkan._vk import NULL, Arena, enumerate_all, ffi, lib, string, vk
 from weft.backends.vulkan.instance import instance
-from weft.core.backend import DeviceInfo
+from weft.core.contract.backend import DeviceInfo
 
 _API_1_1 = (1 << 22) | (1 << 12)
 _API_1_2 = (1 << 22) | (2 << 12)

@@ -1,7 +1,7 @@
 """Kernels: SPIR-V and constants become pipelines, once per device, with the driver's cache kept on disk.
 
 Pipelines, and the shader modules they are built from, are destroyed when nobody uses them and others were used since
-(`weft.backends.gpu.kept`): a program that meets ever new shapes would hold more and more of them.
+(`weft.backends.gpu.device.built_kernels`): a program that meets ever new shapes would hold more and more of them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from weft.backends.gpu import forks
-from weft.backends.gpu.kept import KERNELS_KEPT, Kept
+from weft.backends.gpu.device import fork_guard
+from weft.backends.gpu.device.built_kernels import KERNELS_KEPT, Kept
 from weft.backends.vulkan._vk import NULL, Arena, check, create, failure, ffi, lib, vk, words
 from weft.backends.vulkan.context import Context
 from weft.backends.vulkan.spirv import spirv_for
@@ -59,7 +59,7 @@ class _Owned:
 
 
 def _destroy(destroy: Any, device: Any, handle: Any) -> None:
-    if not forks.why_not():  # a forked process has none of it
+    if not fork_guard.why_not():  # a forked process has none of it
         destroy(device, handle, NULL)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from weft.backends.vulkan import glslang
 from weft.backends.vulkan.dialect import GlslDialect
 from weft.backends.vulkan.spirv import shipped_name
-from weft.core.dtypes import DType
+from weft.core.graph.dtypes import DType
 from weft.errors import CompileError
 from weft.kernels.cache import seal
 from weft.kernels.source import Arg

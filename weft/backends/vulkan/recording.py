@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from weft.backends.gpu.device import (
+from weft.backends.gpu.device.device import (
     BarrierCommand,
     Binding,
     Command,
@@ -15,11 +15,11 @@ from weft.backends.gpu.device import (
     LaunchCommand,
     MemoryKind,
 )
-from weft.backends.gpu.limits import check_launch
+from weft.backends.gpu.device.limits import check_launch
 from weft.backends.vulkan._vk import NULL, Arena, check, create, ffi, lib, vk
 from weft.backends.vulkan.context import Context
 from weft.backends.vulkan.memory import Memory
-from weft.core.blame import is_error
+from weft.core.contract.error_context import is_error
 from weft.errors import BackendError
 
 _NO_RECORDING = "a recording cannot be made"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from weft.backends.gpu.device import GpuBuffer, MemoryKind
+from weft.backends.gpu.device.device import GpuBuffer, MemoryKind
 from weft.backends.vulkan._vk import NULL, Arena, check, ffi, lib, vk
 from weft.backends.vulkan.context import Context
 from weft.backends.vulkan.memory import Memory
-from weft.core.blame import is_error
-from weft.core.hostcopy import copy_into
-from weft.core.layout import Array
+from weft.core.contract.error_context import is_error
+from weft.core.graph.layout import Array
+from weft.core.host.parallel_copy import copy_into
 from weft.errors import BackendError
 
 SMALLEST = 1 << 20

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from weft.conformance.cases.table import Case, case, const, f32, given, i64
-from weft.core.dtypes import DType
+from weft.core.graph.dtypes import DType
 
 CASES: list[Case] = [
     case("ConstantOfShape", const([2, 3])),

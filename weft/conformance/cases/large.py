@@ -7,7 +7,7 @@ multiple of nothing.
 from __future__ import annotations
 
 from weft.conformance.cases.table import Case, case, const, f32, i32
-from weft.core.dtypes import DType
+from weft.core.graph.dtypes import DType
 
 CASES: list[Case] = [
     case("Relu", f32(104729)),

@@ -18,10 +18,10 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from weft.core.dtypes import DType
-from weft.core.layout import Array, Shape
-from weft.core.op import Op, OpClass, find_op
-from weft.core.tensor import TensorSpec
+from weft.core.graph.dtypes import DType
+from weft.core.graph.layout import Array, Shape
+from weft.core.graph.op import Op, OpClass, find_op
+from weft.core.graph.tensor import TensorSpec
 
 NOT_ONNX = frozenset({"flatten", "outputs"})
 """Fields of ops that no ONNX attribute carries; the row's opset says the same."""

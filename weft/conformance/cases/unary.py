@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf, nan
 
 from weft.conformance.cases.table import Case, boolean, case, f16, f32, f64, given, i8, i32, i64, u8
-from weft.core.dtypes import DType
+from weft.core.graph.dtypes import DType
 
 POSITIVE = {"low": 0.01, "high": 9.0}
 UNIT = {"low": -0.99, "high": 0.99}

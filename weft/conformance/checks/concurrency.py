@@ -12,8 +12,8 @@ from weft.conformance.kit import Kit, check, same_bits
 from weft.conformance.networks import Blocks
 from weft.conformance.report import Finding
 from weft.conformance.watch import Call
-from weft.core.graph import Graph
-from weft.core.session import Session
+from weft.core.graph.graph import Graph
+from weft.core.session.session import Session
 
 THREADS, RUNS, LASTING_RUNS = 4, 6, 12
 PATIENCE = 1.0

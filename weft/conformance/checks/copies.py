@@ -11,12 +11,12 @@ import numpy as np
 from weft.conformance.drive import place, read, write
 from weft.conformance.kit import Kit, Untried, check
 from weft.conformance.report import Finding
-from weft.core.backend import Backend, StorageType
-from weft.core.copy import copy_tensor
-from weft.core.dtypes import DType
-from weft.core.layout import Array, Layout, Shape, to_storage
-from weft.core.registry import registry
-from weft.core.tensor import Tensor
+from weft.core.contract.backend import Backend, StorageType
+from weft.core.graph.dtypes import DType
+from weft.core.graph.layout import Array, Layout, Shape, to_storage
+from weft.core.graph.tensor import Tensor
+from weft.core.host.tensor_copy import copy_tensor
+from weft.core.registry.backend_registry import registry
 from weft.errors import WeftError
 
 SHAPES: tuple[Shape, ...] = (

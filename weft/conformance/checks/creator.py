@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from weft.conformance.kit import Kit, check
 from weft.conformance.report import Finding
-from weft.core.backend import API_VERSION, Backend, DeviceInfo, is_compatible
+from weft.core.contract.backend import API_VERSION, Backend, DeviceInfo, is_compatible
 
 
 @check("creator", "M1 M2 M13 M14", "devices, versions, statistics and notes are what they should be")

@@ -12,12 +12,12 @@ from weft.conformance.kit import Kit, check
 from weft.conformance.networks import Net
 from weft.conformance.report import Finding
 from weft.conformance.watch import Call
-from weft.core.blame import ends_program
-from weft.core.graph import Graph
-from weft.core.layout import Array
-from weft.core.op import Constants, Op
-from weft.core.session import Session
-from weft.core.tensor import TensorSpec
+from weft.core.contract.error_context import ends_program
+from weft.core.graph.graph import Graph
+from weft.core.graph.layout import Array
+from weft.core.graph.op import Constants, Op
+from weft.core.graph.tensor import TensorSpec
+from weft.core.session.session import Session
 from weft.errors import ClosedError, ExecutionError, InputError, UnsupportedOps, WeftError
 
 

@@ -9,8 +9,8 @@ from weft.conformance.drive import Drive
 from weft.conformance.kit import Kit, Untried, check
 from weft.conformance.networks import expected
 from weft.conformance.report import Finding
-from weft.core.graph import infer_shapes
-from weft.core.registry import registry
+from weft.core.graph.graph import infer_shapes
+from weft.core.registry.backend_registry import registry
 
 
 @check("imports", "A8", "an input that uses the memory of another object sees what that object computed, in every run")

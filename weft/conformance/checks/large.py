@@ -8,9 +8,9 @@ from dataclasses import replace
 from weft.conformance.kit import Kit, check
 from weft.conformance.networks import Blocks, Net
 from weft.conformance.report import Finding
-from weft.core.graph import Graph
-from weft.core.layout import Array, Shape
-from weft.core.session import Session
+from weft.core.graph.graph import Graph
+from weft.core.graph.layout import Array, Shape
+from weft.core.session.session import Session
 
 LARGE: dict[int, Shape] = {4: (2, 6, 163, 157), 3: (293, 6, 173), 2: (1741, 173)}
 """The shapes of large networks by rank: about 300,000 elements and 1.2 MB, beyond a count of 16 bits, a staging buffer

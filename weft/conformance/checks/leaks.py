@@ -9,8 +9,8 @@ from itertools import pairwise
 from weft.conformance.growth import growth
 from weft.conformance.kit import Kit, check
 from weft.conformance.report import Finding
-from weft.core.blame import ends_program
-from weft.core.graph import Graph
+from weft.core.contract.error_context import ends_program
+from weft.core.graph.graph import Graph
 
 ROUNDS = 4
 MOST_KEPT = 128

@@ -13,11 +13,11 @@ from dataclasses import replace
 from weft.conformance.drive import Drive, NotCreated
 from weft.conformance.kit import Kit, Untried, check
 from weft.conformance.report import Finding, is_sentence
-from weft.core import answers
-from weft.core.graph import Graph, infer_shapes
-from weft.core.layout import Array
-from weft.core.registry import Choice
-from weft.core.views import OptimizationViews, SubgraphView, substitute
+from weft.core.contract import check_answers
+from weft.core.contract.views import OptimizationViews, SubgraphView, substitute
+from weft.core.graph.graph import Graph, infer_shapes
+from weft.core.graph.layout import Array
+from weft.core.registry.backend_registry import Choice
 
 
 @check("views", "A5", "OptimizeSubgraph covers its part once, keeps the slots, changes nothing that it was shown")
@@ -50,7 +50,7 @@ def optimized(kit: Kit, graph: Graph, choice: Choice | None = None) -> Graph:
 
 
 def _views(answer: object) -> OptimizationViews:
-    return answers.of_kind(answer, OptimizationViews, "OptimizeSubgraph", "OptimizationViews")
+    return check_answers.of_kind(answer, OptimizationViews, "OptimizeSubgraph", "OptimizationViews")
 
 
 def _valid(kit: Kit, graph: Graph) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from weft.conformance.kit import Kit, check
 from weft.conformance.report import Finding
 from weft.conformance.watch import Call
-from weft.core.graph import Graph
+from weft.core.graph.graph import Graph
 
 LETTERS = {
     "onCreate": "c", "onResizeBegin": "[", "onResize": "r", "onAllocateBuffer": "P", "onResizeEnd": "]",

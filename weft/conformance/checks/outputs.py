@@ -14,11 +14,11 @@ from weft.conformance.checks.table import all_rows, feeds_of, graph_of, halved
 from weft.conformance.kit import Kit, Untried, check
 from weft.conformance.networks import difference, make_op
 from weft.conformance.report import Finding
-from weft.core.backend import Precision
-from weft.core.dtypes import DType
-from weft.core.graph import Graph, Node, infer_shapes
-from weft.core.layout import Array
-from weft.core.op import Op
+from weft.core.contract.backend import Precision
+from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import Graph, Node, infer_shapes
+from weft.core.graph.layout import Array
+from weft.core.graph.op import Op
 from weft.errors import UnsupportedOps
 
 BEHIND = ("Relu", "Neg", "Abs", "Sigmoid")

@@ -9,9 +9,9 @@ import numpy as np
 from weft.conformance.kit import Kit, check, same_bits
 from weft.conformance.networks import Net
 from weft.conformance.report import Finding
-from weft.core.backend import MemoryMode
-from weft.core.graph import Graph
-from weft.core.layout import Array
+from weft.core.contract.backend import MemoryMode
+from weft.core.graph.graph import Graph
+from weft.core.graph.layout import Array
 
 SIZES = (2, 5, 1, 5, 3, 1)
 

@@ -10,10 +10,10 @@ import numpy as np
 from weft.conformance.drive import place, read, write
 from weft.conformance.kit import Kit, check
 from weft.conformance.report import Finding
-from weft.core.backend import Backend, StorageType
-from weft.core.dtypes import DType
-from weft.core.layout import Array, Shape
-from weft.core.tensor import Tensor
+from weft.core.contract.backend import Backend, StorageType
+from weft.core.graph.dtypes import DType
+from weft.core.graph.layout import Array, Shape
+from weft.core.graph.tensor import Tensor
 
 STATIC, DYNAMIC, SEPARATE = StorageType.STATIC, StorageType.DYNAMIC, StorageType.DYNAMIC_SEPERATE
 SIZES: tuple[Shape, ...] = ((1, 6, 5, 5), (2, 3), (40,), (1, 6, 5, 5), (1, 4, 2), (3, 5, 7), (1, 1), (2, 6, 5, 5))

@@ -15,10 +15,10 @@ from weft.conformance.drive import Drive, NotCreated
 from weft.conformance.kit import Kit, check, explain
 from weft.conformance.report import Finding, Verdict
 from weft.conformance.traces import changes, traces
-from weft.core.assign import described
-from weft.core.backend import Backend, Execution
-from weft.core.blame import ends_program
-from weft.core.graph import Graph
+from weft.core.contract.backend import Backend, Execution
+from weft.core.contract.error_context import ends_program
+from weft.core.graph.graph import Graph
+from weft.core.placement.assign import described
 
 
 @check("support", "A2 M4", "why_not answers the same each time, with a sentence, and onCreate agrees")

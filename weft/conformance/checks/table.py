@@ -12,11 +12,11 @@ from weft.conformance.drive import ask
 from weft.conformance.kit import Check, Kit, check
 from weft.conformance.networks import difference
 from weft.conformance.report import Finding, is_sentence
-from weft.core.backend import Precision
-from weft.core.blame import ends_program
-from weft.core.dtypes import DType
-from weft.core.graph import Graph, Node, infer_shapes
-from weft.core.layout import Array
+from weft.core.contract.backend import Precision
+from weft.core.contract.error_context import ends_program
+from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import Graph, Node, infer_shapes
+from weft.core.graph.layout import Array
 from weft.errors import UnsupportedOps
 
 NAME = "table"

@@ -9,7 +9,7 @@ from weft.conformance.drive import Called, Drive, NotCreated
 from weft.conformance.kit import Kit, check
 from weft.conformance.report import Finding
 from weft.conformance.traces import changes, traces
-from weft.core.graph import Graph, Node, infer_shapes
+from weft.core.graph.graph import Graph, Node, infer_shapes
 
 
 @check("tensors", "M4 M11", "onCreate, onResize and onExecute change no op, and of tensors nothing but what they hold")

@@ -15,14 +15,14 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from weft.core.limits import Limits
+from weft.core.graph.limits import Limits
 from weft.errors import ConfigError, ModelError
 from weft.frontends.onnx.files import read_file
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-    from weft.core.graph import Graph
+    from weft.core.graph.graph import Graph
     from weft.frontends.onnx.reading import Source
 
 __all__ = ["load"]
@@ -34,7 +34,7 @@ def load(
     """Return the graph of an ONNX model: a path, the bytes of a file, or a parsed model.
 
     `name` is the graph's; by default that in the file, else the file's. Sizes that the file leaves open
-    are symbols in the specs of the inputs; `weft.core.graph.bind` gives them values. Raise UnsupportedOps
+    are symbols in the specs of the inputs; `weft.core.graph.graph.bind` gives them values. Raise UnsupportedOps
     with every node that Weft cannot take, and ModelError for whatever else is wrong with the file, or if it goes
     beyond the limits of nodes or of bytes of constants.
     """

@@ -9,8 +9,8 @@ from typing import Any, get_type_hints
 
 from onnx import AttributeProto
 
-from weft.core.dtypes import DType
-from weft.core.op import Op
+from weft.core.graph.dtypes import DType
+from weft.core.graph.op import Op
 from weft.errors import ModelError
 from weft.frontends.onnx.external import ExternalFiles
 from weft.frontends.onnx.tensors import element_type, to_array

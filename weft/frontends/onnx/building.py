@@ -11,11 +11,11 @@ import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto
 
 import weft.ops  # noqa: F401  (registers the ops)
-from weft.core.dtypes import DType
-from weft.core.graph import Graph, Node, sort_nodes
-from weft.core.layout import Array
-from weft.core.limits import Limits
-from weft.core.tensor import TensorSpec
+from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import Graph, Node, sort_nodes
+from weft.core.graph.layout import Array
+from weft.core.graph.limits import Limits
+from weft.core.graph.tensor import TensorSpec
 from weft.errors import ModelError
 from weft.frontends.onnx.attributes import read_attribute
 from weft.frontends.onnx.external import ExternalFiles

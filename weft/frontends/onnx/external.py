@@ -17,7 +17,7 @@ from pathlib import Path, PureWindowsPath
 import numpy as np
 from onnx import TensorProto
 
-from weft.core.layout import Array
+from weft.core.graph.layout import Array
 from weft.errors import ModelError
 from weft.frontends.onnx.wording import quote
 

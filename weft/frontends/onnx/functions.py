@@ -9,7 +9,7 @@ from graphlib import CycleError, TopologicalSorter
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto
 from onnx.inliner import inline_local_functions
 
-from weft.core.limits import Limits
+from weft.core.graph.limits import Limits
 from weft.errors import ModelError
 from weft.frontends.onnx.files import LARGEST_FILE
 from weft.frontends.onnx.reading import Source, domain_of

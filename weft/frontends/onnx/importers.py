@@ -14,8 +14,8 @@ from typing import Protocol
 import numpy as np
 from onnx import TensorProto
 
-from weft.core.dtypes import DType
-from weft.core.layout import Array
+from weft.core.graph.dtypes import DType
+from weft.core.graph.layout import Array
 from weft.errors import ModelError
 
 

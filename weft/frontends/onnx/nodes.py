@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from onnx import NodeProto
 
-from weft.core.graph import Node
-from weft.core.op import Op, find_op
+from weft.core.graph.graph import Node
+from weft.core.graph.op import Op, find_op
 from weft.errors import ModelError, UnsupportedOps, WeftError
 from weft.frontends.onnx.attributes import make_op, op_fields, read_attribute
 from weft.frontends.onnx.external import ExternalFiles
@@ -68,7 +68,7 @@ class NodeReader:
             raise UnsupportedOps(
                 f"{len(self.problems)} of the {total} nodes of {label} are not supported",
                 tuple(shown),
-                fix="register the missing ops (weft.core.op.register_op), or export the model without them",
+                fix="register the missing ops (weft.core.graph.op.register_op), or export the model without them",
             )
 
     def _line(self, proto: NodeProto, name: str, reason: str) -> str:

@@ -12,8 +12,8 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import ModelProto
 
-from weft.core.layout import Array
-from weft.core.threads import in_threads
+from weft.core.graph.layout import Array
+from weft.core.host.threads import in_threads
 from weft.errors import ModelError
 from weft.frontends.onnx.files import LARGEST_FILE, ModelFile
 from weft.frontends.onnx.wire import cut

@@ -8,7 +8,7 @@ from functools import lru_cache
 from onnx import NodeProto
 from onnx.defs import OpSchema, SchemaError, get_schema
 
-from weft.core.dtypes import DType
+from weft.core.graph.dtypes import DType
 from weft.errors import ModelError
 from weft.frontends.onnx.attributes import kind_of, read_attribute
 from weft.frontends.onnx.external import ExternalFiles

@@ -12,10 +12,10 @@ from math import prod
 import numpy as np
 from onnx import TensorProto, ValueInfoProto
 
-from weft.core.dtypes import DType
-from weft.core.graph import Declared
-from weft.core.layout import Array
-from weft.core.tensor import Dim, TensorSpec
+from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import Declared
+from weft.core.graph.layout import Array
+from weft.core.graph.tensor import Dim, TensorSpec
 from weft.errors import ModelError
 from weft.frontends.onnx.external import ExternalFiles
 from weft.frontends.onnx.wording import quote

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from weft.core.layout import PACK, Shape
-from weft.core.tensor import Tensor
+from weft.core.graph.layout import PACK, Shape
+from weft.core.graph.tensor import Tensor
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, gpu_op
 from weft.ops.attention import Attention, Extents
 from weft.ops.gpu import attention_matrix

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weft.core.dtypes import DType
+from weft.core.graph.dtypes import DType
 from weft.kernels.launch import DeviceCaps
 from weft.kernels.special import Case, SpecialKernel, one_node, register_special
 from weft.ops.attention import Attention, Extents

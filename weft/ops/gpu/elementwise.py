@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from weft.core.layout import PACK, Layout, Shape
-from weft.core.tensor import Tensor
+from weft.core.graph.layout import PACK, Layout, Shape
+from weft.core.graph.tensor import Tensor
 from weft.errors import ExecutionError
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, Placement, gpu_op
 from weft.kernels.source import ArgKind

@@ -11,11 +11,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from weft.core.configuration import Precision
-from weft.core.dtypes import DType
-from weft.core.graph import Node
-from weft.core.layout import Array, Shape
-from weft.core.op import Op
+from weft.core.contract.session_config import Precision
+from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import Node
+from weft.core.graph.layout import Array, Shape
+from weft.core.graph.op import Op
 from weft.kernels.launch import MANY_UNITS, SUM_PARTS, DeviceCaps
 from weft.kernels.special import Case, KernelFamily, one_node, register_family
 from weft.ops.attention import Attention

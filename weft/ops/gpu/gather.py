@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import prod
 
-from weft.core.dtypes import DType
-from weft.core.layout import PACK
-from weft.core.tensor import Tensor
+from weft.core.graph.dtypes import DType
+from weft.core.graph.layout import PACK
+from weft.core.graph.tensor import Tensor
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, gpu_op
 from weft.kernels.source import RAW_KINDS, ArgKind
 from weft.ops.gather import Gather, GatherElements, GatherND

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from weft.core.dtypes import DType
-from weft.core.layout import Shape
-from weft.core.op import Op
-from weft.core.tensor import Tensor
+from weft.core.graph.dtypes import DType
+from weft.core.graph.layout import Shape
+from weft.core.graph.op import Op
+from weft.core.graph.tensor import Tensor
 from weft.kernels.launch import DeviceCaps, KernelBuilder, gpu_op
 from weft.ops.binary import (
     Add,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from weft.core.dtypes import DType
-from weft.core.tensor import Tensor
+from weft.core.graph.dtypes import DType
+from weft.core.graph.tensor import Tensor
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, gpu_op
 from weft.ops.binary import And, Equal, Greater, GreaterOrEqual, Less, LessOrEqual, Or, Where, Xor
 from weft.ops.elementwise import Elementwise

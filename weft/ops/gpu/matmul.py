@@ -8,8 +8,8 @@ from math import prod
 
 import numpy as np
 
-from weft.core.layout import PACK, Array, Layout, Shape
-from weft.core.tensor import Tensor, TensorSpec
+from weft.core.graph.layout import PACK, Array, Layout, Shape
+from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.launch import GpuOp, KernelBuilder, gpu_op
 from weft.ops.conv import Conv
 from weft.ops.gpu.conv.gemm import ConvPlan, launch_ungrouped

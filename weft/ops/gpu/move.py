@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from weft.core.layout import Shape
-from weft.core.tensor import Tensor
+from weft.core.graph.layout import Shape
+from weft.core.graph.tensor import Tensor
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, Placement, gpu_op
 from weft.kernels.source import RAW_KINDS
 from weft.ops.concat import Split

@@ -9,8 +9,8 @@ from math import prod
 
 import numpy as np
 
-from weft.core.layout import PACK, Array, Shape
-from weft.core.tensor import Tensor, TensorSpec
+from weft.core.graph.layout import PACK, Array, Shape
+from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, Placement, gpu_op
 from weft.ops.gpu.elementwise import launch_expression
 from weft.ops.gpu.reduce import LONG, choose_group, part_axes

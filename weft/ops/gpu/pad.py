@@ -7,8 +7,8 @@ from math import prod
 
 import numpy as np
 
-from weft.core.layout import PACK, Shape
-from weft.core.tensor import Tensor
+from weft.core.graph.layout import PACK, Shape
+from weft.core.graph.tensor import Tensor
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, Placement, gpu_op
 from weft.ops.gpu.move import row_major
 from weft.ops.pad import Pad, Pads

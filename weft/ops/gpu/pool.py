@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from weft.core.layout import PACK, Layout
-from weft.core.tensor import Tensor, TensorSpec
+from weft.core.graph.layout import PACK, Layout
+from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, Placement, gpu_op, power_of_two
 from weft.ops.gpu.conv.gemm import window_constants
 from weft.ops.pool import AveragePool, GlobalAveragePool, GlobalMaxPool, LpPool, MaxPool, Pool

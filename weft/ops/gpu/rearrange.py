@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from weft.core.tensor import Tensor
+from weft.core.graph.tensor import Tensor
 from weft.kernels.launch import GpuOp, KernelBuilder, gpu_op
 from weft.ops.gpu.move import Strides, launch_move, row_major
 from weft.ops.shape import DepthToSpace, SpaceToDepth, Tile

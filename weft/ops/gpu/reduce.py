@@ -8,9 +8,9 @@ from itertools import combinations
 from math import prod
 from typing import Any
 
-from weft.core.dtypes import DType
-from weft.core.layout import Shape
-from weft.core.tensor import Tensor
+from weft.core.graph.dtypes import DType
+from weft.core.graph.layout import Shape
+from weft.core.graph.tensor import Tensor
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, Placement, Size3, gpu_op
 from weft.ops.gpu.move import row_major
 from weft.ops.gpu.pool import launch_global

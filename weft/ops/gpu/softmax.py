@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from weft.core.tensor import Tensor, TensorSpec
+from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.launch import GpuOp, KernelBuilder, gpu_op
 from weft.ops.gpu.reduce import choose_group
 from weft.ops.gpu.teams import choose_team

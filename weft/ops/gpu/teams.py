@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from weft.core.layout import PACK
-from weft.core.tensor import Tensor
+from weft.core.graph.layout import PACK
+from weft.core.graph.tensor import Tensor
 from weft.kernels.launch import KernelBuilder, power_of_two
 from weft.kernels.source import ArgKind
 from weft.kernels.special import Case, SpecialKernel, one_node, register_special

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from weft.core.configuration import Precision
-from weft.core.layout import Shape
+from weft.core.contract.session_config import Precision
+from weft.core.graph.layout import Shape
 from weft.kernels.special import Case, one_node
 from weft.ops.conv import Conv
 

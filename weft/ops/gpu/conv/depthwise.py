@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
-from weft.core.layout import Layout
+from weft.core.graph.layout import Layout
 from weft.kernels.launch import DeviceCaps
 
 if TYPE_CHECKING:

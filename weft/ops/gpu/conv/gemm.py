@@ -9,9 +9,9 @@ from math import prod
 
 import numpy as np
 
-from weft.core.dtypes import DType
-from weft.core.layout import PACK, Array, Layout
-from weft.core.tensor import Tensor, TensorSpec
+from weft.core.graph.dtypes import DType
+from weft.core.graph.layout import PACK, Array, Layout
+from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.launch import PIECE, DeviceCaps, GpuOp, KernelBuilder, Placement, gpu_op
 from weft.ops.conv import Conv
 from weft.ops.gpu.conv import matrix, split, winograd

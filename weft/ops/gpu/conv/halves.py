@@ -14,7 +14,7 @@ from math import prod
 
 import numpy as np
 
-from weft.core.layout import PACK, Array
+from weft.core.graph.layout import PACK, Array
 
 ACTIVATION_BITS = 8
 """Activations are divided by 2 to this power before they are split."""

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
 
-from weft.core.dtypes import DType
-from weft.core.layout import PACK, Array, Shape
-from weft.core.op import Constants, Op, OpClass
-from weft.core.tensor import Tensor, TensorSpec
+from weft.core.graph.dtypes import DType
+from weft.core.graph.layout import PACK, Array, Shape
+from weft.core.graph.op import Constants, Op, OpClass
+from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, Placement, gpu_op
 from weft.ops.conv import Conv
 from weft.ops.gpu.conv import split

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weft.core.configuration import Precision
-from weft.core.dtypes import DType
-from weft.core.layout import PACK, Array, Layout
+from weft.core.contract.session_config import Precision
+from weft.core.graph.dtypes import DType
+from weft.core.graph.layout import PACK, Array, Layout
 from weft.kernels.launch import DeviceCaps
 from weft.kernels.special import Case, SpecialKernel, register_special
 from weft.ops.gpu.conv import split_wgmma, winograd

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weft.core.layout import PACK, Array
-from weft.core.tensor import Tensor
+from weft.core.graph.layout import PACK, Array
+from weft.core.graph.tensor import Tensor
 from weft.kernels.launch import PIECE, DeviceCaps
 from weft.ops.gpu.conv.halves import ACTIVATION_BITS, LANES, LOW_BITS, SIDE, by_taps, split_weights
 from weft.ops.gpu.conv.wgmma import GROUP, RASTER, RESERVED, ROWS, SHARED, STEP

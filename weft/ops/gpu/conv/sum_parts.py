@@ -15,7 +15,7 @@ from itertools import zip_longest
 from math import prod
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from weft.core.dtypes import DType
+from weft.core.graph.dtypes import DType
 from weft.kernels.launch import SUM_PARTS, DeviceCaps
 
 if TYPE_CHECKING:

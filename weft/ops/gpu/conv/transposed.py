@@ -8,8 +8,8 @@ from math import prod
 
 import numpy as np
 
-from weft.core.layout import PACK, Array, Layout
-from weft.core.tensor import Tensor
+from weft.core.graph.layout import PACK, Array, Layout
+from weft.core.graph.tensor import Tensor
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, Placement, gpu_op
 from weft.ops.conv import ConvTranspose
 from weft.ops.gpu.conv.gemm import window_constants

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weft.core.dtypes import DType
-from weft.core.layout import PACK, Array
+from weft.core.graph.dtypes import DType
+from weft.core.graph.layout import PACK, Array
 from weft.kernels.launch import PIECE, WARPGROUP_MEMORY, DeviceCaps
 from weft.kernels.special import Case, SpecialKernel, register_special
 from weft.ops.gpu.conv.cases import conv_case

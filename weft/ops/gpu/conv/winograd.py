@@ -33,9 +33,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weft.core.dtypes import DType
-from weft.core.layout import PACK, Array
-from weft.core.tensor import Tensor
+from weft.core.graph.dtypes import DType
+from weft.core.graph.layout import PACK, Array
+from weft.core.graph.tensor import Tensor
 from weft.kernels.launch import MANY_UNITS, MAX_ELEMENTS, KernelBuilder, Size3
 
 if TYPE_CHECKING:

@@ -1,0 +1,361 @@
+"""Special kernels are tested by value, in a process of their own, once for a device, driver and version of Weft."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import weft
+from tests.helpers import special_fakes as fakes
+from tests.helpers.nets import Net
+from tests.helpers.null_gpu import null_gpu
+from weft.backends.gpu.creator import GpuCreator
+from weft.backends.gpu.lowering import launch_builder
+from weft.backends.gpu.runtime import GpuRuntime
+from weft.backends.gpu.selftest import child, value_check, verdict_store
+from weft.backends.gpu.tuning import tuner
+from weft.core.contract.backend import DeviceInfo
+from weft.core.graph.graph import Graph
+from weft.core.registry.backend_registry import registry
+from weft.errors import BackendError, ConfigError, OutOfMemory
+from weft.kernels import launch, special
+from weft.kernels.launch import DeviceCaps
+
+SHIPPED = [k for k in (*special.special_kernels(), *special.kernel_families()) if k.module.startswith("weft.")]
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
+    yield
+    fakes.WANTED.clear()
+
+
+@pytest.fixture(params=["opencl", "vulkan"])
+def runtime(request: pytest.FixtureRequest) -> GpuRuntime:
+    return _runtime(request.param)
+
+
+def _runtime(name: str) -> GpuRuntime:
+    creator = registry.find(name)
+    assert isinstance(creator, GpuCreator)
+    return creator.runtime(0)
+
+
+def whys(runtime: GpuRuntime, *names: str, timeout: float = 60.0) -> dict[str, str]:
+    fakes.WANTED.clear()
+    fakes.WANTED.update(names)
+    kinds = [kind for kind in special.special_kernels() if kind.present(runtime.device.caps)]
+    found = verdict_store.verdicts(runtime, kinds, timeout)
+    return {name: verdict.why for name, verdict in found.items() if verdict.why is not None}
+
+
+def in_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("a child process was started")
+
+    monkeypatch.setattr(child, "_start", refuse)
+
+
+def test_right_kernels_stay_and_the_next_start_reads_it(
+    runtime: GpuRuntime, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "weft.selftest"):
+        assert whys(runtime, "right", "noisy") == {}
+    assert [r.args[0] for r in caplog.records if isinstance(r.args, tuple)] == ["right", "noisy"]
+    in_no_child(monkeypatch)
+    assert whys(runtime, "right", "noisy") == {}
+
+
+def test_a_wrong_kind_is_refused_with_its_difference(
+    runtime: GpuRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = whys(runtime, "wrong", "noisy")
+    assert list(found) == ["wrong"] and "Add of (4,) with (4,) was wrong by nan" in found["wrong"]
+    in_no_child(monkeypatch)
+    again = whys(runtime, "wrong", "noisy")
+    assert again["wrong"].startswith(found["wrong"]) and "earlier start" in again["wrong"]
+
+
+def test_a_crash_is_blamed_on_its_kind_and_the_others_are_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = _runtime("opencl")
+    names = ("named", "crashing", "noisy", "leaving")
+    found = whys(runtime, *names)
+    assert set(found) == {"crashing", "named", "leaving"}
+    assert "was ended by SIGABRT" in found["crashing"] and "ended with status 3" in found["leaving"]
+    in_no_child(monkeypatch)
+    assert set(whys(runtime, *names)) == set(found), "crashes are remembered, for they would come again"
+
+
+def test_a_hang_is_remembered_for_a_day_and_costs_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = _runtime("opencl")
+    found = whys(runtime, "hanging", "noisy", timeout=5.0)
+    assert list(found) == ["hanging"] and "did not end within 5 s" in found["hanging"]
+    in_no_child(monkeypatch)
+    assert whys(runtime, "noisy") == {}
+    assert "earlier start" in whys(runtime, "hanging")["hanging"]
+    now = time.time() + verdict_store.KEPT
+    monkeypatch.setattr(time, "time", lambda: now)
+    with pytest.raises(AssertionError, match="was started"):
+        whys(runtime, "hanging")
+
+
+@pytest.mark.parametrize("beside", [2, 3, 9])
+def test_children_side_by_side_find_what_one_finds(beside: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fails beside others is tested once more, in a child of its own each time."""
+    started: list[list[str]] = []
+    start = child._start
+
+    def noted(device: DeviceInfo, kinds: Sequence[special.SpecialKernel]) -> Any:
+        started.append([kind.name for kind in kinds])
+        return start(device, kinds)
+
+    monkeypatch.setattr(child, "_start", noted)
+    device = _runtime("opencl").device.info
+    kinds = [fakes.RECOVERING, fakes.NOISY, fakes.CRASHING, fakes.RAISING]
+    found = child.verdicts(device, kinds, 60.0, beside)
+    assert "SIGABRT" in str(found["crashing"].why) and "KeyError" in str(found["raising"].why)
+    assert found["noisy"].why is None and found["recovering"].why is None
+    together, alone = started[: min(beside, 4)], started[min(beside, 4) :]
+    assert sorted(name for names in together for name in names) == sorted(kind.name for kind in kinds)
+    assert alone == [["recovering", "crashing", "raising"], ["raising"]]
+
+
+def test_a_hang_beside_others_ends_too() -> None:
+    device = _runtime("opencl").device.info
+    found = child.verdicts(device, [fakes.HANGING, fakes.NOISY], 5.0, beside=2)
+    assert "did not end within 5 s" in str(found["hanging"].why) and found["noisy"].why is None
+
+
+def test_what_a_test_raises_is_a_verdict(runtime: GpuRuntime) -> None:
+    assert "KeyError" in whys(runtime, "raising")["raising"]
+
+
+@pytest.mark.parametrize("mode", ["child", "process", "off"])
+def test_the_variable_chooses_where_tests_run(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_SELFTEST", mode)
+    runtime, here = _runtime("opencl"), f"{fakes.TESTED}{os.getpid()}"
+    found = whys(runtime, "named").get("named", "")
+    assert (found == "") == (mode == "off") and (found == here) == (mode == "process")
+
+
+def test_another_value_of_the_variable_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_SELFTEST", "perhaps")
+    with pytest.raises(ConfigError, match="perhaps"):
+        whys(_runtime("opencl"), "noisy")
+    with null_gpu() as device, pytest.raises(ConfigError, match="perhaps"):
+        GpuRuntime(device).verify()
+
+
+@pytest.mark.parametrize("broken", ["", "/no/such/python", sys.executable])
+def test_where_no_child_starts_the_kernels_are_not_used_this_time(
+    broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", broken)
+    if broken == sys.executable and broken:
+        monkeypatch.setattr(child, "PROGRAM", "import sys; sys.exit('no such module')")
+    found = whys(_runtime("opencl"), "noisy", "right")
+    assert set(found) == {"noisy", "right"} and all("WEFT_SELFTEST=process" in why for why in found.values())
+    monkeypatch.undo()
+    in_no_child(monkeypatch)
+    with pytest.raises(AssertionError, match="was started"):
+        whys(_runtime("opencl"), "noisy")
+
+
+def test_a_device_that_the_child_does_not_know_is_not_trusted() -> None:
+    with null_gpu() as device:
+        why = whys(GpuRuntime(device), "noisy")["noisy"]
+    assert "null" in why and "WEFT_SELFTEST=process" in why
+
+
+def small() -> Graph:
+    net = Net()
+    return net.finish(net.add("Relu", net.input("x", 2, 3), name="y"))
+
+
+@pytest.mark.parametrize("name", ["right", "crashing"])
+def test_a_report_says_what_is_not_used(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From `weft.load`, on a runtime that is new."""
+    creator = registry.find("opencl")
+    assert isinstance(creator, GpuCreator)
+    fresh = GpuRuntime(creator.open(0))
+    monkeypatch.setattr(creator, "_leased", lambda index, options, lease: fresh)
+    items = fresh.device.caps.max_local_items
+    fakes.WANTED.add(name)
+    try:
+        with weft.load(small(), "opencl", fallback="error") as session:
+            notes = [n for n in session.report.notes if "are not used" in n]
+        assert fresh.selftest_seconds > 0
+        assert fresh.device.caps.max_local_items == (items if name == "right" else items // 2)
+    finally:
+        fresh.close()
+    assert len(notes) == (name == "crashing")
+    if notes:
+        assert "kernels that are crashing are not used: its test in a process of its own" in notes[0]
+
+
+def test_a_kind_is_tested_without_those_that_might_take_its_place() -> None:
+    runtime, seen = _runtime("opencl"), []
+    fakes.WANTED.update(("noisy", "named"))
+    watched = special.SpecialKernel(
+        "watched",
+        "watched",
+        lambda caps: True,
+        lambda caps: caps,
+        check=lambda r: seen.append(r.device.caps.max_local_items),  # type: ignore[func-returns-value]
+    )
+    items = runtime.device.caps.max_local_items
+    assert value_check.check(watched, runtime, [fakes.NOISY, watched]) is None
+    assert seen == [items // 2] and runtime.device.caps.max_local_items == items
+
+
+def test_what_takes_the_place_of_a_wrong_kind_is_tested_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    tested: list[str] = []
+
+    def kind(name: str, why: str | None, there: Callable[[DeviceCaps], bool]) -> special.SpecialKernel:
+        def check(_: object) -> str | None:
+            tested.append(name)
+            return why
+
+        return special.SpecialKernel(
+            name, name, there, lambda caps: replace(caps, without=caps.without | {name}), check=check
+        )
+
+    large = kind("large", "wrong", lambda caps: "large" not in caps.without)
+    small = kind("small", None, lambda caps: "large" in caps.without)
+    monkeypatch.setenv("WEFT_SELFTEST", "process")
+    monkeypatch.setattr(verdict_store, "special_kernels", lambda: [small, large])
+    monkeypatch.setattr(verdict_store, "kernel_families", list)
+    creator = registry.find("opencl")
+    assert isinstance(creator, GpuCreator)
+    runtime = GpuRuntime(creator.open(0))
+    try:
+        runtime.verify()
+        assert tested == ["large", "small"] and runtime.device.caps.without >= {"large"}
+        assert "small" not in runtime.device.caps.without and runtime.notes == ["large are not used: wrong"]
+    finally:
+        runtime.close()
+
+
+def test_what_did_not_run_says_nothing_of_portable_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are used with a note, and it is kept; those for special hardware are not used."""
+    pool = next(family for family in special.kernel_families() if family.name == "pool")
+    elsewhere = replace(pool, templates=("lrn",), disable=lambda caps: replace(caps, without=frozenset({"pool"})))
+    odd = replace(fakes.RIGHT, template="lrn")
+    monkeypatch.setenv("WEFT_SELFTEST", "process")
+    monkeypatch.setattr(verdict_store, "special_kernels", lambda: [odd])
+    monkeypatch.setattr(verdict_store, "kernel_families", lambda: [elsewhere])
+    fakes.WANTED.add("right")
+    creator = registry.find("vulkan")
+    assert isinstance(creator, GpuCreator)
+    for known in (False, True):
+        runtime = GpuRuntime(creator.open(0))
+        try:
+            runtime.verify()
+        finally:
+            runtime.close()
+        right, portable = runtime.notes
+        assert "that are right are not used: none of its cases ran" in right
+        assert "pools are used untested: none of its cases ran on such kernels (lrn)" in portable
+        assert ("earlier start" in portable) == known and "pool" not in runtime.device.caps.without
+        assert runtime.verdicts["pool"].word == "untested" and not runtime.verdicts["pool"].is_fault
+
+
+def test_special_and_portable_kernels_share_one_round_of_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[str]] = []
+
+    def start(device: DeviceInfo, groups: Sequence[Sequence[special.SpecialKernel]], timeout: float) -> Any:
+        started.extend([kind.name for kind in kinds] for kinds in groups)
+        return [({kind.name: verdict_store.Verdict(None) for kind in kinds}, "") for kinds in groups]
+
+    families = special.kernel_families()
+    monkeypatch.setattr(child, "_children", start)
+    monkeypatch.setattr(verdict_store, "special_kernels", lambda: [fakes.NOISY])
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    fakes.WANTED.add("noisy")
+    with null_gpu() as device:
+        found = verdict_store.examine(GpuRuntime(device), families=True)
+    present = ["noisy", *(family.name for family in families if family.present(device.caps))]
+    assert sorted(name for names in started for name in names) == sorted(present)
+    assert [kind.name for kind, _ in found] == present and len(started) == verdict_store.MOST_CHILDREN
+
+
+@pytest.mark.parametrize("fails", ["__init__", "difference"])
+def test_a_device_that_is_full_is_tested_again_another_time(fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OutOfMemory("16 bytes cannot be allocated")
+
+    monkeypatch.setattr(value_check._ReadyNode, fails, full)
+    verdict = verdict_store.verdict(fakes.RIGHT, _runtime("vulkan"))
+    assert not verdict.lasting and "no memory" in str(verdict.why)
+
+
+def test_the_key_of_a_verdict_does_not_depend_on_the_order_of_a_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = _runtime("opencl").device
+    names = [f"kind{k}" for k in range(9)]
+    keys = set()
+    for order in (names, names[::-1], names[4:] + names[:4]):
+        monkeypatch.setattr(device, "caps", replace(device.caps, without=frozenset(order)))
+        keys.add(verdict_store.key_of(device))
+    assert len(keys) == 1 and str(names) in keys.pop().replace("(", "[").replace(")", "]")
+
+
+def test_the_key_of_a_verdict_changes_with_the_driver() -> None:
+    device = _runtime("opencl").device
+    before = verdict_store.key_of(device)
+    assert before == verdict_store.key_of(device)
+    with null_gpu() as other:
+        assert verdict_store.key_of(other) != before
+
+
+def test_the_key_of_a_verdict_changes_with_every_module_that_chooses_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: set[Path] = set()
+    own = Path.read_bytes
+
+    def noted(file: Path) -> bytes:
+        read.add(file)
+        return own(file)
+
+    monkeypatch.setattr(Path, "read_bytes", noted)
+    verdict_store._launchers.cache_clear()
+    verdict_store._launchers()
+    forms = [type(form) for form in launch._GPU_OPS.values() if type(form).__module__.startswith("weft.")]
+    assert {Path(inspect.getfile(form)) for form in forms} <= read
+    assert {Path(str(sys.modules[kind.module].__file__)) for kind in SHIPPED} <= read
+    assert {Path(launch_builder.__file__), Path(tuner.__file__)} <= read
+
+
+def test_a_verdict_of_other_code_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = _runtime("opencl")
+    assert whys(runtime, "noisy") == {}
+    monkeypatch.setattr(verdict_store, "_code", lambda module: "edited")
+    in_no_child(monkeypatch)
+    with pytest.raises(AssertionError, match="was started"):
+        whys(runtime, "noisy")
+
+
+def test_all_verdicts_of_a_device_are_one_file_and_later_ones_join(tmp_path: Path) -> None:
+    runtime = _runtime("opencl")
+    assert whys(runtime, "noisy") == {} and set(whys(runtime, "named")) == {"named"}
+    [file] = (tmp_path / "selftest").iterdir()
+    assert b"noisy" in file.read_bytes() and b"named" in file.read_bytes()
+
+
+def test_kinds_are_dealt_by_what_their_tests_take() -> None:
+    kinds = [replace(fakes.NOISY, name=f"k{s}", seconds=s) for s in (0.125, 0.25, 3.0, 1.0, 1.5, 0.25)]
+    groups = [[kind.seconds for kind in share] for share in child.dealt(kinds, 3)]
+    assert groups == [[3.0], [1.5, 0.125], [1.0, 0.25, 0.25]]
+
+
+def test_a_name_is_registered_once() -> None:
+    with pytest.raises(BackendError, match="right"):
+        special.register_special(fakes.RIGHT)

@@ -1,0 +1,59 @@
+"""The cases by which kernels for special hardware are tested launch those kernels, and none of another kind instead."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.helpers.null_gpu import null_gpu
+from tests.ops.gpu.test_conv_matrix import H200
+from weft.backends.gpu.runtime import GpuRuntime
+from weft.backends.gpu.selftest import value_check
+from weft.backends.opencl.dialect import OpenCLDialect
+from weft.backends.vulkan.dialect import GlslDialect
+from weft.kernels.launch import DeviceCaps
+from weft.kernels.special import SpecialKernel, special_kernels
+
+KINDS = {kind.name: kind for kind in special_kernels() if kind.module.startswith("weft.")}
+"""Weft's own: other tests register kinds for their time."""
+OPENCL = replace(H200, max_local_items=256, channels_last=True, shuffles=True, warpgroup_units=True)
+VULKAN = replace(H200, channels_last=True, shuffles=True, workgroup_matrices=True)
+
+
+def alone(kind: SpecialKernel, caps: DeviceCaps) -> DeviceCaps:
+    """Return the capabilities that its test finds."""
+    return value_check._without(caps, kind, list(KINDS.values()))
+
+
+HERE = [("opencl", name) for name in KINDS if KINDS[name].present(alone(KINDS[name], OPENCL))]
+HERE += [("vulkan", name) for name in KINDS if KINDS[name].present(alone(KINDS[name], VULKAN))]
+
+
+def launched(kind: SpecialKernel, api: str, units: int) -> list[list[str]]:
+    """Return the templates that each case launches on a device with that many multiprocessors, which runs nothing."""
+    caps = replace(OPENCL if api == "opencl" else VULKAN, compute_units=units)
+    with null_gpu() as device:
+        device.dialect = OpenCLDialect() if api == "opencl" else GlslDialect()
+        device.caps = alone(kind, caps)
+        runtime = GpuRuntime(device)
+        runtime.trust()
+        return [value_check.difference(case, runtime)[1] for case in kind.cases()]
+
+
+@pytest.mark.parametrize("units", [114, 132])
+@pytest.mark.parametrize(("api", "name"), HERE)
+def test_the_cases_of_a_kind_launch_its_kernel(api: str, name: str, units: int) -> None:
+    templates = launched(KINDS[name], api, units)
+    meant = [KINDS[name].template in each for each in templates]
+    assert sum(meant) >= len(meant) / 2, templates
+
+
+def test_every_kind_is_tried_here() -> None:
+    assert {name for _, name in HERE} == set(KINDS)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_kind_that_is_refused_is_gone(name: str) -> None:
+    for caps in (OPENCL, VULKAN):
+        assert not KINDS[name].present(KINDS[name].disable(caps))

@@ -1,0 +1,230 @@
+"""The front of a network, which runs on parts of a large batch while the host still copies the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+import weft
+from tests.backends.gpu.test_large_inputs import STARTS, opened
+from tests.helpers.nets import Net, feeds, outputs
+from tests.helpers.random_nets import SLOW, networks
+from tests.networks.test_random_nets_on_devices import assert_right
+from weft.backends.gpu.recording import batch_split, chunked_upload
+from weft.backends.gpu.recording.recording import PipelineRecording
+from weft.backends.gpu.tuning.tuner import open_problems
+from weft.conformance.cases.table import tolerance
+from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import Graph
+from weft.core.graph.layout import Array
+from weft.core.graph.tensor import TensorSpec
+
+DEVICES = ("opencl", "vulkan")
+WAYS = tuple((device, ahead) for device in DEVICES for ahead in (False, True))
+"""Devices that compute where the host writes, or send the input in chunks: llvmpipe can do both, PoCL the second."""
+BATCH = 8
+
+
+@pytest.fixture(autouse=True)
+def small_batches_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do on the CPU, with little, what pays for large batches on a GPU."""
+    for device in DEVICES:
+        monkeypatch.setattr(opened(device), "computes_ahead", True)
+    for module in (chunked_upload, batch_split):
+        monkeypatch.setattr(module, "LEAST", 1 << 10)
+    monkeypatch.setattr(chunked_upload, "CHUNK", 3_000)
+    monkeypatch.setattr(batch_split, "PIXELS_A_UNIT", 1)
+
+
+def recorded(session: weft.Session) -> PipelineRecording:
+    (pipeline,) = session.pipelines
+    found = pipeline.backend.recording  # type: ignore[attr-defined]
+    assert isinstance(found, PipelineRecording)
+    return found
+
+
+def chain(batch: int = BATCH) -> Graph:
+    net = Net()
+    x = net.add("Relu", net.conv(net.input("x", batch, 3, 16, 16), 8, 3, pads=(1,) * 4))
+    x = net.add("MaxPool", net.conv(x, 16), kernel_shape=(2, 2), strides=(2, 2))
+    return net.finish(net.add("Softmax", net.add("Flatten", net.add("GlobalAveragePool", x)), name="y"))
+
+
+def branches() -> Graph:
+    """A residual, and a concat whose inputs are parts of its output's memory."""
+    net = Net()
+    x = net.conv(net.input("x", BATCH, 4, 16, 16), 8, 3, pads=(1,) * 4)
+    x = net.add("Relu", net.add("Add", net.conv(x, 8), x))
+    x = net.add("Concat", net.conv(x, 4), net.conv(x, 8, 3, pads=(1,) * 4), axis=1)
+    return net.finish(net.add("GlobalAveragePool", net.conv(x, 8), name="y"))
+
+
+def scratch() -> Graph:
+    """More live at once in the front than after it: what dies in a part is needed again by the next."""
+    net = Net()
+    x = net.input("x", BATCH, 4, 16, 16)
+    for _ in range(4):
+        x = net.add("Relu", net.conv(x, 8, 3, pads=(1,) * 4))
+    x = net.conv(net.add("GlobalAveragePool", x), 8)
+    return net.finish(net.add("Sigmoid", net.conv(x, 8), name="y"))
+
+
+def a_constant_for_each_image() -> Graph:
+    """A constant for each image, which ends the front."""
+    net = Net()
+    x = net.conv(net.input("x", BATCH, 4, 16, 16), 4, 3, pads=(1,) * 4)
+    x = net.add("Mul", x, net.random(BATCH, 1, 1, 1))
+    return net.finish(net.add("GlobalAveragePool", net.conv(x, 8), name="y"))
+
+
+def check(session: weft.Session, graph: Graph, runs: int = 3) -> None:
+    """Compare runs with other inputs each, so that what is left of the run before would be seen."""
+    for seed in range(runs):
+        fed = feeds(graph, seed)
+        for got, want in zip(session.run(fed), outputs(graph, fed), strict=True):
+            np.testing.assert_allclose(got, want, *tolerance(DType.FLOAT32, "reduction"))
+
+
+def check_against_the_whole(session: weft.Session, whole: weft.Session, graph: Graph) -> None:
+    """Compare with runs of the same precision in which nothing is divided."""
+    for seed in range(3):
+        fed = feeds(graph, seed)
+        for got, want in zip(session.run(fed), whole.run(fed), strict=True):
+            np.testing.assert_allclose(got, want, *tolerance(DType.FLOAT16, "reduction"))
+
+
+@pytest.mark.parametrize(("device", "ahead"), WAYS)
+@pytest.mark.parametrize(("precision", "parts"), [("high", 2), ("high", 4), ("low", 2)])
+@pytest.mark.parametrize("make", [chain, branches, scratch, a_constant_for_each_image])
+def test_results_are_right_whatever_runs_in_parts(
+    device: str, ahead: bool, precision: str, parts: int, make: Callable[[], Graph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opened(device), "sends_ahead", ahead)
+    monkeypatch.setattr(batch_split, "PARTS", parts)
+    graph = make()
+    with monkeypatch.context() as patch:
+        patch.setattr(opened(device), "computes_ahead", False)
+        whole = weft.load(graph, device=device, precision=precision, fallback="error")
+    with whole, weft.load(graph, device=device, precision=precision, fallback="error") as session:
+        assert not recorded(whole).ahead
+        recording = recorded(session)
+        assert recording.front.parts == parts
+        assert sorted(recording.ahead) == list(range(parts))
+        if precision == "high":
+            check(session, graph)
+        else:
+            check_against_the_whole(session, whole, graph)
+
+
+@pytest.mark.parametrize(("device", "ahead"), WAYS)
+def test_each_part_begins_when_its_images_are_there(device: str, ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if (device, ahead) == ("opencl", False):
+        pytest.skip("kernels of PoCL do not read where the host writes, so nothing begins early")
+    monkeypatch.setattr(opened(device), "sends_ahead", ahead)
+    graph = chain()
+    with weft.load(graph, device=device, fallback="error") as session:
+        recording, fed = recorded(session), feeds(graph)
+        (stream,), x, host = recording._streams.values(), fed["x"], session.pipelines[0].mapped["x"]
+        halves = [x.nbytes // 2, x.nbytes]
+        assert [stream._ends.count(end) for end in halves] == [1 + ahead] * 2, "no chunk is in two parts"
+        host[...] = np.nan
+        there: list[int] = []
+
+        def noting(start: Callable[[Any], None]) -> Callable[[Any], None]:
+            def note(handle: Any) -> None:
+                there.append(arrived(host, x))
+                start(handle)
+
+            return note
+
+        for name in STARTS[device]:
+            monkeypatch.setattr(recording.device, name, noting(getattr(recording.device, name)))
+        check(session, graph, runs=1)
+        assert all(come >= end for come, end in zip(there, stream._ends, strict=False))
+        assert len(there) == len(recording.handles) == len(stream._ends) + 1
+
+
+def arrived(host: Array, x: Array) -> int:
+    """Return how many bytes of an input are in its lasting array, from the first on."""
+    same = (host == x).reshape(-1)
+    return x.nbytes if same.all() else int(same.argmin()) * x.itemsize
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_inputs_that_the_caller_puts_there_himself_are_run_all_the_same(device: str) -> None:
+    """Nothing is begun before the submit then."""
+    graph = chain()
+    with weft.load(graph, device=device, fallback="error") as session:
+        (pipeline,) = session.pipelines
+        fed = feeds(graph, 5)
+        pipeline.mapped["x"][...] = fed["x"]
+        pipeline.execute()
+        pipeline.wait()
+        got, (want,) = pipeline.port("y").numpy(), outputs(graph, fed)
+        np.testing.assert_allclose(got, want, *tolerance(DType.FLOAT32, "reduction"))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_the_parts_leave_to_tuning_counts_for_each_of_them(device: str) -> None:
+    with weft.load(chain(), device=device, fallback="error") as session:
+        recording, (pipeline,) = recorded(session), session.pipelines
+        every = [pick for task in pipeline.tasks for pick in getattr(task.execution, "picks", ())]
+        assert {id(x) for pick in every for x in pick.launches} <= {id(x) for x in recording.planned}
+        for task in pipeline.tasks:
+            execution: Any = task.execution
+            if execution.label in recording.front.nodes and execution.picks:
+                assert len(execution.picks) == recording.front.parts
+        problems = open_problems(session.pipelines)
+        assert sum(problem.nodes for problem in problems) < len(every), "a node is one, in however many parts"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_another_batch_has_other_parts(device: str) -> None:
+    graph = chain()
+    for name in {o for node in graph.nodes for o in node.outputs}:
+        del graph.specs[name]
+    graph.specs["x"] = TensorSpec(("n", 3, 16, 16), DType.FLOAT32)
+    with weft.load(graph, device=device, fallback="error") as session:
+        for batch, parts in ((8, 2), (6, 2), (5, 1), (2, 1), (16, 2)):
+            x = feeds(chain(batch), batch)
+            (y,) = session.run(x)
+            np.testing.assert_allclose(y, outputs(chain(batch), x)[0], *tolerance(DType.FLOAT32, "reduction"))
+            assert recorded(session).front.parts == parts
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_no_parts_with_a_profile_or_little_memory(device: str) -> None:
+    graph = chain()
+    for how in ({"profile": True}, {"memory": "limit"}):
+        with weft.load(graph, device=device, fallback="error", **how) as session:  # type: ignore[arg-type]
+            assert not recorded(session).ahead
+            check(session, graph, runs=1)
+
+
+def test_a_driver_that_does_not_tell_its_units_has_a_typical_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_split, "PIXELS_A_UNIT", 20)  # half of the batch has 1024 pixels, 256 after the pool
+    device = opened("vulkan")
+    for units, nodes in ((16, 2), (1, 2), (2, 3)):
+        monkeypatch.setattr(device, "caps", replace(device.caps, compute_units=units))
+        with weft.load(chain(), device="vulkan", fallback="error") as session:
+            assert len(recorded(session).front.nodes) == nodes
+
+
+def test_no_parts_where_they_would_not_fill_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_split, "PIXELS_A_UNIT", 1 << 20)
+    with weft.load(chain(), device="vulkan", fallback="error") as session:
+        assert not recorded(session).ahead
+
+
+@pytest.mark.parametrize(("device", "ahead"), WAYS)
+@given(graph=networks(8, batches=(8, 16), sides=(4, 8)))
+@settings(max_examples=8, deadline=None, suppress_health_check=SLOW)
+def test_a_random_network_is_right(device: str, ahead: bool, graph: Graph) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(opened(device), "sends_ahead", ahead)
+        assert_right(graph, device, "high", 1e-4)

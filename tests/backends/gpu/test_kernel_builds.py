@@ -1,0 +1,99 @@
+"""Kernels are built in threads: errors name their node, the first one counts, and nothing is left running."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weft
+from tests.helpers.nets import branching, feeds, outputs
+from tests.helpers.timed_gpu import GEMM, TimedDevice, convolutions, timed_gpu
+from weft.backends.gpu.device import kernel_builds
+from weft.core.registry.backend_registry import registry
+from weft.errors import CompileError
+from weft.kernels.source import KernelSource
+
+
+@pytest.fixture
+def device() -> Iterator[TimedDevice]:
+    with timed_gpu() as made:
+        yield made
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_builds, "thread_count", lambda caps: 4)
+
+
+def test_kernels_of_different_nodes_are_built_at_the_same_time(
+    device: TimedDevice, threads: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = threading.Barrier(3, timeout=60)
+    compile_ = device.compile
+
+    def meets(source: KernelSource, values: Mapping[str, int | float]) -> Any:
+        if source.entry == GEMM:
+            together.wait()  # broken, and so an error, unless three are here at once
+        return compile_(source, values)
+
+    monkeypatch.setattr(device, "compile", meets)
+    with weft.load(convolutions((6, 7, 8)), device="null", fallback="error") as session:
+        assert session.report.statistics["null"]["launches"] == 9
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_of_several_failures_that_of_the_first_node_is_raised(
+    device: TimedDevice, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    monkeypatch.setattr(kernel_builds, "thread_count", lambda caps: count)
+    later_failed = threading.Event()
+
+    def fails(source: KernelSource, values: Mapping[str, int | float]) -> Any:
+        if source.entry != GEMM:
+            return source.digest
+        if values["IH"] == 8:
+            later_failed.set()
+        elif count > 1:
+            assert later_failed.wait(60)
+        raise CompileError(f"an image of {values['IH']} is refused")
+
+    monkeypatch.setattr(device, "compile", fails)
+    for _ in range(2):
+        later_failed.clear()
+        with pytest.raises(CompileError, match="an image of 7 is refused") as caught:
+            weft.load(convolutions((7, 8)), device="null", fallback="error")
+        assert caught.value.where == "node 'n_c0' (Conv + Relu) on null:0"
+    assert device.stats.live_buffers == 0
+    assert not any(t.name.startswith("weft-build") for t in threading.enumerate())
+
+
+def test_a_failure_in_planning_waits_for_what_is_being_built(
+    device: TimedDevice, threads: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(self: object, *_: object, **__: object) -> None:
+        raise CompileError("a later node is refused")
+
+    monkeypatch.setattr("weft.ops.gpu.softmax.SoftmaxOnGpu.launches", refuses)
+    with pytest.raises(CompileError, match="a later node is refused"):
+        weft.load(branching(), device="null", fallback="error")
+    assert not any(t.name.startswith("weft-build") for t in threading.enumerate())
+
+
+def test_no_thread_is_left_after_a_load(device: TimedDevice, threads: None) -> None:
+    with weft.load(convolutions(), device="null", fallback="error"):
+        assert not any(t.name.startswith("weft-build") for t in threading.enumerate())
+
+
+@pytest.mark.parametrize("name", ["opencl", "vulkan"])
+def test_drivers_build_in_threads(name: str, threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry.find(name).close()  # so that nothing is in memory
+    monkeypatch.setenv("WEFT_CACHE", "0")
+    graph = branching(10, 7)
+    with weft.load(graph, device=name, fallback="error") as session:
+        (y,) = session.run(feeds(graph))
+    np.testing.assert_allclose(y, outputs(graph, feeds(graph))[0], rtol=1e-4, atol=1e-6)
+    registry.find(name).close()

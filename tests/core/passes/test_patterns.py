@@ -1,0 +1,306 @@
+"""What exporters write as many nodes: each pattern before and after, what is no such pattern, and the numbers."""
+
+from __future__ import annotations
+
+from math import pi, sqrt
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.helpers.nets import Net, kinds
+from tests.helpers.random_nets import SLOW
+from tests.helpers.rewrites import assert_same
+from weft.core.graph.graph import Graph
+from weft.core.graph.layout import Array
+from weft.core.passes import PASSES, find_pass, run_passes
+from weft.core.passes.patterns import (
+    attend_in_place,
+    fuse_attention,
+    fuse_gelu,
+    fuse_layer_norm,
+    join_projections,
+)
+
+few = settings(max_examples=40, deadline=None, suppress_health_check=SLOW)
+
+
+def number(value: float, *shape: int) -> Array:
+    return np.full(shape, value, np.float32)
+
+
+def test_each_pattern_is_a_pass_that_says_what_it_does() -> None:
+    names = "fuse_gelu fuse_layer_norm fuse_attention attend_in_place join_projections".split()
+    assert [p.name for p in PASSES if p.name in names] == names
+    assert all(find_pass(n).description.startswith("Return the graph with ") for n in names)
+
+
+# -- GELU --------------------------------------------------------------------------------------------------
+
+
+def gelu(net: Net, x: str, form: int, order: int = 0, *, factor: float = sqrt(2)) -> str:
+    """Add x * 0.5 * (1 + erf(x / factor)) with its factors in one of several orders."""
+
+    def both(kind: str, a: str | Array, b: str | Array) -> str:
+        return net.add(kind, *((a, b) if order % 2 == 0 else (b, a)))
+
+    inner = net.add("Div", x, number(factor)) if order < 2 else both("Mul", x, number(1 / factor))
+    total = both("Add", net.add("Erf", inner), number(1))
+    if form == 0:
+        return both("Mul", both("Mul", x, total), number(0.5))
+    if form == 1:
+        return both("Mul", x, both("Mul", number(0.5), total))
+    if form == 2:
+        return both("Mul", both("Mul", x, number(0.5)), total)
+    return net.add("Div", both("Mul", x, total), number(2))
+
+
+@pytest.mark.parametrize("order", range(4))
+@pytest.mark.parametrize("form", range(4))
+def test_gelu_is_found_in_every_order(form: int, order: int) -> None:
+    net = Net()
+    graph = net.finish(gelu(net, net.input("x", 3, 7), form, order))
+    after = fuse_gelu(graph)
+    assert [str(n.op) for n in after.nodes] == ["Gelu(approximate=none)"]
+    assert_same(graph, after)
+
+
+@pytest.mark.parametrize("power", [True, False])
+@pytest.mark.parametrize("swapped", [True, False])
+def test_gelu_is_found_in_the_form_through_tanh(power: bool, swapped: bool) -> None:
+    net = Net()
+    x = net.input("x", 3, 7)
+    cube = net.add("Pow", x, number(3)) if power else net.add("Mul", x, net.add("Mul", x, x))
+    parts = [x, net.add("Mul", number(0.044715), cube)]
+    total = net.add("Add", *(parts[::-1] if swapped else parts))
+    share = net.add("Add", number(1), net.add("Tanh", net.add("Mul", number(sqrt(2 / pi)), total)))
+    graph = net.finish(net.add("Mul", net.add("Mul", number(0.5), x), share))
+    after = fuse_gelu(graph)
+    assert [str(n.op) for n in after.nodes] == ["Gelu(approximate=tanh)"]
+    assert_same(graph, after)
+
+
+def test_gelu_of_a_product_and_times_a_gate_is_gelu_alone() -> None:
+    net = Net()
+    x, gate = net.input("x", 3, 7), net.input("gate", 3, 7)
+    graph = net.finish(net.add("Mul", gelu(net, net.add("Mul", x, gate), 0), gate))
+    after = fuse_gelu(graph)
+    assert kinds(after) == ["Mul", "Gelu", "Mul"]
+    assert_same(graph, after)
+
+
+def test_what_is_read_elsewhere_stays() -> None:
+    net = Net()
+    y = gelu(net, net.input("x", 3, 7), 0)
+    graph = net.finish(y, "erf1")
+    after = fuse_gelu(graph)
+    assert sorted(kinds(after)) == ["Div", "Erf", "Gelu"]
+    assert_same(graph, after)
+
+
+def test_what_is_nearly_a_gelu_stays() -> None:
+    net = Net()
+    wide = net.input("x", 3, 7)
+    graphs = [net.finish(gelu(net, wide, 0, factor=1.4))]
+    net = Net()
+    x, other = net.input("x", 3, 7), net.input("other", 3, 7)
+    share = net.add("Add", net.add("Erf", net.add("Div", x, number(sqrt(2)))), number(1))
+    graphs.append(net.finish(net.add("Mul", net.add("Mul", other, share), number(0.5))))
+    net = Net()
+    x = net.input("x", 7)
+    grown = net.add("Add", net.add("Erf", net.add("Div", x, number(sqrt(2)))), number(1, 3, 1))
+    graphs.append(net.finish(net.add("Mul", net.add("Mul", x, grown), number(0.5))))
+    for graph in graphs:
+        assert fuse_gelu(graph).nodes == graph.nodes
+
+
+# -- layer norm --------------------------------------------------------------------------------------------
+
+
+def layer_norm(
+    net: Net, x: str, axes: tuple[int, ...] = (-1,), *, twice: bool = False, square: bool = False, shift: bool = True
+) -> str:
+    """Add a layer norm in parts; `twice`: the mean is taken from x once for each use."""
+    shape = tuple(net.shape(x)[a] for a in axes)
+    mean = net.add("ReduceMean", x, np.array(axes))
+    centred = net.add("Sub", x, mean)
+    again = net.add("Sub", x, mean) if twice else centred
+    squares = net.add("Mul", centred, centred) if square else net.add("Pow", centred, number(2))
+    variance = net.add("ReduceMean", squares, np.array(axes))
+    root = net.add("Sqrt", net.add("Add", variance, number(1e-5)))
+    scaled = net.add("Mul", net.add("Div", again, root), net.random(*shape))
+    return net.add("Add", scaled, net.random(*shape)) if shift else scaled
+
+
+@pytest.mark.parametrize("axes", [(-1,), (-2, -1)])
+@pytest.mark.parametrize("twice", [False, True])
+@pytest.mark.parametrize("square", [False, True])
+@pytest.mark.parametrize("shift", [True, False])
+def test_a_layer_norm_is_found(axes: tuple[int, ...], twice: bool, square: bool, shift: bool) -> None:
+    net = Net()
+    graph = net.finish(layer_norm(net, net.input("x", 2, 3, 8), axes, twice=twice, square=square, shift=shift))
+    after = fuse_layer_norm(graph)
+    (node,) = after.nodes
+    assert str(node.op).startswith(f"LayerNormalization(axis={-len(axes)}, epsilon=9.99")
+    assert len(node.inputs) == 2 + shift
+    assert_same(graph, after)
+
+
+def test_a_norm_over_other_axes_stays() -> None:
+    net = Net()
+    graph = net.finish(layer_norm(net, net.input("x", 2, 3, 3), (-2,), shift=False))
+    assert fuse_layer_norm(graph).nodes == graph.nodes
+
+
+# -- attention ---------------------------------------------------------------------------------------------
+
+
+def attention(
+    net: Net, q: str, k: str, v: str, *, where: str = "behind", mask: str = "", turned: str = "once"
+) -> str:
+    """Add an attention of heads that are apart; `where` is the scale, `turned` tells how K is transposed."""
+    rank = len(net.shape(k))
+    if turned == "once":
+        t = net.add("Transpose", k, perm=(*range(rank - 2), rank - 1, rank - 2))
+    else:
+        batch, heads, rows, each = net.shape(k)
+        flat = net.add("Reshape", k, np.array([batch * heads, rows, each]))
+        t = net.add("Reshape", net.add("Transpose", flat, perm=(0, 2, 1)), np.array([batch, heads, each, rows]))
+    if where == "both":
+        q, t = net.add("Mul", q, number(0.5)), net.add("Mul", t, number(0.25))
+    scores = net.add("MatMul", q, t)
+    if where == "behind":
+        scores = net.add("Div", scores, number(8))
+    if mask:
+        scores = net.add("Add", scores, mask)
+    return net.add("MatMul", net.add("Softmax", scores), v)
+
+
+SIZES = {"q": (2, 3, 5, 4), "k": (2, 3, 7, 4), "v": (2, 3, 7, 6)}
+
+
+@pytest.mark.parametrize("where", ["behind", "both", "nowhere"])
+@pytest.mark.parametrize("turned", ["once", "in rank 3"])
+@pytest.mark.parametrize("mask", [(), (2, 1, 1, 7), (5, 7)])
+def test_attention_is_found(where: str, turned: str, mask: tuple[int, ...]) -> None:
+    net = Net()
+    inputs = [net.input(n, *s) for n, s in SIZES.items()]
+    added = net.input("mask", *mask) if mask else ""
+    graph = net.finish(attention(net, *inputs, where=where, mask=added, turned=turned))
+    after = fuse_attention(graph)
+    assert kinds(after) == ["weft::Attention"]
+    assert after.nodes[0].op.attributes()["scale"] == {"behind": 0.125, "both": 0.125, "nowhere": 1.0}[where]
+    assert_same(graph, after)
+
+
+def test_attention_of_one_axis_of_heads_is_found() -> None:
+    net = Net()
+    graph = net.finish(attention(net, *(net.input(n, *s[1:]) for n, s in SIZES.items())))
+    after = fuse_attention(graph)
+    assert kinds(after) == ["weft::Attention"]
+    assert_same(graph, after)
+
+
+@pytest.mark.parametrize("read", ["matmul5", "div6", "softmax7"])
+def test_scores_that_are_read_elsewhere_keep_their_nodes(read: str) -> None:
+    net = Net()
+    y = attention(net, *(net.input(n, *s) for n, s in SIZES.items()), turned="in rank 3")
+    names = {o.rstrip("0123456789"): o for n in net.graph.nodes for o in n.outputs}
+    first = next(o for n in net.graph.nodes for o in n.outputs if o.startswith("matmul"))
+    wanted = {"matmul5": first, "div6": names["div"], "softmax7": names["softmax"]}[read]
+    graph = net.finish(y, wanted)
+    assert fuse_attention(graph).nodes == graph.nodes
+
+
+def test_a_mask_that_makes_more_scores_and_heads_that_are_repeated_stay() -> None:
+    net = Net()
+    inputs = [net.input(n, *s[1:]) for n, s in SIZES.items()]
+    graphs = [net.finish(attention(net, *inputs, mask=net.input("mask", 2, 3, 5, 7)))]
+    net = Net()
+    inputs = [net.input("q", 2, 3, 5, 4), net.input("k", 1, 3, 7, 4), net.input("v", 2, 3, 7, 6)]
+    graphs.append(net.finish(attention(net, *inputs)))
+    for graph in graphs:
+        assert fuse_attention(graph).nodes == graph.nodes
+
+
+def encoder(
+    net: Net, x: str, heads: int, each: int, *, key: str = "", bias: bool = True, mask: str = "", turned: str = "once"
+) -> str:
+    """Add a multi-head attention as exporters write it; K and V are of `key`, or of x."""
+    batch, rows, width = net.shape(x)
+    parts = []
+    for source in (x, key or x, key or x):
+        made = net.add("MatMul", source, net.random(width, heads * each, scale=width**-0.5))
+        made = net.add("Add", net.random(heads * each), made) if bias else made
+        apart = net.add("Reshape", made, np.array([batch, net.shape(source)[1], heads, each]))
+        parts.append(net.add("Transpose", apart, perm=(0, 2, 1, 3)))
+    mixed = attention(net, *parts, mask=mask, turned=turned)
+    return net.add("Reshape", net.add("Transpose", mixed, perm=(0, 2, 1, 3)), np.array([batch, rows, heads * each]))
+
+
+def test_heads_are_read_where_they_lie() -> None:
+    net = Net()
+    graph = net.finish(encoder(net, net.input("x", 2, 5, 8), 2, 4, mask=net.input("mask", 2, 1, 1, 5)))
+    after = attend_in_place(fuse_attention(graph))
+    assert kinds(after) == ["MatMul", "Add"] * 3 + ["weft::Attention"]
+    assert after.nodes[-1].op.attributes()["heads"] == 2
+    assert_same(graph, after)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_three_products_of_one_value_become_one(bias: bool) -> None:
+    net = Net()
+    graph = net.finish(encoder(net, net.input("x", 2, 5, 8), 2, 4, bias=bias))
+    after = join_projections(attend_in_place(fuse_attention(graph)))
+    assert kinds(after) == ["MatMul", "Add", "weft::Attention"] if bias else ["MatMul", "weft::Attention"]
+    assert after.nodes[-1].op.attributes()["packed"] == 1
+    assert len(after.constants) == 1 + bias
+    assert_same(graph, after)
+
+
+def test_keys_of_another_value_keep_their_products() -> None:
+    net = Net()
+    graph = net.finish(encoder(net, net.input("x", 2, 5, 8), 2, 4, key=net.input("other", 2, 7, 8)))
+    after = join_projections(attend_in_place(fuse_attention(graph)))
+    assert kinds(after) == ["MatMul", "Add"] * 3 + ["weft::Attention"]
+    assert_same(graph, after)
+
+
+# -- all of them -------------------------------------------------------------------------------------------
+
+
+@st.composite
+def networks(draw: st.DrawFn) -> Graph:
+    """Draw a chain of the patterns and of what is nearly one of them; values inside may be outputs, too."""
+    net = Net(draw(st.integers(0, 100)))
+    x = net.input("x", draw(st.integers(1, 2)), draw(st.integers(1, 4)), 8)
+    for _ in range(draw(st.integers(1, 4))):
+        kind = draw(st.sampled_from(["gelu", "norm", "encoder", "residual"]))
+        if kind == "gelu":
+            factor = draw(st.sampled_from([sqrt(2), sqrt(2), 1.0]))
+            x = gelu(net, x, draw(st.integers(0, 3)), draw(st.integers(0, 3)), factor=factor)
+        elif kind == "norm":
+            axes = draw(st.sampled_from([(-1,), (-1,), (-2, -1)]))
+            x = layer_norm(net, x, axes, twice=draw(st.booleans()), shift=draw(st.booleans()))
+        elif kind == "encoder":
+            heads, turned = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from(["once", "in rank 3"]))
+            x = encoder(net, x, heads, 8 // heads, bias=draw(st.booleans()), turned=turned)
+        else:
+            x = net.add("Add", x, draw(st.sampled_from([x, "x"])))
+    others = draw(st.lists(st.sampled_from([n.outputs[0] for n in net.graph.nodes]), max_size=1))
+    return net.finish(*dict.fromkeys([x, *others]))
+
+
+@given(graph=networks())
+@few
+def test_numbers_are_unchanged(graph: Graph) -> None:
+    before = str(graph)
+    for each in (fuse_gelu, fuse_layer_norm, fuse_attention, attend_in_place, join_projections):
+        after = each(graph)
+        assert_same(graph, after, 2e-5)
+        assert str(each(after)) == str(after)
+    after = run_passes(graph)
+    assert_same(graph, after, 2e-5)
+    assert str(run_passes(after)) == str(after)
+    assert str(graph) == before, "a pass leaves the graph that it was given"

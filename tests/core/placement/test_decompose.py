@@ -1,0 +1,101 @@
+"""Ops that stand for many are taken apart for a device that knows their parts alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+import weft
+from tests.helpers.nets import Net, feeds, kinds, outputs
+from tests.helpers.rewrites import assert_same
+from weft.core.graph.graph import Graph
+from weft.core.graph.op import Op
+from weft.core.graph.tensor import Tensor
+from weft.core.placement.assign import Backends
+from weft.core.placement.decompose import expand_refused
+
+
+class Knows:
+    """A backend that refuses some types of ops."""
+
+    def __init__(self, *refused: str) -> None:
+        self.refused = refused
+
+    def why_not(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op) -> str | None:
+        return f"no {op.type} here" if op.type in self.refused else None
+
+
+def backends(**each: Knows) -> Backends:
+    return cast(Backends, each)
+
+
+def gelu(form: str) -> Graph:
+    net = Net()
+    return net.finish(net.add("Gelu", net.input("x", 3, 5), approximate=form, name="y"))
+
+
+def norm(shift: bool) -> Graph:
+    net = Net()
+    x, parameters = net.input("x", 2, 3, 5), [net.random(3, 5) for _ in range(1 + shift)]
+    return net.finish(net.add("LayerNormalization", x, *parameters, axis=1, epsilon=0.01, name="y"))
+
+
+def attention(heads: int, packed: int, mask: bool) -> Graph:
+    net = Net()
+    if packed:
+        inputs = [net.input("qkv", 2, 5, 24)]
+    elif heads:
+        inputs = [net.input("q", 2, 5, 8), net.input("k", 2, 7, 8), net.input("v", 2, 7, 6)]
+    else:
+        inputs = [net.input("q", 3, 5, 8), net.input("k", 3, 7, 8), net.input("v", 3, 7, 6)]
+    more = [net.input("mask", 5, 5 if packed else 7)] * mask
+    attributes: dict[str, Any] = {"scale": 0.3, "heads": heads, "packed": packed}
+    return net.finish(net.add("weft::Attention", *inputs, *more, name="y", **attributes))
+
+
+GRAPHS = {
+    "Gelu": [gelu("none"), gelu("tanh")],
+    "LayerNormalization": [norm(True), norm(False)],
+    "weft::Attention": [attention(0, 0, False), attention(2, 0, True), attention(2, 1, True), attention(2, 1, False)],
+}
+EACH = [pytest.param(kind, graph, id=f"{kind}{k}") for kind, graphs in GRAPHS.items() for k, graph in enumerate(graphs)]
+
+
+@pytest.mark.parametrize(("kind", "graph"), EACH)
+def test_the_parts_do_the_work_of_the_whole(kind: str, graph: Graph) -> None:
+    before = str(graph)
+    after, (note,) = expand_refused(graph, backends(a=Knows(kind)))
+    assert kind not in kinds(after)
+    assert f"({kind}) runs in {len(after.nodes)} parts: a: no {kind} here" in note
+    assert_same(graph, after)
+    assert str(graph) == before
+
+
+@pytest.mark.parametrize(("kind", "graph"), EACH)
+def test_what_the_device_takes_or_takes_no_part_of_stays_whole(kind: str, graph: Graph) -> None:
+    for knows in (Knows(), Knows(kind, "MatMul", "Mul")):
+        after, notes = expand_refused(graph, backends(a=knows, b=Knows()))
+        assert (after.nodes, notes) == (graph.nodes, [])
+        assert after.constants.keys() == graph.constants.keys()
+
+
+def test_the_device_of_a_hint_is_asked() -> None:
+    graph = gelu("none")
+    asked = backends(a=Knows("Gelu"), b=Knows())
+    assert kinds(expand_refused(graph, asked, {"n_*": "b"})[0]) == ["Gelu"]
+    assert "Erf" in kinds(expand_refused(graph, asked)[0])
+
+
+@pytest.mark.parametrize("device", ["opencl", "vulkan"])
+def test_heads_too_large_for_the_kernel_run_in_parts_on_the_same_device(device: str) -> None:
+    net = Net()
+    q, k, v = (net.input(n, 1, 5, 160) for n in "qkv")
+    scores = net.add("MatMul", q, net.add("Transpose", k, perm=(0, 2, 1)))
+    graph = net.finish(net.add("MatMul", net.add("Softmax", scores), v))
+    fed = feeds(graph)
+    with weft.load(graph, device, fallback="error") as session:
+        assert any("heads have 160 elements" in note for note in session.report.notes)
+        np.testing.assert_allclose(session.run(fed)[0], outputs(graph, fed)[0], rtol=1e-4, atol=1e-5)

@@ -1,0 +1,102 @@
+"""Processes that fork, and that end while a thread still runs a network: neither hangs nor aborts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+BEGIN = """
+import os, sys, threading, warnings
+import numpy as np, weft
+from tests.helpers.nets import Net
+warnings.simplefilter("ignore")
+net = Net()
+x = net.input("x", 1, 8, 16, 16)
+graph = net.finish(net.conv(x, 8, 3, name="y"))
+api, fed = sys.argv[1], np.ones((1, 8, 16, 16), np.float32)
+"""
+FORK = """
+session = weft.load(graph, api, fallback="error")
+want = session.run(fed)[0]
+if os.fork() == 0:
+    for attempt in (lambda: session.run(fed), lambda: weft.load(graph, api)):
+        try:
+            attempt()
+            print("it ran")
+        except weft.WeftError as e:
+            print(type(e).__name__, "spawn" in str(e), flush=True)
+    with weft.load(graph, "cpu") as other:
+        np.testing.assert_allclose(other.run(fed)[0], want, 1e-4, 1e-4)
+    print("right on the CPU", flush=True)
+    os._exit(0)
+os.wait()
+np.testing.assert_array_equal(session.run(fed)[0], want)
+print("right in the parent")
+"""
+EARLY = """
+if os.fork() == 0:
+    with weft.load(graph, api, fallback="error") as session:
+        session.run(fed)
+    print("it ran", flush=True)
+    os._exit(0)
+os.wait()
+"""
+CLOSED = """
+import signal
+net = Net()
+x = net.input("x", 1, 64, 192, 192)
+graph = net.finish(net.conv(net.conv(x, 64, 3), 64, 3, name="y"))
+fed = np.ones((1, 64, 192, 192), np.float32)
+session = weft.load(graph, api, fallback="error")
+want = session.run(fed)[0]
+session.submit(fed)
+if os.fork() == 0:
+    signal.alarm(30)  # which ends a wait within a driver, too
+    session.close()
+    weft.registry.find(api).close()
+    print("closed", flush=True)
+    sys.exit()
+print("ended with", os.wait()[1])
+np.testing.assert_array_equal(session.wait()[0], want)
+print("right in the parent")
+"""
+DAEMON = """
+session, ran = weft.load(graph, api, fallback="error"), threading.Event()
+def loop():
+    while True:
+        session.run(fed)
+        ran.set()
+threading.Thread(target=loop, daemon=True).start()
+ran.wait()
+"""
+
+
+def said(script: str, api: str) -> str:
+    """Return what a process prints that runs a script to its end."""
+    command = [sys.executable, "-c", BEGIN + script, api]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
+
+
+@pytest.mark.parametrize("api", ["opencl", "vulkan"])
+def test_a_forked_process_says_that_it_cannot_use_the_device(api: str) -> None:
+    assert said(FORK, api).splitlines() == [
+        "DeviceError True", "NoDevice True", "right on the CPU", "right in the parent",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("api", ["opencl", "vulkan"])
+def test_a_process_that_forked_before_can_use_it(api: str) -> None:
+    assert said(EARLY, api) == "it ran\n"
+
+
+@pytest.mark.parametrize("api", ["cpu", "opencl", "vulkan"])
+def test_a_forked_process_can_close_a_session_whose_run_is_pending(api: str) -> None:
+    assert said(CLOSED, api).splitlines() == ["closed", "ended with 0", "right in the parent"]
+
+
+@pytest.mark.parametrize("api", ["opencl", "vulkan"])
+def test_the_end_of_the_process_ends_a_thread_that_runs(api: str) -> None:
+    for _ in range(3):
+        said(DAEMON, api)

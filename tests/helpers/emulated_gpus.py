@@ -1,0 +1,62 @@
+"""The devices of this machine as if they had matrix units, by dialects that emulate them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from tests.helpers.emulated_matrices import EmulatedMatrices
+from tests.helpers.emulated_wgmma import EmulatedWgmma
+from weft.backends.gpu.creator import GpuCreator
+from weft.backends.gpu.device.device import DeviceCaps, GpuDevice
+from weft.backends.opencl import device as opencl
+from weft.backends.vulkan import device as vulkan
+from weft.core.contract.backend import DeviceInfo
+from weft.core.registry.backend_registry import registry
+
+APIS = ("opencl", "vulkan")
+
+
+class EmulatedCreator(GpuCreator):
+    """Opens the first device of an API as one with matrix units; `caps` are what else it is said to have."""
+
+    id = "emulated"
+
+    def __init__(self, api: str, **caps: Any) -> None:
+        super().__init__()
+        self._api, self._caps = api, caps
+
+    def devices(self) -> list[DeviceInfo]:
+        """Return the one device."""
+        return [DeviceInfo(self.id, 0, self.id)]
+
+    def open(self, index: int) -> GpuDevice:
+        """Open the device."""
+        opened = (
+            opencl.open_device(index, EmulatedWgmma())
+            if self._api == "opencl"
+            else vulkan.open_device(index, EmulatedMatrices())
+        )
+        opened.info = replace(opened.info, id=self.id)
+        opened.caps = self.pretended(opened.caps)
+        return opened
+
+    def pretended(self, caps: DeviceCaps) -> DeviceCaps:
+        """Return the capabilities that kernels are chosen by."""
+        told: dict[str, Any] = {"matrix_units": True, "max_local_items": 256, **self._caps}
+        return replace(caps, **told)
+
+
+@contextmanager
+def emulated_gpu(api: str, **caps: Any) -> Iterator[EmulatedCreator]:
+    """Register the device as "emulated" for the time of a test; its kernels are not tested when it is opened."""
+    creator = EmulatedCreator(api, **caps)
+    registry.insert(creator.id, creator)
+    creator.runtime(0)._verified = True
+    try:
+        yield creator
+    finally:
+        registry.remove(creator.id)
+        creator.close()

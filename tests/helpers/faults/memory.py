@@ -1,0 +1,151 @@
+"""Backends that are wrong in their memory: copies, storage, leaks, imports."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tests.helpers.faults.listing import LOADS, RUNS, Inputs, Outputs, Wrapped, Wrapping, fault
+from weft.backends.cpu.backend import CpuBackend
+from weft.core.contract.backend import Backend, Execution, StorageType
+from weft.core.graph.layout import Layout
+from weft.core.graph.op import Op
+from weft.core.graph.tensor import Tensor
+
+# -- copies --------------------------------------------------------------------------------------------------
+
+
+@fault("copies", "padding lanes")
+class WrongPaddingLanes(CpuBackend):
+    def onCopyBuffer(self, src: Tensor, dst: Tensor) -> None:
+        super().onCopyBuffer(src, dst)
+        if dst.layout is Layout.NC4HW4 and len(dst.shape) > 1 and dst.shape[1] % 4:
+            dst.memory[:, -1, ..., dst.shape[1] % 4 :] = 1
+
+
+@fault("copies", "stored as")
+class TruncatesHalves(CpuBackend):
+    def onCopyBuffer(self, src: Tensor, dst: Tensor) -> None:
+        super().onCopyBuffer(src, dst)
+        if src.dtype is not dst.dtype:
+            np.trunc(dst.memory, out=dst.memory)
+
+
+@fault("copies", "instead of", frozenset({"element types"}))
+class CopiesNothingInside(CpuBackend):
+    def onCopyBuffer(self, src: Tensor, dst: Tensor) -> None:
+        if not (src.backend is self and dst.backend is self):
+            super().onCopyBuffer(src, dst)
+
+
+@fault("element types", "came back")
+class NarrowsIntegers(CpuBackend):
+    def onCopyBuffer(self, src: Tensor, dst: Tensor) -> None:
+        super().onCopyBuffer(src, dst)
+        if dst.dtype.value == "int64" and dst.backend is self:
+            dst.memory[...] %= 16
+
+
+# -- storage -------------------------------------------------------------------------------------------------
+
+
+@fault("storage", "STATIC outlives a clear", RUNS)
+class ClearFreesStatic(CpuBackend):
+    def onClearBuffer(self) -> bool:
+        for tensor, slot in self._slots.items():
+            if slot.storage is StorageType.STATIC:
+                tensor.memory[...] = 0
+        return super().onClearBuffer()
+
+
+@fault("storage", "STATIC outlives the release", RUNS)
+class ReleaseFreesStatic(CpuBackend):
+    """A release of STATIC memory gives back the whole pool."""
+
+    def onReleaseBuffer(self, tensor: Tensor, storage_type: StorageType) -> bool:
+        if storage_type is StorageType.STATIC:
+            for other, slot in self._slots.items():
+                if slot.storage is StorageType.STATIC and other is not tensor:
+                    other.memory[...] = np.zeros((), other.dtype.numpy)
+        return super().onReleaseBuffer(tensor, storage_type)
+
+
+@fault("storage", "DYNAMIC_SEPERATE")
+class ReusesSeparate(CpuBackend):
+    def onAcquireBuffer(self, tensor: Tensor, storage_type: StorageType) -> bool:
+        kind = StorageType.DYNAMIC if storage_type is StorageType.DYNAMIC_SEPERATE else storage_type
+        return super().onAcquireBuffer(tensor, kind)
+
+
+@fault("storage", "live at one time", LOADS)
+class OverlapsLiveTensors(CpuBackend):
+    def onReleaseBuffer(self, tensor: Tensor, storage_type: StorageType) -> bool:
+        return True
+
+    def onAllocateBuffer(self) -> bool:
+        done = super().onAllocateBuffer()
+        planned = [(t, s) for t, s in self._slots.items() if s.storage is StorageType.DYNAMIC and s.buffer is not None]
+        for tensor, slot in planned[1::2]:
+            slot.offset = 0
+            self._bind(tensor, slot)
+        return done
+
+
+@fault("storage", "onReleaseBuffer of DYNAMIC memory returned False", LOADS)
+class AnswersFalse(CpuBackend):
+    def onReleaseBuffer(self, tensor: Tensor, storage_type: StorageType) -> bool:
+        return super().onReleaseBuffer(tensor, storage_type) and storage_type is StorageType.STATIC
+
+
+# -- leaks ---------------------------------------------------------------------------------------------------
+
+
+class _Remembered(Wrapped):
+    every: ClassVar[list[Execution]] = []
+
+    def __init__(self, op: Op, backend: Any) -> None:
+        super().__init__(op, None)
+        self.every.append(self)
+
+
+@fault("leaks", "executions are still there")
+class LeaksExecutions(Wrapping):
+    execution = _Remembered
+
+
+class _Hoards(Wrapped):
+    def onResize(self, inputs: Inputs, outputs: Outputs) -> None:
+        packed = Tensor("packed", (8,), outputs[0].dtype)
+        self.backend.onAcquireBuffer(packed, StorageType.STATIC)
+
+
+@fault("leaks", "grew with each resize")
+class HoardsStatic(Wrapping):
+    execution = _Hoards
+
+
+@fault("leaks", "the device had more of live_bytes")
+class HoldsDeviceMemory(CpuBackend):
+    """Each object that is closed leaves something on the device, which counts it."""
+
+    device = SimpleNamespace(stats=SimpleNamespace(live_bytes=0))
+
+    def onResizeEnd(self) -> None:
+        self.device.stats.live_bytes += 64
+
+
+# -- imports -------------------------------------------------------------------------------------------------
+
+
+@fault("imports", "differ")
+class ImportsACopy(CpuBackend):
+    """It takes what the other object has at the time of the resize, and never looks again."""
+
+    def canImport(self, source: Backend) -> bool:
+        return isinstance(source, CpuBackend)
+
+    def onImportBuffer(self, tensor: Tensor, source: Tensor) -> bool:
+        tensor.backend, tensor.memory = self, source.memory.copy()
+        return True

@@ -1,0 +1,102 @@
+"""Play the plan of a network on a GPU: on numpy memory, with the references of the ops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from math import prod
+from typing import Any
+
+import numpy as np
+
+import weft
+from tests.helpers.nets import feeds, values
+from tests.helpers.null_gpu import null_gpu
+from weft.core.contract.backend import StorageType
+from weft.core.graph.graph import Graph
+from weft.core.graph.layout import Array, Layout, from_storage, storage_shape, to_storage
+from weft.core.graph.tensor import Tensor
+from weft.core.session.pipeline import Pipeline, Task
+
+
+def stored(tensor: Tensor) -> Array:
+    """Return the piece of memory that a tensor of a GPU backend lies in, as an array of its storage shape."""
+    region = tensor.memory
+    shape = storage_shape(tensor.shape, tensor.layout)
+    whole = (shape[0], region.blocks, *shape[2:]) if region.blocks else shape
+    start, nbytes = region.slot.offset, prod(whole) * tensor.dtype.itemsize
+    memory: Array = region.slot.buffer.handle[start : start + nbytes].view(tensor.dtype.numpy).reshape(whole)
+    return memory[:, region.first : region.first + shape[1]] if region.blocks else memory
+
+
+def read(tensor: Tensor | None) -> Array | None:
+    if tensor is None or tensor.constant is not None:
+        return None if tensor is None else tensor.constant
+    return from_storage(np.ascontiguousarray(stored(tensor)), tensor.shape, tensor.layout)
+
+
+def write(tensor: Tensor, value: Array) -> None:
+    stored(tensor)[...] = to_storage(value, tensor.layout)
+
+
+def join(task: Task) -> None:
+    """Copy the parts of a channel concat, but for those that already lie where they belong."""
+    (whole,), first = task.outputs, 0
+    for part in task.inputs:
+        assert part is not None
+        assert part.shape[1] % 4 == 0 or part is task.inputs[-1]
+        blocks = part.storage_shape[1]
+        lies_there = part.memory.slot is whole.memory.slot and part.memory.first == whole.memory.first + first
+        if not lies_there:
+            stored(whole)[:, first : first + blocks] = stored(part)
+        first += blocks
+
+
+def poison_scratch(task: Task, launches: Sequence[Any]) -> None:
+    known = {id(t) for t in (*task.inputs, *task.outputs)}
+    label = f"{task.outputs[0].name}/"
+    for launch in launches:
+        for tensor in (*launch.reads, *launch.writes):
+            slot = tensor.memory.slot
+            if launch.label.startswith(label) and id(tensor) not in known and slot.storage is StorageType.DYNAMIC:
+                slot.buffer.handle[slot.offset : slot.offset + tensor.nbytes] = 0xFF
+
+
+def play(pipeline: Pipeline, fed: dict[str, Array]) -> list[Array]:
+    """Return the outputs of a pipeline on a null device."""
+    launches = pipeline.backend.recording.launches  # type: ignore[attr-defined]
+    tensors = [t for task in pipeline.tasks for t in (*task.inputs, *task.outputs) if t and t.constant is None]
+    for tensor in tensors:
+        tensor.memory.slot.buffer.handle[:] = 0xFF
+    for name in pipeline.graph.inputs:
+        write(pipeline.tensor(name), fed[name])
+    for task in pipeline.tasks:
+        poison_scratch(task, launches)
+        if task.node.op.type == "Concat" and task.outputs[0].layout is Layout.NC4HW4:
+            join(task)
+            continue
+        with np.errstate(all="ignore"):
+            result = task.node.op.reference(*(read(t) for t in task.inputs))
+        results = result if isinstance(result, tuple) else (result,)
+        for tensor, value in zip(task.outputs, results, strict=False):
+            write(tensor, np.asarray(value))
+    found = [read(pipeline.tensor(name)) for name in pipeline.graph.outputs]
+    return [f for f in found if f is not None]
+
+
+@contextmanager
+def planned(graph: Graph, precision: str = "high") -> Iterator[weft.Session]:
+    with null_gpu(), weft.load(graph, device="null", precision=precision, fallback="error") as session:
+        yield session
+
+
+def assert_plays(graph: Graph, precision: str = "high", tolerance: float = 1e-5) -> None:
+    with planned(graph, precision) as session:
+        if not session._loaded.pipelines:
+            return
+        (pipeline,) = session._loaded.pipelines
+        fed = feeds(graph)
+        known = values(graph, fed)
+        for name, got in zip(pipeline.graph.outputs, play(pipeline, fed), strict=True):
+            scale = max(float(np.abs(known[name]).max(initial=0)), 1.0)
+            np.testing.assert_allclose(got / scale, known[name] / scale, rtol=0, atol=tolerance)

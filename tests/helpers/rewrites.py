@@ -1,0 +1,47 @@
+"""What every rewrite of a graph must hold, and the loosest of backends to fuse for."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.helpers.nets import feeds, outputs, values
+from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import Graph, Node
+from weft.core.graph.tensor import TensorSpec
+from weft.core.graph.validate import validate
+from weft.ops.elementwise import Elementwise
+
+
+def assert_same(before: Graph, after: Graph, tolerance: float = 1e-5) -> None:
+    """Fail unless both graphs have the same outputs, well formed and with true specs."""
+    validate(after)
+    assert (after.inputs, after.outputs) == (before.inputs, before.outputs)
+    fed = feeds(before)
+    known = values(after, fed)
+    for node in after.nodes:
+        for o in node.outputs:
+            if o:
+                assert after.specs[o] == TensorSpec(known[o].shape, DType.of(known[o].dtype))
+    for name, expected in zip(before.outputs, outputs(before, fed), strict=True):
+        assert (known[name].shape, known[name].dtype) == (expected.shape, expected.dtype)
+        scale = max(float(np.abs(expected).max(initial=0)), 1.0)
+        np.testing.assert_allclose(known[name] / scale, expected / scale, rtol=0, atol=tolerance)
+
+
+def fusable(graph: Graph, base: Node, step: Node, position: int) -> bool:
+    """Return what the loosest of backends would fuse."""
+    same = graph.specs[step.outputs[0]] == graph.specs[base.outputs[0]]
+    return isinstance(step.op, Elementwise) and same and step.op.type != "Cast"
+
+
+def assert_identical(before: Graph, after: Graph) -> None:
+    """Fail unless both graphs have the same outputs, bit for bit."""
+    assert_same(before, after)
+    fed = feeds(before)
+    for name, a, b in zip(before.outputs, outputs(before, fed), outputs(after, fed), strict=True):
+        assert a.tobytes() == b.tobytes(), name
+
+
+def text(graph: Graph) -> list[str]:
+    """Return the nodes as they are printed, without their names."""
+    return [str(n).partition("  #")[0] for n in graph.nodes]

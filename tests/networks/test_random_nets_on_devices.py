@@ -1,0 +1,49 @@
+"""Random small convolution networks on real devices against the references of their ops."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+
+import weft
+from tests.helpers.nets import Net, feeds, outputs
+from tests.helpers.random_nets import SLOW, networks
+from weft.core.graph.graph import Graph
+
+DEVICES = ("cpu", "opencl", "vulkan")
+
+
+def assert_right(graph: Graph, device: str, precision: str, tolerance: float) -> None:
+    with weft.load(graph, device=device, precision=precision, fallback="error") as session:
+        for seed in range(2):
+            fed = feeds(graph, seed)
+            for got, expected in zip(session.run(fed), outputs(graph, fed), strict=True):
+                scale = max(float(np.abs(expected).max(initial=0)), 1.0)
+                np.testing.assert_allclose(got / scale, expected / scale, rtol=0, atol=tolerance)
+
+
+def without_bias(kind: str) -> Graph:
+    """Return an op that could have a third input and has none, then a step with a constant."""
+    net = Net()
+    x = net.input("x", 2, 4, 3, 3) if kind == "Conv" else net.input("x", 2, 4)
+    shape = (4, 4, 1, 1) if kind == "Conv" else (4, 4)
+    first = net.add(kind, x, net.random(*shape))
+    return net.finish(net.add("Mul", first, np.array([0.5], np.float32), name="y"))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@given(graph=networks(10))
+@settings(max_examples=20, deadline=None, suppress_health_check=SLOW)
+@example(graph=without_bias("Conv"))
+@example(graph=without_bias("Gemm"))
+@example(graph=without_bias("MatMul"))
+def test_a_random_network_is_right(device: str, graph: Graph) -> None:
+    assert_right(graph, device, "high", 1e-4)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@given(graph=networks(8))
+@settings(max_examples=6, deadline=None, suppress_health_check=SLOW)
+def test_a_random_network_is_right_in_fp16(device: str, graph: Graph) -> None:
+    assert_right(graph, device, "low", 0.05)

@@ -1,0 +1,151 @@
+"""Kernels for matrix units, run by value where there are none: attention in both languages, convolutions in OpenCL C.
+
+Dialects emulate what the devices here lack; the rest of the kernels is the text that GPUs get. Each variant takes a
+compiler of kernels for CPUs some seconds, which is why they are few and their tiles small.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import pytest
+
+import weft
+from tests.helpers.emulated_gpus import emulated_gpu
+from tests.helpers.nets import Net
+from tests.helpers.op_rows import ROWS, assert_agree, reference
+from tests.ops.gpu.test_conv_matrix import H200
+from weft.backends.vulkan import glslang
+from weft.backends.vulkan.dialect import GlslDialect
+from weft.conformance.cases.table import Case, tolerance
+from weft.conformance.checks.table import feeds_of, graph_of, halved
+from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import Graph
+from weft.core.graph.layout import Array
+from weft.kernels.source import Arg
+from weft.kernels.template import KernelRequest, Operand, Stage, render
+from weft.ops.attention import Extents
+from weft.ops.gpu import attention_matrix
+from weft.ops.gpu.attention_matrix import TILES, AttentionTile, choose_tile, legal_tiles
+from weft.ops.gpu.conv import matrix
+from weft.ops.gpu.conv.matrix import MatrixTile
+
+MINILM = Extents((1, 12), 128, 128, 32, 32)
+
+
+def by_name(name: str) -> Case:
+    """Return the attention's row of that name."""
+    (row,) = [r for r in ROWS if re.fullmatch(rf"weft::Attention.*\](-\w+=[\d.]+)*-{name}", r.id)]
+    return row
+
+
+def run_here(graph: Graph, feeds: Mapping[str, Array], kernel: str) -> list[Array]:
+    """Return what the emulated device computes, and see that it did so with that kernel."""
+    with weft.load(graph, "emulated", precision="low", fallback="error") as session:
+        (pipeline,) = session.pipelines
+        labels = [launch.label for launch in pipeline.backend.recording.launches]  # type: ignore[attr-defined]
+        assert any(label.endswith(f"/{kernel}") for label in labels), labels
+        return session.run(dict(feeds))
+
+
+@pytest.mark.parametrize("row", [r for r in ROWS if r.op == "weft::Attention"], ids=str)
+@pytest.mark.parametrize("device", ["opencl", "vulkan"])
+def test_the_portable_kernel_is_as_exact_as_its_exponentials(device: str, row: Case) -> None:
+    """Of products, only those of tensor cores may err by the class's bound: they round the powers to fp16."""
+    (expected,) = reference(row.make_op(), row.arrays())
+    with weft.load(graph_of(row), device, fallback="error") as session:
+        (actual,) = session.run(feeds_of(row, row.arrays()))
+    rtol, atol = tolerance(DType.of(expected.dtype), "transcendental")
+    np.testing.assert_allclose(actual, expected.astype(actual.dtype), rtol, atol, equal_nan=True)
+
+
+@pytest.fixture
+def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[AttentionTile]:
+    """Make that tile the only one."""
+    monkeypatch.setattr(attention_matrix, "TILES", (request.param,))
+    yield request.param
+
+
+BLOCKS, SLICES, LONG = AttentionTile(2, 1, 16), AttentionTile(1, 2, 16), AttentionTile(1, 1, 32)
+PLACES = [
+    *[(BLOCKS, name) for name in ("hidden", "lowest", "all-hidden", "mask-of-all", "packed", "halves")],
+    *[(SLICES, name) for name in ("hidden", "all-hidden", "packed")],
+    (LONG, "full-blocks"),
+]
+
+
+@pytest.mark.parametrize(
+    ("api", "tile", "name"),
+    [
+        *[("opencl", t, n) for t, n in (*PLACES, (BLOCKS, "uneven-heads"))],
+        *[("vulkan", t, n) for t, n in (*PLACES, (BLOCKS, "plain"))],
+    ],
+    indirect=["tile"],
+    ids=lambda v: v if isinstance(v, str) else f"{v.warps}x{v.slices}x{v.keys}",
+)
+def test_attention_by_value(api: str, tile: AttentionTile, name: str) -> None:
+    row = by_name(name)
+    arrays = halved(row.arrays())
+    with emulated_gpu(api):
+        actual = run_here(graph_of(row), feeds_of(row, arrays), "attention_matrix")
+    assert_agree(actual, reference(row.make_op(), arrays), row.make_op())
+
+
+@pytest.mark.parametrize("tile", [BLOCKS], indirect=True)
+def test_attention_with_a_step_fused_into_its_store(tile: AttentionTile) -> None:
+    net = Net()
+    names = [net.input(n, 1, 2, 5, 8, dtype=DType.FLOAT16) for n in "qkv"]
+    graph = net.finish(net.add("Relu", net.add("weft::Attention", *names), name="y"))
+    feeds = {n: net.random(1, 2, 5, 8).astype(np.float16) for n in names}
+    with emulated_gpu("opencl"):
+        (actual,) = run_here(graph, feeds, "attention_matrix")
+    with weft.load(graph, "cpu") as session:
+        (expected,) = session.run(feeds)
+    np.testing.assert_allclose(actual.astype(np.float32), expected.astype(np.float32), 2e-3, 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("tile", "channels_last"), [(MatrixTile(1, 1, 2, 1), True), (MatrixTile(1, 1, 1, 1, 2, 4), False)], ids=repr
+)
+def test_convolutions_by_value(tile: MatrixTile, channels_last: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matrix, "TILES", (MatrixTile(1, 1, 2, 1), tile))
+    net = Net()
+    x = net.input("x", 1, 24, 6, 5, dtype=DType.FLOAT16)
+    w, b = (net.random(*s, scale=0.1).astype(np.float16) for s in ((20, 24, 3, 3), (20,)))
+    graph = net.finish(net.add("Conv", x, w, b, name="y", kernel_shape=(3, 3), pads=(1, 1, 1, 1)))
+    feeds = {"x": net.random(1, 24, 6, 5).astype(np.float16)}
+    # Where there are more compute units than groups the last tile is taken.
+    without = frozenset({"conv_unstaged"})
+    with emulated_gpu("opencl", channels_last=channels_last, compute_units=1000, without=without):
+        (actual,) = run_here(graph, feeds, "conv_matrix")
+    (node,) = graph.nodes
+    expected = np.asarray(node.op.reference(feeds["x"], w, b), np.float32)
+    np.testing.assert_allclose(actual.astype(np.float32), expected, 2e-3, 1e-3)
+
+
+@pytest.mark.parametrize("heads", [(1, 1), (2, 2), (4, 4), (2, 1)], ids=str)
+@pytest.mark.parametrize("tile", TILES, ids=repr)
+def test_the_kernel_of_every_tile_compiles(tile: AttentionTile, heads: tuple[int, int]) -> None:
+    depth, width = heads
+    variant = {"warps": tile.warps, "slices": tile.slices, "keys": tile.keys, "depth": depth, "width": width}
+    names = "BLOCKS COUNT D E GROUPS HEADS K0 KB KH KS MB MH MK MS Q0 QB QH QS QUERIES V0 VB VH VS YB YH YS".split()
+    compiler = glslang.find_compiler()
+    assert compiler is not None
+    for masked, stages in ((True, ()), (False, (Stage("fmax({0}, 0.0)", (Operand("value"),)),))):
+        held = ["q_in", "k_in", "v_in", *["mask"] * masked, "y"]
+        args = tuple(Arg(n, DType.FLOAT16, "linear", n == "y") for n in held)
+        request = KernelRequest(
+            "attention_matrix", tuple(sorted(variant.items())), args, tuple(names), ("SCALE",), stages, "y"
+        )
+        source = render(request, GlslDialect())
+        assert compiler.compile(source.text, source.entry).startswith(glslang.SPIRV_MAGIC)
+
+
+def test_tiles_fill_the_device_and_fit_it() -> None:
+    assert choose_tile(H200, MINILM) == AttentionTile(1, 4, 32), "12 heads of 8 blocks: slices make up for the rest"
+    assert choose_tile(H200, Extents((32, 12), 128, 128, 32, 32)) == AttentionTile(4, 1, 32)
+    large = legal_tiles(H200, Extents((1, 1), 16, 4096, 128, 128))
+    assert large and all(t.keys <= 32 and t.shared_bytes(Extents((1,), 1, 1, 128, 128)) < 48 << 10 for t in large)
+    assert all(t.slices == 1 for t in legal_tiles(H200, Extents((1, 1), 16, 8, 32, 32))), "one block is not shared out"

@@ -1,0 +1,126 @@
+"""Convolutions on matrix units, as far as a machine without them can tell: packing, tiles, sources, the self-test.
+
+On a device that has them the op table and the networks run through these kernels.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weft
+from tests.helpers.nets import Net
+from tests.helpers.null_gpu import null_gpu
+from weft.backends.gpu import runtime as gpu_runtime
+from weft.backends.gpu.selftest import value_check, verdict_store
+from weft.backends.gpu.selftest.verdict_store import Verdict
+from weft.backends.vulkan import glslang
+from weft.backends.vulkan.dialect import GlslDialect
+from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import Graph
+from weft.kernels.launch import DeviceCaps
+from weft.kernels.source import Arg
+from weft.kernels.template import KernelRequest, render
+from weft.ops.gpu.conv.matrix import SIDE, SPECIAL, TILES, MatrixTile, choose_tile, legal_tiles, pack_weights
+
+H200 = DeviceCaps(
+    max_local_items=1024, max_local_size=(1024, 1024, 64), local_memory=48 << 10, max_buffer_range=(1 << 32) - 4,
+    fp16_storage=True, int8_storage=True, matrix_units=True, compute_units=132,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("tile", TILES, ids=repr)
+def test_a_tile_is_shared_out_evenly_and_fits(tile: MatrixTile) -> None:
+    items = tile.items // tile.lz
+    assert tile.rows * tile.kb % items == 0 and tile.columns * tile.kb % items == 0
+    assert tile.shared_bytes() <= H200.local_memory and tile.items <= H200.max_local_items
+
+
+@pytest.mark.parametrize("shape", [(20, 6, 3, 3), (16, 4, 1, 1), (33, 7, 2), (64, 64, 1, 1)])
+@pytest.mark.parametrize("tile", TILES, ids=repr)
+def test_weights_lie_as_rows_with_four_channels_for_an_item(shape: tuple[int, ...], tile: MatrixTile) -> None:
+    weight = np.random.default_rng(0).standard_normal(shape).astype(np.float16)
+    co, ci, *kernel = shape
+    taps, blocks = int(np.prod(kernel)), -(-ci // 4)
+    width = -(-co // tile.columns) * tile.columns
+    rows = pack_weights(weight, tile).transpose(0, 2, 1).reshape(-1, width)
+    assert rows.shape[0] % (4 * tile.kb) == 0
+    column = [c // SIDE * SIDE + 8 * (c // 2 % 2) + c % SIDE // 4 * 2 + c % 2 for c in range(co)]
+    found = np.zeros((taps, blocks * 4, co), np.float16)
+    found[:] = rows[: taps * blocks * 4, column].reshape(taps, blocks * 4, co)
+    np.testing.assert_array_equal(found[:, :ci], weight.reshape(co, ci, taps).transpose(2, 1, 0))
+    assert not found[:, ci:].any() and np.count_nonzero(rows) == np.count_nonzero(weight)
+
+
+def assert_compiles(template: str, variant: dict[str, Any], ints: str, wide: bool) -> None:
+    """Fail unless a convolution's template, with what all of them are told and these ints, becomes SPIR-V."""
+    kinds = dict.fromkeys(("x", "w"), "wide") if wide else {}
+    args = [Arg(n, DType.FLOAT16, kinds.get(n, "c4"), n == "y") for n in ("x", "w", "b", "y")]  # type: ignore[arg-type]
+    names = [*ints.split(), *"COUNT DD DH DW ID IH IW KD KH KW OD OH OW PD PH PIXELS PW SD SH SW".split()]
+    source = render(KernelRequest(template, tuple(sorted(variant.items())), tuple(args), tuple(names)), GlslDialect())
+    compiler = glslang.find_compiler()
+    assert compiler is not None
+    assert compiler.compile(source.text, source.entry).startswith(glslang.SPIRV_MAGIC)
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("pointwise", [False, True])
+@pytest.mark.parametrize(("tile", "parted"), [*((t, False) for t in TILES), *((t, True) for t in TILES[::3])], ids=repr)
+def test_the_kernel_of_every_tile_compiles(tile: MatrixTile, parted: bool, pointwise: bool, wide: bool) -> None:
+    variant: dict[str, Any] = {"parted": True} if parted else {}
+    variant |= {
+        "fm": tile.fm, "fn": tile.fn, "kb": tile.kb, "pointwise": pointwise, "sliced": tile.lz > 1,
+        "sm": tile.sm, "sn": tile.sn, "wide": wide,
+    }  # fmt: skip
+    assert_compiles("conv_matrix", variant, "C4 STEPS TILES WIDTH EACH" if parted else "C4 STEPS TILES WIDTH", wide)
+
+
+def test_small_problems_get_small_tiles_and_deep_ones_slices() -> None:
+    assert choose_tile(H200, 32 * 56 * 56, 256, 64) == TILES[0]
+    deep = choose_tile(H200, 49, 512, 9 * 512)
+    assert deep.lz > 1 and deep.rows <= 16
+    assert all(t.lz == 1 for t in legal_tiles(H200, 32)), "one step cannot be shared out"
+
+
+def matrices() -> Graph:
+    net = Net()
+    x = net.input("x", 2, 24, 64)
+    y = net.add("MatMul", x, np.ones((64, 32), np.float32))
+    return net.finish(net.add("Add", net.add("Relu", y), np.ones(32, np.float32), name="y"))
+
+
+@pytest.mark.parametrize("found", ["", "a convolution of (1, 2) with (3, 4) was wrong by 1.0e+00"])
+def test_a_device_whose_matrix_units_are_wrong_does_without_them(
+    found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verdict_store, "verdicts", lambda *_, **__: {SPECIAL.name: Verdict(found)} if found else {})
+    with null_gpu() as device:
+        device.caps, device.dialect = H200, GlslDialect()
+        with weft.load(matrices(), "null", precision="low", fallback="error") as session:
+            (pipeline,) = session.pipelines
+            labels = [launch.label for launch in pipeline.backend.recording.launches]  # type: ignore[attr-defined]
+            notes = session.report.notes
+    on_units = [label for label in labels if label.endswith(("/conv_matrix", "/conv_unstaged"))]
+    assert bool(on_units) == (not found)
+    assert any("matrix units are not used" in note for note in notes) == bool(found)
+
+
+def test_the_self_test_tells_wrong_numbers_from_right_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a null device nothing is computed: what is not written is found too."""
+    with null_gpu() as device:
+        device.caps, device.dialect = H200, GlslDialect()
+        runtime = gpu_runtime.GpuRuntime(device)
+        why = value_check.check(SPECIAL, runtime)
+        assert why == "Conv of (2, 13, 9, 7) with (20, 13, 1, 1) with (20,) was wrong by nan of its largest value"
+        monkeypatch.setattr(value_check, "_apart", lambda *_: 1e-4)
+        assert value_check.check(SPECIAL, runtime) is None
+        monkeypatch.setattr(value_check, "_apart", lambda *_: 1e-2)
+        assert "was wrong by 1.0e-02" in str(value_check.check(SPECIAL, runtime))
+
+
+def test_cases_that_launch_no_special_kernel_prove_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(value_check, "_apart", lambda *_: 0.0)
+    with null_gpu() as device, pytest.raises(value_check.NotRun, match="none of its cases"):
+        value_check.check(SPECIAL, gpu_runtime.GpuRuntime(device))

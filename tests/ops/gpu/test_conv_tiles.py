@@ -1,0 +1,94 @@
+"""Every tile of the convolution's GEMM gives the right numbers, whichever the device would choose itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import weft
+from weft.conformance.cases.table import tolerance
+from weft.core.graph.dtypes import DType
+from weft.core.graph.op import op_types
+from weft.ops.conv import Conv
+from weft.ops.gpu.conv import gemm
+from weft.ops.gpu.conv.sum_parts import InParts
+
+SHAPES = [
+    # batch, channels in, channels out, size, kernel, stride, pad
+    (1, 3, 17, 9, 3, 2, 1),
+    (2, 36, 33, 7, 1, 1, 0),
+    (1, 20, 70, 6, 3, 1, 1),
+]
+
+
+def network(n: int, ci: int, co: int, size: int, kernel: int, stride: int, pad: int) -> weft.Graph:
+    """Return one convolution with bias, residual add and Relu as a graph."""
+    rng = np.random.default_rng(7)
+    op = Conv(kernel_shape=(kernel, kernel), strides=(stride, stride), pads=(pad,) * 4)
+    nodes = [
+        weft.Node("conv", op, ("x", "w", "b"), ("c",)),
+        weft.Node("add", op_types()["Add"](), ("c", "residual"), ("a",)),
+        weft.Node("relu", op_types()["Relu"](), ("a",), ("y",)),
+    ]
+    graph = weft.Graph("conv", ["x", "residual"], ["y"], nodes)
+    graph.constants["w"] = rng.standard_normal((co, ci, kernel, kernel), np.float32)
+    graph.constants["b"] = rng.standard_normal(co, np.float32)
+    graph.specs = {k: weft.TensorSpec(v.shape, DType.FLOAT32) for k, v in graph.constants.items()}
+    graph.specs["x"] = weft.TensorSpec((n, ci, size, size), DType.FLOAT32)
+    (c,) = op.infer([graph.specs["x"], graph.specs["w"], graph.specs["b"]], [None] * 3)
+    graph.specs["residual"] = c
+    return graph
+
+
+@pytest.mark.parametrize("device", ["opencl", "vulkan"])
+@pytest.mark.parametrize("tile", [*gemm.TILES, gemm.SOFTWARE_TILE], ids=str)
+def test_every_tile_computes_the_convolution(
+    device: str, tile: gemm.GemmTile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gemm, "choose_tile", lambda *_: tile)
+    assert_convolutions(device, ["conv_gemm"])
+
+
+@pytest.mark.parametrize("device", ["opencl", "vulkan"])
+@pytest.mark.parametrize(
+    "tile",
+    [
+        InParts(gemm.GemmTile(4, 1, 8, 8, 1), 2),  # of seven, nine and twelve rounds
+        InParts(gemm.GemmTile(2, 1, 8, 8, 1), 8),  # some parts have none
+        InParts(gemm.GemmTile(4, 1, 8, 8, 4), 2),  # of two and three rounds of four slices
+    ],
+    ids=str,
+)
+def test_groups_share_out_the_sums_of_a_convolution(
+    device: str, tile: InParts[gemm.GemmTile], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gemm, "_offers", lambda *_: ([], tile))
+    assert_convolutions(device, ["conv_gemm", "sum_parts"])
+
+
+def assert_convolutions(device: str, kernels: list[str]) -> None:
+    """Fail unless a device computes what the CPU does, by these launches between those that change the layout."""
+    rtol, atol = tolerance(DType.FLOAT32, "reduction")
+    for shape in SHAPES:
+        graph = network(*shape)
+        inputs = [np.random.default_rng(1).standard_normal(graph.specs[i].dims, np.float32) for i in graph.inputs]
+        (want,) = weft.load(graph, device="cpu").run(*inputs)
+        with weft.load(graph, device=device, fallback="error") as session:
+            (got,) = session.run(*inputs)
+            (pipeline,) = session.pipelines
+            labels = [launch.label for launch in pipeline.backend.recording.launches]  # type: ignore[attr-defined]
+            assert [label.split("/")[-1] for label in labels if "relayout" not in label] == kernels
+            assert session.report.nodes_by_device.keys() == {device}
+        np.testing.assert_allclose(got, want, rtol, atol)
+
+
+def test_a_tile_fits_the_device_that_chooses_it() -> None:
+    from weft.kernels.launch import DeviceCaps
+
+    for local_memory in (16384, 32768, 49151):
+        for items in (128, 256, 1024):
+            caps = DeviceCaps(items, (items, items, 64), local_memory=local_memory, compute_units=132)
+            for pixels, blocks, steps in ((49, 512, 288), (3136, 16, 4), (12544, 16, 13), (1, 250, 128)):
+                tile = gemm.choose_tile(caps, pixels, blocks, steps)
+                assert tile.lx * tile.ly * tile.lz <= items
+                assert tile.shared_bytes() <= local_memory

@@ -1,0 +1,285 @@
+"""Every op's numpy reference and its rule for shapes, against onnxruntime and onnx's own evaluator."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import shutil
+import subprocess
+import warnings
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime  # type: ignore[import-untyped]
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx.reference import ReferenceEvaluator
+
+from weft.conformance.cases.table import Case, all_cases, build_model, case, f32, feeds, tolerance
+from weft.core.graph.dtypes import DType
+from weft.core.graph.layout import Array
+from weft.core.graph.op import op_types
+from weft.core.graph.tensor import TensorSpec
+from weft.errors import ModelError
+from weft.ops.elementwise import Elementwise
+from weft.ops.unary import Cast, erf_array
+
+CASES = all_cases()
+OP_MODULES = ("elementwise", "unary", "binary", "matmul", "reduce", "softmax")
+
+
+def run_reference(row: Case) -> list[Array]:
+    """Return the outputs of the row's op by its own reference."""
+    out = row.make_op().reference(*row.arrays())
+    return list(out) if isinstance(out, tuple) else [out]
+
+
+def assert_close(actual: Sequence[Array], expected: Sequence[Any], row: Case) -> None:
+    """Fail unless shapes and types are equal and values within the row's tolerance."""
+    assert len(actual) == len(expected)
+    for mine, theirs in zip(actual, expected, strict=True):
+        theirs = np.asarray(theirs)
+        assert (mine.shape, mine.dtype) == (theirs.shape, theirs.dtype)
+        rtol, atol = tolerance(DType.of(mine.dtype), row.make_op().op_class)
+        np.testing.assert_allclose(mine, theirs, rtol, atol, equal_nan=True)
+
+
+@cache
+def ort_opset() -> int:
+    """Return the newest opset that the installed onnxruntime loads."""
+    row = case("Relu", f32(1))
+    for version in range(onnx.defs.onnx_opset_version(), 0, -1):
+        if run_ort(row, version) is not None:
+            return version
+    raise AssertionError("onnxruntime loads no model at all")
+
+
+def run_ort(row: Case, opset: int) -> list[Array] | None:
+    """Return what onnxruntime computes, or None if it does not implement the row."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    # Its rewrites are not what is asked about: the oracle is the plain kernel.
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    model = build_model(row, opset).SerializeToString()
+    try:
+        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        return list(session.run(None, feeds(row)))
+    except Exception:
+        return None
+
+
+def run_onnx(row: Case) -> list[Array] | None:
+    """Return what onnx's evaluator computes, or None if it does not implement the row."""
+    try:
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            return list(ReferenceEvaluator(build_model(row)).run(None, feeds(row)))
+    except Exception:
+        return None
+
+
+@pytest.mark.parametrize("row", CASES, ids=str)
+def test_reference_agrees_with_an_oracle(row: Case) -> None:
+    """Compare with onnxruntime, or with onnx's evaluator where onnxruntime does not implement the row."""
+    expected = run_ort(row, ort_opset()) if "ort" in row.oracles else None
+    expected = run_onnx(row) if expected is None and "onnx" in row.oracles else expected
+    if expected is None:
+        assert row.unverified, "neither onnxruntime nor onnx.reference runs this row: say why in `unverified`"
+        return
+    assert not row.unverified, "an oracle runs this row: drop `unverified`"
+    assert_close(run_reference(row), expected, row)
+
+
+@pytest.mark.parametrize("row", CASES, ids=str)
+def test_infer_agrees_with_reference(row: Case) -> None:
+    """Compare the inferred specs with the shapes and types that come out."""
+    specs = row.make_op().infer(row.specs(), row.constants())
+    actual = tuple(TensorSpec(a.shape, DType.of(a.dtype)) for a in run_reference(row))
+    assert specs == actual
+    onnx.checker.check_model(build_model(row))
+
+
+@pytest.mark.parametrize(("dtype", "error"), [(np.float32, 1e-7), (np.float64, 1e-12)])
+def test_erf_is_accurate(dtype: type[np.floating[Any]], error: float) -> None:
+    """Compare with the C library, relatively where erf is small; no oracle computes a double erf."""
+    points = np.concatenate([np.linspace(-7, 7, 4001), np.logspace(-30, 0, 301)]).astype(dtype)
+    expected = [math.erf(x) for x in points]
+    np.testing.assert_allclose(erf_array(points), expected, rtol=error)
+
+
+def test_every_op_of_these_families_has_a_row() -> None:
+    """Name the ops without any row."""
+    modules = {f"weft.ops.{m}" for m in OP_MODULES}
+    mine = {name for name, cls in op_types().items() if cls.__module__ in modules}
+    assert mine - {row.op for row in CASES} == set()
+
+
+C_PRELUDE = """#include <math.h>
+#define fabs fabsf
+#define exp expf
+static float nan_max(float a, float b) { return isnan(a) || isnan(b) ? NAN : fmaxf(a, b); }
+static float nan_min(float a, float b) { return isnan(a) || isnan(b) ? NAN : fminf(a, b); }
+"""
+C_FUNCTIONS = (
+    "expm1 log log1p sqrt tanh erf pow floor ceil rint fmod sin cos tan asin acos atan sinh cosh "
+    "asinh acosh atanh"
+)
+
+
+def expression_rows() -> list[Case]:
+    """Return the rows of float32, but casts to other types, whose op has an expression."""
+    return [
+        row
+        for row in CASES
+        if isinstance(op := row.make_op(), Elementwise)
+        and op.expression(tuple(i is not None for i in row.inputs))
+        and all(i is None or i.dtype == "float32" for i in row.inputs)
+        and not (isinstance(op, Cast) and op.to is not DType.FLOAT32)
+    ]
+
+
+@pytest.fixture(scope="session")
+def compiled_expressions(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """Return a library with a C function for each row of `expression_rows`."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    text = C_PRELUDE + "".join(f"#define {f} {f}f\n" for f in C_FUNCTIONS.split())
+    text += "#define fmax nan_max\n#define fmin nan_min\n"
+    for k, row in enumerate(expression_rows()):
+        op = row.make_op()
+        assert isinstance(op, Elementwise)
+        expression = op.expression(tuple(i is not None for i in row.inputs))
+        assert expression is not None
+        arguments = ", ".join(f"const float* a{i}" for i in range(len(row.inputs)))
+        body = expression.format(*(f"a{i}[n]" for i in range(len(row.inputs))))
+        text += f"void f{k}({arguments}, float* y, long size)\n"
+        text += f"{{ for (long n = 0; n < size; n++) y[n] = {body}; }}\n"
+    folder: Path = tmp_path_factory.mktemp("expressions")
+    (folder / "all.c").write_text(text)
+    flags = ["-O1", "-shared", "-fPIC", "-fsingle-precision-constant", "-ffp-contract=off"]
+    subprocess.run([compiler, *flags, "all.c", "-o", "all.so", "-lm"], cwd=folder, check=True)
+    return ctypes.CDLL(str(folder / "all.so"))
+
+
+def test_expressions_agree_with_references(compiled_expressions: ctypes.CDLL) -> None:
+    """Compare every expression, compiled as C, with the numpy reference of the same op."""
+    for k, row in enumerate(expression_rows()):
+        (expected,) = run_reference(row)
+        inputs = [a if a is None else np.broadcast_to(a, expected.shape) for a in row.arrays()]
+        inputs = [a if a is None else np.ascontiguousarray(a) for a in inputs]
+        actual = np.empty(expected.shape, np.float32)
+        arrays = [None if a is None else a.ctypes.data_as(ctypes.c_void_p) for a in (*inputs, actual)]
+        compiled_expressions[f"f{k}"](*arrays, ctypes.c_long(actual.size))
+        try:
+            assert_close([actual], [expected], row)
+        except AssertionError as error:
+            raise AssertionError(f"{row.id}: {error}") from None
+
+
+SHAPES = st.lists(st.integers(0, 4), max_size=5).map(tuple)
+FAST = settings(max_examples=200, deadline=None)
+
+
+@FAST
+@given(st.lists(SHAPES, min_size=1, max_size=4))
+def test_broadcasting_is_that_of_numpy(shapes: list[tuple[int, ...]]) -> None:
+    """Compare the shape of a sum of any number of inputs with numpy's."""
+    op = op_types()["Sum"]()
+    specs = [TensorSpec(s, DType.FLOAT32) for s in shapes]
+    try:
+        expected = np.broadcast_shapes(*shapes)
+    except ValueError:
+        with pytest.raises(ModelError):
+            op.infer(specs, [None] * len(specs))
+        return
+    assert op.infer(specs, [None] * len(specs))[0].shape == expected
+    assert op.reference(*(np.zeros(s, np.float32) for s in shapes)).shape == expected  # type: ignore[union-attr]
+
+
+@FAST
+@given(SHAPES, st.lists(st.integers(-6, 6), max_size=6), st.integers(0, 1), st.integers(0, 1))
+def test_reduced_axes_are_those_of_numpy(
+    shape: tuple[int, ...], axes: list[int], keep: int, noop: int
+) -> None:
+    """Compare shape and value of a sum over any axes with numpy's; what numpy refuses is a ModelError."""
+    op = op_types()["ReduceSum"](keepdims=keep, noop_with_empty_axes=noop)  # type: ignore[call-arg]
+    x = np.arange(np.prod(shape), dtype=np.float64).reshape(shape)
+    given_axes = np.array(axes, np.int64)
+    specs = [TensorSpec(shape, DType.FLOAT64), TensorSpec(given_axes.shape, DType.INT64)]
+    try:
+        expected = x.sum(tuple(axes) if axes else () if noop else None, keepdims=bool(keep))
+    except ValueError:
+        with pytest.raises(ModelError):
+            op.infer(specs, [None, given_axes])
+        return
+    assert op.infer(specs, [None, given_axes])[0].shape == expected.shape
+    np.testing.assert_array_equal(op.reference(x, given_axes), expected)
+
+
+SPECS = st.builds(
+    TensorSpec,
+    st.lists(st.sampled_from([0, 1, 2, 3, 1 << 62]), max_size=4).map(tuple),
+    st.sampled_from(DType),
+)
+MINE = sorted(n for n, c in op_types().items() if c.__module__ in {f"weft.ops.{m}" for m in OP_MODULES})
+
+
+@settings(max_examples=1000, deadline=None)
+@given(st.sampled_from(MINE), st.lists(st.none() | SPECS, max_size=4), st.integers(-(1 << 63), 1 << 63))
+def test_infer_refuses_but_never_crashes(name: str, specs: list[TensorSpec | None], axis: int) -> None:
+    """Give ops absurd inputs and attributes: they infer something or raise ModelError."""
+    cls = op_types()[name]
+    fields = cls.__dataclass_fields__.keys()
+    op = cls(**{k: v for k, v in {"axis": axis, "approximate": "?", "direction": "?"}.items() if k in fields})
+    constants = [None if s is None or sum(s.dims) > 9 else np.full(s.dims, 1, s.dtype.numpy) for s in specs]
+    try:
+        assert all(isinstance(s, TensorSpec) for s in op.infer(specs, constants))
+    except ModelError as error:
+        assert error.why
+
+
+FIRST = {row.op: row for row in reversed(CASES)}
+"""A row of each op."""
+
+
+@pytest.mark.parametrize("op", sorted(op for op in FIRST if onnx.defs.has(op)))
+def test_no_op_takes_more_inputs_than_onnx_lets_it(op: str) -> None:
+    """What a rule does not look at, a kernel may still read."""
+    row, most = FIRST[op], onnx.defs.get_schema(op).max_input
+    if most > 1000:  # any number
+        return
+    specs, constants = row.specs(), row.constants()
+    more = most + 1 - len(specs)
+    with pytest.raises(ModelError):
+        row.make_op().inferred([*specs, *[specs[0]] * more], [*constants, *[None] * more])
+
+
+@pytest.mark.parametrize("row", [r for r in FIRST.values() if r.make_op().flags], ids=str)
+def test_flags_that_are_neither_no_nor_yes_are_refused(row: Case) -> None:
+    for flag in row.make_op().flags:
+        wrong = replace(row.make_op(), **{flag: 2})
+        with pytest.raises(ModelError, match=f"'{flag}' is 2; it must be 0 or 1"):
+            wrong.inferred(row.specs(), row.constants())
+
+
+def test_attributes_that_onnx_has_as_flags_are_flags_here() -> None:
+    known = {flag for cls in op_types().values() for flag in cls.flags}
+    for cls in op_types().values():
+        names = {f.name for f in fields(cls)} & known
+        assert names <= {*cls.flags}, f"{cls.type}: {names}"
+
+
+def test_an_input_that_is_missing_at_the_end_is_no_input() -> None:
+    x = np.array([1.5, -2.5], np.float32)
+    for op, inputs in ((Cast(DType.INT32), (x,)), (case("Add", f32(2), f32(2)).make_op(), (x, x))):
+        specs = [TensorSpec(x.shape, DType.FLOAT32)] * len(inputs)
+        assert op.inferred([*specs, None], [None] * 3) == op.inferred(specs, [None] * 2)
+        np.testing.assert_array_equal(op.reference(*inputs, None), op.reference(*inputs))

@@ -1,0 +1,61 @@
+"""The environment variables: words for on and off, and what makes no sense is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import weft
+from tests.helpers.plugins import in_new_process
+from weft import config
+from weft.errors import ConfigError
+from weft.models import path
+
+SWITCHES = {
+    "WEFT_CACHE": config.cache_enabled,
+    "WEFT_TUNING": config.tuning_enabled,
+    "WEFT_NO_COMPILER": config.glsl_compiler_disabled,
+    "WEFT_VULKAN_VALIDATION": config.vulkan_validation,
+}
+DEFAULTS = {"WEFT_CACHE": True, "WEFT_TUNING": True, "WEFT_NO_COMPILER": False, "WEFT_VULKAN_VALIDATION": False}
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_switches_take_the_usual_words(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = {True: ("1", "true", "Yes", "ON", " 1 "), False: ("0", "false", "no", "Off")}
+    for wanted, given in words.items():
+        for word in given:
+            monkeypatch.setenv(name, word)
+            assert SWITCHES[name]() is wanted, word
+    monkeypatch.setenv(name, "")
+    assert SWITCHES[name]() is DEFAULTS[name]
+    monkeypatch.delenv(name)
+    assert SWITCHES[name]() is DEFAULTS[name]
+
+
+@pytest.mark.parametrize("name", [*SWITCHES, "WEFT_BUILD_PROCESSES"])
+@pytest.mark.parametrize("value", ["foo", "-3", "100000", "9" * 6000, "2.5"])
+def test_nonsense_is_refused_where_it_is_read_and_by_every_load(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=f"(?s){name}={value[:20]}.*next: "):
+        SWITCHES.get(name, config.build_processes)()
+    with pytest.raises(ConfigError, match=name):
+        weft.load(path("shapes"), "cpu")
+    with pytest.raises(ConfigError, match=name):
+        weft.optimize(path("shapes"), "cpu", shapes={"image": (1, 3, 128, 128)})
+
+
+def test_processes_are_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value, wanted in (("0", 0), ("64", 64), ("", None)):
+        monkeypatch.setenv("WEFT_BUILD_PROCESSES", value)
+        assert config.build_processes() == wanted
+
+
+def test_a_cache_that_is_false_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("WEFT_CACHE", "false")
+    in_new_process("import weft; from weft.models import path; weft.load(path('shapes'), 'opencl').close()")
+    assert not (tmp_path / "cache").exists()

@@ -1,0 +1,93 @@
+"""Kernels on their way: drivers build them in threads while the rest of a network is planned and uploaded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+from weft.backends.gpu.device.device import DeviceCaps, GpuDevice
+from weft.kernels.source import KernelSource
+
+MOST_THREADS = 8
+
+
+def thread_count(caps: DeviceCaps) -> int:
+    """Return how many kernels to build at a time: a CPU's compiler has the cores to itself already."""
+    return 1 if caps.software else min(MOST_THREADS, os.cpu_count() or 1)
+
+
+class Build:
+    """A kernel with its constants; built when it is first asked for, unless a thread was started before."""
+
+    __slots__ = ("_device", "_future", "_kernel", "source", "values")
+
+    def __init__(self, device: GpuDevice, source: KernelSource, values: Mapping[str, int | float]) -> None:
+        self.source, self.values = source, values
+        self._device = device
+        self._kernel: Any = None
+        self._future: Future[Any] | None = None
+
+    @property
+    def done(self) -> bool:
+        """Tell whether nothing is under way."""
+        return self._future is None or self._future.done()
+
+    def start(self, pool: ThreadPoolExecutor) -> None:
+        """Build it in a thread of the pool."""
+        self._future = pool.submit(self._device.compile, self.source, self.values)
+
+    @property
+    def kernel(self) -> Any:
+        """Return the device's kernel, waiting for it; CompileError if it was refused, each time again."""
+        if self._kernel is None:
+            future = self._future
+            self._kernel = future.result() if future else self._device.compile(self.source, self.values)
+            self._future = None
+        return self._kernel
+
+
+class Builds:
+    """What one pipeline has in hand. `finish` or `drop` ends the threads; no kernel is built after them."""
+
+    def __init__(self, device: GpuDevice) -> None:
+        self._device = device
+        self._pool: ThreadPoolExecutor | None = None
+        self._begun: list[tuple[str, Build]] = []
+        self._hold = ExitStack()
+
+    def add(self, owner: str, builds: Iterable[Build]) -> None:
+        """Begin to build what the owner needs; where there are no threads, build it now, and raise its error."""
+        threads = thread_count(self._device.caps)
+        for build in builds:
+            if threads == 1:
+                _ = build.kernel
+                continue
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(threads, "weft-build")
+                self._hold.enter_context(self._device.building())
+            build.start(self._pool)
+            self._begun.append((owner, build))
+
+    @property
+    def done(self) -> bool:
+        """Tell whether all that was added is built, or refused."""
+        return all(build.done for _, build in self._begun)
+
+    def finish(self, blame: Callable[[str], AbstractContextManager[None]]) -> None:
+        """Wait for all; of several errors the one that was added first is raised, inside `blame(owner)`."""
+        try:
+            for owner, build in self._begun:
+                with blame(owner):
+                    _ = build.kernel
+        finally:
+            self.drop()
+
+    def drop(self) -> None:
+        """Give up what was not begun, and wait for what was."""
+        pool, self._pool, self._begun = self._pool, None, []
+        with self._hold:
+            if pool is not None:
+                pool.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,72 @@
+"""What a device layer refuses before its driver is asked: kernels and launches beyond the device's limits.
+
+Drivers need not check, and some crash. A device that pretends to be another one (`profiles`) has no other check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+from weft.backends.gpu.device.device import DeviceCaps, LaunchCommand
+from weft.errors import CompileError, DeviceError
+from weft.kernels import shared_size
+from weft.kernels.launch import WARPGROUP_MEMORY
+from weft.kernels.shared_size import SizeError
+from weft.kernels.source import KernelSource
+
+
+def shared_bytes(source: KernelSource, values: Mapping[str, int | float]) -> int:
+    """Return the bytes of work-group memory that a kernel takes with these constants; SizeError if that is unknown."""
+    return sum(shared_size.shared_bytes(kind, size, values) for kind, size in source.shared)
+
+
+def check_kernel(source: KernelSource, values: Mapping[str, int | float], caps: DeviceCaps, where: str) -> None:
+    """Raise CompileError for a kernel that is out of a device's limits."""
+    local = [int(values.get(name, 1)) for name in ("LX", "LY", "LZ")]
+    items, problems = prod(local), []
+    if items > caps.max_local_items or not all(1 <= n <= m for n, m in zip(local, caps.max_local_size, strict=True)):
+        problems.append(
+            f"its local size is {local[0]} x {local[1]} x {local[2]}, {items} items in all; the limits are "
+            f"{' x '.join(map(str, caps.max_local_size))}, {caps.max_local_items} in all"
+        )
+    room = WARPGROUP_MEMORY if source.warpgroup and caps.warpgroup_units else caps.local_memory
+    try:
+        taken = shared_bytes(source, values)
+    except SizeError as e:
+        problems.append(f"what it takes of work-group memory is not known: {e}")
+    else:
+        if taken > room:
+            problems.append(f"it takes {taken} bytes of work-group memory; there are {room}")
+    if len(source.args) > caps.max_buffers:
+        problems.append(f"it takes {len(source.args)} buffers; the device binds {caps.max_buffers}")
+    if source.subgroup and caps.subgroup not in (0, source.subgroup):
+        problems.append(f"it counts on subgroups of {source.subgroup} items; those of the device have {caps.subgroup}")
+    if problems:
+        raise CompileError(
+            f"the kernel {source.entry!r} is out of the device's limits",
+            where=where,
+            why="; ".join(problems),
+            fix="choose a smaller tile, or another kernel where `DeviceCaps` says so",
+        )
+
+
+def check_launch(command: LaunchCommand, name: str, caps: DeviceCaps) -> None:
+    """Raise DeviceError for a launch that is out of a device's limits."""
+    where = f"{command.label or name} (kernel {name})"
+    if min(command.grid) < 0 or any(n > most for n, most in zip(command.grid, caps.max_grid, strict=True)):
+        raise DeviceError(
+            "a launch has more work-groups than the device takes",
+            where=where,
+            why=f"the grid is {command.grid}, the limit {caps.max_grid}",
+            fix="let each work-group do more, or fold the axes differently",
+        )
+    for piece in command.bindings:
+        if piece.offset % caps.offset_alignment or piece.nbytes > caps.max_buffer_range:
+            raise DeviceError(
+                "a kernel argument is out of the device's limits",
+                where=where,
+                why=f"it starts at {piece.offset} and spans {piece.nbytes} bytes; it may start at "
+                f"multiples of {caps.offset_alignment} and span {caps.max_buffer_range}",
+                fix="use a smaller batch or input",
+            )

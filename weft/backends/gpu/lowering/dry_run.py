@@ -1,0 +1,55 @@
+"""Which templates a node would launch, found without a device: nothing is rendered, compiled or uploaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from weft.core.graph.dtypes import DType
+from weft.core.graph.layout import Array, Layout
+from weft.core.graph.op import Op
+from weft.core.graph.tensor import Tensor
+from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, Placement
+
+
+class _Listener(KernelBuilder):
+    """Notes the names of templates; memory is never shared."""
+
+    def __init__(self, caps: DeviceCaps) -> None:
+        self.caps = caps
+        self.templates: set[str] = set()
+
+    def launch(self, template: str, *, writes: Mapping[str, Tensor], **_: Any) -> None:
+        """Note the template, unless nothing would be written."""
+        if any(t.nbytes for t in writes.values()):
+            self.templates.add(template)
+
+    def constant(self, key: str, make: Callable[[], Array], layout: Layout = Layout.NCHW) -> Tensor:
+        """Return a tensor without memory."""
+        value = make()
+        return Tensor(key, value.shape, DType.of(value.dtype), layout, constant=value)
+
+    def scratch(self, shape: tuple[int, ...], dtype: DType, layout: Layout = Layout.NCHW) -> Tensor:
+        """Return a tensor without memory."""
+        return Tensor("scratch", shape, dtype, layout)
+
+    def shares_memory(self, inner: Tensor, outer: Tensor, first: int = 0) -> bool:
+        """Return False: something is launched for sure."""
+        return False
+
+
+def templates_of(
+    op: Op, form: GpuOp, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
+) -> set[str]:
+    """Return the templates that the op launches: on packed images if it has no other form, else on NCHW."""
+    layout = Layout.NC4HW4 if form.placement is Placement.CHANNELS else Layout.NCHW
+
+    def laid(tensor: Tensor | None) -> Tensor | None:
+        if tensor is None or tensor.constant is not None or len(tensor.shape) < 3:
+            return tensor
+        return replace(tensor, layout=layout)
+
+    listener = _Listener(caps)
+    form.launches(op, listener, [laid(t) for t in inputs], [t for t in map(laid, outputs) if t is not None])
+    return listener.templates

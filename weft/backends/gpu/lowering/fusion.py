@@ -1,0 +1,122 @@
+"""What a GPU kernel can do besides its own: element-wise steps as it stores, a max pool as it loads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from weft.backends.gpu.lowering.layouts import Special, base_op
+from weft.backends.gpu.support import why_not
+from weft.core.graph.dtypes import DType
+from weft.core.graph.fused_op import RUNNING, Fused
+from weft.core.graph.graph import Graph, Node, infer_node
+from weft.core.graph.tensor import Tensor, TensorSpec
+from weft.core.passes.fuse import merge
+from weft.kernels.launch import DeviceCaps, GpuOp, Placement, find_gpu_op
+from weft.ops.conv import Conv
+from weft.ops.elementwise import Elementwise
+from weft.ops.gpu.conv.pooled import PooledConv, pays
+from weft.ops.pool import MaxPool
+from weft.ops.unary import Cast
+
+
+def can_fuse(graph: Graph, base: Node, step: Node, position: int) -> bool:
+    """Tell whether `step` may be pasted into the store of `base`, whose result is its operand `position`.
+
+    Every other operand must be a scalar constant, a value of the result's shape, or a constant along the
+    channels (of a kernel that works in NC4HW4) or over the last axes (of one that works in NCHW). A cast from fp16
+    to fp32 may be pasted where the base's kernels store either.
+    """
+    op, first = step.op, find_gpu_op(base.op)
+    if not isinstance(op, Elementwise) or first is None or not first.fuses_into_store:
+        return False
+    result, before = graph.specs[step.outputs[0]], graph.specs[base.outputs[0]]
+    if _widens(before, result):
+        inputs = [graph.specs[i] for i in base.inputs if i]
+        return isinstance(op, Cast) and first.stores_wider(base.op, inputs, before)
+    if result != before or not result.dtype.is_float or op.expression(tuple(bool(i) for i in step.inputs)) is None:
+        return False
+    if any(graph.specs[i].dtype is not result.dtype for i in step.inputs if i):
+        return False
+    return all(_operand_fits(graph, first, i, result.dims) for k, i in enumerate(step.inputs) if k != position and i)
+
+
+def why_not_fused(
+    inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Fused, caps: DeviceCaps
+) -> str | None:
+    """Return why a device does not run a fused node, as a sentence, or None: what fusing would not have made it of.
+
+    The node's inputs fit it, as `Fused.infer` checks.
+    """
+    graph, nodes = _taken_apart(inputs, op)
+    base = nodes[0]
+    spec = graph.specs[base.outputs[0]]
+    reason = why_not(inputs[: op.arity], [Tensor("made", spec.dims, spec.dtype)], op.base, caps)
+    if reason is not None:
+        return reason
+    for step, node in zip(op.steps, nodes[1:], strict=True):
+        position = step.operands.index(RUNNING)
+        if step.operands.count(RUNNING) > 1 or not can_fuse(graph, base, node, position):
+            return f"{step.op.type} cannot be part of {op.base.type} with these operands"
+        base = merge(base, node, position)
+    return None
+
+
+def _taken_apart(inputs: Sequence[Tensor | None], op: Fused) -> tuple[Graph, list[Node]]:
+    """Return the nodes that a fused one was made of, with a graph that knows what they read and make."""
+    names = ["" if t is None else f"in{k}" for k, t in enumerate(inputs)]
+    graph = Graph("fused", [n for n in names if n], [])
+    for name, tensor in zip(names, inputs, strict=True):
+        if tensor is not None:
+            graph.specs[name] = TensorSpec(tensor.shape, tensor.dtype)
+            if tensor.constant is not None:
+                graph.constants[name] = tensor.constant
+    nodes = [Node("base", op.base, tuple(names[: op.arity]), ("made",))]
+    infer_node(graph, nodes[0])
+    running = "made"
+    for number, step in enumerate(op.steps):
+        read = tuple(running if k == RUNNING else names[k] for k in step.operands)
+        running = f"step.{number}"
+        nodes.append(Node(running, step.op, read, (running,)))
+        infer_node(graph, nodes[-1])
+    return graph, nodes
+
+
+def _widens(before: TensorSpec, after: TensorSpec) -> bool:
+    return before.dtype is DType.FLOAT16 and after.dtype is DType.FLOAT32 and before.dims == after.dims
+
+
+def _operand_fits(graph: Graph, base: GpuOp, name: str, shape: tuple[int, ...]) -> bool:
+    dims = graph.specs[name].dims
+    if name not in graph.constants:
+        return dims == shape
+    if graph.specs[name].size == 1:
+        return True
+    if len(dims) > len(shape):
+        return False
+    full = (1,) * (len(shape) - len(dims)) + dims
+    if base.placement is Placement.CHANNELS:
+        return dims != shape and all(d == (shape[a] if a == 1 else 1) for a, d in enumerate(full))
+    first = next(a for a, d in enumerate(full) if d != 1)
+    return base.placement is Placement.LINEAR and full[first:] == shape[first:]
+
+
+def fuse_pools(graph: Graph, special: Special, caps: DeviceCaps, split_products: bool) -> Graph:
+    """Return the graph with max pools that one convolution alone reads as part of that, where `pays` says so."""
+    makers, readers = graph.producers(), graph.readers()
+    gone: set[str] = set()
+    out = graph.copy()
+    for k, node in enumerate(out.nodes):
+        read = node.inputs[0] if node.inputs else ""
+        pool, conv = makers.get(read), base_op(node.op)
+        if pool is None or not isinstance(pool.op, MaxPool) or not isinstance(conv, Conv) or readers[read] != 1:
+            continue
+        made = PooledConv(pool.op, conv)
+        x, w, y = (graph.specs[name] for name in (pool.inputs[0], node.inputs[1], node.outputs[0]))
+        if special(pool.op) or special(conv) or not pays(made, x, w.dims, y.dims, caps, split_products):
+            continue
+        op = replace(node.op, base=made) if isinstance(node.op, Fused) else made
+        out.nodes[k] = replace(node, op=op, inputs=(pool.inputs[0], *node.inputs[1:]))
+        gone.add(read)
+    out.nodes = [node for node in out.nodes if node.outputs[0] not in gone]
+    return out

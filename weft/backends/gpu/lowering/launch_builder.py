@@ -1,0 +1,264 @@
+"""From what an op wants launched to kernels and planned launches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from weft.backends.gpu.device.device import GpuDevice
+from weft.backends.gpu.device.kernel_builds import Build
+from weft.backends.gpu.memory.slots import Placement, Region, is_packed, place_constants
+from weft.backends.gpu.tuning.tunables import Choices, Pick, problem_key
+from weft.core.contract.backend import StorageType
+from weft.core.graph.dtypes import DType
+from weft.core.graph.fused_op import RUNNING, Fused
+from weft.core.graph.layout import PACK, Array, Layout
+from weft.core.graph.op import Op
+from weft.core.graph.tensor import Tensor
+from weft.errors import ExecutionError
+from weft.kernels.launch import MAX_ELEMENTS, SUM_PARTS, ChoiceT, KernelBuilder, Size3
+from weft.kernels.source import Arg, ArgKind
+from weft.kernels.special import wrong_templates
+from weft.kernels.template import KernelRequest, Operand, Stage, render
+from weft.ops.elementwise import Elementwise
+
+Upload = Callable[[str, Callable[[], Array], Layout], Tensor]
+"""Returns the constant of a key in device memory, uploading what the function returns the first time."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedLaunch:
+    """A launch whose tensors have no address yet, and whose kernel may still be built."""
+
+    build: Build
+    reads: tuple[Tensor, ...]
+    writes: tuple[Tensor, ...]
+    grid: Size3
+    label: str
+
+    @property
+    def kernel(self) -> Any:
+        """Return the device's kernel, waiting for it."""
+        return self.build.kernel
+
+
+def _places(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """Return the constants by which kernels find c4 arguments."""
+    packed = [place_constants(tensor, name) for name, tensor in tensors.items() if is_packed(tensor)]
+    return {name: value for constants in packed for name, value in constants.items()}
+
+
+@dataclass
+class _Epilogue:
+    stages: tuple[Stage, ...] = ()
+    reads: dict[str, Tensor] = field(default_factory=dict)
+    ints: dict[str, int] = field(default_factory=dict)
+    floats: dict[str, float] = field(default_factory=dict)
+
+
+class NodeBuilder(KernelBuilder):
+    """Builds the launches of one node, with its fused steps as the epilogue of the first write."""
+
+    def __init__(
+        self,
+        device: GpuDevice,
+        placement: Placement,
+        op: Op,
+        label: str,
+        inputs: Sequence[Tensor | None],
+        upload: Upload,
+        choices: Choices | None = None,
+        split_products: bool = False,
+        thrifty: bool = False,
+        winograd: bool = True,
+    ) -> None:
+        self.caps, self.split_products, self.thrifty = device.caps, split_products, thrifty
+        self.winograd = winograd
+        if thrifty:
+            self.caps = replace(device.caps, without=device.caps.without | {SUM_PARTS})
+        self._device, self._placement, self._op, self._label = device, placement, op, label
+        self._inputs, self._upload, self._choices = inputs, upload, choices
+        self.launched: list[PlannedLaunch] = []
+        self.picks: list[Pick] = []
+        self.scratches: list[Tensor] = []
+
+    # -- the interface of ops ----------------------------------------------------------------------------
+
+    def launch(
+        self,
+        template: str,
+        *,
+        reads: Mapping[str, Tensor],
+        writes: Mapping[str, Tensor],
+        ints: Mapping[str, int] | None = None,
+        floats: Mapping[str, float] | None = None,
+        variant: Mapping[str, str | int | bool | tuple[str, ...]] | None = None,
+        grid: Size3,
+        local: Size3,
+        raw: bool = False,
+        kinds: Mapping[str, ArgKind] | None = None,
+        epilogue: bool = True,
+    ) -> None:
+        """Render and plan one launch; its kernel is built later."""
+        if not any(t.nbytes for t in writes.values()):
+            return
+        if template in wrong_templates(self.caps):
+            raise ExecutionError(
+                f"the kernel {template!r} is not launched",
+                where=self._device.info.name,
+                why="the self-test found it wrong on this device",
+                fix="put the node on another device with `hints`",
+            )
+        target, kinds = next(iter(writes)), kinds or {}
+        fours = kinds.get(target) == "fours"
+        extra = self._epilogue(writes[target], fours) if epilogue else _Epilogue()
+        if fours:
+            kinds = {**kinds, **dict.fromkeys(extra.reads, kinds[target])}
+        sources = {n: self._on_device(n, t) for n, t in {**reads, **extra.reads}.items()}
+        args = [self._arg(n, t, kinds.get(n), raw, False) for n, t in sources.items()]
+        args += [self._arg(n, t, kinds.get(n), raw, True) for n, t in writes.items()]
+        ints, floats = {**(ints or {}), **extra.ints}, {**(floats or {}), **extra.floats}
+        request = KernelRequest(
+            template,
+            tuple(sorted((variant or {}).items())),
+            tuple(args),
+            tuple(ints),
+            tuple(floats),
+            extra.stages,
+            target if extra.stages else "",
+        )
+        source = render(request, self._device.dialect)
+        sizes = dict(zip(("LX", "LY", "LZ"), local, strict=True))
+        known = {**ints, **floats, **sizes, **_places({**sources, **writes})}
+        build = Build(self._device, source, {name: known[name] for name, _ in source.constants})
+        self._add(build, tuple(sources.values()), tuple(writes.values()), grid, template)
+
+    def _add(
+        self, build: Build, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], grid: Size3, template: str
+    ) -> None:
+        planned = PlannedLaunch(build, reads, writes, grid, f"{self._label}/{template}")
+        self.launched.append(planned)
+        if self.picks:
+            self.picks[-1].launches.append(planned)
+
+    def pick(
+        self, family: str, problem: Mapping[str, int | str | bool], candidates: Sequence[ChoiceT], default: ChoiceT
+    ) -> ChoiceT:
+        """Return what was chosen for this problem, if it is still offered."""
+        key = problem_key(family, problem, self._op, self._inputs)
+        offered = {repr(c): c for c in (*candidates, default)}
+        chosen = self._choices.choose(key, offered.keys()) if self._choices else None
+        text = chosen if chosen in offered else None
+        self.picks.append(Pick(key, tuple(offered), repr(default), text or repr(default), text is not None))
+        return offered[text or repr(default)]
+
+    def constant(self, key: str, make: Callable[[], Array], layout: Layout = Layout.NCHW) -> Tensor:
+        """Return the constant of that key, uploading it the first time."""
+        return self._upload(key, make, layout)
+
+    def scratch(self, shape: tuple[int, ...], dtype: DType, layout: Layout = Layout.NCHW) -> Tensor:
+        """Return memory for the time of this node."""
+        tensor = Tensor(f"{self._label}.scratch{len(self.scratches)}", shape, dtype, layout)
+        tensor.memory = self._placement.acquire(tensor, StorageType.DYNAMIC)
+        self.scratches.append(tensor)
+        return tensor
+
+    def shares_memory(self, inner: Tensor, outer: Tensor, first: int = 0) -> bool:
+        """Tell whether both are views of one root, at places that fit."""
+        if inner.memory is None:
+            return False
+        part: Region = inner.memory
+        whole: Region = outer.memory
+        return part.slot is whole.slot and part.first == whole.first + first
+
+    def rows(self, tensor: Tensor) -> tuple[int, int] | None:
+        """Return the elements from pixel to pixel and the first one, if the channels of a pixel lie side by side."""
+        place = place_constants(tensor, "x")
+        single = prod(tensor.shape[2:]) == 1
+        if place["x_CS"] != 1:
+            return None
+        return PACK * place["x_NS" if single else "x_PS"], PACK * place["x_O"]
+
+    def is_alias(self, x: Tensor, y: Tensor) -> bool:
+        """Tell whether both are the same memory under two names."""
+        mine, other = x.memory, y.memory
+        return isinstance(mine, Region) and isinstance(other, Region) and mine.slot is other.slot and not other.blocks
+
+    def reads_rows(self, output: Tensor) -> bool:
+        """Tell whether each operand of the fused steps that has the output's shape lies as rows of channels.
+
+        Constants of the channels always do, and what is computed under another shape lies as the output does.
+        """
+        steps = self._op.steps if isinstance(self._op, Fused) else ()
+        read = [self._inputs[i] for step in steps for i in step.operands if i != RUNNING]
+        same = [t for t in read if t is not None and t.shape == output.shape and prod(t.shape) > 1]
+        return all(t.constant is None and is_packed(t) and self.rows(t) is not None for t in same)
+
+    def joins_channels(self, channels: int) -> bool:
+        """Tell whether each operand of the fused steps is a value of its own, a scalar, or one of the channels."""
+        steps = self._op.steps if isinstance(self._op, Fused) else ()
+        read = [self._inputs[i] for step in steps for i in step.operands if i != RUNNING]
+        return all(t is None or t.constant is None or t.constant.size in (1, channels) for t in read)
+
+    # -- parts ---------------------------------------------------------------------------------------------
+
+    def _arg(self, name: str, tensor: Tensor, given: ArgKind | None, raw: bool, written: bool) -> Arg:
+        if prod(tensor.storage_shape) >= MAX_ELEMENTS:
+            raise ExecutionError(
+                f"tensor {tensor.name!r} is too large for this kernel",
+                why=f"{prod(tensor.storage_shape)} elements; indices have 32 bits",
+            )
+        kind: ArgKind = "raw" if raw else "c4" if is_packed(tensor) else "linear"
+        return Arg(name, tensor.dtype, given or kind, written)
+
+    def _on_device(self, name: str, tensor: Tensor) -> Tensor:
+        """Return the tensor itself, or the uploaded form of a constant."""
+        if tensor.constant is None or tensor.memory is not None:
+            return tensor
+        value = tensor.constant
+        return self.constant(f"{tensor.name}.{tensor.layout.value}", lambda: value, tensor.layout)
+
+    def _epilogue(self, target: Tensor, fours: bool) -> _Epilogue:
+        out = _Epilogue()
+        steps = self._op.steps if isinstance(self._op, Fused) else ()
+        stages = []
+        for s, step in enumerate(steps):
+            assert isinstance(step.op, Elementwise)
+            expr = step.op.expression(tuple(i == RUNNING or self._inputs[i] is not None for i in step.operands))
+            assert expr is not None
+            operands = tuple(self._operand(i, s, target, fours, out) for i in step.operands)
+            stages.append(Stage(expr, operands))
+        out.stages = tuple(stages)
+        return out
+
+    def _operand(self, position: int, step: int, target: Tensor, fours: bool, out: _Epilogue) -> Operand:
+        tensor = None if position == RUNNING else self._inputs[position]
+        if tensor is None:
+            return Operand("value")
+        if tensor.constant is not None and tensor.constant.size == 1:
+            name = f"E{step}_k{position}"
+            out.floats[name] = float(tensor.constant.reshape(()))
+            return Operand("float", name)
+        name = f"fused{position}"
+        if tensor.shape == target.shape:
+            out.reads[name] = tensor
+            return Operand("same", name)
+        if tensor.constant is None:
+            assert prod(tensor.shape) == prod(target.shape), "only constants are broadcast in an epilogue"
+            # The target is a linear value under another shape, and so is this.
+            out.reads[name] = replace(tensor, shape=target.shape, layout=target.layout)
+            return Operand("same", name)
+        value = tensor.constant
+        if target.layout.packed:
+            shape = (1, value.size, *[1] * (len(target.shape) - 2))
+            out.reads[name] = self.constant(f"epilogue{position}", lambda: value.reshape(shape), Layout.NC4HW4)
+            return Operand("channel", name)
+        times = PACK if fours and value.size % PACK else 1  # a vector does not end within a repetition
+        key = f"epilogue{position}" + ("" if times == 1 else ".fours")
+        out.reads[name] = self.constant(key, lambda: np.tile(value.reshape(-1), times))
+        out.ints[f"{name}_SIZE"] = value.size * times
+        return Operand("trailing", name)

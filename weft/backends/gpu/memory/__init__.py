@@ -1,0 +1,1 @@
+"""The memory of an open device: buffers within a limit, and the slots of tensors in them."""

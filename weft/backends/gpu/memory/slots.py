@@ -1,0 +1,178 @@
+"""Where the tensors of a pipeline lie: slots, shared by the views of one root (contract M5 to M8)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+
+from weft.backends.gpu.device.device import Binding, GpuBuffer
+from weft.backends.gpu.lowering.layouts import View
+from weft.core.contract.backend import StorageType
+from weft.core.graph.graph import Graph, depths
+from weft.core.graph.layout import PACK, Layout, storage_size
+from weft.core.graph.tensor import Tensor
+from weft.core.host.memory_plan import BufferManager, Slot
+from weft.kernels.template import PLACE
+
+SMALLEST = 16
+"""Bytes of the smallest slot: an empty tensor has an address too, and drivers bind no empty range."""
+
+
+@dataclass(eq=False, slots=True)
+class Region:
+    """The memory of one tensor: a slot, or some channel blocks of one (`first` of `blocks`; 0: all of it).
+
+    Some images of a batch are `length` bytes from byte `start` on, with all blocks of channels; 0 is all of the slot.
+    """
+
+    slot: Slot
+    first: int = 0
+    blocks: int = 0
+    start: int = 0
+    length: int = 0
+
+    def binding(self) -> Binding:
+        """Return the bytes of the whole slot, or of these images; only after the plan is made."""
+        return Binding(self.slot.buffer, self.slot.offset + self.start, self.length or self.slot.nbytes)
+
+
+def is_packed(tensor: Tensor) -> bool:
+    """Tell whether kernels see the tensor as blocks of four channels: one without channels is linear."""
+    return tensor.layout.packed and len(tensor.shape) >= 2
+
+
+def touched(tensor: Tensor) -> Binding:
+    """Return the bytes of the tensor's slot, and which blocks of channels of it belong to the tensor."""
+    region: Region = tensor.memory
+    whole = region.binding()
+    if not region.blocks:
+        return whole
+    return replace(whole, blocks=(region.first, region.first + -(-tensor.shape[1] // PACK)))
+
+
+@dataclass
+class Placement:
+    """Gives the tensors of one pipeline their regions; slots of views live from the first to the last of them.
+
+    Nodes of one dependency level run side by side, so what dies in a level, and their scratch, is released after it.
+    Levels that run in parts of a batch are run again and again, so what dies in them is released after all of them.
+    """
+
+    manager: BufferManager
+    views: dict[str, View] = field(default_factory=dict)
+    _root_bytes: dict[str, int] = field(default_factory=dict)
+    _roots: dict[str, tuple[Slot, int]] = field(default_factory=dict)
+    _depth: dict[str, int] = field(default_factory=dict)
+    _held: int = -1
+    """The last of the levels that run in parts."""
+    _level: int = 0
+    _dying: list[Slot] = field(default_factory=list)
+
+    def follow(self, graph: Graph, views: dict[str, View], in_parts: int = -1) -> None:
+        """Take over the values, views and levels of a rewritten network, and the last level that runs in parts."""
+        self.views, self._depth, self._held = views, depths(graph), in_parts
+        self._root_bytes = {v.root: value_bytes(graph, v.root) for v in views.values()}
+
+    def begin(self) -> None:
+        """Begin a plan."""
+        self._level = 0
+        self.manager.begin()
+
+    def root_name(self, tensor: Tensor) -> str:
+        """Return the name of the value whose memory the tensor lies in."""
+        view = self.views.get(tensor.name)
+        return view.root if view else tensor.name
+
+    def acquire(self, tensor: Tensor, storage: StorageType) -> Region:
+        """Return a region for the tensor."""
+        if self._depth.get(tensor.name, self._level) != self._level:
+            self._level = self._depth[tensor.name]
+            if self._level > self._held:
+                self.bury()
+        view = self.views.get(tensor.name)
+        root = view.root if view else tensor.name
+        if storage is StorageType.STATIC or root not in self._root_bytes:
+            return Region(self.manager.acquire(max(tensor.nbytes, SMALLEST), storage))
+        held = self._roots.get(root)
+        slot, users = held or (self.manager.acquire(max(self._root_bytes[root], SMALLEST), storage), 0)
+        self._roots[root] = (slot, users + 1)
+        return Region(slot, view.first if view else 0, view.blocks if view else 0)
+
+    def adopt(self, tensor: Tensor, source: Tensor) -> bool:
+        """Let a tensor, and the views of it, lie where a tensor of another pipeline lies; False if it is a view."""
+        region: Region = source.memory
+        if self.root_name(tensor) != tensor.name or region.blocks:
+            return False
+        if tensor.name in self._root_bytes:
+            self._roots[tensor.name] = (region.slot, 1)
+        tensor.memory = Region(region.slot)
+        return True
+
+    def is_whole(self, tensor: Tensor) -> bool:
+        """Tell whether the tensor is all of what its slot is for: no view of another one's memory."""
+        region: Region = tensor.memory
+        return (
+            self.root_name(tensor) == tensor.name
+            and not region.blocks
+            and region.slot.nbytes <= _room(tensor)
+        )
+
+    def settle(self, tensor: Tensor, buffer: GpuBuffer) -> None:
+        """Let a tensor that `is_whole`, and the views of it, lie in a buffer of at least its size."""
+        region: Region = tensor.memory
+        self.manager.place(region.slot, buffer)
+
+    def release(self, tensor: Tensor, storage: StorageType) -> None:
+        """Take a region back; the slot goes when its last view does."""
+        region: Region = tensor.memory
+        root = self.root_name(tensor)
+        if storage is not StorageType.STATIC and root in self._roots:
+            slot, users = self._roots[root]
+            self._roots[root] = (slot, users - 1)
+            if users > 1:
+                return
+        after_level = storage is StorageType.DYNAMIC and self._depth
+        if after_level or (storage is not StorageType.STATIC and self._level <= self._held):
+            self._dying.append(region.slot)
+        else:
+            self.manager.release(region.slot)
+
+    def bury(self) -> None:
+        """Release what died in the level before."""
+        for slot in self._dying:
+            self.manager.release(slot)
+        self._dying = []
+
+    def allocate(self) -> None:
+        """Make the plan."""
+        self.bury()
+        self.manager.allocate()
+
+    def clear(self) -> None:
+        """Free all that is not STATIC."""
+        self.manager.clear()
+        self._roots.clear()
+        self._dying = []
+
+
+def _room(tensor: Tensor) -> int:
+    return max(tensor.nbytes, SMALLEST)
+
+
+def value_bytes(graph: Graph, name: str) -> int:
+    """Return the bytes that a value of a graph takes in its layout."""
+    spec = graph.specs[name]
+    return storage_size(spec.dims, graph.layouts.get(name, Layout.NCHW)) * spec.dtype.itemsize
+
+
+def place_constants(tensor: Tensor, name: str) -> Mapping[str, int]:
+    """Return the constants by which a kernel finds a c4 argument, in the order of `template.PLACE`."""
+    region: Region = tensor.memory
+    _, c, *rest = tensor.shape
+    places, blocks = prod(rest), region.blocks or -(-c // PACK)
+    block_step, pixel_step = (1, blocks) if tensor.layout is Layout.NHWC4 else (places, 1)
+    values = (blocks * places, block_step, pixel_step, region.first * block_step, c)
+    return {f"{name}_{part}": value for part, value in zip(PLACE, values, strict=True)}
+
+

@@ -1,0 +1,1 @@
+"""Recordings: the commands of a run, ordered once and submitted every time."""

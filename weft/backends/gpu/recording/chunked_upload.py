@@ -1,0 +1,92 @@
+"""What is done with large inputs while the host still copies them: uploads, and the front of the network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from weft.backends.gpu.device.device import Binding, Command, CopyCommand, GpuDevice
+from weft.core.graph.layout import Array
+from weft.core.host.parallel_copy import copy_into
+
+LEAST = 4 << 20
+"""Bytes below which an upload goes with the run."""
+CHUNK = 2 << 20
+"""Bytes of an upload that are submitted together: few, so that the last ones do not take long after the copy,
+but worth the call."""
+
+
+def worthwhile(device: GpuDevice, nbytes: int) -> bool:
+    """Tell whether an input of so many bytes is uploaded in chunks."""
+    return device.sends_ahead and nbytes >= LEAST
+
+
+@dataclass(frozen=True)
+class Job:
+    """Commands that may begin once the host has copied so many bytes of an input, from its first on."""
+
+    end: int
+    commands: Sequence[Command]
+    uploads: bool = False
+    """Whether it does nothing but upload, which may go on beside other jobs."""
+
+
+def chunks(source: Binding, target: Binding, label: str, parts: int = 1) -> list[Job]:
+    """Return the upload of an input in chunks; none is in two of the equal parts."""
+    jobs = []
+    for part in range(parts):
+        first, last = (source.nbytes * p // parts for p in (part, part + 1))
+        for start in range(first, last, CHUNK):
+            size = min(CHUNK, last - start)
+            here, there = (Binding(b.buffer, b.offset + start, size) for b in (source, target))
+            jobs.append(Job(start + size, [CopyCommand(here, there, label)], uploads=True))
+    return jobs
+
+
+class Stream:
+    """What a device does with one input while the host copies it: jobs, submitted as soon as they may begin.
+
+    What one thread submits runs in order, after what it sent before, so that the run which is submitted last
+    needs no further wait for the jobs, and to wait for it is to wait for them.
+    """
+
+    def __init__(self, device: GpuDevice, host: Array, jobs: Sequence[Job]) -> None:
+        self._device, self._host = device, host
+        jobs = sorted(jobs, key=lambda job: job.end)
+        self._ends = [job.end for job in jobs]
+        self.recordings: list[Any] = [device.record(job.commands) for job in jobs]
+        self._uploads = [job.uploads for job in jobs]
+        self._sent = 0
+
+    def fill(self, source: Array) -> None:
+        """Copy an array to the host's memory of the input, submitting meanwhile; the last run is done."""
+        self.settle()
+        copy_into(self._host, source, self._send)
+
+    def finish(self) -> None:
+        """Submit what is left: all, if that memory was written by somebody else."""
+        self._send(self._ends[-1])
+
+    def end(self) -> None:
+        """Note that the run which was submitted after the jobs has ended."""
+        self._sent = 0
+
+    def settle(self) -> None:
+        """Wait for jobs that no run followed: something failed between."""
+        if self._sent:
+            for recording in self.recordings[: self._sent]:
+                self._device.wait(recording)
+            self._sent = 0
+
+    def release(self) -> None:
+        """Free the recordings."""
+        for recording in self.recordings:
+            self._device.release(recording)
+        self.recordings = []
+
+    def _send(self, nbytes: int) -> None:
+        while self._sent < len(self._ends) and self._ends[self._sent] <= nbytes:
+            start = self._device.send if self._uploads[self._sent] else self._device.submit
+            start(self.recordings[self._sent])
+            self._sent += 1

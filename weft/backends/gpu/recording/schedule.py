@@ -1,0 +1,146 @@
+"""The order of commands in a recording: dependency levels, and a barrier only between two of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from weft.backends.gpu.device.device import BarrierCommand, Binding, Command
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """A command with the bytes it reads and writes."""
+
+    command: Command
+    reads: tuple[Binding, ...]
+    writes: tuple[Binding, ...]
+
+
+def levels(accesses: Sequence[Access]) -> list[list[Command]]:
+    """Return the commands by dependency level: none in a level touches what another there writes.
+
+    Hazards are found by byte ranges, so memory that is reused orders commands as true dependencies do.
+    """
+    touched = [([b for b in a.reads if b.nbytes], [b for b in a.writes if b.nbytes]) for a in accesses]
+    pieces: dict[int, list[Binding]] = {}
+    for reads, writes in touched:
+        for b in (*reads, *writes):
+            pieces.setdefault(id(b.buffer), []).append(b)
+    buffers = {key: _Buffer(held) for key, held in pieces.items()}
+    out: list[list[Command]] = []
+    for access, (reads, writes) in zip(accesses, touched, strict=True):
+        found = [buffers[id(b.buffer)].highest(b, written=False) for b in reads]
+        found += [buffers[id(b.buffer)].highest(b, written=True) for b in writes]
+        level = 1 + max(found, default=-1)
+        for written, bindings in ((False, reads), (True, writes)):
+            for b in bindings:
+                buffers[id(b.buffer)].note(b, level, written=written)
+        while len(out) <= level:
+            out.append([])
+        out[level].append(access.command)
+    return out
+
+
+class _Buffer:
+    """The levels of the commands that touch a buffer so far, by the bytes that they touch.
+
+    Views of one tensor lie at the same bytes and share some only if they share channels: by their channels they are
+    noted once more, and the bytes tell apart what is of other tensors.
+    """
+
+    def __init__(self, pieces: Sequence[Binding]) -> None:
+        ends = [end for b in pieces for end in (b.offset, b.offset + b.nbytes)]
+        self._bytes = (_Line(ends), _Line(ends))
+        views: dict[tuple[int, int], list[int]] = {}
+        for b in pieces:
+            if b.blocks is not None:
+                views.setdefault((b.offset, b.nbytes), []).extend(b.blocks)
+        self._tensors = {key: k for k, key in enumerate(views)}
+        self._blocks = {key: (_Line(blocks), _Line(blocks)) for key, blocks in views.items()}
+
+    def highest(self, b: Binding, *, written: bool) -> int:
+        """Return the highest level of those that must come before a command which does this; -1 for none."""
+        line, begin, end = self._bytes[written], b.offset, b.offset + b.nbytes
+        if b.blocks is None:
+            return line.highest(begin, end)
+        key = (b.offset, b.nbytes)
+        return max(line.highest(begin, end, self._tensors[key]), self._blocks[key][written].highest(*b.blocks))
+
+    def note(self, b: Binding, level: int, *, written: bool) -> None:
+        """Note what a command does: whoever writes waits for all, whoever reads for those that wrote."""
+        key = (b.offset, b.nbytes)
+        for who in (False, True) if written else (True,):
+            self._bytes[who].note(b.offset, b.offset + b.nbytes, level, -1 if b.blocks is None else self._tensors[key])
+            if b.blocks is not None:
+                self._blocks[key][who].note(*b.blocks, level)
+
+
+_Top = tuple[int, int, int]
+"""A highest level, which tensor's views it is of (-1: of none), and the highest level of what is not of them."""
+_NOTHING: _Top = (-1, -1, -1)
+
+
+def _higher(a: _Top, b: _Top) -> _Top:
+    if b is _NOTHING or a is b:
+        return a
+    if b[0] > a[0]:
+        a, b = b, a
+    other = b[2] if a[1] == b[1] else b[0]
+    return a if other <= a[2] else (a[0], a[1], other)
+
+
+class _Line:
+    """Levels noted over ranges of a line; a segment tree, so that thousands of ranges are looked up in a few steps."""
+
+    def __init__(self, ends: Iterable[int]) -> None:
+        points = sorted(set(ends))
+        self._place = {point: k for k, point in enumerate(points)}
+        self._leaves = 1 << (len(points) - 1).bit_length()
+        self._whole = [_NOTHING] * (2 * self._leaves)
+        """What was noted of all that is below a node."""
+        self._best = [_NOTHING] * (2 * self._leaves)
+        """The highest of what was noted of it or of any part."""
+
+    def note(self, begin: int, end: int, level: int, tensor: int = -1) -> None:
+        whole, best, mark = self._whole, self._best, (level, tensor, -1)
+        first, last = self._place[begin] + self._leaves, self._place[end] + self._leaves - 1
+        left, right = first, last + 1
+        while left < right:
+            if left & 1:
+                whole[left], best[left] = _higher(whole[left], mark), _higher(best[left], mark)
+                left += 1
+            if right & 1:
+                right -= 1
+                whole[right], best[right] = _higher(whole[right], mark), _higher(best[right], mark)
+            left, right = left >> 1, right >> 1
+        for node in (first, last):
+            while node := node >> 1:
+                best[node] = _higher(_higher(best[2 * node], best[2 * node + 1]), whole[node])
+
+    def highest(self, begin: int, end: int, apart_from: int = -1) -> int:
+        """Return the highest level noted of any part of a range, but for the views of a tensor; -1 for none."""
+        first, last = self._place[begin] + self._leaves, self._place[end] + self._leaves - 1
+        found, left, right = _NOTHING, first, last + 1
+        while left < right:
+            if left & 1:
+                found = _higher(found, self._best[left])
+                left += 1
+            if right & 1:
+                right -= 1
+                found = _higher(found, self._best[right])
+            left, right = left >> 1, right >> 1
+        for node in (first, last):
+            while node := node >> 1:
+                found = _higher(found, self._whole[node])
+        return found[2] if apart_from >= 0 and found[1] == apart_from else found[0]
+
+
+def schedule(accesses: Sequence[Access]) -> list[Command]:
+    """Return the commands level by level with a barrier between."""
+    commands: list[Command] = []
+    for level in levels(accesses):
+        if commands:
+            commands.append(BarrierCommand())
+        commands += level
+    return commands

@@ -1,0 +1,199 @@
+"""Tests of kernels in child processes: how they are started, what they report, and the child's own side.
+
+The child is this interpreter with this process's module path, and imports Weft and the modules that register
+kinds, never the program's own. It reports each kind before and after its test, so that a crash has a name, and
+ends at the first one that fails, since a device may answer nothing right after a fault; the rest get another child.
+
+Compilers take most of a test's time, and some drivers' (NVIDIA's for OpenCL) compile one kernel of a process at a
+time, so several children share the kinds at first, dealt by what their tests take, since each has to open the device
+for itself. What fails there is tested once more by itself: the fault of one child may take the device from all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from importlib import import_module
+from typing import Any
+
+from weft.backends.gpu.creator import GpuCreator
+from weft.backends.gpu.runtime import GpuRuntime
+from weft.backends.gpu.selftest import verdict_store
+from weft.backends.gpu.selftest.verdict_store import KEPT, Verdict
+from weft.core.contract.backend import DeviceInfo
+from weft.core.host import child_process as processes
+from weft.core.registry.backend_registry import registry
+from weft.errors import WeftError
+from weft.kernels.special import SpecialKernel, kernel_families, special_kernels
+
+MARK = "weft-selftest "
+"""How the lines of reports begin: drivers print what they like."""
+PROGRAM = processes.program(__name__)
+OUTSIDE = {s.value for s in signal.Signals if s.name in ("SIGHUP", "SIGINT", "SIGKILL", "SIGTERM")}
+"""Signals that come from somebody else: they say nothing of a kernel. Windows has two of them."""
+REAP = 5.0
+"""Seconds to wait for a child that was killed: one that hangs in its driver cannot end."""
+ASK = "WEFT_SELFTEST=process tests them in the program's own process"
+
+
+# -- the parent's side -------------------------------------------------------------------------------------
+
+
+def verdicts(
+    device: DeviceInfo, kinds: Sequence[SpecialKernel], timeout: float, beside: int = 1
+) -> dict[str, Verdict]:
+    """Return the verdict on each kind: up to `beside` children side by side, then as few as test the rest in turn."""
+    found: dict[str, Verdict] = {}
+    if min(beside, len(kinds)) > 1:
+        for new, _ in _children(device, dealt(kinds, beside), timeout):
+            found |= {name: verdict for name, verdict in new.items() if not verdict.is_fault}
+    left = [kind for kind in kinds if kind.name not in found]
+    while left:
+        [(new, problem)] = _children(device, [left], timeout)
+        found |= new
+        left = [kind for kind in left if kind.name not in found]
+        if left and not new:
+            why = f"the process that is to test them did not get so far: {problem}; {ASK}"
+            return found | {kind.name: Verdict(why, lasting=False) for kind in left}
+    return found
+
+
+def dealt(kinds: Sequence[SpecialKernel], groups: int) -> list[list[SpecialKernel]]:
+    """Return the kinds in groups that take about as long: the longest first, each where the least is to do."""
+    shares: list[list[SpecialKernel]] = [[] for _ in range(groups)]
+    for kind in sorted(kinds, key=lambda kind: -kind.seconds):
+        min(shares, key=lambda share: sum(each.seconds for each in share)).append(kind)
+    return shares
+
+
+def _children(
+    device: DeviceInfo, groups: Sequence[Sequence[SpecialKernel]], timeout: float
+) -> list[tuple[dict[str, Verdict], str]]:
+    """Return the verdicts of a child for each group that has kinds, and how it ended if that was wrong."""
+    groups = [kinds for kinds in groups if kinds]
+    if not processes.has_interpreter():
+        return [({}, "this program has no Python interpreter of its own")] * len(groups)
+    deadline, children = time.monotonic() + timeout, list[subprocess.Popen[bytes]]()
+    try:
+        children += (_start(device, kinds) for kinds in groups)
+        ends = [_end(child, deadline) for child in children]
+    except OSError as e:
+        return [({}, f"{sys.executable} cannot be started: {e.strerror}")] * len(groups)
+    finally:
+        for child in children:
+            child.kill()  # nothing, unless it is interrupted
+    return [_judge(*end, timeout) for end in ends]
+
+
+def _judge(status: int | None, out: bytes, error: bytes, timeout: float) -> tuple[dict[str, Verdict], str]:
+    """Return the verdicts that a child printed, that on the kind which ended it too, and how it ended."""
+    found, begun = _read(out)
+    problem, lasting = _how_it_ended(status, error, timeout)
+    if begun and begun not in found:
+        until = time.time() + KEPT if status is None else None
+        found[begun] = Verdict(f"its test in a process of its own {problem}", lasting=lasting, until=until)
+    return found, problem
+
+
+def _start(device: DeviceInfo, kinds: Sequence[SpecialKernel]) -> subprocess.Popen[bytes]:
+    facts = {"id": device.id, "index": device.index, "name": device.name, "driver": device.driver}
+    task = {"device": facts, "kinds": [(kind.module, kind.name) for kind in kinds]}
+    return processes.start(
+        PROGRAM,
+        json.dumps(task),
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        WEFT_SELFTEST="process",
+        WEFT_BUILD_PROCESSES="0",
+    )
+
+
+def _end(child: subprocess.Popen[bytes], deadline: float) -> tuple[int | None, bytes, bytes]:
+    """Wait for a child; return its status, None if it did not end, and what it printed."""
+    try:
+        out, error = child.communicate(timeout=max(deadline - time.monotonic(), 0))
+    except subprocess.TimeoutExpired as e:
+        child.kill()
+        out, error = e.output or b"", e.stderr or b""
+        with suppress(subprocess.TimeoutExpired):
+            out, error = child.communicate(timeout=REAP)
+        return None, out, error
+    return child.returncode, out, error
+
+
+def _how_it_ended(status: int | None, error: bytes, timeout: float) -> tuple[str, bool]:
+    """Return how a child ended, as the end of a sentence, and whether the kernel is to blame."""
+    if status is None:
+        return f"did not end within {timeout:g} s", True
+    if status < 0:
+        number = -status
+        names = {s.value: s.name for s in signal.Signals}
+        return f"was ended by {names.get(number, f'signal {number}')}", number not in OUTSIDE
+    last = error.decode(errors="replace").strip().rpartition("\n")[2]
+    return f"ended with status {status}" + (f" ({last[:200]})" if last else ""), True
+
+
+def _read(out: bytes) -> tuple[dict[str, Verdict], str]:
+    """Return the verdicts that a child printed, and the last kind whose test it began."""
+    found, begun = {}, ""
+    for report in _reports(out.decode(errors="replace")):
+        begun = str(report["kind"])
+        if "verdict" in report:
+            found[begun] = Verdict(**report["verdict"])
+    return found, begun
+
+
+def _reports(out: str) -> Iterator[Mapping[str, Any]]:
+    for line in out.splitlines():
+        if line.startswith(MARK):
+            with suppress(ValueError):  # a line that was cut off by a crash
+                yield json.loads(line[len(MARK) :])
+
+
+# -- the child's side --------------------------------------------------------------------------------------
+
+
+def main(text: str) -> None:
+    """Test the kinds of a task on its device, in a process made for it; report each, and end with the process."""
+    task = json.loads(text)
+    for module, _ in task["kinds"]:
+        import_module(module)
+    runtime = _open(DeviceInfo(**task["device"]))
+    known = {kind.name: kind for kind in (*special_kernels(), *kernel_families())}
+    for _, name in task["kinds"]:
+        kind = known[name]
+        _report(kind=name)
+        verdict = verdict_store.verdict(kind, runtime)
+        _report(kind=name, verdict=asdict(verdict))
+        if verdict.is_fault:
+            break
+    os._exit(0)  # what a driver does at the end of a process is not what is tested
+
+
+def _open(device: DeviceInfo) -> GpuRuntime:
+    """Return the runtime of the device that the parent means; what is not to be tested is no failure of kernels."""
+    try:
+        creator = registry.find(device.id)
+        if not isinstance(creator, GpuCreator):
+            raise SystemExit(f"{device.id} is not a GPU backend there")
+        runtime = creator.runtime(device.index)
+    except WeftError as e:
+        raise SystemExit(e.what) from None
+    own = runtime.device.info
+    if (own.name, own.driver) != (device.name, device.driver):
+        raise SystemExit(f"it finds {own.name}, {own.driver} in place of {device.name}, {device.driver}")
+    runtime.trust()  # or a check that loads a network would test first
+    return runtime
+
+
+def _report(**facts: object) -> None:
+    # In a line of its own, whatever a driver printed before.
+    sys.stdout.write(f"\n{MARK}{json.dumps(facts)}\n")
+    sys.stdout.flush()

@@ -1,0 +1,230 @@
+"""Is a kind of special kernels right on this device? Its cases are run in this process and compared by value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from weft.backends.gpu.device.kernel_builds import thread_count
+from weft.backends.gpu.lowering.layouts import packed_layout, splits_products
+from weft.core.contract.backend import BackendConfig, BackendInfo
+from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import Graph, Node, infer_shapes
+from weft.core.graph.layout import Array, Layout, from_storage
+from weft.core.graph.tensor import Tensor, TensorSpec
+from weft.core.placement.optimized_network import Part
+from weft.core.session.pipeline import Pipeline
+from weft.errors import DeviceError, OutOfMemory, WeftError
+from weft.kernels.launch import DeviceCaps, GpuOp, Placement, find_gpu_op
+from weft.kernels.special import Case, KernelFamily, SpecialKernel
+
+if TYPE_CHECKING:
+    from weft.backends.gpu.runtime import GpuRuntime
+
+
+class NotRun(WeftError):
+    """The cases of a kind did not run on its kernels: nothing is known of these."""
+
+
+def check(kind: SpecialKernel, runtime: GpuRuntime, others: Sequence[SpecialKernel] = ()) -> str | None:
+    """Return what is wrong with a kind, or None. `others` are not used meanwhile: one might take its place.
+
+    Raise NotRun if its cases found nothing wrong, and did not all run, or not on its kernels.
+    """
+    device, caps = runtime.device, runtime.device.caps
+    try:
+        device.caps = _without(caps, kind, others)
+        if isinstance(kind, KernelFamily):
+            device.caps = kind.forced(device.caps)
+        return kind.check(runtime) if kind.check else _check_cases(kind, runtime)
+    finally:
+        device.caps = caps
+
+
+def _without(caps: DeviceCaps, kind: SpecialKernel, others: Sequence[SpecialKernel]) -> DeviceCaps:
+    """Return the capabilities without those of other kinds, unless this kind needs them itself."""
+    left = [other for other in others if other.name != kind.name]
+    for other in (*left, *left):  # twice: a kind may be there only without one that comes later
+        if other in left and other.present(caps) and kind.present(less := other.disable(caps)):
+            caps = less
+            left.remove(other)
+    return caps
+
+
+def _check_cases(kind: SpecialKernel, runtime: GpuRuntime) -> str | None:
+    launched, cases, problem = set[str](), kind.cases(), ""
+    with ExitStack() as held:
+        for case, ready in zip(cases, _all_ready(cases, runtime, held), strict=True):
+            if isinstance(ready, DeviceError):
+                return f"{case.text} failed: {ready.what}"
+            if isinstance(ready, WeftError):  # no device was asked
+                problem = problem or f"{case.text} could not be planned: {ready.what}"
+                continue
+            try:
+                worst = ready.difference()
+            except OutOfMemory:
+                raise
+            except WeftError as e:
+                return f"{case.text} failed: {e.what}"
+            launched.update(ready.templates)
+            if not worst <= case.allowed:
+                return f"{case.text} was wrong by {worst:.1e} of its largest value"
+    wanted = set(kind.templates if isinstance(kind, KernelFamily) else filter(None, [kind.template]))
+    missing = ", ".join(sorted(wanted - launched))
+    if missing and not problem:
+        problem = f"none of its cases ran on such kernels ({missing}), so that nothing is known of them"
+    if problem:
+        raise NotRun(problem, fix="report it with the output of `weft devices`: its cases do not suit the device")
+    return None
+
+
+def _all_ready(
+    cases: Sequence[Case], runtime: GpuRuntime, held: ExitStack
+) -> list[_ReadyNode | _ReadyGraph | WeftError]:
+    """Plan and build all cases side by side, since compilers take most of a test's time; `held` frees them."""
+
+    def ready(case: Case) -> _ReadyNode | _ReadyGraph | WeftError:
+        try:
+            made = _ready(case, runtime)
+        except OutOfMemory:
+            raise  # it says nothing of the kernels
+        except WeftError as e:
+            return e
+        held.callback(made.close)
+        return made
+
+    threads = thread_count(runtime.device.caps)
+    if threads == 1:
+        return [ready(case) for case in cases]
+    with ThreadPoolExecutor(threads, "weft-selftest") as pool:
+        return list(pool.map(ready, cases))
+
+
+def _ready(case: Case, runtime: GpuRuntime) -> _ReadyNode | _ReadyGraph:
+    alone = len(case.nodes) == 1 and find_gpu_op(case.nodes[0].op) is not None
+    return _ReadyNode(case, runtime) if alone else _ReadyGraph(case, runtime)
+
+
+class _ReadyNode:
+    """A case of one node whose kernels are built; it reads and writes the device's own layout, so nothing converts."""
+
+    def __init__(self, case: Case, runtime: GpuRuntime) -> None:
+        # Late: it needs the runtime, whose tests these are.
+        from weft.backends.gpu.tuning.node_bench import NodeBench
+
+        self._case, (node,), graph, caps = case, case.nodes, _graph(case), runtime.device.caps
+        form = find_gpu_op(node.op)
+        packed = form is not None and _lies_packed(form, node, graph)
+        layout = packed_layout(caps, case.precision) if packed else Layout.NCHW
+
+        def tensor(name: str) -> Tensor:
+            spec = graph.specs[name]
+            made = Tensor(name, spec.dims, spec.dtype, layout if len(spec.dims) >= 3 else Layout.NCHW)
+            made.constant = case.constants.get(name)
+            return made
+
+        self._outputs = [tensor(o) for o in graph.outputs]
+        inputs = [tensor(i) if i else None for i in node.inputs]
+        split = splits_products(caps, case.precision)
+        self._bench = NodeBench(runtime, node.op, inputs, self._outputs, label="selftest", split_products=split)
+        try:
+            self._bench.feed([case.inputs.get(i) for i in node.inputs])
+            self._launches = self._bench.preferring(case.prefer) if case.prefer else self._bench.default()
+            self._launches.build()
+        except BaseException:
+            self._bench.close()
+            raise
+        self.templates = [launch.label.rpartition("/")[2] for launch in self._launches.launches]
+
+    def difference(self) -> float:
+        """Run it, and return the largest difference from the reference, as a part of the largest value."""
+        self._bench.poison(self._launches)
+        self._bench.once(self._launches)
+        stored = zip(self._bench.results(), self._outputs, strict=True)
+        return _largest_difference([from_storage(each, t.shape, t.layout) for each, t in stored], self._case)
+
+    def close(self) -> None:
+        """Free its memory."""
+        self._bench.close()
+
+
+class _ReadyGraph:
+    """A case of several nodes whose kernels are built."""
+
+    def __init__(self, case: Case, runtime: GpuRuntime) -> None:
+        # Late: backends have runtimes, and these are tested by backends that are made here.
+        from weft.backends.gpu.backend import GpuBackend
+
+        self._case, self._graph = case, _graph(case)
+        own = runtime.device.info
+        backend = GpuBackend(BackendInfo(own.id, own.index, BackendConfig(precision=case.precision)), runtime)
+        part = Part(backend.info.device, self._graph)
+        self._pipeline = Pipeline(part, backend)
+        try:
+            self._pipeline.resize(part, {}, set(self._graph.outputs), first=True)
+        except BaseException:
+            self._pipeline.close()
+            raise
+        self.templates = [launch.label.rpartition("/")[2] for launch in backend.recording.launches]
+
+    def difference(self) -> float:
+        """Run it, and return the largest difference from the reference, as a part of the largest value."""
+        pipeline = self._pipeline
+        for name, value in self._case.inputs.items():
+            pipeline.port(name).memory[...] = value
+        pipeline.execute()
+        pipeline.wait()
+        return _largest_difference([pipeline.port(name).numpy() for name in self._graph.outputs], self._case)
+
+    def close(self) -> None:
+        """Free its memory."""
+        self._pipeline.close()
+
+
+def _lies_packed(form: GpuOp, node: Node, graph: Graph) -> bool:
+    """Tell whether an op's images lie as blocks of channels, if all of its inputs may."""
+    if form.placement is not Placement.EITHER:
+        return form.placement is Placement.CHANNELS
+    shapes = [graph.specs[i].dims if i else None for i in node.inputs]
+    return form.fits_channels(node.op, shapes, graph.specs[node.outputs[0]].dims)
+
+
+def difference(case: Case, runtime: GpuRuntime) -> tuple[float, list[str]]:
+    """Return the largest difference from the reference, as a part of the largest value, and the templates launched."""
+    ready = _ready(case, runtime)
+    try:
+        return ready.difference(), ready.templates
+    finally:
+        ready.close()
+
+
+def _largest_difference(actual: Sequence[Array], case: Case) -> float:
+    expected = _expected(case)
+    return float(np.max([_apart(a.astype(np.float32), b) for a, b in zip(actual, expected, strict=True)]))
+
+
+def _graph(case: Case) -> Graph:
+    outputs = [o for o in case.nodes[-1].outputs if o]
+    graph = Graph("selftest", list(case.inputs), outputs, list(case.nodes))
+    graph.constants = dict(case.constants)
+    known = {**case.inputs, **case.constants}
+    graph.specs = {name: TensorSpec(a.shape, DType.of(a.dtype)) for name, a in known.items()}
+    return infer_shapes(graph)
+
+
+def _expected(case: Case) -> list[Array]:
+    values: dict[str, Array] = {**case.inputs, **case.constants}
+    for node in case.nodes:
+        result = node.op.reference(*(values[i] if i else None for i in node.inputs))
+        values.update(zip(node.outputs, result if isinstance(result, tuple) else (result,), strict=False))
+    return [np.asarray(values[o], np.float32) for o in case.nodes[-1].outputs if o]
+
+
+def _apart(actual: Array, expected: Array) -> float:
+    # A NaN anywhere must come out as a NaN, which is within no tolerance.
+    with np.errstate(all="ignore"):
+        return float(np.abs(actual - expected).max() / np.abs(expected).max())

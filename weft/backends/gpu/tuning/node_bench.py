@@ -1,0 +1,303 @@
+"""One node apart from its network: run with any choice its op offers, on random data, timed and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from math import prod
+from statistics import median
+from time import perf_counter
+from types import TracebackType
+
+import numpy as np
+
+from weft.backends.gpu.device.device import BarrierCommand, Command, DeviceCaps
+from weft.backends.gpu.device.kernel_builds import Builds
+from weft.backends.gpu.execution import GpuExecution, Workplace
+from weft.backends.gpu.lowering.launch_builder import PlannedLaunch
+from weft.backends.gpu.memory.slots import Placement, Region
+from weft.backends.gpu.recording.recording import PipelineRecording, access
+from weft.backends.gpu.recording.schedule import schedule
+from weft.backends.gpu.runtime import GpuRuntime
+from weft.core.contract.backend import StorageType
+from weft.core.graph.dtypes import DType
+from weft.core.graph.layout import Array, storage_shape, to_storage
+from weft.core.graph.op import Op
+from weft.core.graph.tensor import Tensor
+from weft.core.host.memory_plan import BufferManager
+from weft.errors import DeviceLost, WeftError
+
+REPEATS = 10
+SUBMITS = 3
+LONG = 0.05
+"""Seconds that one submit should take at most: slow kernels are repeated less, as they need it less."""
+BUSY, MOST_BUSY = 0.01, 5000
+"""Seconds of work in one submit that keeps a device busy, and launches at most."""
+FASTER = 0.98
+"""A part of the time of all runs before that only a higher clock explains."""
+MOST_WARM = 6.0
+"""Seconds after which a device counts as warm in any case."""
+BETWEEN = 2e-6
+"""Seconds from one launch to the next that waits for it (H200): timestamps do not see them."""
+TOLERANCES = {DType.FLOAT32: (1e-5, 1e-4), DType.FLOAT16: (2e-3, 1e-2)}
+"""How far a candidate may be from the default: by norm, and at the worst place against the largest value."""
+_RESIDENT = 2048
+_FILLING = 512
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The launches of the node with one candidate."""
+
+    text: str
+    launches: tuple[PlannedLaunch, ...]
+    digest: str
+
+    def build(self) -> None:
+        """Build its kernels, or wait for them; CompileError if the device refuses one."""
+        for launch in self.launches:
+            _ = launch.kernel
+
+    @property
+    def is_built(self) -> bool:
+        """Tell whether its kernels are there, once they were built or waited for."""
+        try:
+            self.build()
+        except DeviceLost:
+            raise
+        except WeftError:  # refused, or no memory for it
+            return False
+        return True
+
+
+@dataclass(frozen=True)
+class _Forced:
+    key: str
+    text: str
+
+    def choose(self, key: str, texts: Collection[str]) -> str | None:
+        return self.text if key == self.key else None
+
+
+@dataclass(frozen=True)
+class _Preferred:
+    start: str
+
+    def choose(self, key: str, texts: Collection[str]) -> str | None:
+        return next((text for text in texts if text.startswith(self.start)), None)
+
+
+class NodeBench:
+    """Owns copies of a node's inputs and outputs on the device; a context manager that frees them."""
+
+    def __init__(
+        self,
+        runtime: GpuRuntime,
+        op: Op,
+        inputs: Sequence[Tensor | None],
+        outputs: Sequence[Tensor],
+        *,
+        label: str = "node",
+        split_products: bool = False,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        self._device, self._clock = runtime.device, clock
+        device, static = runtime.device, (runtime.static.take, runtime.static.give)
+        self._memory = BufferManager(
+            runtime.heap.allocate, runtime.heap.free, alignment=device.caps.offset_alignment, static=static
+        )
+        self._placement = Placement(self._memory)
+        recording, builds = PipelineRecording(runtime.heap), Builds(device)
+        place = Workplace(device, self._placement, recording, builds, split_products=split_products)
+        self._execution = GpuExecution(op, place, label)
+        self._rng = np.random.default_rng(0)
+        copies: dict[int, Tensor] = {}
+        try:
+            self._inputs = [t if t is None or t.constant is not None else self._copy(t, copies) for t in inputs]
+            self._outputs = [self._copy(t, copies) for t in outputs]
+        except BaseException:
+            self.close()
+            raise
+
+    def _copy(self, tensor: Tensor, copies: dict[int, Tensor]) -> Tensor:
+        if id(tensor) not in copies:
+            made = Tensor(tensor.name, tensor.shape, tensor.dtype, tensor.layout)
+            made.memory = self._placement.acquire(made, StorageType.DYNAMIC)
+            self._upload(made, to_storage(_random(self._rng, made), made.layout))
+            copies[id(tensor)] = made
+        return copies[id(tensor)]
+
+    def _upload(self, tensor: Tensor, stored: Array) -> None:
+        region: Region = tensor.memory
+        if stored.nbytes:
+            self._device.upload(region.slot.buffer, region.slot.offset, np.ascontiguousarray(stored))
+
+    def feed(self, values: Sequence[Array | None]) -> None:
+        """Give the inputs that are no constants other values than the random ones they have."""
+        for tensor, value in zip(self._inputs, values, strict=True):
+            if tensor is not None and tensor.constant is None and value is not None:
+                self._upload(tensor, to_storage(value, tensor.layout))
+
+    def default(self) -> Variant:
+        """Return the launches that the op chooses itself."""
+        return Variant("default", tuple(self._execution.plan(self._inputs, self._outputs, None).launched), "")
+
+    def preferring(self, start: str) -> Variant:
+        """Return the launches with the first candidates whose texts begin so, and the op's defaults elsewhere."""
+        launched = self._execution.plan(self._inputs, self._outputs, _Preferred(start)).launched
+        return Variant(start, tuple(launched), "")
+
+    def plan(self, key: str, text: str) -> Variant:
+        """Return the launches with a candidate for one problem, and the op's defaults for others."""
+        builder = self._execution.plan(self._inputs, self._outputs, _Forced(key, text))
+        pick = next(p for p in builder.picks if p.key == key)
+        return Variant(text, tuple(builder.launched), pick.digest)
+
+    def seconds(self, variant: Variant, once: float) -> float:
+        """Return the time of one run on the device: the smallest median of several rows of runs.
+
+        `once` is the time of a single run, and decides how many there are.
+        """
+        repeats = max(1, min(REPEATS, int(LONG / max(once, 1e-9))))
+        return self._seconds(variant, repeats, SUBMITS if once < LONG else 1)
+
+    def once(self, variant: Variant) -> float:
+        """Run once, and return the time. Devices without timestamps are timed from submit to wait."""
+        return self._seconds(variant, 1, 1)
+
+    def warm(self, variant: Variant, steady: float) -> None:
+        """Keep the device busy until that was no faster than before for `steady` seconds.
+
+        The clock of a GPU that idled may take seconds to rise, by steps, and light work may not raise it at all.
+        """
+        begun = last = now = self._clock()
+        fastest = float("inf")
+
+        def is_warm(spent: float) -> bool:
+            nonlocal fastest, last, now
+            now = self._clock()
+            if spent < FASTER * fastest:
+                fastest, last = spent, now
+            return now - last >= steady or now - begun >= MOST_WARM
+
+        self._keep_busy(variant, is_warm)
+
+    def busy(self, variant: Variant, done: Callable[[], bool]) -> None:
+        """Keep the device busy until something else is done, so that its clock does not fall meanwhile."""
+        if not done():
+            self._keep_busy(variant, lambda _: done())
+
+    def _keep_busy(self, variant: Variant, enough: Callable[[float], bool]) -> None:
+        """Submit long rows of runs until the seconds of one are enough; the clock of a CPU needs no such help."""
+        if self._device.caps.software:
+            return
+        repeats = max(1, min(MOST_BUSY // len(variant.launches), int(BUSY / max(self.once(variant), 1e-9))))
+        device, handle = self._device, self._device.record(_repeated(variant, repeats), profile=False)
+        try:
+            while True:
+                begun = self._clock()
+                device.submit(handle)
+                device.wait(handle)
+                if enough(self._clock() - begun):
+                    break
+        finally:
+            device.release(handle)
+
+    def _seconds(self, variant: Variant, repeats: int, submits: int) -> float:
+        once = schedule([access(launch) for launch in variant.launches])
+        commands = _repeated(variant, repeats)
+        queued = [s for _ in range(submits) if (s := self._device.queued_seconds(commands)) is not None]
+        if queued:
+            return min(queued) / repeats
+        gaps = BETWEEN * sum(isinstance(c, BarrierCommand) for c in once)
+        device, found = self._device, []
+        handle = device.record(commands, profile=True)
+        try:
+            for _ in range(submits):
+                begun = self._clock()
+                device.submit(handle)
+                device.wait(handle)
+                elapsed = self._clock() - begun
+                times, step = device.timings(handle), len(once) + 1
+                runs = [sum(times[k : k + step]) for k in range(0, len(times), step)]
+                found.append(median(runs) + gaps if any(runs) else elapsed / repeats)
+        finally:
+            device.release(handle)
+        return min(found)
+
+    def poison(self, variant: Variant) -> None:
+        """Fill all that it writes, memory between its launches too, with NaN, so that what it leaves out is seen."""
+        written = {id(t): t for launch in variant.launches for t in launch.writes}
+        for tensor in (*written.values(), *self._outputs):
+            self._upload(tensor, np.full(tensor.nbytes, 0xFF, np.uint8))
+
+    def results(self) -> list[Array]:
+        """Return the outputs as they are stored."""
+        out = []
+        for tensor in self._outputs:
+            stored = np.empty(storage_shape(tensor.shape, tensor.layout), tensor.dtype.numpy)
+            region: Region = tensor.memory
+            if stored.nbytes:
+                self._device.download(region.slot.buffer, region.slot.offset, stored)
+            out.append(stored)
+        return out
+
+    def close(self) -> None:
+        """Free everything."""
+        self._execution.close()
+        self._memory.close()
+
+    def __enter__(self) -> NodeBench:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _repeated(variant: Variant, repeats: int) -> list[Command]:
+    once = schedule([access(launch) for launch in variant.launches])
+    return [c for _ in range(repeats) for c in (*once, BarrierCommand())]
+
+
+def _random(rng: np.random.Generator, tensor: Tensor) -> Array:
+    kind = tensor.dtype.numpy
+    if np.issubdtype(kind, np.floating):
+        return rng.standard_normal(tensor.shape, np.float32).astype(kind)
+    return rng.integers(0, 2, tensor.shape).astype(kind)
+
+
+def difference(got: Sequence[Array], want: Sequence[Array]) -> str | None:
+    """Return how far results are from those of the default if that is too far, as a sentence; else None.
+
+    What is infinite there must be so; what is NaN there may be anything that is not finite.
+    """
+    for a, b in zip(got, want, strict=True):
+        if b.size == 0:
+            continue
+        by_norm, by_largest = TOLERANCES.get(DType.of(b.dtype), (0.0, 0.0))
+        x, y = a.astype(np.float64), b.astype(np.float64)
+        finite = np.isfinite(y)
+        odd = (np.isfinite(x) != finite) | (np.isinf(y) & (x != y))
+        if odd.any():
+            return f"{np.count_nonzero(odd)} elements are not written, or not finite"
+        apart = np.abs(np.subtract(x, y, where=finite, out=np.zeros_like(x)))
+        scale = np.where(finite, np.abs(y), 0.0)
+        off, worst = float(np.linalg.norm(apart)), float(apart.max())
+        if off > by_norm * float(np.linalg.norm(scale)) or worst > by_largest * float(scale.max()):
+            return f"wrong numbers: off by {off:.1e} by norm, by {worst:.1e} at most, of {scale.max():.1e}"
+    return None
+
+
+def estimate(variant: Variant, caps: DeviceCaps) -> float:
+    """Return a relative time: waves of work-groups, each a share of the same work. It only orders candidates."""
+    return max(_waves(launch, max(caps.compute_units, 1)) for launch in variant.launches) if variant.launches else 0.0
+
+
+def _waves(launch: PlannedLaunch, units: int) -> float:
+    groups = max(prod(launch.grid), 1)
+    items = prod(int(launch.build.values[axis]) for axis in ("LX", "LY", "LZ"))
+    on_a_unit = -(-groups // units)
+    together = min(on_a_unit, max(_RESIDENT // items, 1))
+    return on_a_unit / groups / min(1.0, together * items / _FILLING)

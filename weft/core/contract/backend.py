@@ -1,0 +1,492 @@
+"""The device contract: `Backend`, `Execution` and what they are configured and registered with.
+
+A backend is one class per device type. It makes one `Execution` per node, owns the memory of its
+tensors, and is told when a pipeline is resized and run. The camelCase names are the contract's own
+(MNN's custom-backend interface); everything else is PEP 8. The order of the calls of one pipeline is
+
+    construct -> [onCreate per node] -> onResizeBegin
+      -> per node: onAcquireBuffer(outputs), Execution.onResize, onReleaseBuffer(inputs without a later reader)
+      -> onAllocateBuffer -> onResizeEnd
+    per run: onExecuteBegin -> Execution.onExecute per node -> onExecuteEnd
+
+and a changed shape repeats it from `onResizeBegin`, after `onClearBuffer`. The `onExecute` of a `Recorded` execution
+does nothing, so runs leave the call out: a part that is one recording makes as many calls for 10,000 nodes as for 10.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
+
+from weft.core.contract.backend_options import NO_OPTIONS, BackendOption, Options
+from weft.core.contract.contexts import BackendContext, MemoryManager
+from weft.core.contract.profile import ProfilingContext
+from weft.core.contract.session_config import (
+    BackendConfig,
+    DeviceInfo,
+    ForwardType,
+    MemoryMode,
+    Power,
+    Precision,
+    StorageType,
+)
+from weft.core.contract.views import OptimizationViews, SubgraphView
+from weft.core.graph.graph import Graph
+from weft.core.graph.layout import Array
+from weft.core.graph.op import Op
+from weft.core.graph.tensor import Tensor
+from weft.errors import BackendError
+
+__all__ = [
+    "API_VERSION", "Backend", "BackendConfig", "BackendCreator", "BackendInfo", "BackendOption", "Creator",
+    "DeviceInfo", "Execution", "ExplainsRefusal", "ForwardType", "MemoryMode", "Power", "Precision", "StorageType",
+    "is_compatible",
+]
+
+API_VERSION = (1, 1)
+"""(major, minor) of the interface in this file. A backend written for another major, or for a newer minor,
+cannot be used (A20); a change that breaks backends raises the major, an addition the minor.
+
+1.1 added options (`BackendCreator.options`, `BackendInfo.options`, `BackendContext.options`) and
+`BackendInfo.forward_type`."""
+
+
+def is_compatible(backend: tuple[int, int], ours: tuple[int, int] = API_VERSION) -> bool:
+    """Tell whether a backend written for one version of the interface can be used with another."""
+    return backend[0] == ours[0] and backend[1] <= ours[1]
+
+
+@dataclass(frozen=True, slots=True)
+class BackendInfo:
+    """What a backend is constructed with: its id, the device's index, the configuration."""
+
+    id: str
+    index: int = 0
+    config: BackendConfig = field(default_factory=BackendConfig)
+    version: str = ""
+    """The creator's version, or its `found_version`."""
+    memory_manager: MemoryManager | None = None
+    """What the creator's `create_memory_manager` returned for this network."""
+    profiling: ProfilingContext | None = None
+    """Where to report events and counters, if this session is profiled."""
+    forward_type: ForwardType | None = None
+    """The slot that the creator holds, if it holds one."""
+    options: Options = NO_OPTIONS
+    """A value for each option that the creator declares: the user's, or the default."""
+    kept_options: Options = NO_OPTIONS
+    """Those of `options` that an optimised network keeps; see `BackendOption.saved`."""
+
+    @property
+    def device(self) -> str:
+        """Return the device's name as a user writes it: "vulkan:1"."""
+        return f"{self.id}:{self.index}"
+
+
+class Execution(ABC):
+    """One node on one backend, for the shapes and types that `onCreate` saw.
+
+    Where they change, `onCreate` is asked again and what it returns takes the place of this one.
+    """
+
+    any_shape: bool = False
+    """It serves all shapes and layouts that the backend takes: a resize keeps it and calls its `onResize` alone."""
+
+    def __init__(self, *arguments: Any) -> None:
+        """Take what creators are called with, (inputs, outputs, op, backend), for classes that need none of it."""
+        return None
+
+    def onResize(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
+        """Prepare for these shapes: choose kernels, acquire scratch, upload constants; nothing by default.
+
+        The tensors' memory may be planned only: its address is final after `onResizeEnd`.
+        """
+        return None
+
+    @abstractmethod
+    def onExecute(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
+        """Run, or enqueue. Nothing is compiled, allocated or decided here."""
+
+    def close(self) -> None:
+        """Free what the execution itself holds (STATIC memory it acquired); nothing by default."""
+        return None
+
+
+class Recorded(Execution):
+    """A node whose `onResize` put its work into a recording, which the backend's `onExecuteEnd` starts.
+
+    A subclass that overrides `onExecute`, in its class or in an object by the end of the resize, is called in every
+    run, in its turn, as every other execution is.
+    """
+
+    def onExecute(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
+        """Do nothing; runs leave this call out."""
+
+    @staticmethod
+    def is_called(execution: Execution) -> bool:
+        """Tell whether runs call an execution: not if its `onExecute` is the one that does nothing."""
+        return getattr(execution.onExecute, "__func__", None) is not Recorded.onExecute
+
+
+class Creator(Protocol):
+    """Makes the executions of one op type on one backend class."""
+
+    def onCreate(
+        self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Any, backend: Any
+    ) -> Execution | None:
+        """Return an execution, or None: this op with these shapes and types is not for this backend."""
+        ...
+
+
+@runtime_checkable
+class ExplainsRefusal(Protocol):
+    """A creator that can say, before anything is created, why it would not take a node."""
+
+    def why_not(
+        self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Any, backend: Any
+    ) -> str | None:
+        """Return the reason as a sentence, or None if the node is supported."""
+        ...
+
+
+CreatorT = TypeVar("CreatorT")
+
+
+class _FromCallable:
+    """The creator made of an Execution class or a function (the decorator form of `addCreator`)."""
+
+    def __init__(self, make: Callable[..., Execution | None]) -> None:
+        self._make = make
+        self._why_not = getattr(make, "why_not", None)
+
+    def onCreate(
+        self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Any, backend: Any
+    ) -> Execution | None:
+        """Call what was decorated."""
+        return self._make(inputs, outputs, op, backend)
+
+    def why_not(
+        self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Any, backend: Any
+    ) -> str | None:
+        reason = self._why_not(inputs, outputs, op, backend) if self._why_not else None
+        return str(reason) if reason is not None else None
+
+    @property
+    def explains(self) -> bool:
+        """Tell whether what was decorated has a `why_not`."""
+        return self._why_not is not None
+
+
+class Backend(ABC):
+    """A device as one pipeline sees it; subclass it to add one.
+
+    A subclass implements the abstract callbacks below, and `onCreate` unless it has creators; those that
+    are missing are named when it is instantiated. Ops are added with `addCreator` or the decorator
+    `creator`, beside the op's class:
+
+        @AcmeBackend.creator("Relu")
+        class Relu(Execution):
+            def __init__(self, inputs, outputs, op, backend): ...
+    """
+
+    version: ClassVar[str] = ""
+    """The backend's own version, where the class is registered without a creator."""
+    options: ClassVar[Sequence[BackendOption]] = ()
+    """What a user may set, where the class is registered without a creator; see `BackendCreator.options`."""
+    api_version: ClassVar[tuple[int, int] | None] = None
+    """The version of the interface that it was written for, where the class is registered without a creator."""
+    host_memory: ClassVar[bool] = False
+    """Tensors of this backend hold numpy arrays in the storage shape, so that the host reads them directly."""
+    copies_constants: ClassVar[bool] = True
+    """Constant inputs are put into this backend's STATIC memory before `onCreate`; if False, executions
+    take what they need from `Tensor.constant`."""
+    _creators: ClassVar[dict[str, Creator]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls._creators = {}
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Backend:
+        """Refuse a class that is not complete."""
+        missing = sorted(getattr(cls, "__abstractmethods__", ()))
+        if cls.onCreate is Backend.onCreate and not any(b.__dict__.get("_creators") for b in cls.__mro__):
+            missing.append("onCreate")
+        if missing:
+            raise BackendError(
+                f"{cls.__name__} cannot be used as a backend",
+                where=f"{cls.__module__}.{cls.__qualname__}",
+                why=f"it does not implement {', '.join(missing)}",
+                fix="implement them, or add creators in place of onCreate; weft.Backend says what each must do",
+            )
+        return super().__new__(cls)
+
+    def __init__(self, info: BackendInfo) -> None:
+        self.info = info
+
+    # -- ops -------------------------------------------------------------------------------------------
+
+    @classmethod
+    def addCreator(cls, op_type: str, creator: Creator, *, replace: bool = False) -> None:
+        """Register what makes the executions of `op_type`; a second one is refused unless `replace`."""
+        held = cls._creators.get(op_type)
+        if held is not None and not replace:
+            raise BackendError(
+                f"{cls.__name__} already has a creator for {op_type!r}",
+                why=f"it is {held!r}",
+                fix="pass replace=True to take its place",
+            )
+        cls._creators[op_type] = creator
+
+    @classmethod
+    def creator(cls, op_type: str, *, replace: bool = False) -> Callable[[CreatorT], CreatorT]:
+        """Return the decorator form of `addCreator`, for a creator, an Execution class or a function.
+
+        A class or function is called with (inputs, outputs, op, backend); a class may have a static
+        `why_not(inputs, outputs, op, backend)` that returns the reason for a refusal.
+        """
+
+        def register(what: CreatorT) -> CreatorT:
+            made: Any = what
+            if isinstance(what, type) and not issubclass(what, Execution):
+                made = what()
+            elif callable(what) and not hasattr(what, "onCreate"):
+                made = _FromCallable(what)
+            cls.addCreator(op_type, made, replace=replace)
+            return what
+
+        return register
+
+    @classmethod
+    def find_creator(cls, op_type: str) -> Creator | None:
+        """Return the creator for an op type, the class's own or an inherited one."""
+        for base in cls.__mro__:
+            found: Creator | None = base.__dict__.get("_creators", {}).get(op_type)
+            if found is not None:
+                return found
+        return None
+
+    def why_not(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op) -> str | None:
+        """Return why this backend does not take the node, as a sentence, or None if it does."""
+        creator = self.find_creator(op.type)
+        if creator is None:
+            decides_later = type(self).onCreate is not Backend.onCreate
+            return None if decides_later else f"{self.info.id} has no implementation of {op.type}"
+        if isinstance(creator, ExplainsRefusal):
+            return creator.why_not(inputs, outputs, op, self)
+        return None
+
+    def why_not_optimized(
+        self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op
+    ) -> str | None:
+        """Return why this backend does not run a node of a network that was optimised before, or None if it does.
+
+        Asked of each node as `OptimizeSubgraph` left it, when a saved network is loaded: a file may say anything.
+        By default that is `why_not`, and `onCreate` alone decides about ops that only optimisers make
+        (`Op.from_optimizing`).
+        """
+        return None if op.from_optimizing else self.why_not(inputs, outputs, op)
+
+    @classmethod
+    def decides_late(cls, op_type: str) -> bool:
+        """Tell whether only `onCreate` refuses nodes of this type: neither class nor creator has a `why_not` for it."""
+        creator = cls.find_creator(op_type)
+        if creator is None:
+            return cls.why_not is Backend.why_not
+        return not (creator.explains if isinstance(creator, _FromCallable) else isinstance(creator, ExplainsRefusal))
+
+    def OptimizeSubgraph(self, view: SubgraphView) -> OptimizationViews:
+        """Return what this backend makes of a part of the network: everything is untouched by default.
+
+        Called when a network is optimised, on a backend object that is closed afterwards. What is made here
+        must be owned by the nodes (see `PreCompiled`), never by the backend object.
+        """
+        return OptimizationViews().keep_rest(view)
+
+    def lower(self, graph: Graph) -> Graph:
+        """Return the part that this object will run, with layouts chosen for it; unchanged by default.
+
+        Called once a resize, on the object that runs the part. Inputs and outputs keep their names, shapes,
+        types and the NCHW layout.
+        """
+        return graph
+
+    def canImport(self, source: Backend) -> bool:
+        """Tell whether tensors of this backend can use the memory of tensors of `source`, without a copy."""
+        return False
+
+    # -- the contract's callbacks ------------------------------------------------------------------------
+
+    def onCreate(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op) -> Execution | None:
+        """Return the execution of a node, or None if it is not for this backend after all.
+
+        Asked before the first resize, and before every other for the nodes whose op, constants, shapes or
+        layouts changed, unless their execution serves `any_shape`.
+        """
+        creator = self.find_creator(op.type)
+        return creator.onCreate(inputs, outputs, op, self) if creator else None
+
+    @abstractmethod
+    def onAcquireBuffer(self, tensor: Tensor, storage_type: StorageType) -> bool:
+        """Give the tensor memory, or note that it needs some; False if there is none."""
+
+    @abstractmethod
+    def onReleaseBuffer(self, tensor: Tensor, storage_type: StorageType) -> bool:
+        """Take the tensor's memory back, as its storage type says."""
+
+    @abstractmethod
+    def onClearBuffer(self) -> bool:
+        """Free all DYNAMIC and DYNAMIC_SEPERATE memory."""
+
+    @abstractmethod
+    def onCopyBuffer(self, src: Tensor, dst: Tensor) -> None:
+        """Copy between two tensors of this backend, or between one of them and a host tensor.
+
+        Layout and element type are converted where they differ. A copy to the host waits for the device.
+        """
+
+    @abstractmethod
+    def onExecuteBegin(self) -> None:
+        """Begin one run of the pipeline."""
+
+    @abstractmethod
+    def onExecuteEnd(self) -> None:
+        """End one run: submit; the device may still be at work on return."""
+
+    def onResizeBegin(self) -> None:
+        """Begin a resize: from now on acquires and releases may be recorded only."""
+        return None
+
+    def onResizeEnd(self) -> None:
+        """End a resize: all memory has its place; seal the plan.
+
+        A sentence, False or an error code other than 0 says that it failed; so does an error that is raised.
+        """
+        return None
+
+    def onAllocateBuffer(self) -> bool:
+        """Allocate what was recorded; called after the last acquire of a resize."""
+        return True
+
+    def onWaitFinish(self) -> bool:
+        """Wait until the device is done; an error of the device is raised here at the latest."""
+        return True
+
+    def onImportBuffer(self, tensor: Tensor, source: Tensor) -> bool:
+        """Let `tensor`, an input, use the memory of `source`; called in place of an acquire after `canImport`.
+
+        The source's memory stays as it is until the source's next run.
+        """
+        return False
+
+    # -- optional, for speed -------------------------------------------------------------------------------
+
+    def onMapInput(self, tensor: Tensor) -> Array | None:
+        """Return a lasting host array whose content every run uploads into `tensor`, or None to be copied to.
+
+        Called between `onResizeBegin` and `onAllocateBuffer`, as `onMapOutput` is.
+        """
+        return None
+
+    def onFillInput(self, tensor: Tensor, source: Array) -> bool:
+        """Copy an array of the same shape and type into what `onMapInput` returned; False leaves that to the session.
+
+        The backend may begin to upload at once: the run before is done, and the same thread starts the next
+        one, unless something fails first.
+        """
+        return False
+
+    def onMapOutput(self, tensor: Tensor) -> Array | None:
+        """Return a lasting host array that holds `tensor` after `onWaitFinish`, or None to be copied from."""
+        return None
+
+    def faster_arithmetic(self) -> bool:
+        """Tell whether precision NORMAL is computed by faster arithmetic of fp32-class accuracy; False by default."""
+        return False
+
+    def statistics(self) -> Mapping[str, int]:
+        """Return the backend's own counters (bytes, kernels, launches ...) for the report."""
+        return {}
+
+    def notes(self) -> Sequence[str]:
+        """Return what of the configuration this backend does not grant, as sentences for the report."""
+        config, out = self.info.config, []
+        if config.precision is Precision.NORMAL and not self.faster_arithmetic():
+            out.append("precision NORMAL was computed as HIGH: there is no faster arithmetic of fp32 accuracy")
+        if config.power is not Power.NORMAL:
+            out.append(f"power {config.power.name} was not granted: clocks cannot be set from here")
+        return out
+
+    def close(self) -> None:
+        """Free what is left of this pipeline, STATIC memory too; the device itself stays open for others.
+
+        Nothing by default: a pipeline calls `onClearBuffer` before it.
+        """
+        return None
+
+
+class BackendCreator(ABC):
+    """Makes backends of one kind, and answers beforehand whether its hardware is there."""
+
+    id: str = ""
+    forward_type: ForwardType | None = None
+    version: str = ""
+    """The backend's own version: an optimised network that was saved by another version is refused."""
+    found_version: str = ""
+    """What counts where that is empty, set by what found the backend: "file 3fa9..." or "acme-weft 1.2"."""
+    api_version: tuple[int, int] | None = None
+    """The version of Weft's backend interface that it was written for, `API_VERSION` then; None: this one."""
+    options: Sequence[BackendOption] = ()
+    """What a user may set with `backend_options={id: {name: value}}`; the values come in `BackendInfo.options`."""
+    auto_rank: int | None = None
+    """AUTO considers backends that have a rank, the lowest first, and takes the first with real hardware."""
+
+    @abstractmethod
+    def onCreate(self, info: BackendInfo) -> Backend:
+        """Return a backend for one pipeline on the device `info.index`."""
+
+    def onPrepare(self, index: int) -> None:
+        """Open what takes time, in a thread of its own while a model is read; what it raises `onCreate` meets again.
+
+        It is not called where a user gives options, which it could not heed.
+        """
+        return None
+
+    def absent(self) -> str | None:
+        """Return why nothing of this kind can run here, as a sentence, or None if it can."""
+        return None
+
+    def devices(self) -> list[DeviceInfo]:
+        """Return the devices of this kind, in the order of their indices."""
+        return [] if self.absent() else [DeviceInfo(self.id, 0, self.id)]
+
+    def unusable(self, index: int) -> str | None:
+        """Return why nothing can run on a device of `devices`, and what to do about it, or None if it works.
+
+        It is called when the device is about to be chosen, or listed, and may take a while to find out the first
+        time. Such a device is shown as unusable and passed over in lists of devices; AUTO never picks it.
+        """
+        return None
+
+    def create_context(self) -> BackendContext | None:
+        """Return what a runtime tells of loads and unloads; None by default.
+
+        Called once a runtime, and once for each other set of options that networks are loaded with. The values
+        are in `BackendContext.options` before the first notice.
+        """
+        return None
+
+    def create_memory_manager(self, index: int) -> MemoryManager | None:
+        """Return what owns the memory of one network on device `index`; called once a network. None by default.
+
+        Backends find it in `BackendInfo.memory_manager`. It is acquired before the first run.
+        """
+        return None
+
+    def close(self) -> None:
+        """Close the devices that are still open: the last registry that held this creator drops it.
+
+        The end of the process does so where a device was opened, when all sessions are closed, unless a thread is
+        still at work.
+        """
+        return None

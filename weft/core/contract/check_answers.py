@@ -1,0 +1,159 @@
+"""What backends answer, held against the contract: whatever else they return is a BackendError that shows it.
+
+`where` names the backend and the callback ("acme:0: AcmeBackend.why_not"). There is one function for each kind of
+answer; the page docs/add-a-backend.md ("What a callback may answer") has the table of callbacks and answers. numpy's
+booleans and whole numbers count as Python's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from numbers import Integral, Real
+from typing import TypeVar
+
+import numpy as np
+
+from weft.core.graph.layout import Array
+from weft.core.graph.tensor import Tensor
+from weft.errors import BackendError, ExecutionError, brief
+
+T = TypeVar("T")
+SHOWN = 80
+"""Characters of an answer that a message shows."""
+
+
+def shown(answer: object) -> str:
+    """Return an answer as messages show it, with its type; one that cannot be printed by its type alone."""
+    if answer is None:
+        return "None"
+    kind = type(answer).__name__
+    try:
+        text = " ".join(repr(answer).split())
+    except Exception:
+        return f"an object of type {kind}"
+    return f"{brief(text, SHOWN)} (of type {kind})"
+
+
+def broken(answer: object, where: str, expected: str, fix: str = "") -> BackendError:
+    """Return the error for an answer that is not what the contract says."""
+    name = where.rpartition(".")[2]
+    return BackendError(f"{name} returned {shown(answer)}", where=where, why=f"it must return {expected}", fix=fix)
+
+
+def of_kind(answer: object, kind: type[T], where: str, expected: str, fix: str = "") -> T:
+    """Return an answer that is of a class; BackendError if it is not."""
+    if not isinstance(answer, kind):
+        raise broken(answer, where, expected, fix)
+    return answer
+
+
+def optional(answer: object, kind: type[T], where: str, expected: str, fix: str = "") -> T | None:
+    """Return an answer that is None or of a class; BackendError if it is neither."""
+    return None if answer is None else of_kind(answer, kind, where, f"{expected}, or None", fix)
+
+
+def reason(answer: object, where: str) -> str | None:
+    """Return the reason of a refusal, or None; BackendError unless it is None or a text that is not blank."""
+    if answer is None:
+        return None
+    if isinstance(answer, str) and answer.strip():
+        return answer
+    if isinstance(answer, str):
+        expected, fix = "a reason that is not empty, or None", "say in a sentence what the backend lacks"
+    else:
+        expected = "the reason of a refusal as a str, or None where the node is taken"
+        fix = "return None to accept" if answer is False else ""
+    raise broken(answer, where, expected, fix)
+
+
+def truth(answer: object) -> bool | None:
+    """Return what an answer means as yes or no, or None if it means neither: True and 1, False and 0."""
+    if isinstance(answer, (bool, np.bool_)):
+        return bool(answer)
+    return bool(answer) if isinstance(answer, Integral) and int(answer) in (0, 1) else None
+
+
+def granted(answer: object, where: str, otherwise: str) -> bool:
+    """Return whether a callback did what it was asked; BackendError for what is no yes or no.
+
+    None is a missing return. `otherwise` says when False is right.
+    """
+    meant = truth(answer)
+    if meant is None:
+        fix = "end it with 'return True'" if answer is None else ""
+        raise broken(answer, where, f"True, or False {otherwise}", fix)
+    return meant
+
+
+def agreed(answer: object, where: str) -> bool:
+    """Return whether whoever was told of something agrees, as None does; BackendError for what is no yes or no."""
+    meant = True if answer is None else truth(answer)
+    if meant is None:
+        raise broken(answer, where, "True or None, or False to refuse")
+    return meant
+
+
+def done(answer: object, where: str, what: str) -> None:
+    """Accept the answer of a callback that does something and has nothing to say: None, True, the error code 0.
+
+    ExecutionError, which says `what` failed, for False, another error code, or a sentence; BackendError for all else.
+    """
+    if answer is None or answer is True:
+        return
+    code = answer.value if isinstance(answer, Enum) else answer
+    if isinstance(code, (bool, np.bool_)):
+        succeeded, why = bool(code), "it returned False"
+    elif isinstance(code, Integral):
+        succeeded, why = not code, f"it returned the error code {answer}"
+    else:
+        succeeded, why = False, answer.strip() if isinstance(answer, str) else ""
+    if succeeded:
+        return
+    if not why:
+        raise broken(answer, where, "None; to report a failure raise an error, or return a sentence", "return nothing")
+    raise ExecutionError(what, where=where, why=why)
+
+
+def host_array(answer: object, tensor: Tensor, where: str) -> Array | None:
+    """Return the lasting host array of a tensor, or None; BackendError if it has another shape or type."""
+    if answer is None:
+        return None
+    shape, dtype = tensor.storage_shape, tensor.dtype.numpy
+    if isinstance(answer, np.ndarray) and (answer.shape, answer.dtype) == (shape, dtype):
+        return answer
+    got = f"a {answer.dtype} array of shape {answer.shape}" if isinstance(answer, np.ndarray) else shown(answer)
+    raise BackendError(
+        f"{where.rpartition('.')[2]} returned {got} for {tensor.name!r}",
+        where=where,
+        why=f"it must return a {dtype} array of shape {shape}, or None",
+        fix="return None to be copied to and from",
+    )
+
+
+def reported(where: str, name: object, value: object, least: float | None = 0) -> None:
+    """Accept what a backend reports while it is profiled: a text, and a number that is not below `least`."""
+    if not isinstance(name, str):
+        raise BackendError(f"a backend reported {shown(name)}", where=where, why="its name must be a text")
+    is_number = isinstance(value, Real) and not isinstance(value, (bool, np.bool_)) and not math.isnan(value)
+    if not is_number or (least is not None and value < least):  # type: ignore[operator]
+        expected = "a number" if least is None else "a number of seconds, from 0 on"
+        raise BackendError(f"a backend reported {name!r} as {shown(value)}", where=where, why=f"it must be {expected}")
+
+
+def counters(answer: object, where: str) -> Mapping[str, int]:
+    """Return counters by name; BackendError if they are none."""
+    numbers = isinstance(answer, Mapping) and all(
+        isinstance(k, str) and isinstance(v, Real) for k, v in answer.items()
+    )
+    if not isinstance(answer, Mapping) or not numbers:
+        raise broken(answer, where, "a mapping of numbers by name", "return {} if there are none")
+    return answer
+
+
+def sentences(answer: object, where: str) -> list[str]:
+    """Return a sequence of sentences; BackendError if it is none."""
+    if isinstance(answer, str) or not isinstance(answer, Sequence) or not all(isinstance(s, str) for s in answer):
+        raise broken(answer, where, "a sequence of sentences", "return [] if there are none")
+    return list(answer)

@@ -1,0 +1,103 @@
+"""What a run cost: events and counters that backends report, in one table (A13)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+from weft.core.contract import check_answers
+from weft.core.graph.fused_op import Fused
+from weft.core.graph.op import Op
+from weft.core.graph.tensor import Tensor
+from weft.errors import BackendError
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a node has to do at the least; all events of the node name the same."""
+
+    node: str
+    flops: int
+    """As the op counts them, two for a multiply-add."""
+    nbytes: int
+    """Of its inputs and weights, each read once, and its outputs, written once; without padding."""
+
+    @classmethod
+    def of(cls, node: str, op: Op, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> Work:
+        """Return the work of a node whose shapes are known."""
+        written = [prod(t.shape) for t in outputs]
+        # A dict, since a value that is read twice comes from memory once.
+        read = {t.name: (prod(t.shape), t.dtype.itemsize) for t in inputs if t is not None}
+        most, base = max(written, default=0), op.base if isinstance(op, Fused) else op
+        nbytes = sum((min(n, most) if base.reads_part else n) * size for n, size in read.values())
+        nbytes += sum(n * t.dtype.itemsize for n, t in zip(written, outputs, strict=True))
+        flops = op.flops([None if t is None else t.shape for t in inputs], [t.shape for t in outputs])
+        return cls(node, flops, nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that took time in the last run: a node, a kernel, a copy, or what a backend calls it."""
+
+    device: str
+    name: str
+    seconds: float
+    work: Work | None = None
+    """What the node that it is part of has to do, where the backend says so."""
+
+
+@dataclass(eq=False)
+class Profile:
+    """The events of a session's last run, in the order of their report, and the backends' counters."""
+
+    events: list[Event] = field(default_factory=list)
+    _counted: dict[ProfilingContext, dict[str, float]] = field(default_factory=dict)
+
+    @property
+    def counters(self) -> dict[tuple[str, str], float]:
+        """Return each counter by (device, name): the newest value, summed over the parts of the network there."""
+        sums: dict[tuple[str, str], float] = {}
+        for context, values in self._counted.items():
+            for name, value in values.items():
+                sums[context.device, name] = sums.get((context.device, name), 0) + value
+        return sums
+
+    def keep(self, contexts: Collection[ProfilingContext]) -> None:
+        """Forget the counters of all other contexts: their parts are gone."""
+        self._counted = {c: values for c, values in self._counted.items() if c in contexts}
+
+    def seconds(self, device: str | None = None) -> float:
+        """Return the time of all events, or of those of one device."""
+        return sum(e.seconds for e in self.events if device in (None, e.device))
+
+    def __str__(self) -> str:
+        lines = [f"{e.seconds * 1e6:12.1f} us  {e.device}  {e.name}" for e in self.events]
+        return "\n".join(lines + [f"{v:15g}  {d}  {n}" for (d, n), v in self.counters.items()])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ProfilingContext:
+    """Where one backend object reports to; `BackendInfo.profiling` holds it while a session is profiled."""
+
+    device: str
+    profile: Profile
+
+    def event(self, name: str, seconds: float, work: Work | None = None) -> None:
+        """Report that something took so long in this run, and which node's work it is part of.
+
+        BackendError for a name that is no text, and for seconds that are no number from 0 on.
+        """
+        check_answers.reported(f"{self.device}: ProfilingContext.event", name, seconds)
+        if work is not None and not isinstance(work, Work):
+            raise BackendError(
+                f"the event {name!r} has work {check_answers.shown(work)}",
+                where=f"{self.device}: ProfilingContext.event",
+                why="it must be Work.of(node, op, inputs, outputs), or None",
+            )
+        self.profile.events.append(Event(self.device, name, seconds, work))
+
+    def counter(self, name: str, value: float) -> None:
+        """Report the newest value of a counter; BackendError unless that is a number and the name a text."""
+        check_answers.reported(f"{self.device}: ProfilingContext.counter", name, value, least=None)
+        self.profile._counted.setdefault(self, {})[name] = value

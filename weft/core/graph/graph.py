@@ -1,0 +1,258 @@
+"""The graph: nodes in topological order, joined by value names; weights stay numpy arrays."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from weft.core.graph.dtypes import DType
+from weft.core.graph.layout import Array, Layout, Shape
+from weft.core.graph.op import Op
+from weft.core.graph.tensor import TensorSpec
+from weft.errors import InputError, ModelError, WeftError
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One op with the names of the values it reads ("" for a missing optional one) and writes."""
+
+    name: str
+    op: Op
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{', '.join(self.outputs)} = {self.op}({', '.join(self.inputs)})  # {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What a file says of an output; None for a type, a shape or a size of which it says nothing.
+
+    `firm` where the file leaves no size of its inputs open: then a size that differs is a mistake for sure.
+    """
+
+    dtype: DType | None
+    shape: tuple[int | None, ...] | None
+    firm: bool = True
+
+    def __str__(self) -> str:
+        sizes = " of any shape"
+        if self.shape is not None:
+            sizes = f"[{'x'.join('?' if d is None else str(d) for d in self.shape)}]"
+        return f"{self.dtype.value if self.dtype else 'any type'}{sizes}"
+
+
+@dataclass(eq=False)
+class Graph:
+    """A network: `specs` and `constants` are by value name; `layouts` holds those that are not NCHW.
+
+    A graph with symbolic input dimensions has specs for inputs and constants only; `bind` gives the
+    sizes, and `infer_shapes` then fills in the rest.
+    """
+
+    name: str
+    inputs: list[str]
+    outputs: list[str]
+    nodes: list[Node] = field(default_factory=list)
+    specs: dict[str, TensorSpec] = field(default_factory=dict)
+    constants: dict[str, Array] = field(default_factory=dict)
+    layouts: dict[str, Layout] = field(default_factory=dict)
+    declared: dict[str, Declared] = field(default_factory=dict)
+    """What the model's file says of outputs, which need not be so."""
+
+    def copy(self) -> Graph:
+        """Return a graph that can be changed without touching this one (weights are shared)."""
+        return Graph(
+            self.name,
+            list(self.inputs),
+            list(self.outputs),
+            list(self.nodes),
+            dict(self.specs),
+            dict(self.constants),
+            dict(self.layouts),
+            dict(self.declared),
+        )
+
+    def producers(self) -> dict[str, Node]:
+        """Return the node that writes each value."""
+        return {out: node for node in self.nodes for out in node.outputs if out}
+
+    def readers(self) -> Counter[str]:
+        """Return how often each value is read, by nodes and as an output of the graph."""
+        return Counter([i for n in self.nodes for i in n.inputs if i] + self.outputs)
+
+    def input_specs(self, node: Node) -> list[TensorSpec | None]:
+        """Return the specs of a node's inputs, None for a missing one."""
+        return [self.specs[i] if i else None for i in node.inputs]
+
+    def output_specs(self, node: Node) -> list[TensorSpec]:
+        """Return the specs of a node's outputs; unnamed ones are left out."""
+        return [self.specs[o] for o in node.outputs if o]
+
+    def input_constants(self, node: Node) -> list[Array | None]:
+        """Return the known values of a node's inputs, None for the others."""
+        return [self.constants.get(i) if i else None for i in node.inputs]
+
+    def fresh_name(self, base: str) -> str:
+        """Return a value or node name that starts with `base` and is not taken; for many, make `Names` once."""
+        return Names(self).fresh(base)
+
+    def symbols(self) -> set[str]:
+        """Return the names of the symbolic dimensions of the inputs."""
+        return {d for i in self.inputs for d in self.specs[i].shape if isinstance(d, str)}
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self.nodes)
+
+    def __str__(self) -> str:
+        head = [f"graph {self.name}"]
+        head += [f"  input  {i}: {self.specs[i]}" for i in self.inputs]
+        body = [f"  {node}  -> {', '.join(str(self.specs.get(o, '?')) for o in node.outputs)}" for node in self.nodes]
+        return "\n".join(head + body + [f"  output {o}" for o in self.outputs])
+
+
+class Names:
+    """Gives names that a graph has neither for values nor for nodes, each once; makes them without a search."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._taken = {*graph.specs, *graph.constants, *(n.name for n in graph.nodes)}
+        self._last: Counter[str] = Counter()
+
+    def fresh(self, base: str) -> str:
+        """Return a name that starts with `base`, and take it."""
+        name, k = base, self._last[base]
+        while name in self._taken:
+            k += 1
+            name = f"{base}.{k}"
+        self._last[base] = k
+        self._taken.add(name)
+        return name
+
+
+def bind(graph: Graph, shapes: Mapping[str, Shape]) -> Graph:
+    """Return the graph with the named inputs' shapes given; equal symbols must get equal sizes.
+
+    Raise InputError with each unknown input, other rank, fixed dimension that differs, and symbol that
+    gets two sizes.
+    """
+    out = graph.copy()
+    sizes: dict[str, int] = {}
+    problems = []
+    known = set(graph.inputs)
+    for name, shape in shapes.items():
+        if name not in known:
+            problems.append(f"there is no input {name!r}")
+            continue
+        declared = graph.specs[name].shape
+        problem = _bind_one(declared, tuple(shape), sizes)
+        if problem:
+            problems.append(f"{name!r} cannot have shape {tuple(shape)}: {problem}")
+    if problems:
+        wanted = ", ".join(f"{i!r}: {graph.specs[i]}" for i in graph.inputs) or "no inputs"
+        raise InputError("the shapes do not fit the network", why="; ".join(problems), fix=f"it has {wanted}")
+    for name in graph.inputs:
+        spec = graph.specs[name]
+        out.specs[name] = replace(spec, shape=tuple(sizes.get(d, d) if isinstance(d, str) else d for d in spec.shape))
+    out.nodes = [_name_outputs(node) for node in graph.nodes]
+    return out
+
+
+def _name_outputs(node: Node) -> Node:
+    """Return the node with a name for each output before its last named one: outputs are told by position."""
+    named = [k for k, o in enumerate(node.outputs) if o]
+    count = named[-1] + 1 if named else 0
+    if all(node.outputs[:count]) and count == len(node.outputs):
+        return node
+    outputs = (o or f"{node.name}.unused{k}" for k, o in enumerate(node.outputs[:count]))
+    return replace(node, outputs=tuple(outputs))
+
+
+def _bind_one(declared: tuple[int | str, ...], shape: Shape, sizes: dict[str, int]) -> str:
+    if len(declared) != len(shape):
+        return f"rank {len(shape)} instead of {len(declared)}"
+    for axis, (want, got) in enumerate(zip(declared, shape, strict=True)):
+        if got < 0:
+            return f"dimension {axis} is negative"
+        if isinstance(want, int) and want != got:
+            return f"dimension {axis} is {got} instead of {want}"
+        if isinstance(want, str) and sizes.setdefault(want, got) != got:
+            return f"dimension {axis} ({want!r}) is {got} here and {sizes[want]} elsewhere"
+    return ""
+
+
+def infer_shapes(graph: Graph) -> Graph:
+    """Return the graph with a spec for every value; ModelError names each node whose inputs do not fit."""
+    out = graph.copy()
+    for node in graph.nodes:
+        infer_node(out, node)
+    return out
+
+
+def infer_node(graph: Graph, node: Node) -> None:
+    """Fill in the specs of one node's outputs from those of its inputs."""
+    specs = inferred(graph, node)
+    graph.specs.update((name, spec) for name, spec in zip(node.outputs, specs, strict=False) if name)
+
+
+def inferred(graph: Graph, node: Node) -> tuple[TensorSpec, ...]:
+    """Return the specs of a node's outputs, at least as many as it names; ModelError if its inputs do not fit."""
+    try:
+        specs = node.op.inferred(graph.input_specs(node), graph.input_constants(node))
+        if len(node.outputs) > len(specs):
+            raise ModelError(f"it names {len(node.outputs)} outputs and makes {len(specs)}")
+    except Exception as e:  # whatever the rule of a foreign op comes to
+        why, fix = f"{type(e).__name__}: {e}", ""
+        if isinstance(e, WeftError):
+            why, fix = e.what + (f" ({e.why})" if e.why else ""), e.fix
+        raise ModelError(
+            f"the inputs of node {node.name!r} ({node.op.type}) do not fit",
+            where=f"inputs {', '.join(f'{i}: {graph.specs[i]}' for i in node.inputs if i)}",
+            why=why,
+            fix=fix,
+        ) from e
+    return specs
+
+
+def depths(graph: Graph) -> dict[str, int]:
+    """Return for each value the length of the longest chain of nodes that leads to it; 0 for what is given."""
+    depth: dict[str, int] = {}
+    for node in graph.nodes:
+        level = 1 + max((depth.get(i, 0) for i in node.inputs if i), default=0)
+        depth.update(dict.fromkeys(node.outputs, level))
+    return depth
+
+
+def sort_nodes(nodes: Sequence[Node], known: set[str]) -> list[Node]:
+    """Return the nodes in an order in which each comes after what it reads; keeps the given order if it is one.
+
+    Raise ModelError with the names of all nodes on or behind a cycle, or that read a value nobody makes.
+    """
+    made = {o for n in nodes for o in n.outputs if o}
+    missing = [(n, i) for n in nodes for i in n.inputs if i and i not in made and i not in known]
+    if missing:
+        raise ModelError(
+            "some nodes read values that nothing produces",
+            why="; ".join(f"{n.name!r} ({n.op.type}) reads {i!r}" for n, i in missing[:20]),
+            fix="the file lacks an initialiser or a node",
+        )
+    waits = [len({i for i in n.inputs if i and i not in known}) for n in nodes]
+    waiting: dict[str, list[int]] = {}
+    for k, node in enumerate(nodes):
+        for value in {i for i in node.inputs if i and i not in known}:
+            waiting.setdefault(value, []).append(k)
+    ready = [k for k, count in enumerate(waits) if not count]
+    done: list[Node] = []
+    while ready:
+        node = nodes[heapq.heappop(ready)]
+        done.append(node)
+        for k in (k for o in node.outputs if o for k in waiting.pop(o, ())):
+            waits[k] -= 1
+            if not waits[k]:
+                heapq.heappush(ready, k)
+    if len(done) < len(nodes):
+        stuck = [repr(n.name) for n, count in zip(nodes, waits, strict=True) if count]
+        raise ModelError("the graph has a cycle", why=f"these nodes wait for each other: {', '.join(stuck[:20])}")
+    return done

@@ -1,0 +1,126 @@
+"""What a model may cost before it runs: nodes, bytes of constants, and the folding of constants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
+from time import perf_counter
+
+import numpy as np
+
+from weft.core.graph.graph import Graph
+from weft.errors import ConfigError, ModelError, brief
+
+GIB = 1 << 30
+SMALL = 1 << 10
+"""Bytes up to which values are folded whatever the limits are: shapes follow from such."""
+FLOPS_A_SECOND = 1e9
+"""What is assumed of the ops' numpy references, to know of a long folding before it begins."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a model may cost before it runs; each can be raised for a model that is trusted.
+
+    `nodes`: after functions are expanded. A file of a kilobyte can ask for any number of them; the largest models that
+    exporters write have some ten thousand, and 100,000 load in some 15 s.
+    `constant_bytes`: what the model's constants take, those in functions once for each call.
+    `folding_bytes`: what folding and rewrites compute from them, in all. A node of a hundred bytes can ask for any
+    number of them. What goes beyond is left to run, in memory that is planned and used again.
+    `folding_seconds`: what computing that may take; what goes beyond is left to run.
+    """
+
+    nodes: int = 250_000
+    constant_bytes: int = 32 * GIB
+    folding_bytes: int = 2 * GIB
+    folding_seconds: float = 60.0
+
+    @classmethod
+    def of(cls, given: Limits | Mapping[str, float] | None) -> Limits:
+        """Return limits as callers give them: as these, or some of them by name; ConfigError for others."""
+        if isinstance(given, Limits):
+            return given
+        if given is not None and not isinstance(given, Mapping):
+            raise ConfigError(f"limits={brief(repr(given))} are not understood", fix='write {"nodes": 1_000_000}')
+        known = {f.name: f.default for f in fields(cls)}
+        problems = [f"there is no limit {brief(repr(name))}" for name in given or () if name not in known]
+        for name, value in (given or {}).items():
+            whole = isinstance(value, Integral) or name == "folding_seconds"
+            number = isinstance(value, Real) and not isinstance(value, (bool, np.bool_))
+            if name in known and not (number and whole and value >= 0):
+                problems.append(f"{name}={brief(repr(value))} is not a {'whole ' if whole else ''}number from 0 on")
+        if problems:
+            names = ", ".join(f"{name} (by default {value:,})" for name, value in known.items())
+            raise ConfigError("the limits are not understood", why="; ".join(problems), fix=f"there are {names}")
+        made = {k: float(v) if k == "folding_seconds" else int(v) for k, v in (given or {}).items()}
+        return cls(**made)  # type: ignore[arg-type]  # checked above
+
+    def exceeded(self, name: str, needed: float, what: str, where: str = "") -> ModelError:
+        """Return the error for a model that needs more than a limit allows."""
+        return ModelError(
+            f"{what} goes beyond the limit {name!r}",
+            where=where,
+            why=f"it needs {needed:,} and the limit is {getattr(self, name):,}",
+            fix=f'if you trust the model, pass limits={{"{name}": {needed}}} or --limit {name}={needed}',
+        )
+
+    def check(self, graph: Graph) -> None:
+        """Raise ModelError if a graph has too many nodes or bytes of constants."""
+        if len(graph.nodes) > self.nodes:
+            raise self.exceeded("nodes", len(graph.nodes), f"graph {graph.name!r}")
+        nbytes = sum({id(value): value.nbytes for value in graph.constants.values()}.values())
+        if nbytes > self.constant_bytes:
+            raise self.exceeded("constant_bytes", nbytes, f"graph {graph.name!r}")
+
+
+@dataclass
+class Budget:
+    """What is left of the limits of folding while one network is made, and what was left to run for them."""
+
+    limits: Limits = field(default_factory=Limits)
+    nbytes: int = 0
+    """What was made so far."""
+    seconds: float = 0.0
+    """What that took."""
+    left: dict[str, tuple[str, float]] = field(default_factory=dict)
+    """The values that each run computes: the limit that was in the way, and what it would have to be."""
+    clock: Callable[[], float] = perf_counter
+
+    def allows(self, values: Iterable[str], nbytes: int, *, flops: int = 0, read: int = 0) -> bool:
+        """Tell whether values may be made of constants of `read` bytes; where not, note them as left to run."""
+        if max(nbytes, read) <= SMALL:
+            return True
+        seconds = self.seconds + flops / FLOPS_A_SECOND
+        need: tuple[str, float] | None = None
+        if self.nbytes + nbytes > self.limits.folding_bytes:
+            need = ("folding_bytes", self.nbytes + nbytes)
+        elif seconds >= self.limits.folding_seconds:
+            need = ("folding_seconds", round(seconds + 1))
+        if need is None:
+            return True
+        self.left.update(dict.fromkeys(filter(None, values), need))
+        return False
+
+    def spend(self, nbytes: int, began: float) -> None:
+        """Count what was made, since that reading of the clock."""
+        self.nbytes += nbytes
+        self.seconds += self.clock() - began
+
+    def blocking(self, values: Iterable[str], what: str) -> ModelError | None:
+        """Return the error for what cannot be done because one of these values was left to run."""
+        for value in values:
+            if value in self.left:
+                limit, need = self.left[value]
+                return self.limits.exceeded(limit, need, f"{what}: folding {value!r}, which it must know,")
+        return None
+
+    def notes(self) -> list[str]:
+        """Return a note that says what is left to run, if anything is."""
+        if not self.left:
+            return []
+        value, (limit, need) = next(iter(self.left.items()))
+        return [
+            f"{len(self.left)} value(s) that depend on constants alone are computed in every run: to fold {value!r}, "
+            f"the limit {limit!r} would have to be {need:,} and is {getattr(self.limits, limit):,}"
+        ]

@@ -1,0 +1,124 @@
+"""What an op is: typed attributes, a rule for shapes and types, and a numpy reference.
+
+An op is a frozen dataclass; its fields are its attributes, by their ONNX names. The reference is the
+CPU backend's execution unless the CPU backend registers a better one, and the oracle in every test.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from math import prod
+from typing import ClassVar, Literal, TypeVar
+
+from weft.core.graph.layout import Array, Shape
+from weft.core.graph.tensor import TensorSpec
+from weft.errors import BackendError, ModelError
+
+Constants = Sequence["Array | None"]
+OpClass = Literal["exact", "arithmetic", "transcendental", "reduction"]
+"""How rounding enters; with the element type it decides the tolerance of a comparison."""
+
+
+@dataclass(frozen=True)
+class Op(ABC):
+    """One kind of node. Subclass as a frozen dataclass and register with `@register_op`."""
+
+    type: ClassVar[str] = ""
+    op_class: ClassVar[OpClass] = "exact"
+    is_elementwise: ClassVar[bool] = False
+    """Whether each element of the output follows from the elements at its place in the broadcast inputs."""
+
+    reads_part: ClassVar[bool] = False
+    """Whether it reads no more of an input than it writes: a few rows of a table."""
+
+    most_inputs: ClassVar[int | None] = None
+    """How many inputs it has at most; None if `infer` itself counts them, or takes any number."""
+
+    from_optimizing: ClassVar[bool] = False
+    """Whether only an optimiser makes it, as a backend's own fused op: then no `why_not` is asked about it."""
+
+    flags: ClassVar[tuple[str, ...]] = ()
+    """The attributes that are numbers and mean no (0) or yes (1)."""
+
+    @abstractmethod
+    def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return the specs of the outputs.
+
+        `inputs` are static specs, None for an optional input that is missing; `constants` are the values
+        of those inputs that are known. Raise ModelError, saying why, where they do not fit.
+        """
+
+    @abstractmethod
+    def reference(self, *inputs: Array | None) -> Array | tuple[Array, ...]:
+        """Return the output array (or tuple of them) for logical numpy inputs."""
+
+    def inferred(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return what `infer` does, having checked the number of inputs and the flags.
+
+        Raise ModelError with all that does not fit. Anything that `infer` of a foreign op raises comes out as it is.
+        """
+        problems = self.wrong_flags()
+        if self.most_inputs is not None and len(inputs) > self.most_inputs:
+            problems.append(f"it has {len(inputs)} inputs and takes at most {self.most_inputs}")
+        if problems:
+            raise ModelError(f"{self.type} does not fit", why="; ".join(problems))
+        return self.infer(inputs, constants)
+
+    def wrong_flags(self) -> list[str]:
+        """Return a line for each flag that is neither 0 nor 1."""
+        wrong = [name for name in self.flags if getattr(self, name) not in (0, 1)]
+        return [f"attribute {name!r} is {getattr(self, name)!r:.40}; it must be 0 or 1" for name in wrong]
+
+    def flops(self, inputs: Sequence[Shape | None], outputs: Sequence[Shape]) -> int:
+        """Return the operations for these shapes, two for a multiply-add; by default one for each output element.
+
+        Profiles set times against it, so orders of magnitude will do.
+        """
+        return sum(prod(shape) for shape in outputs)
+
+    def attributes(self) -> dict[str, object]:
+        """Return the attributes by name, for printing."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    def __str__(self) -> str:
+        inner = ", ".join(f"{k}={v}" for k, v in self.attributes().items())
+        return f"{self.type}({inner})"
+
+
+class MovingOp(Op):
+    """An op that only copies elements, so that there is nothing to compute."""
+
+    def flops(self, inputs: Sequence[Shape | None], outputs: Sequence[Shape]) -> int:
+        """Return 0."""
+        return 0
+
+
+OpT = TypeVar("OpT", bound=type[Op])
+_OPS: dict[str, type[Op]] = {}
+
+
+def register_op(cls: OpT) -> OpT:
+    """Register an op class under its `type` (default: the class name); a taken name is refused."""
+    if not cls.__dict__.get("type"):
+        cls.type = cls.__name__
+    if cls.type in _OPS:
+        raise BackendError(
+            f"op type {cls.type!r} is already registered",
+            where=f"{cls.__module__}.{cls.__qualname__}",
+            why=f"held by {_OPS[cls.type].__module__}.{_OPS[cls.type].__qualname__}",
+            fix="choose another name",
+        )
+    _OPS[cls.type] = cls
+    return cls
+
+
+def op_types() -> dict[str, type[Op]]:
+    """Return the registered op classes by type."""
+    return dict(_OPS)
+
+
+def find_op(type_: str) -> type[Op] | None:
+    """Return the op class of that type, or None."""
+    return _OPS.get(type_)

@@ -1,0 +1,111 @@
+"""Tensors: a description (`TensorSpec`) in a graph, a place in some backend's memory (`Tensor`) in a session."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from weft.core.graph.dtypes import DType
+from weft.core.graph.layout import Array, Layout, Shape, from_storage, storage_shape, storage_size, to_storage
+
+
+class MemoryOwner(Protocol):
+    """What a tensor needs of the backend that owns its memory."""
+
+    host_memory: ClassVar[bool]
+
+    def onCopyBuffer(self, src: Tensor, dst: Tensor) -> None:
+        """Copy between a tensor of this owner and another of its own or on the host."""
+        ...
+
+
+Dim = int | str
+"""A size, or the name of one that is bound when a session is made."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Shape and element type of a value in a graph; a str in the shape is a symbolic dimension."""
+
+    shape: tuple[Dim, ...]
+    dtype: DType
+
+    @property
+    def is_static(self) -> bool:
+        """Tell whether every dimension is a number."""
+        return all(isinstance(d, int) for d in self.shape)
+
+    @property
+    def dims(self) -> Shape:
+        """Return the shape as numbers; only for a static spec."""
+        assert self.is_static, f"shape {self.shape} still has symbolic dimensions"
+        return tuple(int(d) for d in self.shape)
+
+    @property
+    def size(self) -> int:
+        """Return the number of elements of a static spec."""
+        return prod(self.dims)
+
+    def __str__(self) -> str:
+        return f"{self.dtype.value}[{'x'.join(map(str, self.shape))}]"
+
+
+@dataclass(eq=False, slots=True)
+class Tensor:
+    """A tensor of a session: what it holds, and where.
+
+    `shape` is logical (channels second); `layout` says how the elements lie. `memory` is whatever the
+    owning `backend` put there in `onAcquireBuffer`; where `backend` is None the tensor is on the host
+    and `memory` is a numpy array of the storage shape. `constant` is the logical value of a constant.
+    """
+
+    name: str
+    shape: Shape
+    dtype: DType
+    layout: Layout = Layout.NCHW
+    memory: Any = None
+    backend: MemoryOwner | None = None
+    constant: Array | None = None
+
+    @classmethod
+    def from_numpy(cls, array: Array, layout: Layout = Layout.NCHW, name: str = "") -> Tensor:
+        """Return a host tensor with the value of a logical array, stored in `layout`."""
+        array = np.asarray(array)
+        return cls(name, array.shape, DType.of(array.dtype), layout, to_storage(array, layout))
+
+    @classmethod
+    def empty(cls, shape: Shape, dtype: DType, layout: Layout = Layout.NCHW, name: str = "") -> Tensor:
+        """Return a host tensor with storage of unspecified content."""
+        return cls(name, shape, dtype, layout, np.empty(storage_shape(shape, layout), dtype.numpy))
+
+    @property
+    def storage_shape(self) -> Shape:
+        """Return the shape of the stored array."""
+        return storage_shape(self.shape, self.layout)
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of the stored array, padding lanes included."""
+        return storage_size(self.shape, self.layout) * self.dtype.itemsize
+
+    def numpy(self) -> Array:
+        """Return the logical array; a tensor on a device is copied to the host first (and waited for)."""
+        if self.backend is None:
+            return from_storage(self.memory, self.shape, self.layout)
+        host = Tensor.empty(self.shape, self.dtype, self.layout, self.name)
+        self.backend.onCopyBuffer(self, host)
+        return from_storage(host.memory, self.shape, self.layout)
+
+
+def same_value(before: Array | None, now: Array | None) -> bool:
+    """Tell whether two constants are equal, so that what was made of the first serves still.
+
+    Passes that compute constants (folded batch norms, fp16 weights) make new arrays at each resize; to
+    compare them costs less than to pack and upload them again.
+    """
+    if before is None or now is None or before is now:
+        return before is now
+    return before.dtype == now.dtype and before.shape == now.shape and np.array_equal(before, now)

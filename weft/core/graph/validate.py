@@ -1,0 +1,98 @@
+"""Is a graph well formed, and are its values what its ops make of them? Asked before anything is made of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from weft.core.graph.graph import Graph, inferred
+from weft.errors import ModelError
+
+SHOWN = 20
+
+
+def validate(graph: Graph) -> None:
+    """Raise ModelError with everything that is wrong with the names and the order of a graph."""
+    problems = graph_problems(graph)
+    if problems:
+        more = [f"and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
+        raise ModelError(
+            f"graph {graph.name!r} is not well formed",
+            why="; ".join(problems[:SHOWN] + more),
+            fix="each value is made once and before it is read; each node has a name of its own",
+        )
+
+
+def graph_problems(graph: Graph) -> list[str]:
+    """Return everything that is wrong with the names and the order of a graph."""
+    return _origins(graph) + _order(graph)
+
+
+def wrong_specs(graph: Graph) -> list[str]:
+    """Return each node that does not take its inputs, and each value that is not what its node makes.
+
+    The graph has nodes in order and specs of known sizes, for the inputs of nodes at least.
+    """
+    problems = []
+    for node in graph.nodes:
+        try:
+            specs = inferred(graph, node)
+        except ModelError as e:
+            problems.append(f"{e.what}: {e.why}")
+            continue
+        for name, spec in zip(node.outputs, specs, strict=False):
+            told = graph.specs.get(name)
+            if name and told != spec:
+                problems.append(f"{name!r} is said to be {told}, and node {node.name!r} ({node.op.type}) makes {spec}")
+    return problems
+
+
+def check_declared(graph: Graph) -> list[str]:
+    """Return notes on outputs that have other sizes than a file declares; the graph has all specs.
+
+    Raise ModelError with every output of another type or rank, and, where all inputs have fixed sizes, of other
+    sizes. Where some are open, a fixed size of an output is mostly what it was for the example of an exporter.
+    """
+    problems, notes = [], []
+    for name, declared in graph.declared.items():
+        spec = graph.specs[name]
+        same_type = declared.dtype in (None, spec.dtype)
+        shape = declared.shape
+        same_rank = shape is None or len(shape) == len(spec.dims)
+        same = shape is None or (same_rank and all(d in (None, n) for d, n in zip(shape, spec.dims, strict=True)))
+        if not (same_type and same_rank and (same or not declared.firm)):
+            problems.append(f"{name!r} is declared as {declared} and is {spec}")
+        elif not same:
+            notes.append(f"output {name!r} is declared as {declared} and is {spec}")
+    if problems:
+        raise ModelError(
+            "outputs of the model are not what it declares",
+            why="; ".join(problems),
+            fix="export the model again, or mend its declarations (onnx.shape_inference)",
+        )
+    return notes
+
+
+def _origins(graph: Graph) -> list[str]:
+    names = Counter(n.name for n in graph.nodes)
+    problems = [f"{count} nodes are called {name!r}" for name, count in names.items() if count > 1]
+    made = Counter([*graph.inputs, *graph.constants, *(o for n in graph.nodes for o in n.outputs if o)])
+    problems += [f"value {name!r} is made {count} times" for name, count in made.items() if count > 1]
+    given = [*graph.inputs, *graph.constants]
+    problems += [f"{name!r} has no shape and type (Graph.specs)" for name in given if name not in graph.specs]
+    for name, value in graph.constants.items():
+        spec = graph.specs.get(name)
+        if spec is not None and (spec.shape != value.shape or spec.dtype.numpy != value.dtype):
+            problems.append(f"constant {name!r} is {value.dtype}{list(value.shape)} and its spec says {spec}")
+    return problems
+
+
+def _order(graph: Graph) -> list[str]:
+    known = {*graph.inputs, *graph.constants}
+    later = {o for n in graph.nodes for o in n.outputs if o}
+    problems = []
+    for node in graph.nodes:
+        for name in dict.fromkeys(i for i in node.inputs if i and i not in known):
+            how = "which is made only later" if name in later else "which nothing makes"
+            problems.append(f"node {node.name!r} ({node.op.type}) reads {name!r}, {how}")
+        known.update(o for o in node.outputs if o)
+    return problems + [f"nothing makes the output {name!r}" for name in graph.outputs if name not in known]

@@ -1,0 +1,129 @@
+"""Backends in the host's memory: every callback of the contract, over numpy arrays."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from math import inf, isinf
+
+import numpy as np
+
+from weft.core.contract.backend import Backend, BackendInfo, StorageType
+from weft.core.graph.layout import Array
+from weft.core.graph.tensor import Tensor
+from weft.core.host.memory_plan import BufferManager, Slot
+from weft.core.host.tensor_copy import copy_tensor
+from weft.errors import OutOfMemory
+
+
+class HostBackend(Backend):
+    """A backend whose tensors are numpy arrays, so that others copy to and from them directly.
+
+    Subclass it where the values lie in the host's memory: all callbacks are there, and what is left to
+    write is `why_not` and the ops. `Tensor.memory` is an array of `storage_shape` from `onAllocateBuffer` on.
+    """
+
+    host_memory = True
+
+    def __init__(self, info: BackendInfo) -> None:
+        super().__init__(info)
+        self._memory = BufferManager(self._allocate, lambda _: None)
+        self._slots: dict[Tensor, Slot] = {}
+
+    def onAcquireBuffer(self, tensor: Tensor, storage_type: StorageType) -> bool:
+        """Give the tensor an array, at once or in the plan."""
+        slot = self._memory.acquire(tensor.nbytes, storage_type)
+        self._slots[tensor] = slot
+        tensor.backend = self
+        self._bind(tensor, slot)
+        return True
+
+    @staticmethod
+    def _bind(tensor: Tensor, slot: Slot) -> None:
+        if slot.buffer is not None:
+            piece = slot.buffer[slot.offset : slot.offset + tensor.nbytes]
+            tensor.memory = piece.view(tensor.dtype.numpy).reshape(tensor.storage_shape)
+
+    def onReleaseBuffer(self, tensor: Tensor, storage_type: StorageType) -> bool:
+        """Take the array back as the storage type says."""
+        slot = self._slots.get(tensor)
+        if slot is None:
+            return False
+        self._memory.release(slot)
+        if storage_type is StorageType.STATIC:
+            del self._slots[tensor]
+        return True
+
+    def canImport(self, source: Backend) -> bool:
+        """Tell whether the source's tensors are arrays on the host."""
+        return source.host_memory
+
+    def onImportBuffer(self, tensor: Tensor, source: Tensor) -> bool:
+        """Use the array of another tensor."""
+        tensor.backend, tensor.memory = self, source.memory
+        return source.memory is not None
+
+    def onResizeBegin(self) -> None:
+        """Begin to record lifetimes."""
+        self._memory.begin()
+
+    def onAllocateBuffer(self) -> bool:
+        """Allocate the arena and give every tensor its place in it."""
+        self._memory.allocate()
+        for tensor, slot in self._slots.items():
+            self._bind(tensor, slot)
+        return True
+
+    def onClearBuffer(self) -> bool:
+        """Free everything that is not STATIC."""
+        self._memory.clear()
+        self._slots = {t: s for t, s in self._slots.items() if s.storage is StorageType.STATIC}
+        return True
+
+    def onCopyBuffer(self, src: Tensor, dst: Tensor) -> None:
+        """Copy between arrays, converting layout and element type; a tensor of a device is left to that."""
+        copy_tensor(src, dst)
+
+    def onExecuteBegin(self) -> None:
+        """Do nothing: each execution runs when it is called."""
+
+    def onExecuteEnd(self) -> None:
+        """Do nothing: the work is done."""
+
+    def statistics(self) -> Mapping[str, int]:
+        """Return the bytes of the arena, of its lower bound, and of constants."""
+        arena = self._memory.arena
+        static = self._memory.static_bytes
+        return {"arena_bytes": arena.size, "arena_live_peak": arena.live_peak(), "static_bytes": static}
+
+    def close(self) -> None:
+        """Drop all arrays."""
+        self._memory.close()
+        self._slots.clear()
+
+    def _allocate(self, nbytes: int) -> Array:
+        try:
+            if nbytes > _memory("SC_PHYS_PAGES"):
+                # Many systems would promise it, and end the process when it is written to.
+                raise MemoryError("more than the host has in all")
+            return np.empty(nbytes, np.uint8)
+        except (MemoryError, ValueError) as e:
+            raise OutOfMemory(
+                f"{nbytes:,} bytes cannot be allocated",
+                where=self.info.id,
+                why=f"{_free_memory()}; {e}",
+                fix="use a smaller batch, precision low or memory limit",
+            ) from e
+
+
+def _free_memory() -> str:
+    free = _memory("SC_AVPHYS_PAGES")
+    return "the host has less" if isinf(free) else f"the host has {free:,} bytes free"
+
+
+def _memory(pages: str) -> float:
+    """Return the bytes of so many pages, infinity where the system does not tell."""
+    try:
+        return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return inf

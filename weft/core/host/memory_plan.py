@@ -1,0 +1,212 @@
+"""The deferred memory plan (contract M8): lifetimes are recorded, then packed into one arena."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from weft.core.contract.backend import StorageType
+from weft.core.host.arena_packing import Block, live_peak, pack
+from weft.errors import BackendError
+
+KeyT = TypeVar("KeyT", bound=Hashable)
+
+
+@dataclass(slots=True)
+class _Life:
+    """Bytes, and the steps at which they are acquired and released."""
+
+    size: int
+    birth: int
+    death: int | None = None
+
+
+class ArenaPlan(Generic[KeyT]):
+    """Record acquires and releases; `plan` then gives each key an offset in one arena."""
+
+    def __init__(self, alignment: int = 64) -> None:
+        self.alignment = alignment
+        self.size = 0
+        self.visits = 0
+        """How many steps the last plan took: it grows with the blocks, not with their square."""
+        self._blocks: dict[KeyT, _Life] = {}
+        self._step = 0
+
+    def acquire(self, key: KeyT, nbytes: int) -> None:
+        """Record that `key` needs `nbytes` from now on; a second acquire of a live key is refused."""
+        if key in self._blocks:
+            raise BackendError(f"{key!r} was acquired twice without a clear between")
+        a = self.alignment
+        self._blocks[key] = _Life(max(-(-nbytes // a), 1) * a, self._step)
+        self._step += 1
+
+    def release(self, key: KeyT) -> None:
+        """Record that `key` is not needed any more."""
+        block = self._blocks.get(key)
+        if block is None or block.death is not None:
+            raise BackendError(f"{key!r} was released without being acquired")
+        block.death = self._step
+        self._step += 1
+
+    def forget(self, key: KeyT) -> None:
+        """Take a key out of the plan: it lies somewhere else."""
+        del self._blocks[key]
+
+    def __iter__(self) -> Iterator[KeyT]:
+        return iter(self._blocks)
+
+    def plan(self) -> dict[KeyT, int]:
+        """Return the offset of every key and set `size`, the bytes of the arena."""
+        offsets, self.size, self.visits = pack(self._lives())
+        return dict(zip(self._blocks, offsets, strict=True))
+
+    def live_peak(self) -> int:
+        """Return the bytes of the largest set of blocks alive at once: no plan can be smaller."""
+        return live_peak(self._lives())
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._blocks.clear()
+        self._step = self.size = 0
+
+    def _lives(self) -> list[Block]:
+        """Return the blocks; one that was never released lives to the end."""
+        return [Block(b.size, b.birth, self._step if b.death is None else b.death) for b in self._blocks.values()]
+
+
+@dataclass(eq=False, slots=True)
+class Slot:
+    """Memory of one tensor: a piece of a buffer. Until a deferred plan is made `buffer` is None."""
+
+    nbytes: int
+    storage: StorageType
+    buffer: Any = None
+    offset: int = 0
+
+
+class BufferManager:
+    """The three storage types of the contract (M5-M8) over any allocator; for every kind of backend.
+
+    Between `begin` and `allocate` nothing is allocated but STATIC memory: DYNAMIC slots are planned into
+    one arena, DYNAMIC_SEPERATE ones into one other buffer. Outside, memory is given at once, and DYNAMIC
+    memory that was released is preferred.
+    """
+
+    def __init__(
+        self,
+        allocate: Callable[[int], Any],
+        free: Callable[[Any], None],
+        *,
+        alignment: int = 64,
+        static: tuple[Callable[[int], tuple[Any, int]], Callable[[Any, int], None]] | None = None,
+    ) -> None:
+        self._allocate, self._free, self._alignment = allocate, free, alignment
+        self._static_take, self._static_give = static or ((lambda n: (allocate(n), 0)), (lambda b, _: free(b)))
+        self._arena = ArenaPlan[Slot](alignment)
+        self._separate: dict[Slot, None] = {}
+        self._placed: list[Slot] = []
+        self._static: set[Slot] = set()
+        self._spare: list[Slot] = []
+        self._eager: set[Slot] = set()
+        self._buffers: list[Any] = []
+        self._recording = False
+
+    @property
+    def arena(self) -> ArenaPlan[Slot]:
+        """Return the plan of the DYNAMIC memory."""
+        return self._arena
+
+    @property
+    def static_bytes(self) -> int:
+        """Return the bytes of STATIC memory that is held."""
+        return sum(slot.nbytes for slot in self._static)
+
+    def begin(self) -> None:
+        """Begin to record; nothing may be left from before (call `clear` first)."""
+        self._recording = True
+
+    def acquire(self, nbytes: int, storage: StorageType) -> Slot:
+        """Return a slot of at least `nbytes`."""
+        if storage is StorageType.STATIC:
+            slot = Slot(nbytes, storage, *self._static_take(max(nbytes, 1)))
+            self._static.add(slot)
+            return slot
+        if self._recording:
+            slot = Slot(nbytes, storage)
+            if storage is StorageType.DYNAMIC:
+                self._arena.acquire(slot, nbytes)
+            else:
+                self._separate[slot] = None
+            return slot
+        fitting = [s for s in self._spare if s.nbytes >= nbytes] if storage is StorageType.DYNAMIC else []
+        if fitting:
+            slot = min(fitting, key=lambda s: s.nbytes)
+            self._spare.remove(slot)
+        else:
+            slot = Slot(nbytes, storage, self._allocate(max(nbytes, 1)))
+            self._buffers.append(slot.buffer)
+        self._eager.add(slot)
+        return slot
+
+    def release(self, slot: Slot) -> None:
+        """Take a slot back as its storage type says; BackendError if it was not acquired."""
+        if slot.storage is StorageType.STATIC:
+            if slot not in self._static:
+                raise BackendError("STATIC memory was released twice or never acquired")
+            self._static.remove(slot)
+            self._static_give(slot.buffer, slot.offset)
+            slot.buffer = None
+        elif slot in self._eager:
+            if slot.storage is StorageType.DYNAMIC:
+                self._eager.remove(slot)
+                self._spare.append(slot)
+        elif slot.storage is StorageType.DYNAMIC:
+            self._arena.release(slot)
+
+    def place(self, slot: Slot, buffer: Any) -> None:
+        """Let a slot that was recorded lie at the start of the caller's buffer, who also frees that."""
+        if slot.storage is StorageType.DYNAMIC:
+            self._arena.forget(slot)
+        else:
+            del self._separate[slot]
+        slot.buffer, slot.offset = buffer, 0
+        self._placed.append(slot)
+
+    def allocate(self) -> None:
+        """Make the plan and allocate it; every recorded slot has its place afterwards."""
+        self._recording = False
+        self._place(self._arena.plan(), self._arena.size)
+        offsets, total = {}, 0
+        for slot in self._separate:
+            offsets[slot] = total
+            total += max(-(-slot.nbytes // self._alignment), 1) * self._alignment
+        self._place(offsets, total)
+
+    def _place(self, offsets: dict[Slot, int], total: int) -> None:
+        if not total:
+            return
+        buffer = self._allocate(total)
+        self._buffers.append(buffer)
+        for slot, offset in offsets.items():
+            slot.buffer, slot.offset = buffer, offset
+
+    def clear(self) -> None:
+        """Free all DYNAMIC and DYNAMIC_SEPERATE memory; STATIC memory stays."""
+        for slot in (*self._eager, *self._spare, *self._separate, *self._placed, *self._arena):
+            slot.buffer = None
+        for buffer in self._buffers:
+            self._free(buffer)
+        self._buffers.clear()
+        self._arena.clear()
+        self._separate.clear()
+        self._placed.clear()
+        self._spare.clear()
+        self._eager.clear()
+        self._recording = False
+
+    def close(self) -> None:
+        """Free everything, STATIC memory too."""
+        self.clear()
+        for slot in list(self._static):
+            self.release(slot)

@@ -1,0 +1,50 @@
+"""Values that a rewrite found to be equal: the node of one goes, and who read it reads the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from weft.core.graph.graph import Graph, Node
+
+
+class Aliases:
+    """Collects pairs of equal values. Inputs, constants and outputs of the graph keep their names."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._outputs = set(graph.outputs)
+        self._fixed = {*graph.inputs, *graph.constants, *graph.outputs}
+        self._source: dict[str, str] = {}
+        self._renamed: dict[str, str] = {}
+
+    def root(self, value: str) -> str:
+        """Return the value that stands for this one."""
+        return self._source.get(value, value)
+
+    def read(self, node: Node) -> Node:
+        """Return the node with the values in its inputs that stand for those it read."""
+        inputs = tuple(map(self.root, node.inputs))
+        return node if inputs == node.inputs else replace(node, inputs=inputs)
+
+    def join(self, target: str, source: str) -> bool:
+        """Let `source` stand for `target`; False, and nothing done, where two fixed names would meet.
+
+        If `target` is an output of the graph, what made `source` will make it under that name.
+        """
+        root = self.root(source)
+        if target in self._outputs:
+            if root in self._fixed or root in self._renamed:
+                return False
+            self._renamed[root] = target
+        self._source[target] = root
+        return True
+
+    def finish(self, nodes: Iterable[Node]) -> list[Node]:
+        """Return the nodes with the final names of what they read and write."""
+        return [self._final(node) for node in nodes]
+
+    def _final(self, node: Node) -> Node:
+        inputs = tuple(self._renamed.get(self.root(i), self.root(i)) for i in node.inputs)
+        outputs = tuple(self._renamed.get(o, o) for o in node.outputs)
+        same = (inputs, outputs) == (node.inputs, node.outputs)
+        return node if same else replace(node, inputs=inputs, outputs=outputs)

@@ -1,0 +1,31 @@
+"""Drop what nobody reads."""
+
+from __future__ import annotations
+
+from weft.core.graph.graph import Graph
+
+
+def remove_dead_nodes(graph: Graph) -> Graph:
+    """Return the graph without nodes, constants and specs that no output depends on.
+
+    A node that has no outputs at all is there for what it does: it stays, and what it reads.
+    """
+    out = graph.copy()
+    needed = set(graph.outputs)
+    kept = []
+    for node in reversed(graph.nodes):
+        if not node.outputs or any(o in needed for o in node.outputs):
+            kept.append(node)
+            needed.update(i for i in node.inputs if i)
+    out.nodes = kept[::-1]
+    return remove_unread(out)
+
+
+def remove_unread(graph: Graph) -> Graph:
+    """Return the graph without constants that nobody reads, and without specs of values that it has not."""
+    out = graph.copy()
+    read = {i for n in graph.nodes for i in n.inputs} | set(graph.outputs)
+    known = {*read, *graph.inputs, *(o for n in graph.nodes for o in n.outputs)}
+    out.constants = {k: v for k, v in graph.constants.items() if k in read}
+    out.specs = {k: v for k, v in graph.specs.items() if k in known}
+    return out

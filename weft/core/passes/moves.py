@@ -1,0 +1,74 @@
+"""What the passes that rewrite transposes and reshapes share: the ops that move elements and compute nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import Graph, Names, Node
+from weft.core.graph.layout import Shape
+from weft.core.graph.op import Op, find_op
+from weft.core.graph.tensor import TensorSpec
+from weft.errors import WeftError
+
+RESHAPES = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
+"""The ops that keep the order of the elements; the spec of the result says all about them."""
+
+Order = tuple[int, ...]
+
+
+def is_move(node: Node) -> bool:
+    """Tell whether the node is a transpose or a reshape."""
+    return node.op.type in RESHAPES or node.op.type == "Transpose"
+
+
+def order_of(graph: Graph, node: Node) -> Order | None:
+    """Return the input's axes in the order of the output for a transpose, None for another op."""
+    if node.op.type != "Transpose":
+        return None
+    op: Any = node.op
+    return tuple(int(axis) for axis in op.order(len(graph.specs[node.inputs[0]].dims)))
+
+
+def compose(first: Order, second: Order) -> Order:
+    """Return the order of one transpose that does what `first` and then `second` do."""
+    return tuple(first[axis] for axis in second)
+
+
+def is_identity(order: Order) -> bool:
+    """Tell whether every axis stays where it is."""
+    return order == tuple(range(len(order)))
+
+
+def keeps_elements(dims: Shape, order: Order | None) -> bool:
+    """Tell whether a move leaves the elements of a tensor in their order: all but axes of size 1 stay."""
+    return order is None or (moved := [axis for axis in order if dims[axis] != 1]) == sorted(moved)
+
+
+def changes_nothing(graph: Graph, node: Node) -> bool:
+    """Tell whether the output of a transpose or reshape is its input."""
+    before, after = graph.specs[node.inputs[0]], graph.specs[node.outputs[0]]
+    return before == after and keeps_elements(before.dims, order_of(graph, node))
+
+
+def transpose(node: Node, source: str, order: Order) -> Node:
+    """Return a transpose of `source` in the place of the node."""
+    return Node(node.name, _make("Transpose", perm=order), (source,), node.outputs)
+
+
+def reshape(graph: Graph, node: Node, source: str, names: Names) -> Node:
+    """Return a Reshape of `source` in the place of the node; its shape becomes a constant of the graph."""
+    dims = graph.specs[node.outputs[0]].dims
+    name = names.fresh(f"{node.name}.shape")
+    graph.constants[name] = np.array(dims, np.int64)
+    graph.specs[name] = TensorSpec((len(dims),), DType.INT64)
+    return Node(node.name, _make("Reshape", allowzero=int(0 in dims)), (source, name), node.outputs)
+
+
+def _make(kind: str, **attributes: object) -> Op:
+    found = find_op(kind)
+    if found is None:
+        raise WeftError(f"no {kind} op is registered", fix="import weft.ops")
+    return found(**attributes)

@@ -1,0 +1,129 @@
+"""Fold a Pad into the convolution or pooling that alone reads it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from weft.core.graph.graph import Graph, Node
+from weft.core.graph.layout import Array
+from weft.errors import WeftError
+
+NOT_NEGATIVE = frozenset({"Abs", "Exp", "HardSigmoid", "Relu", "Sigmoid", "Softmax", "Softplus", "Sqrt"})
+"""Ops whose results are at least zero, or NaN, whatever they read."""
+
+Amounts = tuple[int, ...]
+
+
+def fold_pads(graph: Graph) -> Graph:
+    """Return the graph with constant padding of spatial axes moved into the reader's `pads`.
+
+    Zeros go into Conv and LpPool always, and into an AveragePool that counts its padding or has none. A
+    MaxPool pads with what loses against everything: it takes a padding that is no larger than anything it
+    could meet (minus infinity; zero behind a Relu) if each window sees an element that is no padding.
+    """
+    out = graph.copy()
+    producers, readers = graph.producers(), graph.readers()
+    dropped: set[str] = set()
+    nodes = []
+    for node in graph.nodes:
+        while (pad := _pad_before(node, producers, readers)) is not None:
+            merged = _merge(graph, pad, node, producers.get(pad.inputs[0]))
+            if merged is None:
+                break
+            dropped.add(pad.name)
+            node = merged
+        nodes.append(node)
+    out.nodes = [n for n in nodes if n.name not in dropped]
+    return out
+
+
+def _pad_before(node: Node, producers: dict[str, Node], readers: dict[str, int]) -> Node | None:
+    pad = producers.get(node.inputs[0]) if node.inputs else None
+    return pad if pad is not None and pad.op.type == "Pad" and readers[pad.outputs[0]] == 1 else None
+
+
+def _merge(graph: Graph, pad: Node, node: Node, above: Node | None) -> Node | None:
+    """Return the node that pads by itself, None if there is none; `above` makes what `pad` reads."""
+    op: Any = node.op
+    if op.type not in ("Conv", "AveragePool", "LpPool", "MaxPool") or op.auto_pad != "NOTSET":
+        return None
+    amounts = _spatial(graph, pad)
+    fill = _fill(graph, pad)
+    if amounts is None or fill is None or op.attributes().get("ceil_mode"):
+        return None
+    old = op.pads or (0,) * len(amounts)
+    padded: Any = replace(op, pads=tuple(a + b for a, b in zip(old, amounts, strict=True)))
+    if op.type == "AveragePool":
+        if any(old) and not op.count_include_pad:
+            return None
+        padded = replace(padded, count_include_pad=1)
+    merged = replace(node, op=padded, inputs=(pad.inputs[0], *node.inputs[1:]))
+    if not _is_same(graph, node, merged):
+        return None
+    if op.type != "MaxPool":
+        return merged if fill == 0 else None
+    loses = len(node.outputs) == 1 and fill <= _least(graph, pad.inputs[0], above)
+    return merged if loses and _sees_elements(graph, pad.inputs[0], padded) else None
+
+
+def _spatial(graph: Graph, pad: Node) -> Amounts | None:
+    """Return what a Pad puts before and behind the spatial axes; None if it does more, less, or other things."""
+    op: Any = pad.op
+    known = graph.input_constants(pad)
+    if op.mode != "constant" or any(i and k is None for i, k in zip(pad.inputs[1:], known[1:], strict=True)):
+        return None
+    rank = len(graph.specs[pad.inputs[0]].dims)
+    pairs = op.pairs(rank, _numbers(known[1]), _numbers(known[3]) if len(known) > 3 and pad.inputs[3] else None)
+    if any(min(pair) < 0 for pair in pairs) or any(map(any, pairs[:2])):
+        return None
+    return (*(before for before, _ in pairs[2:]), *(after for _, after in pairs[2:]))
+
+
+def _numbers(value: Array | None) -> Amounts:
+    return () if value is None else tuple(int(v) for v in value.reshape(-1))
+
+
+def _fill(graph: Graph, pad: Node) -> float | None:
+    """Return what a Pad puts there, None if that is no number."""
+    value = graph.constants.get(pad.inputs[2]) if len(pad.inputs) > 2 else None
+    if value is None:
+        return 0.0
+    number = float(value.reshape(-1)[0])
+    return None if np.isnan(number) else number
+
+
+def _least(graph: Graph, value: str, maker: Node | None) -> float:
+    """Return a number than which no element of a value is smaller."""
+    dtype = graph.specs[value].dtype
+    least = -np.inf if dtype.is_float else float(np.iinfo(dtype.numpy).min)
+    if maker is not None and maker.op.type in NOT_NEGATIVE:
+        return max(least, 0.0)
+    if maker is not None and maker.op.type == "Clip":
+        _, low, high = (*graph.input_constants(maker), None, None)[:3]
+        if low is not None and (high is not None or len(maker.inputs) < 3 or not maker.inputs[2]):
+            bounds = [float(b.reshape(-1)[0]) for b in (low, high) if b is not None]
+            return max(least, min(bounds))
+    return least
+
+
+def _sees_elements(graph: Graph, value: str, pool: Any) -> bool:
+    """Tell whether every window of a pool sees at least one element of a value."""
+    window = pool.window(graph.specs[value].dims)
+    for axis in range(window.rank):
+        first = np.arange(window.outputs[axis]) * window.strides[axis] - window.begin[axis]
+        taps = first[:, None] + np.arange(window.kernel[axis]) * window.dilations[axis]
+        if not ((taps >= 0) & (taps < window.inputs[axis])).any(axis=1).all():
+            return False
+    return True
+
+
+def _is_same(graph: Graph, node: Node, merged: Node) -> bool:
+    """Tell whether a node infers what another did: one that pads more than it may does not infer at all."""
+    try:
+        specs = merged.op.inferred(graph.input_specs(merged), graph.input_constants(merged))
+    except WeftError:
+        return False
+    return list(specs[: len(node.outputs)]) == graph.output_specs(node)

@@ -1,0 +1,9 @@
+"""Passes that find what exporters write as many nodes and put the one op there that it means."""
+
+from __future__ import annotations
+
+from weft.core.passes.patterns.attention import attend_in_place, fuse_attention, join_projections
+from weft.core.passes.patterns.gelu import fuse_gelu
+from weft.core.passes.patterns.layer_norm import fuse_layer_norm
+
+__all__ = ["attend_in_place", "fuse_attention", "fuse_gelu", "fuse_layer_norm", "join_projections"]

@@ -1,0 +1,229 @@
+"""Attention from its parts, without the transposes around it, and with one product for its three inputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from weft.core.graph.graph import Graph, Node
+from weft.core.graph.layout import Shape
+from weft.core.graph.limits import Budget
+from weft.core.graph.tensor import TensorSpec
+from weft.core.passes.moves import RESHAPES, order_of
+from weft.core.passes.patterns.reading import Reader, make
+
+ATTENTION = "weft::Attention"
+HEADS_APART = (0, 2, 1, 3)
+"""The order that takes (batch, rows, heads, elements) to (batch, heads, rows, elements), and back."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Scores:
+    """What is known of scores: scale * q k^T + mask. `nodes` is a transpose to add, if there is one."""
+
+    scale: float
+    q: str
+    k: str
+    mask: str = ""
+    nodes: tuple[Node, ...] = ()
+
+
+# -- one op ----------------------------------------------------------------------------------------------
+
+
+def fuse_attention(graph: Graph) -> Graph:
+    """Return the graph with one op for softmax(scale * Q K^T + mask) V, where only V's product reads it.
+
+    The scale may stand behind the product of Q and K or on either of them; the mask is what is added.
+    """
+    reader = Reader(graph.copy())
+    for softmax in reader.nodes("Softmax"):
+        op: Any = softmax.op
+        shares = softmax.outputs[0]
+        product = reader.only_reader(shares, "MatMul")
+        last = op.axis % len(reader.dims(shares)) == len(reader.dims(shares)) - 1
+        scores = _scores(reader, softmax.inputs[0]) if product is not None and last else None
+        if product is None or scores is None or product.inputs[0] != shares:
+            continue
+        v = product.inputs[1]
+        shapes = [reader.dims(each)[:-2] for each in (scores.q, scores.k, v, shares)]
+        if len(set(shapes)) == 1 and len(shapes[0]) in (1, 2) and reader.graph.specs[shares].size:
+            inputs = [scores.q, scores.k, v] + [scores.mask] * bool(scores.mask)
+            fused = Node(product.name, make(ATTENTION, scale=scores.scale), tuple(inputs), product.outputs)
+            reader.put(product, *scores.nodes, fused)
+    return reader.finish()
+
+
+def _scores(reader: Reader, value: str) -> _Scores | None:
+    """Return what scores are made of, if nothing else reads them on the way."""
+    total = reader.maker(value, "Add")
+    if not reader.is_read_once(value):
+        return None
+    if total is None:
+        return _scaled(reader, value)
+    for rest, mask in (total.inputs, total.inputs[::-1]):
+        found = _scaled(reader, rest) if reader.is_read_once(rest) else None
+        if found is not None and reader.dims(rest) == reader.dims(value):
+            return replace(found, mask=mask)
+    return None
+
+
+def _scaled(reader: Reader, value: str) -> _Scores | None:
+    scale, inner = reader.scaled(value)
+    product = reader.maker(inner, "MatMul")
+    if product is None or not reader.is_read_once(inner):
+        return None
+    scale_q, q = reader.scaled(product.inputs[0])
+    scale_k, turned = reader.scaled(product.inputs[1])
+    if len(reader.dims(q)) != len(reader.dims(turned)) or len(reader.dims(q)) < 3:
+        return None
+    found = _turned_back(reader, turned)
+    return found and _Scores(scale * scale_q * scale_k, q, found[0], "", found[1])
+
+
+def _turned_back(reader: Reader, value: str) -> tuple[str, tuple[Node, ...]] | None:
+    """Return the value of which `value` has the last two axes swapped, with a transpose that makes it."""
+    node = reader.maker(value, "Transpose", *RESHAPES)
+    order = None if node is None else order_of(reader.graph, node)
+    if node is None:
+        return None
+    if order is None:
+        inside = _turned_in_rank_3(reader, value, node)
+        return None if inside is None else (inside, ())
+    swapped = (*order[:-2], order[-1], order[-2])
+    if swapped == tuple(range(len(order))):
+        return node.inputs[0], ()
+    name = reader.names.fresh(f"{value}.turned")
+    dims = reader.dims(value)
+    shape = (*dims[:-2], dims[-1], dims[-2])
+    reader.graph.specs[name] = TensorSpec(shape, reader.graph.specs[value].dtype)
+    return name, (Node(name, make("Transpose", perm=swapped), node.inputs[:1], (name,)),)
+
+
+def _turned_in_rank_3(reader: Reader, value: str, outer: Node) -> str | None:
+    """Return the value of which `value` has the last axes swapped, by way of one axis for batch and heads."""
+    middle = reader.maker(outer.inputs[0], "Transpose")
+    inner = middle and reader.maker(middle.inputs[0], *RESHAPES)
+    if middle is None or inner is None or order_of(reader.graph, middle) != (0, 2, 1):
+        return None
+    dims, whole = reader.dims(value), reader.dims(inner.inputs[0])
+    joined = (*dims[:-2], dims[-1], dims[-2]) == whole and reader.dims(outer.inputs[0])[1:] == dims[-2:]
+    return inner.inputs[0] if joined else None
+
+
+# -- heads where they lie --------------------------------------------------------------------------------
+
+
+def attend_in_place(graph: Graph) -> Graph:
+    """Return the graph with attention reading heads side by side where they lie, without transposes.
+
+    Done where Q, K and V are reshaped from (batch, rows, heads * elements), and the result back to it.
+    """
+    reader = Reader(graph.copy())
+    for node in reader.nodes(ATTENTION):
+        op: Any = node.op
+        sources = [_side_by_side(reader, i) for i in node.inputs[:3]]
+        turned = reader.only_reader(node.outputs[0], "Transpose")
+        flat = turned and reader.only_reader(turned.outputs[0], *RESHAPES)
+        if op.heads or None in sources or turned is None or flat is None:
+            continue
+        batch, heads, rows, width = reader.dims(node.outputs[0])
+        whole = reader.dims(flat.outputs[0]) == (batch, rows, heads * width)
+        if whole and order_of(reader.graph, turned) == HEADS_APART:
+            inputs = (*(s for s in sources if s is not None), *node.inputs[3:])
+            reader.put(flat, replace(node, op=replace(op, heads=heads), inputs=inputs, outputs=flat.outputs))
+    return reader.finish()
+
+
+def _side_by_side(reader: Reader, value: str) -> str | None:
+    """Return the value (batch, rows, heads * elements) of which `value` is (batch, heads, rows, elements)."""
+    turned = reader.maker(value, "Transpose")
+    if turned is None or order_of(reader.graph, turned) != HEADS_APART:
+        return None
+    apart = reader.maker(turned.inputs[0], *RESHAPES)
+    if apart is None:
+        return None
+    batch, rows, heads, each = reader.dims(apart.outputs[0])
+    return apart.inputs[0] if reader.dims(apart.inputs[0]) == (batch, rows, heads * each) else None
+
+
+# -- one product for three -------------------------------------------------------------------------------
+
+
+def join_projections(graph: Graph, budget: Budget | None = None) -> Graph:
+    """Return the graph with one matrix product for an attention's Q, K and V where three read one value.
+
+    Weights and biases are constants; their columns are put side by side, as the attention then reads them, within
+    the budget.
+    """
+    reader, budget = Reader(graph.copy()), budget or Budget()
+    for node in reader.nodes(ATTENTION):
+        op: Any = node.op
+        if not op.heads or op.packed:
+            continue
+        parts = [p for i in node.inputs[:3] if (p := _projection(reader, i)) is not None]
+        nbytes = sum(graph.constants[p.weight].nbytes for p in parts)
+        if not budget.allows((), nbytes):
+            continue
+        began = budget.clock()
+        made = _join(reader, node, parts)
+        budget.spend(nbytes if made else 0, began)
+        if made is not None:
+            packed = replace(op, packed=1)
+            reader.put(node, *made, replace(node, op=packed, inputs=(made[-1].outputs[0], *node.inputs[3:])))
+    return reader.finish()
+
+
+@dataclass(frozen=True, slots=True)
+class _Projection:
+    """A value x times a constant matrix, and what is added to each row ("": nothing)."""
+
+    x: str
+    weight: str
+    bias: str
+
+
+def _projection(reader: Reader, value: str) -> _Projection | None:
+    bias = ""
+    total = reader.maker(value, "Add")
+    if total is not None:
+        bias = next((i for i in total.inputs if i in reader.graph.constants), "")
+        value = reader.other(total, bias) if reader.is_read_once(value) else ""
+    product = reader.maker(value, "MatMul")
+    if product is None or not reader.is_read_once(value) or (total is not None and not bias):
+        return None
+    x, weight = product.inputs
+    columns: Shape = reader.dims(value)[-1:]
+    fits = weight in reader.graph.constants and len(reader.dims(weight)) == 2
+    return _Projection(x, weight, bias) if fits and (not bias or reader.dims(bias) == columns) else None
+
+
+def _join(reader: Reader, node: Node, parts: list[_Projection]) -> tuple[Node, ...] | None:
+    """Return the product, and the sum with the biases if there are any."""
+    shapes = {reader.dims(p.weight) for p in parts}
+    same = len({p.x for p in parts}) == len(shapes) == len({bool(p.bias) for p in parts}) == 1
+    if len(parts) != 3 or not same:
+        return None
+    x, dtype = parts[0].x, reader.graph.specs[parts[0].x].dtype
+    shape = (*reader.dims(x)[:-1], 3 * shapes.pop()[1])
+
+    def value(tag: str) -> str:
+        name = reader.names.fresh(f"{node.name}.{tag}")
+        reader.graph.specs[name] = TensorSpec(shape, dtype)
+        return name
+
+    def constant(tag: str, sources: list[str]) -> str:
+        array = np.concatenate([reader.graph.constants[s] for s in sources], axis=-1)
+        name = reader.names.fresh(f"{node.name}.{tag}")
+        reader.graph.constants[name] = array
+        reader.graph.specs[name] = TensorSpec(array.shape, dtype)
+        return name
+
+    product = value("qkv")
+    nodes = (Node(product, make("MatMul"), (x, constant("weights", [p.weight for p in parts])), (product,)),)
+    if not parts[0].bias:
+        return nodes
+    total = value("qkv_biased")
+    return (*nodes, Node(total, make("Add"), (product, constant("biases", [p.bias for p in parts])), (total,)))

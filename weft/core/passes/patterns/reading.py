@@ -1,0 +1,158 @@
+"""What the patterns share: looking at a graph from a value up and down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import isclose
+from typing import Any
+
+import numpy as np
+
+from weft.core.graph.graph import Graph, Names, Node
+from weft.core.graph.layout import Shape
+from weft.core.graph.op import Op, find_op
+from weft.core.passes.dead import remove_dead_nodes
+from weft.errors import WeftError
+
+DEEPEST = 6
+"""Products nested deeper than this, or scalings one after the other, are no pattern that anybody exports."""
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A number times values, each as often as it is a factor."""
+
+    number: float
+    factors: tuple[str, ...]
+
+    def is_about(self, number: float, *factors: str) -> bool:
+        """Tell whether it is that number, as float32 knows it, times exactly these values."""
+        return is_about(self.number, number) and sorted(self.factors) == sorted(factors)
+
+
+def is_about(number: float, wanted: float) -> bool:
+    """Tell whether a number is another but for rounding to float32 once or twice."""
+    return isclose(number, wanted, rel_tol=3e-7)
+
+
+class Reader:
+    """A graph with the makers and readers of its values; `replaced` are nodes to put in the place of others."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.replaced: dict[str, list[Node]] = {}
+        self.names = Names(graph)
+        self._makers = graph.producers()
+        self._counts = graph.readers()
+        self._readers: dict[str, list[Node]] = {}
+        for node in graph.nodes:
+            for value in dict.fromkeys(node.inputs):
+                self._readers.setdefault(value, []).append(node)
+
+    def nodes(self, kind: str) -> Iterator[Node]:
+        """Return the nodes of a type, in order."""
+        return (n for n in self.graph.nodes if n.op.type == kind)
+
+    def maker(self, value: str, *kinds: str) -> Node | None:
+        """Return the node that makes a value, if it is of one of these types."""
+        node = self._makers.get(value)
+        return node if node is not None and node.op.type in kinds else None
+
+    def readers(self, value: str, *kinds: str) -> list[Node]:
+        """Return the nodes of these types that read a value."""
+        return [n for n in self._readers.get(value, ()) if n.op.type in kinds]
+
+    def only_reader(self, value: str, *kinds: str) -> Node | None:
+        """Return the node of one of these types that reads a value once, while nothing else does."""
+        found = self.readers(value, *kinds) if self._counts[value] == 1 else []
+        return found[0] if len(found) == 1 else None
+
+    def is_read_once(self, value: str) -> bool:
+        """Tell whether a value has one reader, an output of the graph counted in."""
+        return self._counts[value] == 1
+
+    def dims(self, value: str) -> Shape:
+        """Return the shape of a value."""
+        return self.graph.specs[value].dims
+
+    def number(self, value: str) -> float | None:
+        """Return the value of a float constant of one element."""
+        array = self.graph.constants.get(value)
+        single = array is not None and array.size == 1 and np.issubdtype(array.dtype, np.floating)
+        return float(array.item()) if single and array is not None else None
+
+    def other(self, node: Node, value: str) -> str:
+        """Return the operand of a node of two that is not `value`."""
+        return node.inputs[1] if node.inputs[0] == value else node.inputs[0]
+
+    def with_number(self, node: Node | None) -> tuple[float, str] | None:
+        """Return the number and the other operand of a node of two; None if neither operand is a number."""
+        if node is None:
+            return None
+        for value, other in (node.inputs, node.inputs[::-1]):
+            number = self.number(value)
+            if number is not None:
+                return number, other
+        return None
+
+    def product(self, value: str, *stop: str, depth: int = 0) -> Product:
+        """Return what a value is a product of, not looking into the values of `stop`."""
+        node = None if value in stop or depth > DEEPEST else self.maker(value, "Mul", "Div", "Pow")
+        number = self.number(value)
+        if number is not None:
+            return Product(number, ())
+        if node is None:
+            return Product(1.0, (value,))
+        a, b = node.inputs
+        known = self.number(b)
+        if node.op.type == "Mul":
+            left, right = (self.product(each, *stop, depth=depth + 1) for each in (a, b))
+            return Product(left.number * right.number, (*left.factors, *right.factors))
+        base = self.product(a, *stop, depth=depth + 1)
+        if node.op.type == "Div" and known:
+            return Product(base.number / known, base.factors)
+        if node.op.type == "Pow" and known in (2.0, 3.0):
+            return Product(base.number ** int(known), base.factors * int(known))
+        return Product(1.0, (value,))
+
+    def scalings(self, value: str) -> Iterator[tuple[float, str]]:
+        """Yield numbers and the values of which `value` is that many times, further and further up."""
+        number = 1.0
+        yield number, value
+        for _ in range(DEEPEST):
+            node = self.maker(value, "Mul", "Div")
+            if node is None:
+                break
+            found = self.with_number(node)
+            if found is None or (node.op.type == "Div" and found[1] != node.inputs[0]):
+                break
+            if self.dims(found[1]) != self.dims(value) or not found[0]:
+                break
+            number *= found[0] if node.op.type == "Mul" else 1 / found[0]
+            value = found[1]
+            yield number, value
+
+    def scaled(self, value: str) -> tuple[float, str]:
+        """Return the last of the `scalings`."""
+        return list(self.scalings(value))[-1]
+
+    def put(self, root: Node, *nodes: Node) -> None:
+        """Let other nodes stand in the place of a node; the last of them makes its output."""
+        self.replaced[root.name] = list(nodes)
+
+    def finish(self) -> Graph:
+        """Return the graph with the replacements, and without what nobody reads any more."""
+        if not self.replaced:
+            return self.graph
+        out = self.graph.copy()
+        out.nodes = [new for n in self.graph.nodes for new in self.replaced.get(n.name, [n])]
+        return remove_dead_nodes(out)
+
+
+def make(kind: str, **attributes: Any) -> Op:
+    """Return an op by the name of its type."""
+    found = find_op(kind)
+    if found is None:
+        raise WeftError(f"no {kind} op is registered", fix="import weft.ops")
+    return found(**attributes)

@@ -1,0 +1,82 @@
+"""One transpose or reshape where there were several."""
+
+from __future__ import annotations
+
+from weft.core.graph.graph import Graph, Names, Node
+from weft.core.passes.aliases import Aliases
+from weft.core.passes.moves import (
+    changes_nothing,
+    compose,
+    is_move,
+    keeps_elements,
+    order_of,
+    reshape,
+    transpose,
+)
+
+
+def squash_moves(graph: Graph) -> Graph:
+    """Return the graph with consecutive, inverse and equal transposes and reshapes squashed.
+
+    Two transposes in a row become one, and so do two reshapes (Reshape, Flatten, Squeeze, Unsqueeze, and
+    transposes that only move axes of size 1); what is left of them and changes nothing goes; of two moves
+    of one value with one result the later goes. What other nodes or the outputs of the graph read stays.
+    """
+    out, names = graph.copy(), Names(graph)
+    aliases = Aliases(graph)
+    made: dict[str, Node] = {}
+    equal: dict[object, str] = {}
+    bypassed: set[str] = set()
+    nodes = []
+    for each in graph.nodes:
+        node = aliases.read(each)
+        if is_move(node):
+            target = node.outputs[0]
+            node = _shorten(out, node, made, bypassed, names)
+            key = _key(out, node)
+            same = node.inputs[0] if changes_nothing(out, node) else equal.get(key)
+            if same is not None and aliases.join(target, same):
+                continue
+            made[target] = node
+            equal.setdefault(key, target)
+        nodes.append(node)
+    out.nodes = _without_unread(aliases.finish(nodes), bypassed, graph.outputs)
+    return out
+
+
+def _shorten(graph: Graph, node: Node, made: dict[str, Node], bypassed: set[str], names: Names) -> Node:
+    """Return one move that does what the node and the moves before it do, from as far up as that can be."""
+    source, order = node.inputs[0], order_of(graph, node)
+    while (before := made.get(source)) is not None:
+        dims, first = graph.specs[before.inputs[0]].dims, order_of(graph, before)
+        if first is not None and order is not None:
+            order = compose(first, order)
+        elif keeps_elements(dims, first) and keeps_elements(graph.specs[source].dims, order):
+            order = None
+        else:
+            break
+        bypassed.add(source)
+        source = before.inputs[0]
+    if source == node.inputs[0]:
+        return node
+    return reshape(graph, node, source, names) if order is None else transpose(node, source, order)
+
+
+def _key(graph: Graph, node: Node) -> object:
+    """Return what tells the result of a move from that of others: its source, and the shape or the order."""
+    source, order = node.inputs[0], order_of(graph, node)
+    if keeps_elements(graph.specs[source].dims, order):
+        return source, "shape", graph.specs[node.outputs[0]].dims
+    return source, "order", order
+
+
+def _without_unread(nodes: list[Node], bypassed: set[str], outputs: list[str]) -> list[Node]:
+    """Return the nodes without the moves that nobody reads any more."""
+    read = set(outputs)
+    kept = []
+    for node in reversed(nodes):
+        if is_move(node) and node.outputs[0] in bypassed and node.outputs[0] not in read:
+            continue
+        kept.append(node)
+        read.update(node.inputs)
+    return kept[::-1]

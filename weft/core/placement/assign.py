@@ -1,0 +1,148 @@
+"""Which backend runs which node, and the reasons of those that do not (A2, A3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from weft.core.contract import check_answers
+from weft.core.contract.backend import Backend
+from weft.core.contract.error_context import at_node, blame, callback_of
+from weft.core.graph.graph import Graph, Node
+from weft.core.graph.layout import Layout
+from weft.core.graph.tensor import Tensor
+from weft.core.placement.hints import Hints
+from weft.errors import UnsupportedOps
+
+Backends = Mapping[str, Backend]
+"""A backend object to ask for each device, in the user's order of preference."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a device does not run a node."""
+
+    node: str
+    op: str
+    device: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.node!r} ({self.op}): {self.device}: {self.reason}"
+
+
+@dataclass
+class Assignment:
+    """The device of every node, and why the devices before it in the order of preference do not run it."""
+
+    device: dict[str, str] = field(default_factory=dict)
+    refusals: dict[tuple[str, str], Refusal] = field(default_factory=dict)
+    """By (node, device)."""
+
+    def refuse(self, node: Node, device: str, reason: str) -> None:
+        """Note a reason, which assigning the node again will heed."""
+        self.refusals[node.name, device] = Refusal(node.name, node.op.type, device, reason)
+
+
+def describe(graph: Graph, name: str) -> Tensor:
+    """Return a tensor without memory that describes a value, for questions of support."""
+    spec = graph.specs[name]
+    layout = graph.layouts.get(name, Layout.NCHW)
+    return Tensor(name, spec.dims, spec.dtype, layout, constant=graph.constants.get(name))
+
+
+def described(graph: Graph, node: Node) -> tuple[list[Tensor | None], list[Tensor]]:
+    """Return the described inputs and outputs of a node."""
+    inputs = [describe(graph, i) if i else None for i in node.inputs]
+    return inputs, [describe(graph, o) for o in node.outputs if o]
+
+
+def assign(
+    graph: Graph,
+    backends: Backends,
+    hints: Mapping[str, str] | Hints | None = None,
+    *,
+    before: Assignment | None = None,
+) -> Assignment:
+    """Give each node to the first backend, in order, that supports it; a hint puts its device first.
+
+    `hints` are devices by node name or pattern ("block3/*"). `before` holds reasons that came up earlier and
+    is changed and returned. Nodes that nobody takes raise UnsupportedOps, all of them, each with every
+    backend's reason.
+    """
+    result, hints = before or Assignment(), Hints.of(hints)
+    left = [node for node in graph.nodes if not place(graph, node, backends, hints, result)]
+    if left:
+        raise unsupported(left, backends, result)
+    _move_casts(graph, backends, hints, result)
+    return result
+
+
+def place(graph: Graph, node: Node, backends: Backends, hints: Hints, result: Assignment) -> bool:
+    """Assign one node, heeding the reasons that are noted already; False if nobody takes it."""
+    hint = hints.device(node.name)
+    order = [d for d in (hint, *(d for d in backends if d != hint)) if d is not None]
+    taker = next((d for d in order if _supports(graph, node, d, backends[d], result)), None)
+    if taker is None:
+        result.device.pop(node.name, None)
+        return False
+    result.device[node.name] = taker
+    return True
+
+
+def unsupported(nodes: Sequence[Node], backends: Backends, result: Assignment) -> UnsupportedOps:
+    """Return the error for nodes that nobody takes, with every backend's reason."""
+    reasons = {n.name: [f"{d}: {result.refusals[n.name, d].reason}" for d in backends] for n in nodes}
+    problems = tuple(f"{n.name!r} ({n.op.type}): {'; '.join(reasons[n.name])}" for n in nodes)
+    return UnsupportedOps(
+        f"{len(problems)} node(s) run on none of {', '.join(backends)}",
+        problems,
+        fix='add "cpu" to the devices, or register an implementation',
+        refusals=tuple(result.refusals.values()),
+    )
+
+
+def _supports(graph: Graph, node: Node, device: str, backend: Backend, result: Assignment) -> bool:
+    """Ask a backend, and note its reason."""
+    if (node.name, device) in result.refusals:
+        return False
+    reason = why_not(graph, node, device, backend)
+    if reason is not None:
+        result.refuse(node, device, reason)
+    return reason is None
+
+
+def why_not(graph: Graph, node: Node, device: str, backend: Backend) -> str | None:
+    """Return the reason for which a backend refuses a node, or None; BackendError if it is no reason."""
+    inputs, outputs = described(graph, node)
+    place, callback = at_node(node, device), callback_of(backend, "why_not")
+    with blame(place, "the backend could not say whether it takes a node", callback=callback):
+        return check_answers.reason(backend.why_not(inputs, outputs, node.op), f"{place}: {callback}")
+
+
+def _move_casts(graph: Graph, backends: Backends, hints: Hints, result: Assignment) -> None:
+    """Let the casts of inputs and outputs, which precision LOW brings, run where their only neighbours do.
+
+    On the first device in the order they would make parts and copies for nothing.
+    """
+    makers, readers = graph.producers(), graph.readers()
+    inputs, outputs = set(graph.inputs), set(graph.outputs)
+    reading: dict[str, list[Node]] = {}
+    for node in graph.nodes:
+        for i in dict.fromkeys(node.inputs):
+            reading.setdefault(i, []).append(node)
+    for node in graph.nodes:
+        if node.op.type != "Cast" or hints.device(node.name) is not None:
+            continue
+        value, made = node.inputs[0], node.outputs[0]
+        near: list[Node] = []
+        if value in inputs:
+            near = reading.get(made, [])
+        elif made in outputs and readers[made] == 1 and value in makers:
+            near = [makers[value]]
+        devices = {result.device[n.name] for n in near}
+        if len(devices) == 1 and result.device[node.name] not in devices:
+            (there,) = devices
+            known = (node.name, there) in result.refusals
+            if not known and why_not(graph, node, there, backends[there]) is None:
+                result.device[node.name] = there

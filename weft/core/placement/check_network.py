@@ -1,0 +1,143 @@
+"""May an optimised network run? Asked of what comes out of a file, which may say anything.
+
+`check_network` asks what the network alone can answer: values, shapes, parts and copies. `check_devices` asks the
+backends: whether they take each node, and whether they can use the memory that a part reads without a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from weft.core.contract import check_answers
+from weft.core.contract.backend import Backend
+from weft.core.contract.error_context import at_node, blame, callback_of
+from weft.core.graph.graph import Graph
+from weft.core.graph.layout import Layout
+from weft.core.graph.validate import SHOWN, graph_problems, wrong_specs
+from weft.core.placement.assign import described
+from weft.core.placement.optimized_network import Copy, OptimizedNetwork, Part, PreCompiled
+from weft.errors import ModelError, UnsupportedOps
+
+OPTIMIZE_AGAIN = "optimise the model again with this installation, and save that"
+
+
+def check_network(network: OptimizedNetwork) -> None:
+    """Raise ModelError with everything for which a network cannot be run as it is.
+
+    Shapes and types are inferred anew and compared with what the network says of its values, since kernels
+    trust them. The parts must have the nodes of the whole, in its order, and read what is there by then.
+    """
+    whole = network.graph
+    problems = graph_problems(whole) or _unknown(whole)
+    problems = problems or wrong_specs(whole) + _layout_problems(network) + _division_problems(network)
+    for part in network.parts:
+        problems += [f"part {part.graph.name!r}: {p}" for p in graph_problems(part.graph)]
+        problems += _part_problems(part, whole)
+    if problems:
+        more = [f"and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
+        raise ModelError(
+            f"network {network.graph.name!r} contradicts itself",
+            why="; ".join(problems[:SHOWN] + more),
+            fix=OPTIMIZE_AGAIN,
+        )
+
+
+def check_devices(network: OptimizedNetwork, backends: Mapping[str, Backend]) -> None:
+    """Raise UnsupportedOps with every node that its device does not take, and every value it cannot use uncopied."""
+    problems = []
+    made: dict[str, str] = {}
+    copied = {n.outputs[0] for n in network.copies}
+    for part in network.parts:
+        backend = backends[part.device]
+        for node in part.graph.nodes:
+            place, callback = at_node(node, part.device), callback_of(backend, "why_not_optimized")
+            with blame(place, "the backend could not say whether it takes a node", callback=callback):
+                reason = backend.why_not_optimized(*described(part.graph, node), node.op)
+            reason = check_answers.reason(reason, f"{place}: {callback}")
+            if reason is not None:
+                problems.append(f"{node.name!r} ({node.op.type}): {part.device}: {reason}")
+        for name in part.graph.inputs:
+            source = made.get(name)
+            if name in copied:
+                made[name] = part.device
+            elif source is not None and not imports(backend, backends[source]):
+                problems.append(f"{name!r} of {source} is read by {part.device}, which needs a copy of it")
+        made.update(dict.fromkeys(part.graph.outputs, part.device))
+    if problems:
+        what = f"{len(problems)} node(s) or values of network {network.graph.name!r} do not fit their devices"
+        raise UnsupportedOps(what, tuple(problems), fix=OPTIMIZE_AGAIN)
+
+
+def imports(backend: Backend, source: Backend) -> bool:
+    """Ask a backend whether it can use the memory of another's tensors; BackendError for what is no yes or no."""
+    device, callback = backend.info.device, callback_of(backend, "canImport")
+    with blame(device, "the backend could not say whether it imports a value", callback=callback):
+        return check_answers.granted(backend.canImport(source), f"{device}: {callback}", "where it cannot")
+
+
+def _unknown(graph: Graph) -> list[str]:
+    """Return the values of which shape and type are not told, or not in numbers."""
+    values = dict.fromkeys([*graph.inputs, *graph.constants, *(o for n in graph.nodes for o in n.outputs if o)])
+    bare = [f"there is no shape and type of {v!r}" for v in values if v not in graph.specs]
+    return bare or [f"{v!r} is {graph.specs[v]}, not of known size" for v in values if not graph.specs[v].is_static]
+
+
+def _part_problems(part: Part, whole: Graph) -> list[str]:
+    """Return where a part says something else than the whole network, or hands out what it does not make."""
+    graph, name = part.graph, part.graph.name
+    made = {o for n in graph.nodes for o in n.outputs if o}
+    read = {i for n in graph.nodes for i in n.inputs if i}
+    problems = [f"part {name!r} makes no {o!r}" for o in graph.outputs if o not in made]
+    for value in sorted(made | read | {*graph.inputs, *graph.outputs, *graph.constants}):
+        told, known = graph.specs.get(value), whole.specs.get(value)
+        if told is None or told != known:
+            problems.append(f"{value!r} is {told or 'not told'} in part {name!r} and {known or 'unknown'} in the whole")
+        if graph.layouts.get(value) != whole.layouts.get(value):
+            problems.append(f"{value!r} has one layout in part {name!r} and another in the whole")
+    for value, array in graph.constants.items():
+        if whole.constants.get(value) is not array:
+            problems.append(f"constant {value!r} has one value in part {name!r} and another in the whole")
+    for node in graph.nodes:
+        if isinstance(node.op, PreCompiled) and node.op.backend != part.device.partition(":")[0]:
+            problems.append(f"{node.name!r} was compiled by {node.op.backend!r} and is on {part.device}")
+    return problems
+
+
+def _layout_problems(network: OptimizedNetwork) -> list[str]:
+    """Return the values at the borders of parts that do not lie as NCHW."""
+    graph = network.graph
+    border = {*graph.inputs, *graph.outputs, *graph.constants, *(n.outputs[0] for n in network.copies)}
+    border.update(v for p in network.parts for v in (*p.graph.inputs, *p.graph.outputs))
+    wrong = [(v, layout) for v, layout in graph.layouts.items() if v in border and layout is not Layout.NCHW]
+    return [f"{v!r} lies as {layout.value}, and parts hand over NCHW" for v, layout in wrong]
+
+
+def _division_problems(network: OptimizedNetwork) -> list[str]:
+    """Return what is wrong with the division into parts: their nodes, and whether what they read is there by then."""
+    graph = network.graph
+    inside = [n for p in network.parts for n in p.graph.nodes]
+    whole = {n.name: n for n in graph.nodes if not isinstance(n.op, Copy)}
+    if len(inside) != len(whole) or any(whole.get(n.name) != n for n in inside):
+        return ["the nodes of the parts are not those of the network"]
+    problems = []
+    if [n.name for n in inside] != list(whole):
+        problems.append("the parts have the nodes in another order than the network")
+    copies = {n.outputs[0]: n for n in network.copies}
+    holder: dict[str, str] = {}
+    for part in network.parts:
+        for value in part.graph.inputs:
+            copy = copies.get(value)
+            if copy is not None and value not in holder:
+                assert isinstance(copy.op, Copy)
+                source = holder.get(copy.inputs[0])
+                if (source, part.device) != (copy.op.source, copy.op.target):
+                    problems.append(
+                        f"{copy.name!r} copies {copy.inputs[0]!r} from {copy.op.source} to {copy.op.target}; "
+                        f"it is {f'on {source}' if source else 'not made by then'} and read on {part.device}"
+                    )
+                holder[value] = part.device
+            elif value not in holder and value not in graph.inputs:
+                problems.append(f"part {part.graph.name!r} reads {value!r}, which is not made by then")
+        holder.update(dict.fromkeys(part.graph.outputs, part.device))
+    there = {*holder, *graph.inputs, *graph.constants}
+    return problems + [f"no part makes the output {o!r}" for o in graph.outputs if o not in there]

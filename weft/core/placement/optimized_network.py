@@ -1,0 +1,181 @@
+"""A network that is ready to be loaded: rewritten, divided over devices, with the copies between them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, ClassVar
+
+from weft.core.contract.backend import BackendConfig
+from weft.core.contract.backend_options import Options
+from weft.core.contract.views import SubgraphView
+from weft.core.graph.graph import Graph, Node
+from weft.core.graph.layout import Array
+from weft.core.graph.op import Constants, Op, register_op
+from weft.core.graph.tensor import TensorSpec
+from weft.core.placement.assign import Refusal
+from weft.errors import ExecutionError, ModelError
+
+if TYPE_CHECKING:
+    from weft.core.registry.backend_registry import BackendRegistry
+
+
+@register_op
+@dataclass(frozen=True)
+class Copy(Op):
+    """Bring a value from one device to another. Sessions run it; no backend sees it."""
+
+    most_inputs: ClassVar[int | None] = 1
+    from_optimizing: ClassVar[bool] = True
+    source: str
+    target: str
+
+    def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return the spec of what is copied."""
+        if len(inputs) != 1 or inputs[0] is None:
+            raise ModelError(f"a copy has one input, and this one {len(inputs)}")
+        return (inputs[0],)
+
+    def reference(self, *inputs: Array | None) -> Array:
+        """Return the same array."""
+        (value,) = inputs
+        assert value is not None
+        return value
+
+
+@register_op
+@dataclass(frozen=True, eq=False)
+class PreCompiled(Op):
+    """Part of a network as one node that only `backend` can run, holding that backend's own object.
+
+    A backend puts it in the place of a part in `OptimizeSubgraph`. `payload` is the object; to be saved it
+    must be bytes. `results` are the specs of the outputs.
+    """
+
+    from_optimizing: ClassVar[bool] = True
+    backend: str
+    payload: object
+    results: tuple[TensorSpec, ...] = ()
+
+    # Equal only to itself, which eq=False does not say: `Op`, a dataclass without fields, makes all alike.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return the specs that the backend gave."""
+        return self.results
+
+    def reference(self, *inputs: Array | None) -> Array:
+        """Raise ExecutionError: nobody but the backend knows what the object does."""
+        raise ExecutionError(f"a node that {self.backend} compiled runs on {self.backend} alone")
+
+    def __str__(self) -> str:
+        return f"PreCompiled(backend={self.backend})"
+
+
+def precompiled(
+    part: SubgraphView, backend: str, payload: object, inputs: Sequence[str] | None = None
+) -> Graph:
+    """Return the graph of one `PreCompiled` node that takes the place of a part, with the part's slots.
+
+    The node reads `inputs`, which may name constants of the part; by default the input slots alone.
+    """
+    read = tuple(part.inputs if inputs is None else inputs)
+    op = PreCompiled(backend, payload, tuple(part.graph.specs[o] for o in part.outputs))
+    node = Node(f"{backend}:{part.outputs[0] if part.outputs else part.nodes[0].name}", op, read, part.outputs)
+    graph = Graph(part.graph.name, list(part.inputs), list(part.outputs), [node])
+    graph.specs = {v: part.graph.specs[v] for v in (*part.inputs, *read, *part.outputs) if v}
+    graph.constants = {v: part.graph.constants[v] for v in read if v in part.graph.constants}
+    return graph
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A subgraph of one device, as a graph of its own."""
+
+    device: str
+    graph: Graph
+
+
+@dataclass(frozen=True, slots=True)
+class PassRecord:
+    """A rewrite that was done, and the nodes before and after it."""
+
+    name: str
+    before: int
+    after: int
+
+
+@dataclass(frozen=True, eq=False)
+class OptimizedNetwork:
+    """What `weft.optimize` returns: it can be printed, saved, and loaded by a `Runtime` or `weft.load`.
+
+    `graph` has every node in the order of execution, the copies between devices among them (op `Copy`);
+    `parts` are the subgraphs, in the same order; a part whose input is another part's output, without a
+    copy between them, uses that part's memory. `refusals` has a line for each node and each device that
+    comes before the node's own in the order of preference.
+    """
+
+    graph: Graph
+    parts: tuple[Part, ...]
+    devices: tuple[str, ...]
+    config: BackendConfig
+    refusals: tuple[Refusal, ...] = ()
+    notes: tuple[str, ...] = ()
+    passes: tuple[PassRecord, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """The version of each backend that took part, by its id ("cpu")."""
+    backend_options: Mapping[str, Options] = field(default_factory=dict)
+    """The options that the network depends on, by backend id: declared `saved`, and not the defaults.
+    The backend gets the same when the network is loaded; all others are given by who loads it."""
+    weights: bool = True
+    """Whether the constants that the nodes read are still there; see `without_constants`."""
+
+    @property
+    def copies(self) -> tuple[Node, ...]:
+        """Return the nodes that bring values from one device to another."""
+        return tuple(n for n in self.graph.nodes if isinstance(n.op, Copy))
+
+    @property
+    def placement(self) -> dict[str, str]:
+        """Return the device of each node that a backend runs."""
+        return {n.name: part.device for part in self.parts for n in part.graph.nodes}
+
+    def without_constants(self) -> OptimizedNetwork:
+        """Return the network without its weights: what is left to know once it is loaded."""
+        graph = self.graph.copy()
+        results = set(self.graph.outputs)
+        graph.constants = {o: c for o, c in self.graph.constants.items() if o in results}
+        kept = self.weights and len(graph.constants) == len(self.graph.constants)
+        parts = tuple(Part(p.device, _named(p.graph)) for p in self.parts)
+        return replace(self, graph=graph, parts=parts, weights=kept)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the network to a file, which `load` reads; see `weft.core.saved.network_file`."""
+        from weft.core.saved.network_file import save  # which knows this class
+
+        save(self, path)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str], *, backends: BackendRegistry | None = None) -> OptimizedNetwork:
+        """Return the network that was saved to a file, for the backends of a registry (default: all known).
+
+        BackendError if one of them is not there or has another version, ModelError if the file is damaged.
+        """
+        from weft.core.saved.network_file import load_saved
+
+        return load_saved(path, backends=backends)
+
+    def __str__(self) -> str:
+        where = self.placement
+        lines = [f"network {self.graph.name}: {len(self.parts)} subgraph(s) on {', '.join(self.devices)}"]
+        for node in self.graph.nodes:
+            lines.append(f"  {where.get(node.name, 'copy'):12} {node}")
+        return "\n".join([*lines, *(f"note: {n}" for n in self.notes)])
+
+
+def _named(graph: Graph) -> Graph:
+    bare = graph.copy()
+    bare.constants = {}
+    return bare

@@ -1,0 +1,306 @@
+"""From a bound graph to an optimised network: rewrite, assign, let each backend optimise, partition, copy (A7).
+
+Each step is a function of its own that can be called and printed alone:
+
+    prepare_network    fold, rewrite, store as fp32 or fp16       weft/core/placement/prepare.py
+    expand_refused     ops of which a device knows the parts      weft/core/placement/decompose.py
+    assign             which device runs which node               weft/core/placement/assign.py
+    optimize_parts     each backend's OptimizeSubgraph            here
+    add_debug_nodes    when asked                                 weft/core/placement/debug_nodes.py
+    partition          as few subgraphs as possible               weft/core/placement/partition.py
+    insert_copies      copies, or imports, between subgraphs      here
+
+Debug nodes come before the partition, since they are nodes that must have a place, and after the backends'
+optimisers, so that they see what will run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from weft.core.contract.backend import Backend, BackendConfig
+from weft.core.contract.error_context import blame, callback_of
+from weft.core.contract.views import OptimizationViews, SubgraphView, substitute
+from weft.core.graph.graph import Graph, Names, Node
+from weft.core.graph.limits import Limits
+from weft.core.passes.dead import remove_unread
+from weft.core.placement.assign import Assignment, Backends, assign, place, unsupported
+from weft.core.placement.check_network import imports
+from weft.core.placement.debug_nodes import DebugSink, add_debug_nodes
+from weft.core.placement.decompose import expand_refused
+from weft.core.placement.hints import Hints, lost_hints
+from weft.core.placement.optimized_network import Copy, OptimizedNetwork, Part, PreCompiled
+from weft.core.placement.partition import CHOICES, partition
+from weft.core.placement.prepare import Network, prepare_network
+from weft.errors import BackendError, ExecutionError, UnsupportedOps
+
+
+@dataclass(frozen=True)
+class OptimizerOptions:
+    """What a user asks of the optimiser.
+
+    `hints`: devices by node name or pattern. `fallback`: "error" forbids any device but the hinted one, and
+    but the first to nodes without a hint. `debug`: told of every output of every node in each run. `limits`: what the
+    model may cost before it runs.
+    """
+
+    config: BackendConfig = field(default_factory=BackendConfig)
+    hints: Mapping[str, str] = field(default_factory=dict)
+    fallback: str = "cpu"
+    debug: DebugSink | None = None
+    limits: Limits = field(default_factory=Limits)
+
+
+def optimize(
+    bound: Graph,
+    backends: Backends,
+    options: OptimizerOptions,
+    *,
+    host: str = "cpu:0",
+    before: Assignment | None = None,
+    prepared: Network | None = None,
+) -> OptimizedNetwork:
+    """Return the network of a graph whose input shapes are all known.
+
+    `backends` are asked in order. `host` is the device that debug nodes run on. `before` holds reasons for
+    refusals that came up when an earlier result was loaded. `prepared` is what `prepare_network` made of the
+    graph, where that was done before.
+    """
+    prepared = prepared or prepare_network(bound, options.config.precision, options.limits)
+    hints = Hints(options.hints)
+    graph, notes = expand_refused(prepared.graph, backends, hints)
+    notes += lost_hints(graph, options.hints)
+    assignment = assign(graph, backends, hints, before=before)
+    graph, device = optimize_parts(graph, backends, assignment, hints)
+    _check_fallback(assignment, next(iter(backends)), options.fallback, hints)
+    if options.debug is not None:
+        graph = add_debug_nodes(graph, device, host, options.debug)
+    parts = insert_copies(partition(graph, device, tuple(backends)), graph, backends)
+    whole = graph.copy()
+    whole.nodes = [node for part in parts for node in (*part.copies, *part.part.graph.nodes)]
+    whole.specs |= {v: s for part in parts for v, s in part.part.graph.specs.items()}
+    return OptimizedNetwork(
+        whole,
+        tuple(part.part for part in parts),
+        tuple(backends),
+        options.config,
+        tuple(assignment.refusals.values()),
+        (*prepared.notes, *notes),
+        prepared.passes,
+        {b.info.id: b.info.version for b in backends.values()},
+        {b.info.id: b.info.kept_options for b in backends.values()},
+    )
+
+
+# -- the backends' own optimisers (A5, A6) ------------------------------------------------------------------
+
+
+def optimize_parts(
+    graph: Graph, backends: Backends, assignment: Assignment, hints: Mapping[str, str] | Hints | None = None
+) -> tuple[Graph, dict[str, str]]:
+    """Return the graph as the backends rewrote their parts of it, and the device of every node.
+
+    Each backend sees its subgraphs once. What it fails goes, alone, to the next backend that supports it,
+    and then that one's optimiser sees it. `assignment` gets the reasons. Nodes that in the end nobody takes
+    raise UnsupportedOps, all of them.
+    """
+    work = _Optimisation(graph, backends, assignment, Hints.of(hints))
+    while work.unseen:
+        before = work.progress
+        for name in backends:
+            work.ask(name)
+        if work.progress == before:
+            raise BackendError(
+                "the backends' optimisers do not come to an end",
+                where=", ".join(sorted({work.device.get(n, "no device") for n in work.unseen})),
+                why=f"nobody optimised {', '.join(map(repr, sorted(work.unseen)[:20]))}",
+            )
+    if work.homeless:
+        raise unsupported(work.homeless, backends, assignment)
+    return remove_unread(work.graph), work.device
+
+
+class _Optimisation:
+    """How far the backends' optimisers are: `unseen` are the names of the nodes that await one."""
+
+    def __init__(self, graph: Graph, backends: Backends, assignment: Assignment, hints: Hints) -> None:
+        self.graph, self._backends, self._assignment, self._hints = graph, backends, assignment, hints
+        self.device = dict(assignment.device)
+        self.unseen = {n.name for n in graph.nodes}
+        self.homeless: list[Node] = []
+        self._parts: list[Part] | None = None
+        """Of the graph as it is, until a backend changes it or the device of a node."""
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Return what each step makes smaller or larger: the nodes that wait, and the reasons that are known."""
+        return len(self.unseen), len(self._assignment.refusals)
+
+    def ask(self, name: str) -> None:
+        """Let one backend optimise the subgraphs of it that it has not seen."""
+        if not any(self.device.get(n) == name for n in self.unseen):
+            return
+        if self._parts is None:
+            self._parts = self._divided()
+        asked = [SubgraphView(part.graph) for part in self._parts if part.device == name]
+        self._take(name, [(view, _ask(self._backends[name], name, view)) for view in asked])
+
+    def _divided(self) -> list[Part]:
+        """Return the subgraphs to be seen, and those of what was: it is kept apart, as it is optimised already."""
+        labels = {
+            n.name: self.device.get(n.name, "nobody") + ("" if n.name in self.unseen else " (done)")
+            for n in self.graph.nodes
+        }
+        # Between the parts that were seen, a search for the fewest would look for what nobody runs.
+        return partition(self.graph, labels, choices=CHOICES if len(self.unseen) == len(labels) else 0)
+
+    def _take(self, name: str, answers: list[tuple[SubgraphView, OptimizationViews]]) -> None:
+        """Do what a backend made of its subgraphs: of all at once, as there may be thousands."""
+        mine = {n.name: n for view, _ in answers for n in view.nodes}
+        self.unseen -= mine.keys()
+        every = OptimizationViews()
+        for _, views in answers:
+            every.substitutions += views.substitutions
+            every.deleted += views.deleted
+            every.failed += views.failed
+        if every.substitutions or every.deleted:
+            self.graph, self._parts = substitute(self.graph, every, name), None
+            homeless = {n.name for n in self.homeless}
+            self.device = {n.name: self.device.get(n.name, name) for n in self.graph.nodes if n.name not in homeless}
+        for node, reason in [(mine[n.name], f.reason) for f in every.failed for n in f.part.nodes]:
+            self._assignment.refuse(node, name, reason)
+            self._parts = None
+            if place(self.graph, node, self._backends, self._hints, self._assignment):
+                self.device[node.name] = self._assignment.device[node.name]
+                self.unseen.add(node.name)
+            else:
+                del self.device[node.name]
+                self.homeless.append(node)
+
+
+def _ask(backend: Backend, name: str, view: SubgraphView) -> OptimizationViews:
+    """Return what a backend makes of a view; BackendError if that is not what the contract says."""
+    # It gets a copy: what it does to that must not decide what it is held against.
+    shown = view.graph.copy()
+    shown.nodes = [replace(n) for n in shown.nodes]
+    callback = callback_of(backend, "OptimizeSubgraph")
+    try:
+        with blame(name, "the backend could not optimise its part of the network", callback=callback):
+            views = backend.OptimizeSubgraph(SubgraphView(shown))
+            if not isinstance(views, OptimizationViews):
+                raise BackendError(
+                    "the backend's OptimizeSubgraph broke its contract",
+                    why=f"it returned {'None' if views is None else f'a {type(views).__name__}'}",
+                    fix="return OptimizationViews, with every node of the view in one of its lists",
+                )
+            views.check(view, name)
+            _check_compiled(views, backend)
+    except (BackendError, ExecutionError) as e:
+        changed = [f for f in ("inputs", "outputs", "nodes", "specs") if getattr(shown, f) != getattr(view.graph, f)]
+        if not changed:
+            raise
+        raise BackendError(
+            "the backend's OptimizeSubgraph changed the view that it was shown",
+            where=f"{name}: {callback}",
+            why=f"its {', '.join(changed)} are not what they were, and then: {e.why or e.what}",
+            fix="work on a copy, graph.copy() with dataclasses.replace(node, ...), and substitute that",
+        ) from e
+    return views
+
+
+def _check_compiled(views: OptimizationViews, backend: Backend) -> None:
+    """Raise BackendError if a backend made nodes that it is not the one to run."""
+    made = [node for s in views.substitutions for node in s.replacement.nodes]
+    problems = [
+        f"node {n.name!r} is compiled for {n.op.backend!r}"
+        for n in made
+        if isinstance(n.op, PreCompiled) and n.op.backend != backend.info.id
+    ]
+    problems += [f"node {n.name!r} is a copy between devices" for n in made if isinstance(n.op, Copy)]
+    if problems:
+        raise BackendError(
+            "the backend's OptimizeSubgraph made nodes that it cannot run",
+            where=backend.info.device,
+            why="; ".join(problems),
+            fix=f"a backend makes PreCompiled nodes of its own id alone: PreCompiled({backend.info.id!r}, ...)",
+        )
+
+
+def _check_fallback(assignment: Assignment, first: str, fallback: str, hints: Hints) -> None:
+    """Raise UnsupportedOps with every node that is not where the user wants it: where a hint says, or first."""
+    if fallback != "error":
+        return
+    wanted = {node: hints.device(node) or first for node, _ in assignment.refusals}
+    refused = [r for (node, d), r in assignment.refusals.items() if d in (wanted[node], first)]
+    if refused:
+        devices = dict.fromkeys(wanted[r.node] for r in refused)
+        raise UnsupportedOps(
+            f"{len({r.node for r in refused})} node(s) cannot run on {', '.join(devices)}",
+            tuple(str(r) for r in refused),
+            fix='allow other devices: fallback="cpu"',
+            refusals=tuple(assignment.refusals.values()),
+        )
+
+
+# -- copies (A8) ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class CopiedPart:
+    """A part with the copies that must be done before it runs."""
+
+    part: Part
+    copies: tuple[Node, ...] = ()
+
+
+def insert_copies(parts: list[Part], graph: Graph, backends: Backends) -> list[CopiedPart]:
+    """Return the parts with a `Copy` node for every value that one makes and another, elsewhere, reads.
+
+    None is made where the reader can use the memory of a part that holds the value (`Backend.canImport`):
+    then the reader's input has that value's name.
+    """
+    holders: dict[str, list[tuple[str, str]]] = {}
+    names, out = Names(graph), []
+    for part in parts:
+        copies: list[Node] = []
+        renamed: dict[str, str] = {}
+        for value in part.graph.inputs:
+            held = holders.get(value)
+            if held is None:
+                continue
+            name = _importable(held, part.device, backends)
+            if name is None:
+                source = held[0][0]
+                name = names.fresh(f"{value}@{part.device}")
+                label = names.fresh(f"copy {value}: {source} -> {part.device}")
+                copies.append(Node(label, Copy(source, part.device), (value,), (name,)))
+                held.append((part.device, name))
+            renamed[value] = name
+        out.append(CopiedPart(_rename(part, renamed), tuple(copies)))
+        for value in part.graph.outputs:
+            holders[value] = [(part.device, value)]
+    return out
+
+
+def _importable(held: list[tuple[str, str]], device: str, backends: Backends) -> str | None:
+    """Return the name under which some part holds the value where the device can use it."""
+    for where, name in held:
+        if device not in backends or where not in backends:
+            continue
+        if imports(backends[device], backends[where]):
+            return name
+    return None
+
+
+def _rename(part: Part, names: Mapping[str, str]) -> Part:
+    """Return the part with its inputs called as the copies call them."""
+    if all(old == new for old, new in names.items()):
+        return part
+    graph = part.graph.copy()
+    graph.inputs = [names.get(i, i) for i in graph.inputs]
+    graph.nodes = [replace(n, inputs=tuple(names.get(i, i) for i in n.inputs)) for n in graph.nodes]
+    graph.specs = {names.get(v, v): spec for v, spec in graph.specs.items()}
+    if len(set(graph.inputs)) < len(graph.inputs):
+        raise BackendError(f"part {graph.name!r} reads a value under two names", where=part.device)
+    return Part(part.device, graph)

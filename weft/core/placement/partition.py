@@ -1,0 +1,299 @@
+"""Divide an assigned graph into as few parts as possible, each of one device (A4).
+
+Parts that run one after the other are a topological order of the nodes, cut wherever the device changes. The
+fewest parts are therefore the fewest runs of one device that any topological order has. Once a device has its
+turn it takes all that is ready for it: taking less never saves a run. What is left is the order of the turns.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+from weft.core.contract.views import subgraph
+from weft.core.graph.graph import Graph, Node
+from weft.core.placement.optimized_network import Part
+
+CHOICES = 5_000
+"""How many states with more than one way on the exact search may look at."""
+FORCED = 20
+"""How many states of any kind it may look at for each of those."""
+BEAM = 16
+"""How many states of each turn the first, inexact search keeps."""
+
+
+def partition(
+    graph: Graph, device: Mapping[str, str], order: Sequence[str] = (), *, choices: int = CHOICES
+) -> list[Part]:
+    """Return the fewest parts in an order of execution; `device` has the device of each node by its name.
+
+    Every node is in exactly one part, and no part waits for itself through another. Equal graphs give equal
+    parts. Between turns that look equally good, the device that comes first in `order` goes first, then the
+    one that the graph names first; nodes of a part keep the graph's order.
+
+    The number of parts is the least possible for up to two devices. For more the problem is hard (it contains
+    the shortest common supersequence): it is solved exactly where that takes no more than `choices` states
+    with more than one way on; beyond that the answer is the best that a beam search found.
+    """
+    ranks = {d: k for k, d in enumerate(dict.fromkeys([*order, *(device[n.name] for n in graph.nodes)]))}
+    names = list(ranks)
+    blocks = _contract(graph, [ranks[device[n.name]] for n in graph.nodes], len(ranks))
+    turns = _turns(_with_ends_joined(blocks), choices)
+    place = _place(blocks, turns)
+    chosen: list[list[Node]] = [[] for _ in turns]
+    for node, block in zip(graph.nodes, blocks.of, strict=True):
+        chosen[place[block]].append(node)
+    near = _surroundings(graph, chosen)
+    return [
+        Part(names[turn], subgraph(around, f"{graph.name}.{k}", nodes))
+        for k, (turn, around, nodes) in enumerate(zip(turns, near, chosen, strict=True))
+    ]
+
+
+@dataclass
+class _Blocks:
+    """Nodes that every order takes in the same turn, as one; numbers in place of names."""
+
+    of: list[int]
+    """The block of each node of the graph."""
+    device: list[int] = field(default_factory=list)
+    before: list[tuple[int, ...]] = field(default_factory=list)
+    """The blocks that each one waits for."""
+    after: list[list[int]] = field(default_factory=list)
+    """The blocks that wait for each one."""
+    runs: list[list[int]] = field(default_factory=list)
+    """For each block and device, the most runs of that device on any way from the block to the end."""
+
+
+def _contract(graph: Graph, device: Sequence[int], devices: int) -> _Blocks:
+    """Return the blocks: nodes of a device that wait for the same blocks, or for one block of that device."""
+    blocks = _Blocks([])
+    made: dict[str, int] = {}
+    known: dict[tuple[int, frozenset[int]], int] = {}
+    for node, where in zip(graph.nodes, device, strict=True):
+        waits = frozenset(made[i] for i in node.inputs if i in made)
+        block = next(iter(waits)) if len(waits) == 1 else -1
+        if block < 0 or blocks.device[block] != where:
+            block = known.setdefault((where, waits), len(blocks.device))
+        if block == len(blocks.device):
+            blocks.device.append(where)
+            blocks.before.append(tuple(waits))
+            blocks.after.append([])
+            for b in waits:
+                blocks.after[b].append(block)
+        blocks.of.append(block)
+        made.update((o, block) for o in node.outputs if o)
+    blocks.runs = [[0] * devices for _ in blocks.device]
+    for block in reversed(range(len(blocks.device))):
+        where, runs = blocks.device[block], blocks.runs[block]
+        runs[where] = 1
+        for b in blocks.after[block]:
+            ahead = blocks.runs[b].copy()
+            ahead[where] += blocks.device[b] != where
+            runs[:] = map(max, runs, ahead)
+    return blocks
+
+
+def _with_ends_joined(blocks: _Blocks) -> _Blocks:
+    """Return the blocks with one in the place of all of a device that nobody waits for.
+
+    It costs no turn: the last of them decides when their device must have one, and then all can be done. But
+    there may be thousands (debug nodes), of which every state would hold those that are ready.
+    """
+    ends: dict[int, int] = {}
+    stand_in = list(range(len(blocks.device)))
+    before = blocks.before.copy()
+    waits: dict[int, set[int]] = {}
+    for block, readers in enumerate(blocks.after):
+        if not readers:
+            stand_in[block] = ends.setdefault(blocks.device[block], block)
+            waits.setdefault(stand_in[block], set()).update(blocks.before[block])
+    for block, joined in waits.items():
+        before[block] = tuple(joined)
+    gone = [b for b, one in enumerate(stand_in) if one != b]
+    for block in gone:
+        before[block] = (block,)  # it waits for itself, forever
+    after = [list(dict.fromkeys(stand_in[b] for b in readers)) for readers in blocks.after]
+    return replace(blocks, before=before, after=after) if gone else blocks
+
+
+@dataclass(slots=True)
+class _State:
+    """How far the execution is. It holds the edge between what is done and what is not, nothing else."""
+
+    key: int = 0
+    """Tells states apart by what is done: a hash of that."""
+    done: int = 0
+    """How many blocks are done."""
+    ready: dict[int, list[int]] = field(default_factory=dict)
+    """The blocks that are ready, by device."""
+    needs: dict[int, list[int]] = field(default_factory=dict)
+    """For the devices with ready blocks, the most runs of each device on any way from those to the end."""
+    waits: dict[int, int] = field(default_factory=dict)
+    """Of blocks for which some of what they wait for is done, how much is not."""
+
+    def copy(self) -> _State:
+        ready = {d: b.copy() for d, b in self.ready.items()}
+        return _State(self.key, self.done, ready, {d: n.copy() for d, n in self.needs.items()}, self.waits.copy())
+
+    def add(self, blocks: _Blocks, block: int) -> None:
+        """Note that a block is ready."""
+        where, runs = blocks.device[block], blocks.runs[block]
+        self.ready.setdefault(where, []).append(block)
+        self.needs[where] = list(map(max, self.needs.get(where, runs), runs))
+
+
+def _start(blocks: _Blocks) -> _State:
+    state = _State()
+    for block, waits in enumerate(blocks.before):
+        if not waits:
+            state.add(blocks, block)
+    return state
+
+
+def _ways(state: _State) -> list[int]:
+    """Return the devices that something is ready for, the preferred ones first."""
+    return sorted(state.ready)
+
+
+def _each_way(blocks: _Blocks, state: _State) -> Iterator[tuple[int, _State]]:
+    """Yield each device that can have its turn and the state after that; the state itself is used up."""
+    *others, last = _ways(state)
+    for turn in others:
+        yield turn, _take(blocks, state.copy(), turn)
+    yield last, _take(blocks, state, last)
+
+
+def _take(blocks: _Blocks, state: _State, turn: int) -> _State:
+    """Bring a state to where a device has done all that it can, and return it."""
+    todo = state.ready.pop(turn)
+    del state.needs[turn]
+    while todo:
+        block = todo.pop()
+        state.done += 1
+        state.key ^= _mark(block)
+        for b in blocks.after[block]:
+            left = state.waits.get(b, len(blocks.before[b])) - 1
+            if left:
+                state.waits[b] = left
+                continue
+            state.waits.pop(b, None)
+            if blocks.device[b] == turn:
+                todo.append(b)
+            else:
+                state.add(blocks, b)
+    return state
+
+
+def _mark(block: int) -> int:
+    """Return a number of 64 bits that looks random; those of all blocks that are done, combined, tell states apart."""
+    mixed = (block + 1) * 0x9E3779B97F4A7C15 & _ALL
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & _ALL
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _ALL
+    return mixed ^ mixed >> 31
+
+
+_ALL = (1 << 64) - 1
+
+
+def _left(state: _State) -> int:
+    """Return a number of turns that cannot do: what each device needs on its own worst way to the end.
+
+    A turn lowers what its own device needs by one at most and leaves the others' needs, so the bound never
+    falls by more than one a turn, which is what A* asks of it.
+    """
+    return sum(map(max, zip(*state.needs.values(), strict=True)))
+
+
+Turns = tuple[int, "Turns"] | None
+"""The devices that had their turn, the last one first."""
+
+
+def _turns(blocks: _Blocks, choices: int) -> list[int]:
+    """Return the devices in the order of their turns, the fewest that were found."""
+    found = _beam(blocks)
+    if len(found) > _left(_start(blocks)):
+        found = _search(blocks, len(found), choices) or found
+    return found
+
+
+def _beam(blocks: _Blocks) -> list[int]:
+    """Return turns to the end, keeping a turn's states with the least to do."""
+    level: list[tuple[_State, Turns]] = [(_start(blocks), None)]
+    while level[0][0].ready:
+        after: dict[int, tuple[_State, Turns]] = {}
+        for state, turns in level:
+            for turn, reached in _each_way(blocks, state):
+                after.setdefault(reached.key, (reached, (turn, turns)))
+        level = list(after.values())
+        if len(level) > 1:
+            level = heapq.nsmallest(BEAM, level, key=lambda s: (_left(s[0]), -s[0].done))
+    return _listed(level[0][1])
+
+
+def _search(blocks: _Blocks, bound: int, choices: int) -> list[int] | None:
+    """Return the fewest turns if they are fewer than `bound` and found in time (A*), or None."""
+    start = _start(blocks)
+    cost, states = {start.key: 0}, FORCED * choices
+    serial = count()
+    heap: list[tuple[int, int, int, _State, Turns]] = [(_left(start), 0, next(serial), start, None)]
+    while heap:
+        _, minus, _, state, turns = heapq.heappop(heap)
+        if not state.ready:
+            return _listed(turns)
+        if cost[state.key] < -minus:
+            continue
+        choices -= len(state.ready) > 1
+        states -= 1
+        if choices < 0 or states < 0:
+            return None
+        spent = 1 - minus
+        for turn, reached in _each_way(blocks, state):
+            total = spent + _left(reached)
+            if total < bound and spent < cost.get(reached.key, bound):
+                cost[reached.key] = spent
+                heapq.heappush(heap, (total, -spent, next(serial), reached, (turn, turns)))
+    return None
+
+
+def _listed(turns: Turns) -> list[int]:
+    out = []
+    while turns:
+        last, turns = turns
+        out.append(last)
+    return out[::-1]
+
+
+def _place(blocks: _Blocks, turns: Sequence[int]) -> list[int]:
+    """Return the turn of each block: the first of its device in which it is ready."""
+    of_device: list[list[int]] = [[] for _ in range(1 + max(turns, default=0))]
+    for k, turn in enumerate(turns):
+        of_device[turn].append(k)
+    place: list[int] = [0] * len(blocks.device)
+    for block, where in enumerate(blocks.device):
+        mine = of_device[where]
+        place[block] = mine[bisect_left(mine, place[block])]
+        for b in blocks.after[block]:
+            place[b] = max(place[b], place[block] + (blocks.device[b] != where))
+    return place
+
+
+def _surroundings(graph: Graph, parts: Sequence[Sequence[Node]]) -> list[Graph]:
+    """Return for each part the nodes that read from it, as a graph: all of the whole that its slots depend on."""
+    readers: dict[str, list[Node]] = {}
+    for node in graph.nodes:
+        for i in node.inputs:
+            readers.setdefault(i, []).append(node)
+    results = set(graph.outputs)
+    made = [[o for node in nodes for o in node.outputs if o] for nodes in parts]
+    return [
+        replace(
+            graph,
+            nodes=[n for o in own for n in readers.get(o, ())],
+            outputs=[o for o in own if o in results],
+        )
+        for own in made
+    ]

@@ -1,0 +1,1 @@
+"""The registry of backends: who is there, and whether its hardware is."""

@@ -1,0 +1,526 @@
+"""The registry of backends: by string id and by forward type.
+
+Backends of a program are inserted. Others are found, by a `Finder`, when the registry is first asked: those
+that installed packages announce, then those in the folders of `WEFT_DYNAMIC_BACKEND_PATHS`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import ClassVar
+from weakref import WeakKeyDictionary, WeakSet
+
+from weft import config
+from weft.core.contract.backend import (
+    Backend,
+    BackendConfig,
+    BackendCreator,
+    BackendInfo,
+    DeviceInfo,
+    ForwardType,
+)
+from weft.core.contract.backend_options import (
+    NO_OPTIONS,
+    BackendOptions,
+    Options,
+    Value,
+    defaults,
+    kept_by_networks,
+    problems_of,
+    taken,
+    wrong_options,
+)
+from weft.core.contract.check_answers import done
+from weft.core.contract.contexts import MemoryManager
+from weft.core.contract.error_context import blame, callback_of, do_all, is_error
+from weft.core.contract.profile import ProfilingContext
+from weft.core.registry.entries import Entry, Finder, Folder, as_creator, check_creator, version_of
+from weft.core.registry.probe import described, present, unusable
+from weft.errors import BackendError, ConfigError, DeviceError, NoDevice, WeftError, brief
+
+log = logging.getLogger("weft.registry")
+plugin_log = logging.getLogger("weft.plugins")
+
+DeviceName = str | ForwardType
+_NAME = re.compile(r"([A-Za-z][A-Za-z0-9_]*)(?::(\d+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A device that was picked: the creator of its backend, its index, why it was picked, and the user's options."""
+
+    creator: BackendCreator
+    index: int
+    why: str = ""
+    given: Options = NO_OPTIONS
+    """The user's options that are not the defaults."""
+    info: DeviceInfo | None = None
+
+    @property
+    def device(self) -> str:
+        """Return the device's name, "vulkan:0"."""
+        return f"{self.creator.id}:{self.index}"
+
+    @property
+    def options(self) -> Options:
+        """Return a value for each option of the backend."""
+        return Options({**defaults(self.creator), **self.given})
+
+    def with_options(self, given: Mapping[str, Value]) -> Choice:
+        """Return the device with these options, which the creator is known to take, and no others."""
+        usual = defaults(self.creator)
+        return replace(self, given=Options({k: v for k, v in given.items() if usual.get(k) != v}))
+
+    def prepare(self) -> None:
+        """Have the device opened ahead, if the creator can do that for these options."""
+        if not self.given:
+            _note_opened(self.creator)
+            self.creator.onPrepare(self.index)
+
+    def open(
+        self, config: BackendConfig, memory: MemoryManager | None = None, profiling: ProfilingContext | None = None
+    ) -> Backend:
+        """Return a new backend on the device."""
+        creator = self.creator
+        info = BackendInfo(
+            creator.id, self.index, config, version_of(creator), memory, profiling, creator.forward_type, self.options,
+            kept_by_networks(creator, self.options),
+        )  # fmt: skip
+        _note_opened(self.creator)
+        try:
+            backend = self.creator.onCreate(info)
+        except WeftError:
+            raise
+        except Exception as e:
+            if not is_error(e):
+                raise
+            raise DeviceError(
+                f"{self.device} cannot be used",
+                where=f"{type(self.creator).__name__}.onCreate",
+                why=described(e),
+            ) from e
+        if not isinstance(backend, Backend):
+            raise BackendError(
+                f"{self.device} cannot be used",
+                where=f"{type(self.creator).__name__}.onCreate",
+                why=f"it returned {brief(repr(backend))}, which is not a Backend",
+            )
+        return backend
+
+
+_opened: WeakKeyDictionary[BackendCreator, int] = WeakKeyDictionary()
+"""The process in which each creator first opened a device; a creator that is closed is forgotten."""
+
+
+def _note_opened(creator: BackendCreator) -> None:
+    if creator not in _opened:
+        with BackendRegistry._lock:
+            _opened.setdefault(creator, os.getpid())
+
+
+def _close(creator: BackendCreator) -> None:
+    _opened.pop(creator, None)
+    callback = callback_of(creator, "close")
+    with blame(creator.id, "the backend could not close its devices", callback=callback):
+        answer: object = creator.close()  # type: ignore[func-returns-value]
+        done(answer, callback, "close failed")
+
+
+def close_opened() -> None:
+    """Have every creator close the devices that it opened in this process: a forked one leaves its parent's alone."""
+    with BackendRegistry._lock:
+        mine = [creator for creator, process in _opened.items() if process == os.getpid()]
+    do_all(partial(_close_logged, creator) for creator in mine)
+
+
+def _close_logged(creator: BackendCreator) -> None:
+    try:
+        _close(creator)
+    except Exception as e:
+        if not is_error(e):
+            raise
+        log.warning("closing the devices of %s failed: %s", creator.id, described(e))
+
+
+class BackendRegistry:
+    """Backends by id and forward type; an id or slot can be taken once."""
+
+    _lock = threading.RLock()
+    """Of all registries: a backend that one of them is loading may ask another."""
+
+    _all: ClassVar[WeakSet[BackendRegistry]] = WeakSet()
+    """All that hold backends: a creator is closed when the last of them drops it."""
+
+    def __init__(self, finder: Finder | None = None) -> None:
+        self.finder = finder
+        self._is_derived = False
+        self._by_id: dict[str, Entry] = {}
+        self._by_type: dict[ForwardType, Entry] = {}
+        self._failures: dict[str, tuple[str, bool]] = {}
+        self._paths: tuple[Folder, ...] | None = None
+        self._asked_packages = self._asked_paths = self._searching = False
+        with self._lock:
+            self._all.add(self)
+
+    # -- backends of the program -------------------------------------------------------------------------
+
+    def insert(
+        self, key: DeviceName, creator: BackendCreator | type[Backend], *, origin: str = "registry.insert"
+    ) -> None:
+        """Register a creator under a forward type or an id (and under its own id and type).
+
+        A class of backends will do where there is one device. BackendError if the id or the type is taken.
+        """
+        with self._lock:
+            self._put(key, Entry(as_creator(creator), origin))
+
+    def _put(self, key: DeviceName, entry: Entry) -> None:
+        creator = entry.creator
+        kind = key if isinstance(key, ForwardType) else creator.forward_type
+        id_ = creator.id or key.name.lower() if isinstance(key, ForwardType) else key
+        if not isinstance(id_, str) or not _NAME.fullmatch(id_) or ":" in id_:
+            raise BackendError(f"{id_!r} cannot be a backend id", why="an id is letters, digits and _")
+        if kind is ForwardType.AUTO or id_.lower() == "auto":
+            raise BackendError("AUTO is not a device and cannot be registered", fix="choose a USER slot or an id")
+        check_creator(creator)
+        holder, slot = self._by_id.get(id_.lower()), f"the id {id_!r}"
+        if holder is None and kind is not None:
+            holder, slot = self._by_type.get(kind), f"the slot {kind.name}"
+        if holder is not None:
+            raise BackendError(f"{slot} is taken", why=f"held by {holder}", fix="choose another, or remove the holder")
+        creator.id, creator.forward_type = id_, kind
+        # A new dict, for other threads may be reading the old one.
+        self._by_id = {**self._by_id, id_.lower(): entry}
+        if kind is not None:
+            self._by_type = {**self._by_type, kind: entry}
+
+    def remove(self, key: DeviceName) -> None:
+        """Unregister a backend, and close its devices unless another registry holds it too."""
+        with self._lock:
+            self._drop(self._entry(key))
+
+    def _drop(self, entry: Entry) -> None:
+        self._by_id = {k: e for k, e in self._by_id.items() if e is not entry}
+        self._by_type = {k: e for k, e in self._by_type.items() if e is not entry}
+        self._close_unheld(entry)
+
+    def _close_unheld(self, entry: Entry) -> None:
+        if not any(e.creator is entry.creator for each in self._all for e in each._by_id.values()):
+            _close(entry.creator)
+
+    # -- backends that are found ---------------------------------------------------------------------------
+
+    def insert_dynamic(
+        self, creator: BackendCreator, origin: str, *, id: str = "", by_path: bool = False, version: str = ""
+    ) -> bool:
+        """Register a creator that was found at `origin`, under `id` or its own; tell whether that was done.
+
+        `version` counts where it has none. It is skipped, with a warning, if the id is taken (the first wins)
+        or cannot be one.
+        """
+        with self._lock:
+            name = id or creator.id
+            holder = self._by_id.get(name.lower()) if isinstance(name, str) else None
+            if holder is not None and holder.creator is creator:
+                return True
+            try:
+                self._put(name, Entry(creator, origin, by_path))
+            except BackendError as e:
+                self.skip(origin, ", ".join(filter(None, (e.what, e.why))), by_path=by_path)
+                return False
+            creator.found_version = version
+            return True
+
+    def skip(self, origin: str, reason: str, *, by_path: bool = False) -> None:
+        """Warn that what is at `origin` is not used, and remember the reason."""
+        reason = brief(reason)
+        plugin_log.warning("%s is skipped: %s", origin, reason, extra={"skipped": origin})
+        self._failures[origin] = (reason, by_path)
+
+    def rescan(self, paths: Sequence[Folder] | None = None) -> None:
+        """Look in folders again: what came from folders is closed and removed, what is there now is inserted.
+
+        `paths` take the place of `WEFT_DYNAMIC_BACKEND_PATHS` from now on; None goes back to the variable.
+        """
+        if isinstance(paths, (str, os.PathLike)):
+            raise ConfigError(f"{str(paths)!r} is one path, not a list of paths", fix=f"write [{str(paths)!r}]")
+        with self._lock:
+            if self._searching:
+                raise BackendError("a backend cannot have folders searched while it is being loaded")
+            self._search(packages_alone=True)
+            self._forget_paths()
+            self._paths = None if paths is None else tuple(paths)
+            self._asked_paths = False
+            self._search()
+
+    @property
+    def paths(self) -> tuple[Folder, ...] | None:
+        """Return the folders given to `rescan`, or None where the environment variable decides."""
+        return self._paths
+
+    def derive(self, paths: Sequence[Folder]) -> BackendRegistry:
+        """Return a registry for one runtime: the present backends, but from folders only those in `paths`.
+
+        No paths, no backends from folders. `close` it in the end.
+        """
+        made = BackendRegistry(self.finder)
+        with self._lock:
+            self._search(packages_alone=True)
+            made._by_id = {k: e for k, e in self._by_id.items() if not e.by_path}
+            made._by_type = {k: e for k, e in self._by_type.items() if not e.by_path}
+            made._failures = {k: f for k, f in self._failures.items() if not f[1]}
+        made._asked_packages = made._is_derived = True
+        made.rescan(paths)
+        return made
+
+    def close(self) -> None:
+        """Unregister the backends that came from folders; all others stay registered.
+
+        Those that no other registry holds are closed; of a derived one, also those that were removed elsewhere.
+        """
+        with self._lock:
+            self._asked_paths = True
+            self._forget_paths()
+            if self._is_derived and self in self._all:
+                self._all.discard(self)
+                self._each(self._close_unheld, self._by_id.values())
+
+    def _forget_paths(self) -> None:
+        self._each(self._drop, [e for e in self._by_id.values() if e.by_path])
+        self._failures = {k: f for k, f in self._failures.items() if not f[1]}
+
+    @staticmethod
+    def _each(close: Callable[[Entry], None], entries: Iterable[Entry]) -> None:
+        """Close one after another, whatever some of them raise; errors are logged."""
+
+        def close_one(entry: Entry) -> None:
+            try:
+                close(entry)
+            except Exception as e:
+                if not is_error(e):
+                    raise
+                plugin_log.warning("closing %s failed: %s: %s", entry, type(e).__name__, e)
+
+        do_all(partial(close_one, entry) for entry in entries)
+
+    def _search(self, *, packages_alone: bool = False) -> None:
+        """Find what there is to find, once. What a backend asks while it is loaded is answered without it."""
+        if self.finder is None or (self._asked_packages and self._asked_paths and not self._searching):
+            return
+        with self._lock:
+            if self._searching:
+                return
+            self._searching = True
+            try:
+                if not self._asked_packages:
+                    self._asked_packages = True
+                    self.finder.insert_installed(self)
+                if not (self._asked_paths or packages_alone):
+                    self._asked_paths = True
+                    given = config.dynamic_backend_paths() if self._paths is None else self._paths
+                    self.finder.insert_from(self, given)
+            finally:
+                self._searching = False
+
+    # -- queries -------------------------------------------------------------------------------------------
+
+    def is_registered(self, key: DeviceName) -> bool:
+        """Tell whether there is a backend of that id or forward type; it may be absent still."""
+        self._search()
+        return (key.lower() in self._by_id) if isinstance(key, str) else (key in self._by_type)
+
+    def ids(self) -> list[str]:
+        """Return the ids of all registered backends."""
+        return [c.id for c in self.creators()]
+
+    def creators(self) -> list[BackendCreator]:
+        """Return the creators in the order of registration."""
+        self._search()
+        return [e.creator for e in self._by_id.values()]
+
+    def origins(self) -> dict[str, str]:
+        """Return where each backend came from, by id: "weft", a call, an entry point, or a file."""
+        self._search()
+        return {e.creator.id: e.origin for e in self._by_id.values()}
+
+    def is_known_elsewhere(self, id: str) -> bool:
+        """Tell whether other processes find a backend, too: unless this program registered it by a call."""
+        return self.origins().get(id, "registry.insert") not in ("registry.insert", "insertExtraBackendCreator")
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """Return what was found and is not used: the reason, by where it was found."""
+        self._search()
+        return {origin: reason for origin, (reason, _) in self._failures.items()}
+
+    def absent(self) -> dict[str, str]:
+        """Return the backends that cannot run here, each with the reason: no device is there, or none works."""
+        reasons = {}
+        for creator in self.creators():
+            devices, why = present(creator)
+            if why is None and all(unusable(creator, d.index) for d in devices):
+                why = _none_works(creator, devices)
+            if why is not None:
+                reasons[creator.id] = why
+        return reasons
+
+    def devices(self) -> list[DeviceInfo]:
+        """Return every device of every backend that can run here."""
+        return [d for c in self.creators() for d in present(c)[0] if unusable(c, d.index) is None]
+
+    def unusable(self) -> list[tuple[DeviceInfo, str]]:
+        """Return the devices that are there and on which nothing can run, each with the reason."""
+        found = [(d, unusable(c, d.index)) for c in self.creators() for d in present(c)[0]]
+        return [(d, why) for d, why in found if why is not None]
+
+    def take_options(self, given: BackendOptions | None) -> dict[str, dict[str, Value]]:
+        """Return options by backend id, each value in its type; ConfigError has all that are wrong."""
+        if given is None:
+            return {}
+        if not isinstance(given, Mapping):
+            raise wrong_options([f"{brief(repr(given))} is no dict of options by backend"])
+        problems: list[str] = []
+        found: dict[str, tuple[BackendCreator, Mapping[str, object]]] = {}
+        for key, values in given.items():
+            known = isinstance(key, (str, ForwardType)) and self.is_registered(key)
+            if not known:
+                problems.append(f"{key!r} is not a backend: registered are {', '.join(self.ids())}")
+                continue
+            creator = self.find(key)
+            wrong = problems_of(creator, values)
+            if creator.id in found:
+                wrong.append(f"{creator.id!r} is named twice")
+            problems += wrong
+            found[creator.id] = (creator, values)
+        if problems:
+            raise wrong_options(problems)
+        return {id_: taken(creator, values) for id_, (creator, values) in found.items()}
+
+    def choose(self, device: DeviceName | Sequence[DeviceName], *, pass_over: bool = True) -> list[Choice]:
+        """Return the devices for a name or a list of names in order of preference.
+
+        An id alone means the first device of its backend that works, "id:N" the one with that index and no other.
+        Of several names, those whose device is absent or unusable are passed over with a warning, and the next
+        choice says so; if all are, or without `pass_over`, NoDevice has the reasons.
+        """
+        names = [device] if isinstance(device, (str, ForwardType)) else device
+        if not isinstance(names, Sequence) or not names:
+            raise ConfigError(f"{device!r} names no device", fix='pass device="auto", "cpu", "opencl" or "vulkan"')
+        choices: list[Choice] = []
+        missing: list[NoDevice] = []
+        for name in names:
+            try:
+                choice = self._one(name)
+            except NoDevice as e:
+                if len(names) == 1 or not pass_over or not self._is_known(name):
+                    raise
+                log.warning("%s", e)
+                missing.append(e)
+                continue
+            if choice.device not in [c.device for c in choices]:
+                choices.append(choice)
+        reasons = "; ".join(f"{e.what} ({e.why})" for e in missing)
+        if not choices:
+            raise NoDevice("none of the named devices can be used here", why=reasons, fix="run 'weft doctor'")
+        if missing:
+            first = choices[0]
+            choices[0] = replace(first, why="; ".join(w for w in (first.why, f"passed over: {reasons}") if w))
+        return choices
+
+    def _one(self, name: DeviceName) -> Choice:
+        is_auto = name is ForwardType.AUTO or (isinstance(name, str) and name.strip().lower() == "auto")
+        return self._auto() if is_auto else self._named(name)
+
+    def _is_known(self, name: DeviceName) -> bool:
+        key = name.strip().lower().partition(":")[0] if isinstance(name, str) else name
+        return key == "auto" or key in self._by_id or key in self._by_type
+
+    def _auto(self) -> Choice:
+        ranked = sorted((c for c in self.creators() if c.auto_rank is not None), key=lambda c: c.auto_rank or 0)
+        found = [(c, d) for c in ranked for d in present(c)[0]]
+        broken: list[str] = []
+        for creator, d in found:
+            if d.software:
+                continue
+            reason = unusable(creator, d.index)
+            if reason is None:
+                passed = "".join(f"; {each}" for each in broken)
+                return Choice(creator, d.index, f"AUTO picked {_shown(d)}, a GPU{passed}", info=d)
+            broken.append(f"{_shown(d)} cannot be used: {reason}")
+        why = ", ".join((*broken, *(f"{_shown(d)} is software" for _, d in found if d.software)))
+        why = why or "; ".join(f"{k}: {v}" for k, v in self.absent().items()) or "no GPU backend is registered"
+        fallback = self.find(ForwardType.CPU)
+        return Choice(fallback, 0, f"AUTO picked {fallback.id}: no GPU was found ({why})")
+
+    def _named(self, name: DeviceName) -> Choice:
+        index = None
+        if isinstance(name, str):
+            match = _NAME.fullmatch(name.strip())
+            if not match:
+                raise ConfigError(f"{name!r} is not a device", fix='write an id, or an id and an index: "vulkan:1"')
+            index = int(match[2]) if match[2] else None
+            name = match[1]
+        creator = self.find(name)
+        devices, why = present(creator)
+        if why is not None:
+            raise NoDevice(f"{creator.id} cannot be used here", why=why, fix="run 'weft doctor'")
+        if index is None:
+            works = next((d for d in devices if unusable(creator, d.index) is None), None)
+            if works is None:
+                why = _none_works(creator, devices)
+                raise NoDevice(f"{creator.id} cannot be used here", why=why, fix="run 'weft doctor'")
+            return Choice(creator, works.index, info=works)
+        info = next((d for d in devices if d.index == index), None)
+        if info is None:
+            found = ", ".join(_shown(d) for d in devices)
+            raise NoDevice(
+                f"there is no device {creator.id}:{index}",
+                why=f"{creator.id} has {len(devices)} device(s): {found}",
+                fix="run 'weft devices' for the list",
+            )
+        why = unusable(creator, index)
+        if why is not None:
+            raise NoDevice(f"{_shown(info)} cannot be used", why=why, fix="run 'weft doctor'")
+        return Choice(creator, index, info=info)
+
+    def find(self, key: DeviceName) -> BackendCreator:
+        """Return the creator of that id or forward type; NoDevice with the registered ids if there is none."""
+        return self._entry(key).creator
+
+    def _entry(self, key: DeviceName) -> Entry:
+        if not isinstance(key, (str, ForwardType)):
+            raise ConfigError(f"{key!r} is not a device", fix='pass an id such as "cpu", or a ForwardType')
+        self._search()
+        found = self._by_type.get(key) if isinstance(key, ForwardType) else self._by_id.get(key.lower())
+        if found is None:
+            shown = key.name if isinstance(key, ForwardType) else repr(key)
+            skipped = "".join(f"; {origin} was skipped: {why}" for origin, why in self.failures.items())
+            raise NoDevice(
+                f"no backend is registered for {shown}",
+                why=f"registered are {', '.join(self.ids())}{skipped}",
+                fix="run 'weft devices' for the list",
+            )
+        return found
+
+
+def _shown(device: DeviceInfo) -> str:
+    return f"{device.id}:{device.index} ({device.name})"
+
+
+def _none_works(creator: BackendCreator, devices: Sequence[DeviceInfo]) -> str:
+    return "; ".join(f"{_shown(d)} cannot be used: {unusable(creator, d.index)}" for d in devices)
+
+
+registry = BackendRegistry()
+"""The registry that every part of Weft uses."""
+
+
+def insertExtraBackendCreator(key: DeviceName, creator: BackendCreator | type[Backend]) -> None:
+    """Register a backend under a forward type (USER_0 ...) or an id; a taken one is refused, naming the holder."""
+    registry.insert(key, creator, origin="insertExtraBackendCreator")

@@ -1,0 +1,86 @@
+"""What a creator says of its hardware, held against the contract: whoever does not answer properly is absent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from weft.core.contract.backend import BackendCreator, DeviceInfo
+from weft.core.contract.error_context import FAILURES, sent_by_signal
+from weft.errors import WeftError, brief
+
+
+def described(error: BaseException) -> str:
+    """Return an exception in one line."""
+    said = (error.what, error.why) if isinstance(error, WeftError) else (str(error),)
+    return brief(": ".join(filter(None, (type(error).__name__, *(" ".join(text.split()) for text in said)))))
+
+
+def present(creator: BackendCreator) -> tuple[list[DeviceInfo], str | None]:
+    """Return the devices of a kind in the order of their indices; or none, and why nothing of it can run here.
+
+    They bear the creator's id, whatever they were given. A creator that fails to answer is absent, with what
+    it raised or returned as the reason.
+    """
+    asked = "absent"
+    try:
+        why: object = creator.absent()
+        if why is not None:
+            return [], _reason(why, "absent()")
+        asked = "devices"
+        found: object = creator.devices()
+    except FAILURES as e:
+        if sent_by_signal(e):
+            raise
+        return [], f"asking whether it is there failed: {_named(creator, asked)} raised {described(e)}"
+    wrong = _why_not_devices(found)
+    if wrong is not None:
+        return [], f"{_named(creator, 'devices')} {wrong}"
+    assert isinstance(found, (list, tuple))
+    own = [d if d.id == creator.id else replace(d, id=creator.id) for d in found]
+    return sorted(own, key=lambda d: d.index), None
+
+
+def unusable(creator: BackendCreator, index: int) -> str | None:
+    """Return why nothing can run on a device that is there, or None; a creator that fails to answer gives a reason."""
+    try:
+        why: object = creator.unusable(index)
+    except FAILURES as e:
+        if sent_by_signal(e):
+            raise
+        return f"asking whether it works failed: {_named(creator, 'unusable')} raised {described(e)}"
+    return None if why is None else _reason(why, "unusable()")
+
+
+def _named(creator: BackendCreator, function: str) -> str:
+    return f"{type(creator).__name__}.{function}"
+
+
+def _reason(why: object, function: str) -> str:
+    if not isinstance(why, str):
+        return f"{function} of its creator returned {brief(repr(why))}, which is not a reason in words"
+    return brief(why) if why.strip() else "its creator gives no reason"
+
+
+def _why_not_devices(found: object) -> str | None:
+    """Return what is wrong with an answer of `devices`, or None."""
+    if not isinstance(found, (list, tuple)):
+        return f"returned {brief(repr(found))}, which is not a list of DeviceInfo"
+    if not found:
+        return "found no device, though its creator says that there is one"
+    for each in found:
+        if not isinstance(each, DeviceInfo):
+            return f"returned {brief(repr(each))} among the devices, which is not a DeviceInfo"
+        if type(each.index) is not int or each.index < 0:
+            return f"gave a device the index {brief(repr(each.index))}, which is not a number from 0 on"
+        if not isinstance(each.name, str) or not isinstance(each.driver, str):
+            return f"gave device {each.index} a name or driver that is no text: {brief(repr((each.name, each.driver)))}"
+        if not isinstance(each.software, (bool, np.bool_)):
+            return f"says of device {each.index} that it is software: {brief(repr(each.software))}, not True or False"
+        if not isinstance(each.details, Mapping):
+            return f"gave device {each.index} details that are not a mapping: {brief(repr(each.details))}"
+    indices = [each.index for each in found]
+    twice = next((index for index in indices if indices.count(index) > 1), None)
+    return None if twice is None else f"lists two devices with the index {twice}"

@@ -1,0 +1,1 @@
+"""Optimised networks as files: writing, reading, and checking what was read."""

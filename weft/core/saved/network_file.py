@@ -1,0 +1,367 @@
+"""Optimised networks as files, so that a second start need not optimise again (F8).
+
+A file has the extension .weft by custom. It is a zip of `network.json`, the constants as .npy files, and the
+bytes of what backends compiled themselves. It holds no Python objects, paths or dates: equal networks give
+equal files. It fits the versions of the backends that it was made for, and no others.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from weft.core.contract.backend import BackendConfig, MemoryMode, Power, Precision
+from weft.core.contract.backend_options import Options, Value
+from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import Graph, Node
+from weft.core.graph.layout import Array, Layout
+from weft.core.placement.assign import Refusal
+from weft.core.placement.check_network import OPTIMIZE_AGAIN, check_network
+from weft.core.placement.optimized_network import OptimizedNetwork, Part, PassRecord
+from weft.core.registry.backend_registry import BackendRegistry, registry
+from weft.core.registry.entries import version_of
+from weft.core.saved.archive import (
+    MANIFEST,
+    SAVE_AGAIN,
+    Archive,
+    array_name,
+    blob_name,
+    open_archive,
+    write_archive,
+)
+from weft.core.saved.codec import (
+    Damaged,
+    Decoder,
+    Encoder,
+    Json,
+    UnknownOp,
+    Unsavable,
+    expect,
+    npy_header,
+    parse_npy,
+    parse_spec,
+    spec_json,
+    texts,
+)
+from weft.errors import BackendError, ModelError, NoDevice, UnsupportedOps, WeftError
+
+T = TypeVar("T")
+FORMAT = 2
+"""Raised with every change after which an older Weft cannot read the file, or would read it wrongly."""
+
+
+def save(network: OptimizedNetwork, path: str | os.PathLike[str]) -> None:
+    """Write a network to a file, replacing what is there.
+
+    ModelError has every node with an attribute that no file can hold, and the reason. A backend whose
+    `PreCompiled` payloads are not bytes gives them `to_bytes` and its creator `load_payload`.
+    """
+    target, encoder = _path(path), Encoder()
+    nodes = _NodeTable(encoder)
+    graphs = [_graph_json(g, nodes) for g in (network.graph, *(p.graph for p in network.parts))]
+    if nodes.problems:
+        raise ModelError(
+            f"network {network.graph.name!r} cannot be saved",
+            where=str(target),
+            why="\n    ".join(["", *nodes.problems]),
+            fix="attributes can be numbers, text, element types, arrays and tuples of them; "
+            "a network with debug nodes must be optimised without them",
+        )
+    _check(network, target)
+    manifest = {
+        "format": FORMAT,
+        "weft": _weft_version(),
+        "versions": dict(network.versions),
+        "options": {id_: dict(options) for id_, options in network.backend_options.items()},
+        "devices": list(network.devices),
+        "config": {
+            **{k: getattr(network.config, k).name for k in ("memory", "precision", "power")},
+            **{k: getattr(network.config, k) for k in ("fusing", "winograd")},
+        },
+        "nodes": nodes.encoded,
+        "graph": graphs[0],
+        "parts": [{"device": p.device, "graph": g} for p, g in zip(network.parts, graphs[1:], strict=True)],
+        "refusals": [[r.node, r.op, r.device, r.reason] for r in network.refusals],
+        "notes": list(network.notes),
+        "passes": [[p.name, p.before, p.after] for p in network.passes],
+        "arrays": [{"dtype": DType.of(a.dtype).name, "shape": list(a.shape)} for a in encoder.arrays],
+        "bytes": [len(b) for b in encoder.blobs],
+    }
+    write_archive(target, _members(manifest, encoder))
+
+
+def _check(network: OptimizedNetwork, target: Path) -> None:
+    """Raise ModelError if the network could not be loaded again; that of a session may lack its constants."""
+    try:
+        check_network(network)
+    except ModelError as e:
+        what = f"network {network.graph.name!r} is not whole and cannot be saved"
+        raise ModelError(what, where=str(target), why=e.why, fix="save what weft.optimize returns") from e
+
+
+def _members(manifest: Json, encoder: Encoder) -> Iterator[tuple[str, bytes]]:
+    yield (
+        MANIFEST,
+        json.dumps(manifest, sort_keys=True, allow_nan=False, separators=(",", ":")).encode("ascii"),
+    )
+    for k, array in enumerate(encoder.arrays):
+        yield array_name(k), npy_header(DType.of(array.dtype), array.shape) + array.tobytes()
+    for k, blob in enumerate(encoder.blobs):
+        yield blob_name(k), blob
+
+
+class _NodeTable:
+    """The nodes of all graphs, equal ones once, and those that cannot be saved."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self.encoder = encoder
+        self.encoded: list[Json] = []
+        self.problems: list[str] = []
+        self._by_id: dict[int, int] = {}
+        self._by_text: dict[str, int] = {}
+
+    def add(self, node: Node) -> int:
+        """Return the number of a node."""
+        if id(node) not in self._by_id:
+            self._by_id[id(node)] = self._add(node)
+        return self._by_id[id(node)]
+
+    def _add(self, node: Node) -> int:
+        try:
+            op = self.encoder.op(node.op)
+        except Unsavable as e:
+            self.problems.append(f"node {node.name!r} ({node.op.type}): {e}")
+            return -1
+        made = {"name": node.name, "op": op, "inputs": list(node.inputs), "outputs": list(node.outputs)}
+        index = self._by_text.setdefault(json.dumps(made, sort_keys=True), len(self.encoded))
+        if index == len(self.encoded):
+            self.encoded.append(made)
+        return index
+
+
+def _graph_json(graph: Graph, nodes: _NodeTable) -> Json:
+    constants = {}
+    for name in sorted(graph.constants):
+        try:
+            constants[name] = nodes.encoder.array(graph.constants[name])
+        except Unsavable as e:
+            nodes.problems.append(f"constant {name!r}: {e}")
+    return {
+        "name": graph.name,
+        "inputs": graph.inputs,
+        "outputs": graph.outputs,
+        "nodes": [nodes.add(n) for n in graph.nodes],
+        "specs": {name: spec_json(spec) for name, spec in graph.specs.items()},
+        "constants": constants,
+        "layouts": {name: layout.name for name, layout in graph.layouts.items()},
+    }
+
+
+def load_saved(path: str | os.PathLike[str], *, backends: BackendRegistry | None = None) -> OptimizedNetwork:
+    """Return the network that was saved to a file; its constants cannot be written to.
+
+    ModelError says what is wrong with the file, UnsupportedOps which op types are not registered, and
+    BackendError which backends are missing in `backends` (default: the registry that all of Weft uses) or
+    have another version than the network was made for.
+    """
+    importlib.import_module("weft.ops")  # late, as `weft.load` does it; it registers the ops
+    place = _path(path)
+    try:
+        with open_archive(place) as archive:
+            return _Reader(archive, backends or registry).network()
+    except WeftError as e:
+        WeftError.__init__(e, e.what, where=str(place), why=e.why, fix=e.fix)
+        raise
+    except Exception as e:  # whatever reading JSON of the wrong form comes to: the one place where it is told
+        why = str(e) if isinstance(e, Damaged) else f"{type(e).__name__}: {e}"
+        why = f"{MANIFEST} is not what Weft writes: {why}"
+        raise ModelError("the saved network is damaged", where=str(place), why=why, fix=SAVE_AGAIN) from e
+
+
+def check_backends(
+    what: str, versions: Mapping[str, str], devices: Iterable[str], backends: BackendRegistry, weft: str = ""
+) -> None:
+    """Raise BackendError with every backend that is not here, or not in the version a network was optimised for.
+
+    `versions` are those of the backends that optimised it, `weft` that of Weft then (default: this one).
+    """
+    problems = []
+    for id_ in dict.fromkeys([*versions, *(d.partition(":")[0] for d in devices)]):
+        try:
+            here = _known_version(version_of(backends.find(id_)), _weft_version())
+        except NoDevice as e:
+            problems.append(f"backend {id_!r} is not registered ({e.why})")
+            continue
+        there = _known_version(versions.get(id_, ""), weft or _weft_version())
+        if there != here:
+            problems.append(f"backend {id_!r} is of version {here} here and was of {there} there")
+    if problems:
+        raise BackendError(f"{what} does not fit this installation", why="; ".join(problems), fix=OPTIMIZE_AGAIN)
+
+
+class _Reader:
+    """Makes a network of an archive, from the outside in: format, members, backends, ops, graphs."""
+
+    def __init__(self, archive: Archive, backends: BackendRegistry) -> None:
+        self.archive, self.backends = archive, backends
+        self.manifest = self._manifest()
+        self._arrays: dict[int, Array] = {}
+
+    def network(self) -> OptimizedNetwork:
+        """Return the network."""
+        m = self.manifest
+        self._check_members()
+        parts = expect(m["parts"], list)
+        devices = texts(m["devices"])
+        versions = {k: expect(v, str) for k, v in expect(m["versions"], dict).items()}
+        ids = [_device(d) for d in (*devices, *(expect(p["device"], str) for p in parts))]
+        check_backends("the saved network", versions, ids, self.backends, str(self.manifest["weft"]))
+        nodes = self._nodes(expect(m["nodes"], list))
+        network = OptimizedNetwork(
+            self._graph(m["graph"], nodes),
+            tuple(Part(p["device"], self._graph(p["graph"], nodes)) for p in parts),
+            devices,
+            BackendConfig(
+                MemoryMode[m["config"]["memory"]],
+                Precision[m["config"]["precision"]],
+                Power[m["config"]["power"]],
+                expect(m["config"]["fusing"], bool),
+                expect(m["config"]["winograd"], bool),
+            ),
+            tuple(Refusal(*_four(texts(r))) for r in expect(m["refusals"], list)),
+            texts(m["notes"]),
+            tuple(_pass(p) for p in expect(m["passes"], list)),
+            versions,
+            {k: Options({name: _value(v) for name, v in expect(o, dict).items()}) for k, o in m["options"].items()},
+        )
+        check_network(network)
+        return network
+
+    def _manifest(self) -> Json:
+        content = self.archive.read(MANIFEST)
+        manifest = expect(json.loads(content, parse_constant=_no_number), dict)
+        found = manifest["format"]
+        if type(found) is not int or found != FORMAT:
+            raise ModelError(
+                "the saved network is of a format that this Weft does not read",
+                why=f"the file has format {found!r}, saved by Weft {manifest.get('weft', '')}; "
+                f"this is Weft {_weft_version()}, which reads format {FORMAT}",
+                fix=OPTIMIZE_AGAIN,
+            )
+        return manifest
+
+    def _check_members(self) -> None:
+        arrays, blobs = (len(expect(self.manifest[key], list)) for key in ("arrays", "bytes"))
+        wanted = {MANIFEST, *map(array_name, range(arrays)), *map(blob_name, range(blobs))}
+        problems = [f"member {n!r} is missing" for n in sorted(wanted - self.archive.names)]
+        problems += [f"member {n!r} belongs to no network" for n in sorted(self.archive.names - wanted)]
+        if problems:
+            raise ModelError(
+                "the saved network is not complete", why="; ".join(problems[:20]), fix=SAVE_AGAIN
+            )
+
+    def _nodes(self, encoded: Sequence[Json]) -> list[Node]:
+        """Return the nodes; UnsupportedOps has every one whose op is not registered or has other attributes."""
+        decoder = Decoder(self._array, self._blob, self.backends.find)
+        nodes, problems = [], []
+        for each in encoded:
+            name = expect(each["name"], str)
+            try:
+                nodes.append(
+                    Node(name, decoder.op(each["op"]), texts(each["inputs"]), texts(each["outputs"]))
+                )
+            except UnknownOp as e:
+                problems.append(f"{name!r}: op type {str(e)!r} is not registered")
+            except Damaged as e:
+                problems.append(f"{name!r} ({each['op']['type']}): {e}")
+        if problems:
+            raise UnsupportedOps(
+                f"{len(problems)} node(s) of the saved network cannot be made",
+                tuple(problems),
+                fix=f"import what registers the ops; the file is of Weft {self.manifest['weft']}, "
+                f"this is Weft {_weft_version()}",
+            )
+        return nodes
+
+    def _array(self, index: int) -> Array:
+        """Return an array; the same object each time."""
+        if index not in self._arrays:
+            spec = parse_spec(_at(self.manifest["arrays"], index))
+            try:
+                self._arrays[index] = parse_npy(self.archive.read(array_name(index)), spec)
+            except Damaged as e:
+                raise ModelError(
+                    "the saved network is damaged", why=f"{array_name(index)}: {e}", fix=SAVE_AGAIN
+                ) from e
+        return self._arrays[index]
+
+    def _blob(self, index: int) -> bytes:
+        content = self.archive.read(blob_name(index))
+        if len(content) != _at(self.manifest["bytes"], index):
+            raise Damaged(f"{blob_name(index)} has {len(content):,} bytes")
+        return content
+
+    def _graph(self, encoded: Json, nodes: Sequence[Node]) -> Graph:
+        return Graph(
+            expect(encoded["name"], str),
+            list(texts(encoded["inputs"])),
+            list(texts(encoded["outputs"])),
+            [_at(nodes, k) for k in encoded["nodes"]],
+            {name: parse_spec(spec) for name, spec in encoded["specs"].items()},
+            {name: self._array(expect(k, int)) for name, k in encoded["constants"].items()},
+            {name: Layout[layout] for name, layout in encoded["layouts"].items()},
+        )
+
+
+def _device(name: str) -> str:
+    """Return the name of a device if it is written as networks write it: an id and a number."""
+    if not re.fullmatch(r"[^:,]+:(0|[1-9]\d{0,8})", name):
+        raise Damaged(f"{name[:40]!r} is not the name of a device")
+    return name
+
+
+def _at(values: Sequence[T], index: Json) -> T:
+    if not 0 <= expect(index, int) < len(values):
+        raise Damaged(f"there is no number {index} of {len(values)}")
+    return values[index]
+
+
+def _four(values: tuple[str, ...]) -> tuple[str, str, str, str]:
+    node, op, device, reason = values
+    return node, op, device, reason
+
+
+def _pass(value: Json) -> PassRecord:
+    name, before, after = value
+    return PassRecord(expect(name, str), expect(before, int), expect(after, int))
+
+
+def _value(value: Json) -> Value:
+    if not isinstance(value, (bool, int, float, str)):
+        raise Damaged(f"{value!r} is no value of an option")
+    return value
+
+
+def _no_number(text: str) -> float:
+    raise Damaged(f"{text} is not a number of JSON")
+
+
+def _path(path: str | os.PathLike[str]) -> Path:
+    text = os.fspath(path)
+    if not isinstance(text, str) or "\0" in text or not Path(text).name:
+        raise ModelError(f"{text!r} is not the path of a file")
+    return Path(text)
+
+
+def _known_version(version: str, weft: str) -> str:
+    """Return a backend's own version; one that has none is taken to change with Weft."""
+    return version or f"Weft {weft}"
+
+
+def _weft_version() -> str:
+    return str(importlib.import_module("weft").__version__)

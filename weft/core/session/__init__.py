@@ -1,0 +1,1 @@
+"""Running a network: sessions, the pipelines under them, and what they share."""

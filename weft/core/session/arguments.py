@@ -1,0 +1,234 @@
+"""What a caller hands to a session: input arrays, shapes, and arrays for the outputs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from weft.core.contract.check_answers import shown
+from weft.core.contract.error_context import is_error
+from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import Graph
+from weft.core.graph.layout import Array, Shape
+from weft.core.graph.tensor import TensorSpec
+from weft.errors import InputError, brief
+
+Outputs = Sequence["Array | None"] | Mapping[str, "Array | None"]
+MOST_WORK = 10_000
+"""Effort to find out whether two arrays share memory, some milliseconds; where that is not enough they do."""
+MOST_LISTED = 8
+"""Inputs that an error lists."""
+
+
+def take_inputs(graph: Graph, inputs: Sequence[Any]) -> dict[str, Array]:
+    """Return the input arrays by name, in the network's element types; InputError lists all that do not fit.
+
+    `inputs` are arrays in order, or one mapping by name. Numbers are converted where no value is lost but
+    digits: integers to floats, one float to another, an integer to a type that holds it.
+    """
+    names = graph.inputs
+    if len(inputs) == 1 and isinstance(inputs[0], Mapping):
+        given = dict(inputs[0])
+    elif len(inputs) == len(names):
+        given = dict(zip(names, inputs, strict=True))
+    else:
+        listed = ", ".join(f"{n!r}: {graph.specs[n]}" for n in names[:MOST_LISTED]) or "none"
+        more = f" and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
+        fix = "give them in this order, or one dict by name"
+        if len(inputs) == 1 and isinstance(inputs[0], (list, tuple)):
+            fix = "a list counts as one input: write run(*arrays), or give one dict by name"
+        why = f"the network has {len(names)}: {listed}{more}"
+        raise InputError(f"{len(inputs)} input(s) were given", where=_place(graph), why=why, fix=fix)
+    problems = [f"{n!r} is missing" for n in names if n not in given]
+    known = set(names)
+    problems += [f"there is no input {n!r}" for n in given if n not in known]
+    arrays: dict[str, Array] = {}
+    for name in names:
+        if name in given:
+            array, problem = _fitted(given[name], graph.specs[name].dtype)
+            arrays[name] = array
+            problems += [f"{name!r} {problem}"] if problem else []
+    if problems:
+        wanted = ", ".join(f"{n!r}: {graph.specs[n]}" for n in names) or "nothing"
+        what, why = "the inputs do not fit the network", "; ".join(problems)
+        raise InputError(what, where=_place(graph), why=why, fix=f"give {wanted}")
+    return arrays
+
+
+def _place(graph: Graph) -> str:
+    return f"network {graph.name!r}" if graph.name else ""
+
+
+def _is_masked_array(value: Any) -> bool:
+    """Tell whether it is one of `numpy.ma`, which is slow to import: where it is not loaded there are none."""
+    module = sys.modules.get("numpy.ma")
+    return module is not None and isinstance(value, module.MaskedArray)
+
+
+def _fitted(value: Any, dtype: DType) -> tuple[Array, str]:
+    """Return the value as an array of the type, and what is wrong with it."""
+    if _is_masked_array(value) and np.ma.is_masked(value):
+        return np.empty(0), "has masked elements, which a network does not know (fill them: x.filled(0))"
+    try:
+        array = np.asarray(value)
+    except Exception as e:  # of an object's own conversion, whatever it raises
+        if not is_error(e):
+            raise
+        return np.empty(0), f"is not an array ({brief(str(e) or type(e).__name__)})"
+    want = dtype.numpy
+    if array.dtype == want:
+        return array, ""
+    wrong = f"has element type {array.dtype} and {want} is needed"
+    kinds = array.dtype.kind + want.kind
+    if array.dtype.kind not in "iuf" or kinds not in ("ff", "if", "uf", "ii", "iu", "ui", "uu"):
+        return array, wrong
+    if want.kind in "iu" and array.size:
+        limits = np.iinfo(want)
+        if int(array.min()) < limits.min or int(array.max()) > limits.max:
+            return array, f"{wrong}, which does not hold all of its values"
+    try:
+        with np.errstate(over="ignore"):
+            converted: Array = array.astype(want)
+    except MemoryError:
+        return array, f"{wrong}; there is no memory for its {array.size * want.itemsize:,} bytes in that type"
+    if want.kind == "f" and bool(np.any(np.isinf(converted) & np.isfinite(array))):
+        return array, f"{wrong}, which does not hold all of its values"
+    return converted, ""
+
+
+def take_shape(name: str, shape: Any) -> Shape:
+    """Return a shape as a tuple of ints; InputError if it is none."""
+    try:
+        dims = tuple(shape)
+        whole = tuple(int(d) for d in dims)
+    except (TypeError, ValueError):
+        dims, whole = (), (-1,)
+    if dims != whole or min(whole, default=0) < 0:
+        raise InputError(
+            f"{shape!r} is not a shape for {name!r}",
+            why="a shape is a tuple of sizes, each an integer from 0 on",
+            fix="write, for instance, (1, 3, 224, 224)",
+        )
+    return whole
+
+
+def take_shapes(shapes: Any) -> dict[str, Shape]:
+    """Return shapes by input name; InputError if it is no such mapping."""
+    if not isinstance(shapes, Mapping):
+        raise InputError(f"{shapes!r} is not a dict of shapes", fix="pass {name: shape}: {'x': (1, 3, 224, 224)}")
+    return {name: take_shape(name, shape) for name, shape in shapes.items()}
+
+
+def take_outputs(graph: Graph, specs: Mapping[str, TensorSpec], outputs: Outputs | None) -> list[Array | None]:
+    """Return the caller's array for each output of a graph, or None; InputError lists all that do not fit.
+
+    `specs` have the outputs' shapes as numbers.
+    """
+    names, where = graph.outputs, _place(graph)
+    if outputs is None:
+        return [None] * len(names)
+    if not isinstance(outputs, (Mapping, Sequence, np.ndarray)) or isinstance(outputs, (str, bytes, bytearray)):
+        raise InputError(
+            f"outputs={shown(outputs)} holds no arrays",
+            where=where,
+            why="it is a list with an array for each output, None for those that are returned in new ones, or a dict",
+            fix=f"give a list of {len(names)}, or a dict by name: {', '.join(names)}",
+        )
+    problems: list[str] = []
+    if isinstance(outputs, Mapping):
+        known = set(names)
+        problems = [f"there is no output {n!r}" for n in outputs if n not in known]
+        given = [outputs.get(n) for n in names]
+    else:
+        if isinstance(outputs, np.ndarray):
+            raise InputError(
+                "a bare array was given for the outputs",
+                where=where,
+                why="its elements would be taken for one output each",
+                fix="put it in a list: outputs=[array]",
+            )
+        given = list(outputs)
+        if len(given) != len(names):
+            raise InputError(
+                f"{len(given)} array(s) were given for the outputs",
+                where=where,
+                why=f"the network has {len(names)}: {', '.join(names)}",
+                fix="give one for each, None where there is none",
+            )
+    for name, array in zip(names, given, strict=True):
+        problem = _misfit(array, specs[name])
+        if problem:
+            problems.append(f"{name!r} needs a writable array {specs[name]}; given is {problem}")
+    if not problems:
+        problems = list(_shared(names, given))
+    if problems:
+        wanted = ", ".join(f"{n!r}: {specs[n]}" for n in names)
+        raise InputError(
+            "the arrays for the outputs do not fit",
+            where=where,
+            why="; ".join(problems),
+            fix=f"give writable arrays apart from each other, or None: {wanted}",
+        )
+    return given
+
+
+def _misfit(array: Any, spec: TensorSpec) -> str:
+    if array is None:
+        return ""
+    if not isinstance(array, np.ndarray):
+        return f"a {type(array).__name__}"
+    if _is_masked_array(array):
+        return "a MaskedArray, whose masked elements would stay masked: give its data (x.data)"
+    if array.dtype != spec.dtype.numpy or array.shape != spec.dims:
+        return f"{array.dtype}[{'x'.join(map(str, array.shape))}]"
+    if not array.flags.writeable:
+        return "a read-only one"
+    return "one whose elements share memory" if overlaps_itself(array) else ""
+
+
+def overlaps_itself(array: Array) -> bool:
+    """Tell whether two elements of an array share bytes, as they can where strides were made by hand."""
+    axes = sorted((abs(step), size) for size, step in zip(array.shape, array.strides, strict=True) if size > 1)
+    if not array.size or array.flags.forc:
+        return False
+    reach = array.itemsize  # bytes from the first of the axes so far to behind the last
+    for step, size in axes:
+        if step < reach:
+            break
+        reach += step * (size - 1)
+    else:
+        return False
+    if not axes[0][0]:
+        return True
+    # Axes that reach into one another may still leave each element its own place.
+    places = np.zeros(1, np.int64)
+    for step, size in axes:
+        places = np.add.outer(places, np.arange(size, dtype=np.int64) * step).ravel()
+    places.sort()
+    return bool((np.diff(places) < array.itemsize).any())
+
+
+def _shared(names: Sequence[str], given: Sequence[Array | None]) -> Iterator[str]:
+    """Say which outputs would write to each other's memory; one value that is named twice may have one array."""
+    pieces = [(*_extent(a), k) for k, a in enumerate(given) if a is not None and a.size]
+    open_pieces: list[tuple[int, int]] = []
+    for begin, end, k in sorted(pieces):  # thousands of outputs: only arrays whose extents meet are compared
+        open_pieces = [(high, j) for high, j in open_pieces if high > begin]
+        for _, j in sorted(open_pieces, key=lambda piece: piece[1]):
+            a, b = given[j], given[k]
+            assert a is not None and b is not None
+            shared = np.may_share_memory(a, b, max_work=MOST_WORK)  # type: ignore[arg-type]  # any effort may be given
+            if shared and not (names[j] == names[k] and a is b):
+                name, other = names[min(j, k)], names[max(j, k)]
+                yield f"{name!r} and {other!r} need arrays of their own; those given share memory"
+        open_pieces.append((end, k))
+
+
+def _extent(array: Array) -> tuple[int, int]:
+    """Return the first address that an array may touch, and the one behind the last."""
+    reach = [(size - 1) * step for size, step in zip(array.shape, array.strides, strict=True)]
+    begin = array.__array_interface__["data"][0]
+    return begin + sum(min(r, 0) for r in reach), begin + sum(max(r, 0) for r in reach) + array.itemsize

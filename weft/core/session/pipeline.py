@@ -1,0 +1,463 @@
+"""A pipeline: consecutive nodes on one backend object, resized and run in the contract's order (M11)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from weft.core.contract import check_answers
+from weft.core.contract.backend import Backend, Execution, Recorded, StorageType
+from weft.core.contract.error_context import at_node, at_nodes, blame, callback_of, do_all, is_error
+from weft.core.contract.profile import Work
+from weft.core.graph.graph import Graph, Node
+from weft.core.graph.layout import Array, to_storage
+from weft.core.graph.tensor import Tensor, same_value
+from weft.core.host.parallel_copy import copy_into
+from weft.core.placement.assign import describe
+from weft.core.placement.optimized_network import Part
+from weft.errors import BackendError, ExecutionError, OutOfMemory
+
+REFUSE_LATE = "return None to refuse the node"
+Progress = Callable[[int, int], None]
+"""Called with the nodes that are prepared and all nodes of one device's part, after each."""
+
+
+class NodeRefused(Exception):
+    """`onCreate` returned None: the nodes must go to another backend."""
+
+    def __init__(self, nodes: Sequence[Node], device: str) -> None:
+        self.nodes, self.device = nodes, device
+        super().__init__(f"{', '.join(n.name for n in nodes)} on {device}")
+
+
+@dataclass
+class Task:
+    """A node with its execution and tensors."""
+
+    node: Node
+    execution: Execution
+    inputs: list[Tensor | None]
+    outputs: list[Tensor]
+    memory: tuple[object, ...] = ()
+    """On the host, the arrays of the outputs, which the execution writes into."""
+
+
+def _serves(old: Task, node: Node, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> bool:
+    """Tell whether an execution that was made before does the node as it is now."""
+    if old.node.op != node.op or (len(old.inputs), len(old.outputs)) != (len(inputs), len(outputs)):
+        return False
+    if not all(map(same_value, map(_constant, old.inputs), map(_constant, inputs))):
+        return False
+    pairs = zip((*old.inputs, *old.outputs), (*inputs, *outputs), strict=True)
+    return old.execution.any_shape or all(_form(a) == _form(b) for a, b in pairs)
+
+
+def _constant(tensor: Tensor | None) -> Array | None:
+    return tensor.constant if tensor else None
+
+
+def _form(tensor: Tensor | None) -> object:
+    return tensor and (tensor.shape, tensor.dtype, tensor.layout)
+
+
+def _done(answer: object, owner: object, name: str) -> None:
+    """Raise unless a callback says that it did its work; whoever calls it adds the node or the device."""
+    if answer is not None:
+        check_answers.done(answer, callback_of(owner, name), f"{name} failed")
+
+
+def _executed(answer: object, task: Task) -> None:
+    """Raise unless an execution says that it ran; one that returns its result has written it nowhere."""
+    if isinstance(answer, (np.ndarray, tuple, list)):
+        raise check_answers.broken(
+            answer, callback_of(task.execution, "onExecute"), "None", "write the result into outputs[0].memory"
+        )
+    _done(answer, task.execution, "onExecute")
+
+
+class Pipeline:
+    """Owns a backend object, its executions and its tensors.
+
+    A `thrifty` one (memory mode LIMIT) keeps no second copies of weights: host backends read them where
+    they are, the host's copy of what a device has is dropped, and a resize frees before it allocates.
+    """
+
+    def __init__(
+        self, part: Part, backend: Backend, *, thrifty: bool = False, progress: Progress | None = None
+    ) -> None:
+        self.device, self.backend, self.thrifty = part.device, backend, thrifty
+        self._progress = progress
+        self.graph: Graph = part.graph
+        self.tasks: list[Task] = []
+        self._called: list[Task] = []
+        """Those of which a run calls `onExecute`."""
+        self.tensors: dict[str, Tensor] = {}
+        self.constants: dict[str, Tensor] = {}
+        self.mapped: dict[str, Array] = {}
+        """The lasting host arrays of inputs and outputs, by value name, where the backend has them."""
+        self.running = False
+
+    # -- resize ----------------------------------------------------------------------------------------
+
+    def resize(
+        self, part: Part, imports: Mapping[str, Tensor], fetched: Collection[str], *, first: bool
+    ) -> None:
+        """Prepare for the part's shapes; NodeRefused if the backend does not take a node with them.
+
+        Executions of nodes that did not change are kept, as are those that serve any shape.
+
+        `imports` are tensors of other pipelines, by the names of the inputs that use their memory; `fetched`
+        are the values that the host reads, of this part's outputs and others.
+        """
+        if not first:
+            self.wait()
+            self._clear()
+        if self.thrifty:
+            self._drop_tasks()
+        self.graph = self._lowered(part.graph)
+        self._create()
+        self.mapped = {}
+        self._do("onResizeBegin")
+        self._map(part.graph.inputs, part.graph.outputs, imports, fetched)
+        self._do("onResizeEnd")
+        self._hold_memory(imports)
+        self._called = [task for task in self.tasks if Recorded.is_called(task.execution)]
+        if self.thrifty:
+            self._forget_constants()
+
+    def _call(self, name: str, *arguments: object, where: str = "") -> Any:
+        """Return what a callback of the backend answers; what it raises names the backend and the callback."""
+        with blame(where or self.device, f"the backend failed in {name}", callback=callback_of(self.backend, name)):
+            return getattr(self.backend, name)(*arguments)
+
+    def _do(self, name: str, *arguments: object) -> None:
+        """Call a callback that does something; ExecutionError if it says that it failed."""
+        answer = self._call(name, *arguments)
+        if answer is not None:
+            what = f"the backend failed in {name} of network part {self.graph.name!r}"
+            check_answers.done(answer, self._at(name), what)
+
+    def _clear(self) -> None:
+        """Have all memory freed that is not STATIC."""
+        if not self._granted(self._call("onClearBuffer"), "onClearBuffer", "where it cannot free its memory"):
+            raise BackendError(
+                f"{self.device} did not free the memory of network part {self.graph.name!r}",
+                where=self._at("onClearBuffer"),
+                why="it returned False",
+            )
+
+    def _release(self, tensor: Tensor, storage: StorageType) -> None:
+        """Have the memory of a tensor taken back."""
+        answer = self._call("onReleaseBuffer", tensor, storage)
+        if not self._granted(answer, "onReleaseBuffer", "where it does not know the tensor"):
+            raise BackendError(
+                f"{self.device} did not take back the memory of {tensor.name!r}",
+                where=self._at("onReleaseBuffer"),
+                why=f"it returned False for {storage.name} memory that it had given",
+            )
+
+    def _at(self, callback: str) -> str:
+        return f"{self.device}: {callback_of(self.backend, callback)}"
+
+    def _granted(self, answer: object, callback: str, otherwise: str) -> bool:
+        """Return whether a callback did what it was asked; its name is put together only for an error."""
+        return answer is True or check_answers.granted(answer, self._at(callback), otherwise)
+
+    def _lowered(self, graph: Graph) -> Graph:
+        made, at = self._call("lower", graph), self._at("lower")
+        what = "the graph that the backend runs"
+        lowered = check_answers.of_kind(made, Graph, at, what, "return the graph as it came")
+        if (lowered.inputs, lowered.outputs) != (graph.inputs, graph.outputs):
+            raise BackendError(
+                "the backend lowered its part to one with other inputs and outputs",
+                where=at,
+                why=f"they were {graph.inputs} -> {graph.outputs} and are {lowered.inputs} -> {lowered.outputs}",
+            )
+        return lowered
+
+    def _create(self) -> None:
+        """Have an execution made for each node that has none which serves it."""
+        before, self.tensors = {t.node.name: t for t in self.tasks}, {}
+        self._place_constants()
+        made = dict[str, Task]()
+        for node in self.graph.nodes:
+            old, (inputs, outputs) = before.get(node.name), self._operands(node)
+            if old is not None and _serves(old, node, inputs, outputs):
+                made[node.name] = Task(node, before.pop(node.name).execution, inputs, outputs)
+        # The old ones go before new ones come: there may be no memory for both of their weights.
+        self.tasks = list(made.values())
+        self._close_tasks(before.values())
+        refused = []
+        for node in self.graph.nodes:
+            if node.name in made:
+                continue
+            inputs, outputs = self._operands(node)
+            place = at_node(node, self.device)
+            answer = self._call("onCreate", inputs, outputs, node.op, where=place)
+            at = f"{place}: {callback_of(self.backend, 'onCreate')}"
+            execution = check_answers.optional(answer, Execution, at, "an Execution", REFUSE_LATE)  # type: ignore[type-abstract]
+            if execution is None:
+                refused.append(node)
+            else:
+                made[node.name] = Task(node, execution, inputs, outputs)
+                self.tasks.append(made[node.name])
+        if refused:
+            raise NodeRefused(refused, self.device)
+        self.tasks = [made[node.name] for node in self.graph.nodes]
+
+    def _operands(self, node: Node) -> tuple[list[Tensor | None], list[Tensor]]:
+        return [self.tensor(i) if i else None for i in node.inputs], [self.tensor(o) for o in node.outputs if o]
+
+    def tensor(self, name: str) -> Tensor:
+        """Return the tensor of any value of the part."""
+        if name in self.constants:
+            return self.constants[name]
+        if name not in self.tensors:
+            self.tensors[name] = describe(self.graph, name)
+            self.tensors[name].backend = self.backend if name not in self.graph.constants else None
+        return self.tensors[name]
+
+    def _place_constants(self) -> None:
+        """Put constants into the backend's STATIC memory, unless its executions take them themselves."""
+        if not self.backend.copies_constants:
+            return
+        old, self.constants = self.constants, {}
+        read = dict.fromkeys(i for n in self.graph.nodes for i in n.inputs if i in self.graph.constants)
+        for name in read:
+            value = self.graph.constants[name]
+            if name in old and same_value(old[name].constant, value):
+                self.constants[name] = old.pop(name)
+                continue
+            self.constants[name] = self._placed(name, value)
+        self._release_constants(old.values())
+
+    def _placed(self, name: str, value: Array) -> Tensor:
+        tensor = describe(self.graph, name)
+        tensor.backend = self.backend
+        if self._borrows:
+            tensor.memory = to_storage(value, tensor.layout)
+        else:
+            self._acquire(tensor, StorageType.STATIC)
+            self._do("onCopyBuffer", Tensor.from_numpy(value, tensor.layout, name), tensor)
+        return tensor
+
+    @property
+    def _borrows(self) -> bool:
+        """Whether constants are read from the model's own arrays."""
+        return self.thrifty and self.backend.host_memory
+
+    def _map(
+        self, inputs: Sequence[str], outputs: Sequence[str], imports: Mapping[str, Tensor], fetched: Collection[str]
+    ) -> None:
+        """Acquire, resize and release in the order of the nodes, then allocate."""
+        given, lasting = set(inputs), {*outputs, *imports, *self.graph.constants}
+        for name in inputs:
+            if name in imports:
+                self._import(name, imports[name])
+                continue
+            self._acquire(self.tensor(name), StorageType.DYNAMIC_SEPERATE)
+            self._remember(name, "onMapInput")
+        last = {i: k for k, task in enumerate(self.tasks) for i in task.node.inputs}
+        for k, task in enumerate(self.tasks):
+            place = at_node(task.node, self.device)
+            for tensor in task.outputs:
+                self._acquire(tensor, StorageType.DYNAMIC, place)
+            with blame(place, callback=callback_of(task.execution, "onResize")):
+                answer: object = task.execution.onResize(task.inputs, task.outputs)  # type: ignore[func-returns-value]
+                _done(answer, task.execution, "onResize")
+            if self._progress is not None:
+                self._progress(k + 1, len(self.tasks))
+            dying = [i for i in dict.fromkeys(task.node.inputs) if i and last[i] == k]
+            dying += [o for o in task.node.outputs if o and o not in last]
+            for name in dying:
+                if name in self.tensors and name not in lasting:
+                    storage = StorageType.DYNAMIC_SEPERATE if name in given else StorageType.DYNAMIC
+                    self._release(self.tensors[name], storage)
+        for name in (o for o in outputs if o in fetched):
+            self._remember(name, "onMapOutput")
+        self._allocate()
+
+    def _allocate(self) -> None:
+        answer = self._call("onAllocateBuffer")
+        if not self._granted(answer, "onAllocateBuffer", "where memory is lacking"):
+            total = sum(t.nbytes for t in self.tensors.values() if t.constant is None)
+            raise OutOfMemory(
+                f"{self.device} could not allocate what the network needs",
+                where=self.graph.name,
+                why=f"its tensors take up to {total:,} bytes and onAllocateBuffer returned False",
+                fix="use a smaller batch, precision low or memory limit, or another device",
+            )
+
+    def _import(self, name: str, source: Tensor) -> None:
+        answer = self._call("onImportBuffer", self.tensor(name), source)
+        if not self._granted(answer, "onImportBuffer", "where it cannot import"):
+            raise BackendError(
+                f"{self.device} did not import {name!r}",
+                where=self._at("onImportBuffer"),
+                why="it returned False, and canImport had returned True",
+                fix="answer both alike, or leave canImport out: then the value is copied",
+            )
+
+    def _remember(self, name: str, callback: str) -> None:
+        tensor = self.tensor(name)
+        array = check_answers.host_array(self._call(callback, tensor), tensor, self._at(callback))
+        if array is not None:
+            self.mapped[name] = array
+
+    def _acquire(self, tensor: Tensor, storage: StorageType, where: str = "") -> None:
+        answer = self._call("onAcquireBuffer", tensor, storage, where=where)
+        place = f"{where or self.device}: {callback_of(self.backend, 'onAcquireBuffer')}"
+        if not check_answers.granted(answer, place, "where memory is lacking"):
+            raise OutOfMemory(
+                f"{self.device} has no memory for {tensor.name!r}",
+                where=where or self.device,
+                why=f"{tensor.nbytes:,} bytes of {storage.name} memory were refused",
+                fix="use a smaller batch, precision low or memory limit, or another device",
+            )
+
+    def _hold_memory(self, imports: Collection[str]) -> None:
+        """Note where the outputs of nodes are on the host, which runs must not change; BackendError if nowhere."""
+        if not self.backend.host_memory:
+            return
+        for tensor in self.tensors.values():
+            if tensor.backend is not None and not isinstance(tensor.memory, np.ndarray):
+                raise BackendError(
+                    f"{self.device} gave {tensor.name!r} no memory",
+                    where=self._at("onImportBuffer" if tensor.name in imports else "onAcquireBuffer"),
+                    why=f"Tensor.memory is {check_answers.shown(tensor.memory)} after onAllocateBuffer and onResizeEnd",
+                    fix="host_memory promises numpy arrays: set Tensor.memory by then, or leave it to HostBackend",
+                )
+        for task in self.tasks:
+            task.memory = tuple(t.memory for t in task.outputs)
+
+    # -- run ---------------------------------------------------------------------------------------------
+
+    def execute(self) -> None:
+        """Start one run; an asynchronous backend may still be at work afterwards."""
+        backend, task, callback = self.backend, None, "onExecuteBegin"
+        try:
+            _done(backend.onExecuteBegin(), backend, callback)
+            if backend.host_memory:
+                for task in self._called:
+                    self._run(task)
+            else:  # which only enqueue: so many calls of ours as well would take longer than a small network
+                for task in self._called:
+                    answer = task.execution.onExecute(task.inputs, task.outputs)
+                    if answer is not None:
+                        _executed(answer, task)
+            task, callback = None, "onExecuteEnd"
+            self.running = True  # before, or nobody waits where an interrupt comes in between
+            _done(backend.onExecuteEnd(), backend, callback)
+        except BaseException as e:
+            # What was queued until here is to be waited for; after a begin or an end that failed nothing is.
+            self.running = task is not None or not is_error(e)
+            named = callback_of(task.execution, "onExecute") if task else callback_of(backend, callback)
+            with blame(at_node(task.node, self.device) if task else self._everywhere(), callback=named):
+                raise
+
+    def _run(self, task: Task) -> None:
+        """Run one node on the host; the session's profile gets its time, and its outputs stay where they were."""
+        profiling = self.backend.info.profiling
+        begun = perf_counter()
+        answer = task.execution.onExecute(task.inputs, task.outputs)
+        if answer is not None:
+            _executed(answer, task)
+        if profiling is not None:
+            seconds, node = perf_counter() - begun, task.node
+            profiling.event(node.name, seconds, Work.of(node.name, node.op, task.inputs, task.outputs))
+        for tensor, memory in zip(task.outputs, task.memory, strict=False):
+            if tensor.memory is not memory:
+                self._restore(tensor, memory, task)
+
+    @staticmethod
+    def _restore(tensor: Tensor, memory: object, task: Task) -> None:
+        """Put back the array that others read the output from, and say that it was written nowhere."""
+        got, tensor.memory = tensor.memory, memory
+        raise BackendError(
+            f"the execution put another object in the place of the memory of {tensor.name!r}",
+            where=callback_of(task.execution, "onExecute"),
+            why=f"Tensor.memory became {check_answers.shown(got)}; it is part of a plan, and others read the old one",
+            fix="write into it: np.maximum(x, 0, out=outputs[0].memory), or outputs[0].memory[...] = result",
+        )
+
+    def fill(self, name: str, array: Array) -> None:
+        """Put an input into its lasting host array."""
+        try:
+            filled = self.backend.onFillInput(self.tensor(name), array)
+        except Exception:
+            what = f"{name!r} could not be copied to the device"
+            with blame(self.device, what, callback=callback_of(self.backend, "onFillInput")):
+                raise
+        if not self._granted(filled, "onFillInput", "where it leaves the copy to the session"):
+            copy_into(self.mapped[name], array)
+
+    def wait(self) -> None:
+        """Wait until a run that was started is done; the backend's errors are raised here at the latest."""
+        if not self.running:
+            return
+        try:
+            answer = self.backend.onWaitFinish()
+        except Exception as e:
+            self.running = not is_error(e)  # an interrupt leaves the run to be waited for
+            callback = callback_of(self.backend, "onWaitFinish")
+            with blame(self._everywhere(), "the device failed during a run", callback=callback):
+                raise
+        self.running = False
+        if not self._granted(answer, "onWaitFinish", "if the run failed"):
+            raise ExecutionError(
+                "the device could not finish a run", where=self._everywhere(), why="onWaitFinish returned False"
+            )
+
+    def _everywhere(self) -> str:
+        return at_nodes([t.node for t in self.tasks], self.device)
+
+    def port(self, name: str) -> Tensor:
+        """Return where the host writes an input or reads an output: its lasting host array, or its tensor."""
+        tensor = self.tensor(name)
+        if name not in self.mapped:
+            return tensor
+        return Tensor(name, tensor.shape, tensor.dtype, tensor.layout, self.mapped[name])
+
+    def copying(self, name: str) -> AbstractContextManager[None]:
+        """Return a context in which a failure is that of copying this value from or to the host."""
+        what = f"{name!r} could not be copied between the host and the device"
+        return blame(self.device, what, callback=callback_of(self.backend, "onCopyBuffer"))
+
+    # -- end ---------------------------------------------------------------------------------------------
+
+    def _drop_tasks(self) -> None:
+        tasks, self.tasks, self._called = self.tasks, [], []
+        constants, self.constants = self.constants, {}
+        do_all([partial(self._close_tasks, tasks), partial(self._release_constants, constants.values())])
+
+    def _close_tasks(self, tasks: Iterable[Task]) -> None:
+        do_all(partial(self._close_task, task) for task in tasks)
+
+    def _close_task(self, task: Task) -> None:
+        with blame(at_node(task.node, self.device), callback=callback_of(task.execution, "close")):
+            answer: object = task.execution.close()  # type: ignore[func-returns-value]
+            _done(answer, task.execution, "close")
+
+    def _release_constants(self, tensors: Iterable[Tensor]) -> None:
+        if not self._borrows:
+            do_all(partial(self._release, tensor, StorageType.STATIC) for tensor in tensors)
+
+    def _forget_constants(self) -> None:
+        self.graph = self.graph.copy()
+        self.graph.constants = {}
+        if not self._borrows:
+            for tensor in {*self.tensors.values(), *self.constants.values()}:
+                tensor.constant = None
+
+    def close(self) -> None:
+        """Wait, then free the executions, the constants, the rest of the memory, and the backend object."""
+        do_all([self.wait, self._drop_tasks, self._clear, partial(self._do, "close"), self._drop_tensors])
+
+    def _drop_tensors(self) -> None:
+        self.tensors, self.mapped = {}, {}

@@ -1,0 +1,119 @@
+"""What a session did with the network: which device runs what and why, copies, memory, precision."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from weft.core.contract import check_answers
+from weft.core.contract.backend import Backend, BackendConfig
+from weft.core.contract.error_context import is_error
+from weft.core.registry.backend_registry import Choice
+from weft.core.registry.probe import described
+from weft.core.session.pipeline import Pipeline
+from weft.errors import brief
+
+
+@dataclass(frozen=True, slots=True)
+class CopyRecord:
+    """A value that crosses from one device to another in every run."""
+
+    value: str
+    source: str
+    target: str
+    nbytes: int
+    name: str = ""
+    """The name of the copy's node in the optimised network."""
+
+    def __str__(self) -> str:
+        return f"copy {self.source} -> {self.target}: {self.value}, {self.nbytes} bytes"
+
+
+@dataclass(frozen=True)
+class Report:
+    """Facts about a prepared session.
+
+    `nodes_by_device` counts the nodes that run on each device, after fusing; `refusals` gives, for every
+    node that is not on the first device, each preferred device's reason; `statistics` are the backends'
+    counters by device; `notes` say what was chosen or not granted. `copies` are nodes
+    of the optimised network, which bring values from one device to another.
+    """
+
+    devices: tuple[str, ...]
+    nodes_by_device: Mapping[str, int]
+    placement: Mapping[str, str]
+    refusals: Mapping[str, Mapping[str, str]]
+    copies: tuple[CopyRecord, ...]
+    statistics: Mapping[str, Mapping[str, int]]
+    config: BackendConfig
+    notes: tuple[str, ...] = field(default=())
+    subgraphs: tuple[str, ...] = ()
+    """The device of each subgraph, in the order of execution."""
+    drivers: Mapping[str, str] = field(default_factory=dict)
+    """What each device is, and which driver runs it, where its backend says so."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Return the bytes of activation memory over all devices."""
+        return sum(s.get("arena_bytes", 0) for s in self.statistics.values())
+
+    def __str__(self) -> str:
+        nodes = ", ".join(f"{d} {n}" for d, n in self.nodes_by_device.items())
+        lines = [f"nodes: {nodes}", f"precision: {self.config.precision.name}", f"memory: {self.config.memory.name}"]
+        lines += [f"{name}: off" for name in self.config.switched_off]
+        lines += [f"{d}: {driver}" for d, driver in self.drivers.items()]
+        lines += [f"  {d}: {', '.join(f'{k} {v}' for k, v in s.items())}" for d, s in self.statistics.items() if s]
+        lines += [f"note: {n}" for n in self.notes]
+        lines += [str(c) for c in self.copies]
+        for node, reasons in self.refusals.items():
+            lines.append(f"{node}: " + "; ".join(f"not on {d}: {brief(why)}" for d, why in reasons.items()))
+        return "\n".join(lines)
+
+
+def answers_of(backend: Backend) -> tuple[Mapping[str, int], list[str]]:
+    """Return the counters and notes of a backend. What it fails to tell is noted: nothing else may be lost for it."""
+    counted: Mapping[str, int] = {}
+    notes: list[str] = []
+    try:
+        counted = check_answers.counters(backend.statistics(), "statistics")
+    except Exception as e:
+        if not is_error(e):
+            raise
+        notes.append(f"its statistics are missing: {described(e)}")
+    try:
+        notes += check_answers.sentences(backend.notes(), "notes")
+    except Exception as e:
+        if not is_error(e):
+            raise
+        notes.append(f"its notes are missing: {described(e)}")
+    return counted, notes
+
+
+def make_report(
+    choices: Sequence[Choice],
+    pipelines: Sequence[Pipeline],
+    refusals: Mapping[str, Mapping[str, str]],
+    copies: Sequence[CopyRecord],
+    config: BackendConfig,
+    remarks: Sequence[str] = (),
+) -> Report:
+    """Return the report of a session with these pipelines."""
+    counts: dict[str, int] = {}
+    placement: dict[str, str] = {}
+    statistics: dict[str, dict[str, int]] = {}
+    notes = [*(c.why for c in choices if c.why), *remarks]
+    for pipeline in pipelines:
+        label = pipeline.device.removesuffix(":0")
+        counts[label] = counts.get(label, 0) + len(pipeline.tasks)
+        placement.update({t.node.name: label for t in pipeline.tasks})
+        total = statistics.setdefault(label, {})
+        counted, said = answers_of(pipeline.backend)
+        for key, value in counted.items():
+            total[key] = total.get(key, 0) + value
+        notes += [f"{label}: {note}" for note in said]
+    devices = tuple(c.device for c in choices)
+    distinct = tuple(dict.fromkeys(notes))
+    order = tuple(p.device for p in pipelines)
+    infos = {c.device.removesuffix(":0"): c.info for c in choices if c.info and c.info.driver}
+    drivers = {label: f"{info.name}, {info.driver}" for label, info in infos.items() if label in counts}
+    return Report(devices, counts, placement, refusals, tuple(copies), statistics, config, distinct, order, drivers)

@@ -1,0 +1,484 @@
+"""A session: a network bound to shapes and devices, ready to run."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from weft.core.contract.backend import MemoryMode
+from weft.core.contract.backend_options import BackendOptions
+from weft.core.contract.error_context import do_all, is_error
+from weft.core.contract.profile import Profile
+from weft.core.graph.graph import Graph, bind
+from weft.core.graph.layout import Array, Shape
+from weft.core.graph.validate import validate
+from weft.core.placement.assign import Assignment
+from weft.core.placement.check_network import check_devices
+from weft.core.placement.hints import Hints, check_hints
+from weft.core.placement.optimized_network import OptimizedNetwork
+from weft.core.placement.optimizer import OptimizerOptions, optimize
+from weft.core.registry.backend_registry import Choice
+from weft.core.saved.network_file import check_backends
+from weft.core.session import shutdown
+from weft.core.session.arguments import Outputs, take_inputs, take_outputs, take_shapes
+from weft.core.session.loaded_network import LoadedNetwork, close_all
+from weft.core.session.network_cache import RecentNetworks
+from weft.core.session.pipeline import NodeRefused, Pipeline, Progress
+from weft.core.session.prefetch import Ahead
+from weft.core.session.report import Report
+from weft.core.session.runtime import Runtime, default_runtime
+from weft.errors import BackendError, ClosedError, ConfigError, InputError, ModelError
+
+log = logging.getLogger("weft.session")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _alone(method: Callable[Concatenate[Session, P], R]) -> Callable[Concatenate[Session, P], R]:
+    """Let one thread at a time call a method of a session, and a callback that the session calls not at all."""
+    name = method.__name__
+
+    @wraps(method)
+    def alone(session: Session, /, *arguments: P.args, **named: P.kwargs) -> R:
+        lock: Any = session._lock
+        if lock._is_owned() and not session._ended:  # what Condition asks an RLock
+            raise InputError(
+                f"the session cannot {name} here",
+                where=f"network {session.graph.name!r}",
+                why=f"this is called in the middle of its {session._doing}, by a callback that it waits for",
+                fix=f"call it when the {session._doing} has returned, or call another session",
+            )
+        with lock:
+            session._doing = name
+            return method(session, *arguments, **named)
+
+    return alone
+
+
+class Session:
+    """Run a network. Made by `weft.load`; close it, or use it as a context manager.
+
+    What is open when the process ends is closed then.
+
+    `run` takes arrays in input order, or one dict by input name, and returns the outputs in order. A
+    session may be used from several threads: runs take turns. After an error a session can be used again,
+    or closed.
+
+    `choices` are the devices in order of preference; `host`, which may be among them, is the device of debug
+    nodes. `fixed` is the graph as it was optimised before, for these devices. `ahead` is the network of the graph
+    with these shapes and the precision of `options`, where another thread has begun to make it.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        choices: Sequence[Choice],
+        options: OptimizerOptions | None = None,
+        *,
+        host: Choice | None = None,
+        shapes: Mapping[str, Shape] | None = None,
+        progress: Progress | None = None,
+        profile: bool = False,
+        runtime: Runtime | None = None,
+        fixed: OptimizedNetwork | None = None,
+        ahead: Ahead | None = None,
+    ) -> None:
+        close_forgotten()
+        validate(graph)
+        self.graph = graph
+        self.options = options or OptimizerOptions()
+        self.config = self.options.config
+        self.runtime = runtime or default_runtime()
+        self.id: int | None = None
+        """The network's id in the runtime, once it is loaded."""
+        self._choices, self._fixed, self._ahead = list(choices), fixed, ahead
+        self._host = host.device if host else choices[-1].device
+        self._lock = threading.RLock()
+        self._doing = ""
+        """What was called last by a thread that had the lock."""
+        self._ended = False
+        self._profile = Profile() if profile else None
+        every = [*([host] if host else []), *choices]
+        self._loaded = LoadedNetwork(every, self.config, progress=progress, profile=self._profile)
+        self._optimized: OptimizedNetwork | None = None
+        self._recent = RecentNetworks()
+        self._warned = ""
+        self._bound: Graph | None = None
+        self._closed = False
+        self._process = os.getpid()
+        check_hints(graph, self.options.hints, [c.device for c in choices])
+        weakref.finalize(self, _forgotten.add, self._loaded).atexit = False
+        with self._lock:  # the end of the process waits for who holds it
+            shutdown.note(self)
+            if shapes or not graph.symbols():
+                self._prepare(shapes or {})
+        self._ahead = None
+
+    @classmethod
+    def of_optimized(
+        cls,
+        network: OptimizedNetwork,
+        *,
+        runtime: Runtime | None = None,
+        profile: bool = False,
+        backend_options: BackendOptions | None = None,
+        progress: Progress | None = None,
+    ) -> Session:
+        """Return a session that runs a network as it was optimised, on the devices it was optimised for.
+
+        `backend_options` go before those that the network keeps and those of the runtime.
+        BackendError if a backend has another version now, ModelError if the network has lost its weights.
+        """
+        held = runtime or default_runtime()
+        if not network.weights:
+            raise ModelError(
+                f"network {network.graph.name!r} has no weights and cannot be loaded",
+                why="memory LIMIT lets a session keep the rest alone in Session.optimized",
+                fix="load what weft.optimize returns",
+            )
+        check_backends("the optimised network", network.versions, (), held.registry)
+        devices = dict.fromkeys((*network.devices, *(p.device for p in network.parts)))
+        found = [held.registry.choose(d)[0] for d in devices]
+        if not found or [c.device for c in found] != [*devices]:
+            names = ", ".join(map(repr, devices)) or "none"
+            raise ModelError(
+                f"network {network.graph.name!r} does not name its devices as an optimised network does",
+                why=f"it names {names}",
+                fix="optimise the model again",
+            )
+        choices = held.for_network(found, network.backend_options, backend_options)
+        options = OptimizerOptions(network.config)
+        return cls(
+            network.graph, choices, options, progress=progress, profile=profile, runtime=held, fixed=network
+        )
+
+    # -- what a user sees ------------------------------------------------------------------------------
+
+    @property
+    def inputs(self) -> dict[str, tuple[int | str, ...]]:
+        """Return the shape of each input; a str is a dimension that is not bound yet."""
+        bound = self._bound or self.graph
+        return {i: bound.specs[i].shape for i in self.graph.inputs}
+
+    @property
+    def outputs(self) -> list[str]:
+        """Return the names of the outputs, in order."""
+        return list(self.graph.outputs)
+
+    @property
+    def report(self) -> Report:
+        """Return what runs where and why; InputError while symbolic dimensions are unbound."""
+        self._check_open()
+        report = self._loaded.report
+        if report is None:
+            open_dims = {i: s for i, s in self.inputs.items() if not all(isinstance(d, int) for d in s)}
+            raise InputError(
+                "there is no report yet",
+                why="; ".join(f"the shape of {i!r} is {s}" for i, s in open_dims.items())
+                or "the last resize failed",
+                fix="pass shapes={name: shape} to weft.load, call resize, or run once; it will run on "
+                + ", ".join(c.why or c.device for c in self._choices),
+            )
+        return report
+
+    @property
+    def pipelines(self) -> Sequence[Pipeline]:
+        """Return what runs on each device, in the order of execution, for tools that look inside."""
+        self._check_open()
+        return tuple(self._loaded.pipelines)
+
+    @property
+    def profile(self) -> Profile:
+        """Return what the last run cost, node by node or as the backends report it; see `weft.load(profile=True)`."""
+        self._check_open()
+        if self._profile is None:
+            raise ConfigError("this session is not profiled", fix="pass profile=True to weft.load")
+        return self._profile
+
+    @property
+    def optimized(self) -> OptimizedNetwork:
+        """Return the network as it was optimised for the present shapes; InputError while they are unbound.
+
+        In memory mode LIMIT it is without its weights: to be printed, not loaded or saved.
+        """
+        if self._optimized is None:
+            why = "its shapes are not all known, or the last resize failed"
+            raise InputError("the network is not optimised", why=why, fix="call resize")
+        return self._optimized
+
+    @_alone
+    def resize(self, shapes: Mapping[str, Shape]) -> None:
+        """Prepare for other input shapes; inputs that are not named keep theirs."""
+        self._check_open()
+        given = take_shapes(shapes)
+        self._prepare(self._kept(given) | given)
+
+    @_alone
+    def run(self, *inputs: Array | Mapping[str, Array], outputs: Outputs | None = None) -> list[Array]:
+        """Return the outputs, in order, for arrays in input order or a dict by name.
+
+        `outputs` may hold arrays of the right shape and type that are written in place and returned.
+        Symbolic dimensions that are unbound, or that differ from the last run, are bound to the arrays'
+        shapes by a resize.
+        """
+        arrays = self._accept(inputs)
+        given = take_outputs(self.graph, self._loaded.graph.specs, outputs)
+        try:
+            self._loaded.start(arrays)
+            return self._loaded.finish(self.graph.outputs, given)
+        finally:
+            self._loaded.abandon()  # an interrupt in between leaves nothing to wait for
+
+    @_alone
+    def submit(self, *inputs: Array | Mapping[str, Array]) -> None:
+        """Start a run and return while the device may still be at work; `wait` returns its outputs.
+
+        Where the network is divided over devices, only the last part is left running. A second submit, a run or
+        a resize waits for the first, whose outputs are lost.
+        """
+        self._loaded.start(self._accept(inputs))
+
+    @_alone
+    def wait(self, outputs: Outputs | None = None) -> list[Array]:
+        """Wait for the run that `submit` started and return its outputs, once.
+
+        InputError if there is none: nothing was submitted since the last run, or that failed.
+        """
+        self._check_open()
+        if not self._loaded.started:
+            raise InputError(
+                "there is no run to wait for",
+                why="none was submitted since outputs were last taken, a run failed or the session was resized",
+                fix="call submit, and wait before anything else",
+            )
+        given = take_outputs(self.graph, self._loaded.graph.specs, outputs)
+        return self._loaded.finish(self.graph.outputs, given)
+
+    @_alone
+    def close(self) -> None:
+        """Free everything; the devices stay open for other sessions. A second close does nothing.
+
+        BackendError if a backend's context refuses; then the session stays as it is. A run in another thread is waited
+        for; InputError where this is called in the middle of one, by a debug callback say.
+        """
+        if self._closed:
+            return
+        if self._loaded.before_close is not None:
+            self._loaded.before_close()
+        self._closed = True
+        self._recent.clear()
+        self._loaded.close()
+
+    def end(self, patience: float) -> bool:
+        """Close at the end of the process, and let no thread in any more; False if one does not leave in time.
+
+        Nobody is left to hear that a backend's context refuses: that is logged. In a forked process the session is
+        its parent's.
+        """
+        if self._process != os.getpid():
+            return True
+        if not self._lock.acquire(timeout=patience):
+            return False
+        self._ended = True
+        if not self._closed:
+            self._closed = True
+            self._recent.clear()
+            _unload(self._loaded)
+        return True
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    # -- preparing -------------------------------------------------------------------------------------
+
+    def _kept(self, given: Mapping[str, Shape]) -> dict[str, Shape]:
+        """Return the shapes that the other inputs keep, changed where they share a symbol with a given one."""
+        declared = {i: self.graph.specs[i].shape for i in self.graph.inputs}
+        sizes = {d: n for i, shape in given.items() for d, n in zip(declared.get(i, ()), shape, strict=False)}
+        kept = {}
+        for name, old in self.inputs.items():
+            dims = tuple(sizes.get(d, now) for d, now in zip(declared[name], old, strict=True))
+            whole = tuple(d for d in dims if isinstance(d, int))
+            if name not in given and len(whole) == len(dims):
+                kept[name] = whole
+        return kept
+
+    def _prepare(self, shapes: Mapping[str, Any]) -> None:
+        bound = bind(self.graph, take_shapes(shapes))
+        self._optimized = None
+        if bound.symbols():
+            self._loaded.drop()
+            self._bound = bound
+            return
+        if self.id is None:
+            with self.runtime.loading(self._choices, self._loaded.drop, self._know):
+                self._place(bound)
+        else:
+            try:
+                self._place(bound)
+            except BaseException:
+                self._loaded.drop()
+                raise
+        self._bound = bound
+
+    def _know(self, network: int) -> None:
+        """Take the id; should nobody close the session, the contexts hear of its end all the same."""
+        self.id, runtime, choices = network, self.runtime, self._choices
+        runtime.loaded(network, self)
+        self._loaded.before_close = lambda: runtime.may_unload(choices, network)
+        self._loaded.on_close = lambda: runtime.unloaded(choices, network)
+
+    def _place(self, bound: Graph) -> None:
+        """Optimise and load; again, for as long as a backend refuses nodes that it had taken."""
+        before, shapes = Assignment(), tuple(bound.specs[i].shape for i in bound.inputs)
+        if self._fixed is not None:
+            check_devices(self._fixed, {p.device: self._loaded.ask(p.device) for p in self._fixed.parts})
+        while True:
+            network = self._fixed or self._recent.find(shapes) or self._optimize(bound, before)
+            try:
+                self._loaded.load(network)
+            except NodeRefused as e:
+                self._recent.forget(shapes)
+                self._note_refusal(network, e, before)
+                continue
+            self._warn(network)
+            self._hold(network, shapes)
+            return
+
+    def _hold(self, network: OptimizedNetwork, shapes: tuple[object, ...]) -> None:
+        """Keep what was loaded, to be looked at and, unless memory is short, for the next time."""
+        if self.config.memory is MemoryMode.LIMIT:
+            self._optimized = network.without_constants()
+            return
+        self._optimized = network
+        if self._fixed is None:
+            self._recent.keep(shapes, network)
+
+    def _optimize(self, bound: Graph, before: Assignment) -> OptimizedNetwork:
+        backends = {c.device: self._loaded.ask(c.device) for c in self._choices}
+        prepared = self._ahead.take() if self._ahead else None
+        network = optimize(bound, backends, self.options, host=self._host, before=before, prepared=prepared)
+        self._recent.share_weights(network)
+        return network
+
+    def _note_refusal(self, network: OptimizedNetwork, refusal: NodeRefused, before: Assignment) -> None:
+        """Note what a backend refused late, so that the node is assigned anew."""
+        if self._fixed is not None:
+            names = ", ".join(repr(n.name) for n in refusal.nodes)
+            raise BackendError(
+                f"{refusal.device} does not take node(s) {names} of an optimised network",
+                why="onCreate returned None",
+                fix="optimise the model again on this machine",
+            )
+        for node in refusal.nodes:
+            if (node.name, refusal.device) in before.refusals:
+                raise BackendError(
+                    f"onCreate returned None for node {node.name!r} ({node.op.type}), which its backend put there",
+                    where=refusal.device,
+                    fix="OptimizeSubgraph may only make nodes that the backend takes",
+                )
+            before.refuse(node, refusal.device, "onCreate returned None for these shapes and types")
+
+    def _warn(self, network: OptimizedNetwork) -> None:
+        """Log what is not on the first device; a resize that changes nothing about it says nothing."""
+        where = network.placement
+        lines = [
+            f"{r.node!r} ({r.op}) is on {where.get(r.node, 'another')}: {r.device}: {r.reason}"
+            for r in network.refusals
+        ]
+        text = "\n  ".join([f"{self._astray(network)}:", *lines])
+        if lines and text != self._warned:
+            log.warning("%s", text)
+        self._warned = text
+
+    def _astray(self, network: OptimizedNetwork) -> str:
+        """Return how many nodes are not where the order of preference, or a hint, puts them."""
+        first, hints = self._choices[0].device, Hints.of(self.options.hints)
+        wanted = {r.node: hints.device(r.node) for r in network.refusals}
+        moved = {r.node for r in network.refusals if r.device == first and wanted[r.node] in (None, first)}
+        unheeded: dict[str, set[str]] = {}
+        for r in network.refusals:
+            if r.device == wanted[r.node] != first:
+                unheeded.setdefault(r.device, set()).add(r.node)
+        parts = [f"{len(moved)} node(s) do not run on {first}"] if moved else []
+        parts += [f"{len(those)} node(s) do not run on {d}, as a hint asks" for d, those in unheeded.items()]
+        return "; ".join(parts) or f"{len(wanted)} node(s) were refused by a device before their own"
+
+    # -- running ---------------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the session is closed", fix="load the model again")
+
+    def _accept(self, inputs: Sequence[Array | Mapping[str, Array]]) -> dict[str, Array]:
+        """Return the checked arrays, with the session prepared for their shapes."""
+        self._check_open()
+        arrays = take_inputs(self.graph, inputs)
+        specs = (self._bound or self.graph).specs
+        if self._loaded.report is None or any(a.shape != specs[i].shape for i, a in arrays.items()):
+            self._prepare({i: a.shape for i, a in arrays.items()})
+        return arrays
+
+
+class _Forgotten:
+    """Networks of sessions that were dropped without a close.
+
+    They are closed when the next session is made or the process ends, not where the collector ran, which may be in
+    the middle of a driver call. A forked process has none: they are its parent's.
+    """
+
+    def __init__(self) -> None:
+        self._networks: deque[LoadedNetwork] = deque()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._networks.clear)
+
+    def add(self, network: LoadedNetwork) -> None:
+        """Take a network whose session is gone."""
+        self._networks.append(network)
+
+    def close(self) -> None:
+        """Close all."""
+        while self._networks:
+            try:
+                _unload(self._networks.popleft())
+            except IndexError:
+                return  # another thread took the last
+
+    def end(self, patience: float) -> bool:
+        """Close all at the end of the process."""
+        self.close()
+        return True
+
+
+def _unload(network: LoadedNetwork) -> None:
+    """Close a network of which nobody hears any more."""
+    def ask() -> None:
+        try:
+            if network.before_close is not None:
+                network.before_close()
+        except Exception as e:
+            if not is_error(e):
+                raise
+            log.warning("a network whose session is gone is unloaded all the same: %s", e)
+
+    do_all([ask, lambda: close_all([network])])
+
+
+_forgotten = _Forgotten()
+shutdown.note(_forgotten)
+
+
+def close_forgotten() -> None:
+    """Close what sessions that nobody closed have left behind."""
+    _forgotten.close()

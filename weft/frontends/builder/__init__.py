@@ -1,0 +1,1 @@
+"""Networks built by hand: `Network`, its layers and the slots that join them."""
