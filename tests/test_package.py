@@ -134,6 +134,25 @@ def test_imports_point_downwards(path: Path) -> None:
         assert other == own or LAYERS[other] < LAYERS[own], f"{name_of(path)} imports {imported}"
 
 
+CORE = ["graph", "contract", "registry", "host", "passes", "placement", "saved", "session"]
+"""The folders of the core, lowest first."""
+LATE = {("weft.core.placement.optimized_network", "weft.core.saved.network_file")}
+"""`OptimizedNetwork.save` is a method, and what writes the file knows the class: it is imported when it is called."""
+
+
+def test_the_folders_of_the_core_build_on_each_other() -> None:
+    wrong = []
+    for path in (PACKAGE / "core").rglob("*.py"):
+        own = name_of(path).split(".")
+        for imported in imports_of(path):
+            other = imported.split(".")
+            if len(own) < 3 or other[:2] != ["weft", "core"] or len(other) < 3:
+                continue
+            if CORE.index(other[2]) > CORE.index(own[2]) and (name_of(path), imported) not in LATE:
+                wrong.append(f"{name_of(path)} imports {imported}")
+    assert not wrong
+
+
 @pytest.mark.parametrize("path", [p for p in SOURCES if "backends" in p.parts], ids=name_of)
 def test_backends_know_only_what_they_share(path: Path) -> None:
     parts = path.relative_to(PACKAGE / "backends").parts

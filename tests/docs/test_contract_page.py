@@ -1,0 +1,48 @@
+"""docs/contract.md: each row names files that are there, and tests that bear its number."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "contract.md").read_text(encoding="utf-8")
+ROWS = [
+    [cell.strip() for cell in line.strip("|").split(" | ")]
+    for line in PAGE.splitlines()
+    if re.match(r"\| [MAF]\d+ \|", line)
+]
+BY_PAGES = {"M15", "F1", "F3", "F4", "F5", "F10", "F11"}
+"""Rows that pages, front ends and commands show, whose tests bear the names of these."""
+
+
+def named(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def test_every_row_is_there_once() -> None:
+    want = [f"M{n}" for n in range(1, 16)] + [f"A{n}" for n in range(1, 23)] + [f"F{n}" for n in range(1, 12)]
+    assert [row[0].strip("| ") for row in ROWS] == want
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0].strip("| "))
+def test_what_a_row_names_is_there(row: list[str]) -> None:
+    number, _, places, tests = (cell.strip("| ") for cell in row)
+    assert named(places) or places == "not yet"
+    for name in named(places):
+        assert (ROOT / "weft" / name).exists(), name
+    found = set()
+    for name in named(tests):
+        text = (ROOT / "tests" / name).read_text(encoding="utf-8")
+        found |= set(re.findall(r"def test_([MAF]\d+)_", text))
+    assert number in found or number in BY_PAGES or number == "A7" or places == "not yet"
+
+
+def test_no_test_bears_a_row_that_the_page_does_not_name_it_in() -> None:
+    for file in sorted((ROOT / "tests").rglob("test_*.py")):
+        name = str(file.relative_to(ROOT / "tests"))
+        if not name.startswith("contract/") or name in PAGE:
+            continue
+        raise AssertionError(f"docs/contract.md does not name {name}")
