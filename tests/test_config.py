@@ -34,14 +34,14 @@ def test_switches_take_the_usual_words(name: str, monkeypatch: pytest.MonkeyPatc
     assert SWITCHES[name]() is DEFAULTS[name]
 
 
-@pytest.mark.parametrize("name", [*SWITCHES, "WEFT_BUILD_PROCESSES"])
+@pytest.mark.parametrize("name", [*SWITCHES, "WEFT_BUILD_PROCESSES", "WEFT_SELFTEST"])
 @pytest.mark.parametrize("value", ["foo", "-3", "100000", "9" * 6000, "2.5"])
 def test_nonsense_is_refused_where_it_is_read_and_by_every_load(
     name: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=f"(?s){name}={value[:20]}.*next: "):
-        SWITCHES.get(name, config.build_processes)()
+        {**SWITCHES, "WEFT_BUILD_PROCESSES": config.build_processes, "WEFT_SELFTEST": config.selftest}[name]()
     with pytest.raises(ConfigError, match=name):
         weft.load(path("shapes"), "cpu")
     with pytest.raises(ConfigError, match=name):
@@ -52,6 +52,14 @@ def test_processes_are_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     for value, wanted in (("0", 0), ("64", 64), ("", None)):
         monkeypatch.setenv("WEFT_BUILD_PROCESSES", value)
         assert config.build_processes() == wanted
+
+
+def test_a_selftest_that_is_not_chosen_is_auto(monkeypatch: pytest.MonkeyPatch) -> None:
+    for given, wanted in (("", "auto"), ("auto", "auto"), (" Child", "child"), ("process", "process"), ("OFF", "off")):
+        monkeypatch.setenv("WEFT_SELFTEST", given)
+        assert config.selftest() == wanted
+    monkeypatch.delenv("WEFT_SELFTEST")
+    assert config.selftest() == "auto"
 
 
 def test_a_cache_that_is_false_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

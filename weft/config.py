@@ -14,6 +14,8 @@ from weft.errors import ConfigError
 
 MOST_PROCESSES = 64
 """The most that `WEFT_BUILD_PROCESSES` may ask for."""
+SELFTESTS = ("auto", "child", "process", "off")
+"""What `WEFT_SELFTEST` may be; the first is meant where it is not set."""
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
@@ -32,8 +34,8 @@ def _switch(name: str, default: bool) -> bool:
 
 
 def check() -> None:
-    """Raise ConfigError for the first switch or number that makes no sense, whether or not it is used."""
-    for read in (cache_enabled, tuning_enabled, glsl_compiler_disabled, vulkan_validation, build_processes):
+    """Raise ConfigError for the first switch, number or choice that makes no sense, whether or not it is used."""
+    for read in (cache_enabled, tuning_enabled, glsl_compiler_disabled, vulkan_validation, build_processes, selftest):
         read()
 
 
@@ -58,13 +60,20 @@ def tuning_enabled() -> bool:
 
 
 def selftest() -> str:
-    """Return where devices and kernels are tested, from `WEFT_SELFTEST`: child, process or off."""
-    return os.environ.get("WEFT_SELFTEST") or "child"
+    """Return how devices and kernels are tested, from `WEFT_SELFTEST`, one of `SELFTESTS`.
 
-
-def selftest_chosen() -> bool:
-    """Tell whether `WEFT_SELFTEST` is set: then the kernels of devices in software are tested, too."""
-    return bool(os.environ.get("WEFT_SELFTEST"))
+    auto, which it is if it is not set: in child processes, and of devices in software no portable kernels. child and
+    process: all kernels of every device, in child processes or in this one. off: nothing.
+    """
+    given = os.environ.get("WEFT_SELFTEST", "")
+    chosen = given.strip().lower() or SELFTESTS[0]
+    if chosen not in SELFTESTS:
+        raise ConfigError(
+            f"WEFT_SELFTEST={given} is not known",
+            where="the environment variables",
+            fix=f"choose one of {', '.join(SELFTESTS)}, or unset it",
+        )
+    return chosen
 
 
 def device_profile() -> str:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from weft import config
 from weft.backends.gpu.creator import GpuCreator
 from weft.backends.gpu.runtime import GpuRuntime
 from weft.backends.gpu.selftest import verdict_store as tests
@@ -29,11 +30,11 @@ def selftest(
 ) -> None:
     """Test all kernels of GPU devices by value, whatever is known of them, and keep the verdicts.
 
-    A device is tested so when it is first used with a driver, in software only if WEFT_SELFTEST is set. A family of
-    kernels that is wrong is replaced by its plainer twin, or its nodes go to the next device. The exit status is 1 if
-    one is, or could not be tested.
+    A device is tested so when it is first used with a driver, in software only if WEFT_SELFTEST is child or process.
+    A family of kernels that is wrong is replaced by its plainer twin, or its nodes go to the next device. The exit
+    status is 1 if one is, or could not be tested.
     """
-    if tests.chosen_mode() == "off":
+    if config.selftest() == "off":
         raise ConfigError("WEFT_SELFTEST=off leaves nothing to test", fix="unset it, or set it to child or process")
     given = parse_backend_options(backend_option)
     rows: list[dict[str, Any]] = []

@@ -168,16 +168,18 @@ def test_a_network_is_right_on_profiles_at_both_precisions(
 
 def test_allocations_beyond_the_profile_are_refused_by_the_device(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_DEVICE_PROFILE", "allocation=2MiB,memory=3MiB")
-    device = opened(api)
+    creator = registry.find(api)
+    assert isinstance(creator, GpuCreator)
+    device, heap = opened(api), creator.runtime(0).heap
     with pytest.raises(OutOfMemory, match="one allocation has at most"):
         device.allocate(2 * MIB + 16)
-    held = device.allocate(2 * MIB)
+    held = heap.allocate(2 * MIB)
     try:
-        with pytest.raises(OutOfMemory):
-            device.allocate(2 * MIB)
+        with pytest.raises(OutOfMemory, match="the device pretends to have 3,145,728 in all"):
+            heap.allocate(2 * MIB)
     finally:
-        device.free(held)
-    device.free(device.allocate(2 * MIB))
+        heap.free(held)
+    heap.free(heap.allocate(2 * MIB))
 
 
 def test_a_network_too_large_for_the_profile_is_refused_and_the_next_one_runs(
@@ -334,8 +336,13 @@ def test_a_profile_that_is_not_understood_is_a_mistake(
     text: str, piece: str, api: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WEFT_DEVICE_PROFILE", text)
-    with pytest.raises(ConfigError, match=piece):
+    with pytest.raises(ConfigError, match=piece) as caught:
         opened(api)
+    assert caught.value.where == "WEFT_DEVICE_PROFILE"
+    with pytest.raises(ConfigError, match=piece) as caught:
+        shapes = {"image": (1, 3, 128, 128)}
+        weft.load(models.path("shapes"), api, shapes=shapes, backend_options={api: {"device_profile": text}})
+    assert "the option device_profile" in caught.value.where
 
 
 def test_a_profile_never_gives_more_than_there_is(api: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -161,6 +161,41 @@ class _Many(NullCreator):
         return NullDevice()
 
 
+@pytest.mark.parametrize("profile", ["", "items=64"])
+def test_the_device_without_options_stays_open_with_and_without_a_profile(
+    profile: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEFT_DEVICE_PROFILE", profile)
+    creator = _Many()
+    registry.insert("null", creator)
+    try:
+        usual = creator.runtime(0)
+        for n in range(1, 8):
+            load("null", network(SMALL), LIMIT + n).close()
+        assert creator.runtime(0) is usual and not usual.closed
+    finally:
+        registry.remove("null")
+
+
+@pytest.mark.parametrize(("limit", "memory", "said"), [
+    (1 << 20, "", "the option memory_limit allows 1,048,576 in all"),
+    (0, "memory=2MiB", "the device pretends to have 2,097,152 in all"),
+    (1 << 20, "memory=2MiB", "the option memory_limit allows 1,048,576 in all"),
+    (4 << 20, "memory=2MiB", "the device pretends to have 2,097,152 in all"),
+])  # fmt: skip
+def test_of_a_limit_and_a_profile_the_lesser_holds(
+    limit: int, memory: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEFT_DEVICE_PROFILE", memory)
+    registry.insert("null", _Many())
+    try:
+        with pytest.raises(OutOfMemory) as caught:
+            load("null", network(LARGE), limit)
+        assert said in caught.value.why
+    finally:
+        registry.remove("null")
+
+
 def test_a_device_whose_kernels_are_being_tested_is_not_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """No backend is on it yet; sessions of other threads open as many devices as there are meanwhile."""
     seen: list[bool] = []

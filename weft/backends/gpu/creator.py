@@ -100,31 +100,34 @@ class GpuCreator(BackendCreator):
 
         fork_guard.check(self.id, index)
         fork_guard.start()
-        given = {**defaults(self), **options}
-        # A creator may declare options of its own in place of these.
-        profile = str(given.get(PROFILE.name) or config.device_profile())
-        key = (index, Options({**given, PROFILE.name: profile}))
+        key = (index, self._settled(options))
+        where = f"the option {PROFILE.name}" if options.get(PROFILE.name) else "WEFT_DEVICE_PROFILE"
         with self._lock:
             held = self._runtimes.get(key)
             if held is not None and held.device.gone:
                 self._gone.append(self._runtimes.pop(key))
             if key not in self._runtimes:
                 self._close_idle()
-                self._runtimes[key] = GpuRuntime(self._opened(index, profile), key[1])
+                self._runtimes[key] = GpuRuntime(self._opened(index, str(key[1][PROFILE.name]), where), key[1])
             self._runtimes[key].users.add(lease)
             return self._runtimes[key]
 
+    def _settled(self, options: Options) -> Options:
+        """Return all options that a device is opened with, where some are given; a profile may be the environment's."""
+        given = {**defaults(self), **options}  # a creator may declare others in place of ours
+        return Options({**given, PROFILE.name: str(given.get(PROFILE.name) or config.device_profile())})
+
     def _close_idle(self) -> None:
         """Make room for one more device: close those of options that nobody uses now, but for the last ones."""
-        usual = defaults(self)
+        usual = self._settled(NO_OPTIONS)
         idle = [key for key, runtime in self._runtimes.items() if not runtime.users and key[1] != usual]
         for key in idle[: max(len(idle) - (IDLE - 1), 0)]:
             self._runtimes.pop(key).close()
 
-    def _opened(self, index: int, text: str) -> GpuDevice:
+    def _opened(self, index: int, text: str, where: str) -> GpuDevice:
         from weft.backends.gpu.device.profiles import parse_profile
 
-        profile = parse_profile(text)
+        profile = parse_profile(text, where)
         device = self.open(index)
         if profile is not None:
             device.pretend(profile)

@@ -13,7 +13,7 @@ from typing import Any
 from weft.backends.gpu.device.built_kernels import KERNELS_KEPT
 from weft.backends.gpu.device.device import GpuBuffer, GpuDevice
 from weft.backends.gpu.memory.heap import DeviceHeap
-from weft.backends.gpu.selftest.verdict_store import Verdict, chosen_mode, examine, tests_families, told
+from weft.backends.gpu.selftest.verdict_store import Verdict, examine, tests_families, told
 from weft.backends.gpu.tuning.tuning_table import TuningTable
 from weft.core.contract.backend_options import NO_OPTIONS, Options
 from weft.errors import OutOfMemory
@@ -105,7 +105,8 @@ class GpuRuntime:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        self.heap = DeviceHeap(self.device, int(self.options.get("memory_limit", 0)))
+        pretended = self.device.profile.memory if self.device.profile is not None else 0
+        self.heap = DeviceHeap(self.device, int(self.options.get("memory_limit", 0)), pretended)
         self.static = StaticPool(self.heap)
         self.device.hold_kernels(int(self.options.get("kernels_kept", KERNELS_KEPT)))
         if self.device.profile is not None:
@@ -117,7 +118,6 @@ class GpuRuntime:
             if self._verified:
                 return
             begun = time.perf_counter()
-            chosen_mode()  # what is wrong there is said, whether or not there is something to test
             for kind, verdict in examine(self, families=tests_families(self)):
                 self.verdicts[kind.name] = verdict
                 if verdict.why is not None:

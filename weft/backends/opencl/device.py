@@ -333,9 +333,8 @@ class OpenCLDevice(GpuDevice):
 
     @property
     def _total(self) -> int:
-        """Return the bytes of the device's memory, or of what it pretends to have."""
-        real = int(self._device.global_mem_size)
-        return min(real, self.profile.memory) if self.profile and self.profile.memory else real
+        """Return the bytes of the device's memory."""
+        return int(self._device.global_mem_size)
 
     def _need_room(self, nbytes: int, size: int, kind: MemoryKind) -> None:
         most, total = self.caps.max_allocation, self._total

@@ -173,9 +173,6 @@ class Memory:
         """Refuse at once what no heap holds, before the driver is asked for something out of its limits."""
         if size > self._largest_allocation:
             raise self._refusal(size, kind, f"one allocation has at most {_size(self._largest_allocation)}")
-        room = self._profile.memory
-        if room and size + sum(b.nbytes for b in self._live) > room:
-            raise self._refusal(size, kind, f"it pretends to have {_size(room)} in all")
         heap = max((self._heaps[h] for f, h in self._types if self._fits(f, h, kind)), default=0)
         if size > heap:
             raise self._refusal(size, kind, "no heap of the device is that large")

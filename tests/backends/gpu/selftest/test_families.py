@@ -230,9 +230,9 @@ def test_software_is_tested_only_if_that_is_asked_for(api: str, monkeypatch: pyt
     creator = registry.find("faulty")
     assert isinstance(creator, FaultyCreator)
     runtime = creator.runtime(0)
-    assert verdict_store.tests_families(runtime)
-    monkeypatch.delenv("WEFT_SELFTEST")
-    assert not verdict_store.tests_families(runtime)
+    for mode, tested in {"process": True, "child": True, "auto": False, "": False, "off": False}.items():
+        monkeypatch.setenv("WEFT_SELFTEST", mode)
+        assert verdict_store.tests_families(runtime) is tested, mode
 
 
 def test_every_template_belongs_to_a_family_or_to_special_hardware() -> None:

@@ -26,7 +26,7 @@ from weft.backends.gpu.tuning import tuner
 from weft.core.contract.backend import DeviceInfo
 from weft.core.graph.graph import Graph
 from weft.core.registry.backend_registry import registry
-from weft.errors import BackendError, ConfigError, OutOfMemory
+from weft.errors import BackendError, CompileError, ConfigError, DeviceError, DeviceLost, OutOfMemory
 from weft.kernels import launch, special
 from weft.kernels.launch import DeviceCaps
 
@@ -140,7 +140,7 @@ def test_what_a_test_raises_is_a_verdict(runtime: GpuRuntime) -> None:
     assert "KeyError" in whys(runtime, "raising")["raising"]
 
 
-@pytest.mark.parametrize("mode", ["child", "process", "off"])
+@pytest.mark.parametrize("mode", ["auto", "child", "process", "off"])
 def test_the_variable_chooses_where_tests_run(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_SELFTEST", mode)
     runtime, here = _runtime("opencl"), f"{fakes.TESTED}{os.getpid()}"
@@ -297,6 +297,35 @@ def test_a_device_that_is_full_is_tested_again_another_time(fails: str, monkeypa
     monkeypatch.setattr(value_check._ReadyNode, fails, full)
     verdict = verdict_store.verdict(fakes.RIGHT, _runtime("vulkan"))
     assert not verdict.lasting and "no memory" in str(verdict.why)
+
+
+@pytest.mark.parametrize("fails", ["__init__", "difference"])
+@pytest.mark.parametrize(
+    ("error", "for_good"),
+    [
+        (CompileError("the kernel 'k' does not compile"), True),
+        (DeviceLost("the device does not answer"), False),
+        (DeviceError("a submit failed"), False),
+        (RuntimeError("a submit failed"), False),
+    ],
+    ids=repr,
+)
+def test_what_the_device_fails_at_is_tested_again_after_a_day_and_what_does_not_compile_is_not(
+    fails: str, error: Exception, for_good: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    runtime = _runtime("vulkan")
+    monkeypatch.setenv("WEFT_SELFTEST", "process")
+    with monkeypatch.context() as patch:
+        patch.setattr(value_check._ReadyNode, fails, fail)
+        found = whys(runtime, "right")["right"]
+    assert str(error).partition("\n")[0] in found
+    assert whys(runtime, "right")["right"] == f"{found} ({verdict_store.AGAIN})"
+    later = time.time() + verdict_store.KEPT + 60
+    monkeypatch.setattr(time, "time", lambda: later)
+    assert bool(whys(runtime, "right")) == for_good
 
 
 def test_the_key_of_a_verdict_does_not_depend_on_the_order_of_a_set(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,8 +134,8 @@ class GpuDevice(ABC):
     def pretend(self, profile: DeviceProfile) -> None:
         """Have less than there is: called once, before anything is allocated.
 
-        An implementation need do no more if it refuses what is beyond `caps`; `memory`, `window` and `coherent` are
-        its own matter.
+        An implementation need do no more if it refuses what is beyond `caps`; `window` and `coherent` are its own
+        matter, and `memory` is the matter of all that is allocated for sessions (`weft.backends.gpu.memory.heap`).
         """
         self.profile, self.caps = profile, profile.apply(self.caps)
         self.info = replace(self.info, name=f"{self.info.name} as {profile}")

@@ -30,7 +30,7 @@ class DeviceProfile:
     allocation: int = 0
     """Bytes of one allocation."""
     memory: int = 0
-    """Bytes of all allocations together."""
+    """Bytes that all sessions on the device hold together, as the option `memory_limit` has it."""
     local: int = 0
     """Bytes of work-group memory."""
     items: int = 0
@@ -163,8 +163,11 @@ _ALLOWED: dict[str, tuple[Callable[[int], bool], str]] = {
 """What a limit may be: below it no device that Weft runs on was ever seen, and kernels count on it."""
 
 
-def parse_profile(text: str) -> DeviceProfile | None:
-    """Return the profile of a text such as "adreno,items=128", None of an empty one; ConfigError names all mistakes."""
+def parse_profile(text: str, where: str = "WEFT_DEVICE_PROFILE") -> DeviceProfile | None:
+    """Return the profile of a text such as "adreno,items=128", None of an empty one.
+
+    ConfigError names all mistakes, and `where` the text was given.
+    """
     problems: list[str] = []
     made = DeviceProfile()
     for at, piece in enumerate(p.strip() for p in text.split(",") if p.strip()):
@@ -184,7 +187,7 @@ def parse_profile(text: str) -> DeviceProfile | None:
         raise ConfigError(
             f"the device profile {text!r} is not understood",
             why="; ".join(problems),
-            where="WEFT_DEVICE_PROFILE",
+            where=where,
             fix=f"begin with one of {', '.join(PROFILES)}, or set limits: {', '.join(sorted(_NUMBERS))} take a "
             f"number (64MiB, 128), {', '.join(sorted(_SWITCHES))} take 0 or 1",
         )

@@ -1,4 +1,4 @@
-"""The buffers of an open device, within the limit that the user sets; see the option `memory_limit`."""
+"""The buffers of an open device, within the user's limit: `memory_limit`, or `memory` of a device profile."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ class DeviceHeap:
 
     device: GpuDevice
     limit: int = 0
+    pretended: int = 0
+    """The bytes that the device pretends to have, 0 for what it has: a limit, too."""
     held: int = 0
     """Bytes of the buffers that were not freed."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -26,8 +28,9 @@ class DeviceHeap:
     def allocate(self, nbytes: int, kind: MemoryKind = MemoryKind.DEVICE) -> GpuBuffer:
         """Return a buffer of at least `nbytes`; OutOfMemory if the limit or the device does not allow it."""
         with self._lock:
-            if self.limit and self.held + nbytes > self.limit:
-                raise self._refused(nbytes)
+            most = min(filter(None, (self.limit, self.pretended)), default=None)
+            if most is not None and self.held + nbytes > most:
+                raise self._refused(nbytes, most)
             self.held += nbytes  # before the driver is asked, which other threads do meanwhile
         try:
             return self.device.allocate(nbytes, kind)
@@ -45,12 +48,16 @@ class DeviceHeap:
         with self._lock:
             self.held -= nbytes
 
-    def _refused(self, nbytes: int) -> OutOfMemory:
+    def _refused(self, nbytes: int, most: int) -> OutOfMemory:
         info = self.device.info
+        if most == self.limit:
+            said, option = "the option memory_limit allows", f'"memory_limit": {self.held + nbytes}'
+            more = f'raise the option (backend_options={{"{info.id}": {{{option}}}}})'
+        else:
+            said, more = "the device pretends to have", "give the device profile more memory"
         return OutOfMemory(
             f"{nbytes:,} bytes cannot be allocated",
             where=f"{info.id}:{info.index} ({info.name})",
-            why=f"{self.held:,} bytes are in use by Weft, and the option memory_limit allows {self.limit:,} in all",
-            fix="use a smaller batch, precision low or memory limit, close other sessions, or raise the option "
-            f'(backend_options={{"{info.id}": {{"memory_limit": {self.held + nbytes}}}}})',
+            why=f"{self.held:,} bytes are in use by Weft, and {said} {most:,} in all",
+            fix=f"use a smaller batch, precision low or memory limit, close other sessions, or {more}",
         )

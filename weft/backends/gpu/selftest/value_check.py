@@ -18,7 +18,7 @@ from weft.core.graph.layout import Array, Layout, from_storage
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.core.placement.optimized_network import Part
 from weft.core.session.pipeline import Pipeline
-from weft.errors import DeviceError, OutOfMemory, WeftError
+from weft.errors import CompileError, DeviceError, OutOfMemory, WeftError
 from weft.kernels.launch import DeviceCaps, GpuOp, Placement, find_gpu_op
 from weft.kernels.special import Case, KernelFamily, SpecialKernel
 
@@ -33,7 +33,8 @@ class NotRun(WeftError):
 def check(kind: SpecialKernel, runtime: GpuRuntime, others: Sequence[SpecialKernel] = ()) -> str | None:
     """Return what is wrong with a kind, or None. `others` are not used meanwhile: one might take its place.
 
-    Raise NotRun if its cases found nothing wrong, and did not all run, or not on its kernels.
+    Wrong numbers and kernels that do not compile are its fault. What else a device or its driver does not do raises
+    the DeviceError. Raise NotRun if its cases found nothing wrong, and did not all run, or not on its kernels.
     """
     device, caps = runtime.device, runtime.device.caps
     try:
@@ -59,17 +60,20 @@ def _check_cases(kind: SpecialKernel, runtime: GpuRuntime) -> str | None:
     launched, cases, problem = set[str](), kind.cases(), ""
     with ExitStack() as held:
         for case, ready in zip(cases, _all_ready(cases, runtime, held), strict=True):
-            if isinstance(ready, DeviceError):
+            if isinstance(ready, CompileError):
                 return f"{case.text} failed: {ready.what}"
+            if isinstance(ready, DeviceError):
+                raise _named(ready, case)
             if isinstance(ready, WeftError):  # no device was asked
                 problem = problem or f"{case.text} could not be planned: {ready.what}"
                 continue
             try:
                 worst = ready.difference()
-            except OutOfMemory:
-                raise
-            except WeftError as e:
+            except CompileError as e:
                 return f"{case.text} failed: {e.what}"
+            except WeftError as e:
+                _named(e, case)
+                raise
             launched.update(ready.templates)
             if not worst <= case.allowed:
                 return f"{case.text} was wrong by {worst:.1e} of its largest value"
@@ -80,6 +84,12 @@ def _check_cases(kind: SpecialKernel, runtime: GpuRuntime) -> str | None:
     if problem:
         raise NotRun(problem, fix="report it with the output of `weft devices`: its cases do not suit the device")
     return None
+
+
+def _named(e: WeftError, case: Case) -> WeftError:
+    """Return the error, which names the case from now on."""
+    WeftError.__init__(e, f"{case.text} failed: {e.what}", where=e.where, why=e.why, fix=e.fix)
+    return e
 
 
 def _all_ready(

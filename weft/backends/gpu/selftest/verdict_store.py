@@ -25,7 +25,7 @@ from weft import config
 from weft.backends.gpu.selftest import value_check
 from weft.core.contract.error_context import is_error
 from weft.core.registry.backend_registry import registry
-from weft.errors import ConfigError, OutOfMemory, WeftError
+from weft.errors import CompileError, OutOfMemory, WeftError
 from weft.kernels.cache import DiskCache
 from weft.kernels.special import KernelFamily, SpecialKernel, kernel_families, special_kernels
 from weft.kernels.template import writers_hash
@@ -37,11 +37,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("weft.selftest")
 
 SCHEMA = 2
-MODES = ("child", "process", "off")
 TIMEOUT = 120.0
 """Seconds for all tests of a child process: compilers of drivers may take long."""
 KEPT = 24 * 3600.0
-"""Seconds for which it counts that a test did not end: the kernel may be at fault, or a machine that was busy."""
+"""Seconds for which it counts that a test did not end, or that the device refused or was lost meanwhile.
+
+The kernel may be at fault, or a machine that was busy. Wrong numbers, crashes and what does not compile count for good.
+"""
 MOST_CHILDREN = 6
 """Processes that test side by side: each opens the device, which takes memory of it and a second or more."""
 AGAIN = "known from an earlier start, `weft cache clear` has it tested again"
@@ -102,7 +104,7 @@ def verdicts(
     runtime: GpuRuntime, kinds: Sequence[SpecialKernel], timeout: float | None = None, again: bool = False
 ) -> dict[str, Verdict]:
     """Return the verdict on each kind by name, kept from an earlier start unless `again`; none if tests are off."""
-    mode, device = chosen_mode(), runtime.device
+    mode, device = config.selftest(), runtime.device
     if mode == "off" or not kinds:
         return {}
     cache, key = DiskCache("selftest"), key_of(device)
@@ -127,13 +129,13 @@ def verdicts(
 
 
 def tests_families(runtime: GpuRuntime) -> bool:
-    """Tell whether families of portable kernels are tested, if `WEFT_SELFTEST` does not say so.
+    """Tell whether families of portable kernels are tested: where `WEFT_SELFTEST` is auto, on some devices alone.
 
     Those of a device in software are not: compilers for CPUs may take a minute. Nor are those of a device that this
     program alone knows: children could not open it.
     """
-    info = runtime.device.info
-    return config.selftest_chosen() or (not info.software and registry.is_known_elsewhere(info.id))
+    info, mode = runtime.device.info, config.selftest()
+    return mode != "off" and (mode != "auto" or (not info.software and registry.is_known_elsewhere(info.id)))
 
 
 def is_refused(kind: SpecialKernel, verdict: Verdict) -> bool:
@@ -149,14 +151,6 @@ def told(kind: SpecialKernel, verdict: Verdict) -> str:
         return f"{kind.title} are not used: {verdict.why}"
     instead = f"{kind.twin} are" if kind.twin else "nodes that need them go to the next device"
     return f"{kind.title} are not used, {instead}: {verdict.why}"
-
-
-def chosen_mode() -> str:
-    """Return where kinds are tested; ConfigError for what `WEFT_SELFTEST` must not be."""
-    mode = config.selftest()
-    if mode not in MODES:
-        raise ConfigError(f"WEFT_SELFTEST={mode} is not known", fix=f"choose one of {', '.join(MODES)}")
-    return mode
 
 
 def tested_here(runtime: GpuRuntime, kinds: Sequence[SpecialKernel], timeout: float) -> dict[str, Verdict]:
@@ -176,20 +170,21 @@ def _tested_in_children(
 
 def verdict(kind: SpecialKernel, runtime: GpuRuntime) -> Verdict:
     """Return the verdict of a test in this process; whatever the test raises is one."""
-    begun, lasting, ran = time.perf_counter(), True, True
+    begun, lasting, ran, until = time.perf_counter(), True, True, None
     try:
         why = value_check.check(kind, runtime, special_kernels())
     except value_check.NotRun as e:
         why, ran = e.what, False
     except OutOfMemory as e:
         why, lasting = f"its test found no memory: {e.what}", False
-    except WeftError as e:
+    except CompileError as e:
         why = f"its test failed: {e.what}"
-    except Exception as e:  # of a driver's binding: the kernel is at fault for all we know
+    except Exception as e:  # of the device or its driver's binding: the kernel is at fault, or a moment was
         if not is_error(e):
             raise
-        why = f"its test failed: {type(e).__name__}: {e}"
-    return Verdict(why, time.perf_counter() - begun, lasting, ran=ran)
+        said = e.what if isinstance(e, WeftError) else f"{type(e).__name__}: {e}"
+        why, until = f"its test failed: {said}", time.time() + KEPT
+    return Verdict(why, time.perf_counter() - begun, lasting, until, ran)
 
 
 def _kept(cache: DiskCache, key: str) -> dict[str, Any]:
