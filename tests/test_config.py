@@ -17,8 +17,9 @@ SWITCHES = {
     "WEFT_TUNING": config.tuning_enabled,
     "WEFT_NO_COMPILER": config.glsl_compiler_disabled,
     "WEFT_VULKAN_VALIDATION": config.vulkan_validation,
+    "WEFT_CHECK_PASSES": config.check_passes,
 }
-DEFAULTS = {"WEFT_CACHE": True, "WEFT_TUNING": True, "WEFT_NO_COMPILER": False, "WEFT_VULKAN_VALIDATION": False}
+DEFAULTS = {name: name in ("WEFT_CACHE", "WEFT_TUNING") for name in SWITCHES}
 
 
 @pytest.mark.parametrize("name", SWITCHES)

@@ -35,7 +35,8 @@ def _switch(name: str, default: bool) -> bool:
 
 def check() -> None:
     """Raise ConfigError for the first switch, number or choice that makes no sense, whether or not it is used."""
-    for read in (cache_enabled, tuning_enabled, glsl_compiler_disabled, vulkan_validation, build_processes, selftest):
+    switches = (cache_enabled, tuning_enabled, glsl_compiler_disabled, vulkan_validation, check_passes)
+    for read in (*switches, build_processes, selftest):
         read()
 
 
@@ -134,6 +135,11 @@ def glsl_compiler_disabled() -> bool:
 def vulkan_validation() -> bool:
     """Tell whether `WEFT_VULKAN_VALIDATION=1` asks for the validation layer with synchronization validation."""
     return _switch("WEFT_VULKAN_VALIDATION", False)
+
+
+def check_passes() -> bool:
+    """Tell whether `WEFT_CHECK_PASSES=1` asks that every pass is held against all that it declares."""
+    return _switch("WEFT_CHECK_PASSES", False)
 
 
 def dynamic_backend_paths() -> list[str]:

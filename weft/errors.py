@@ -4,6 +4,7 @@
     |- ConfigError            an option, a device name or an environment variable makes no sense
     |- ModelError             the model file or graph is wrong or not understood
     |  |- UnsupportedOps      nodes that no front end or no backend takes, all of them at once
+    |- PassError              a pass broke what it declares, or failed
     |- InputError             an array handed to a session does not fit
     |- BackendError           a backend broke its contract, or was registered wrongly
     |- DeviceError            the device, its driver or its memory
@@ -63,6 +64,10 @@ class UnsupportedOps(ModelError):
     ) -> None:
         self.problems, self.refusals = problems, refusals
         super().__init__(what, why="\n    ".join(("", *problems)), fix=fix)
+
+
+class PassError(WeftError):
+    """A pass over the graph failed, or its result is not what it declares; the message names the pass."""
 
 
 class InputError(WeftError):

@@ -16,9 +16,9 @@ from weft.core.contract.views import OptimizationViews, SubgraphView
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.op import Op
-from weft.core.passes import PASSES
+from weft.core.passes import PASSES, PassRecord
 from weft.core.placement import optimizer
-from weft.core.placement.optimized_network import Copy, OptimizedNetwork, PassRecord
+from weft.core.placement.optimized_network import Copy, OptimizedNetwork
 from weft.core.placement.prepare import prepare_network, steps
 from weft.core.session import prefetch
 from weft.errors import ConfigError, InputError, ModelError
@@ -115,7 +115,7 @@ def test_A7_a_network_with_open_shapes_cannot_be_optimised() -> None:
 
 def test_A7_fp16_is_a_step_when_it_is_asked_for() -> None:
     high, low = (weft.optimize(branching(), "cpu", precision=p) for p in ("high", "low"))
-    assert [p.name for p in low.passes] == [*(p.name for p in high.passes), "set_storage", "remove_identities"]
+    assert [p.name for p in low.passes] == [*(p.name for p in high.passes), "store_as_float16", "remove_identities"]
     kept = {low.graph.specs[n.outputs[0]].dtype for n in low.graph.nodes if n.op.type != "Cast"}
     assert kept == {DType.FLOAT16} and "Cast" not in kinds(high.graph)
     assert low.graph.specs[low.graph.outputs[0]].dtype is DType.FLOAT32

@@ -231,6 +231,7 @@ def test_F8_errors_that_are_not_ours_come_as_model_errors_with_their_cause(tmp_p
         lambda m: m["graph"].update(specs=[]),
         lambda m: node_of(m, "n_pool").update(op=7),
         lambda m: m["passes"].append([1]),
+        lambda m: m["journal"].append(["a", "b", [["lost", "n", "", "", [], []]]]),
         lambda m: node_of(m, "n_pool")["op"]["fields"].update(kernel_shape=[[]]),
     ):
         path = tmp_path / "refused.weft"

@@ -94,6 +94,7 @@ def test_F8_an_optimised_model_gives_the_same_results_after_it_was_loaded(
     assert str(loaded) == str(network)
     assert loaded.config == network.config
     assert (loaded.notes, loaded.passes, loaded.refusals) == (network.notes, network.passes, network.refusals)
+    assert loaded.journal == network.journal and loaded.why("stem/relu") == network.why("stem/relu")
     image = np.random.default_rng(8).random((1, 3, 128, 128), np.float32)
     with weft.Runtime() as runtime:
         first, second = (runtime.run(runtime.load(n), image) for n in (network, loaded))
@@ -138,6 +139,7 @@ def test_F8_the_optimised_rows_of_the_table_come_back(tmp_path: Path) -> None:
 
 def test_F8_all_that_can_be_known_of_a_network_is_saved() -> None:
     known = {"graph", "parts", "devices", "config", "refusals", "notes", "passes", "versions", "backend_options"}
+    known |= {"journal"}
     known.add("weights")  # without them nothing is saved
     assert {f.name for f in fields(OptimizedNetwork)} == known
     assert {f.name for f in fields(BackendConfig)} == {"memory", "precision", "power", "fusing", "winograd"}

@@ -30,7 +30,7 @@ from weft.core.contract.backend import Precision
 from weft.core.graph.graph import Graph, bind
 from weft.core.graph.layout import Array
 from weft.core.graph.limits import Budget
-from weft.core.passes import PASSES, run_passes
+from weft.core.passes import PassContext, run_passes
 from weft.core.registry.backend_registry import registry
 from weft.errors import ConfigError
 from weft.loading import load
@@ -66,9 +66,8 @@ def compare(
     arrays, remarks = collect(graph, files, parse_shapes(shape), Preparation())
     for remark in remarks:
         note(remark)
-    budget = Budget(limits)
     bound = bind(graph, {name: a.shape for name, a in arrays.items()})
-    shown = _expose(run_passes(bound, [each.within(budget) for each in PASSES]))
+    shown = _expose(run_passes(bound, context=PassContext(Budget(limits))))
     levels = (Precision.HIGH, precision)
     own = parse_backend_options(backend_option)
     options = {"backend_options": own, "fusing": fusing, "winograd": winograd, "limits": limits}

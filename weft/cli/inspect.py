@@ -27,6 +27,7 @@ from weft.core.contract.backend_options import BackendOptions
 from weft.core.graph.graph import Graph, bind
 from weft.core.graph.layout import Shape
 from weft.core.graph.limits import Budget
+from weft.core.passes import PassContext
 from weft.core.placement.assign import why_not
 from weft.core.placement.hints import check_hints
 from weft.core.placement.optimized_network import Copy, OptimizedNetwork
@@ -92,7 +93,7 @@ def inspect(
         _note_open(graph, parse_shapes(shape))
     bound = bind(graph, {**_ones(graph), **parse_shapes(shape)})
     if passes:
-        _passes(bound, precision, Budget(limits))
+        _passes(bound, precision, PassContext(Budget(limits)))
     config = BackendConfig(precision=precision, fusing=fusing, winograd=winograd)
     options = OptimizerOptions(config, resolved(registry, parse_hints(hint)), limits=limits)
     own = parse_backend_options(backend_option)
@@ -133,11 +134,11 @@ def _note_open(graph: Graph, shapes: dict[str, Shape]) -> None:
         note(f"sizes that the model leaves open are taken as 1 for {', '.join(left)}; --shape gives others")
 
 
-def _passes(graph: Graph, precision: Precision, budget: Budget) -> None:
+def _passes(graph: Graph, precision: Precision, context: PassContext) -> None:
     line(f"as read: {len(graph.nodes)} nodes", "bold")
     line(str(graph))
     for each in steps(precision):
-        rewritten = each.within(budget)(graph)
+        rewritten = each(graph, context)
         changed = [str(n) for n in rewritten.nodes] != [str(n) for n in graph.nodes]
         line(f"{each.name}: {each.description}", "bold")
         line(f"  {len(graph.nodes)} -> {len(rewritten.nodes)} nodes" if changed else "  nothing to do")

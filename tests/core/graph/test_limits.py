@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 import weft
 from tests.helpers.nets import Net, kinds
+from weft.core.graph.graph import Graph
 from weft.core.graph.limits import Budget
 from weft.core.host.host_backend import HostBackend
-from weft.core.passes import PASSES
+from weft.core.passes import PassContext, run_passes
 from weft.core.passes.batch_norm import fold_batch_norm
 from weft.core.passes.constants import fold_constants
 from weft.errors import ConfigError, ModelError, OutOfMemory
@@ -93,15 +94,15 @@ def test_folding_ends_when_its_time_is_over_but_shapes_are_known_all_the_same() 
     size = net.add("Add", np.array([2]), np.array([0]))
     graph = net.finish(net.add("Reshape", x, net.add("Concat", size, np.array([-1]), axis=0)), big)
     budget = Budget(weft.Limits(folding_seconds=0))
-    assert kinds(fold_constants(graph, budget)) == ["Mul", "Reshape"]
+    assert kinds(fold_constants(graph, PassContext(budget))) == ["Mul", "Reshape"]
     assert "'folding_seconds'" in budget.notes()[0]
 
 
 def test_a_folding_that_would_take_longer_than_is_left_is_not_begun() -> None:
     net = Net()
     graph = net.finish(net.add("MatMul", np.ones((1000, 1000), np.float32), np.ones((1000, 1000), np.float32)))
-    assert kinds(fold_constants(graph, Budget(weft.Limits(folding_seconds=1)))) == ["MatMul"]
-    assert kinds(fold_constants(graph, Budget(weft.Limits(folding_seconds=60)))) == []
+    assert kinds(fold_constants(graph, PassContext(Budget(weft.Limits(folding_seconds=1))))) == ["MatMul"]
+    assert kinds(fold_constants(graph, PassContext(Budget(weft.Limits(folding_seconds=60))))) == []
 
 
 def test_time_that_folding_took_counts() -> None:
@@ -110,7 +111,7 @@ def test_time_that_folding_took_counts() -> None:
     ones = np.ones(1000, np.float32)
     graph = net.finish(*[net.add("Mul", ones, ones) for _ in range(5)])
     budget = Budget(weft.Limits(folding_seconds=3), clock=lambda: float(next(ticks)))
-    assert len(fold_constants(graph, budget).nodes) == 2
+    assert len(fold_constants(graph, PassContext(budget)).nodes) == 2
 
 
 def test_weights_that_many_nodes_share_are_not_multiplied_without_end() -> None:
@@ -120,15 +121,41 @@ def test_weights_that_many_nodes_share_are_not_multiplied_without_end() -> None:
     for _ in range(6):
         x = net.add("BatchNormalization", net.add("Conv", x, weights), ones, ones, ones, ones)
     graph = net.finish(x)
-    folded = fold_batch_norm(graph, Budget(weft.Limits(folding_bytes=3 * weights.nbytes)))
+    folded = fold_batch_norm(graph, PassContext(Budget(weft.Limits(folding_bytes=3 * weights.nbytes))))
     assert kinds(folded).count("BatchNormalization") == 3
 
 
-def test_every_pass_that_makes_constants_has_a_budget() -> None:
-    bounded = {p.name for p in PASSES if p.within(Budget()) is not p}
-    assert bounded == {
-        "fold_constants", "move_transposes_up", "settle_moves", "join_projections", "fold_batch_norm"
-    }  # fmt: skip
+def to_fold() -> Graph:
+    net = Net()
+    return net.finish(net.add("Add", net.add("Neg", net.random(40, 40)), net.input("x", 40, 40)))
+
+
+def to_move() -> Graph:
+    net = Net()
+    turned = net.add("Transpose", net.input("x", 40, 50), perm=(1, 0))
+    return net.finish(net.add("Transpose", net.add("Add", turned, net.random(50, 40)), perm=(1, 0)))
+
+
+def to_join() -> Graph:
+    net = Net()
+    x = net.input("x", 1, 5, 40)
+    parts = [net.add("MatMul", x, net.random(40, 40)) for _ in range(3)]
+    return net.finish(net.add("weft::Attention", *parts, scale=1.0, heads=2))
+
+
+def to_normalize() -> Graph:
+    net = Net()
+    y = net.conv(net.input("x", 1, 30, 4, 4), 40, 1)
+    return net.finish(net.add("BatchNormalization", y, *np.ones((4, 40), np.float32)))
+
+
+@pytest.mark.parametrize("build", [to_fold, to_move, to_join, to_normalize])
+def test_no_pass_makes_constants_beyond_the_budget(build: Callable[[], Graph]) -> None:
+    graph = build()
+    free, bound = (run_passes(graph, context=PassContext(Budget(weft.Limits(folding_bytes=b)))) for b in (GIB, 0))
+    assert len(free.nodes) < len(graph.nodes)
+    assert [str(n) for n in bound.nodes] == [str(n) for n in graph.nodes]
+    assert sum(value.nbytes for value in bound.constants.values()) == sum(v.nbytes for v in graph.constants.values())
 
 
 def test_more_nodes_than_the_limit_are_refused_wherever_they_come_from() -> None:

@@ -21,7 +21,7 @@ from weft.core.graph.layout import Array
 from weft.core.graph.limits import Budget, Limits
 from weft.core.graph.op import Constants, Op
 from weft.core.graph.tensor import TensorSpec
-from weft.core.passes import PASSES, run_passes
+from weft.core.passes import PASSES, PassContext, run_passes
 from weft.core.passes.batch_norm import fold_batch_norm
 from weft.core.passes.constants import fold_constants
 from weft.core.passes.dead import remove_dead_nodes
@@ -122,7 +122,7 @@ def test_a_node_that_fails_on_its_constants_stays_to_say_so_when_it_runs() -> No
 def test_a_constant_that_would_be_huge_is_not_computed() -> None:
     net = Net()
     graph = net.finish(net.add("Expand", f32(1), np.array([1000]), name="y"))
-    assert kinds(fold_constants(graph, Budget(Limits(folding_bytes=100)))) == ["Expand"]
+    assert kinds(fold_constants(graph, PassContext(Budget(Limits(folding_bytes=100))))) == ["Expand"]
 
 
 def test_folding_says_nothing_about_nan_and_infinity() -> None:

@@ -7,27 +7,40 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from weft.core.passes.properties import Property
 
 from weft.core.graph.graph import Graph, Names, Node
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.limits import Budget
 from weft.core.graph.op import Op, find_op
 from weft.core.host.threads import in_threads
+from weft.core.passes.manager import PassContext, graph_pass
 
 FOLDING = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 """The ops that multiply by weights, their second input, and can add a bias, the third."""
 
 
-def fold_batch_norm(graph: Graph, budget: Budget | None = None) -> Graph:
-    """Return the graph with the factors and shifts of every batch norm in the weights and biases before it.
+def _behind(graph: Graph) -> dict[str, Node]:
+    """Return the batch norms that alone read a value, by that value."""
+    readers = graph.readers()
+    return {n.inputs[0]: n for n in graph.nodes if n.op.type == "BatchNormalization" and readers[n.inputs[0]] == 1}
+
+
+BATCH_NORMS_FOLDED = Property(
+    "no batch norm that the weights before it could hold",
+    lambda graph: [f.norm.name for f in _folds(graph, list(_behind(graph).values()), graph.producers())],
+)
+
+
+@graph_pass(ensures=(BATCH_NORMS_FOLDED,))
+def fold_batch_norm(graph: Graph, context: PassContext) -> Graph:
+    """Move the factors and shifts of every batch norm into the weights and biases before it.
 
     That is exact in real arithmetic: computed in float64 and rounded once. It is done behind Conv,
     ConvTranspose, Gemm and the MatMul of two matrices, which becomes a Gemm, where nobody else reads the
     result, all parameters are constants, and the new ones are finite and within the budget.
     """
-    out, names, budget = graph.copy(), Names(graph), budget or Budget()
-    readers, makers = graph.readers(), graph.producers()
-    behind = {n.inputs[0]: n for n in graph.nodes if n.op.type == "BatchNormalization" and readers[n.inputs[0]] == 1}
+    out, names, budget = graph.copy(), Names(graph), context.budget
+    behind, makers = _behind(graph), graph.producers()
     merged: dict[str, Node] = {}
     gone: set[str] = set()
     norms = list(behind.values())
@@ -38,11 +51,14 @@ def fold_batch_norm(graph: Graph, budget: Budget | None = None) -> Graph:
             if budget.allows((), fold.weight.nbytes):
                 allowed.append(fold)
                 budget.spend(fold.weight.nbytes, budget.clock())
+            else:
+                context.leave(fold.norm.name, "its new weights would go beyond the limits of folding")
         began, nbytes = budget.clock(), sum(fold.weight.nbytes for fold in allowed)
         computed = in_threads(_computed, allowed, nbytes)
         budget.spend(0, began)
         for fold, parts in zip(allowed, computed, strict=True):
             if parts is None:
+                context.leave(fold.norm.name, "its new weights or biases would not be finite")
                 continue
             node = _merged(out, fold, parts, names)
             merged[node.name] = makers[node.outputs[0]] = node

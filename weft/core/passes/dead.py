@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from weft.core.passes.properties import NO_DEAD_NODES
+
 from weft.core.graph.graph import Graph
+from weft.core.passes.manager import PassContext, graph_pass
 
 
-def remove_dead_nodes(graph: Graph) -> Graph:
-    """Return the graph without nodes, constants and specs that no output depends on.
+@graph_pass(ensures=(NO_DEAD_NODES,))
+def remove_dead_nodes(graph: Graph, context: PassContext) -> Graph:
+    """Drop the nodes, constants and specs that no output depends on.
 
     A node that has no outputs at all is there for what it does: it stays, and what it reads.
     """
+    return without_dead_nodes(graph)
+
+
+def without_dead_nodes(graph: Graph) -> Graph:
+    """Return the graph without what no output depends on."""
     out = graph.copy()
     needed = set(graph.outputs)
     kept = []

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from weft.core.passes.properties import Property
+
 from weft.core.graph.graph import Graph, Node
 from weft.core.passes.aliases import Aliases
+from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.moves import changes_nothing, is_move
 
+NO_IDENTITIES = Property(
+    "no node that changes nothing",
+    lambda graph: [n.name for n in graph.nodes if _changes_nothing(graph, n)],
+)
 
-def remove_identities(graph: Graph) -> Graph:
-    """Return the graph without Identity, inference Dropout, and casts, transposes and reshapes to what is.
+
+@graph_pass(ensures=(NO_IDENTITIES,))
+def remove_identities(graph: Graph, context: PassContext) -> Graph:
+    """Drop Identity, inference Dropout, and casts, transposes and reshapes to what is.
 
     Where the output of such a node is an output of the graph, what makes its input makes it under that
     name; the node stays if the input is given, or is an output as well: both names are kept.
@@ -19,8 +28,13 @@ def remove_identities(graph: Graph) -> Graph:
     nodes = []
     for each in graph.nodes:
         node = aliases.read(each)
-        others_read = any(readers[o] for o in node.outputs[1:])
-        if others_read or not _changes_nothing(graph, node) or not aliases.join(node.outputs[0], node.inputs[0]):
+        if not _changes_nothing(graph, node):
+            nodes.append(node)
+        elif any(readers[o] for o in node.outputs[1:]):
+            context.leave(node.name, "its other outputs are read, too")
+            nodes.append(node)
+        elif not aliases.join(node.outputs[0], node.inputs[0]):
+            context.leave(node.name, "the names of its input and of its output must both stay")
             nodes.append(node)
     out.nodes = aliases.finish(nodes)
     return out

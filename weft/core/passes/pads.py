@@ -6,9 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from weft.core.passes.properties import Property
 
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Array
+from weft.core.passes.manager import PassContext, graph_pass
 from weft.errors import WeftError
 
 NOT_NEGATIVE = frozenset({"Abs", "Exp", "HardSigmoid", "Relu", "Sigmoid", "Softmax", "Softplus", "Sqrt"})
@@ -17,8 +19,18 @@ NOT_NEGATIVE = frozenset({"Abs", "Exp", "HardSigmoid", "Relu", "Sigmoid", "Softm
 Amounts = tuple[int, ...]
 
 
-def fold_pads(graph: Graph) -> Graph:
-    """Return the graph with constant padding of spatial axes moved into the reader's `pads`.
+def _foldable(graph: Graph) -> list[str]:
+    makers, readers = graph.producers(), graph.readers()
+    pairs = ((_pad_before(node, makers, readers), node) for node in graph.nodes)
+    return [pad.name for pad, node in pairs if pad and _merge(graph, pad, node, makers.get(pad.inputs[0]))]
+
+
+PADS_FOLDED = Property("no Pad before a convolution or pooling that could pad by itself", _foldable)
+
+
+@graph_pass(ensures=(PADS_FOLDED,))
+def fold_pads(graph: Graph, context: PassContext) -> Graph:
+    """Move constant padding of spatial axes into the `pads` of the convolution or pooling that reads it.
 
     Zeros go into Conv and LpPool always, and into an AveragePool that counts its padding or has none. A
     MaxPool pads with what loses against everything: it takes a padding that is no larger than anything it

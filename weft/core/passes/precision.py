@@ -5,16 +5,40 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from weft.core.passes.properties import Property
 
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Names, Node, infer_node
 from weft.core.graph.layout import Array
 from weft.core.graph.op import Op, find_op
 from weft.core.host.threads import in_threads
+from weft.core.passes.manager import PassContext, graph_pass
 from weft.errors import WeftError
 
 LARGEST, INFINITE = 0x7BFF, 0x7C00
 """The bits of the largest finite number and of infinity in fp16, without the sign; those of NaN are larger."""
+OTHER = {DType.FLOAT32: DType.FLOAT16, DType.FLOAT16: DType.FLOAT32}
+
+
+def _stored_otherwise(graph: Graph, dtype: DType) -> list[str]:
+    other, edge = OTHER[dtype], {*graph.inputs, *graph.outputs}
+    return [v for v, spec in graph.specs.items() if spec.dtype is other and v not in edge]
+
+
+FLOATS_AS_FLOAT32 = Property("floats are stored as float32", lambda graph: _stored_otherwise(graph, DType.FLOAT32))
+FLOATS_AS_FLOAT16 = Property("floats are stored as float16", lambda graph: _stored_otherwise(graph, DType.FLOAT16))
+
+
+@graph_pass(ensures=(FLOATS_AS_FLOAT32,))
+def store_as_float32(graph: Graph, context: PassContext) -> Graph:
+    """Store floats as float32 inside the network, with casts at its edges, so that rewrites compute in it."""
+    return set_storage(graph, DType.FLOAT32)
+
+
+@graph_pass(ensures=(FLOATS_AS_FLOAT16,))
+def store_as_float16(graph: Graph, context: PassContext) -> Graph:
+    """Store floats as float16 inside the network, with casts at its edges: precision LOW."""
+    return set_storage(graph, DType.FLOAT16)
 
 
 def set_storage(graph: Graph, dtype: DType) -> Graph:
@@ -22,7 +46,7 @@ def set_storage(graph: Graph, dtype: DType) -> Graph:
 
     Explicit casts between the two become casts to `dtype`. Ops compute in fp32 either way.
     """
-    other = DType.FLOAT32 if dtype is DType.FLOAT16 else DType.FLOAT16
+    other = OTHER[dtype]
     if not any(s.dtype is other for s in graph.specs.values()):
         return graph
     out = graph.copy()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from weft.core.passes.properties import Property
+
 from weft.core.graph.graph import Graph, Names, Node
 from weft.core.passes.aliases import Aliases
+from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.moves import (
     changes_nothing,
     compose,
@@ -15,8 +18,24 @@ from weft.core.passes.moves import (
 )
 
 
-def squash_moves(graph: Graph) -> Graph:
-    """Return the graph with consecutive, inverse and equal transposes and reshapes squashed.
+def _in_a_row(graph: Graph) -> list[str]:
+    moves = {n.outputs[0]: n for n in graph.nodes if is_move(n)}
+    return [n.name for n in moves.values() if (first := moves.get(n.inputs[0])) and _as_one(graph, first, n)]
+
+
+def _as_one(graph: Graph, first: Node, second: Node) -> bool:
+    """Tell whether one move can do what two in a row do."""
+    orders = [order_of(graph, n) for n in (first, second)]
+    pairs = zip((first, second), orders, strict=True)
+    return None not in orders or all(keeps_elements(graph.specs[n.inputs[0]].dims, o) for n, o in pairs)
+
+
+NO_MOVES_IN_A_ROW = Property("no two transposes or reshapes in a row that one can do", _in_a_row)
+
+
+@graph_pass(ensures=(NO_MOVES_IN_A_ROW,))
+def squash_moves(graph: Graph, context: PassContext) -> Graph:
+    """Squash consecutive, inverse and equal transposes and reshapes.
 
     Two transposes in a row become one, and so do two reshapes (Reshape, Flatten, Squeeze, Unsqueeze, and
     transposes that only move axes of size 1); what is left of them and changes nothing goes; of two moves

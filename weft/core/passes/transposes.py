@@ -6,11 +6,13 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from weft.core.passes.properties import Property
 
 from weft.core.graph.graph import Graph, Names, Node
 from weft.core.graph.layout import Shape
 from weft.core.graph.limits import Budget
 from weft.core.graph.tensor import TensorSpec
+from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.moves import (
     Order,
     compose,
@@ -22,27 +24,39 @@ from weft.core.passes.moves import (
 )
 
 
-def transposes_as_reshapes(graph: Graph) -> Graph:
-    """Return the graph with a Reshape for each Transpose that only moves axes of size 1.
+def _moves_nothing(graph: Graph, node: Node) -> bool:
+    order = order_of(graph, node)
+    return order is not None and keeps_elements(graph.specs[node.inputs[0]].dims, order)
+
+
+NO_FREE_TRANSPOSES = Property(
+    "no transpose that only moves axes of size 1",
+    lambda graph: [n.name for n in graph.nodes if _moves_nothing(graph, n)],
+)
+
+
+@graph_pass(ensures=(NO_FREE_TRANSPOSES,))
+def transposes_as_reshapes(graph: Graph, context: PassContext) -> Graph:
+    """Put a Reshape in the place of each Transpose that only moves axes of size 1.
 
     A Reshape need not copy, and other reshapes swallow it.
     """
     out, names = graph.copy(), Names(graph)
     out.nodes = []
     for node in graph.nodes:
-        order = order_of(graph, node)
-        if order is not None and keeps_elements(graph.specs[node.inputs[0]].dims, order):
+        if _moves_nothing(graph, node):
             node = reshape(out, node, node.inputs[0], names)
         out.nodes.append(node)
     return out
 
 
 ROUNDS = 16
-"""How often `move_transposes_up` looks again; one round moves all but contrived networks' transposes."""
+"""How often transposes are moved up at most; one round moves all but contrived networks' transposes."""
 
 
-def move_transposes_up(graph: Graph, budget: Budget | None = None) -> Graph:
-    """Return the graph with transposes moved up, through element-wise nodes, where others swallow them.
+@graph_pass(rounds=ROUNDS)
+def move_transposes_up(graph: Graph, context: PassContext) -> Graph:
+    """Move transposes up, through element-wise nodes, where others swallow them.
 
     The rule: a transpose T reads a value that element-wise nodes make, all of one shape and with no readers
     but each other and T, out of transposes alone, scalars and constants aside; and each of these transposes
@@ -51,13 +65,8 @@ def move_transposes_up(graph: Graph, budget: Budget | None = None) -> Graph:
     leaves at least one node less than before and adds none. What it must not do is make a transpose of
     several that were free, as they only moved axes of size 1: then T stays. Constants are transposed within the budget.
     """
-    budget = budget or Budget()
-    for _ in range(ROUNDS):
-        moves = _Moves(graph, budget)
-        if not moves.found():
-            break
-        graph = moves.graph
-    return graph
+    moves = _Moves(graph, context.budget)
+    return moves.graph if moves.found() else graph
 
 
 class _Moves:

@@ -14,21 +14,26 @@ from weft.core.graph.graph import Graph, Names, Node, infer_node
 from weft.core.graph.layout import Array
 from weft.core.graph.op import find_op
 from weft.core.graph.tensor import TensorSpec
+from weft.core.journal import Journal
 from weft.core.placement.assign import Backends, why_not
 from weft.core.placement.hints import Hints
 from weft.errors import WeftError
 
 
 def expand_refused(
-    graph: Graph, backends: Backends, hints: Mapping[str, str] | Hints | None = None
+    graph: Graph,
+    backends: Backends,
+    hints: Mapping[str, str] | Hints | None = None,
+    journal: Journal | None = None,
 ) -> tuple[Graph, list[str]]:
     """Return the graph with parts in the place of whole ops, and notes that say which and why.
 
     It is done where a node's device (the one hinted at, else the first) refuses the op, one that the passes
     may have made of such parts, and takes every part. Else the node stays, for the devices behind. `Hints`
-    get the parts of what they place.
+    get the parts of what they place, and the `journal` what was done.
     """
-    out, notes, names, hints = graph.copy(), [], Names(graph), Hints.of(hints)
+    out, notes, names, hints = graph.copy(), list[str](), Names(graph), Hints.of(hints)
+    reasons: dict[str, str] = {}
     out.nodes = []
     for node in graph.nodes:
         device = hints.device(node.name) or next(iter(backends))
@@ -40,11 +45,15 @@ def expand_refused(
         parts = _Parts(out, node, names)
         if expand(parts) and not any(why_not(out, n, device, backend) for n in parts.nodes):
             out.nodes += parts.nodes
+            reasons[node.name] = f"{device} refuses {node.op.type} and takes its parts: {reason}"
             hints.carry(node.name, [n.name for n in parts.nodes])
             notes.append(f"{node.name!r} ({node.op.type}) runs in {len(parts.nodes)} parts: {device}: {reason}")
         else:
             parts.drop()
             out.nodes.append(node)
+    if notes and journal is not None:
+        purpose = "Take ops apart of which a device runs the parts alone."
+        journal.note("expand_refused", graph.nodes, out.nodes, out.outputs, purpose=purpose, reasons=reasons)
     return out, notes
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, ClassVar
 
 from weft.core.contract.backend import BackendConfig
@@ -14,8 +15,10 @@ from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Array
 from weft.core.graph.op import Constants, Op, register_op
 from weft.core.graph.tensor import TensorSpec
+from weft.core.journal import Journal
+from weft.core.passes.manager import PassRecord
 from weft.core.placement.assign import Refusal
-from weft.errors import ExecutionError, ModelError
+from weft.errors import ExecutionError, InputError, ModelError
 
 if TYPE_CHECKING:
     from weft.core.registry.backend_registry import BackendRegistry
@@ -98,15 +101,6 @@ class Part:
     graph: Graph
 
 
-@dataclass(frozen=True, slots=True)
-class PassRecord:
-    """A rewrite that was done, and the nodes before and after it."""
-
-    name: str
-    before: int
-    after: int
-
-
 @dataclass(frozen=True, eq=False)
 class OptimizedNetwork:
     """What `weft.optimize` returns: it can be printed, saved, and loaded by a `Runtime` or `weft.load`.
@@ -129,6 +123,8 @@ class OptimizedNetwork:
     backend_options: Mapping[str, Options] = field(default_factory=dict)
     """The options that the network depends on, by backend id: declared `saved`, and not the defaults.
     The backend gets the same when the network is loaded; all others are given by who loads it."""
+    journal: Journal = field(default_factory=Journal)
+    """Which pass, and which backend's optimiser, made, changed, merged or removed which node."""
     weights: bool = True
     """Whether the constants that the nodes read are still there; see `without_constants`."""
 
@@ -141,6 +137,35 @@ class OptimizedNetwork:
     def placement(self) -> dict[str, str]:
         """Return the device of each node that a backend runs."""
         return {n.name: part.device for part in self.parts for n in part.graph.nodes}
+
+    def why(self, name: str) -> list[str]:
+        """Return what became of a node or value of the model's file or of this network, a line a change.
+
+        InputError, with names that resemble it, if neither has one of that name.
+        """
+        lines = self.journal.explain(name)
+        where, nodes = self.placement, {n.name: n for n in self.graph.nodes}
+        makers = self.graph.producers()
+        here = [n for n in dict.fromkeys([name, *self.journal.heirs(name)]) if n in nodes]
+        if name in makers and makers[name].name not in here:
+            here.append(makers[name].name)
+        for each in here:
+            device = where.get(each)
+            runs = f"runs on {device}" if device else "brings a value from one device to another"
+            lines.append(f"now: {each!r} {runs}: {nodes[each]}")
+        if name in self.graph.inputs or name in self.graph.constants:
+            kind = "an input" if name in self.graph.inputs else "a constant"
+            lines.append(f"now: {name!r} is {kind} of the network, {self.graph.specs[name]}")
+        if not lines:
+            known = sorted({*nodes, *self.graph.specs, *self.journal.names()})
+            near = get_close_matches(name, known, 3)
+            raise InputError(
+                f"there is no node or value {name!r}, and there was none",
+                where=f"network {self.graph.name!r}",
+                why=f"similar are {', '.join(map(repr, near))}" if near else f"it has {len(nodes)} nodes",
+                fix="`weft inspect MODEL --nodes` lists all nodes, as read and as they run",
+            )
+        return lines
 
     def without_constants(self) -> OptimizedNetwork:
         """Return the network without its weights: what is left to know once it is loaded."""

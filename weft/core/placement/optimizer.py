@@ -24,6 +24,8 @@ from weft.core.contract.error_context import blame, callback_of
 from weft.core.contract.views import OptimizationViews, SubgraphView, substitute
 from weft.core.graph.graph import Graph, Names, Node
 from weft.core.graph.limits import Limits
+from weft.core.journal import Journal
+from weft.core.passes import AnyPass
 from weft.core.passes.dead import remove_unread
 from weft.core.placement.assign import Assignment, Backends, assign, place, unsupported
 from weft.core.placement.check_network import imports
@@ -42,7 +44,7 @@ class OptimizerOptions:
 
     `hints`: devices by node name or pattern. `fallback`: "error" forbids any device but the hinted one, and
     but the first to nodes without a hint. `debug`: told of every output of every node in each run. `limits`: what the
-    model may cost before it runs.
+    model may cost before it runs. `passes`: a user's own rewrites, among the standard ones.
     """
 
     config: BackendConfig = field(default_factory=BackendConfig)
@@ -50,6 +52,7 @@ class OptimizerOptions:
     fallback: str = "cpu"
     debug: DebugSink | None = None
     limits: Limits = field(default_factory=Limits)
+    passes: tuple[AnyPass, ...] = ()
 
 
 def optimize(
@@ -67,18 +70,24 @@ def optimize(
     refusals that came up when an earlier result was loaded. `prepared` is what `prepare_network` made of the
     graph, where that was done before.
     """
-    prepared = prepared or prepare_network(bound, options.config.precision, options.limits)
-    hints = Hints(options.hints)
-    graph, notes = expand_refused(prepared.graph, backends, hints)
+    prepared = prepared or prepare_network(
+        bound, options.config.precision, options.limits, options.passes
+    )
+    hints, journal = Hints(options.hints), prepared.journal.copy()
+    graph, notes = expand_refused(prepared.graph, backends, hints, journal)
     notes += lost_hints(graph, options.hints)
     assignment = assign(graph, backends, hints, before=before)
-    graph, device = optimize_parts(graph, backends, assignment, hints)
+    graph, device = optimize_parts(graph, backends, assignment, hints, journal)
     _check_fallback(assignment, next(iter(backends)), options.fallback, hints)
     if options.debug is not None:
         graph = add_debug_nodes(graph, device, host, options.debug)
+    undivided = graph.nodes
     parts = insert_copies(partition(graph, device, tuple(backends)), graph, backends)
     whole = graph.copy()
     whole.nodes = [node for part in parts for node in (*part.copies, *part.part.graph.nodes)]
+    if any(part.copies for part in parts):
+        purpose = "Bring values from one device to another."
+        journal.note("insert_copies", undivided, whole.nodes, whole.outputs, purpose=purpose)
     whole.specs |= {v: s for part in parts for v, s in part.part.graph.specs.items()}
     return OptimizedNetwork(
         whole,
@@ -90,6 +99,7 @@ def optimize(
         prepared.passes,
         {b.info.id: b.info.version for b in backends.values()},
         {b.info.id: b.info.kept_options for b in backends.values()},
+        journal,
     )
 
 
@@ -97,15 +107,19 @@ def optimize(
 
 
 def optimize_parts(
-    graph: Graph, backends: Backends, assignment: Assignment, hints: Mapping[str, str] | Hints | None = None
+    graph: Graph,
+    backends: Backends,
+    assignment: Assignment,
+    hints: Mapping[str, str] | Hints | None = None,
+    journal: Journal | None = None,
 ) -> tuple[Graph, dict[str, str]]:
     """Return the graph as the backends rewrote their parts of it, and the device of every node.
 
     Each backend sees its subgraphs once. What it fails goes, alone, to the next backend that supports it,
     and then that one's optimiser sees it. `assignment` gets the reasons. Nodes that in the end nobody takes
-    raise UnsupportedOps, all of them.
+    raise UnsupportedOps, all of them. The `journal` gets what the backends did.
     """
-    work = _Optimisation(graph, backends, assignment, Hints.of(hints))
+    work = _Optimisation(graph, backends, assignment, Hints.of(hints), journal or Journal())
     while work.unseen:
         before = work.progress
         for name in backends:
@@ -124,8 +138,11 @@ def optimize_parts(
 class _Optimisation:
     """How far the backends' optimisers are: `unseen` are the names of the nodes that await one."""
 
-    def __init__(self, graph: Graph, backends: Backends, assignment: Assignment, hints: Hints) -> None:
+    def __init__(
+        self, graph: Graph, backends: Backends, assignment: Assignment, hints: Hints, journal: Journal
+    ) -> None:
         self.graph, self._backends, self._assignment, self._hints = graph, backends, assignment, hints
+        self._journal = journal
         self.device = dict(assignment.device)
         self.unseen = {n.name for n in graph.nodes}
         self.homeless: list[Node] = []
@@ -165,7 +182,10 @@ class _Optimisation:
             every.deleted += views.deleted
             every.failed += views.failed
         if every.substitutions or every.deleted:
-            self.graph, self._parts = substitute(self.graph, every, name), None
+            before = self.graph
+            self.graph, self._parts = substitute(before, every, name), None
+            purpose = "The backend's own rewrites of its part."
+            self._journal.note(name, before.nodes, self.graph.nodes, before.outputs, purpose=purpose)
             homeless = {n.name for n in self.homeless}
             self.device = {n.name: self.device.get(n.name, name) for n in self.graph.nodes if n.name not in homeless}
         for node, reason in [(mine[n.name], f.reason) for f in every.failed for n in f.part.nodes]:

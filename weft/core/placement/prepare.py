@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -12,11 +12,11 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.limits import Budget, Limits
 from weft.core.graph.validate import check_declared
-from weft.core.passes import PASSES, Pass
+from weft.core.journal import Journal
+from weft.core.passes import PASSES, AnyPass, PassContext, PassManager, PassRecord, arranged
 from weft.core.passes.constants import fold_constants
 from weft.core.passes.identities import remove_identities
-from weft.core.passes.precision import LARGEST, magnitude, set_storage
-from weft.core.placement.optimized_network import PassRecord
+from weft.core.passes.precision import LARGEST, magnitude, store_as_float16, store_as_float32
 
 
 @dataclass(frozen=True)
@@ -26,35 +26,36 @@ class Network:
     graph: Graph
     notes: tuple[str, ...]
     passes: tuple[PassRecord, ...] = ()
+    journal: Journal = field(default_factory=Journal)
 
 
-def steps(precision: Precision) -> tuple[Pass, ...]:
-    """Return the rewrites that a bound graph goes through before backends are asked, in order.
+def steps(precision: Precision, own: Sequence[AnyPass] = ()) -> list[AnyPass]:
+    """Return the rewrites that a bound graph goes through before backends are asked, in order, a user's among them.
 
     Passes compute in fp32, whatever the model stores, so that folded weights are rounded once at most.
     """
-    widen = Pass("set_storage", partial(set_storage, dtype=DType.FLOAT32))
-    wide = (Pass("fold_constants", fold_constants), widen, *PASSES)
-    if precision is not Precision.LOW:
-        return wide
-    narrow = Pass("set_storage", partial(set_storage, dtype=DType.FLOAT16))
-    return (*wide, narrow, Pass("remove_identities", remove_identities))
+    wide = (fold_constants, store_as_float32, *PASSES)
+    narrow = (store_as_float16, remove_identities) if precision is Precision.LOW else ()
+    return arranged((*wide, *narrow), own, fold_constants.name)
 
 
-def prepare_network(bound: Graph, precision: Precision, limits: Limits | None = None) -> Network:
+def prepare_network(
+    bound: Graph, precision: Precision, limits: Limits | None = None, own: Sequence[AnyPass] = ()
+) -> Network:
     """Return the network of a bound graph: after all `steps`, with what should be known of them."""
     budget = Budget(limits or Limits())
     budget.limits.check(bound)
-    graph, records, notes = bound, [], list[str]()
-    for k, step in enumerate(steps(precision)):
+    manager, graph, notes = PassManager(PassContext(budget), own), bound, list[str]()
+    for k, step in enumerate(steps(precision, own)):
         before = graph
-        graph = step.within(budget)(graph)
-        records.append(PassRecord(step.name, len(before.nodes), len(graph.nodes)))
+        graph = manager.run(graph, step)
         if k == 0:
             notes += check_declared(graph)
-        if step.name == "set_storage":
-            notes += _casts(before, precision) if k == 1 else _rounded(before, graph)
-    return Network(graph, (*notes, *budget.notes()), tuple(records))
+        if step is store_as_float32:
+            notes += _casts(before, precision)
+        elif step is store_as_float16:
+            notes += _rounded(before, graph)
+    return Network(graph, (*notes, *budget.notes()), tuple(manager.records), manager.journal)
 
 
 def _casts(folded: Graph, precision: Precision) -> list[str]:

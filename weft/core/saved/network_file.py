@@ -13,16 +13,18 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 from weft.core.contract.backend import BackendConfig, MemoryMode, Power, Precision
 from weft.core.contract.backend_options import Options, Value
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Array, Layout
+from weft.core.journal import Change, Journal, Kind, Step
+from weft.core.passes import PassRecord
 from weft.core.placement.assign import Refusal
 from weft.core.placement.check_network import OPTIMIZE_AGAIN, check_network
-from weft.core.placement.optimized_network import OptimizedNetwork, Part, PassRecord
+from weft.core.placement.optimized_network import OptimizedNetwork, Part
 from weft.core.registry.backend_registry import BackendRegistry, registry
 from weft.core.registry.entries import version_of
 from weft.core.saved.archive import (
@@ -51,7 +53,7 @@ from weft.core.saved.codec import (
 from weft.errors import BackendError, ModelError, NoDevice, UnsupportedOps, WeftError
 
 T = TypeVar("T")
-FORMAT = 2
+FORMAT = 3
 """Raised with every change after which an older Weft cannot read the file, or would read it wrongly."""
 
 
@@ -88,7 +90,8 @@ def save(network: OptimizedNetwork, path: str | os.PathLike[str]) -> None:
         "parts": [{"device": p.device, "graph": g} for p, g in zip(network.parts, graphs[1:], strict=True)],
         "refusals": [[r.node, r.op, r.device, r.reason] for r in network.refusals],
         "notes": list(network.notes),
-        "passes": [[p.name, p.before, p.after] for p in network.passes],
+        "passes": [[p.name, p.before, p.after, p.changed] for p in network.passes],
+        "journal": [_step_json(step) for step in network.journal.steps],
         "arrays": [{"dtype": DType.of(a.dtype).name, "shape": list(a.shape)} for a in encoder.arrays],
         "bytes": [len(b) for b in encoder.blobs],
     }
@@ -238,6 +241,7 @@ class _Reader:
             tuple(_pass(p) for p in expect(m["passes"], list)),
             versions,
             {k: Options({name: _value(v) for name, v in expect(o, dict).items()}) for k, o in m["options"].items()},
+            Journal(_step(s) for s in expect(m["journal"], list)),
         )
         check_network(network)
         return network
@@ -337,8 +341,25 @@ def _four(values: tuple[str, ...]) -> tuple[str, str, str, str]:
 
 
 def _pass(value: Json) -> PassRecord:
-    name, before, after = value
-    return PassRecord(expect(name, str), expect(before, int), expect(after, int))
+    name, before, after, changed = value
+    return PassRecord(expect(name, str), expect(before, int), expect(after, int), expect(changed, bool))
+
+
+def _step_json(step: Step) -> Json:
+    changes = [[c.kind, c.node, c.text, c.before, list(c.values), list(c.into)] for c in step.changes]
+    return [step.by, step.purpose, changes]
+
+
+def _step(value: Json) -> Step:
+    by, purpose, changes = value
+    return Step.of_changes(expect(by, str), expect(purpose, str), map(_change, expect(changes, list)))
+
+
+def _change(value: Json) -> Change:
+    kind, node, text, before, values, into = value
+    if kind not in get_args(Kind):
+        raise Damaged(f"{kind!r:.40} is nothing that becomes of a node")
+    return Change(kind, expect(node, str), expect(text, str), expect(before, str), texts(values), texts(into))
 
 
 def _value(value: Json) -> Value:

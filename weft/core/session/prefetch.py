@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 
@@ -11,6 +11,7 @@ from weft.core.graph.graph import Graph, bind
 from weft.core.graph.layout import Shape
 from weft.core.graph.limits import Limits
 from weft.core.graph.validate import validate
+from weft.core.passes import AnyPass
 from weft.core.placement.prepare import Network, prepare_network
 from weft.core.session.arguments import take_shapes
 
@@ -31,12 +32,13 @@ class Ahead:
 
 
 def prepare_ahead(
-    graph_of: Callable[[], Graph], shapes: Mapping[str, Shape] | None, precision: Precision, limits: Limits
+    graph_of: Callable[[], Graph], shapes: Mapping[str, Shape] | None, precision: Precision, limits: Limits,
+    own: Sequence[AnyPass] = (),
 ) -> Network | None:
     """Return the network of a graph with these shapes; None where some are open, or something is wrong with it."""
     with suppress(Exception):  # a session does the same steps without it, and meets the error where it is told
         graph = graph_of()
         validate(graph)
         bound = bind(graph, take_shapes(shapes or {}))
-        return None if bound.symbols() else prepare_network(bound, precision, limits)
+        return None if bound.symbols() else prepare_network(bound, precision, limits, own)
     return None

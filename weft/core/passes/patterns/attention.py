@@ -9,8 +9,8 @@ import numpy as np
 
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Shape
-from weft.core.graph.limits import Budget
 from weft.core.graph.tensor import TensorSpec
+from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.moves import RESHAPES, order_of
 from weft.core.passes.patterns.reading import Reader, make
 
@@ -33,12 +33,15 @@ class _Scores:
 # -- one op ----------------------------------------------------------------------------------------------
 
 
-def fuse_attention(graph: Graph) -> Graph:
-    """Return the graph with one op for softmax(scale * Q K^T + mask) V, where only V's product reads it.
+@graph_pass()
+def fuse_attention(graph: Graph, context: PassContext) -> Graph:
+    """Put one op in the place of softmax(scale * Q K^T + mask) V, where only V's product reads it.
 
     The scale may stand behind the product of Q and K or on either of them; the mask is what is added.
     """
-    reader = Reader(graph.copy())
+    if not Reader.has(graph, "Softmax"):
+        return graph
+    reader = Reader(graph)
     for softmax in reader.nodes("Softmax"):
         op: Any = softmax.op
         shares = softmax.outputs[0]
@@ -116,12 +119,15 @@ def _turned_in_rank_3(reader: Reader, value: str, outer: Node) -> str | None:
 # -- heads where they lie --------------------------------------------------------------------------------
 
 
-def attend_in_place(graph: Graph) -> Graph:
-    """Return the graph with attention reading heads side by side where they lie, without transposes.
+@graph_pass()
+def attend_in_place(graph: Graph, context: PassContext) -> Graph:
+    """Let attention read heads side by side where they lie, without transposes.
 
     Done where Q, K and V are reshaped from (batch, rows, heads * elements), and the result back to it.
     """
-    reader = Reader(graph.copy())
+    if not Reader.has(graph, ATTENTION):
+        return graph
+    reader = Reader(graph)
     for node in reader.nodes(ATTENTION):
         op: Any = node.op
         sources = [_side_by_side(reader, i) for i in node.inputs[:3]]
@@ -152,13 +158,16 @@ def _side_by_side(reader: Reader, value: str) -> str | None:
 # -- one product for three -------------------------------------------------------------------------------
 
 
-def join_projections(graph: Graph, budget: Budget | None = None) -> Graph:
-    """Return the graph with one matrix product for an attention's Q, K and V where three read one value.
+@graph_pass()
+def join_projections(graph: Graph, context: PassContext) -> Graph:
+    """Make one matrix product for an attention's Q, K and V where three read one value.
 
     Weights and biases are constants; their columns are put side by side, as the attention then reads them, within
     the budget.
     """
-    reader, budget = Reader(graph.copy()), budget or Budget()
+    if not Reader.has(graph, ATTENTION):
+        return graph
+    reader, budget = Reader(graph), context.budget
     for node in reader.nodes(ATTENTION):
         op: Any = node.op
         if not op.heads or op.packed:

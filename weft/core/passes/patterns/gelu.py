@@ -6,15 +6,19 @@ from collections.abc import Iterator
 from math import pi, sqrt
 
 from weft.core.graph.graph import Graph, Node
+from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.patterns.reading import DEEPEST, Reader, is_about, make
 
 
-def fuse_gelu(graph: Graph) -> Graph:
-    """Return the graph with a Gelu for x * 0.5 * (1 + erf(x / sqrt 2)) and for the form through tanh.
+@graph_pass()
+def fuse_gelu(graph: Graph, context: PassContext) -> Graph:
+    """Put a Gelu in the place of x * 0.5 * (1 + erf(x / sqrt 2)) and of the form through tanh.
 
     The factors may stand in any order. That form is x * 0.5 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3))).
     """
-    reader = Reader(graph.copy())
+    if not Reader.has(graph, "Erf", "Tanh"):
+        return graph
+    reader = Reader(graph)
     for kind, inside, form in (("Erf", _of_erf, "none"), ("Tanh", _of_tanh, "tanh")):
         for node in reader.nodes(kind):
             for x in inside(reader, node.inputs[0]):

@@ -6,16 +6,20 @@ from typing import Any
 
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Shape
+from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.patterns.reading import Reader, make
 
 
-def fuse_layer_norm(graph: Graph) -> Graph:
-    """Return the graph with a LayerNormalization for (x - mean) / sqrt(variance + epsilon) * scale + shift.
+@graph_pass()
+def fuse_layer_norm(graph: Graph, context: PassContext) -> Graph:
+    """Put a LayerNormalization in the place of (x - mean) / sqrt(variance + epsilon) * scale + shift.
 
     The parts are ReduceMean, Sub, Pow (or Mul), ReduceMean, Add, Sqrt, Div, Mul and, where there is a shift,
     Add; the means are over the last axes, of which scale and shift have the shape.
     """
-    reader = Reader(graph.copy())
+    if not Reader.has(graph, "Sqrt"):
+        return graph
+    reader = Reader(graph)
     for root in reader.nodes("Sqrt"):
         found = _variance(reader, root)
         if found is None:

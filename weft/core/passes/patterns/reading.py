@@ -12,7 +12,7 @@ import numpy as np
 from weft.core.graph.graph import Graph, Names, Node
 from weft.core.graph.layout import Shape
 from weft.core.graph.op import Op, find_op
-from weft.core.passes.dead import remove_dead_nodes
+from weft.core.passes.dead import without_dead_nodes
 from weft.errors import WeftError
 
 DEEPEST = 6
@@ -40,7 +40,7 @@ class Reader:
     """A graph with the makers and readers of its values; `replaced` are nodes to put in the place of others."""
 
     def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+        self.given, self.graph = graph, graph.copy()
         self.replaced: dict[str, list[Node]] = {}
         self.names = Names(graph)
         self._makers = graph.producers()
@@ -49,6 +49,11 @@ class Reader:
         for node in graph.nodes:
             for value in dict.fromkeys(node.inputs):
                 self._readers.setdefault(value, []).append(node)
+
+    @staticmethod
+    def has(graph: Graph, *kinds: str) -> bool:
+        """Tell whether a graph has nodes of one of these types; without, no pattern of them need be looked for."""
+        return any(n.op.type in kinds for n in graph.nodes)
 
     def nodes(self, kind: str) -> Iterator[Node]:
         """Return the nodes of a type, in order."""
@@ -144,10 +149,10 @@ class Reader:
     def finish(self) -> Graph:
         """Return the graph with the replacements, and without what nobody reads any more."""
         if not self.replaced:
-            return self.graph
+            return self.given
         out = self.graph.copy()
         out.nodes = [new for n in self.graph.nodes for new in self.replaced.get(n.name, [n])]
-        return remove_dead_nodes(out)
+        return without_dead_nodes(out)
 
 
 def make(kind: str, **attributes: Any) -> Op:

@@ -1,0 +1,285 @@
+"""The journal of an optimised network: which pass made, changed, merged or removed which node, and why.
+
+What is kept of each pass that changed something is the list of nodes before it and after it, which costs a run of the
+optimiser next to nothing. Only when somebody asks are the two compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from weft.core.graph.graph import Node
+from weft.core.graph.op import Op
+
+Kind = Literal["made", "changed", "merged", "bypassed", "folded", "removed", "left"]
+"""What became of a node.
+
+`made`, `changed`: it is new, or reads, computes or writes something else. `merged`: other nodes do its work.
+`bypassed`: its readers read another value. `folded`: its results are constants. `removed`: nothing reads its results.
+`left`: a pass would have rewritten it and could not.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What one pass did to one node."""
+
+    kind: Kind
+    node: str
+    text: str
+    """A sentence without its subject, which is the node: "is merged into 'conv1', which makes 'y' now"."""
+    before: str = ""
+    """The node as the pass found it, printed; empty if the pass made it."""
+    values: tuple[str, ...] = ()
+    """The values that the node made before or makes now, and those that it began or ceased to read."""
+    into: tuple[str, ...] = ()
+    """The nodes that do its work now."""
+
+
+@dataclass(eq=False)
+class Step:
+    """A pass that changed something: its name, what it does, and what it did to each node."""
+
+    by: str
+    purpose: str = ""
+    _nodes: tuple[Sequence[Node], Sequence[Node], Sequence[str]] | None = None
+    """The nodes before and after, and the names of the outputs; None once they were compared."""
+    _reasons: Mapping[str, str] = field(default_factory=dict)
+    _left: Mapping[str, str] = field(default_factory=dict)
+    _changes: tuple[Change, ...] = ()
+
+    @classmethod
+    def of_changes(cls, by: str, purpose: str, changes: Iterable[Change]) -> Step:
+        """Return a step of which the changes are known, as that of a saved network."""
+        return cls(by, purpose, _changes=tuple(changes))
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """Return what was done to each node, in the order of the nodes."""
+        held = self._nodes
+        if held is not None:
+            found = _difference(*held, self._reasons)
+            self._changes = (*found, *(Change("left", node, f"stays: {why}") for node, why in self._left.items()))
+            self._nodes = None  # last: another thread that asks meanwhile compares once more
+        return self._changes
+
+
+class Journal:
+    """The steps that changed a network, in order. `life` and `explain` follow one node or value through them."""
+
+    def __init__(self, steps: Iterable[Step] = ()) -> None:
+        self.steps = list(steps)
+
+    def note(
+        self,
+        by: str,
+        before: Sequence[Node],
+        after: Sequence[Node],
+        outputs: Sequence[str],
+        *,
+        purpose: str = "",
+        reasons: Mapping[str, str] | None = None,
+        left: Mapping[str, str] | None = None,
+    ) -> None:
+        """Note what a pass did to the nodes of a graph with these outputs; nothing is noted if it did nothing.
+
+        The lists must not change afterwards. `reasons` says of single nodes, those that went or those that are new,
+        why. `left` has nodes that the pass would have rewritten, with what was in the way.
+        """
+        if before is not after or left:
+            self.steps.append(Step(by, purpose, (before, after, outputs), reasons or {}, left or {}))
+
+    def copy(self) -> Journal:
+        """Return a journal that can be continued without touching this one."""
+        return Journal(self.steps)
+
+    def life(self, name: str) -> list[tuple[Step, Change]]:
+        """Return what became of a node, and of the nodes that do its work, or of a value; nothing if nothing did."""
+        return self._followed(name)[0]
+
+    def heirs(self, name: str) -> list[str]:
+        """Return the nodes that do the work of a node, in the order in which they took it over."""
+        return self._followed(name)[1]
+
+    def _followed(self, name: str) -> tuple[list[tuple[Step, Change]], list[str]]:
+        """Return the changes to a node and to its heirs, and these."""
+        followed, found = {name: None}, list[tuple[Step, Change]]()
+        is_node = any(c.node == name for step in self.steps for c in step.changes)
+        for step in self.steps:
+            now = set(followed)
+            for change in step.changes:
+                if change.node in now if is_node else name in change.values:
+                    found.append((step, change))
+                    followed.update(dict.fromkeys(change.into if is_node else ()))
+        return found, list(followed)[1:]
+
+    def __eq__(self, other: object) -> bool:
+        """Tell whether another journal has the same steps, with the same changes."""
+        if not isinstance(other, Journal):
+            return NotImplemented
+        mine, theirs = ([(s.by, s.purpose, s.changes) for s in journal.steps] for journal in (self, other))
+        return mine == theirs
+
+    __hash__ = None  # type: ignore[assignment]  # steps are added to it
+
+    def names(self) -> set[str]:
+        """Return the names of all nodes and values that some pass touched."""
+        changes = [c for step in self.steps for c in step.changes]
+        return {c.node for c in changes} | {v for c in changes for v in c.values}
+
+    def explain(self, name: str) -> list[str]:
+        """Return the life of a node or value, a line a change."""
+        lines = []
+        told: set[str] = set()
+        for step, change in self.life(name):
+            if change.before and change.node not in told:
+                lines.append(f"as read: {change.before}" if not told else f"that is: {change.before}")
+            told.add(change.node)
+            purpose = f" ({step.purpose})" if step.purpose else ""
+            lines.append(f"{step.by}{purpose}: {change.node!r} {change.text}")
+        return lines
+
+
+@dataclass
+class _Fate:
+    """Where the work of a node went."""
+
+    makers: dict[str, str] = field(default_factory=dict)
+    """The node that makes each of its values now."""
+    into: dict[str, None] = field(default_factory=dict)
+    """The nodes whose work its own became part of."""
+    instead: dict[str, None] = field(default_factory=dict)
+    """The values that are read instead of its own."""
+    folded: bool = False
+
+
+def _difference(
+    before: Sequence[Node], after: Sequence[Node], outputs: Sequence[str], reasons: Mapping[str, str]
+) -> list[Change]:
+    """Return what became of each node."""
+    old, new = {n.name: n for n in before}, {n.name: n for n in after}
+    gone = [n for n in before if n.name not in new]
+    fates = _fates(gone, before, after, new, outputs)
+    changes = []
+    taken: dict[str, list[str]] = {}
+    for node in gone:
+        fate = fates[node.name]
+        targets = tuple(dict.fromkeys([*fate.makers.values(), *fate.into]))
+        for target in targets:
+            taken.setdefault(target, []).append(node.name)
+        kind, text = _end(fate, targets)
+        values = (*filter(None, node.outputs), *fate.instead)
+        changes.append(Change(kind, node.name, _because(text, reasons.get(node.name)), str(node), values, targets))
+    for node in after:
+        found = old.get(node.name)
+        work = f", and does the work of {_listed(taken[node.name])}" if node.name in taken else ""
+        if found is None:
+            text = f"is new: {node}{work}"
+            values = tuple(filter(None, (*node.outputs, *node.inputs)))
+            changes.append(Change("made", node.name, _because(text, reasons.get(node.name)), "", values))
+        elif not _same(found, node):
+            text, values = _alterations(found, node)
+            text = _because(f"{text}{work}", reasons.get(node.name))
+            changes.append(Change("changed", node.name, text, str(found), values))
+    return changes
+
+
+def _fates(
+    gone: Sequence[Node],
+    before: Sequence[Node],
+    after: Sequence[Node],
+    new: Mapping[str, Node],
+    outputs: Sequence[str],
+) -> dict[str, _Fate]:
+    """Return where the work of each node went that is there no more: to who makes its values, or to its readers."""
+    lost = {o for n in gone for o in n.outputs if o}
+    readers: dict[str, list[Node]] = {}
+    for node in before:
+        for value in dict.fromkeys(node.inputs):
+            if value in lost:
+                readers.setdefault(value, []).append(node)
+    makers = {o: n.name for n in after for o in n.outputs if o in lost}
+    read = {i for n in after for i in n.inputs if i in lost} | (lost & set(outputs))
+    fates: dict[str, _Fate] = {}
+    for node in reversed(gone):  # readers come before what they read
+        fate = fates[node.name] = _Fate()
+        for value in filter(None, node.outputs):
+            if value in makers:
+                fate.makers[value] = makers[value]
+            elif value in read:
+                fate.folded = True
+            else:
+                for reader in readers.get(value, ()):
+                    _follow(fate, value, reader, fates.get(reader.name), new.get(reader.name), after_names=new)
+    return fates
+
+
+def _follow(
+    fate: _Fate, value: str, reader: Node, end: _Fate | None, now: Node | None, after_names: Mapping[str, Node]
+) -> None:
+    """Add what became of a value at one of its readers, which is gone itself or is another node `now`."""
+    if now is None:
+        if end is not None:
+            fate.into.update(dict.fromkeys([*end.makers.values(), *end.into]))
+            fate.folded |= end.folded
+        return
+    if _same(now.op, reader.op) and len(now.inputs) == len(reader.inputs):
+        here = (new for was, new in zip(reader.inputs, now.inputs, strict=True) if was == value)
+        fate.instead.update(dict.fromkeys(filter(None, here)))
+    else:
+        fate.into[now.name] = None
+
+
+def _end(fate: _Fate, targets: tuple[str, ...]) -> tuple[Kind, str]:
+    """Return how a node ended, as a kind and a sentence."""
+    if fate.makers:
+        made = "; ".join(f"{maker!r} makes {value!r} now" for value, maker in fate.makers.items())
+        return "merged", f"is gone: {made}"
+    if targets:
+        return "merged", f"is merged into {_listed(targets)}"
+    if fate.instead:
+        return "bypassed", f"is gone: its readers read {_listed(fate.instead)} instead"
+    if fate.folded:
+        return "folded", "is computed once, before all runs: its results are constants"
+    return "removed", "is gone: nothing reads its results"
+
+
+def _alterations(old: Node, new: Node) -> tuple[str, tuple[str, ...]]:
+    """Return what is new about a node, as the end of a sentence, and the values concerned."""
+    said = []
+    if not _same(old.op, new.op):
+        said.append(f"is now {new.op}")
+    dropped = [i for i in dict.fromkeys(old.inputs) if i and i not in new.inputs]
+    added = [i for i in dict.fromkeys(new.inputs) if i and i not in old.inputs]
+    if added or dropped:
+        reads = f"reads {_listed(added)}" if added else "reads one value less"
+        said.append(f"{reads} instead of {_listed(dropped)}" if dropped and added else reads)
+    elif old.inputs != new.inputs:
+        said.append("reads its inputs in another order")
+    if old.outputs != new.outputs:
+        said.append(f"makes {_listed(new.outputs)} instead of {_listed(old.outputs)}")
+    values = dict.fromkeys([*old.outputs, *new.outputs, *dropped, *added])
+    return ", ".join(said), tuple(filter(None, values))
+
+
+def _same(a: Node | Op, b: Node | Op) -> bool:
+    """Tell whether two nodes or ops are equal; two of which an attribute is an array are not, unless they are one."""
+    try:
+        return a is b or a == b
+    except ValueError:  # numpy's, of the truth of an array
+        return False
+
+
+def same_nodes(a: Sequence[Node], b: Sequence[Node]) -> bool:
+    """Tell whether two lists have equal nodes."""
+    return a is b or (len(a) == len(b) and all(map(_same, a, b)))
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, filter(None, names)))
+
+
+def _because(text: str, reason: str | None) -> str:
+    return f"{text}: {reason}" if reason else text

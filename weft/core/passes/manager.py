@@ -1,0 +1,306 @@
+"""What a pass is, and who runs it: a rewrite that says what it requires of a graph and what it ensures.
+
+`PassManager` runs passes in order, one that has `rounds` until it changes nothing. It holds each against what the pass
+declares, of Weft's own passes only cheaply unless `WEFT_CHECK_PASSES` is set, and keeps the journal.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from weft.core.passes.properties import SHAPES_INFERRED, Property
+
+from weft import config
+from weft.core.contract.error_context import is_error
+from weft.core.graph.graph import Graph
+from weft.core.graph.limits import Budget
+from weft.core.graph.validate import graph_problems, wrong_specs
+from weft.core.journal import Journal, same_nodes
+from weft.errors import ConfigError, PassError
+
+SHOWN = 10
+"""Nodes that an error names."""
+
+
+@dataclass
+class PassContext:
+    """What a pass gets beside the graph, and what it may tell of single nodes."""
+
+    budget: Budget = field(default_factory=Budget)
+    """What computing constants may cost; ask it before and tell it after."""
+    reasons: dict[str, str] = field(default_factory=dict)
+    """Why a node went or came, by its name: for the journal, where what the pass does says too little."""
+    left: dict[str, str] = field(default_factory=dict)
+    """Why a node was left as it is, by its name: what the pass ensures does not hold for such."""
+
+    def leave(self, node: str, why: str) -> None:
+        """Say that the pass would have rewritten a node, and what was in the way; the journal has it."""
+        self.left[node] = why
+
+
+Rewrite = Callable[[Graph, PassContext], Graph]
+"""Returns the rewritten graph, or the graph that it was given if it changes nothing. It never changes that one."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A rewrite with a name, what must hold before it, and what holds after it.
+
+    It gets a bound graph. It keeps the graph well formed, and the names, shapes and types of its inputs and outputs.
+    With `rounds` it is run again for as long as it changes something, at most so often. `after` names the standard pass
+    behind which one of a user's has its place.
+    """
+
+    name: str
+    rewrite: Rewrite
+    requires: tuple[Property, ...] = (SHAPES_INFERRED,)
+    ensures: tuple[Property, ...] = ()
+    rounds: int = 1
+    after: str = ""
+
+    def __call__(self, graph: Graph, context: PassContext | None = None) -> Graph:
+        """Return the rewritten graph; the given one stays as it is."""
+        return PassManager(context or PassContext()).run(graph, self)
+
+    @property
+    def description(self) -> str:
+        """Return in one line what the rewrite does."""
+        return (self.rewrite.__doc__ or "").strip().partition("\n")[0]
+
+
+@dataclass(frozen=True)
+class PassGroup:
+    """Passes that make work for each other: run in order, at most `rounds` times, until none changes anything."""
+
+    name: str
+    description: str
+    members: tuple[Pass, ...]
+    rounds: int
+    requires: tuple[Property, ...] = (SHAPES_INFERRED,)
+    ensures: tuple[Property, ...] = ()
+    after: str = ""
+
+    def __call__(self, graph: Graph, context: PassContext | None = None) -> Graph:
+        """Return the rewritten graph; the given one stays as it is."""
+        return PassManager(context or PassContext()).run(graph, self)
+
+
+AnyPass = Pass | PassGroup
+
+
+def graph_pass(
+    *,
+    requires: tuple[Property, ...] = (SHAPES_INFERRED,),
+    ensures: tuple[Property, ...] = (),
+    rounds: int = 1,
+    after: str = "",
+) -> Callable[[Rewrite], Pass]:
+    """Return a decorator that makes a pass of a function, under the function's name; see `Pass`."""
+    return lambda rewrite: Pass(rewrite.__name__, rewrite, requires, ensures, rounds, after)
+
+
+@dataclass(frozen=True, slots=True)
+class PassRecord:
+    """A pass that was run, the nodes before and after it, and whether it changed anything."""
+
+    name: str
+    before: int
+    after: int
+    changed: bool
+
+
+@dataclass
+class PassManager:
+    """Runs passes and keeps their journal and their records; `own` are a user's, which are always checked in full."""
+
+    context: PassContext = field(default_factory=PassContext)
+    own: Collection[AnyPass] = ()
+    journal: Journal = field(default_factory=Journal)
+    records: list[PassRecord] = field(default_factory=list)
+
+    def run(self, graph: Graph, item: AnyPass) -> Graph:
+        """Return the graph after a pass, which is run as often as it wants and held against what it declares."""
+        before = len(graph.nodes)
+        graph, changed = self._repeat(graph, item, item in self.own)
+        self.records.append(PassRecord(item.name, before, len(graph.nodes), changed))
+        return graph
+
+    def _repeat(self, graph: Graph, item: AnyPass, own: bool) -> tuple[Graph, bool]:
+        """Return the graph after a pass or a group, and whether that changed anything."""
+        any_changed, checked = False, own or config.check_passes()
+        if checked:
+            _check_properties(item, graph, item.requires, "requires", {})
+        for _ in range(item.rounds):
+            changed = False
+            for each in item.members if isinstance(item, PassGroup) else ():
+                graph, did = self._repeat(graph, each, own)
+                changed |= did
+            if isinstance(item, Pass):
+                graph, changed = self._rewrite(graph, item, own, checked)
+            any_changed |= changed
+            if not changed:
+                break
+        if checked:
+            _check_properties(item, graph, item.ensures, "ensures", self.context.left)
+        return graph, any_changed
+
+    def _rewrite(self, graph: Graph, item: Pass, own: bool, checked: bool) -> tuple[Graph, bool]:
+        """Return the graph after one round of a pass, and whether that changed anything."""
+        self.context.reasons, before_left = {}, dict(self.context.left)
+        after = _applied(item, graph, self.context, own)
+        rewired = not same_nodes(graph.nodes, after.nodes)
+        changed = rewired or not _has_same_constants(graph, after)
+        _check_interface(item, graph, after)
+        if changed and checked:
+            _check_graph(item, after)
+        left = {name: why for name, why in self.context.left.items() if name not in before_left}
+        if rewired or left:
+            purpose, reasons = item.description, self.context.reasons
+            self.journal.note(
+                item.name, graph.nodes, after.nodes, after.outputs, purpose=purpose, reasons=reasons, left=left
+            )
+        return after, changed
+
+
+def arranged(standard: Sequence[AnyPass], own: Sequence[AnyPass], default: str) -> list[AnyPass]:
+    """Return a user's passes among the standard ones: each after the last pass of the name in its `after`.
+
+    Those without are put after `default`; of several for one place the first comes first. ConfigError names those for
+    which there is no such place, or before which nothing ensures what they require.
+    """
+    names = [each.name for each in standard]
+    problems = [
+        f"pass {each.name!r} is to come after {each.after!r}, and there is no such pass"
+        for each in own
+        if each.after and each.after not in names
+    ]
+    if problems:
+        raise ConfigError(
+            "there is no place for a pass",
+            why="; ".join(problems),
+            fix=f"choose one of {', '.join(dict.fromkeys(names))}",
+        )
+    places: dict[int, list[AnyPass]] = {}
+    for each in own:
+        places.setdefault(len(names) - 1 - names[::-1].index(each.after or default), []).append(each)
+    order = [p for k, each in enumerate(standard) for p in (each, *places.get(k, ()))]
+    _check_order(order)
+    return order
+
+
+def _check_order(order: Sequence[AnyPass]) -> None:
+    """Raise ConfigError if a pass requires what no pass before it ensures."""
+    held: dict[Property, None] = {}
+    problems = []
+    for k, each in enumerate(order):
+        for wanted in each.requires:
+            if wanted not in held:
+                later = [p.name for p in order[k:] if wanted in p.ensures]
+                hint = f"; {later[0]!r} does, later" if later else ""
+                problems.append(f"pass {each.name!r} requires {wanted.name!r}, which no pass before it ensures{hint}")
+        held.update(dict.fromkeys(each.ensures))
+    if problems:
+        raise ConfigError(
+            "a pass has its place where what it requires does not hold",
+            why="; ".join(problems),
+            fix="give it a later place (after=...), or a pass before it that ensures this",
+        )
+
+
+def _applied(item: Pass, graph: Graph, context: PassContext, own: bool) -> Graph:
+    """Return what a pass makes of a graph. A user's gets a copy, so that what it breaks is its own."""
+    if not own:
+        return item.rewrite(graph, context)
+    given = graph.copy()
+    try:
+        result: object = item.rewrite(given, context)
+    except Exception as e:
+        if not is_error(e):
+            raise
+        raise PassError(f"pass {item.name!r} failed", why=f"{type(e).__name__}: {e}") from e
+    if not isinstance(result, Graph):
+        raise PassError(
+            f"pass {item.name!r} returned no graph",
+            why=f"it returned {'None' if result is None else f'a {type(result).__name__}'}",
+            fix="return the rewritten graph, or the given one if there is nothing to do",
+        )
+    fields = ("inputs", "outputs", "nodes", "specs", "constants", "layouts")
+    touched = [f for f in fields if not _is_equal(getattr(given, f), getattr(graph, f))]
+    if touched:
+        raise PassError(
+            f"pass {item.name!r} changed the graph that it was given",
+            why=f"its {', '.join(touched)} are not what they were",
+            fix="work on graph.copy(), and return that",
+        )
+    return graph if result is given else result
+
+
+def _is_equal(a: object, b: object) -> bool:
+    """Tell whether a list or mapping holds the same objects as another."""
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return a.keys() == b.keys() and all(a[k] is b[k] for k in a)
+    assert isinstance(a, list) and isinstance(b, list)
+    return len(a) == len(b) and all(map(operator.is_, a, b))
+
+
+def _has_same_constants(before: Graph, after: Graph) -> bool:
+    return before is after or _is_equal(before.constants, after.constants)
+
+
+def _check_interface(item: Pass, before: Graph, after: Graph) -> None:
+    """Raise PassError unless inputs and outputs are what they were."""
+    problems = []
+    for what in ("inputs", "outputs"):
+        names, now = getattr(before, what), getattr(after, what)
+        if names != now:
+            problems.append(f"the {what} were {', '.join(names)} and are {', '.join(now)}")
+        problems += [
+            f"{name!r} was {before.specs[name]} and is {after.specs.get(name)}"
+            for name in names
+            if name in before.specs and before.specs[name] != after.specs.get(name)
+        ]
+    if problems:
+        raise PassError(
+            f"pass {item.name!r} changed the inputs or outputs of the network",
+            why="; ".join(problems),
+            fix="keep their names, shapes and types; an Identity or a Cast can stand before an output",
+        )
+
+
+def _check_graph(item: Pass, graph: Graph) -> None:
+    """Raise PassError with what is wrong with the graph that a pass returned."""
+    problems = graph_problems(graph) or wrong_specs(graph)
+    if problems:
+        more = [f"and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
+        raise PassError(
+            f"pass {item.name!r} returned a graph that is not well formed",
+            why="; ".join([*problems[:SHOWN], *more]),
+            fix="each value is made once and before it is read, each node has a name of its own (weft.extend.Names), "
+            "and each new value a spec (weft.extend.infer_node)",
+        )
+
+
+def _check_properties(
+    item: AnyPass, graph: Graph, properties: Iterable[Property], verb: str, left: Mapping[str, str]
+) -> None:
+    """Raise PassError with each property that does not hold, and the nodes or values that break it."""
+    problems = []
+    for each in properties:
+        broken = [name for name in each.broken_by(graph) if name not in left]
+        if broken:
+            more = f" and {len(broken) - SHOWN} more" if len(broken) > SHOWN else ""
+            problems.append(f"{each.name!r} does not hold for {', '.join(map(repr, broken[:SHOWN]))}{more}")
+    if problems and verb == "requires":
+        raise PassError(
+            f"what pass {item.name!r} requires does not hold",
+            why="; ".join(problems),
+            fix="give the pass a later place (after=...), or mend the pass before it",
+        )
+    if problems:
+        raise PassError(
+            f"pass {item.name!r} does not ensure what it declares",
+            why="; ".join(problems),
+            fix="mend the pass, declare less, or say context.leave(node, why) of what it cannot rewrite",
+        )
