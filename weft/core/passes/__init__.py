@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from weft.core.passes.properties import Property
-
 from weft.core.graph.graph import Graph
 from weft.core.passes.batch_norm import fold_batch_norm
 from weft.core.passes.constants import fold_constants
@@ -29,6 +27,7 @@ from weft.core.passes.patterns import (
     fuse_layer_norm,
     join_projections,
 )
+from weft.core.passes.properties import Property
 from weft.core.passes.squash import NO_MOVES_IN_A_ROW, squash_moves
 from weft.core.passes.transposes import NO_FREE_TRANSPOSES, move_transposes_up, transposes_as_reshapes
 from weft.errors import ConfigError

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from weft.core.passes.properties import Property
 
 from weft.core.graph.graph import Graph, Names, Node
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Op, find_op
 from weft.core.host.threads import in_threads
 from weft.core.passes.manager import PassContext, graph_pass
+from weft.core.passes.properties import Property
 
 FOLDING = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 """The ops that multiply by weights, their second input, and can add a bias, the third."""

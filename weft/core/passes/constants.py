@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from weft.core.passes.properties import SHAPES_INFERRED, Property
 
 from weft.core.graph.graph import Graph, Node, infer_node
 from weft.core.graph.layout import Array
 from weft.core.passes.manager import PassContext, graph_pass
+from weft.core.passes.properties import SHAPES_INFERRED, Property
 from weft.errors import ModelError, WeftError, brief
 
 SHAPE_OPS = ("Shape", "Size")

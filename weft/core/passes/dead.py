@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from weft.core.passes.properties import NO_DEAD_NODES
-
 from weft.core.graph.graph import Graph
 from weft.core.passes.manager import PassContext, graph_pass
+from weft.core.passes.properties import NO_DEAD_NODES
 
 
 @graph_pass(ensures=(NO_DEAD_NODES,))

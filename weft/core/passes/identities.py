@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from weft.core.passes.properties import Property
-
 from weft.core.graph.graph import Graph, Node
 from weft.core.passes.aliases import Aliases
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.moves import changes_nothing, is_move
+from weft.core.passes.properties import Property
 
 NO_IDENTITIES = Property(
     "no node that changes nothing",

@@ -10,14 +10,13 @@ import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from weft.core.passes.properties import SHAPES_INFERRED, Property
-
 from weft import config
 from weft.core.contract.error_context import is_error
 from weft.core.graph.graph import Graph
 from weft.core.graph.limits import Budget
 from weft.core.graph.validate import graph_problems, wrong_specs
-from weft.core.journal import Journal, same_nodes
+from weft.core.passes.journal import Journal, same_nodes
+from weft.core.passes.properties import SHAPES_INFERRED, Property
 from weft.errors import ConfigError, PassError
 
 SHOWN = 10

@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from weft.core.passes.properties import Property
 
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Array
 from weft.core.passes.manager import PassContext, graph_pass
+from weft.core.passes.properties import Property
 from weft.errors import WeftError
 
 NOT_NEGATIVE = frozenset({"Abs", "Exp", "HardSigmoid", "Relu", "Sigmoid", "Softmax", "Softplus", "Sqrt"})

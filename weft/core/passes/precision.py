@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from weft.core.passes.properties import Property
 
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Names, Node, infer_node
@@ -13,6 +12,7 @@ from weft.core.graph.layout import Array
 from weft.core.graph.op import Op, find_op
 from weft.core.host.threads import in_threads
 from weft.core.passes.manager import PassContext, graph_pass
+from weft.core.passes.properties import Property
 from weft.errors import WeftError
 
 LARGEST, INFINITE = 0x7BFF, 0x7C00

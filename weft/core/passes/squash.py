@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from weft.core.passes.properties import Property
-
 from weft.core.graph.graph import Graph, Names, Node
 from weft.core.passes.aliases import Aliases
 from weft.core.passes.manager import PassContext, graph_pass
@@ -16,6 +14,7 @@ from weft.core.passes.moves import (
     reshape,
     transpose,
 )
+from weft.core.passes.properties import Property
 
 
 def _in_a_row(graph: Graph) -> list[str]:

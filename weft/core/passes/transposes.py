@@ -6,7 +6,6 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from weft.core.passes.properties import Property
 
 from weft.core.graph.graph import Graph, Names, Node
 from weft.core.graph.layout import Shape
@@ -22,6 +21,7 @@ from weft.core.passes.moves import (
     reshape,
     transpose,
 )
+from weft.core.passes.properties import Property
 
 
 def _moves_nothing(graph: Graph, node: Node) -> bool:

@@ -14,7 +14,7 @@ from weft.core.graph.graph import Graph, Names, Node, infer_node
 from weft.core.graph.layout import Array
 from weft.core.graph.op import find_op
 from weft.core.graph.tensor import TensorSpec
-from weft.core.journal import Journal
+from weft.core.passes.journal import Journal
 from weft.core.placement.assign import Backends, why_not
 from weft.core.placement.hints import Hints
 from weft.errors import WeftError

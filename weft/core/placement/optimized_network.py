@@ -15,7 +15,7 @@ from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Array
 from weft.core.graph.op import Constants, Op, register_op
 from weft.core.graph.tensor import TensorSpec
-from weft.core.journal import Journal
+from weft.core.passes.journal import Journal
 from weft.core.passes.manager import PassRecord
 from weft.core.placement.assign import Refusal
 from weft.errors import ExecutionError, InputError, ModelError

@@ -24,9 +24,9 @@ from weft.core.contract.error_context import blame, callback_of
 from weft.core.contract.views import OptimizationViews, SubgraphView, substitute
 from weft.core.graph.graph import Graph, Names, Node
 from weft.core.graph.limits import Limits
-from weft.core.journal import Journal
 from weft.core.passes import AnyPass
 from weft.core.passes.dead import remove_unread
+from weft.core.passes.journal import Journal
 from weft.core.placement.assign import Assignment, Backends, assign, place, unsupported
 from weft.core.placement.check_network import imports
 from weft.core.placement.debug_nodes import DebugSink, add_debug_nodes

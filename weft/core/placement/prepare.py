@@ -12,10 +12,10 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.limits import Budget, Limits
 from weft.core.graph.validate import check_declared
-from weft.core.journal import Journal
 from weft.core.passes import PASSES, AnyPass, PassContext, PassManager, PassRecord, arranged
 from weft.core.passes.constants import fold_constants
 from weft.core.passes.identities import remove_identities
+from weft.core.passes.journal import Journal
 from weft.core.passes.precision import LARGEST, magnitude, store_as_float16, store_as_float32
 
 

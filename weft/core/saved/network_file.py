@@ -20,8 +20,8 @@ from weft.core.contract.backend_options import Options, Value
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Array, Layout
-from weft.core.journal import Change, Journal, Kind, Step
 from weft.core.passes import PassRecord
+from weft.core.passes.journal import Change, Journal, Kind, Step
 from weft.core.placement.assign import Refusal
 from weft.core.placement.check_network import OPTIMIZE_AGAIN, check_network
 from weft.core.placement.optimized_network import OptimizedNetwork, Part

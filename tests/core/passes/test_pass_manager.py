@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from weft.core.passes.properties import NO_DEAD_NODES, SHAPES_INFERRED
 
 from tests.helpers.nets import Net, kinds, op
 from weft.core.contract.backend import Precision
@@ -25,6 +24,7 @@ from weft.core.passes import (
     run_passes,
 )
 from weft.core.passes.precision import FLOATS_AS_FLOAT16
+from weft.core.passes.properties import NO_DEAD_NODES, SHAPES_INFERRED
 from weft.core.placement.prepare import steps
 from weft.errors import ConfigError, PassError
 
