@@ -56,14 +56,14 @@ class Report:
 
     def table(self) -> str:
         """Return the counts and the findings as Markdown."""
-        rows = [("target", "device", "cases", "minutes", "findings", "growth", "of which")]
+        rows = [("target", "device", "cases", "minutes", "findings", "growth", "kernels kept", "of which")]
         for s in self.shifts:
             bad = sum(s.words[kind] for kind in FINDINGS)
             words = ", ".join(f"{n:,} {word}" for word, n in s.words.most_common() if word not in FINDINGS)
-            counted = (f"{s.cases:,}", f"{s.seconds / 60:.1f}", str(bad), f"{s.growth:.0f} MB")
+            counted = (f"{s.cases:,}", f"{s.seconds / 60:.1f}", str(bad), f"{s.growth:.0f} MB", f"{s.kernels:.0f} MB")
             rows.append((s.target.name, s.device, *counted, words))
         cases, minutes = sum(s.cases for s in self.shifts), sum(s.seconds for s in self.shifts) / 60
-        rows.append(("all", "", f"{cases:,}", f"{minutes:.1f}", str(sum(self.counts.values())), "", ""))
+        rows.append(("all", "", f"{cases:,}", f"{minutes:.1f}", str(sum(self.counts.values())), "", "", ""))
         head, *body = [f"| {' | '.join(row)} |" for row in rows]
         lines = [head, "|---" * len(rows[0]) + "|", *body, ""]
         for k, (key, found) in enumerate(self.findings.items(), 1):
@@ -85,7 +85,8 @@ class Report:
             "shifts": [
                 {
                     "target": s.target.name, "device": s.device, "cases": s.cases, "seconds": round(s.seconds, 1),
-                    "growth_megabytes": round(s.growth, 1), "words": dict(s.words),
+                    "growth_megabytes": round(s.growth, 1), "kernels_megabytes": round(s.kernels, 1),
+                    "words": dict(s.words),
                 }
                 for s in self.shifts
             ],

@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,13 +17,14 @@ from time import monotonic
 from typing import Any
 
 from scripts.fuzz.target import Target
+from scripts.memory import resident_megabytes
 
 LOOK = 0.25
 """Seconds between two looks at a child's memory and clock."""
 WAITING = 6
 """How many times a target's seconds a case may take by the clock: other processes want the cores, too."""
 WARM = 200
-"""Cases after which a child should not grow any more."""
+"""Cases in which a child may grow; of more than three times as many, a third: it must meet every driver first."""
 LAST = 50
 """Cases at the end that show what a child holds for good."""
 MOST_FAULTS = 3
@@ -32,7 +33,6 @@ GROWTH = 300
 """Megabytes by which it may grow from there to its end."""
 ROOT = Path(__file__).parents[2]
 TICKS = os.sysconf("SC_CLK_TCK")
-PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass
@@ -69,7 +69,9 @@ class Shift:
     words: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
     growth: float = 0.0
-    """Megabytes by which the children grew after their first cases, at most."""
+    """Megabytes by which the children grew after the first third of their cases, at most."""
+    kernels: float = 0.0
+    """Megabytes of kernels that nobody used any more at their end, at most; not part of `growth`."""
     faults: int = 0
     """Children that ended before their first case, one after the other."""
 
@@ -88,11 +90,12 @@ class Child:
     at: int | None = None
     since: float = 0.0
     used: float = 0.0
-    done: int = 0
     ready: float = 0.0
-    """Its megabytes before its first case; `warm` are the most up to case WARM, `last` those after the last cases."""
-    warm: float = 0.0
-    last: deque[float] = field(default_factory=lambda: deque(maxlen=LAST))
+    """Its megabytes before its first case."""
+    held: list[float] = field(default_factory=list)
+    """Its megabytes after each case, as it says itself: it may be many cases ahead."""
+    settled: float | None = None
+    """Its megabytes at the end, without kernels that nobody uses."""
 
     def clock(self) -> float:
         """Return the processor seconds that the process has taken."""
@@ -101,8 +104,21 @@ class Child:
 
     def megabytes(self) -> float:
         """Return how much of memory the process holds."""
-        fields = self._read("statm").split()
-        return int(fields[1]) * PAGE / 2**20 if len(fields) > 1 else 0.0
+        return resident_megabytes(self.process.pid)
+
+    def grown(self) -> float:
+        """Return by how much it grew for good after the first third of its cases, or the first WARM.
+
+        A single large case does not count, nor do kernels that a device holds for those who may want them again.
+        """
+        if len(self.held) < WARM + LAST:
+            return 0.0
+        warm = max(self.held[: max(WARM, len(self.held) // 3)])
+        return max(min(*self.held[-LAST:], self.settled or float("inf")) - warm, 0.0)
+
+    def kernels(self) -> float:
+        """Return the megabytes that it gave back at the end, when devices let go of kernels that nobody uses."""
+        return max(min(self.held[-LAST:]) - self.settled, 0.0) if self.held and self.settled else 0.0
 
     def _read(self, name: str) -> str:
         try:
@@ -187,14 +203,17 @@ def _watch(shift: Shift, run: Run, child: Child, lines: _Lines) -> tuple[str, st
                 child.ready = child.ready or child.megabytes()
             elif "fault" in said:
                 return "fault", f"the target itself failed\n{said['fault']}"
+            elif "settled" in said:
+                child.settled = said["settled"]
             else:
                 _ended(shift, run, child, said)
         if lines.over:
             code = child.process.wait()
             if code == 0:
-                shift.growth = max(shift.growth, _grown(child))
-                if _grown(child) > GROWTH:
-                    return "growth", f"it grew by {_grown(child):.0f} MB over {child.done - WARM} cases"
+                grown = child.grown()
+                shift.growth, shift.kernels = max(shift.growth, grown), max(shift.kernels, child.kernels())
+                if grown > GROWTH:
+                    return "growth", f"it grew by {grown:.0f} MB after the first third of {len(child.held)} cases"
                 return None
             if run.stopped():
                 return None
@@ -203,8 +222,6 @@ def _watch(shift: Shift, run: Run, child: Child, lines: _Lines) -> tuple[str, st
         if run.stopped():
             return None
         held = child.megabytes()
-        if child.done <= WARM:
-            child.warm = max(child.warm, held)
         if child.at is None:
             if monotonic() - child.since > 20 * WAITING:
                 return "hang", "the target was not ready in time"
@@ -219,20 +236,14 @@ def _watch(shift: Shift, run: Run, child: Child, lines: _Lines) -> tuple[str, st
 
 def _ended(shift: Shift, run: Run, child: Child, said: dict[str, Any]) -> None:
     shift.next, shift.faults = said["end"] + 1, 0
-    child.done += 1
     child.since, child.used = monotonic(), child.clock()
-    child.last.append(child.megabytes())
+    child.held.append(said["held"])
     shift.words[said.get("word") or said["kind"]] += 1
     if "kind" in said:
         folder = Path(said["folder"])
         what = (said["kind"], said["key"], said["text"])
         run.found(Found(*what, shift.target.name, shift.device, run.seed, said["end"], folder))
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _grown(child: Child) -> float:
-    """Return by how much it grew for good: a single large case does not count."""
-    return max(min(child.last) - child.warm, 0.0) if child.done >= WARM + LAST else 0.0
 
 
 def _key(kind: str, text: str, tail: str) -> str:

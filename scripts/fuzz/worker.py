@@ -3,14 +3,17 @@
 It writes lines of JSON to the descriptor that it was given, since drivers write to the standard streams as they like:
 
     {"begin": K}                                          before case K
-    {"end": K, "word": "refused"}                         after it
-    {"end": K, "kind": ..., "key": ..., "text": ..., "folder": ...}     after a case that is a finding
+    {"end": K, "held": M, "word": "refused"}              after it, with the megabytes that the process holds
+    {"end": K, "held": M, "kind": ..., "key": ..., "text": ..., "folder": ...}      after a case that is a finding
+    {"settled": M}                                        at the end: megabytes without kernels that nobody uses
     {"fault": text}                                       the target itself does not work
 """
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
+import gc
 import importlib
 import json
 import logging
@@ -19,11 +22,15 @@ import shutil
 import sys
 import traceback
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from scripts.fuzz.target import TARGETS, Finding, Target, case_stream
+from scripts.fuzz.target import DEVICES, TARGETS, Finding, Target, case_stream
+from scripts.memory import resident_megabytes
+from weft import registry
+from weft.backends.gpu.creator import GpuCreator
 
 
 def main() -> None:
@@ -62,9 +69,25 @@ def work(order: dict[str, Any], say: Any) -> None:
         became = outcome(target, order["seed"], number, folder)
         if "kind" in became:  # the next case must not take its files away
             became["folder"] = str(folder.rename(scratch / f"found{number}"))
-        say(end=number, **became)
+        say(end=number, held=resident_megabytes(), **became)
         number += 1
     target.close()
+    say(settled=settled())
+
+
+def settled() -> float:
+    """Return the megabytes that this process holds after open devices have let go of the kernels that nobody uses.
+
+    A device holds up to 256 of them by design (the option `kernels_kept`), which is no growth without end.
+    """
+    for name in DEVICES:
+        creator = registry.find(name)
+        if isinstance(creator, GpuCreator) and creator.is_open(0):
+            creator.runtime(0).device.hold_kernels(0)
+    gc.collect()
+    with suppress(AttributeError):  # another C library than glibc
+        ctypes.CDLL(None).malloc_trim(0)
+    return resident_megabytes()
 
 
 def outcome(target: Target, seed: int, number: int, folder: Path) -> dict[str, str]:

@@ -13,6 +13,7 @@ from statistics import median
 from typing import Any
 
 import weft
+from scripts.memory import resident_megabytes
 from scripts.soak.networks import image, is_right, network, one_kernel
 
 KINDS = 6
@@ -38,14 +39,13 @@ class Mark:
 def take(done: int, stats: Any) -> Mark:
     """Return what this process holds, and its device; `stats` is None on the CPU."""
     gc.collect()
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     held = (
         (stats.live_bytes, stats.live_buffers, stats.live_recordings, stats.live_kernels)
         if stats is not None
         else ()
     )
     files = len(list(Path("/proc/self/fd").iterdir()))
-    return Mark(done, int(status["VmRSS"].split()[0]) / 1024, files, threading.active_count(), *held)
+    return Mark(done, resident_megabytes(), files, threading.active_count(), *held)
 
 
 def growth(marks: Sequence[Mark]) -> Iterator[str]:

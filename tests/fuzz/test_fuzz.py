@@ -9,8 +9,12 @@ from typing import Any
 
 import pytest
 
+import weft
+from scripts.fuzz import supervisor
 from scripts.fuzz.__main__ import main
 from scripts.fuzz.target import case_stream, find_targets
+from scripts.fuzz.worker import settled
+from weft.backends.gpu.device.built_kernels import KERNELS_KEPT
 
 BAD = "tests.helpers.bad_targets"
 
@@ -46,6 +50,39 @@ def test_what_a_case_does_to_its_process_is_a_finding_and_the_rest_go_on(
     assert said in case["text"]
     kept = Path(case["folder"]) / "case" / "case"
     assert kept.read_text() == str(case_stream(name, 5, 3).random())
+
+
+@pytest.mark.parametrize(("name", "grows"), [("bad-growth", True), ("bad-start", False)])
+def test_growth_counts_after_the_first_cases(
+    name: str, grows: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "GROWTH", 50)
+    status, report = run(tmp_path, "--target", name, "--cases", "330")
+    assert status == int(grows)
+    assert [f["cases"][0]["kind"] for f in report["findings"]] == ["growth"] * grows
+    assert (report["shifts"][0]["growth_megabytes"] > 50) == grows
+
+
+@pytest.mark.parametrize("device", ["opencl", "vulkan"])
+def test_kernels_that_nobody_uses_are_let_go_before_memory_is_looked_at(device: str) -> None:
+    net = weft.Network("kernels")
+    net.add_output("y", net.add_layer("Relu", net.add_input("x", (3,))))
+    weft.load(net, device, fallback="error").close()
+    opened = weft.registry.find(device).runtime(0).device  # type: ignore[attr-defined]
+    try:
+        before = opened.stats.live_kernels
+        assert settled() > 0
+        assert opened.stats.live_kernels < before
+    finally:
+        opened.hold_kernels(KERNELS_KEPT)
+
+
+def test_what_a_child_gave_back_at_its_end_is_not_its_growth() -> None:
+    child = supervisor.Child(None, Path())  # type: ignore[arg-type]
+    child.held = [100.0 + done for done in range(1, 301)]
+    assert child.grown() == 351 - 300 and child.kernels() == 0
+    child.settled = 310.0
+    assert child.grown() == 10 and child.kernels() == 41
 
 
 def test_a_kept_case_can_be_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ import random
 import signal
 import threading
 from pathlib import Path
+from typing import ClassVar
 
 from scripts.fuzz import Finding, Target, target
 
@@ -82,6 +83,34 @@ class Hungry(Bad):
     def misbehave(self) -> None:
         self.held = [bytearray(b"\1" * 2**20) for _ in range(400)]
         threading.Event().wait()
+
+
+class Growing(Bad):
+    """Keeps memory for good at some cases."""
+
+    seconds = 30.0
+    megabytes = 1000
+    grows: ClassVar[range]
+
+    def check(self, folder: Path) -> str:
+        self.held = getattr(self, "held", [])
+        if self.number in self.grows:
+            self.held.append(bytearray(b"\1" * 2**20))
+        return "right"
+
+
+@target
+class Leaking(Growing):
+    name = "bad-growth"
+    grows = range(10_000)
+
+
+@target
+class Warming(Growing):
+    """Grows at first only, as drivers do when they are opened."""
+
+    name = "bad-start"
+    grows = range(150)
 
 
 @target

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyopencl as cl
 import pytest
 
 from tests.helpers.opencl_kernels import HALF, NO_DIALECT, SCALE, SOURCE, free, run, values, whole
 from weft.backends.gpu.device.device import LaunchCommand
+from weft.backends.opencl import programs
 from weft.backends.opencl.device import OpenCLDevice, open_device
 from weft.backends.opencl.programs import BUILD_OPTIONS, build_options, defines, late_define, literal
 from weft.core.graph.dtypes import DType
@@ -101,6 +104,29 @@ def test_binaries_that_changed_places_are_built_anew_in_the_same_start(cache: Pa
     assert _fresh() == (3.0, 1, 0)
     assert _fresh(other) == (-3.0, 1, 0)
     assert _fresh() == (3.0, 0, 1) and _fresh(other) == (-3.0, 0, 1), "and they were replaced"
+
+
+def test_a_cpu_holds_the_binary_of_what_it_compiled_without_what_the_compiler_made(device: OpenCLDevice) -> None:
+    kernel = device.compile(SOURCE, values(1, 3.0))
+    assert device.programs.built_from_source == 1
+    assert kernel.built.program.kind() == cl.program_kind.BINARY
+    assert _result(device) == 3.0
+
+
+def test_a_cpu_holds_what_it_compiled_if_the_driver_refuses_the_binary(
+    device: OpenCLDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build, built = programs._build, []
+
+    def refuse(program: Any, *arguments: Any) -> None:
+        built.append(program)
+        if len(built) == 2:
+            raise RuntimeError("no such binary")
+        build(program, *arguments)
+
+    monkeypatch.setattr(programs, "_build", refuse)
+    assert _result(device) == 3.0
+    assert len(built) == 2 and device.programs.built_from_source == 1
 
 
 @pytest.mark.parametrize("why", ["another entry", "more arguments"])

@@ -170,6 +170,8 @@ class OpenCLDevice(GpuDevice):
     def hold_kernels(self, count: int) -> None:
         """Hold so many programs beside those in use, those that were asked for last."""
         self.programs.hold(count)
+        with self._lock:
+            self.stats.live_kernels = self.programs.held
 
     def building(self) -> AbstractContextManager[None]:
         """Let processes compile side by side where the driver does not."""

@@ -142,7 +142,9 @@ class VulkanDevice(GpuDevice):
 
     def hold_kernels(self, count: int) -> None:
         """Hold so many pipelines beside those in use, those that were asked for last."""
-        self._parts.pipelines.hold(count)
+        pipelines = self._parts.pipelines
+        pipelines.hold(count)
+        self.stats.live_kernels = pipelines.held
 
     def record(self, commands: Sequence[Command], profile: bool = False) -> Recording:
         """Return the commands as a command buffer that can be submitted many times."""
