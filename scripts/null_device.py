@@ -18,6 +18,7 @@ from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Array, Shape
 from weft.core.placement.optimizer import OptimizerOptions
 from weft.core.registry.backend_registry import Choice
+from weft.core.session.runtime import default_runtime
 from weft.core.session.session import Session
 from weft.kernels.dialect import Dialect
 from weft.kernels.source import KernelSource
@@ -96,5 +97,5 @@ def plan_kernels(
     choices = [Choice(NullCreator(caps), 0)]
     with _recorded() as requests:
         options = OptimizerOptions(BackendConfig(precision=precision), fallback="error")
-        Session(graph, choices, options, shapes=shapes).close()
+        Session(graph, choices, options, runtime=default_runtime(), shapes=shapes).close()
     return requests

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
@@ -22,10 +23,9 @@ from weft.core.contract.backend import (
     Precision,
 )
 from weft.core.contract.backend_options import BackendOptions
-from weft.core.graph.graph import Graph, bind
+from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Shape
 from weft.core.graph.limits import Limits
-from weft.core.graph.validate import validate
 from weft.core.placement.debug_nodes import DebugSink, FileSink
 from weft.core.placement.hints import check_hints
 from weft.core.placement.optimized_network import OptimizedNetwork
@@ -34,8 +34,8 @@ from weft.core.placement.optimizer import optimize as optimize_graph
 from weft.core.registry.backend_registry import BackendRegistry, Choice, DeviceName, registry
 from weft.core.session.loaded_network import opened
 from weft.core.session.pipeline import Progress
-from weft.core.session.prefetch import Ahead, prepare_ahead
-from weft.core.session.runtime import Runtime, default_runtime
+from weft.core.session.prefetch import Ahead
+from weft.core.session.runtime import Runtime, default_runtime, load_optimized
 from weft.core.session.session import Session
 from weft.errors import ConfigError, InputError, WeftError, brief
 
@@ -112,18 +112,15 @@ def load(
                 why="it was optimised for its devices, shapes and precision already",
                 fix="pass these options to weft.optimize",
             )
-        return Session.of_optimized(
-            model, runtime=held, profile=profile, backend_options=backend_options, progress=progress
-        )
+        return load_optimized(model, held, profile=profile, backend_options=backend_options, progress=progress)
     most = Limits.of(limits)
-    with _reading(model, shapes, config.precision, most) as (graph_of, ahead):
+    with _reading(model, shapes, config.precision, most) as ahead:
         choices, options, host = _plan(held, device, fallback, hints, debug, config, backend_options, most)
         with _prepared(choices if _is_there(model) else []):
-            graph = graph_of()
+            graph = ahead.graph()
         return Session(
-            graph, choices, options, host=host, shapes=shapes, progress=progress, profile=profile, runtime=held,
-            ahead=ahead,
-        )  # fmt: skip
+            graph, choices, options, runtime=held, host=host, progress=progress, profile=profile, ahead=ahead
+        )
 
 
 def optimize(
@@ -151,12 +148,10 @@ def optimize(
     """
     config, held = _config(precision, memory, power, fusing, winograd), runtime or default_runtime()
     most = Limits.of(limits)
-    with _reading(model, shapes, config.precision, most) as (graph_of, ahead):
+    with _reading(model, shapes, config.precision, most) as ahead:
         choices, options, host = _plan(held, device, fallback, hints, debug, config, backend_options, most)
-        graph = graph_of()
-        validate(graph)
-        check_hints(graph, options.hints, [c.device for c in choices])
-        bound = bind(graph, shapes or {})
+        bound = ahead.bound()
+        check_hints(bound, options.hints, [c.device for c in choices])
         check_sizes(bound, lambda open_shapes: f"pass, for instance, shapes={open_shapes}")
         with opened(choices, config) as backends:
             return optimize_graph(bound, backends, options, host=host.device, prepared=ahead.take())
@@ -285,15 +280,11 @@ def _register_ops() -> None:
 @contextmanager
 def _reading(
     model: Model, shapes: Mapping[str, Shape] | None, precision: Precision, limits: Limits
-) -> Iterator[tuple[Callable[[], Graph], Ahead]]:
-    """Read a model in a thread of its own, and make it ready: drivers take as long to tell and open their devices.
-
-    Give what waits for the graph, and the network.
-    """
+) -> Iterator[Ahead]:
+    """Read a model in a thread of its own, and make it ready: drivers take as long to tell and open their devices."""
     pool = ThreadPoolExecutor(1, "weft-read")
     try:
-        graph_of = pool.submit(_graph, model, limits).result
-        yield graph_of, Ahead(pool.submit(prepare_ahead, graph_of, shapes, precision, limits))
+        yield Ahead(pool, partial(_graph, model, limits), shapes, precision, limits)
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -13,9 +13,9 @@ import weft
 from tests.helpers.fakes import Creator, mock, registered
 from tests.helpers.nets import Net, chain, feeds, outputs
 from tests.helpers.told_contexts import NOTICES, Told, WithContext, network, said, two_backends
-from weft.core.session import session as sessions
+from weft.core.session import loaded_network
+from weft.core.session.loaded_network import close_forgotten
 from weft.core.session.runtime import default_runtime
-from weft.core.session.session import close_forgotten
 from weft.errors import BackendError, ClosedError, InputError
 
 # -- ids and order ---------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ def test_A10_the_end_of_a_session_that_nobody_closed_is_told_later(
     acme.heard.clear()
     del session
     gc.collect()
-    assert not acme.heard and sessions._forgotten
+    assert not acme.heard and loaded_network._forgotten.networks
     with caplog.at_level(logging.WARNING, "weft.session"), weft.load(chain("Relu"), "cpu"):
         assert said(acme.heard) == [("before_unload", id_), ("after_unload", id_)]
     assert bool(caplog.records) is refuses, "its refusal comes too late, which is said"

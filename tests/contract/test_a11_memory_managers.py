@@ -15,7 +15,7 @@ from tests.helpers.nets import chain, feeds, outputs
 from weft.core.contract.backend import Backend, BackendInfo
 from weft.core.graph.graph import Graph
 from weft.core.graph.op import Op
-from weft.core.session.session import close_forgotten
+from weft.core.session.loaded_network import close_forgotten
 from weft.errors import ExecutionError
 
 Calls = list[tuple[str, int]]

@@ -23,6 +23,7 @@ from weft.core.graph.graph import Graph, Node
 from weft.core.graph.op import Op
 from weft.core.placement.optimized_network import PreCompiled
 from weft.core.registry.backend_registry import Choice, registry
+from weft.core.session.runtime import default_runtime
 from weft.core.session.session import Session
 from weft.plugins.native_backend import NativeExecution
 
@@ -294,5 +295,5 @@ def test_A14_the_device_stays_open_for_as_long_as_its_creator() -> None:
         assert backend.runtime is runtime  # type: ignore[attr-defined]
         backend.close()
     graph = branching(8)
-    with Session(graph, [choice]) as session:
+    with Session(graph, [choice], runtime=default_runtime()) as session:
         np.testing.assert_allclose(session.run(feeds(graph))[0], outputs(graph, feeds(graph))[0], atol=1e-5)

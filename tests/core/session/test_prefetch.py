@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,8 @@ from weft.core.graph.limits import Limits
 from weft.core.placement.prepare import Network, prepare_network
 from weft.core.registry.backend_registry import registry
 from weft.core.session import prefetch
-from weft.core.session.prefetch import Ahead, prepare_ahead
+from weft.core.session import session as sessions
+from weft.core.session.prefetch import Ahead
 from weft.core.session.runtime import Runtime
 from weft.core.session.session import Session
 from weft.errors import InputError, ModelError, NoDevice
@@ -163,4 +166,35 @@ def test_a_graph_that_is_not_there_has_no_network() -> None:
     def missing() -> Graph:
         raise OSError
 
-    assert prepare_ahead(missing, None, Precision.HIGH, Limits()) is None
+    with ThreadPoolExecutor(1) as thread:
+        begun = Ahead(thread, missing, None, Precision.HIGH, Limits())
+        for ask in (begun.graph, begun.bound):
+            with pytest.raises(OSError):
+                ask()
+        assert begun.take() is None
+
+
+@pytest.mark.parametrize("call", [weft.load, weft.optimize])
+def test_a_model_is_validated_and_bound_once(call: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+
+    def noted(name: str, step: Callable[..., Any]) -> Callable[..., Any]:
+        def note(graph: Graph, *given: Any) -> Any:
+            done.append(f"{name} {graph.name}")
+            return step(graph, *given)
+
+        return note
+
+    for module in (prefetch, sessions):
+        for name in ("validate", "bind"):
+            monkeypatch.setattr(module, name, noted(name, getattr(module, name)))
+    graph = open_ended()
+    graph.name = "mine"
+    made = call(graph, "cpu", shapes={"x": (2, 3)})
+    assert done == ["validate mine", "bind mine"]
+    if isinstance(made, weft.Session):
+        with made:
+            made.run(np.ones((2, 3), np.float32))
+            assert len(done) == 2
+            made.run(np.ones((4, 3), np.float32))
+            assert done[2:] == ["bind mine"]

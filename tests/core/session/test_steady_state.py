@@ -20,8 +20,8 @@ from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Array
 from weft.core.graph.tensor import Tensor
 from weft.core.registry.backend_registry import registry
+from weft.core.session.loaded_network import close_forgotten
 from weft.core.session.pipeline import Pipeline
-from weft.core.session.session import close_forgotten
 
 DEVICES = ("cpu", "opencl", "vulkan")
 GPUS = ("opencl", "vulkan")

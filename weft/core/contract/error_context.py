@@ -70,6 +70,17 @@ def do_all(steps: Iterable[Callable[[], object]]) -> None:
 
 
 @contextmanager
+def caught(tell: Callable[[Exception], object]) -> Iterator[None]:
+    """Tell of an error that is raised inside, and go on after the block; what is no error passes."""
+    try:
+        yield
+    except Exception as e:
+        if not is_error(e):
+            raise
+        tell(e)
+
+
+@contextmanager
 def blame(where: str, what: str = "a node failed", *, callback: str = "") -> Iterator[None]:
     """Add `where` to the errors that are raised inside: a WeftError keeps its class, others become ExecutionError.
 

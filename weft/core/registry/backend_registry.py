@@ -38,7 +38,7 @@ from weft.core.contract.backend_options import (
 )
 from weft.core.contract.check_answers import done
 from weft.core.contract.contexts import MemoryManager
-from weft.core.contract.error_context import blame, callback_of, do_all, is_error
+from weft.core.contract.error_context import blame, callback_of, caught, do_all, is_error
 from weft.core.contract.profile import ProfilingContext
 from weft.core.registry.entries import Entry, Finder, Folder, as_creator, check_creator, version_of
 from weft.core.registry.probe import described, present, unusable
@@ -140,12 +140,8 @@ def close_opened() -> None:
 
 
 def _close_logged(creator: BackendCreator) -> None:
-    try:
+    with caught(lambda e: log.warning("closing the devices of %s failed: %s", creator.id, described(e))):
         _close(creator)
-    except Exception as e:
-        if not is_error(e):
-            raise
-        log.warning("closing the devices of %s failed: %s", creator.id, described(e))
 
 
 class BackendRegistry:
@@ -300,12 +296,8 @@ class BackendRegistry:
         """Close one after another, whatever some of them raise; errors are logged."""
 
         def close_one(entry: Entry) -> None:
-            try:
+            with caught(lambda e: plugin_log.warning("closing %s failed: %s: %s", entry, type(e).__name__, e)):
                 close(entry)
-            except Exception as e:
-                if not is_error(e):
-                    raise
-                plugin_log.warning("closing %s failed: %s: %s", entry, type(e).__name__, e)
 
         do_all(partial(close_one, entry) for entry in entries)
 

@@ -1,10 +1,11 @@
-"""A loaded network: one pipeline for each part, and what every run brings from one to another."""
+"""A loaded network: one pipeline for each part, what every run brings from one to another, and its end."""
 
 from __future__ import annotations
 
 import logging
+import os
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +16,7 @@ import numpy as np
 from weft.core.contract import check_answers
 from weft.core.contract.backend import Backend, BackendConfig, MemoryMode
 from weft.core.contract.contexts import MemoryManager
-from weft.core.contract.error_context import blame, callback_of, do_all, is_error
+from weft.core.contract.error_context import blame, callback_of, caught, do_all, is_error
 from weft.core.contract.profile import Profile, ProfilingContext
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Array
@@ -25,6 +26,8 @@ from weft.core.host.tensor_copy import copy_tensor
 from weft.core.placement.assign import Refusal
 from weft.core.placement.optimized_network import OptimizedNetwork, Part
 from weft.core.registry.backend_registry import Choice
+from weft.core.session import shutdown
+from weft.core.session.notices import Notices
 from weft.core.session.pipeline import Pipeline, Progress
 from weft.core.session.report import CopyRecord, Report, make_report
 
@@ -50,7 +53,9 @@ class Transfer:
 
 
 class LoadedNetwork:
-    """Owns the pipelines, memory managers and spare backends of one session.
+    """Owns the pipelines, memory managers and spare backends of one session, and tells contexts when they go.
+
+    It outlives a session that nobody closed, so it knows none.
 
     `choices` are the devices that parts may be on; the first are the user's, in order of preference.
     """
@@ -65,13 +70,12 @@ class LoadedNetwork:
     ) -> None:
         self.config, self.profile = config, profile
         self.pipelines: list[Pipeline] = []
-        self.graph: Graph = Graph("", [], [])
-        """The network with its copies; its constants are those that are outputs."""
+        self.network: OptimizedNetwork | None = None
+        """What is loaded, or was at the close; in memory mode LIMIT without weights but those that are outputs."""
         self.report: Report | None = None
-        self.before_close: Callable[[], None] | None = None
-        """To be called by whoever closes this; what it raises forbids the close, if somebody is left to hear."""
-        self.on_close: Callable[[], None] | None = None
-        """Called once, when everything is freed."""
+        self.notices: Notices | None = None
+        """The id, and what contexts are told; None before the first load."""
+        self.is_closed = False
         self._choices = {c.device: c for c in choices}
         self._progress = progress
         self._managers: dict[str, MemoryManager | None] = {}
@@ -112,8 +116,8 @@ class LoadedNetwork:
         old: dict[str, deque[Pipeline]] = {}
         for pipeline in self.pipelines:
             old.setdefault(pipeline.device, deque()).append(pipeline)
-        self.pipelines.clear()
-        self._made, self._transfers, self._waits, self.report, self._passed = {}, {}, {}, None, None
+        self._forget_pipelines()
+        self.network = None
         copies = {n.outputs[0]: n for n in network.copies}
         fetched = {*network.graph.outputs, *(n.inputs[0] for n in copies.values())}
         try:
@@ -122,13 +126,12 @@ class LoadedNetwork:
         finally:
             spare, self._spare = self._spare, {}
             close_all([*(p for left in old.values() for p in left), *spare.values()])
-        thrifty = self.config.memory is MemoryMode.LIMIT
-        self.graph = network.without_constants().graph if thrifty else network.graph
         if self.profile is not None:
             self.profile.keep([c for p in self.pipelines if (c := p.backend.info.profiling) is not None])
         records = [self._record(t) for transfers in self._transfers.values() for t in transfers]
         user = [self._choices[d] for d in network.devices if d in self._choices]
         self.report = make_report(user, self.pipelines, by_node(network.refusals), records, self.config, network.notes)
+        self.network = network.without_constants() if self.config.memory is MemoryMode.LIMIT else network
 
     def _pipeline(
         self, part: Part, copies: Mapping[str, Node], old: Mapping[str, deque[Pipeline]], fetched: Collection[str]
@@ -184,7 +187,8 @@ class LoadedNetwork:
             if is_error(e):
                 self._quiet()
             raise
-        self._passed = {i: arrays[i].copy() for i in self.graph.outputs if i in arrays}
+        assert self.network is not None
+        self._passed = {i: arrays[i].copy() for i in self.network.graph.outputs if i in arrays}
 
     def _execute(self, arrays: Mapping[str, Array]) -> None:
         for pipeline in self.pipelines:
@@ -216,12 +220,8 @@ class LoadedNetwork:
     def _quiet(self) -> None:
         """Wait for what a run that failed has left at work; that it fails, too, is logged."""
         for pipeline in self.pipelines:
-            try:
+            with caught(partial(log.warning, "after a run that failed, %s failed as well: %s", pipeline.device)):
                 pipeline.wait()
-            except Exception as e:
-                if not is_error(e):
-                    raise
-                log.warning("after a run that failed, %s failed as well: %s", pipeline.device, e)
 
     @property
     def started(self) -> bool:
@@ -232,27 +232,28 @@ class LoadedNetwork:
         """Let nobody have the outputs of the run that was started, if one was."""
         self._passed = None
 
-    def finish(self, outputs: Sequence[str], given: Sequence[Array | None]) -> list[Array]:
-        """Wait for the run and return its outputs, in the given arrays where there are any.
+    def finish(self, given: Sequence[Array | None]) -> list[Array]:
+        """Wait for the run and return the network's outputs, in the given arrays where there are any.
 
         Whatever is raised, that run is over: its outputs may be half of it.
         """
         passed, self._passed = self._passed, None
-        assert passed is not None
+        assert passed is not None and self.network is not None
         self._wait()
-        return [self._fetch(name, target, passed) for name, target in zip(outputs, given, strict=True)]
+        graph = self.network.graph
+        return [self._fetch(graph, name, target, passed) for name, target in zip(graph.outputs, given, strict=True)]
 
-    def _fetch(self, name: str, target: Array | None, passed: Mapping[str, Array]) -> Array:
+    def _fetch(self, graph: Graph, name: str, target: Array | None, passed: Mapping[str, Array]) -> Array:
         pipeline = self._made.get(name)
         if pipeline is not None and name in pipeline.mapped:
             mapped = pipeline.mapped[name]
             result: Array = np.empty(mapped.shape, mapped.dtype) if target is None else target
             copy_into(result, mapped)
             return result
-        spec = self.graph.specs[name]
+        spec = graph.specs[name]
         result = np.empty(spec.dims, spec.dtype.numpy) if target is None else target
         if pipeline is None:
-            known = self.graph.constants.get(name)
+            known = graph.constants.get(name)
             np.copyto(result, known if known is not None else passed[name])
         elif result.flags.c_contiguous:
             with pipeline.copying(name):
@@ -281,31 +282,111 @@ class LoadedNetwork:
         def release(device: str) -> None:
             manager = managers[device]
             assert manager is not None
-            try:
+            with caught(partial(log.warning, "the memory manager of %s could not release its memory: %s", device)):
                 answer: object = manager.release()
                 check_answers.done(answer, callback_of(manager, "release"), "it failed")
-            except Exception as e:
-                if not is_error(e):
-                    raise
-                log.warning("the memory manager of %s could not release its memory: %s", device, e)
 
         do_all(partial(release, device) for device in acquired)
 
     # -- end -------------------------------------------------------------------------------------------
 
+    @contextmanager
+    def announced(self, notices: Notices) -> Iterator[None]:
+        """Do the first load within the block, before and after which contexts are asked.
+
+        Where it fails, or a context refuses, everything is freed, and those that were told hear that it is gone again.
+        """
+        try:
+            notices.before_load()
+            yield
+            notices.after_load()
+        except BaseException:
+            do_all([*notices.after_failure("before_unload"), self.drop, *notices.after_failure("after_unload")])
+            raise
+        self.notices = notices
+
     def drop(self) -> None:
         """Close the pipelines; a new load must follow."""
+        self.network = None
+        self._close_pipelines()
+
+    def _close_pipelines(self) -> None:
         pipelines = self.pipelines[::-1]  # those that use the memory of others go first
-        self.pipelines.clear()
-        self.graph = Graph("", [], [])  # and with it the weights
         spare, self._spare = self._spare, {}
-        self._made, self._transfers, self._waits, self.report, self._passed = {}, {}, {}, None, None
+        self._forget_pipelines()
         close_all([*pipelines, *spare.values()])
 
+    def _forget_pipelines(self) -> None:
+        self.pipelines.clear()
+        self._made, self._transfers, self._waits, self.report, self._passed = {}, {}, {}, None, None
+
     def close(self) -> None:
-        """Close everything and release the memory managers."""
-        closed, self.on_close, self.before_close = self.on_close, None, None
-        do_all([self.drop, self._release, *([closed] if closed else [])])
+        """Close everything and release the memory managers; a second close does nothing.
+
+        BackendError if a context refuses: then all stays as it is.
+        """
+        if self.is_closed:
+            return
+        if self.notices is not None:
+            self.notices.before_unload()
+        self._free()
+
+    def close_unheard(self) -> None:
+        """Close where nobody is left to hear that a context refuses, or what fails: both are logged."""
+        if self.is_closed:
+            return
+
+        def ask() -> None:
+            if self.notices is not None:
+                with caught(partial(log.warning, "a network whose session is gone is unloaded all the same: %s")):
+                    self.notices.before_unload()
+
+        def free() -> None:
+            with caught(lambda e: log.warning("closing a network failed: %s: %s", type(e).__name__, e)):
+                self._free()
+
+        do_all([ask, free])
+
+    def _free(self) -> None:
+        self.is_closed = True
+        do_all([self._close_pipelines, self._release, *([self.notices.after_unload] if self.notices else [])])
+
+
+class _Forgotten:
+    """Networks of sessions that were dropped without a close.
+
+    They are closed when the next session is made or the process ends, not where the collector ran, which may be in
+    the middle of a driver call. A forked process has none: they are its parent's.
+    """
+
+    def __init__(self) -> None:
+        self.networks: deque[LoadedNetwork] = deque()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self.networks.clear)
+
+    def add(self, network: LoadedNetwork) -> None:
+        """Take the network of a session that is gone, unless that closed it."""
+        if not network.is_closed:
+            self.networks.append(network)
+
+    def close(self) -> None:
+        """Close all."""
+        while self.networks:
+            try:
+                network = self.networks.popleft()
+            except IndexError:
+                return  # another thread took the last
+            network.close_unheard()
+
+    def end(self, patience: float) -> bool:
+        """Close all at the end of the process."""
+        self.close()
+        return True
+
+
+_forgotten = _Forgotten()
+shutdown.note(_forgotten)
+forget, close_forgotten = _forgotten.add, _forgotten.close
 
 
 def _memory_manager(choice: Choice) -> MemoryManager | None:
@@ -344,15 +425,11 @@ def opened(choices: Iterable[Choice], config: BackendConfig) -> Iterator[dict[st
         close_all(list(backends.values()))
 
 
-def close_all(owners: Sequence[Pipeline | Backend | LoadedNetwork]) -> None:
+def close_all(owners: Sequence[Pipeline | Backend]) -> None:
     """Close each; an error (of a lost device, say) is logged and stops none of the others."""
     do_all(partial(_close, owner) for owner in owners)
 
 
-def _close(owner: Pipeline | Backend | LoadedNetwork) -> None:
-    try:
+def _close(owner: Pipeline | Backend) -> None:
+    with caught(lambda e: log.warning("closing %s failed: %s: %s", type(owner).__name__, type(e).__name__, e)):
         owner.close()
-    except Exception as e:
-        if not is_error(e):
-            raise
-        log.warning("closing %s failed: %s: %s", type(owner).__name__, type(e).__name__, e)

@@ -1,9 +1,9 @@
-"""A network that another thread makes ready while its devices are being opened."""
+"""A model that another thread reads and makes ready while its devices are being opened."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from contextlib import suppress
 
 from weft.core.contract.backend import Precision
@@ -17,28 +17,50 @@ from weft.core.session.arguments import take_shapes
 
 
 class Ahead:
-    """What `prepare_ahead` makes of a graph, begun before there is a session; it is taken once.
+    """What one thread makes of a model: its graph, the graph bound to shapes, the network; each step is done once.
 
-    Taken, it is held by nobody else: in memory mode LIMIT its weights must go when the devices have them.
+    `own` are passes of the user's. `thread` has one worker, which takes the steps in order. Errors of reading,
+    validating and binding are raised to whoever asks for the result.
     """
 
-    def __init__(self, network: Future[Network | None]) -> None:
-        self._network: Future[Network | None] | None = network
+    def __init__(
+        self,
+        thread: Executor,
+        read: Callable[[], Graph],
+        shapes: Mapping[str, Shape] | None,
+        precision: Precision,
+        limits: Limits,
+        own: Sequence[AnyPass] = (),
+    ) -> None:
+        self._graph = thread.submit(read)
+        self._bound = thread.submit(_bind, self._graph, shapes)
+        self._network: Future[Network | None] | None = thread.submit(_prepare, self._bound, precision, limits, own)
+
+    def graph(self) -> Graph:
+        """Return the graph, waiting for it."""
+        return self._graph.result()
+
+    def bound(self) -> Graph:
+        """Return the validated graph with the shapes, of which some may be open still, waiting for it."""
+        return self._bound.result()
 
     def take(self) -> Network | None:
-        """Return the network, waiting for it; None if it was taken, or could not be made ahead."""
+        """Return the network, waiting for it; None if it was taken, or could not be made ahead.
+
+        Nobody else holds it then: in memory mode LIMIT its weights must go when the devices have them.
+        """
         network, self._network = self._network, None
         return None if network is None else network.result()
 
 
-def prepare_ahead(
-    graph_of: Callable[[], Graph], shapes: Mapping[str, Shape] | None, precision: Precision, limits: Limits,
-    own: Sequence[AnyPass] = (),
-) -> Network | None:
-    """Return the network of a graph with these shapes; None where some are open, or something is wrong with it."""
-    with suppress(Exception):  # a session does the same steps without it, and meets the error where it is told
-        graph = graph_of()
-        validate(graph)
-        bound = bind(graph, take_shapes(shapes or {}))
-        return None if bound.symbols() else prepare_network(bound, precision, limits, own)
+def _bind(graph: Future[Graph], shapes: Mapping[str, Shape] | None) -> Graph:
+    read = graph.result()
+    validate(read)
+    return bind(read, take_shapes(shapes or {}))
+
+
+def _prepare(bound: Future[Graph], precision: Precision, limits: Limits, own: Sequence[AnyPass]) -> Network | None:
+    with suppress(Exception):  # a session prepares the network without it, and meets the error where it is told
+        graph = bound.result()
+        return None if graph.symbols() else prepare_network(graph, precision, limits, own)
     return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from weft.core.contract import check_answers
 from weft.core.contract.backend import Backend, BackendConfig
-from weft.core.contract.error_context import is_error
+from weft.core.contract.error_context import caught
 from weft.core.registry.backend_registry import Choice
 from weft.core.registry.probe import described
 from weft.core.session.pipeline import Pipeline
@@ -74,18 +74,10 @@ def answers_of(backend: Backend) -> tuple[Mapping[str, int], list[str]]:
     """Return the counters and notes of a backend. What it fails to tell is noted: nothing else may be lost for it."""
     counted: Mapping[str, int] = {}
     notes: list[str] = []
-    try:
+    with caught(lambda e: notes.append(f"its statistics are missing: {described(e)}")):
         counted = check_answers.counters(backend.statistics(), "statistics")
-    except Exception as e:
-        if not is_error(e):
-            raise
-        notes.append(f"its statistics are missing: {described(e)}")
-    try:
+    with caught(lambda e: notes.append(f"its notes are missing: {described(e)}")):
         notes += check_answers.sentences(backend.notes(), "notes")
-    except Exception as e:
-        if not is_error(e):
-            raise
-        notes.append(f"its notes are missing: {described(e)}")
     return counted, notes
 
 

@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-import itertools
-import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
-from weakref import WeakValueDictionary
 
 from weft.core.contract import check_answers
-from weft.core.contract.backend import BackendCreator
-from weft.core.contract.backend_options import BackendOptions, Options, Value, problems_of, taken
-from weft.core.contract.contexts import BackendContext
-from weft.core.contract.error_context import blame, callback_of, do_all, is_error
+from weft.core.contract.backend_options import BackendOptions, Value, problems_of, taken
+from weft.core.contract.error_context import caught
 from weft.core.graph.layout import Array
 from weft.core.placement.optimized_network import OptimizedNetwork
+from weft.core.placement.optimizer import OptimizerOptions
 from weft.core.registry.backend_registry import BackendRegistry, Choice, registry
+from weft.core.saved.network_file import check_backends
+from weft.core.session import shutdown
 from weft.core.session.load_gate import Gate
-from weft.errors import BackendError, ConfigError, InputError, brief
+from weft.core.session.loaded_network import close_forgotten
+from weft.core.session.notices import Notifier
+from weft.core.session.session import Session
+from weft.errors import ConfigError, InputError, ModelError, brief
 
 if TYPE_CHECKING:
     from weft.core.session.arguments import Outputs
     from weft.core.session.pipeline import Progress
-    from weft.core.session.session import Session
-
-log = logging.getLogger("weft.runtime")
 
 
 class Runtime:
@@ -59,14 +55,10 @@ class Runtime:
             if self._own is not None:
                 self._own.close()
             raise
-        self._contexts: dict[tuple[BackendCreator, Options], BackendContext | None] = {}
-        self._ids = itertools.count(1)
         self._sessions: dict[int, Session] = {}
-        self._known: WeakValueDictionary[int, Session] = WeakValueDictionary()
-        """Every session of this runtime, those of `weft.load(runtime=...)` among them."""
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         self._gate = Gate("the runtime")
-        """Loads are inside, so that a close waits for those that run and lets in no more."""
+        self.notifier = Notifier(self._gate)
 
     # -- what a user calls -----------------------------------------------------------------------------
 
@@ -84,8 +76,6 @@ class Runtime:
         optimised (`weft.optimize` makes a network of it), and where the runtime has another value of an option that
         the network depends on.
         """
-        from weft.core.session.session import Session  # a session knows the runtime, too
-
         if isinstance(network, (str, os.PathLike)) and Path(network).suffix != ".onnx":
             network = OptimizedNetwork.load(network, backends=self.registry)
         if not isinstance(network, OptimizedNetwork):
@@ -95,8 +85,8 @@ class Runtime:
                 fix="runtime.load(weft.optimize(model, device, runtime=runtime)), or weft.load(model, runtime=runtime)",
             )
         with self._gate.inside():
-            session = Session.of_optimized(
-                network, runtime=self, profile=profile, backend_options=backend_options, progress=progress
+            session = load_optimized(
+                network, self, profile=profile, backend_options=backend_options, progress=progress
             )
             assert session.id is not None
             with self._lock:
@@ -105,12 +95,11 @@ class Runtime:
 
     def session(self, network: int) -> Session:
         """Return the session of a network that was loaded here."""
-        with self._lock:
-            session = self._sessions.get(network)
-        if session is None:
-            loaded = ", ".join(map(str, self.networks)) or "none"
+        sessions = self._loaded()
+        if network not in sessions:
+            loaded = ", ".join(map(str, sessions)) or "none"
             raise InputError(f"no network {network} is loaded", why=f"loaded are {loaded}", fix="load it first")
-        return session
+        return sessions[network]
 
     def run(
         self, network: int, *inputs: Array | Mapping[str, Array], outputs: Outputs | None = None
@@ -121,14 +110,17 @@ class Runtime:
     def unload(self, network: int) -> None:
         """Unload a network; a context that refuses stops that with BackendError, and it stays loaded."""
         self.session(network).close()
-        with self._lock:
-            self._sessions.pop(network, None)
 
     @property
     def networks(self) -> list[int]:
         """Return the ids of the networks that `load` returned and nobody unloaded."""
+        return list(self._loaded())
+
+    def _loaded(self) -> dict[int, Session]:
+        """Return the sessions of the networks that `load` returned, but for those that were closed since."""
         with self._lock:
-            return list(self._sessions)
+            self._sessions = {network: s for network, s in self._sessions.items() if not s.is_closed}
+            return dict(self._sessions)
 
     def close(self) -> None:
         """Unload everything and drop the contexts and this runtime's own backends.
@@ -137,24 +129,16 @@ class Runtime:
         own runtime (InputError). BackendError if a context refuses to unload a network; all others are
         unloaded, and the runtime stays.
         """
-        from weft.core.session.session import close_forgotten  # a session knows the runtime, too
-
         close_forgotten()
         errors: list[Exception] = []
         with self._gate.closing():
-            with self._lock:
-                sessions = list(self._known.values())
-            for session in sessions:
-                try:
+            mine = [s for s in shutdown.still_open(Session) if s.runtime is self and s.id is not None]
+            for session in mine:
+                with caught(errors.append):
                     session.close()
-                except Exception as e:
-                    if not is_error(e):
-                        raise
-                    errors.append(e)
-            with self._lock:
-                if errors and self._known:
-                    raise errors[0]
-                self._contexts.clear()
+            if errors and not all(session.is_closed for session in mine):
+                raise errors[0]
+            self.notifier.forget()
             if self._own is not None:
                 self._own.close()
         if errors:
@@ -171,7 +155,7 @@ class Runtime:
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
-    # -- what sessions call ----------------------------------------------------------------------------
+    # -- options ---------------------------------------------------------------------------------------
 
     def with_options(self, choices: Sequence[Choice], given: BackendOptions | None = None) -> list[Choice]:
         """Return devices with the options of this runtime, before which go those that are given."""
@@ -216,118 +200,41 @@ class Runtime:
             )
         return made
 
-    @contextmanager
-    def loading(
-        self, choices: Sequence[Choice], drop: Callable[[], None], loaded: Callable[[int], None]
-    ) -> Iterator[int]:
-        """Tell the contexts of the backends before and after what is done inside; yields the network's id.
 
-        Then `loaded` is called with it, before a close, which waits until here, can ask what is loaded.
+def load_optimized(
+    network: OptimizedNetwork,
+    runtime: Runtime,
+    *,
+    profile: bool = False,
+    backend_options: BackendOptions | None = None,
+    progress: Progress | None = None,
+) -> Session:
+    """Return a session that runs a network as it was optimised, on the devices it was optimised for.
 
-        Where that fails, or a context refuses, `drop` frees what was done, and those that were told of the
-        network hear that it is gone again.
-        """
-        with self._gate.inside():
-            network, told = next(self._ids), dict[str, BackendContext]()
-            try:
-                for id_, context in self._made(choices).items():
-                    told[id_] = context
-                    _ask(id_, context, "before_load", network)
-                yield network
-                for id_, context in told.items():
-                    _ask(id_, context, "after_load", network)
-            except BaseException:
-                before, after = ([partial(_notify, *each, what, network) for each in told.items()] for what in UNLOADS)
-                do_all([*before, drop, *after])
-                raise
-            loaded(network)
-
-    def loaded(self, network: int, session: Session) -> None:
-        """Know the session of a network that was loaded."""
-        with self._lock:
-            self._known[network] = session
-
-    def may_unload(self, choices: Sequence[Choice], network: int) -> None:
-        """Ask the contexts before an unload; BackendError if one refuses."""
-        for id_, context in self._of(choices).items():
-            _ask(id_, context, "before_unload", network)
-
-    def unloaded(self, choices: Sequence[Choice], network: int) -> None:
-        """Tell all contexts that a network is gone; then BackendError if one could not clean up."""
-        with self._lock:
-            self._sessions.pop(network, None)
-            self._known.pop(network, None)
-        problems: list[str] = []
-
-        def tell(id_: str, context: BackendContext) -> None:
-            try:
-                if not check_answers.agreed(context.after_unload(network), callback_of(context, "after_unload")):
-                    problems.append(f"after_unload of {id_!r} returned False")
-            except Exception as e:
-                if not is_error(e):
-                    raise
-                problems.append(f"after_unload of {id_!r} failed with {type(e).__name__}: {e}")
-
-        do_all(partial(tell, *each) for each in self._of(choices).items())
-        if problems:
-            raise BackendError(
-                f"network {network} was unloaded, but not all that belongs to it could be cleaned up",
-                where=type(self).__name__,
-                why="; ".join(problems),
-            )
-
-    def _made(self, choices: Sequence[Choice]) -> dict[str, BackendContext]:
-        """Return the contexts of these backends with their options, making those that were never asked for."""
-        with self._lock:
-            for creator, options in dict.fromkeys((c.creator, c.options) for c in choices):
-                if (creator, options) not in self._contexts:
-                    self._contexts[creator, options] = _context(creator, options)
-        return self._of(choices)
-
-    def _of(self, choices: Sequence[Choice]) -> dict[str, BackendContext]:
-        """Return the contexts that there are, by backend."""
-        with self._lock:
-            made = {c.creator.id: self._contexts.get((c.creator, c.options)) for c in choices}
-        return {id_: context for id_, context in made.items() if context is not None}
-
-
-UNLOADS = ("before_unload", "after_unload")
-
-
-def _notify(id_: str, context: BackendContext, what: str, network: int) -> None:
-    """Tell a context that a load failed; an error of it is logged."""
-    try:
-        answer: object = getattr(context, what)(network)
-        if not check_answers.agreed(answer, callback_of(context, what)):
-            log.warning("the context of %s returned False from %s after a failed load", id_, what)
-    except Exception as e:
-        if not is_error(e):
-            raise
-        log.warning("the context of %s failed in %s after a failed load: %s", id_, what, e or type(e).__name__)
-
-
-def _context(creator: BackendCreator, options: Options) -> BackendContext | None:
-    callback = callback_of(creator, "create_context")
-    with blame(creator.id, "the backend could not make its context", callback=callback):
-        made = creator.create_context()
-        context = check_answers.optional(made, BackendContext, f"{creator.id}: {callback}", "a BackendContext")
-        if context is not None:
-            context.options = options
-    return context
-
-
-def _ask(id_: str, context: BackendContext, what: str, network: int) -> None:
-    callback = callback_of(context, what)
-    with blame(id_, f"the backend's context failed in {what} of network {network}", callback=callback):
-        answer = getattr(context, what)(network)
-    if not check_answers.agreed(answer, f"{id_}: {callback}"):
-        verb = "unload" if "unload" in what else "load"
-        raise BackendError(
-            f"backend {id_!r} refused to {verb} network {network}",
-            where=f"{type(context).__name__}.{what}",
-            why="it returned False",
-            fix="the backend's own documentation says why",
+    `backend_options` go before those that the network keeps and those of the runtime.
+    BackendError if a backend has another version now, ModelError if the network has lost its weights.
+    """
+    if not network.weights:
+        raise ModelError(
+            f"network {network.graph.name!r} has no weights and cannot be loaded",
+            why="memory LIMIT lets a session keep the rest alone in Session.optimized",
+            fix="load what weft.optimize returns",
         )
+    check_backends("the optimised network", network.versions, (), runtime.registry)
+    devices = dict.fromkeys((*network.devices, *(p.device for p in network.parts)))
+    found = [runtime.registry.choose(d)[0] for d in devices]
+    if not found or [c.device for c in found] != [*devices]:
+        names = ", ".join(map(repr, devices)) or "none"
+        raise ModelError(
+            f"network {network.graph.name!r} does not name its devices as an optimised network does",
+            why=f"it names {names}",
+            fix="optimise the model again",
+        )
+    choices = runtime.for_network(found, network.backend_options, backend_options)
+    options = OptimizerOptions(network.config)
+    return Session(
+        network.graph, choices, options, runtime=runtime, progress=progress, profile=profile, fixed=network
+    )
 
 
 _default: Runtime | None = None

@@ -6,15 +6,12 @@ import logging
 import os
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from weft.core.contract.backend import MemoryMode
-from weft.core.contract.backend_options import BackendOptions
-from weft.core.contract.error_context import do_all, is_error
 from weft.core.contract.profile import Profile
 from weft.core.graph.graph import Graph, bind
 from weft.core.graph.layout import Array, Shape
@@ -25,16 +22,17 @@ from weft.core.placement.hints import Hints, check_hints
 from weft.core.placement.optimized_network import OptimizedNetwork
 from weft.core.placement.optimizer import OptimizerOptions, optimize
 from weft.core.registry.backend_registry import Choice
-from weft.core.saved.network_file import check_backends
 from weft.core.session import shutdown
 from weft.core.session.arguments import Outputs, take_inputs, take_outputs, take_shapes
-from weft.core.session.loaded_network import LoadedNetwork, close_all
+from weft.core.session.loaded_network import LoadedNetwork, close_forgotten, forget
 from weft.core.session.network_cache import RecentNetworks
 from weft.core.session.pipeline import NodeRefused, Pipeline, Progress
 from weft.core.session.prefetch import Ahead
 from weft.core.session.report import Report
-from weft.core.session.runtime import Runtime, default_runtime
-from weft.errors import BackendError, ClosedError, ConfigError, InputError, ModelError
+from weft.errors import BackendError, ClosedError, ConfigError, InputError
+
+if TYPE_CHECKING:
+    from weft.core.session.runtime import Runtime
 
 log = logging.getLogger("weft.session")
 
@@ -48,17 +46,20 @@ def _alone(method: Callable[Concatenate[Session, P], R]) -> Callable[Concatenate
 
     @wraps(method)
     def alone(session: Session, /, *arguments: P.args, **named: P.kwargs) -> R:
-        lock: Any = session._lock
-        if lock._is_owned() and not session._ended:  # what Condition asks an RLock
+        me = threading.get_ident()
+        if session._caller == me:
             raise InputError(
                 f"the session cannot {name} here",
                 where=f"network {session.graph.name!r}",
                 why=f"this is called in the middle of its {session._doing}, by a callback that it waits for",
                 fix=f"call it when the {session._doing} has returned, or call another session",
             )
-        with lock:
-            session._doing = name
-            return method(session, *arguments, **named)
+        with session._lock:
+            session._caller, session._doing = me, name
+            try:
+                return method(session, *arguments, **named)
+            finally:
+                session._caller = None
 
     return alone
 
@@ -73,8 +74,8 @@ class Session:
     or closed.
 
     `choices` are the devices in order of preference; `host`, which may be among them, is the device of debug
-    nodes. `fixed` is the graph as it was optimised before, for these devices. `ahead` is the network of the graph
-    with these shapes and the precision of `options`, where another thread has begun to make it.
+    nodes. `fixed` is the graph as it was optimised before, for these devices. `ahead` is what another thread makes of
+    the graph: bound to these shapes, and the network with the precision of `options`.
     """
 
     def __init__(
@@ -83,90 +84,60 @@ class Session:
         choices: Sequence[Choice],
         options: OptimizerOptions | None = None,
         *,
+        runtime: Runtime,
         host: Choice | None = None,
         shapes: Mapping[str, Shape] | None = None,
         progress: Progress | None = None,
         profile: bool = False,
-        runtime: Runtime | None = None,
         fixed: OptimizedNetwork | None = None,
         ahead: Ahead | None = None,
     ) -> None:
         close_forgotten()
-        validate(graph)
+        if ahead is None:
+            validate(graph)
         self.graph = graph
+        """The network as it was given: no shape is bound, nothing is rewritten."""
+        self._bound = bind(graph, take_shapes(shapes or {})) if ahead is None else ahead.bound()
         self.options = options or OptimizerOptions()
         self.config = self.options.config
-        self.runtime = runtime or default_runtime()
-        self.id: int | None = None
-        """The network's id in the runtime, once it is loaded."""
+        self.runtime = runtime
         self._choices, self._fixed, self._ahead = list(choices), fixed, ahead
         self._host = host.device if host else choices[-1].device
         self._lock = threading.RLock()
+        self._caller: int | None = None
+        """The thread that has called one of the methods of which one runs at a time."""
         self._doing = ""
-        """What was called last by a thread that had the lock."""
-        self._ended = False
+        """Which of them."""
         self._profile = Profile() if profile else None
         every = [*([host] if host else []), *choices]
         self._loaded = LoadedNetwork(every, self.config, progress=progress, profile=self._profile)
-        self._optimized: OptimizedNetwork | None = None
         self._recent = RecentNetworks()
         self._warned = ""
-        self._bound: Graph | None = None
-        self._closed = False
         self._process = os.getpid()
         check_hints(graph, self.options.hints, [c.device for c in choices])
-        weakref.finalize(self, _forgotten.add, self._loaded).atexit = False
+        weakref.finalize(self, forget, self._loaded).atexit = False
         with self._lock:  # the end of the process waits for who holds it
             shutdown.note(self)
-            if shapes or not graph.symbols():
-                self._prepare(shapes or {})
+            self._prepare(self._bound)
         self._ahead = None
-
-    @classmethod
-    def of_optimized(
-        cls,
-        network: OptimizedNetwork,
-        *,
-        runtime: Runtime | None = None,
-        profile: bool = False,
-        backend_options: BackendOptions | None = None,
-        progress: Progress | None = None,
-    ) -> Session:
-        """Return a session that runs a network as it was optimised, on the devices it was optimised for.
-
-        `backend_options` go before those that the network keeps and those of the runtime.
-        BackendError if a backend has another version now, ModelError if the network has lost its weights.
-        """
-        held = runtime or default_runtime()
-        if not network.weights:
-            raise ModelError(
-                f"network {network.graph.name!r} has no weights and cannot be loaded",
-                why="memory LIMIT lets a session keep the rest alone in Session.optimized",
-                fix="load what weft.optimize returns",
-            )
-        check_backends("the optimised network", network.versions, (), held.registry)
-        devices = dict.fromkeys((*network.devices, *(p.device for p in network.parts)))
-        found = [held.registry.choose(d)[0] for d in devices]
-        if not found or [c.device for c in found] != [*devices]:
-            names = ", ".join(map(repr, devices)) or "none"
-            raise ModelError(
-                f"network {network.graph.name!r} does not name its devices as an optimised network does",
-                why=f"it names {names}",
-                fix="optimise the model again",
-            )
-        choices = held.for_network(found, network.backend_options, backend_options)
-        options = OptimizerOptions(network.config)
-        return cls(
-            network.graph, choices, options, progress=progress, profile=profile, runtime=held, fixed=network
-        )
 
     # -- what a user sees ------------------------------------------------------------------------------
 
     @property
+    def id(self) -> int | None:
+        """Return the network's id in the runtime; None until it is loaded."""
+        notices = self._loaded.notices
+        return None if notices is None else notices.network
+
+    @property
+    def is_closed(self) -> bool:
+        """Tell whether the session was closed."""
+        return self._loaded.is_closed
+
+    @property
     def inputs(self) -> dict[str, tuple[int | str, ...]]:
         """Return the shape of each input; a str is a dimension that is not bound yet."""
-        bound = self._bound or self.graph
-        return {i: bound.specs[i].shape for i in self.graph.inputs}
+        return {i: self._bound.specs[i].shape for i in self.graph.inputs}
 
     @property
     def outputs(self) -> list[str]:
@@ -209,17 +180,17 @@ class Session:
 
         In memory mode LIMIT it is without its weights: to be printed, not loaded or saved.
         """
-        if self._optimized is None:
+        if self._loaded.network is None:
             why = "its shapes are not all known, or the last resize failed"
             raise InputError("the network is not optimised", why=why, fix="call resize")
-        return self._optimized
+        return self._loaded.network
 
     @_alone
     def resize(self, shapes: Mapping[str, Shape]) -> None:
         """Prepare for other input shapes; inputs that are not named keep theirs."""
         self._check_open()
         given = take_shapes(shapes)
-        self._prepare(self._kept(given) | given)
+        self._prepare(bind(self.graph, self._kept(given) | given))
 
     @_alone
     def run(self, *inputs: Array | Mapping[str, Array], outputs: Outputs | None = None) -> list[Array]:
@@ -230,10 +201,10 @@ class Session:
         shapes by a resize.
         """
         arrays = self._accept(inputs)
-        given = take_outputs(self.graph, self._loaded.graph.specs, outputs)
+        given = take_outputs(self.graph, self.optimized.graph.specs, outputs)
         try:
             self._loaded.start(arrays)
-            return self._loaded.finish(self.graph.outputs, given)
+            return self._loaded.finish(given)
         finally:
             self._loaded.abandon()  # an interrupt in between leaves nothing to wait for
 
@@ -259,8 +230,7 @@ class Session:
                 why="none was submitted since outputs were last taken, a run failed or the session was resized",
                 fix="call submit, and wait before anything else",
             )
-        given = take_outputs(self.graph, self._loaded.graph.specs, outputs)
-        return self._loaded.finish(self.graph.outputs, given)
+        return self._loaded.finish(take_outputs(self.graph, self.optimized.graph.specs, outputs))
 
     @_alone
     def close(self) -> None:
@@ -269,13 +239,8 @@ class Session:
         BackendError if a backend's context refuses; then the session stays as it is. A run in another thread is waited
         for; InputError where this is called in the middle of one, by a debug callback say.
         """
-        if self._closed:
-            return
-        if self._loaded.before_close is not None:
-            self._loaded.before_close()
-        self._closed = True
-        self._recent.clear()
         self._loaded.close()
+        self._recent.clear()
 
     def end(self, patience: float) -> bool:
         """Close at the end of the process, and let no thread in any more; False if one does not leave in time.
@@ -287,11 +252,7 @@ class Session:
             return True
         if not self._lock.acquire(timeout=patience):
             return False
-        self._ended = True
-        if not self._closed:
-            self._closed = True
-            self._recent.clear()
-            _unload(self._loaded)
+        self._loaded.close_unheard()
         return True
 
     def __enter__(self) -> Session:
@@ -314,15 +275,12 @@ class Session:
                 kept[name] = whole
         return kept
 
-    def _prepare(self, shapes: Mapping[str, Any]) -> None:
-        bound = bind(self.graph, take_shapes(shapes))
-        self._optimized = None
+    def _prepare(self, bound: Graph) -> None:
+        """Load what has its shapes; unload what has not."""
         if bound.symbols():
             self._loaded.drop()
-            self._bound = bound
-            return
-        if self.id is None:
-            with self.runtime.loading(self._choices, self._loaded.drop, self._know):
+        elif self._loaded.notices is None:
+            with self.runtime.notifier.loading(self._choices) as notices, self._loaded.announced(notices):
                 self._place(bound)
         else:
             try:
@@ -331,13 +289,6 @@ class Session:
                 self._loaded.drop()
                 raise
         self._bound = bound
-
-    def _know(self, network: int) -> None:
-        """Take the id; should nobody close the session, the contexts hear of its end all the same."""
-        self.id, runtime, choices = network, self.runtime, self._choices
-        runtime.loaded(network, self)
-        self._loaded.before_close = lambda: runtime.may_unload(choices, network)
-        self._loaded.on_close = lambda: runtime.unloaded(choices, network)
 
     def _place(self, bound: Graph) -> None:
         """Optimise and load; again, for as long as a backend refuses nodes that it had taken."""
@@ -353,17 +304,9 @@ class Session:
                 self._note_refusal(network, e, before)
                 continue
             self._warn(network)
-            self._hold(network, shapes)
+            if self._fixed is None and self.config.memory is not MemoryMode.LIMIT:
+                self._recent.keep(shapes, network)
             return
-
-    def _hold(self, network: OptimizedNetwork, shapes: tuple[object, ...]) -> None:
-        """Keep what was loaded, to be looked at and, unless memory is short, for the next time."""
-        if self.config.memory is MemoryMode.LIMIT:
-            self._optimized = network.without_constants()
-            return
-        self._optimized = network
-        if self._fixed is None:
-            self._recent.keep(shapes, network)
 
     def _optimize(self, bound: Graph, before: Assignment) -> OptimizedNetwork:
         backends = {c.device: self._loaded.ask(c.device) for c in self._choices}
@@ -418,67 +361,14 @@ class Session:
     # -- running ---------------------------------------------------------------------------------------
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self._loaded.is_closed:
             raise ClosedError("the session is closed", fix="load the model again")
 
     def _accept(self, inputs: Sequence[Array | Mapping[str, Array]]) -> dict[str, Array]:
         """Return the checked arrays, with the session prepared for their shapes."""
         self._check_open()
         arrays = take_inputs(self.graph, inputs)
-        specs = (self._bound or self.graph).specs
-        if self._loaded.report is None or any(a.shape != specs[i].shape for i, a in arrays.items()):
-            self._prepare({i: a.shape for i, a in arrays.items()})
+        specs = self._bound.specs
+        if self._loaded.network is None or any(a.shape != specs[i].shape for i, a in arrays.items()):
+            self._prepare(bind(self.graph, {i: a.shape for i, a in arrays.items()}))
         return arrays
-
-
-class _Forgotten:
-    """Networks of sessions that were dropped without a close.
-
-    They are closed when the next session is made or the process ends, not where the collector ran, which may be in
-    the middle of a driver call. A forked process has none: they are its parent's.
-    """
-
-    def __init__(self) -> None:
-        self._networks: deque[LoadedNetwork] = deque()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._networks.clear)
-
-    def add(self, network: LoadedNetwork) -> None:
-        """Take a network whose session is gone."""
-        self._networks.append(network)
-
-    def close(self) -> None:
-        """Close all."""
-        while self._networks:
-            try:
-                _unload(self._networks.popleft())
-            except IndexError:
-                return  # another thread took the last
-
-    def end(self, patience: float) -> bool:
-        """Close all at the end of the process."""
-        self.close()
-        return True
-
-
-def _unload(network: LoadedNetwork) -> None:
-    """Close a network of which nobody hears any more."""
-    def ask() -> None:
-        try:
-            if network.before_close is not None:
-                network.before_close()
-        except Exception as e:
-            if not is_error(e):
-                raise
-            log.warning("a network whose session is gone is unloaded all the same: %s", e)
-
-    do_all([ask, lambda: close_all([network])])
-
-
-_forgotten = _Forgotten()
-shutdown.note(_forgotten)
-
-
-def close_forgotten() -> None:
-    """Close what sessions that nobody closed have left behind."""
-    _forgotten.close()

@@ -7,7 +7,7 @@ import sys
 import threading
 from functools import partial
 from time import monotonic
-from typing import Protocol
+from typing import Protocol, TypeVar
 from weakref import WeakSet
 
 from weft.core.contract.error_context import do_all
@@ -31,6 +31,7 @@ class Endable(Protocol):
         ...
 
 
+EndableT = TypeVar("EndableT", bound=Endable)
 _open: WeakSet[Endable] = WeakSet()
 _lock = threading.Lock()
 
@@ -39,6 +40,12 @@ def note(opened: Endable) -> None:
     """Have something closed at the end of the process, unless it is gone by then."""
     with _lock:
         _open.add(opened)
+
+
+def still_open(kind: type[EndableT]) -> list[EndableT]:
+    """Return what was noted of a kind and is not gone, in no order; some of it may be closed."""
+    with _lock:
+        return [each for each in _open if isinstance(each, kind)]
 
 
 @atexit.register

@@ -52,7 +52,7 @@ def calls(session: weft.Session, graph: Graph) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("device", BACKENDS)
-def test_a_run_on_a_gpu_makes_as_many_calls_for_200_nodes_as_for_10(device: str) -> None:
+def test_M11_a_run_on_a_gpu_makes_as_many_calls_for_200_nodes_as_for_10(device: str) -> None:
     made = []
     for count in (10, 200):
         graph = products(count)
@@ -94,7 +94,7 @@ def told(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     Told.ran.clear()
 
 
-def test_whoever_has_an_onExecute_of_its_own_on_a_gpu_is_called_in_its_turn(told: str) -> None:
+def test_M11_whoever_has_an_onExecute_of_its_own_on_a_gpu_is_called_in_its_turn(told: str) -> None:
     net = Net()
     x = net.input("x", "N", 16)
     for name in ("first", "second", "third"):
