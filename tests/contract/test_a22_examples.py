@@ -94,10 +94,6 @@ def test_A22_a_backend_of_two_ops_refuses_other_types(two_ops: weft.Runtime) -> 
         weft.load(net, "twoops", fallback="error", runtime=two_ops)
 
 
-def test_A22_a_backend_of_two_ops_is_short() -> None:
-    assert len((EXAMPLES / "two_ops_backend.py").read_text(encoding="utf-8").splitlines()) < 80
-
-
 # -- an installed package with an entry point --------------------------------------------------------------------
 
 

@@ -14,7 +14,7 @@ from weft.cli.app import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-SCRIPT = Path(__file__).with_name("page.py")
+SCRIPT = ROOT / "tests" / "helpers" / "docs_page.py"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
