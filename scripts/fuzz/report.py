@@ -56,11 +56,12 @@ class Report:
 
     def table(self) -> str:
         """Return the counts and the findings as Markdown."""
-        rows = [("target", "device", "cases", "minutes", "findings", "growth", "kernels kept", "of which")]
+        rows = [("target", "device", "cases", "minutes", "findings", "growth", "given back", "of which")]
         for s in self.shifts:
             bad = sum(s.words[kind] for kind in FINDINGS)
             words = ", ".join(f"{n:,} {word}" for word, n in s.words.most_common() if word not in FINDINGS)
-            counted = (f"{s.cases:,}", f"{s.seconds / 60:.1f}", str(bad), f"{s.growth:.0f} MB", f"{s.kernels:.0f} MB")
+            memory = (f"{s.growth:.0f} MB", f"{s.given_back:.0f} MB")
+            counted = (f"{s.cases:,}", f"{s.seconds / 60:.1f}", str(bad), *memory)
             rows.append((s.target.name, s.device, *counted, words))
         cases, minutes = sum(s.cases for s in self.shifts), sum(s.seconds for s in self.shifts) / 60
         rows.append(("all", "", f"{cases:,}", f"{minutes:.1f}", str(sum(self.counts.values())), "", "", ""))
@@ -85,7 +86,7 @@ class Report:
             "shifts": [
                 {
                     "target": s.target.name, "device": s.device, "cases": s.cases, "seconds": round(s.seconds, 1),
-                    "growth_megabytes": round(s.growth, 1), "kernels_megabytes": round(s.kernels, 1),
+                    "growth_megabytes": round(s.growth, 1), "given_back_megabytes": round(s.given_back, 1),
                     "words": dict(s.words),
                 }
                 for s in self.shifts

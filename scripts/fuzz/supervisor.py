@@ -70,8 +70,8 @@ class Shift:
     seconds: float = 0.0
     growth: float = 0.0
     """Megabytes by which the children grew after the first third of their cases, at most."""
-    kernels: float = 0.0
-    """Megabytes of kernels that nobody used any more at their end, at most; not part of `growth`."""
+    given_back: float = 0.0
+    """Megabytes that they gave back at their end, kernels that nobody used and free memory; not part of `growth`."""
     faults: int = 0
     """Children that ended before their first case, one after the other."""
 
@@ -116,8 +116,8 @@ class Child:
         warm = max(self.held[: max(WARM, len(self.held) // 3)])
         return max(min(*self.held[-LAST:], self.settled or float("inf")) - warm, 0.0)
 
-    def kernels(self) -> float:
-        """Return the megabytes that it gave back at the end, when devices let go of kernels that nobody uses."""
+    def given_back(self) -> float:
+        """Return the megabytes that it gave back at its end: kernels that nobody uses, and memory that was free."""
         return max(min(self.held[-LAST:]) - self.settled, 0.0) if self.held and self.settled else 0.0
 
     def _read(self, name: str) -> str:
@@ -211,7 +211,7 @@ def _watch(shift: Shift, run: Run, child: Child, lines: _Lines) -> tuple[str, st
             code = child.process.wait()
             if code == 0:
                 grown = child.grown()
-                shift.growth, shift.kernels = max(shift.growth, grown), max(shift.kernels, child.kernels())
+                shift.growth, shift.given_back = max(shift.growth, grown), max(shift.given_back, child.given_back())
                 if grown > GROWTH:
                     return "growth", f"it grew by {grown:.0f} MB after the first third of {len(child.held)} cases"
                 return None

@@ -80,9 +80,9 @@ def test_kernels_that_nobody_uses_are_let_go_before_memory_is_looked_at(device: 
 def test_what_a_child_gave_back_at_its_end_is_not_its_growth() -> None:
     child = supervisor.Child(None, Path())  # type: ignore[arg-type]
     child.held = [100.0 + done for done in range(1, 301)]
-    assert child.grown() == 351 - 300 and child.kernels() == 0
+    assert child.grown() == 351 - 300 and child.given_back() == 0
     child.settled = 310.0
-    assert child.grown() == 10 and child.kernels() == 41
+    assert child.grown() == 10 and child.given_back() == 41
 
 
 def test_a_kept_case_can_be_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,6 +123,14 @@ def test_backends_in_c_that_break_every_rule(tmp_path: Path) -> None:
     words = shift["words"]
     assert sum(words.values()) == 150
     assert {"right, on the library", "skipped at load, with a reason", "an error: DeviceError"} <= words.keys()
+
+
+def test_changed_caches(tmp_path: Path) -> None:
+    """In a child, since the target opens the device anew with caches elsewhere."""
+    arguments = ["--target", "caches", "--device", "vulkan", "--cases", "3", "--seed", "1", "--nice", "0"]
+    assert main([*arguments, "--report", str(tmp_path / "report.json")]) == 0
+    (shift,) = json.loads((tmp_path / "report.json").read_text())["shifts"]
+    assert shift["cases"] == 3 and all(word.startswith("right after ") for word in shift["words"])
 
 
 def test_every_target_says_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:

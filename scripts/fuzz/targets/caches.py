@@ -72,7 +72,7 @@ def replaced(make: Callable[[Path, Path], None]) -> Callable[[Path, Path, float]
     return change
 
 
-def bound(path: Path) -> None:
+def bind_socket(path: Path) -> None:
     """Make a socket; its name may have 107 bytes, so it is given from the folder."""
     here = Path.cwd()
     os.chdir(path.parent)
@@ -111,7 +111,7 @@ CHANGES: dict[str, Callable[[Path, Path, float], None]] = {
     "link": replaced(lambda path, other: path.symlink_to(other)),
     "link to a device": replaced(lambda path, other: path.symlink_to("/dev/zero")),
     "link to nothing": replaced(lambda path, other: path.symlink_to("/nowhere/at/all")),
-    "socket": replaced(lambda path, other: bound(path)),
+    "socket": replaced(lambda path, other: bind_socket(path)),
     "empty folder": replaced(lambda path, other: path.mkdir()),
     "full folder": replaced(lambda path, other: full_folder(path)),
     "mode": lambda path, other, at: path.chmod(0o666),

@@ -118,7 +118,11 @@ def large(bound: Graph) -> bool:
     """Tell whether a graph of known sizes has values, or does work, beyond what is worth running."""
     if sum(bound.specs[i].size for i in bound.inputs) > MOST_ELEMENTS:
         return True
-    graph = infer_shapes(fold_constants(bound))
+    return large_shapes(infer_shapes(fold_constants(bound)))
+
+
+def large_shapes(graph: Graph) -> bool:
+    """Tell the same of a graph in which all shapes are known."""
     if any(spec.size > MOST_ELEMENTS for spec in graph.specs.values()):
         return True
     work = 0

@@ -14,9 +14,8 @@ from scripts.fuzz.mutate import change_bytes, change_json
 from scripts.fuzz.numbers import compare
 from scripts.fuzz.onnx_cases import networks, single_ops
 from scripts.fuzz.target import Finding, Target, target
-from scripts.fuzz.targets.onnx import MOST_ELEMENTS, MOST_WORK, draw_feeds, nudged
+from scripts.fuzz.targets.onnx import draw_feeds, large_shapes, nudged
 from weft.conformance.networks import expected
-from weft.core.graph.graph import Graph
 from weft.core.placement.optimized_network import OptimizedNetwork
 from weft.core.saved.archive import MANIFEST, write_archive
 from weft.errors import WeftError
@@ -50,7 +49,7 @@ class SavedTarget(Target):
         """Return whether the file was refused, or computed what it says."""
         try:
             network = OptimizedNetwork.load(folder / self.file)
-            if large(network.graph):
+            if large_shapes(network.graph):
                 return "skipped: too large to run"
             feeds = draw_feeds(network.graph)
             with weft.load(network) as session:
@@ -65,17 +64,6 @@ class SavedTarget(Target):
         except IndexError:  # docs/use.md: GPUs clamp an index that is out of range
             return "skipped: it gathers out of range"
         return compare(mine, right, nearby)
-
-
-def large(graph: Graph) -> bool:
-    """Tell whether a network has values, or does work, beyond what is worth running."""
-    if any(spec.size > MOST_ELEMENTS for spec in graph.specs.values()):
-        return True
-    work = 0
-    for node in graph.nodes:
-        inputs = [spec.dims if spec else None for spec in graph.input_specs(node)]
-        work += node.op.flops(inputs, [spec.dims for spec in graph.output_specs(node)])
-    return work > MOST_WORK
 
 
 @target

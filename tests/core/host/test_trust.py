@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 
 import weft
+from scripts.fuzz.targets.caches import bind_socket
 from tests.helpers.cli import Cli
 from weft.core.host import trust
 from weft.core.host.trust import NotTrusted, file_problem, folder_problem, read_file
@@ -53,16 +53,6 @@ def link(path: Path) -> None:
     path.symlink_to(path.parents[2] / "elsewhere")
 
 
-def bound_socket(path: Path) -> None:
-    here = os.getcwd()
-    os.chdir(path.parent)  # the name of a socket has at most 107 bytes
-    try:
-        with socket.socket(socket.AF_UNIX) as made:
-            made.bind(path.name)
-    finally:
-        os.chdir(here)
-
-
 def writable(path: Path) -> None:
     path.write_bytes(b"anything")
     path.chmod(0o666)
@@ -76,7 +66,7 @@ def huge(path: Path) -> None:
 ODD: dict[Callable[[Path], None], str] = {
     pipe: "it is a pipe, not a file",
     link: "it is a symbolic link, not a file",
-    bound_socket: "it is a socket, not a file",
+    bind_socket: "it is a socket, not a file",
     Path.mkdir: "it is a folder, not a file",
     writable: "every user may write to it (mode 0666)",
     huge: "no more than 1,073,741,824 are read",

@@ -171,7 +171,31 @@ def whole(count: int) -> Graph:
     return net.ends(x)
 
 
-SHAPES = (chain, fan, ladder, ends, concat, norms, turned, scaled, whole)
+def grid(count: int) -> Graph:
+    """Rows of eight, each node of which reads two of the row before."""
+    net = Net()
+    row = [net.given(f"x{k}", 2, 3) for k in range(8)]
+    for _ in range(count // 8):
+        row = [net.add(("Add", "Mul")[k % 2], row[k], row[k - 1]) for k in range(8)]
+    return net.ends(*row)
+
+
+def residual(count: int) -> Graph:
+    net = Net()
+    x = net.given("x", 2, 3)
+    for _ in range(count // 2):
+        x = net.add("Add", x, net.add("Tanh", x))
+    return net.ends(x)
+
+
+def readers(count: int) -> Graph:
+    """One value that all nodes read, each of which is an output."""
+    net = Net()
+    x = net.given("x", 2, 3)
+    return net.ends(*[net.add("Sigmoid" if k % 2 else "Tanh", x) for k in range(count)])
+
+
+SHAPES = (chain, fan, ladder, ends, concat, norms, turned, scaled, whole, grid, residual, readers)
 
 
 def steps(graph: Graph, monkeypatch: pytest.MonkeyPatch, device: Any, **options: Any) -> int:
