@@ -12,6 +12,7 @@ from onnx import helper
 
 from tests.helpers.cli import Cli, write_model
 from tests.helpers.fakes import Creator, registered
+from tests.helpers.plugins import c_source, needs_compiler, py_source, write
 from weft.cli.console import PlainFormatter, plain
 from weft.core.contract.backend import Backend, DeviceInfo, Execution
 from weft.core.registry.backend_registry import registry
@@ -136,3 +137,27 @@ def test_hints_that_cannot_be_followed_are_told_together(command: str, cli: Cli,
     assert "no node is called 'haed'" in done.err and "'npu', for 'head/*', is not in the order" in done.err
     done = cli(command, chain(tmp_path), "--device", "cpu", "--hint", "cpu", status=2)
     assert "--hint 'cpu' is not NAME=VALUE" in done.err and "--hint head/*=cpu" in done.err
+
+
+def test_a_backend_is_held_against_the_contract_by_its_file(cli: Cli, tmp_path: Path) -> None:
+    good = write(tmp_path / "acme_good_backend.py", py_source("good"))
+    bad = write(tmp_path / "acme_bad_backend.py", py_source("bad", version=(9, 0)))
+    try:
+        assert "good:0, precision high: keeps the contract" in cli("conformance", good, "--only", "creator").out
+        assert "version 9.0" in cli("conformance", bad, status=2).err
+        missing = cli("conformance", tmp_path / "acme_none_backend.so", status=2)
+        assert "there is no such file" in missing.err
+        other = write(tmp_path / "good.py", py_source("other"))
+        assert "it is not named <vendor>_<name>_backend" in cli("conformance", other, status=2).err
+    finally:
+        registry.rescan()
+
+
+@needs_compiler
+def test_what_is_wrong_with_a_table_is_said_by_its_file(cli: Cli, tmp_path: Path) -> None:
+    source = c_source().replace("sizeof table", "sizeof(size_t)")
+    try:
+        done = cli("conformance", write(tmp_path / "acme_short_backend.so", source), status=2)
+        assert "a table whose struct_size is 8, where" in done.err
+    finally:
+        registry.rescan()

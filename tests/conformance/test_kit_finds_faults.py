@@ -93,7 +93,8 @@ def test_a_backend_that_refuses_all_is_not_wrong_and_supports_nothing() -> None:
 
 
 def test_there_are_faults_for_every_check() -> None:
-    assert {fault.check for fault in FAULTS.values()} == set(CHECKS)
+    # Those of C backends are in test_kit_finds_native_faults.py.
+    assert {fault.check for fault in FAULTS.values()} | {"native"} == set(CHECKS)
 
 
 class Talks(CpuBackend):

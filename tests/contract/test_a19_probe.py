@@ -10,9 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import weft
 from tests.helpers.native_probe import PROBE, Probe
 from tests.helpers.plugins import needs_compiler, write
 from weft import conformance
+from weft.conformance.networks import Net, make_op
 from weft.core.graph.dtypes import DType
 from weft.core.graph.op import find_op
 from weft.core.graph.tensor import Tensor
@@ -39,6 +41,20 @@ def test_A19_the_kit_on_a_strict_c_backend_breaks_no_rule(probe: Probe, tmp_path
     assert report.ok, report
     assert probe.broken == []
     assert probe.judged > 10_000
+
+
+def test_A19_a_constant_is_on_the_host_in_supports_and_create_alone(probe: Probe, tmp_path: Path) -> None:
+    net = Net((2, 3))
+    graph = net.finish(net.add(make_op("Add"), "x", net.weights(2, 3)))
+    x = np.ones((2, 3), np.float32)
+    registry.rescan([tmp_path])
+    try:
+        with weft.load(graph, "probe", fallback="error") as session:
+            (y,) = session.run(x)
+    finally:
+        registry.rescan()
+    np.testing.assert_array_equal(y, x + graph.constants["w0"])
+    assert probe.broken == []
 
 
 class Caller:

@@ -19,6 +19,7 @@ from weft.errors import ConfigError
 if TYPE_CHECKING:
     from weft.conformance import ConformanceReport, Finding, Verdict
 
+_NAME = 'A device: "acme", "vulkan:1"; or the file of a backend: acme_npu_backend.so'
 SHOWN = 3
 """Subjects that are named of those about which the same is said."""
 
@@ -26,7 +27,7 @@ SHOWN = 3
 
 
 def conformance(
-    name: Annotated[str, typer.Argument(help='A device: "acme", "vulkan:1".', show_default=False)] = "",
+    name: Annotated[str, typer.Argument(help=_NAME, show_default=False)] = "",
     only: Annotated[
         list[str] | None,
         typer.Option(help="Checks, ops, or parts of rows' names, with commas; may be given several times."),
@@ -51,7 +52,9 @@ def conformance(
         return
     if not name:
         raise ConfigError("no device was named", fix="weft conformance NAME; weft devices lists them")
-    if backend_path:
+    if name.endswith(".py") or ".so" in name:
+        name = _device_in(Path(name))
+    elif backend_path:
         registry.rescan([p.absolute() for p in backend_path])
     from weft.conformance import run
 
@@ -63,6 +66,19 @@ def conformance(
     _print(report)
     if not report.ok:
         raise typer.Exit(1)
+
+
+def _device_in(file: Path) -> str:
+    """Return the id of the backend in a file; ConfigError if there is none that can be used."""
+    if not file.is_file():
+        raise ConfigError(f"{file} cannot be held against the contract", why="there is no such file")
+    registry.rescan([file.absolute().parent])
+    origin = str(file.resolve())
+    found = next((id_ for id_, known in registry.origins().items() if known == origin), None)
+    if found is None:
+        name = "it is not named <vendor>_<name>_backend.so or .py, vendor and name of letters and digits"
+        raise ConfigError(f"{file} holds no backend that can be used", why=registry.failures.get(origin, name))
+    return found
 
 
 def _list() -> None:

@@ -84,6 +84,8 @@ class Kit:
     choice: Choice
     precision: Precision = Precision.HIGH
     notes: dict[str, None] = field(default_factory=dict)
+    stopped: str = ""
+    """Why no further check is made, if none is."""
     _current: str = ""
     _witness: Watch | None = None
     """Sees every callback during a check, to say which one an error came from."""
@@ -101,6 +103,10 @@ class Kit:
     def begin(self, check: str) -> None:
         """Begin a check: findings are its own from now on."""
         self._current = check
+
+    def stop(self, why: str) -> None:
+        """Make no further check: it would end this process."""
+        self.stopped = why
 
     # -- findings ------------------------------------------------------------------------------------------
 
@@ -202,6 +208,8 @@ class Kit:
     def look(self, check: Check) -> list[Finding]:
         """Do a check; what it raises is a finding too, unless it is the program's, and ends it."""
         self.begin(check.name)
+        if self.stopped:
+            return [self.nothing("the check itself", f"it was not made: {self.stopped}")]
         found: list[Finding] = []
         before, witness = self._witness, Watch(self.choice.creator, record=False)
         self._witness = witness

@@ -17,7 +17,7 @@ class Verdict(Enum):
     NO_REASON = "no reason"
     """It was refused, and nothing says why."""
     NOTHING = "nothing to run"
-    """Rewrites that need no backend left nothing for this one to do."""
+    """It is about something else than this backend, rewrites left nothing to do, or the kit had been stopped."""
 
     @property
     def is_bad(self) -> bool:

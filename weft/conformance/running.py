@@ -14,6 +14,7 @@ from weft.core.contract.backend_options import BackendOptions
 from weft.core.contract.error_context import ends_program
 from weft.core.registry.backend_registry import registry
 from weft.errors import ConfigError
+from weft.plugins.native import NativeCreator
 
 Progress = Callable[[int, int], None]
 
@@ -33,7 +34,8 @@ def open_kit(
     (choice,) = registry.choose(name)
     choice = choice.with_options(registry.take_options(backend_options).get(choice.creator.id, {}))
     kit = Kit(choice, wanted)
-    _take_notes(kit)
+    if not isinstance(choice.creator, NativeCreator):  # makes no notes; the kit opens its device in a child first
+        _take_notes(kit)
     return kit
 
 

@@ -66,7 +66,8 @@ def load_library(file: Path) -> Announced:
     major, minor = c_uint32(), c_uint32()
     library.GetVersion(major, minor)
     version = usable_version((major.value, minor.value), "GetVersion gave")
-    creator = NativeCreator(_table_at(library.BackendFactory()), str(file))
+    address = library.BackendFactory()
+    creator = NativeCreator(_table_at(address), str(file), address)
     creator.api_version = version
     return Announced(id_, creator, "" if creator.version else _version_of(file))
 
@@ -203,8 +204,10 @@ class NativeDevice:
 class NativeCreator(BackendCreator):
     """Makes the backends of a library; a device is opened by the first, once for each set of options, and shared."""
 
-    def __init__(self, table: CBackend, file: str) -> None:
-        self._table, self._file = table, file
+    def __init__(self, table: CBackend, file: str, address: int) -> None:
+        self.table, self.file = table, file
+        self.address = address
+        """Where the library's own table lies, of which `table` is a copy."""
         self.version = decoded(table.version)
         self.options = _options_of(table)
         self._lock = threading.Lock()
@@ -213,17 +216,17 @@ class NativeCreator(BackendCreator):
     def absent(self) -> str | None:
         """Return the library's reason why there is no device, or None."""
         with self._lock:
-            if self._table.absent:
+            if self.table.absent:
                 message = Message()
-                status = self._table.absent(*message.clear())
+                status = self.table.absent(*message.clear())
                 if status:
-                    return message.text().strip() or f"absent returned {status} and wrote no reason ({self._file})"
+                    return message.text().strip() or f"absent returned {status} and wrote no reason ({self.file})"
             count = self._count()
         if 0 < count <= MOST_DEVICES:
             return None
         if not count:
-            return f"device_count returned 0: the library finds no device ({self._file})"
-        return f"device_count returned {count}, which is not a number from 0 to {MOST_DEVICES} ({self._file})"
+            return f"device_count returned 0: the library finds no device ({self.file})"
+        return f"device_count returned {count}, which is not a number from 0 to {MOST_DEVICES} ({self.file})"
 
     def devices(self) -> list[DeviceInfo]:
         """Return the devices of the library, as it describes them."""
@@ -234,12 +237,12 @@ class NativeCreator(BackendCreator):
             return [self._described(k) for k in range(min(self._count(), MOST_DEVICES))]
 
     def _count(self) -> int:
-        return int(self._table.device_count()) if self._table.device_count else 1
+        return int(self.table.device_count()) if self.table.device_count else 1
 
     def _described(self, index: int) -> DeviceInfo:
-        info = CDeviceInfo(self.id.encode(), Path(self._file).name.encode(errors="replace")[:127], 0)
-        if self._table.device_info:
-            self._table.device_info(index, ctypes.byref(info))
+        info = CDeviceInfo(self.id.encode(), Path(self.file).name.encode(errors="replace")[:127], 0)
+        if self.table.device_info:
+            self.table.device_info(index, ctypes.byref(info))
         return DeviceInfo(self.id, index, decoded(info.name), decoded(info.driver), bool(info.software))
 
     def onCreate(self, info: BackendInfo) -> Backend:
@@ -249,9 +252,9 @@ class NativeCreator(BackendCreator):
         key = (info.index, Options({**defaults(self), **info.options}))
         with self._lock:
             if key not in self._devices:
-                self._devices[key] = NativeDevice(self._table, self.id, *key)
+                self._devices[key] = NativeDevice(self.table, self.id, *key)
             device = self._devices[key].retain()
-        made: type[Any] = BufferBackend if self._table.allocate else NativeHostBackend
+        made: type[Any] = BufferBackend if self.table.allocate else NativeHostBackend
         backend: Backend = made(info, device)
         return backend
 

@@ -24,6 +24,7 @@ import numpy as np
 
 from weft.core.contract.backend_options import Value
 from weft.core.graph.dtypes import DType
+from weft.core.graph.layout import Array
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
 from weft.errors import BackendError
@@ -231,6 +232,7 @@ class NodeView(_View):
 
     def __init__(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op) -> None:
         super().__init__()
+        self._shown: list[Array] = []
         self.inputs = [self._tensor(t) for t in inputs]
         self.outputs = [self._tensor(t) for t in outputs]
         attributes = [self._attribute(n, v) for n, v in op.attributes().items() if v is not None]
@@ -247,6 +249,12 @@ class NodeView(_View):
             self._pointers(CAttribute, attributes),
         )
 
+    def hide_constants(self) -> None:
+        """Show no constants from now on: they are for `supports` and `create`, and what they take is freed."""
+        for seen in self.inputs:
+            seen.constant = None
+        self._shown.clear()
+
     def _tensor(self, tensor: Tensor | None) -> CTensor:
         if tensor is None:
             return CTensor(b"", NO_TYPE, 0, self._array(c_int64, ()))
@@ -254,7 +262,7 @@ class NodeView(_View):
         made = CTensor(encoded(tensor.name), DTYPES[tensor.dtype], len(tensor.shape), shape, tensor.nbytes)
         if tensor.constant is not None:
             value = np.ascontiguousarray(tensor.constant, tensor.dtype.numpy)
-            self._kept.append(value)
+            self._shown.append(value)
             made.constant = value.ctypes.data
         return made
 

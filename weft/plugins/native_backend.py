@@ -47,6 +47,7 @@ class NativeExecution(Execution):
             node = ctypes.byref(self._view.node)
             device.retain()
             status = device.table.create(device.handle, node, ctypes.byref(state), *self._message.clear())
+            self._view.hide_constants()
             if status:
                 device.release()
             else:

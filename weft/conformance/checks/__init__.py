@@ -1,11 +1,11 @@
 """What every backend is held against, a file a theme; importing this puts all on the list, in order."""
 
 from weft.conformance.checks import (  # isort: skip
-    creator, table, outputs, support, copies, storage, order, tensors, runs, large, errors, concurrency, optimizing,
-    imports, leaks,
+    native, creator, table, outputs, support, copies, storage, order, tensors, runs, large, errors, concurrency,
+    optimizing, imports, leaks,
 )  # fmt: skip
 
 __all__ = [
-    "concurrency", "copies", "creator", "errors", "imports", "large", "leaks", "optimizing", "order", "outputs", "runs",
-    "storage", "support", "table", "tensors",
+    "concurrency", "copies", "creator", "errors", "imports", "large", "leaks", "native", "optimizing", "order",
+    "outputs", "runs", "storage", "support", "table", "tensors",
 ]
