@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.plugins import needs_compiler, write
+from tests.helpers.plugins import ROOT, needs_compiler, write
 from weft.conformance import ConformanceReport, Verdict, run
 from weft.conformance.checks.native import tried
 from weft.conformance.native.calls import Calls
@@ -18,7 +18,7 @@ from weft.core.registry.backend_registry import registry
 from weft.plugins.native import NativeCreator, load_library
 
 pytestmark = needs_compiler
-SOURCE = (Path(__file__).parent / "native_backend.c").read_text()
+SOURCE = (ROOT / "tests" / "helpers" / "native_backend.c").read_text()
 
 FAULTS: dict[str, tuple[str, str]] = {
     "SIZE_IN_FIELD": ("the table", "ends inside a field"),

@@ -24,7 +24,7 @@ from weft.plugins.native_backend import NativeHostBackend
 
 pytestmark = needs_compiler
 EXAMPLE = ROOT / "examples" / "c_backend" / "acme_leaky_backend.c"
-OWN_BUFFERS = ROOT / "tests" / "conformance" / "native_backend.c"
+OWN_BUFFERS = ROOT / "tests" / "helpers" / "native_backend.c"
 
 
 @pytest.fixture(params=["vault", "leaky"])
