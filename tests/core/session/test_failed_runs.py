@@ -181,6 +181,45 @@ def test_what_is_refused_before_it_begins_leaves_the_run_that_was_submitted(what
         np.testing.assert_array_equal(session.wait()[0], np.maximum(X, 0))
 
 
+class Broken(AsynchronousBackend):
+    """Does not begin a run while it is armed."""
+
+    armed = False
+
+    def onExecuteBegin(self) -> None:
+        super().onExecuteBegin()
+        if self.armed:
+            raise RuntimeError("it does not begin")
+
+
+class Tangents(Broken):
+    """Takes Tanh alone."""
+
+    def why_not(self, inputs: Inputs, outputs: Outputs, op: weft.Op) -> str | None:
+        return None if op.type == "Tanh" else "tangents alone"
+
+
+@pytest.mark.parametrize("start", ["run", "submit"])
+def test_when_a_part_does_not_begin_what_was_begun_before_it_is_waited_for(start: str) -> None:
+    """Its inputs are the program's again then, and what comes next meets nothing that is still at work."""
+    net = Net()
+    x = net.input("x", 2, 3)
+    graph = net.finish(net.add("Relu", x, name="a"), net.add("Tanh", x, name="b"))
+    tangents, broken = registered(Creator(Tangents), "tangents"), registered(Creator(Broken), "broken")
+    with tangents, broken, weft.load(graph, ["tangents", "broken"], fallback="cpu") as session:
+        first, second = (pipeline.backend for pipeline in session.pipelines)
+        assert isinstance(first, Broken) and isinstance(second, Broken)
+        second.armed = True
+        with pytest.raises(ExecutionError, match="it does not begin"):
+            getattr(session, start)(X)
+        assert first.finished == 1 and first.queue == []
+        nothing_to_wait_for(session)
+        second.armed = False
+        a, b = session.run(X)
+        np.testing.assert_array_equal(a, np.maximum(X, 0))
+        np.testing.assert_allclose(b, np.tanh(X), rtol=1e-6)
+
+
 def test_the_second_part_that_fails_does_not_spoil_the_next_run(caplog: pytest.LogCaptureFixture) -> None:
     net = Net()
     x = net.input("x", 2, 3)

@@ -85,6 +85,36 @@ ran.wait()
         "session = load(); threading.Thread(target=threading.Event().wait, daemon=True).start()",
         "open destroy close end",
     ),
+    "a thread that is busy in Weft": (
+        """
+from weft.core.contract.backend import BackendCreator
+session, asked = load(), threading.Event()
+class Slow(BackendCreator):
+    id, onCreate = "slow", None
+    def devices(self):
+        asked.set()
+        threading.Event().wait()
+weft.registry.insert("slow", Slow())
+threading.Thread(target=weft.devices, daemon=True).start()
+asked.wait()
+""",
+        "open destroy end",
+    ),
+    "a thread of Weft's own that is busy": (
+        """
+from weft.core.contract.backend import BackendCreator
+session, asked = load(), threading.Event()
+class Slow(BackendCreator):
+    id, onCreate = "slow", None
+    def devices(self):
+        asked.set()
+        threading.Event().wait()
+weft.registry.insert("slow", Slow())
+threading.Thread(target=weft.devices, daemon=True, name="weft-devices").start()
+asked.wait()
+""",
+        "open destroy close end",
+    ),
     "a forked process that ends first": (
         """
 session = load()
