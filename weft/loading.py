@@ -12,6 +12,8 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
+import numpy as np
+
 from weft.config import check as check_environment
 from weft.core.contract.backend import (
     BackendConfig,
@@ -83,7 +85,8 @@ def load(
     but the first, and raises UnsupportedOps. `hints` puts nodes on devices of the list, by name or pattern
     ({"head/*": "cpu"}); where such a device refuses the node, it goes down the list, or with
     `fallback="error"` it is an error, even if the first device takes it. `debug` is told of every output of
-    every node in each run, or names a file that gets these records as lines of JSON. With `profile`,
+    every node in each run, or names a file that gets these records as lines of JSON; what it raises ends the run and
+    comes out as it is. With `profile`,
     `Session.profile` says what the last run cost. `progress` is called after each node is prepared, with the
     number prepared and that of all nodes of one device's part; what it raises stops the load and comes out
     as it is. `backend_options` are options of the backends by id, {"vulkan": {"tuning": False}}; `weft devices
@@ -305,14 +308,14 @@ def _config(
 ) -> BackendConfig:
     check_environment()
     for name, value in {"fusing": fusing, "winograd": winograd}.items():
-        if not isinstance(value, bool):
+        if not isinstance(value, (bool, np.bool_)):
             raise ConfigError(f"{name}={brief(repr(value))} is neither on nor off", fix=f"pass {name}=True or False")
     return BackendConfig(
         _member(MemoryMode, memory, "memory"),
         _member(Precision, precision, "precision"),
         _member(Power, power, "power"),
-        fusing,
-        winograd,
+        bool(fusing),
+        bool(winograd),
     )
 
 

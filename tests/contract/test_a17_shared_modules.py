@@ -171,3 +171,17 @@ def test_A17_a_link_finds_the_modules_beside_the_file_itself(tmp_path: Path) -> 
         assert table(runtime.registry, "one") == 4
         with weft.load(chain("Relu"), "one", runtime=runtime) as session:
             np.testing.assert_array_equal(session.run(np.ones((2, 3), np.float32))[0], 1)
+
+
+def test_A17_a_link_to_a_file_of_another_name_is_executed_once_until_it_changes(tmp_path: Path) -> None:
+    real = put(tmp_path / "real", "one").rename(tmp_path / "real" / "acme.v1.2.txt")
+    real.write_text(COUNT + real.read_text())
+    (real.parent / "acme_common.py").write_text("TABLE = 4\n")
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "acme_one_backend.py").symlink_to(real)
+    for scans, (edit, executed) in enumerate([("", "x"), ("", "x"), ("\n# changed\n", "xx"), ("", "xx")]):
+        real.write_text(real.read_text() + edit)
+        registry = new_registry()
+        registry.rescan([tmp_path / "links"])
+        assert registry.failures == {} and table(registry, "one") == 4
+        assert (real.parent / "count").read_text() == executed, f"after {scans + 1} scans"

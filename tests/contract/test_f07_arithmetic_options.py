@@ -76,11 +76,18 @@ def test_F7_no_convolutions_are_joined_and_no_pool_is_fused_then() -> None:
 
 
 @pytest.mark.parametrize("name", ["fusing", "winograd"])
-@pytest.mark.parametrize("value", [0, None, "no", np.True_])
+@pytest.mark.parametrize("value", [0, None, "no", np.int64(1)])
 def test_F7_an_option_is_on_or_off(name: str, value: Any) -> None:
     for make in (weft.load, weft.optimize):
         with pytest.raises(ConfigError, match=f"{name}=.* is neither on nor off"):
             make(residual(), "cpu", **{name: value})
+
+
+@pytest.mark.parametrize("name", ["fusing", "winograd"])
+def test_F7_numpys_booleans_are_booleans_as_for_backend_options(name: str) -> None:
+    for value in (np.True_, np.False_):
+        network = weft.optimize(residual(), "cpu", **{name: value})  # type: ignore[arg-type]
+        assert getattr(network.config, name) is bool(value)
 
 
 def test_F7_a_saved_network_keeps_them(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from enum import Enum
 from pathlib import Path
 
@@ -9,8 +12,9 @@ import numpy as np
 import pytest
 
 import weft
-from tests.helpers.nets import Net, op
+from tests.helpers.nets import Net, chain, op
 from tests.helpers.saved_networks import SHAPES, Holder, of_ops, unsavable
+from weft.core.host.file_locks import open_locked
 from weft.core.saved.network_file import load_saved, save
 from weft.errors import ModelError
 
@@ -79,6 +83,34 @@ def test_F8_a_path_that_names_no_file(path: str, tmp_path: Path, monkeypatch: py
     for act in (lambda: save(of_ops(), path), lambda: load_saved(path)):
         with pytest.raises(ModelError, match="is not the path of a file"):
             act()
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from weft.core.saved.archive import write_archive
+
+def members():
+    yield "network.json", bytes(1000)
+    os._exit(9)
+
+write_archive(Path(sys.argv[1]), members())
+"""
+
+
+def test_F8_what_a_killed_save_left_goes_with_the_next_one_to_the_same_place(tmp_path: Path) -> None:
+    path = tmp_path / "net.weft"
+    assert subprocess.run([sys.executable, "-c", KILLED, path], check=False).returncode == 9
+    (left,) = tmp_path.iterdir()
+    assert re.fullmatch(r"net\.weft\.[0-9a-f]{8}\.part", left.name)
+    others = [tmp_path / name for name in ("net.weft.part", "other.weft.01234567.part", "net.weft.0123456g.part")]
+    for other in others:
+        other.write_bytes(b"somebody's")
+    with open_locked(tmp_path / "net.weft.89abcdef.part") as written:  # as if another process were at it
+        weft.optimize(chain("Relu"), "cpu").save(path)
+        assert {*tmp_path.iterdir()} == {path, Path(written.name), *others}
+    weft.optimize(chain("Relu"), "cpu").save(path)
+    assert {*tmp_path.iterdir()} == {path, *others}
 
 
 def test_F8_a_folder_that_is_not_there(tmp_path: Path) -> None:

@@ -25,8 +25,8 @@ from weft.plugins.interface import MalformedError, guarded, version_of_file
 PREFIX = "_weft_backends_"
 _folders: dict[str, Path] = {}
 """The folder of each private package."""
-_sources: dict[str, bytes] = {}
-"""By module name, all that the module was made of: the text of its file and of the files that it imports."""
+_sources: dict[str, tuple[Path, bytes]] = {}
+"""By module name, its file and all that it was made of: the text of the file and of the files that it imports."""
 _loading: set[Path] = set()
 
 
@@ -39,9 +39,10 @@ class _Loader(SourceFileLoader):
 
     def exec_module(self, module: ModuleType) -> None:
         """Execute the file, and note what it was made of."""
-        made_of = _made_of(Path(self.path), _package_of(module))
+        file = Path(self.path)
+        made_of = _made_of(file, _package_of(module))
         super().exec_module(module)
-        _sources[module.__name__] = made_of
+        _sources[module.__name__] = file, made_of
 
 
 class _Finder(MetaPathFinder):
@@ -69,7 +70,7 @@ def load_module(file: Path) -> tuple[ModuleType, str]:
     try:
         name = f"{_package(file.parent)}.{_stem(file)}"
         made_of = _made_of(file, ())
-        if _sources.get(name) != made_of or name not in sys.modules:
+        if _sources.get(name) != (file, made_of) or name not in sys.modules:
             _execute(name, file)
         return sys.modules[name], version_of_file(made_of)
     except OSError as e:
@@ -138,10 +139,10 @@ def forget_changed(folder: Path) -> None:
 
 
 def _is_as_it_was(name: str, folder: Path) -> bool:
-    inside = name.split(".")[1:]
+    inside, (file, made_of) = name.split(".")[1:], _sources[name]
     try:
-        file = _file_of(folder, inside)
-        return file is not None and _made_of(file, _parents(file, inside)) == _sources.get(name)
+        found = _file_of(folder, inside) or file  # which a link led to, if it is not named as a module is
+        return found == file and _made_of(file, _parents(file, inside)) == made_of
     except OSError as e:  # whoever imports it meets that again, and is the one to be blamed
         if sent_by_signal(e):
             raise

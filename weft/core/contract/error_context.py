@@ -1,7 +1,8 @@
 """Put the node or device into whatever is raised while it works (contract section 4), and know what is no error.
 
 A SystemExit, a GeneratorExit, a KeyboardInterrupt and whatever a signal's handler raises are not the failure of what
-was under way: they pass through Weft as they are. Only a backend that is being discovered cannot end the program (A15).
+was under way: they pass through Weft as they are, and so does what a function of the user's raises (debug, progress).
+Only a backend that is being discovered cannot end the program (A15).
 """
 
 from __future__ import annotations
@@ -44,9 +45,23 @@ def _code(handler: Callable[..., object]) -> CodeType | None:
     return getattr(handler, "__code__", None) or getattr(type(handler).__call__, "__code__", None)
 
 
+_OF_USER = "_weft_of_user"
+"""The attribute of an exception that came out of a function of the user's."""
+
+
+@contextmanager
+def users_function() -> Iterator[None]:
+    """Let what is raised inside, by a function that the user gave, pass through Weft as it is."""
+    try:
+        yield
+    except Exception as e:
+        vars(e)[_OF_USER] = True
+        raise
+
+
 def is_error(e: BaseException) -> bool:
     """Tell whether an exception is the failure of what was under way."""
-    return isinstance(e, Exception) and not sent_by_signal(e)
+    return isinstance(e, Exception) and _OF_USER not in vars(e) and not sent_by_signal(e)
 
 
 def ends_program(e: BaseException) -> bool:
@@ -89,7 +104,7 @@ def blame(where: str, what: str = "a node failed", *, callback: str = "") -> Ite
     try:
         yield
     except Exception as e:
-        if sent_by_signal(e):
+        if not is_error(e):
             raise
         if isinstance(e, WeftError):
             if where not in e.where:

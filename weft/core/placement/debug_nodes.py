@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from math import isinf
 from pathlib import Path
 
 import numpy as np
 
+from weft.core.contract.error_context import users_function
 from weft.core.graph.graph import Graph, Names, Node
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Constants, Op, register_op
@@ -59,7 +61,9 @@ class Debug(Op):
         real = numbers[~np.isnan(numbers)]
         low, high = (float(real.min()), float(real.max())) if real.size else (None, None)
         missing = numbers.size - real.size
-        self.sink(DebugRecord(self.node, self.slot, self.device, value.shape, value.dtype.name, low, high, missing))
+        record = DebugRecord(self.node, self.slot, self.device, value.shape, value.dtype.name, low, high, missing)
+        with nullcontext() if isinstance(self.sink, FileSink) else users_function():
+            self.sink(record)
         return ()
 
     def __str__(self) -> str:

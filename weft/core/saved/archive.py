@@ -13,10 +13,11 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from weft.core.host.file_locks import open_locked, remove_left
 from weft.errors import ModelError
 
 MANIFEST = "network.json"
@@ -50,11 +51,15 @@ def blob_name(index: int) -> str:
 
 
 def write_archive(path: Path, members: Iterable[tuple[str, bytes]]) -> None:
-    """Write the file; whatever was there is replaced in one step, once all is written."""
+    """Write the file; whatever was there is replaced in one step, once all is written.
+
+    What processes that were killed while they wrote the same file left beside it is removed.
+    """
+    _remove_unfinished(path)
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
     try:
         try:
-            with open(temporary, "xb") as file, zipfile.ZipFile(file, "w") as archive:
+            with open_locked(temporary) as file, zipfile.ZipFile(file, "w") as archive:
                 for name, content in members:
                     info = zipfile.ZipInfo(name, NEVER)
                     info.create_system, info.external_attr = 3, 0o644 << 16
@@ -64,6 +69,15 @@ def write_archive(path: Path, members: Iterable[tuple[str, bytes]]) -> None:
             temporary.unlink(missing_ok=True)
     except OSError as e:
         raise ModelError("the network cannot be saved", where=str(path), why=e.strerror or str(e)) from e
+
+
+def _remove_unfinished(path: Path) -> None:
+    name = re.compile(rf"{re.escape(path.name)}\.[0-9a-f]{{8}}\.part")
+    with suppress(OSError):  # of a folder that is not there: writing meets it again
+        for each in path.parent.iterdir():
+            if name.fullmatch(each.name) and each.is_file() and not each.is_symlink():
+                with suppress(OSError):
+                    remove_left(each)
 
 
 class Archive:

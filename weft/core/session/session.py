@@ -201,7 +201,9 @@ class Session:
         shapes by a resize.
         """
         arrays = self._accept(inputs)
-        given = take_outputs(self.graph, self.optimized.graph.specs, outputs)
+        network = self._loaded.network
+        assert network is not None
+        given = take_outputs(self.graph, network.graph.specs, outputs)
         try:
             self._loaded.start(arrays)
             return self._loaded.finish(given)
