@@ -7,6 +7,7 @@
     a backend on the host    HostBackend (tensors are numpy arrays), CpuBackend (which runs every op)
     a device with kernels    GpuDevice, GpuBackend, GpuCreator, DeviceCaps, the commands, Dialect, KernelSource
     an op on GPUs            GpuOp, gpu_op, KernelBuilder, Placement, add_shader_folder
+    a rewrite of networks    graph_pass, Pass, PassGroup, PassContext, Property, SHAPES_INFERRED, Names, infer_node
     errors to raise          OutOfMemory, DeviceLost, CompileError, DeviceError, ExecutionError, ModelError;
                              kernel_refused makes the CompileError for a log and a source
 """
@@ -30,11 +31,14 @@ from weft.backends.gpu.device.device import (
 from weft.core.contract.backend import API_VERSION, Creator, ExplainsRefusal, is_compatible
 from weft.core.contract.profile import ProfilingContext
 from weft.core.contract.views import FailedPart, Substitution, subgraph
+from weft.core.graph.graph import Names, infer_node
 from weft.core.graph.layout import Array, Shape, convert, from_storage, storage_shape, to_storage
 from weft.core.graph.op import Constants, OpClass
 from weft.core.host.host_backend import HostBackend
 from weft.core.host.memory_plan import ArenaPlan, BufferManager, Slot
 from weft.core.host.tensor_copy import copy_tensor
+from weft.core.passes import Pass, PassContext, PassGroup, Property, graph_pass
+from weft.core.passes.properties import SHAPES_INFERRED
 from weft.core.placement.optimized_network import precompiled
 from weft.errors import (
     BackendError,
@@ -56,6 +60,7 @@ from weft.kernels.template import add_shader_folder
 
 __all__ = [
     "API_VERSION",
+    "SHAPES_INFERRED",
     "ArenaPlan",
     "Arg",
     "Array",
@@ -91,11 +96,16 @@ __all__ = [
     "LaunchCommand",
     "MemoryKind",
     "ModelError",
+    "Names",
     "NoDevice",
     "OpClass",
     "OutOfMemory",
+    "Pass",
+    "PassContext",
+    "PassGroup",
     "Placement",
     "ProfilingContext",
+    "Property",
     "Shape",
     "Shared",
     "Slot",
@@ -106,6 +116,8 @@ __all__ = [
     "copy_tensor",
     "from_storage",
     "gpu_op",
+    "graph_pass",
+    "infer_node",
     "is_compatible",
     "kernel_refused",
     "precompiled",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -28,6 +29,7 @@ from weft.core.contract.backend_options import BackendOptions
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Shape
 from weft.core.graph.limits import Limits
+from weft.core.passes import AnyPass, Pass, PassGroup
 from weft.core.placement.debug_nodes import DebugSink, FileSink
 from weft.core.placement.hints import check_hints
 from weft.core.placement.optimized_network import OptimizedNetwork
@@ -71,6 +73,7 @@ def load(
     profile: bool = False,
     backend_options: BackendOptions | None = None,
     limits: Limits | Mapping[str, float] | None = None,
+    passes: Sequence[AnyPass] = (),
     runtime: Runtime | None = None,
     progress: Progress | None = None,
 ) -> Session:
@@ -97,6 +100,9 @@ def load(
     {"nodes": 1_000_000}. A model that goes beyond one is refused with ModelError; what folding constants
     would take beyond `folding_bytes` or `folding_seconds` is computed in every run instead.
 
+    `passes` are rewrites of your own, `weft.extend.Pass`, which run among the standard ones: see docs/add-a-pass.md.
+    PassError names one that fails, or whose result is not what it declares.
+
     An `OptimizedNetwork`, or the path of a saved one ("model.weft"), is loaded as it was optimised: of the
     options above, only `profile`, `backend_options`, `runtime` and `progress` are taken then. It keeps those of its
     `backend_options` that it depends on (`BackendOption.saved`); what is given here goes first.
@@ -109,16 +115,16 @@ def load(
         model = OptimizedNetwork.load(Path(model), backends=held.registry)
     if isinstance(model, OptimizedNetwork):
         plain = device == "auto" and config == BackendConfig() and fallback == "cpu"
-        if not plain or shapes or hints or debug or limits:
+        if not plain or shapes or hints or debug or limits or passes:
             raise ConfigError(
                 "an optimised network is loaded as it is",
                 why="it was optimised for its devices, shapes and precision already",
                 fix="pass these options to weft.optimize",
             )
         return load_optimized(model, held, profile=profile, backend_options=backend_options, progress=progress)
-    most = Limits.of(limits)
-    with _reading(model, shapes, config.precision, most) as ahead:
-        choices, options, host = _plan(held, device, fallback, hints, debug, config, backend_options, most)
+    most, own = Limits.of(limits), _passes(passes)
+    with _reading(model, shapes, config.precision, most, own) as ahead:
+        choices, options, host = _plan(held, device, fallback, hints, debug, config, backend_options, most, own)
         with _prepared(choices if _is_there(model) else []):
             graph = ahead.graph()
         return Session(
@@ -141,6 +147,7 @@ def optimize(
     debug: DebugSink | str | os.PathLike[str] | None = None,
     backend_options: BackendOptions | None = None,
     limits: Limits | Mapping[str, float] | None = None,
+    passes: Sequence[AnyPass] = (),
     runtime: Runtime | None = None,
 ) -> OptimizedNetwork:
     """Return the network rewritten, divided over the devices and optimised by their backends; see `load`.
@@ -150,9 +157,9 @@ def optimize(
     (`BackendOption.saved`), which its backends get again when it is loaded; all others are given to `load`.
     """
     config, held = _config(precision, memory, power, fusing, winograd), runtime or default_runtime()
-    most = Limits.of(limits)
-    with _reading(model, shapes, config.precision, most) as ahead:
-        choices, options, host = _plan(held, device, fallback, hints, debug, config, backend_options, most)
+    most, own = Limits.of(limits), _passes(passes)
+    with _reading(model, shapes, config.precision, most, own) as ahead:
+        choices, options, host = _plan(held, device, fallback, hints, debug, config, backend_options, most, own)
         bound = ahead.bound()
         check_hints(bound, options.hints, [c.device for c in choices])
         check_sizes(bound, lambda open_shapes: f"pass, for instance, shapes={open_shapes}")
@@ -187,6 +194,7 @@ def _plan(
     config: BackendConfig,
     backend_options: BackendOptions | None,
     limits: Limits,
+    passes: tuple[AnyPass, ...],
 ) -> tuple[list[Choice], OptimizerOptions, Choice]:
     """Return the devices in order, the options, and where debug nodes run: on the CPU, whatever the devices."""
     if fallback not in ("cpu", "error"):
@@ -198,7 +206,21 @@ def _plan(
         choices.append(cpu)
     *choices, cpu = runtime.with_options([*choices, cpu], backend_options)
     placed = resolved(known, {} if hints is None else hints)
-    return choices, OptimizerOptions(config, placed, fallback, _sink(debug), limits), cpu
+    return choices, OptimizerOptions(config, placed, fallback, _sink(debug), limits, passes), cpu
+
+
+def _passes(given: Sequence[AnyPass]) -> tuple[AnyPass, ...]:
+    """Return a user's passes; ConfigError for what is none, or of which there are two."""
+    if isinstance(given, (Pass, PassGroup)):
+        given = (given,)
+    listed = tuple(given) if isinstance(given, Iterable) else (given,)
+    problems = [f"{brief(repr(each))} is no pass" for each in listed if not isinstance(each, (Pass, PassGroup))]
+    names = Counter(each.name for each in listed if isinstance(each, (Pass, PassGroup)))
+    problems += [f"{count} passes are called {name!r}" for name, count in names.items() if count > 1]
+    if problems:
+        fix = "pass a list of weft.extend.Pass, such as weft.extend.graph_pass makes of functions"
+        raise ConfigError("passes= is not understood", why="; ".join(problems), fix=fix)
+    return listed
 
 
 def _sink(debug: object) -> DebugSink | None:
@@ -282,12 +304,12 @@ def _register_ops() -> None:
 
 @contextmanager
 def _reading(
-    model: Model, shapes: Mapping[str, Shape] | None, precision: Precision, limits: Limits
+    model: Model, shapes: Mapping[str, Shape] | None, precision: Precision, limits: Limits, own: tuple[AnyPass, ...]
 ) -> Iterator[Ahead]:
     """Read a model in a thread of its own, and make it ready: drivers take as long to tell and open their devices."""
     pool = ThreadPoolExecutor(1, "weft-read")
     try:
-        yield Ahead(pool, partial(_graph, model, limits), shapes, precision, limits)
+        yield Ahead(pool, partial(_graph, model, limits), shapes, precision, limits, own)
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -37,7 +37,7 @@ from weft.core.registry.backend_registry import Choice, registry
 from weft.core.session.loaded_network import opened
 from weft.core.session.runtime import default_runtime
 from weft.errors import ConfigError, UnsupportedOps, brief
-from weft.loading import resolved
+from weft.loading import SAVED, resolved
 
 DevicesOption = Annotated[
     str,
@@ -60,6 +60,14 @@ def inspect(
     passes: Annotated[
         bool, typer.Option("--passes", help="List the rewrites, and print the network after each that changes it.")
     ] = False,
+    why: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--why",
+            metavar="NODE",
+            help="Print what became of a node or value, and which rewrite did it; may be repeated.",
+        ),
+    ] = None,
     unsupported: Annotated[bool, typer.Option("--unsupported", help="Print only what cannot run.")] = False,
     backend_path: BackendPathOption = None,
     backend_option: BackendOptionOption = None,
@@ -71,13 +79,17 @@ def inspect(
 
     A table has every node that a device refuses, with the reason; then come the subgraphs in the order of
     execution, and the copies between them with their bytes. The exit status is 1 if the network has ops
-    that Weft does not know. Without a model, --passes lists the rewrites.
+    that Weft does not know. Without a model, --passes lists the rewrites. --why prints the life of a node or value,
+    by its name in the model or in the network that runs, and nothing else; of a saved network too.
     """
     if model is None:
         if not passes:
             raise ConfigError("no model was named", fix="write: weft inspect model.onnx")
         last = ("OptimizeSubgraph", "By each backend on its parts; GPUs fuse activations here.")
         table(("rewrite", "what it does"), [*((each.name, each.description) for each in steps(precision)), last])
+        return
+    if why and model.suffix == SAVED:
+        _say_why(OptimizedNetwork.load(model), why)
         return
     try:
         limits = parse_limits(limit)
@@ -87,7 +99,7 @@ def inspect(
         for problem in e.problems:
             line(f"  {problem}")
         raise typer.Exit(1) from None
-    if not unsupported:
+    if not unsupported and not why:
         _describe(graph, nodes)
     if graph.symbols():
         _note_open(graph, parse_shapes(shape))
@@ -97,7 +109,7 @@ def inspect(
     config = BackendConfig(precision=precision, fusing=fusing, winograd=winograd)
     options = OptimizerOptions(config, resolved(registry, parse_hints(hint)), limits=limits)
     own = parse_backend_options(backend_option)
-    _division(bound, _chosen(devices), options, own, nodes=nodes, short=unsupported)
+    _division(bound, _chosen(devices), options, own, nodes=nodes, short=unsupported, why=why or [])
 
 
 def _chosen(devices: str) -> list[Choice]:
@@ -148,7 +160,14 @@ def _passes(graph: Graph, precision: Precision, context: PassContext) -> None:
 
 
 def _division(
-    bound: Graph, choices: list[Choice], options: OptimizerOptions, own: BackendOptions, *, nodes: bool, short: bool
+    bound: Graph,
+    choices: list[Choice],
+    options: OptimizerOptions,
+    own: BackendOptions,
+    *,
+    nodes: bool,
+    short: bool,
+    why: list[str],
 ) -> None:
     """Print who refuses what, and what is done about it; as `weft.load` does, the CPU takes what is left."""
     prepared = prepare_network(bound, options.config.precision, options.limits).graph
@@ -158,6 +177,9 @@ def _division(
     check_hints(bound, options.hints, [c.device for c in order])
     with opened(order, options.config) as backends:
         network = optimize(bound, backends, options)
+        if why:
+            _say_why(network, why)
+            return
         # What was asked on the way, and failed there, then what the devices after a node's own would say.
         rows = {(r.node, r.device): (r.node, r.op, r.device, brief(r.reason)) for r in network.refusals}
         for device in asked:
@@ -174,6 +196,14 @@ def _division(
         note(text)
     if not short:
         _subgraphs(network, nodes)
+
+
+def _say_why(network: OptimizedNetwork, names: list[str]) -> None:
+    """Print what became of each of these nodes or values."""
+    for name in names:
+        line(name, "bold")
+        for text in network.why(name):
+            line(f"  {text}")
 
 
 def _refusals(graph: Graph, device: str, backend: Backend) -> list[tuple[str, str, str, str]]:

@@ -130,14 +130,14 @@ class Journal:
         return {c.node for c in changes} | {v for c in changes for v in c.values}
 
     def explain(self, name: str) -> list[str]:
-        """Return the life of a node or value, a line a change."""
+        """Return the life of a node or value, a line a change: which pass made it, what the pass does, and to what."""
         lines = []
         told: set[str] = set()
         for step, change in self.life(name):
-            if change.before and change.node not in told:
-                lines.append(f"as read: {change.before}" if not told else f"that is: {change.before}")
+            if change.before and not told:
+                lines.append(f"as read: {change.before}")
             told.add(change.node)
-            purpose = f" ({step.purpose})" if step.purpose else ""
+            purpose = f" ({step.purpose.rstrip('.')})" if step.purpose else ""
             lines.append(f"{step.by}{purpose}: {change.node!r} {change.text}")
         return lines
 
@@ -250,11 +250,11 @@ def _alterations(old: Node, new: Node) -> tuple[str, tuple[str, ...]]:
     """Return what is new about a node, as the end of a sentence, and the values concerned."""
     said = []
     if not _same(old.op, new.op):
-        said.append(f"is now {new.op}")
+        said.append(_other_op(old.op, new.op))
     dropped = [i for i in dict.fromkeys(old.inputs) if i and i not in new.inputs]
     added = [i for i in dict.fromkeys(new.inputs) if i and i not in old.inputs]
     if added or dropped:
-        reads = f"reads {_listed(added)}" if added else "reads one value less"
+        reads = f"reads {_listed(added)}" if added else f"no longer reads {_listed(dropped)}"
         said.append(f"{reads} instead of {_listed(dropped)}" if dropped and added else reads)
     elif old.inputs != new.inputs:
         said.append("reads its inputs in another order")
@@ -262,6 +262,15 @@ def _alterations(old: Node, new: Node) -> tuple[str, tuple[str, ...]]:
         said.append(f"makes {_listed(new.outputs)} instead of {_listed(old.outputs)}")
     values = dict.fromkeys([*old.outputs, *new.outputs, *dropped, *added])
     return ", ".join(said), tuple(filter(None, values))
+
+
+def _other_op(old: Op, new: Op) -> str:
+    """Return what is new about an op: its attributes, where its type is what it was."""
+    before, after = old.attributes(), new.attributes()
+    if old.type != new.type or before.keys() != after.keys():
+        return f"is now {new}"
+    other = [name for name in after if str(before[name]) != str(after[name])]
+    return "has " + ", ".join(f"{name}={after[name]} instead of {before[name]}" for name in other)
 
 
 def _same(a: Node | Op, b: Node | Op) -> bool:

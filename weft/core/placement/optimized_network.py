@@ -18,7 +18,7 @@ from weft.core.graph.tensor import TensorSpec
 from weft.core.passes.journal import Journal
 from weft.core.passes.manager import PassRecord
 from weft.core.placement.assign import Refusal
-from weft.errors import ExecutionError, InputError, ModelError
+from weft.errors import ExecutionError, InputError, ModelError, brief
 
 if TYPE_CHECKING:
     from weft.core.registry.backend_registry import BackendRegistry
@@ -151,6 +151,7 @@ class OptimizedNetwork:
             here.append(makers[name].name)
         for each in here:
             device = where.get(each)
+            lines += [f"{r.device} refuses {each!r}: {brief(r.reason)}" for r in self.refusals if r.node == each]
             runs = f"runs on {device}" if device else "brings a value from one device to another"
             lines.append(f"now: {each!r} {runs}: {nodes[each]}")
         if name in self.graph.inputs or name in self.graph.constants:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from weft.core.contract import check_answers
 from weft.core.contract.backend import Backend, BackendConfig
 from weft.core.contract.error_context import caught
+from weft.core.passes.journal import Journal
 from weft.core.registry.backend_registry import Choice
 from weft.core.registry.probe import described
 from weft.core.session.pipeline import Pipeline
@@ -51,6 +52,8 @@ class Report:
     """The device of each subgraph, in the order of execution."""
     drivers: Mapping[str, str] = field(default_factory=dict)
     """What each device is, and which driver runs it, where its backend says so."""
+    journal: Journal = field(default_factory=Journal)
+    """Which pass made, changed, merged or removed which node; `Session.optimized.why(name)` tells it of one."""
 
     @property
     def memory_bytes(self) -> int:
@@ -88,6 +91,7 @@ def make_report(
     copies: Sequence[CopyRecord],
     config: BackendConfig,
     remarks: Sequence[str] = (),
+    journal: Journal | None = None,
 ) -> Report:
     """Return the report of a session with these pipelines."""
     counts: dict[str, int] = {}
@@ -108,4 +112,7 @@ def make_report(
     order = tuple(p.device for p in pipelines)
     infos = {c.device.removesuffix(":0"): c.info for c in choices if c.info and c.info.driver}
     drivers = {label: f"{info.name}, {info.driver}" for label, info in infos.items() if label in counts}
-    return Report(devices, counts, placement, refusals, tuple(copies), statistics, config, distinct, order, drivers)
+    return Report(
+        devices, counts, placement, refusals, tuple(copies), statistics, config, distinct, order, drivers,
+        journal or Journal(),
+    )  # fmt: skip
