@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +23,8 @@ SWITCHES = {
     "WEFT_VULKAN_VALIDATION": config.vulkan_validation,
     "WEFT_CHECK_PASSES": config.check_passes,
 }
+LIBC = ctypes.CDLL(None)
+LIBC.getenv.restype = ctypes.c_char_p
 DEFAULTS = {name: name in ("WEFT_CACHE", "WEFT_TUNING") for name in SWITCHES}
 
 
@@ -35,14 +41,21 @@ def test_switches_take_the_usual_words(name: str, monkeypatch: pytest.MonkeyPatc
     assert SWITCHES[name]() is DEFAULTS[name]
 
 
-@pytest.mark.parametrize("name", [*SWITCHES, "WEFT_BUILD_PROCESSES", "WEFT_SELFTEST"])
+OTHERS = {
+    "WEFT_BUILD_PROCESSES": config.build_processes,
+    "WEFT_CACHE_MIB": config.cache_limit,
+    "WEFT_SELFTEST": config.selftest,
+}
+
+
+@pytest.mark.parametrize("name", [*SWITCHES, *OTHERS])
 @pytest.mark.parametrize("value", ["foo", "-3", "100000", "9" * 6000, "2.5"])
 def test_nonsense_is_refused_where_it_is_read_and_by_every_load(
     name: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=f"(?s){name}={value[:20]}.*next: "):
-        {**SWITCHES, "WEFT_BUILD_PROCESSES": config.build_processes, "WEFT_SELFTEST": config.selftest}[name]()
+        {**SWITCHES, **OTHERS}[name]()
     with pytest.raises(ConfigError, match=name):
         weft.load(path("shapes"), "cpu")
     with pytest.raises(ConfigError, match=name):
@@ -53,6 +66,47 @@ def test_processes_are_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     for value, wanted in (("0", 0), ("64", 64), ("", None)):
         monkeypatch.setenv("WEFT_BUILD_PROCESSES", value)
         assert config.build_processes() == wanted
+
+
+def test_the_size_of_the_cache_is_in_MiB(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value, wanted in (("1", 1 << 20), ("65536", 1 << 36), ("", 1 << 30)):
+        monkeypatch.setenv("WEFT_CACHE_MIB", value)
+        assert config.cache_limit() == wanted
+    monkeypatch.setenv("WEFT_CACHE_MIB", "0")
+    with pytest.raises(ConfigError, match="WEFT_CACHE=0 to keep nothing"):
+        config.cache_limit()
+
+
+def in_c(name: str) -> bytes | None:
+    """Return a variable as C code finds it."""
+    found = LIBC.getenv(name.encode())
+    return found if found is None or isinstance(found, bytes) else bytes(found)
+
+
+def test_C_code_finds_variables_for_a_while_and_no_table_is_changed_that_a_thread_may_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WEFT_TEST_OLD", "old")
+    table = ctypes.c_void_p.in_dll(LIBC, "environ")
+    before, python = table.value, dict(os.environ)
+    with config.variables(WEFT_TEST_OLD="new", WEFT_TEST_MORE="more"):
+        assert (in_c("WEFT_TEST_OLD"), in_c("WEFT_TEST_MORE")) == (b"new", b"more")
+        assert in_c("PATH") == os.fsencode(os.environ["PATH"]) and dict(os.environ) == python
+        assert table.value != before
+        done = subprocess.run([sys.executable, "-c", "import os; print('WEFT_TEST_MORE' in os.environ)"],
+            env=config.environment(), capture_output=True, text=True, check=True)  # fmt: skip
+        assert done.stdout == "False\n", "a child has the variables that it is given"
+    assert table.value == before, "the table itself was never changed"
+    assert (in_c("WEFT_TEST_OLD"), in_c("WEFT_TEST_MORE")) == (b"old", None)
+
+
+def test_a_variable_that_is_set_meanwhile_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_TEST_OLD", "old")
+    monkeypatch.delenv("WEFT_TEST_OTHER", raising=False)
+    with config.variables(WEFT_TEST_OLD="new", WEFT_TEST_MORE="more"):
+        monkeypatch.setenv("WEFT_TEST_OTHER", "other")
+    found = [in_c(f"WEFT_TEST_{name}") for name in ("OLD", "MORE", "OTHER")]
+    assert found == [b"old", None, b"other"]
 
 
 def test_a_selftest_that_is_not_chosen_is_auto(monkeypatch: pytest.MonkeyPatch) -> None:

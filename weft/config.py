@@ -8,12 +8,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count, takewhile
 from pathlib import Path
 
 from weft.errors import ConfigError
 
 MOST_PROCESSES = 64
 """The most that `WEFT_BUILD_PROCESSES` may ask for."""
+CACHE_MIB, MOST_CACHE_MIB = 1024, 65_536
+"""What blobs may take on disk if `WEFT_CACHE_MIB` does not say, and the most that it may."""
+_lent: list[object] = []
+"""The tables of `variables`, for good: a thread may still be reading one."""
 SELFTESTS = ("auto", "child", "process", "off")
 """What `WEFT_SELFTEST` may be; the first is meant where it is not set."""
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
@@ -36,7 +41,7 @@ def _switch(name: str, default: bool) -> bool:
 def check() -> None:
     """Raise ConfigError for the first switch, number or choice that makes no sense, whether or not it is used."""
     switches = (cache_enabled, tuning_enabled, glsl_compiler_disabled, vulkan_validation, check_passes)
-    for read in (*switches, build_processes, selftest):
+    for read in (*switches, build_processes, cache_limit, selftest):
         read()
 
 
@@ -82,17 +87,25 @@ def device_profile() -> str:
     return os.environ.get("WEFT_DEVICE_PROFILE", "").strip()
 
 
+def cache_limit() -> int:
+    """Return the most bytes that blobs may take in the cache on disk, from `WEFT_CACHE_MIB`."""
+    fix = "set it to a number of MiB, WEFT_CACHE=0 to keep nothing, or unset it"
+    given = _number("WEFT_CACHE_MIB", 1, MOST_CACHE_MIB, "no size of a cache", fix)
+    return (CACHE_MIB if given is None else given) << 20
+
+
 def build_processes() -> int | None:
     """Return how many processes compile kernels beside the program, from `WEFT_BUILD_PROCESSES`; None to choose."""
-    given = os.environ.get("WEFT_BUILD_PROCESSES")
+    fix = f"set it to 0 for none or to a number up to {MOST_PROCESSES}, or unset it"
+    return _number("WEFT_BUILD_PROCESSES", 0, MOST_PROCESSES, "no number of processes", fix)
+
+
+def _number(name: str, least: int, most: int, wrong: str, fix: str) -> int | None:
+    given = os.environ.get(name)
     if not given:
         return None
-    if not (given.isascii() and given.isdigit() and len(given) < 6 and int(given) <= MOST_PROCESSES):
-        raise ConfigError(
-            f"WEFT_BUILD_PROCESSES={given} is no number of processes",
-            where="the environment variables",
-            fix=f"set it to 0 for none or to a number up to {MOST_PROCESSES}, or unset it",
-        )
+    if not (given.isascii() and given.isdigit() and len(given) < 6 and least <= int(given) <= most):
+        raise ConfigError(f"{name}={given} is {wrong}", where="the environment variables", fix=fix)
     return int(given)
 
 
@@ -103,17 +116,33 @@ def environment(**changed: str) -> dict[str, str]:
 
 @contextmanager
 def variables(**changed: str) -> Iterator[None]:
-    """Set variables of this process while a block runs, for a library that reads them when it starts."""
-    before = {name: os.environ.get(name) for name in changed}
-    os.environ.update(changed)
+    """Let C code of this process find variables while a block runs, as a library that reads them when it starts does.
+
+    `os.environ` stays as it is, and so does the C library's table, which another thread may be reading: setenv would
+    move it under its eyes. A copy with the variables takes its place for so long (POSIX only).
+    """
+    import ctypes  # late, as few processes need it
+
+    table = ctypes.c_void_p.in_dll(ctypes.CDLL(None), "environ")
+    own = [ctypes.create_string_buffer(os.fsencode(f"{name}={value}")) for name, value in changed.items()]
+    before, old = table.value, ctypes.cast(table, ctypes.POINTER(ctypes.c_void_p))
+    names = tuple(os.fsencode(f"{name}=") for name in changed)
+    kept = list(takewhile(bool, (old[k] for k in count()))) if before else []
+    kept = [each for each in kept if not ctypes.string_at(each).startswith(names)]
+    copy = (ctypes.c_void_p * (len(own) + len(kept) + 1))(*map(ctypes.addressof, own), *kept, None)
+    _lent.append((copy, own))
+    table.value = ctypes.addressof(copy)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        if table.value == ctypes.addressof(copy):
+            table.value = before
+        else:  # somebody set a variable meanwhile, and so made a table of our copy
+            for name in changed:
+                if name in os.environ:
+                    os.environ[name] = os.environ[name]
+                else:
+                    os.unsetenv(name)
 
 
 def opencl_vendors() -> list[Path]:

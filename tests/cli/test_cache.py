@@ -12,6 +12,7 @@ import pytest
 
 from tests.helpers.cli import Cli
 from weft import config
+from weft.kernels import cache as kept
 from weft.kernels.cache import DiskCache
 
 
@@ -49,6 +50,47 @@ def test_a_write_that_fails_leaves_nothing(
     assert [path.name for path in tmp_path.rglob("*")] == ["spirv"]
     if isinstance(raised, OSError):
         assert caplog.messages[0].endswith("; make room on the disk, or name another in WEFT_CACHE_DIR")
+
+
+def test_a_cache_has_a_budget_and_what_was_not_used_for_longest_goes_first(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("WEFT_CACHE_MIB", "1")
+    assert "limit: 1 MiB" in cli("cache", "info").out
+    caches = DiskCache("spirv"), DiskCache("opencl")
+    for k in range(8):  # 960 KiB
+        caches[k % 2].put(str(k), bytes(120 << 10))
+    (tmp_path / "tuning").mkdir()
+    theirs = [tmp_path / "tuning" / "h200-01234567.json", tmp_path / "spirv" / "notes.txt"]
+    for file in theirs:
+        file.write_bytes(bytes(2 << 20))
+    for k in range(8):
+        path = caches[k % 2].path(str(k))
+        assert path is not None
+        os.utime(path, (k, k))
+    for k in (0, 3):
+        assert caches[k % 2].get(str(k)), "used again, as another start would"
+    caches[0].put("8", bytes(120 << 10))
+    left = [k for k in range(9) if caches[k % 2].get(str(k))]
+    assert left == [0, 3, 4, 5, 6, 7, 8], "what was not used since it was written went, down to nine tenths"
+    assert all(file.exists() for file in theirs), "tables of `weft tune` and others' files stay"
+
+
+def test_a_cache_that_is_too_large_already_shrinks_at_the_first_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
+    cache = DiskCache("spirv")
+    for k in range(4):
+        cache.put(str(k), bytes(600 << 10))
+        path = cache.path(str(k))
+        assert path is not None
+        os.utime(path, (k, k))
+    monkeypatch.setenv("WEFT_CACHE_MIB", "1")
+    monkeypatch.setattr(kept, "_held", {})  # as in a new process
+    cache.put("4", b"small")
+    assert [k for k in range(5) if cache.get(str(k))] == [3, 4]
 
 
 def test_a_cache_that_is_turned_off_says_so(

@@ -12,13 +12,11 @@ import typer
 
 from weft import config
 from weft.cli.console import line, note, table
-from weft.kernels.cache import file_refused, folders_refused, unfinished
+from weft.kernels.cache import BLOB, file_refused, folders_refused, unfinished
 from weft.kernels.refused import FOLDER as REFUSED
 
 app = typer.Typer(no_args_is_help=True, help="Show or clear the kernels and tuning tables that are kept on disk.")
 TUNING = "tuning"
-# A blob is named by a hash; a file of another name in that folder is not ours to remove.
-_BLOB = re.compile(r"[0-9a-f]{40}")
 _TABLE = re.compile(r"[a-z0-9-]+-[0-9a-f]{8}\.json")
 _SOURCE = re.compile(r"\w+-[0-9a-f]{16}\.(cl|comp|cu)")
 _NAMES = {TUNING: _TABLE, REFUSED: _SOURCE}
@@ -35,7 +33,7 @@ def _folders() -> Iterator[Path]:
 def _blobs() -> Iterator[tuple[str, Path]]:
     """Yield all files that are ours, each with its kind; also what is no file where one of ours belongs."""
     for folder in _folders():
-        name = _NAMES.get(folder.name, _BLOB)
+        name = _NAMES.get(folder.name, BLOB)
         for path in sorted(folder.iterdir()):
             if name.fullmatch(path.name) and (path.is_symlink() or not path.is_dir()):
                 yield folder.name, path
@@ -65,6 +63,8 @@ def info() -> None:
     line(
         f"folder: {config.cache_dir()}" + ("" if config.cache_enabled() else " (turned off by WEFT_CACHE=0)")
     )
+    limit = config.cache_limit() / 2**20
+    line(f"limit: {limit:,g} MiB for what can be made anew (WEFT_CACHE_MIB); what was not used for longest goes first")
     _note_no_folder()
     files: Counter[str] = Counter()
     sizes: Counter[str] = Counter()

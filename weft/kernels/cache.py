@@ -1,5 +1,7 @@
 """The disk cache of compiled kernels: one file a blob, written atomically, safe to delete at any time.
 
+It has a budget (`config.cache_limit`): what was not used for the longest time goes first.
+
 A blob is bound to its key: its digest covers both, so that a file that took another one's name is not used. What other
 users could have written is not used either (`weft.core.host.trust`), and reports say so.
 """
@@ -32,11 +34,19 @@ MOST = 1 << 30
 _MARK = b"weft\x00\x02"
 """How a blob begins; the number is the version of the format."""
 _DIGEST = 32
+BLOB = re.compile(r"[0-9a-f]{40}")
+"""The name of a blob's file; one of another name in the same folder is not ours to remove."""
+_SAME_USE = 3600.0
+"""Seconds within which a second use is not noted: each note is a write to the disk."""
+_ROOM = 0.9
+"""The share of the budget that a cache has when some of it went, so that it does not go at every write."""
 _LISTED = 5
 """So many files that are not used are named in a report; the others are counted."""
 _said: set[Path] = set()
 _refused: dict[Path, str] = {}
 _swept: set[Path] = set()
+_held: dict[Path, int] = {}
+"""The bytes of blobs in each cache: as they were counted last, and what this process has written since."""
 _lock = threading.Lock()
 
 
@@ -175,6 +185,8 @@ class DiskCache:
         content = unseal(self._bound(key), blob)
         if content is None:
             log.info("%s is damaged or of another version, and is made anew", path)
+        else:
+            _note_use(path)
         return content
 
     def put(self, key: str, content: bytes) -> None:
@@ -182,10 +194,13 @@ class DiskCache:
         path = self.path(key)
         if path is None or folder_refused(path.parent):
             return
+        blob = seal(self._bound(key), content)
         try:
-            write(path, seal(self._bound(key), content))
+            write(path, blob)
         except OSError as e:
             say_not_kept(path.parent.parent, e)
+            return
+        _keep_budget(path.parent.parent, len(blob))
 
     def discard(self, key: str) -> None:
         """Remove the blob under `key`, which a driver refused."""
@@ -194,6 +209,60 @@ class DiskCache:
             return
         with suppress(OSError):  # what cannot be removed is refused again at the next start
             os.unlink(path)
+
+
+# -- the budget ----------------------------------------------------------------------------------------------
+
+
+def _note_use(path: Path) -> None:
+    """Note in the time of the last access, which systems do not all keep, that a blob was used."""
+    with suppress(OSError):  # a cache that only the administrator may write is not trimmed by us
+        status, now = path.stat(), time.time()
+        if status.st_atime < now - _SAME_USE:
+            os.utime(path, ns=(int(now * 1e9), status.st_mtime_ns))
+
+
+def _keep_budget(cache: Path, written: int) -> None:
+    """Count what was written, and trim the cache when that makes it too large; the first time, count what is there."""
+    with _lock:
+        known = cache in _held
+        _held[cache] = _held.get(cache, 0) + written
+        fits = known and _held[cache] <= config.cache_limit()
+    if not fits:
+        trim(cache)
+
+
+def trim(cache: Path) -> None:
+    """Remove blobs of a cache that is larger than its budget, those first that were not used for the longest time."""
+    found = sorted(_blobs(cache))
+    total, limit = sum(nbytes for _, nbytes, _ in found), config.cache_limit()
+    if total > limit:
+        before = total
+        for _, nbytes, path in found:
+            if total <= _ROOM * limit:
+                break
+            with suppress(OSError):  # another process removed it, or has it open on Windows
+                path.unlink()
+            total -= nbytes
+        log.info("%s had %s bytes of at most %s: the oldest %s went", cache, before, limit, before - total)
+    with _lock:
+        _held[cache] = total
+
+
+def _blobs(cache: Path) -> Iterator[tuple[float, int, Path]]:
+    """Yield the time of the last use, the bytes and the path of each blob in the folders of a cache that are ours."""
+    with suppress(OSError):
+        for folder in cache.iterdir():
+            if folder.is_symlink() or not folder.is_dir() or _folder_problem(folder):
+                continue
+            for path in folder.iterdir():
+                if BLOB.fullmatch(path.name):
+                    with suppress(OSError):  # it went meanwhile
+                        status = path.lstat()
+                        yield max(status.st_atime, status.st_mtime), status.st_size, path
+
+
+# -- files ---------------------------------------------------------------------------------------------------
 
 
 def write(path: Path, content: bytes) -> None:
