@@ -45,12 +45,12 @@ class Answer:
 
 
 def ask(device: weft.DeviceInfo, picture: NDArray[np.float32], runs: int) -> Answer:
-    """Run the network on a device; the first run does not count."""
+    """Run the network on a device, whole or not at all; the first run does not count."""
     label = f"{device.id}:{device.index}" if device.index else device.id
     start = time.perf_counter()
     with (
         working(f"preparing for {label}"),
-        weft.load(models.path("shapes"), device=label, shapes={"image": picture.shape}) as session,
+        weft.load(models.path("shapes"), label, shapes={"image": picture.shape}, fallback="error") as session,
     ):
         session.run(picture)
         ready = time.perf_counter() - start

@@ -9,7 +9,31 @@ import pytest
 
 import weft
 from scripts import demo
+from tests.helpers.fakes import registered
+from weft.backends.cpu.backend import CpuBackend
 from weft.core.registry.backend_registry import registry
+
+
+class Refuses(CpuBackend):
+    """Takes nothing."""
+
+    def why_not(self, inputs: object, outputs: object, op: object) -> str | None:
+        return "this device is a picture of one"
+
+
+def test_the_demo_shows_no_device_that_runs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kinds = ("cpu", "acme")
+    with registered(Refuses):
+        found = [d for d in weft.devices() if d.id in kinds]
+        assert [d.id for d in found] == list(kinds)
+        monkeypatch.setattr(weft, "devices", lambda: found)
+        arguments = ["demo", "--runs", "1", "--out", str(tmp_path / "demo.png"), "--expect", "acme"]
+        monkeypatch.setattr(sys, "argv", arguments)
+        with pytest.raises(SystemExit, match="acme was set up and is not in the table"):
+            demo.main()
+    assert "this device is a picture of one" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("expected", "status"), [((), 0), (("cpu",), 0), (("cpu", "opencl"), 1)])

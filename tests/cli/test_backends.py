@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from onnx import helper
 
-from tests.helpers.cli import Cli, write_model
+from tests.helpers.cli import Cli, double, write_model
 from tests.helpers.fakes import Creator, registered
 from tests.helpers.plugins import c_source, needs_compiler, py_source, write
 from weft.cli.console import PlainFormatter, plain
@@ -161,3 +161,21 @@ def test_what_is_wrong_with_a_table_is_said_by_its_file(cli: Cli, tmp_path: Path
         assert "a table whose struct_size is 8, where" in done.err
     finally:
         registry.rescan()
+
+
+class Unfinished(HostBackend):
+    """Has no ops."""
+
+
+def test_a_class_of_which_no_backend_can_be_made_is_absent_and_says_why(cli: Cli, tmp_path: Path) -> None:
+    why = "acme is absent: no backend can be made of Unfinished: it does not implement onCreate"
+    with registered(Unfinished):
+        assert why in cli("devices").out
+        assert "acme" not in [device["use as"] for device in json.loads(cli("devices", "--json").out)["devices"]]
+        assert "it does not implement onCreate" in cli("run", double(tmp_path / "x.onnx"), "-d", "acme", status=2).err
+
+
+def test_a_part_of_the_kit_says_what_was_left_out(cli: Cli) -> None:
+    left = "only rows of the op table were looked at; ops are also run by the checks outputs, large, changes"
+    assert left in " ".join(cli("conformance", "cpu", "--only", "Relu").err.split())
+    assert "only rows" not in cli("conformance", "cpu", "--only", "creator").err

@@ -51,7 +51,7 @@ def test_a_fault_is_found_by_the_right_check(name: str) -> None:
 
 def test_a_right_backend_is_not_accused() -> None:
     report = examine(CpuBackend)
-    assert report.ok, report
+    assert report.ok, str(report)
     assert set(report.checks) == set(CHECKS)
 
 

@@ -72,8 +72,10 @@ class Creator(BackendCreator):
 
 
 @contextmanager
-def registered(creator: BackendCreator, key: DeviceName = "acme") -> Iterator[BackendCreator]:
-    """Register a creator for the time of a test."""
+def registered(
+    creator: BackendCreator | type[Backend], key: DeviceName = "acme"
+) -> Iterator[BackendCreator | type[Backend]]:
+    """Register a creator, or a class of backends, for the time of a test."""
     registry.insert(key, creator)
     try:
         yield creator

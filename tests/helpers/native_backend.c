@@ -188,13 +188,17 @@ static void work(const job_t *job)
     }
 #if defined STATIC_SCRATCH
     scratch_count = count;
-    for (scratch_at = 0; scratch_at < scratch_count; ++scratch_at) {
+    scratch_at = 0;
+    usleep(2000); /* as work on a device does, it lets others go first */
+    for (; scratch_at < scratch_count; ++scratch_at) {
         size_t k = scratch_at;
         if (k < count) y[k] = s->kind == 'R' ? (a[k] < 0 ? 0 : a[k]) : a[k] + (b ? b[k] : s->added[k % s->period]);
     }
     return;
 #elif defined COUNT_RESETS
-    for (left = count; left; left -= left > 0) {
+    left = count;
+    usleep(2000);
+    for (; left; left -= left > 0) {
         size_t k = left - 1;
         if (k < count) y[k] = s->kind == 'R' ? (a[k] < 0 ? 0 : a[k]) : a[k] + (b ? b[k] : s->added[k % s->period]);
     }

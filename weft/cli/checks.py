@@ -164,7 +164,7 @@ def _kernels(info: DeviceInfo) -> Iterator[Check]:
     if right == len(words):
         yield Check(label, PASS, f"{right} families of kernels are right")
         return
-    told = "; ".join(note for note in runtime.notes if " are not used" in note or " are used untested" in note)
+    told = "; ".join(runtime.kernel_notes)
     others = ", ".join(f"{words.count(word)} {word}" for word in ("wrong", "untested") if word in words)
     fix = f"results stay right without them; update the driver, then `weft selftest -d {device_name(info)}`"
     yield Check(label, FAIL, f"{right} families of kernels are right, {others}: {told}", fix)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -61,27 +61,16 @@ InputOption = Annotated[
     list[str] | None,
     typer.Option("--input", "-i", help="NAME=FILE: a .npy array, or a picture that is resized to the input."),
 ]
-ShapeOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--shape",
-        help="The shape of an input, NAME=1,3,224,224. Without it, sizes that the model leaves open are those of its "
-        "--input, or else 1.",
-    ),
-]
-OnlyShapeOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--shape",
-        help="The shape of an input, NAME=1,3,224,224. Without it, sizes that the model leaves open are 1.",
-    ),
-]
-NeededShapeOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--shape", help="The shape of an input, NAME=1,3,224,224; needed where the model leaves sizes open."
-    ),
-]
+
+
+def _shape(otherwise: str) -> Any:
+    return typer.Option("--shape", help=f"The shape of an input, NAME=1,3,224,224{otherwise}.")
+
+
+_OPEN = ". Without it, sizes that the model leaves open are"
+ShapeOption = Annotated[list[str] | None, _shape(f"{_OPEN} those of its --input, or else 1")]
+OnlyShapeOption = Annotated[list[str] | None, _shape(f"{_OPEN} 1")]
+NeededShapeOption = Annotated[list[str] | None, _shape("; needed where the model leaves sizes open")]
 HintOption = Annotated[
     list[str] | None,
     typer.Option(

@@ -107,6 +107,10 @@ def run(
     """
     checks, chosen = select(only)
     kit = open_kit(name, precision, backend_options)
+    if chosen and len(chosen) < len(table.all_rows()):
+        left = [c for c in ("outputs", "large", "changes") if CHECKS[c] not in checks]
+        if left:
+            kit.note(f"only rows of the op table were looked at; ops are also run by the checks {', '.join(left)}")
     steps: list[Callable[[], list[Finding]]] = []
     for each in checks:
         if each.name == table.NAME:

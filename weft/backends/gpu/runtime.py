@@ -99,6 +99,8 @@ class GpuRuntime:
     closed: bool = False
     selftest_seconds: float = 0.0
     """What it took to know which kernels are right here."""
+    kernel_notes: list[str] = field(default_factory=list)
+    """Those of `notes` that are about kernels which are wrong, or could not be tested."""
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     """What the tests of kernels found, by the name of the kind or family."""
     _verified: bool = False
@@ -121,7 +123,8 @@ class GpuRuntime:
             for kind, verdict in examine(self, families=tests_families(self)):
                 self.verdicts[kind.name] = verdict
                 if verdict.why is not None:
-                    self.notes.append(told(kind, verdict))
+                    self.kernel_notes.append(told(kind, verdict))
+            self.notes += self.kernel_notes
             self.selftest_seconds = time.perf_counter() - begun
             self._verified = True
 

@@ -207,11 +207,17 @@ class Backend(ABC):
         super().__init_subclass__(**kwargs)
         cls._creators = {}
 
+    @classmethod
+    def missing(cls) -> list[str]:
+        """Return the callbacks that every backend implements and this class does not."""
+        found = sorted(getattr(cls, "__abstractmethods__", ()))
+        if cls.onCreate is Backend.onCreate and not any(b.__dict__.get("_creators") for b in cls.__mro__):
+            found.append("onCreate")
+        return found
+
     def __new__(cls, *args: Any, **kwargs: Any) -> Backend:
         """Refuse a class that is not complete."""
-        missing = sorted(getattr(cls, "__abstractmethods__", ()))
-        if cls.onCreate is Backend.onCreate and not any(b.__dict__.get("_creators") for b in cls.__mro__):
-            missing.append("onCreate")
+        missing = cls.missing()
         if missing:
             raise BackendError(
                 f"{cls.__name__} cannot be used as a backend",

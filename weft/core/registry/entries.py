@@ -68,11 +68,18 @@ def check_creator(creator: BackendCreator) -> None:
 
 
 class ClassCreator(BackendCreator):
-    """Makes backends of a class that has no creator of its own: one device, which is always there."""
+    """Makes backends of a class that has no creator of its own: one device, which is there if the class is complete."""
 
     def __init__(self, made: type[Backend]) -> None:
         self.made, self.version, self.options = made, made.version, made.options
         self.api_version = made.api_version
+
+    def absent(self) -> str | None:
+        """Return what the class does not implement, or None."""
+        missing = self.made.missing()
+        if not missing:
+            return None
+        return f"no backend can be made of {self.made.__name__}: it does not implement {', '.join(missing)}"
 
     def onCreate(self, info: BackendInfo) -> Backend:
         """Return a backend of the class."""
