@@ -220,10 +220,10 @@ def say_too_much_of_an_inner_value(graph: Graph) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (turn, "'b' is said to be float32[2x3], and node \"acme's n_b\" (Transpose) makes float32[3x2]"),
+        (turn, "'b' has the spec float32[2x3], but node \"acme's n_b\" (Transpose) makes float32[3x2]"),
         (read_too_much, "(Flatten) do not fit: Flatten does not fit (it has 2 inputs and takes at most 1)"),
-        (compile_another_type, "'b' is said to be float32[2x3], and node \"acme's n_b\" (PreCompiled) makes float16"),
-        (say_too_much_of_an_inner_value, "'inner' is said to be float32[200x300], and node"),
+        (compile_another_type, "'b' has the spec float32[2x3], but node \"acme's n_b\" (PreCompiled) makes float16"),
+        (say_too_much_of_an_inner_value, "'inner' has the spec float32[200x300], but node"),
         (drop("inputs", "a"), "lost input slot 'a'"),
         (extra("inputs", "x"), "has input slot 'x', which its part has not"),
         (drop("outputs", "b"), "lost output slot 'b'"),

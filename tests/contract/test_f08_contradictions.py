@@ -66,12 +66,12 @@ def part_of(manifest: Any, value: str) -> Any:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda m: everywhere(m, "x", shape=[1, 3, 16, 8]), "is said to be float32[1x8x8x8]"),
+        (lambda m: everywhere(m, "x", shape=[1, 3, 16, 8]), "has the spec float32[1x8x8x8]"),
         (lambda m: everywhere(m, "x", shape=[1, 4, 8, 8]), "4 input channels do not fit"),
         (lambda m: everywhere(m, "x", shape=["n", 3, 8, 8]), "not of known size"),
-        (lambda m: everywhere(m, "pool", shape=[1, 8, 64, 64]), "'pool' is said to be float32[1x8x64x64]"),
-        (lambda m: everywhere(m, "pool", dtype="FLOAT16"), "'pool' is said to be float16[1x8x"),
-        (lambda m: everywhere(m, "y", shape=[1, 4000]), "'y' is said to be float32[1x4000]"),
+        (lambda m: everywhere(m, "pool", shape=[1, 8, 64, 64]), "'pool' has the spec float32[1x8x64x64]"),
+        (lambda m: everywhere(m, "pool", dtype="FLOAT16"), "'pool' has the spec float16[1x8x"),
+        (lambda m: everywhere(m, "y", shape=[1, 4000]), "'y' has the spec float32[1x4000]"),
         (lambda m: part_of(m, "y")["specs"]["y"].update(shape=[1, 9]), "'y' is float32[1x9] in part"),
         (lambda m: m["graph"]["specs"]["y"].update(shape=[1, 9]), "'y' is float32[1x4] in part"),
         (lambda m: node_of(m, "n_pool")["inputs"].append("x"), "it has 2 inputs and takes at most 1"),
@@ -155,7 +155,7 @@ def test_F8_all_contradictions_are_told_at_once(tmp_path: Path) -> None:
         manifest["graph"]["layouts"]["x"] = "NHWC"
 
     said = refusal(rewritten(content(network("cpu"), tmp_path), change), tmp_path)
-    assert all(words in said for words in ("'pool' is said", "'y' is said", "'x' lies as NHWC"))
+    assert all(words in said for words in ("'pool' has the spec", "'y' has the spec", "'x' lies as NHWC"))
 
 
 def refused_by_device(saved: bytes, folder: Path) -> str:

@@ -31,7 +31,7 @@ def selftest(
     """Test all kernels of GPU devices by value, whatever is known of them, and keep the verdicts.
 
     A device is tested so when it is first used with a driver, in software only if WEFT_SELFTEST is child or process.
-    A family of kernels that is wrong is replaced by its plainer twin, or its nodes go to the next device. The exit
+    A family of kernels that is wrong is replaced by its fallback, or its nodes go to the next device. The exit
     status is 1 if one is, or could not be tested.
     """
     if config.selftest() == "off":

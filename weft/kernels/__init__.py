@@ -1,1 +1,1 @@
-"""The kernel toolchain: templates, dialects, launches. It knows no API."""
+"""The kernel toolchain: templates, dialects and launches, for any compute API."""

@@ -1,9 +1,9 @@
 """The disk cache of compiled kernels: one file a blob, written atomically, safe to delete at any time.
 
-It has a budget (`config.cache_limit`): what was not used for the longest time goes first.
+It has a budget (`config.cache_limit`): blobs that were unused for the longest time are removed first.
 
-A blob is bound to its key: its digest covers both, so that a file that took another one's name is not used. What other
-users could have written is not used either (`weft.core.host.trust`), and reports say so.
+A blob's digest covers its key too, so Weft never uses a file that was renamed to another blob's name. Weft does not use
+files that other users could have written either (`weft.core.host.trust`), and reports say so.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from weft.core.host.trust import NotTrusted, file_problem, folder_problem, read_
 log = logging.getLogger("weft.cache")
 _BEGINS, _ENDS = "weft-", ".part"
 _UNFINISHED = re.compile(rf"{_BEGINS}[a-z0-9_]{{8}}{re.escape(_ENDS)}")
-"""The name of a file that is being written: no other program gives one of its files such a name."""
+"""Matches the name of a file that is being written; no other program uses such names."""
 STALE = 600.0
-"""Seconds after which nobody writes to such a file any more: whoever did was killed."""
+"""Seconds after which an unfinished file counts as abandoned: its writer was killed."""
 MOST = 1 << 30
-"""Bytes of the largest file that is read."""
+"""Largest file that is read, in bytes."""
 _MARK = b"weft\x00\x02"
-"""How a blob begins; the number is the version of the format."""
+"""The first bytes of a blob; the number is the format's version."""
 _DIGEST = 32
 BLOB = re.compile(r"[0-9a-f]{40}")
-"""The name of a blob's file; one of another name in the same folder is not ours to remove."""
+"""Matches the names of blob files; Weft removes no other file from the same folder."""
 _SAME_USE = 3600.0
-"""Seconds within which a second use is not noted: each note is a write to the disk."""
+"""Seconds in which a second use is not recorded: each record is a disk write."""
 _ROOM = 0.9
-"""The share of the budget that a cache has when some of it went, so that it does not go at every write."""
+"""Trimming shrinks the cache to this share of its budget, so that the next write need not trim again."""
 _LISTED = 5
-"""So many files that are not used are named in a report; the others are counted."""
+"""How many unused files a report names; it counts the rest."""
 _said: set[Path] = set()
 _refused: dict[Path, str] = {}
 _swept: set[Path] = set()
@@ -51,13 +51,13 @@ _lock = threading.Lock()
 
 
 def advice(e: OSError) -> str:
-    """Return what to do where the cache cannot be written."""
+    """Return what the user can do when the cache cannot be written."""
     first = "make room on the disk" if e.errno in (errno.ENOSPC, errno.EDQUOT) else "make the folder writable"
     return f"{first}, or name another in WEFT_CACHE_DIR"
 
 
 def say_not_kept(cache: Path, e: OSError) -> None:
-    """Warn that a cache folder cannot be written: once in a process, later times are for debugging."""
+    """Warn that a cache folder cannot be written: once a process, later only at debug level."""
     with _lock:
         level = logging.DEBUG if cache in _said else logging.WARNING
         _said.add(cache)
@@ -68,7 +68,7 @@ def say_not_kept(cache: Path, e: OSError) -> None:
 
 
 def remarks() -> list[str]:
-    """Return a sentence on each folder and file of the present cache that was not used because others may write it."""
+    """Return a sentence on each folder and file of this cache that Weft does not use because others may write to it."""
     cache = config.cache_dir()
     with _lock:
         found = [f"{path} is not used: {why}" for path, why in _refused.items() if path.is_relative_to(cache)]
@@ -77,7 +77,7 @@ def remarks() -> list[str]:
 
 
 def folder_refused(folder: Path) -> str | None:
-    """Return why nothing is read from, or written to, a folder inside the cache; None if it may be used."""
+    """Return why Weft neither reads from nor writes to a folder of the cache; None if it may be used."""
     found = _folder_problem(folder)
     if found is None:
         return None
@@ -87,7 +87,7 @@ def folder_refused(folder: Path) -> str | None:
 
 
 def folders_refused() -> list[str]:
-    """Return a sentence on each folder of the cache that is not used, and on what lies where a folder belongs."""
+    """Return a sentence on each cache folder that Weft does not use, and on anything that is in a folder's place."""
     try:
         inside = [path for path in config.cache_dir().iterdir() if path.is_symlink() or not path.is_file()]
     except OSError:
@@ -102,7 +102,7 @@ def _folder_problem(folder: Path) -> tuple[Path, str] | None:
         try:
             why = folder_problem(path, inside=path != cache, sticky=path == cache)
         except OSError:
-            return None  # reading and writing meet it again, and say it in their own way
+            return None  # the later read or write fails too and reports it
         if why:
             return path, why
     return None
@@ -117,7 +117,7 @@ def file_refused(path: Path) -> str | None:
 
 
 def read_trusted(path: Path) -> bytes:
-    """Return a file inside the cache; OSError if it cannot be read, or is not trusted: then a remark says so."""
+    """Return the content of a cache file; OSError if it cannot be read or is not trusted (a remark then says so)."""
     why = folder_refused(path.parent)
     if why:
         raise PermissionError(errno.EPERM, why)
@@ -140,12 +140,12 @@ def _note(path: Path, why: str) -> None:
 
 
 def seal(key: str, content: bytes) -> bytes:
-    """Return the content in a form that `unseal` takes for this key alone."""
+    """Return the content in a form that `unseal` accepts for this key only."""
     return _MARK + _digest(key, content) + content
 
 
 def unseal(key: str, blob: bytes) -> bytes | None:
-    """Return the content that was sealed for a key; None if it was changed, or sealed for another key."""
+    """Return the content that was sealed for a key; None if it was changed or sealed for another key."""
     start = len(_MARK) + _DIGEST
     content = blob[start:]
     whole = content and blob[:start] == _MARK + _digest(key, content)
@@ -158,7 +158,7 @@ def _digest(key: str, content: bytes) -> bytes:
 
 
 class DiskCache:
-    """Blobs by key in one folder; a cache that cannot be read or written is an empty one, never an error."""
+    """Blobs by key in one folder; a cache that cannot be read or written acts as an empty one and raises nothing."""
 
     def __init__(self, namespace: str) -> None:
         self.folder: Path | None = config.cache_dir() / namespace if config.cache_enabled() else None
@@ -168,13 +168,13 @@ class DiskCache:
         return f"{self._namespace}\n{key}"
 
     def path(self, key: str) -> Path | None:
-        """Return the file of the blob under `key`, whether or not it is there; None if the cache is off."""
+        """Return the path of the blob under `key`, whether or not it exists; None if the cache is off."""
         if self.folder is None:
             return None
         return self.folder / hashlib.blake2b(self._bound(key).encode(), digest_size=20).hexdigest()
 
     def get(self, key: str) -> bytes | None:
-        """Return the blob that was put under `key`, or None; one that is damaged or not trusted counts as absent."""
+        """Return the blob stored under `key`, or None; a damaged or untrusted blob counts as absent."""
         path = self.path(key)
         if path is None:
             return None
@@ -184,13 +184,13 @@ class DiskCache:
             return None
         content = unseal(self._bound(key), blob)
         if content is None:
-            log.info("%s is damaged or of another version, and is made anew", path)
+            log.info("%s is damaged or has another version; it will be rebuilt", path)
         else:
             _note_use(path)
         return content
 
     def put(self, key: str, content: bytes) -> None:
-        """Keep a blob under `key`; concurrent writers leave one whole blob."""
+        """Store a blob under `key`; if several processes write at once, one whole blob remains."""
         path = self.path(key)
         if path is None or folder_refused(path.parent):
             return
@@ -203,11 +203,11 @@ class DiskCache:
         _keep_budget(path.parent.parent, len(blob))
 
     def discard(self, key: str) -> None:
-        """Remove the blob under `key`, which a driver refused."""
+        """Remove the blob under `key`: a driver refused it."""
         path = self.path(key)
         if path is None or folder_refused(path.parent):
             return
-        with suppress(OSError):  # what cannot be removed is refused again at the next start
+        with suppress(OSError):  # if it stays, the driver refuses it again at the next start
             os.unlink(path)
 
 
@@ -215,15 +215,15 @@ class DiskCache:
 
 
 def _note_use(path: Path) -> None:
-    """Note in the time of the last access, which systems do not all keep, that a blob was used."""
-    with suppress(OSError):  # a cache that only the administrator may write is not trimmed by us
+    """Record a blob's use in its access time, which not every system updates by itself."""
+    with suppress(OSError):  # a cache that only the administrator may write is not trimmed here
         status, now = path.stat(), time.time()
         if status.st_atime < now - _SAME_USE:
             os.utime(path, ns=(int(now * 1e9), status.st_mtime_ns))
 
 
 def _keep_budget(cache: Path, written: int) -> None:
-    """Count what was written, and trim the cache when that makes it too large; the first time, count what is there."""
+    """Add to the cache's known size and trim it if it exceeds the budget; the first call also measures the cache."""
     with _lock:
         known = cache in _held
         _held[cache] = _held.get(cache, 0) + written
@@ -233,7 +233,7 @@ def _keep_budget(cache: Path, written: int) -> None:
 
 
 def trim(cache: Path) -> None:
-    """Remove blobs of a cache that is larger than its budget, those first that were not used for the longest time."""
+    """Remove blobs from a cache that exceeds its budget, those unused for the longest time first."""
     found = sorted(_blobs(cache))
     total, limit = sum(nbytes for _, nbytes, _ in found), config.cache_limit()
     if total > limit:
@@ -266,37 +266,38 @@ def _blobs(cache: Path) -> Iterator[tuple[float, int, Path]]:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a file in one of the cache's own folders, which is made and tidied up; OSError if that fails.
+    """Write a file into one of the cache's own folders; creates and tidies the folder; OSError if that fails.
 
-    Killed processes' files go, and so does an empty folder in the way: a user's own folder needs `replace_file`.
+    It removes files that killed processes left and an empty folder in the file's place. For a user's folder, which
+    must not be tidied, call `replace_file`.
     """
     path.parent.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
     path.parent.mkdir(mode=0o700, exist_ok=True)
     _sweep(path.parent)
     try:
         replace_file(path, content)
-    except (IsADirectoryError, PermissionError):  # PermissionError: how Windows says that it is a folder
+    except (IsADirectoryError, PermissionError):  # Windows raises PermissionError if the target is a folder
         if not path.is_dir():
             raise
-        os.rmdir(path)  # an empty one is nobody's; one with files stays, and is said to be in the way
+        os.rmdir(path)  # only an empty folder can be removed; otherwise the error names the folder
         replace_file(path, content)
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file in one step, and touch no other: a reader sees the old one or the new one; OSError if that fails."""
+    """Write a file atomically and touch no other: readers see the old or the new content; OSError if that fails."""
     fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=_BEGINS, suffix=_ENDS)
     try:
         with os.fdopen(fd, "wb") as f:
             f.write(content)
         os.replace(temporary, path)
-    except BaseException:  # such as an interrupt, or a full disk
+    except BaseException:  # also on an interrupt
         with suppress(OSError):
             os.unlink(temporary)
         raise
 
 
 def unfinished(folder: Path) -> Iterator[Path]:
-    """Yield the files in one of the cache's folders that processes were writing when they were killed."""
+    """Yield the unfinished files that killed processes left in a cache folder."""
     for path in sorted(folder.glob(f"{_BEGINS}*{_ENDS}")):
         if _UNFINISHED.fullmatch(path.name) and _is_stale(path):
             yield path
@@ -305,12 +306,12 @@ def unfinished(folder: Path) -> Iterator[Path]:
 def _is_stale(path: Path) -> bool:
     try:
         return path.is_file() and path.stat().st_mtime < time.time() - STALE
-    except OSError:  # it was being written, and has its name now
+    except OSError:  # the writer renamed it meanwhile
         return False
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what killed processes left in a folder, once in a process."""
+    """Remove the unfinished files of killed processes from a folder, once a process."""
     with _lock:
         if folder in _swept:
             return

@@ -1,7 +1,7 @@
-"""A kernel language: how the few things that differ between OpenCL C and GLSL (and CUDA C) are written.
+"""A kernel language: how OpenCL C, GLSL and CUDA C write the few things in which they differ.
 
 A dialect is data and a few short methods. Kernel bodies use the prelude's names (f32, f32x4, F4, the
-ids and barriers) and the `load`/`store` methods of their arguments; they never see the language.
+ids and barriers) and the `load`/`store` methods of their arguments, so they work in every language.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from weft.kernels.source import Arg, ConstantKind
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """An array that a work-group shares; `size` is an expression of constants, `align` bytes (0: of its type)."""
+    """An array in work-group memory; `size` is an expression of constants, `align` is in bytes (0: by its type)."""
 
     type: str
     name: str
@@ -27,7 +27,7 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """An argument seen as an array of another type, under another name, by a template of one language."""
+    """A second name for an argument, as an array of another type; for templates written for one language."""
 
     arg: str
     type: str
@@ -36,7 +36,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class KernelParts:
-    """What a dialect puts together: `body` is the rendered template, `prelude` the language's definitions."""
+    """The parts that a dialect joins: `body` is the rendered template, `prelude` the language's definitions."""
 
     entry: str
     prelude: str
@@ -45,31 +45,31 @@ class KernelParts:
     shared: Sequence[Shared]
     body: str
     extensions: Sequence[str] = ()
-    """What a template written for one language asks of its compiler."""
+    """Compiler extensions that a template for one language requires."""
     views: Sequence[View] = ()
-    """For languages in which an argument has one type where it is declared, and no pointer can be cast."""
+    """For languages that fix an argument's type at its declaration and cannot cast pointers."""
     functions: Sequence[str] = ()
-    """Functions beside the kernel, of a template written for one language where a body alone does not do."""
+    """Functions beside the kernel, for templates written for one language."""
 
 
 class Dialect(ABC):
-    """Write the parts of a kernel in one language."""
+    """Writes the parts of a kernel in one language."""
 
     name: ClassVar[str]
     prelude: ClassVar[str] = ""
-    """The file in a shader folder that defines the names that bodies use; not read if `prelude_text` has them."""
+    """The file in a shader folder that defines the names that bodies use; unused if `prelude_text` returns them."""
 
     exchange_extensions: ClassVar[tuple[str, ...]] = ()
-    """What `EXCHANGE(v, mask)` of the prelude asks of the compiler: the f32 `v` of the item whose number differs in
-    the bits of `mask`. Only kernels for devices with `DeviceCaps.shuffles` use it."""
+    """Compiler extensions that `EXCHANGE(v, mask)` of the prelude requires. It returns the f32 `v` of the item whose
+    number differs in the bits of `mask`. Only kernels for devices with `DeviceCaps.shuffles` use it."""
 
     def prelude_text(self) -> str | None:
-        """Return the definitions themselves, so that a dialect may do without a file; None: they are in `prelude`."""
+        """Return the prelude's definitions, for a dialect without a prelude file; None: read the file `prelude`."""
         return None
 
     @abstractmethod
     def assemble(self, parts: KernelParts) -> str:
-        """Return the whole source of a kernel."""
+        """Return the complete source of a kernel."""
 
     @abstractmethod
     def load(self, arg: Arg, index: str) -> str:
@@ -105,7 +105,7 @@ class Dialect(ABC):
         return f"{{ {' '.join(stores)} }}"
 
     def quad_view(self, arg: Arg) -> View | None:
-        """Return the view of a linear argument that its quads are moved through, if that takes one."""
+        """Return the view to access a linear argument four elements at a time, if the language needs one."""
         return None
 
     def load_high(self, arg: Arg, index: str) -> str:
@@ -115,7 +115,7 @@ class Dialect(ABC):
         return "0" if arg.dtype in (DType.BOOL, DType.UINT8) else f"({self.load(arg, index)} < 0 ? -1 : 0)"
 
     def store_pair(self, arg: Arg, index: str, low: str, high: str) -> str:
-        """Return the statement that stores an integer of which two `uint` are the lower and upper 32 bits."""
+        """Return the statement that stores an integer given as two `uint`: its lower and its upper 32 bits."""
         if arg.dtype is DType.INT64:
             return f"{arg.name}[{index}] = TO_I32({high}) * 4294967296 + {low};"
         return self.store(arg, index, f"TO_I32({low})")

@@ -1,4 +1,4 @@
-"""What an op says to a GPU: which templates to launch on its tensors. It names no API."""
+"""What an op tells a GPU: which templates to launch on its tensors, independent of the API."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ from weft.kernels.source import ArgKind
 
 Size3 = tuple[int, int, int]
 ChoiceT = TypeVar("ChoiceT")
-"""The type of what an op lets tuning choose from."""
+"""The type of the candidates between which tuning chooses."""
 
 
 PIECE = 8
-"""Halves that a kernel fetches at a time where they lie side by side: 16 bytes."""
+"""Halves that a kernel fetches at once where they lie side by side: 16 bytes."""
 SMALL_GROUP, LARGE_GROUP = 64, 256
-"""Items of a group of a one-dimensional loop."""
+"""Work-group sizes of a one-dimensional loop."""
 MANY_UNITS = 32
-"""Compute units of a device that small groups cannot fill fast enough."""
+"""Devices with at least this many compute units start small work-groups too slowly to stay busy."""
 TYPICAL_UNITS = 16
-"""For drivers that do not say how many compute units there are."""
+"""Assumed number of compute units where the driver does not report it."""
 WARPGROUP_MEMORY = 227 << 10
-"""Bytes of work-group memory that warpgroups (`DeviceCaps.warpgroup_units`) may take, though drivers report 48 KiB."""
+"""Work-group memory that warpgroup kernels (`DeviceCaps.warpgroup_units`) may use, in bytes; drivers report 48 KiB."""
 SUM_PARTS = "sum_parts"
-"""The kernel that adds parts of sums from scratch memory: where memory is short, `DeviceCaps.without` names it."""
+"""The kernel that adds partial sums from scratch memory; `DeviceCaps.without` names it where memory is short."""
 MAX_ELEMENTS = 1 << 31
-"""Kernels index with 32 bits: a tensor must have fewer stored elements."""
+"""A tensor must have fewer stored elements than this: kernels index with 32 bits."""
 
 
 def power_of_two(count: int) -> int:
-    """Return the least power of two that is not below."""
+    """Return the smallest power of two that is at least `count`."""
     return 1 << (max(count, 1) - 1).bit_length()
 
 
 class Placement(Enum):
-    """How an op wants the activations it reads and writes to lie.
+    """The layout that an op wants for the activations it reads and writes.
 
-    LINEAR: as NCHW. CHANNELS: in NC4HW4 or NHWC4, as the device likes. EITHER: as its inputs lie. ALIAS: linear,
-    and the first output is the first input's memory.
+    LINEAR: NCHW. CHANNELS: NC4HW4 or NHWC4, whichever the device prefers. EITHER: the layout of its inputs.
+    ALIAS: linear, and the first output uses the first input's memory.
     """
 
     LINEAR = "linear"
@@ -58,7 +58,7 @@ class Placement(Enum):
 
 @dataclass(frozen=True, slots=True)
 class DeviceCaps:
-    """What a device can do; the numbers are its limits."""
+    """What a device can do, and its limits."""
 
     max_local_items: int = 128
     max_local_size: Size3 = (128, 128, 64)
@@ -68,36 +68,36 @@ class DeviceCaps:
     """Bytes that one kernel argument may span."""
     max_allocation: int = 1 << 30
     offset_alignment: int = 256
-    """Bytes; a kernel argument may start only at multiples of it."""
+    """A kernel argument must start at a multiple of this many bytes."""
     max_buffers: int = 64
-    """Arguments of one kernel."""
+    """Most arguments of one kernel."""
     max_rounds: int = 0
-    """How often an item may go round its loops before the driver ends them without a word; 0 if it does not."""
+    """Loop iterations after which the driver silently ends a work-item; 0 if it has no such limit."""
     subgroup: int = 0
-    """Items of a subgroup, if that is known and kernels may not count on SUBGROUP; 0 if the other fields say it all."""
+    """Work-items of a subgroup if they are fewer or more than SUBGROUP; 0 if the other fields say enough."""
     fp16_storage: bool = False
     int8_storage: bool = False
     channels_last: bool = False
-    """Images for matrix units lie as NHWC4 instead of NC4HW4: what these stage at a time then lies side by side."""
+    """Activations for matrix units use NHWC4 instead of NC4HW4: what these kernels stage at once is then contiguous."""
     matrix_units: bool = False
     """A subgroup of 32 multiplies fp16 tiles of 16 x 16 and adds them in fp32."""
     shuffles: bool = False
-    """Work-items whose numbers in a group share all but the last five bits run as one and can exchange values."""
+    """Work-items whose numbers differ only in the last five bits run as one subgroup and can exchange values."""
     warpgroup_units: bool = False
-    """Four subgroups of 32 together multiply fp16 matrices, in up to WARPGROUP_MEMORY bytes (sm_90a)."""
+    """Four subgroups of 32 multiply fp16 matrices together, with up to WARPGROUP_MEMORY bytes (sm_90a)."""
     without: frozenset[str] = frozenset()
-    """Special kernels (`weft.kernels.special`) that were found wrong on the device, and others not wanted, by name."""
+    """Names of special kernels (`weft.kernels.special`) that failed their tests on the device or were switched off."""
     workgroup_matrices: bool = False
-    """Whole work-groups multiply fp16 matrices of many tiles, which they load and store by themselves."""
+    """A whole work-group multiplies fp16 matrices of many tiles; it loads and stores them by itself."""
     splits_products: bool = True
-    """Products of fp32 numbers that are split into halves may run on matrix units: they were not found wrong there."""
+    """fp32 products may run on matrix units as split halves; False where tests found them wrong."""
     compute_units: int = 1
-    """1 also where the driver does not say."""
+    """1 also where the driver does not report it."""
     software: bool = False
 
     @property
     def likely_units(self) -> int:
-        """Return how many compute units to fill: a typical number where the driver does not say."""
+        """Return how many compute units to keep busy: a typical number where the driver does not report it."""
         return self.compute_units if self.compute_units > 1 else TYPICAL_UNITS
 
 
@@ -106,11 +106,11 @@ class KernelBuilder(ABC):
 
     caps: DeviceCaps
     split_products: bool = False
-    """Products of fp32 may be computed on matrix units, as sums of products of halves (`Precision.NORMAL`)."""
+    """Matrix units may compute fp32 products as sums of products of halves (`Precision.NORMAL`)."""
     winograd: bool = True
-    """Winograd's method may be used (`BackendConfig.winograd`)."""
+    """Winograd's algorithm may be used (`BackendConfig.winograd`)."""
     thrifty: bool = False
-    """Memory is short (`MemoryMode.LIMIT`): ways that take much scratch memory are not to be gone."""
+    """Memory is short (`MemoryMode.LIMIT`): avoid algorithms that need much scratch memory."""
 
     @abstractmethod
     def launch(
@@ -128,111 +128,110 @@ class KernelBuilder(ABC):
         kinds: Mapping[str, ArgKind] | None = None,
         epilogue: bool = True,
     ) -> None:
-        """Launch `weft/shaders/<template>.mako` on `grid` work-groups of `local` items.
+        """Launch `weft/shaders/<template>.mako` on `grid` work-groups of `local` work-items.
 
-        `reads` and `writes` are the arguments by the names the template uses; an NC4HW4 or NHWC4 tensor is a c4
-        argument, any other a linear one (a raw one if `raw`: elements are moved as bits); `kinds` says by name which
-        are of another kind. `ints` and `floats` are the constants, `variant` what changes the text. The first of
-        `writes` gets the node's fused epilogue unless `epilogue` is False. Nothing is launched where all of `writes`
-        are empty.
+        `reads` and `writes` are the arguments by the names the template uses. An NC4HW4 or NHWC4 tensor becomes a c4
+        argument, any other a linear one (or a raw one if `raw`: elements are moved as bits); `kinds` names the
+        exceptions. `ints` and `floats` are the constants; `variant` holds what changes the text. The first of
+        `writes` gets the node's fused epilogue unless `epilogue` is False. If all of `writes` are empty, nothing is
+        launched.
         """
 
     @abstractmethod
     def constant(self, key: str, make: Callable[[], Array], layout: Layout = Layout.NCHW) -> Tensor:
-        """Return a STATIC tensor with the logical array that `make` returns, stored in `layout`.
+        """Return a STATIC tensor with the logical array that `make` returns, stored in `layout` and in its own type.
 
-        It is uploaded once for each `key`, in the type it has, and kept over resizes that ask for it.
+        Each `key` is uploaded once. A resize keeps the constants that it asks for again.
         """
 
     @abstractmethod
     def scratch(self, shape: tuple[int, ...], dtype: DType, layout: Layout = Layout.NCHW) -> Tensor:
-        """Return a tensor that lives during this node only."""
+        """Return a tensor that lives while this node runs."""
 
     @abstractmethod
     def shares_memory(self, inner: Tensor, outer: Tensor, first: int = 0) -> bool:
-        """Tell whether `inner` already lies where `outer` holds it, so that nothing need be copied.
+        """Tell whether `inner` already lies inside `outer`'s memory, so that nothing need be copied.
 
-        In NC4HW4 and NHWC4 that is `first` blocks of channels behind where `outer` begins.
+        In NC4HW4 and NHWC4 it must start `first` channel blocks after the start of `outer`.
         """
 
     def pick(
         self, family: str, problem: Mapping[str, int | str | bool], candidates: Sequence[ChoiceT], default: ChoiceT
     ) -> ChoiceT:
-        """Return the candidate that tuning found best on this device for exactly this problem, else `default`.
+        """Return the candidate that tuning found fastest on this device for exactly this problem, else `default`.
 
-        Candidates are frozen dataclasses, known on disk by their `repr`; `default` may be among them or not.
-        `problem` holds all that decides the launches besides the candidate, the element types and the fused
-        steps. Launch what a pick decides after it and before the next one: tuning times those launches, and
-        forgets its answer when their source changes. Candidates that pack a constant differently give it
-        another key.
+        Candidates are frozen dataclasses; a table on disk names them by their `repr`. `default` need not be among them.
+        `problem` holds everything else that decides the launches, except the element types and the fused steps. Launch
+        what a pick decides before the next pick: tuning times those launches, and drops its answer when their source
+        changes. Candidates that pack a constant differently must give it another key.
         """
         return default
 
     def rows(self, tensor: Tensor) -> tuple[int, int] | None:
-        """Return how the pixels of a packed tensor lie if they are rows of channels, all equally far apart.
+        """Return the row pitch and the first element of a packed tensor if its pixels are equally spaced rows.
 
-        That is the elements from row to row, over all images, and the first element; None if they are not rows.
+        The pitch is in elements and holds across all images. None if the pixels are not such rows.
         """
         return None
 
     def is_alias(self, x: Tensor, y: Tensor) -> bool:
-        """Tell whether both are the same memory under two names, so that nothing is to be moved between them."""
+        """Tell whether both tensors name the same memory, so that nothing need be moved."""
         return False
 
     def reads_rows(self, output: Tensor) -> bool:
-        """Tell whether what the node's fused steps read at the places of an output lies as `rows` says, too."""
+        """Tell whether the operands of the node's fused steps lie at the output's places as `rows` says, too."""
         return True
 
     def joins_channels(self, channels: int) -> bool:
-        """Tell whether the node's fused steps can be pasted where a store has four of so many channels.
+        """Tell whether the node's fused steps also work on stores of four channels, out of `channels`.
 
-        A linear value whose last axis they are may then be written as NC4HW4 of one pixel an image.
+        Then a linear value whose last axis has these channels may be written as NC4HW4 with one pixel an image.
         """
         return True
 
     def tree_items(self, most: int = 64) -> int:
-        """Return the items of a group that adds up in a tree: a power of two, at most `most`."""
+        """Return the work-group size for a tree reduction: a power of two, at most `most`."""
         return int(2 ** int(log2(min(most, self.caps.max_local_items))))
 
     def for_items(self, total: int, per_item: int = 1) -> tuple[Size3, Size3]:
-        """Return grid and local size of a one-dimensional loop over `total` items."""
+        """Return grid and local size of a one-dimensional loop over `total` elements."""
         caps, local = self.caps, min(SMALL_GROUP, self.caps.max_local_items)
         if caps.compute_units >= MANY_UNITS and not caps.software:
-            # A large device begins about one group a clock: many small ones would come slower than they are done.
+            # A large GPU starts about one work-group per clock, so a few large groups beat many small ones.
             while local * 2 <= min(LARGE_GROUP, caps.max_local_items) and total >= 8 * local * caps.compute_units:
                 local *= 2
         groups = -(-max(total, 1) // (local * per_item))
-        most = max((MAX_ELEMENTS - total) // local, 1)  # an item's next index is computed before it is compared
+        most = max((MAX_ELEMENTS - total) // local, 1)  # a work-item computes its next index before it compares it
         return (max(1, min(groups, self.caps.max_grid[0], most)), 1, 1), (local, 1, 1)
 
 
 class GpuOp(ABC):
-    """How GPUs run one kind of op; register with `@gpu_op(OpClass)`. One object serves all nodes."""
+    """How GPUs run one kind of op; register it with `@gpu_op(OpClass)`. One object serves all nodes."""
 
     placement: Placement = Placement.LINEAR
     packed_family: str = ""
-    """Of an op with placement EITHER, the family of its kernels in NC4HW4; where that is wrong it runs in NCHW."""
+    """For placement EITHER: the family of its kernels in NC4HW4; where its test fails, the op runs in NCHW."""
     fuses_into_store: bool = True
-    """The launches end in one store to which an epilogue may be pasted."""
+    """The launches end in one store, to which an epilogue can be added."""
     moves_bits: bool = False
-    """Elements are moved, never computed with: any element type will do."""
+    """Elements are moved and never computed with, so any element type works."""
     splits_constants: bool = False
-    """Constants larger than a kernel argument are handed over in pieces."""
+    """Constants larger than a kernel argument are passed in pieces."""
     integers: frozenset[DType] = frozenset()
-    """The types besides floats that its kernels load or store, as i32."""
+    """Integer types that its kernels load or store, as i32."""
 
     def why_not(
         self, op: Any, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
     ) -> str | None:
-        """Return why GPUs of these capabilities cannot run the node, as a sentence, or None."""
+        """Return why GPUs with these capabilities cannot run the node, as a sentence, or None."""
         return None
 
     def rounds(self, op: Any, inputs: Sequence[Tensor | None]) -> int:
-        """Return about how often an item goes round its loops, rounded up; 0 where inputs' shapes do not decide it."""
+        """Return about how often a work-item loops, rounded up; 0 if the input shapes do not decide it."""
         return 0
 
     def stores_wider(self, op: Any, inputs: Sequence[TensorSpec], output: TensorSpec) -> bool:
-        """Return whether the kernels for these inputs and this output in fp16 can store fp32 in its place."""
+        """Return whether the kernels can store fp32 in place of this fp16 output."""
         return False
 
     def fits_channels(self, op: Any, inputs: Sequence[Shape | None], output: Shape) -> bool:
@@ -242,15 +241,15 @@ class GpuOp(ABC):
     def reads_planar(
         self, op: Any, inputs: Sequence[TensorSpec | None], output: TensorSpec, caps: DeviceCaps, split_products: bool
     ) -> bool:
-        """Tell whether an op with placement CHANNELS had rather read its first input as NCHW than have it packed.
+        """Tell whether an op with placement CHANNELS prefers to read its first input as NCHW rather than packed.
 
-        It is asked where the input lies so and no other node reads it; `split_products` as in `KernelBuilder`.
+        It is asked if the input is NCHW and no other node reads it; `split_products` as in `KernelBuilder`.
         """
         return False
 
     @abstractmethod
     def launches(self, op: Any, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
-        """Tell `k` what to launch. Called once a resize; the tensors' memory must not be looked at."""
+        """Tell `k` what to launch. Called once a resize; the tensors' memory must not be accessed."""
 
 
 _GPU_OPS: dict[type[Op], GpuOp] = {}

@@ -1,7 +1,7 @@
 """The error for a kernel that a compiler refuses: it shows the start of the log and names a file with the rest.
 
-A rendered kernel has hundreds of lines, which nobody reads in a terminal. The file holds them as they were compiled,
-with the whole log behind, so that it can be looked at, compiled by hand, or sent with a report.
+A rendered kernel has hundreds of lines, too many for a terminal. The file holds the source as it was compiled and the
+whole log, so that a user can read it, compile it by hand, or send it with a report.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from weft.errors import CompileError, brief
 from weft.kernels.cache import folder_refused, write
 
 FOLDER = "refused"
-"""The folder of the cache that holds the files."""
+"""The cache folder for these files."""
 SHOWN_LINES = 8
 _SHOWN_CHARACTERS = 200
 _NEXT = "`weft doctor` tells whether the device compiles anything; if it does, report this with the file {file}"
@@ -24,10 +24,10 @@ _NEXT = "`weft doctor` tells whether the device compiles anything; if it does, r
 def kernel_refused(
     entry: str, source: str, log: str, *, where: str, suffix: str, reason: str = "", head: str = ""
 ) -> CompileError:
-    """Return the error for the kernel `entry`; its source and log are written to a file that the message names.
+    """Return the error for the kernel `entry`; writes its source and log to a file that the message names.
 
-    `head` (constants, as lines) is compiled before the source and goes to the file, too; the log counts lines from
-    the source's first. `reason` is what the compiler's error code means; `suffix` is that of the file, ".cl".
+    `head` (constants, as lines) is compiled before the source and is written to the file, too; the log's line
+    numbers start at the source. `reason` is what the compiler's error code means; `suffix` is the file's, ".cl".
     """
     file = _written(entry, f"{head}#line 1\n{source}" if head else source, log, suffix)
     held = str(file) if isinstance(file, Path) else f"(not written: {file})"
@@ -41,7 +41,7 @@ def kernel_refused(
 
 
 def shortened(log: str) -> list[str]:
-    """Return a few lines of a compiler's log, from its first error on; those left out are counted."""
+    """Return a few lines of a compiler's log, from its first error on, and the number of lines left out."""
     lines = [line.rstrip() for line in log.splitlines() if line.strip(" \0\t")]
     first = next((i for i, line in enumerate(lines) if "error" in line.lower()), 0)
     shown = [brief(line, _SHOWN_CHARACTERS) for line in lines[first : first + SHOWN_LINES]]
@@ -50,7 +50,7 @@ def shortened(log: str) -> list[str]:
 
 
 def _written(entry: str, text: str, log: str, suffix: str) -> Path | str:
-    """Return the file that holds text and log now, or why there is none."""
+    """Write text and log to a file and return its path, or return why that failed."""
     remarks = "".join(f"// {line}\n" for line in log.splitlines())
     content = f"{text.rstrip()}\n\n// The compiler said:\n{remarks or '// nothing'}\n"
     name = f"{entry}-{hashlib.blake2b(content.encode(), digest_size=8).hexdigest()}"
@@ -63,7 +63,7 @@ def _written(entry: str, text: str, log: str, suffix: str) -> Path | str:
         try:
             write(file, content.encode())
             return file
-        except OSError:  # a cache that cannot be written to is no reason to lose the source
+        except OSError:  # the source matters more than where it lies
             return _temporary(name, suffix, content)
     except OSError as e:
         return f"{e.filename}: {e.strerror}"

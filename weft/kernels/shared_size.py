@@ -1,7 +1,7 @@
-"""How many bytes an array of work-group memory takes: its type, and its size as templates write it.
+"""Computes how many bytes an array of work-group memory takes, from its type and its size expression.
 
 A size is an integer expression of the kernel's constants, such as `LZ > 1 ? (LZ - 1) * 64 : 1`, in the part of C
-that all kernel languages share. It is parsed here and never executed as code: it may come from a cache on disk.
+that all kernel languages share. It is parsed and never executed as code, because it may come from a cache on disk.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ TYPE_BYTES = {
     "f32": 4, "float": 4, "i32": 4, "int": 4, "uint": 4, "half": 2, "ushort": 2, "uchar": 1, "ulong": 8,
     "float16_t": 2, "uvec2": 8, "uint2": 8, "f16vec4": 8, "f32x4": 16, "float4": 16, "uvec4": 16, "uint4": 16,
 }  # fmt: skip
-"""Bytes of the types that arrays of work-group memory may have, in all languages."""
+"""Bytes of the types that work-group arrays may have, in all languages."""
 LONGEST, DEEPEST = 400, 40
-"""Characters of an expression, and parts within one another, beyond which it is refused."""
+"""Longest expression in characters, and deepest nesting."""
 Constants = Mapping[str, int | float]
 Evaluate = Callable[[Constants], int]
 
 
 class SizeError(ValueError):
-    """A type or a size of work-group memory is not understood; the text says why."""
+    """The type or the size of a work-group array is not understood; the text says why."""
 
 
 def shared_bytes(kind: str, size: str, values: Constants) -> int:
-    """Return the bytes of an array of that type and size, with these constants; SizeError if they are not known."""
+    """Return the bytes of an array of that type and size with these constants; SizeError if it is not understood."""
     if kind not in TYPE_BYTES:
         raise SizeError(f"{kind!r} is none of the types of work-group memory: {', '.join(sorted(TYPE_BYTES))}")
     count = parse(size)(values)
@@ -39,19 +39,19 @@ def shared_bytes(kind: str, size: str, values: Constants) -> int:
 
 @lru_cache(maxsize=1024)
 def parse(text: str) -> Evaluate:
-    """Return the function that computes an expression from the values of its names; SizeError if it is none.
+    """Return the function that evaluates an expression for given constants; SizeError if it does not parse.
 
-    It has integers, names, parentheses, + - * / %, comparisons, and `a ? b : c`, with the ranks that C gives them.
+    It has integers, names, parentheses, + - * / %, comparisons, and `a ? b : c`, with C's precedence.
     """
     if len(text) > LONGEST:
         raise SizeError(f"an expression of {len(text)} characters is too long")
     tokens = [match[0].strip() for match in _TOKEN.finditer(text)]
     if "".join(tokens) != "".join(text.split()):
-        raise SizeError(f"{text!r} has characters that no size has")
+        raise SizeError(f"{text!r} has characters that a size cannot have")
     parser = _Parser(text, [*tokens, ""])
     made = parser.choice()
     if parser.ahead:
-        raise SizeError(f"{text!r} does not go on as a size does at {parser.ahead!r}")
+        raise SizeError(f"{text!r} is no size: {parser.ahead!r} is out of place")
     return made
 
 
@@ -62,7 +62,7 @@ _RANKS: tuple[Mapping[str, Callable[[int, int], int]], ...] = (
     {"+": operator.add, "-": operator.sub},
     {"*": operator.mul, "/": lambda a, b: _divide(a, b), "%": lambda a, b: a - b * _divide(a, b)},
 )
-"""Operators of two operands, those that bind least first."""
+"""Binary operators, those that bind least first."""
 
 
 def _divide(a: int, b: int) -> int:
@@ -75,11 +75,11 @@ def _divide(a: int, b: int) -> int:
 
 @dataclass
 class _Parser:
-    """Recursive descent: a method a rank, each returns the function that computes its part."""
+    """A recursive-descent parser: one method a precedence; each returns a function that evaluates its part."""
 
     text: str
     tokens: list[str]
-    """They end with an empty one."""
+    """The last one is empty."""
     at: int = 0
     depth: int = 0
 
@@ -88,7 +88,7 @@ class _Parser:
         return self.tokens[self.at]
 
     def take(self, *wanted: str) -> str:
-        """Return the next token, and go on; SizeError if others were wanted."""
+        """Return the next token and advance; SizeError if it is none of those wanted."""
         token = self.ahead
         if wanted and token not in wanted:
             found = repr(token) if token else "its end"
@@ -97,10 +97,10 @@ class _Parser:
         return token
 
     def choice(self) -> Evaluate:
-        """Return a condition with its two values, or what has none."""
+        """Parse a conditional, or an expression without one."""
         self.depth += 1
         if self.depth > DEEPEST:
-            raise SizeError(f"{self.text!r} has parts within parts, {DEEPEST} deep")
+            raise SizeError(f"{self.text!r} is nested more than {DEEPEST} deep")
         test = self.joined(0)
         if self.ahead == "?":
             self.take()
@@ -112,7 +112,7 @@ class _Parser:
         return test
 
     def joined(self, rank: int) -> Evaluate:
-        """Return operands of one rank, joined from left to right."""
+        """Parse operands of one precedence, from left to right."""
         if rank == len(_RANKS):
             return self.operand()
         left = self.joined(rank + 1)
@@ -121,7 +121,7 @@ class _Parser:
         return left
 
     def operand(self) -> Evaluate:
-        """Return a number, a name, what is in parentheses, or the negative of one of these."""
+        """Parse a number, a name, a part in parentheses, or the negative of one of these."""
         negative = self.ahead == "-"
         if negative:
             self.take()
@@ -146,7 +146,7 @@ def _constant(value: int) -> Evaluate:
 def _named(name: str) -> Evaluate:
     def value(values: Constants) -> int:
         try:
-            return operator.index(values[name])  # type: ignore[arg-type]  # a float has no index
+            return operator.index(values[name])  # type: ignore[arg-type]  # a float raises TypeError
         except (KeyError, TypeError):
             raise SizeError(f"{name!r} is no integer constant of the kernel") from None
 

@@ -1,7 +1,7 @@
-"""Kernels for special hardware: what each kind needs, how to do without it, and cases that show it right.
+"""Kernels for special hardware: what each kind needs, what replaces it, and cases that test it.
 
-Such a kernel has a portable twin and may be wrong, or worse, on a driver that nobody has tried, so a backend tests
-each kind by value before it uses it. Register a kind beside the GPU form of the op that launches it.
+Each such kernel has a portable fallback. On a driver that nobody has tried it may give wrong values or crash, so a
+backend tests each kind by value before it uses it. Register a kind beside the GPU form of the op that launches it.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from weft.errors import BackendError
 from weft.kernels.launch import DeviceCaps
 
 TOLERANCES = {Precision.LOW: 4e-3, Precision.NORMAL: 1e-5, Precision.HIGH: 1e-5}
-"""Of the largest result: fp16 rounds it by 5e-4, sums in fp32 of a few thousand products are off by about 1e-6."""
+"""Relative to the largest result: fp16 rounds by 5e-4; fp32 sums of a few thousand products are off by about 1e-6."""
 
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A small graph with its inputs: what a kernel makes of it must be what the ops' references make of it.
+    """A small graph with its inputs; the kernel's result must match that of the ops' references.
 
-    Its outputs are those of the last node. Arrays have the types that are stored: float16 for precision LOW.
+    Its outputs are those of the last node. Arrays have the stored types: float16 for precision LOW.
     """
 
     text: str
-    """How a report names it: "Conv of (2, 13, 9, 7) with (20, 13, 1, 1)"."""
+    """Its name in reports: "Conv of (2, 13, 9, 7) with (20, 13, 1, 1)"."""
     nodes: tuple[Node, ...]
     inputs: Mapping[str, Array]
     constants: Mapping[str, Array]
     precision: Precision = Precision.LOW
     tolerance: float = 0.0
-    """Of the largest value of the result; 0 for that of the precision."""
+    """Relative to the largest value of the result; 0 for the precision's own."""
     prefer: str = ""
-    """How the candidate begins, as text, that is taken where an op leaves a choice to tuning."""
+    """How the text of the wanted candidate begins, where an op leaves a choice to tuning."""
 
     @property
     def allowed(self) -> float:
-        """Return how far the result may be from the reference, as a part of its largest value."""
+        """Return how far the result may be from the reference, relative to its largest value."""
         return self.tolerance or TOLERANCES[self.precision]
 
 
@@ -57,10 +57,10 @@ def one_node(
     tolerance: float = 0.0,
     prefer: str = "",
 ) -> Case:
-    """Return the case of a single node.
+    """Return the case for a single node.
 
-    `inputs` are arrays, shapes to be filled with noise of the precision's type, or None for a missing one;
-    `constants` are the places of those that are weights.
+    `inputs` are arrays, shapes to fill with noise of the precision's type, or None for a missing one;
+    `constants` are the positions of the weights.
     """
     rng = np.random.default_rng(0)
     kind = np.float16 if precision is Precision.LOW else np.float32
@@ -86,7 +86,7 @@ def one_node(
 def _specs(
     op: Op, inputs: Sequence[object], arrays: Mapping[str, Array], weights: Collection[str]
 ) -> Sequence[TensorSpec]:
-    """Return the specs of an op's outputs for inputs of which some are missing, and some weights."""
+    """Return the specs of the op's outputs."""
     given = [arrays.get(f"i{k}") for k in range(len(inputs))]
     specs = [None if a is None else TensorSpec(a.shape, DType.of(a.dtype)) for a in given]
     return op.infer(specs, [a if f"i{k}" in weights else None for k, a in enumerate(given)])
@@ -98,26 +98,26 @@ def _no_cases() -> Sequence[Case]:
 
 @dataclass(frozen=True)
 class SpecialKernel:
-    """One kind of kernels for special hardware; `register_special` makes it known.
+    """One kind of special kernels; `register_special` adds it.
 
-    It is tested in a process of its own, which imports the module that `present` is written in.
+    A child process tests it; that process imports the module that defines `present`.
     """
 
     name: str
     title: str
     """Its plural in a sentence: "convolutions on matrix units"."""
     present: Callable[[DeviceCaps], bool]
-    """Whether the hardware claims to have what it takes."""
+    """Whether the hardware claims to support it."""
     disable: Callable[[DeviceCaps], DeviceCaps]
-    """Returns the capabilities of a device that does without."""
+    """Returns the device's capabilities without this kind."""
     cases: Callable[[], Sequence[Case]] = _no_cases
-    """Uneven and even shapes, short and long sums: every path of the kernel, each as small as it can be."""
+    """Cases for every path of the kernel, each as small as possible: even and uneven shapes, short and long sums."""
     template: str = ""
-    """The template of its launches: cases of which none launches it would prove nothing."""
+    """The template of its launches; if no case launches it, the test would prove nothing."""
     check: Callable[[Any], str | None] | None = None
-    """What tests it in place of the cases: gets the device's `GpuRuntime`, returns what is wrong, or None."""
+    """Replaces the cases: takes the device's `GpuRuntime`, returns what is wrong, or None."""
     seconds: float = 1.0
-    """About what its test takes on a large GPU, by which processes share the tests."""
+    """About how long its test takes on a large GPU; used to divide the tests among processes."""
 
     @property
     def module(self) -> str:
@@ -131,20 +131,20 @@ def _as_it_is(caps: DeviceCaps) -> DeviceCaps:
 
 @dataclass(frozen=True)
 class KernelFamily(SpecialKernel):
-    """Kernels that every GPU runs: tested like special ones, since drivers err on plain kernels, too.
+    """Kernels that every GPU runs. Weft tests them like special ones, because drivers get plain kernels wrong, too.
 
-    Where they are wrong, their plainer twin runs; where there is none, the nodes that need them are refused, and go
-    to the next device.
+    If the test fails, the fallback kernel runs; without a fallback, the device refuses the nodes that need the kernel,
+    and they go to the next device.
     """
 
     templates: tuple[str, ...] = ()
-    """What its cases must launch between them."""
-    twin: str = ""
-    """What runs in its place, in the plural; empty if nothing does."""
+    """Templates that its cases must launch between them."""
+    fallback: str = ""
+    """Its fallback, as a plural noun; empty if there is none."""
     whole: bool = True
-    """Whether these templates are launched for this family alone, so that one that is wrong is never launched."""
+    """Whether only this family launches these templates, so that they can be banned when the test fails."""
     forced: Callable[[DeviceCaps], DeviceCaps] = _as_it_is
-    """Returns the capabilities with which its cases launch it, on any device."""
+    """Returns the capabilities that make its cases launch it, on any device."""
     seconds: float = 0.15
 
 
@@ -152,7 +152,7 @@ _FAMILIES: dict[str, KernelFamily] = {}
 
 
 def register_family(family: KernelFamily) -> KernelFamily:
-    """Have the kernels of a family tested on every GPU that is seen for the first time; a taken name is refused."""
+    """Add a family of kernels that Weft tests on every new GPU; BackendError if the name is taken."""
     if family.name in _FAMILIES or family.name in _SPECIAL:
         raise BackendError(f"kernels {family.name!r} are registered already", fix="choose another name")
     _FAMILIES[family.name] = family
@@ -170,7 +170,7 @@ def kernel_families() -> list[KernelFamily]:
 
 
 def wrong_templates(caps: DeviceCaps) -> frozenset[str]:
-    """Return the templates that are not launched on a device, since its tests found them wrong."""
+    """Return the templates that must not be launched on a device because their tests failed."""
     names = caps.without & _FAMILIES.keys()
     return frozenset(t for name in names if _FAMILIES[name].whole for t in _FAMILIES[name].templates)
 
@@ -179,7 +179,7 @@ _SPECIAL: dict[str, SpecialKernel] = {}
 
 
 def register_special(kind: SpecialKernel) -> SpecialKernel:
-    """Have every device that claims the hardware tested for a kind of kernels; a taken name is refused."""
+    """Add a kind of kernels that Weft tests where a device claims the hardware; BackendError if the name is taken."""
     if kind.name in _SPECIAL:
         raise BackendError(f"special kernels {kind.name!r} are registered already", fix="choose another name")
     _SPECIAL[kind.name] = kind

@@ -1,9 +1,9 @@
-"""Rendering: a Mako template and a request become a `KernelSource` in one language.
+"""Renders a Mako template and a request into a `KernelSource` in one language.
 
 A template is the body of one kernel. It sees its arguments by name (`x.load("i")`, `y.store4(...)`), the
 variant's values by name, and `k`, the writer: `k.shared(...)` declares work-group memory, `k.for_each`
-opens the grid-stride loop. Constants are written by their names. What stands behind a store, the
-epilogue, is pasted by the argument itself, so no template knows of it.
+opens the grid-stride loop. Constants are written by their names. The argument's store adds the epilogue, so templates
+need not know of it.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 SHADERS = Path(__file__).parent.parent / "shaders"
 LANES = ("x", "y", "z", "w")
 PLACE = ("NS", "CS", "PS", "O", "C")
-"""Of a c4 argument, constants named after it: the steps in vectors from image to image, from block of channels to
-block and from pixel to pixel, the first vector, and the number of channels."""
+"""Constants named after a c4 argument. Strides in vectors: image to image, channel block to channel block, pixel to
+pixel. Then the first vector, and the number of channels."""
 Variant = tuple[tuple[str, str | int | bool | tuple[str, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """What a stage combines with: the running value, a constant, or another argument.
+    """An operand of a stage: the running value, a constant, or another argument.
 
     kind: "value", "float" (a constant's name), "same" (an argument at the stored place), "channel" (an
     argument with one element a channel), "trailing" (an argument repeated over the leading axes).
@@ -56,7 +56,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class KernelRequest:
-    """All that decides the text of a kernel; the values of its constants are not among it."""
+    """Everything that decides the text of a kernel; the values of its constants do not."""
 
     template: str
     variant: Variant
@@ -65,11 +65,11 @@ class KernelRequest:
     floats: tuple[str, ...] = ()
     stages: tuple[Stage, ...] = ()
     stages_on: str = ""
-    """The argument whose stores the stages are pasted into."""
+    """The argument whose stores get the stages."""
 
 
 class ArgWriter:
-    """An argument as a template sees it; every method returns text in the kernel's language."""
+    """An argument as a template sees it; its methods return text in the kernel's language."""
 
     def __init__(self, arg: Arg, writer: Writer) -> None:
         self.arg, self._writer, self._dialect = arg, writer, writer.dialect
@@ -80,15 +80,15 @@ class ArgWriter:
         return f"({n}) * {a}_NS + ({c4}) * {a}_CS + ({hw}) * {a}_PS + {a}_O"
 
     def load(self, index: str) -> str:
-        """Element `index` of a linear argument."""
+        """Return element `index` of a linear argument."""
         return self._dialect.load(self.arg, index)
 
     def load4(self, n: str, c4: str, hw: str) -> str:
-        """Four channels of one pixel of a c4 argument."""
+        """Return four channels of one pixel of a c4 argument."""
         return self._dialect.load4(self.arg, self._place(n, c4, hw))
 
     def load1(self, n: str, c: str, hw: str) -> str:
-        """One channel of one pixel of a c4 argument."""
+        """Return one channel of one pixel of a c4 argument."""
         return self._dialect.load_lane(self.arg, self._place(n, f"({c}) / 4", hw), f"({c}) % 4")
 
     def place4(self, n: str, c4: str, hw: str) -> str:
@@ -96,7 +96,7 @@ class ArgWriter:
         return self._place(n, c4, hw)
 
     def vector(self, index: str) -> str:
-        """Vector `index` of an argument in fours, or of a c4 one, counted from the start of its buffer."""
+        """Return vector `index` of a c4 argument or one in fours, counted from the start of its buffer."""
         return self._dialect.load4(self.arg, index)
 
     def store(self, index: str, value: str) -> str:
@@ -136,14 +136,14 @@ class ArgWriter:
                 lines.append(f"{v}.{lane} = {stage.expr.format(*parts)};")
 
     def store8(self, n: str, c4: str, hw: str, first: str, second: str) -> str:
-        """Store eight channels of one pixel that lie side by side, from an even block on, with the epilogue."""
+        """Store eight contiguous channels of one pixel, from an even block on, with the epilogue."""
         lines = [f"const int _n = {n}; const int _p = {hw};"]
         lines += [*self._finished(c4, first, ""), *self._finished(f"({c4}) + 1", second, "1")]
         lines.append(self._dialect.store8(self.arg, self._place("_n", "_c", "_p"), "_v", "_v1"))
         return "{ " + " ".join(lines) + " }"
 
     def _finished(self, c4: str, value: str, tag: str) -> list[str]:
-        """Return the lines that make _v, followed by `tag`, what is stored as block _c of pixel _p of image _n."""
+        """Return the lines that compute `_v<tag>`, the value to store as block `_c<tag>` of pixel _p of image _n."""
         v, c = f"_v{tag}", f"_c{tag}"
         lines = [f"const int {c} = {c4}; f32x4 {v} = {value};"]
         self._add_vector_stages(lines, tag, v, c)
@@ -169,14 +169,14 @@ class ArgWriter:
         return bool(self._stages())
 
     def operands(self) -> list[Operand]:
-        """Return the arguments that the epilogue reads, each once, for templates that load them by other means."""
+        """Return the arguments that the epilogue reads, each once, for templates that load them in another way."""
         read = [o for stage in self._stages() for o in stage.operands if o.kind not in ("value", "float")]
         return list(dict.fromkeys(read))
 
     def finish1(self, value: str, loaded: Mapping[str, str]) -> str:
-        """Return the body of a function that returns one element after the epilogue, without storing it.
+        """Return the body of a function that applies the epilogue to one element and returns it, without storing it.
 
-        `loaded` has the names of variables with what the arguments in `operands` have at the element's place.
+        `loaded` maps each argument of `operands` to the variable that holds its value at the element's place.
         """
         lines = [f"f32 _v = {value};"]
         names = {"": "_v", **loaded}  # the running value has no name, a constant its own
@@ -185,14 +185,14 @@ class ArgWriter:
         return " ".join([*lines, "return _v;"])
 
     def row_pitch(self, places: str) -> str:
-        """Return the elements from pixel to pixel of a c4 argument whose pixels are rows, so many in an image.
+        """Return the elements from pixel to pixel of a c4 argument whose pixels are rows, `places` in an image.
 
-        In NC4HW4 images of one pixel are such rows, where the step from pixel to pixel says nothing.
+        It holds in NC4HW4 too, for images of one pixel, whose pixel stride means nothing.
         """
         return f"({self.name}_NS / {places} * 4)"
 
     def load_quad(self, index: str) -> str:
-        """Four elements of a linear argument, from 4 * `index` on; the argument's rows lie at multiples of four."""
+        """Return four elements of a linear argument, from 4 * `index` on; its rows start at multiples of four."""
         self._need_quads()
         return self._dialect.load_quad(self.arg, index)
 
@@ -211,11 +211,11 @@ class ArgWriter:
         return self._dialect.store(self.arg, index, value)
 
     def load_high(self, index: str) -> str:
-        """Return the upper 32 bits of element `index` of an integer argument, as i32; `load` has the lower ones."""
+        """Return the upper 32 bits of element `index` of an integer argument, as i32; `load` returns the lower ones."""
         return self._dialect.load_high(self.arg, index)
 
     def store_pair(self, index: str, low: str, high: str) -> str:
-        """Store an integer by its lower and upper 32 bits (`uint` variables); there is no epilogue."""
+        """Store an integer given as its lower and upper 32 bits (`uint` variables); there is no epilogue."""
         return self._dialect.store_pair(self.arg, index, low, high)
 
     def move(self, to: str, source: ArgWriter, at: str) -> str:
@@ -229,7 +229,7 @@ class ArgWriter:
 
 @dataclass
 class Writer:
-    """What a template calls as `k`."""
+    """What a template uses as `k`."""
 
     request: KernelRequest
     dialect: Dialect
@@ -238,47 +238,47 @@ class Writer:
     views: list[View] = field(default_factory=list)
     functions: list[str] = field(default_factory=list)
     subgroup: bool = False
-    """Whether the kernel works only where SUBGROUP items run as one."""
+    """Whether the kernel requires subgroups of SUBGROUP work-items."""
     warpgroup: bool = False
-    """Whether it is written for four such subgroups together and their memory."""
+    """Whether the kernel needs four such subgroups together and their memory."""
 
     def __post_init__(self) -> None:
         self.args = {a.name: ArgWriter(a, self) for a in self.request.args}
 
     def shared(self, type_: str, name: str, size: str, align: int = 0) -> str:
-        """Declare an array shared by the work-group; `align`, in bytes, is heeded in OpenCL C."""
+        """Declare an array of work-group memory; only OpenCL C uses `align`, which is in bytes."""
         self.shared_arrays.append(Shared(type_, name, size, align))
         return ""
 
     def view(self, arg: str, type_: str, name: str) -> str:
-        """Let the template see an argument as an array of another type too; OpenCL C has pointers for that."""
+        """Let the template see an argument as an array of another type, too; OpenCL C casts pointers instead."""
         self.views.append(View(arg, type_, name))
         return ""
 
     def extension(self, *names: str) -> str:
-        """Ask the compiler for extensions of the language that the template is written for."""
+        """Require compiler extensions of the template's language."""
         self.extensions += names
         return ""
 
     def function(self, text: str) -> str:
-        """Define a function beside the kernel, in the language that the template is written for."""
+        """Define a function beside the kernel, in the template's language."""
         self.functions.append(text)
         return ""
 
     def needs_subgroup(self) -> str:
-        """Declare that the kernel works only where SUBGROUP items run as one: elsewhere it is refused."""
+        """Declare that the kernel requires subgroups of SUBGROUP work-items; other devices refuse it."""
         self.subgroup = True
         return ""
 
     def needs_warpgroup(self) -> str:
-        """Declare that it is written for four subgroups together, which share up to WARPGROUP_MEMORY bytes."""
+        """Declare that the kernel needs four subgroups together, which share up to WARPGROUP_MEMORY bytes."""
         self.subgroup = self.warpgroup = True
         return ""
 
     def exchange(self, value: str, mask: int) -> str:
         """Return the f32 `value` of the item whose number differs in the bits of `mask`; see `DeviceCaps.shuffles`.
 
-        It takes a subgroup, which need not be declared.
+        It needs a subgroup and declares that itself.
         """
         self.subgroup = True
         self.extensions += [name for name in self.dialect.exchange_extensions if name not in self.extensions]
@@ -289,9 +289,9 @@ class Writer:
         return f"for (int {index} = GLOBAL_ID; {index} < {total}; {index} += GLOBAL_SIZE)"
 
     def split(self, target: ArgWriter, index: str, places: str, blocks: str) -> str:
-        """Return the pixel p, block c and image n of vector `index` of a c4 argument: neighbours lie side by side.
+        """Return the pixel p, block c and image n of vector `index` of a c4 argument, so that neighbours adjoin.
 
-        Where channels come last, the blocks of a pixel run fastest, else the pixels of a block.
+        Where channels come last, the blocks of a pixel vary fastest, else the pixels of a block.
         """
         last = f"{target.name}_PS != 1"
         return (
@@ -318,7 +318,7 @@ _folders = [SHADERS]
 
 
 def add_shader_folder(folder: str | Path) -> None:
-    """Let ops and dialects outside of Weft find their templates; a name that is taken is refused."""
+    """Add a folder of templates for ops and dialects outside Weft; ConfigError if a template name is taken."""
     folder = Path(folder).resolve()
     if folder in _folders:
         return
@@ -336,13 +336,13 @@ def add_shader_folder(folder: str | Path) -> None:
 
 @lru_cache(maxsize=1)
 def _lookup() -> TemplateLookup:
-    from mako.lookup import TemplateLookup  # late: it takes as long to import as all of Weft
+    from mako.lookup import TemplateLookup  # its import takes as long as all of Weft's
 
     return TemplateLookup([str(f) for f in _folders], strict_undefined=True)
 
 
 def _trace() -> str:
-    """Return the template's lines of the error that is being handled."""
+    """Return the template's own trace of the current error."""
     from mako.exceptions import text_error_template
 
     return str(text_error_template().render())
@@ -356,7 +356,7 @@ def _constants(request: KernelRequest) -> tuple[tuple[str, ConstantKind], ...]:
 
 @lru_cache(maxsize=16)
 def writers_hash(dialect: Dialect) -> str:
-    """Return the hash of all that turns a request into text: templates, and the modules beside this and the dialect."""
+    """Return a hash of all that turns a request into text: templates, and modules beside this one and the dialect's."""
     modules = {cls.__module__ for cls in type(dialect).__mro__ if issubclass(cls, Dialect)}
     places = [Path(file).parent for m in modules if (file := getattr(sys.modules[m], "__file__", None))]
     hashed = hashlib.blake2b(f"{dialect.name} {vars(dialect)!r}".encode(), digest_size=16)
@@ -370,7 +370,7 @@ def writers_hash(dialect: Dialect) -> str:
 def render(request: KernelRequest, dialect: Dialect) -> KernelSource:
     """Return the kernel's source; CompileError shows the template's own trace if the template fails.
 
-    Texts are kept on disk: a process that finds all of its own there need not import Mako.
+    Sources are kept on disk, so a process that finds all of them there need not import Mako.
     """
     entry = request.template.replace(".", "_")
     cache, key = DiskCache("sources"), f"{writers_hash(dialect)} {request!r}"
@@ -384,7 +384,7 @@ def render(request: KernelRequest, dialect: Dialect) -> KernelSource:
 
 
 def _held(blob: bytes | None, entry: str, request: KernelRequest) -> KernelSource | None:
-    """Return the source that an entry of the cache holds; None if there is none, or it is not as `render` writes it."""
+    """Return the source in a cache entry; None if there is no entry, or `render` would not have written it."""
     try:
         facts = json.loads(blob or b"{}")
         text, shared, subgroup, warpgroup = (facts[name] for name in ("text", "shared", "subgroup", "warpgroup"))
@@ -402,7 +402,7 @@ def _held(blob: bytes | None, entry: str, request: KernelRequest) -> KernelSourc
 def _written(request: KernelRequest, dialect: Dialect, entry: str) -> KernelSource:
     writer = Writer(request, dialect)
     try:
-        special = f"{request.template}.{dialect.name}.mako"  # written for one language, where that is faster
+        special = f"{request.template}.{dialect.name}.mako"  # a faster version for one language
         file = special if _lookup().has_template(special) else f"{request.template}.mako"
         template = _lookup().get_template(file)
         body = template.render(k=writer, **dict(request.variant), **writer.args)

@@ -69,7 +69,7 @@ ODD: dict[Callable[[Path], None], str] = {
     bind_socket: "it is a socket, not a file",
     Path.mkdir: "it is a folder, not a file",
     writable: "every user may write to it (mode 0666)",
-    huge: "no more than 1,073,741,824 are read",
+    huge: "more than the 1,073,741,824 that are read",
 }  # fmt: skip
 
 

@@ -154,8 +154,8 @@ def broken(name: str) -> Callable[[Graph, PassContext], Graph]:
 WRONG = {
     "twice": "returned a graph that is not well formed.*2 nodes are called 'n_v0'",
     "unmade": "returned a graph that is not well formed.*reads 'v0', which nothing makes",
-    "spec": r"returned a graph that is not well formed.*'v0' is said to be float32\[2x4\]",
-    "no spec": "returned a graph that is not well formed.*'new' is said to be None",
+    "spec": r"returned a graph that is not well formed.*'v0' has the spec float32\[2x4\]",
+    "no spec": "returned a graph that is not well formed.*'new' has the spec None",
     "interface": "changed the inputs or outputs of the network.*the outputs were v1 and are v0",
     "in place": "changed the graph that it was given.*its nodes are not what they were",
     "dead": "does not ensure what it declares.*'no node whose results nobody reads' does not hold for 'new'",

@@ -52,7 +52,7 @@ def why_not(inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op, 
 def _wrong_kernels(
     inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op, form: GpuOp, caps: DeviceCaps
 ) -> str | None:
-    """Return the reason if the node would launch what the self-test found wrong: it has no plainer twin here."""
+    """Return the reason if the node would launch what the self-test found wrong: it has no fallback here."""
     wrong = wrong_templates(caps)
     if not wrong:
         return None

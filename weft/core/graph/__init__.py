@@ -1,1 +1,1 @@
-"""The network as data: graphs of ops on typed tensors, and what makes one well formed."""
+"""The network as data: graphs of ops on typed tensors, and the checks that a graph is well formed."""

@@ -11,7 +11,7 @@ from weft.errors import ModelError
 
 
 class DType(Enum):
-    """An element type; the value is numpy's name of it."""
+    """An element type; the value is its numpy name."""
 
     FLOAT32 = "float32"
     FLOAT16 = "float16"
@@ -43,7 +43,7 @@ class DType(Enum):
 
     @classmethod
     def of(cls, dtype: object) -> DType:
-        """Return the DType of anything numpy takes as a dtype; ModelError if Weft has none."""
+        """Return the DType of anything that numpy takes as a dtype; ModelError if Weft has none for it."""
         try:
             return cls(np.dtype(dtype).name)  # type: ignore[call-overload]
         except (TypeError, ValueError):

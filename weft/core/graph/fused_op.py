@@ -1,4 +1,4 @@
-"""A node that does the work of several: a base op, then element-wise steps on its result."""
+"""One node that does the work of several: a base op, then element-wise steps on its result."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from weft.core.graph.tensor import TensorSpec
 from weft.errors import ModelError
 
 RUNNING = -1
-"""The operand that stands for the value so far."""
+"""The operand that stands for the running value."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """An element-wise op on the running value; operands are positions of the node's inputs or RUNNING."""
+    """An element-wise op on the running value; an operand is the position of an input of the node, or RUNNING."""
 
     op: Op
     operands: tuple[int, ...]
@@ -27,7 +27,7 @@ class Step:
 @register_op
 @dataclass(frozen=True)
 class Fused(Op):
-    """Compute the base op on the first `arity` inputs, then the steps, in order."""
+    """Computes the base op on the first `arity` inputs, then the steps in order."""
 
     from_optimizing: ClassVar[bool] = True
     base: Op
@@ -35,10 +35,10 @@ class Fused(Op):
     steps: tuple[Step, ...]
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec behind the last step; a step changes no shape, and the type only if it is a cast."""
+        """Return the spec after the last step; a step keeps the shape, and the type unless it is a cast."""
         problem = self._problem(len(inputs))
         if problem:
-            raise ModelError("a fused node is not made as fusing makes one", why=problem)
+            raise ModelError("a fused node is not well formed", why=problem)
         spec = self.base.inferred(inputs[: self.arity], constants[: self.arity])[0]
         for step in self.steps:
             given = [spec if i == RUNNING else inputs[i] for i in step.operands]
@@ -50,9 +50,9 @@ class Fused(Op):
         return (spec,)
 
     def _problem(self, inputs: int) -> str:
-        """Return what is wrong with the parts, for that many inputs, or ""."""
+        """Return what is wrong with the parts of a node with `inputs` inputs, or ""."""
         if isinstance(self.base, Fused):
-            return "its base is a fused node itself"
+            return "its base is itself a fused node"
         if not 0 <= self.arity <= inputs:
             return f"its base takes {self.arity} of {inputs} inputs"
         for step in self.steps:
@@ -63,7 +63,7 @@ class Fused(Op):
         return ""
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the result of the chain, each step rounded as if it were a node of its own."""
+        """Return the result of the chain; each step rounds as if it were a separate node."""
         first = self.base.reference(*inputs[: self.arity])
         value = first[0] if isinstance(first, tuple) else first
         for step in self.steps:
@@ -71,7 +71,7 @@ class Fused(Op):
         return value
 
     def flops(self, inputs: Sequence[Shape | None], outputs: Sequence[Shape]) -> int:
-        """Return those of the base op and one for each element and step."""
+        """Return the base op's operations, plus one for each element and step."""
         return self.base.flops(inputs[: self.arity], outputs) + len(self.steps) * prod(outputs[0])
 
     def __str__(self) -> str:

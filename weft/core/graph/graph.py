@@ -29,9 +29,9 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """What a file says of an output; None for a type, a shape or a size of which it says nothing.
+    """What a file declares about an output; None where it declares no type, shape or size.
 
-    `firm` where the file leaves no size of its inputs open: then a size that differs is a mistake for sure.
+    It is `firm` if the file leaves no input size open: then a size that differs is certainly a mistake.
     """
 
     dtype: DType | None
@@ -47,9 +47,9 @@ class Declared:
 
 @dataclass(eq=False)
 class Graph:
-    """A network: `specs` and `constants` are by value name; `layouts` holds those that are not NCHW.
+    """A network. `specs` and `constants` are keyed by value name; `layouts` lists the values that are not NCHW.
 
-    A graph with symbolic input dimensions has specs for inputs and constants only; `bind` gives the
+    A graph with symbolic input dimensions has specs for inputs and constants only; `bind` sets the
     sizes, and `infer_shapes` then fills in the rest.
     """
 
@@ -61,10 +61,10 @@ class Graph:
     constants: dict[str, Array] = field(default_factory=dict)
     layouts: dict[str, Layout] = field(default_factory=dict)
     declared: dict[str, Declared] = field(default_factory=dict)
-    """What the model's file says of outputs, which need not be so."""
+    """What the model's file declares about outputs; it need not be true."""
 
     def copy(self) -> Graph:
-        """Return a graph that can be changed without touching this one (weights are shared)."""
+        """Return a graph that can be changed without changing this one (weights are shared)."""
         return Graph(
             self.name,
             list(self.inputs),
@@ -81,7 +81,7 @@ class Graph:
         return {out: node for node in self.nodes for out in node.outputs if out}
 
     def readers(self) -> Counter[str]:
-        """Return how often each value is read, by nodes and as an output of the graph."""
+        """Return how often each value is read; being an output of the graph counts, too."""
         return Counter([i for n in self.nodes for i in n.inputs if i] + self.outputs)
 
     def input_specs(self, node: Node) -> list[TensorSpec | None]:
@@ -97,7 +97,7 @@ class Graph:
         return [self.constants.get(i) if i else None for i in node.inputs]
 
     def fresh_name(self, base: str) -> str:
-        """Return a value or node name that starts with `base` and is not taken; for many, make `Names` once."""
+        """Return an unused value or node name that starts with `base`; for many names, create `Names` once."""
         return Names(self).fresh(base)
 
     def symbols(self) -> set[str]:
@@ -115,14 +115,14 @@ class Graph:
 
 
 class Names:
-    """Gives names that a graph has neither for values nor for nodes, each once; makes them without a search."""
+    """Creates names that no value or node of a graph has, each without a search."""
 
     def __init__(self, graph: Graph) -> None:
         self._taken = {*graph.specs, *graph.constants, *(n.name for n in graph.nodes)}
         self._last: Counter[str] = Counter()
 
     def fresh(self, base: str) -> str:
-        """Return a name that starts with `base`, and take it."""
+        """Return an unused name that starts with `base`, and mark it as used."""
         name, k = base, self._last[base]
         while name in self._taken:
             k += 1
@@ -133,10 +133,9 @@ class Names:
 
 
 def bind(graph: Graph, shapes: Mapping[str, Shape]) -> Graph:
-    """Return the graph with the named inputs' shapes given; equal symbols must get equal sizes.
+    """Return the graph with the shapes of the named inputs set; equal symbols must get equal sizes.
 
-    Raise InputError with each unknown input, other rank, fixed dimension that differs, and symbol that
-    gets two sizes.
+    Raise InputError that lists each unknown input, wrong rank, wrong fixed dimension, and symbol with two sizes.
     """
     out = graph.copy()
     sizes: dict[str, int] = {}
@@ -161,7 +160,7 @@ def bind(graph: Graph, shapes: Mapping[str, Shape]) -> Graph:
 
 
 def _name_outputs(node: Node) -> Node:
-    """Return the node with a name for each output before its last named one: outputs are told by position."""
+    """Return the node with a name for each output up to its last named one: code finds outputs by position."""
     named = [k for k, o in enumerate(node.outputs) if o]
     count = named[-1] + 1 if named else 0
     if all(node.outputs[:count]) and count == len(node.outputs):
@@ -184,7 +183,7 @@ def _bind_one(declared: tuple[int | str, ...], shape: Shape, sizes: dict[str, in
 
 
 def infer_shapes(graph: Graph) -> Graph:
-    """Return the graph with a spec for every value; ModelError names each node whose inputs do not fit."""
+    """Return the graph with a spec for every value; ModelError names the first node whose inputs do not fit."""
     out = graph.copy()
     for node in graph.nodes:
         infer_node(out, node)
@@ -192,7 +191,7 @@ def infer_shapes(graph: Graph) -> Graph:
 
 
 def infer_node(graph: Graph, node: Node) -> None:
-    """Fill in the specs of one node's outputs from those of its inputs."""
+    """Set the specs of one node's outputs from those of its inputs."""
     specs = inferred(graph, node)
     graph.specs.update((name, spec) for name, spec in zip(node.outputs, specs, strict=False) if name)
 
@@ -203,7 +202,7 @@ def inferred(graph: Graph, node: Node) -> tuple[TensorSpec, ...]:
         specs = node.op.inferred(graph.input_specs(node), graph.input_constants(node))
         if len(node.outputs) > len(specs):
             raise ModelError(f"it names {len(node.outputs)} outputs and makes {len(specs)}")
-    except Exception as e:  # whatever the rule of a foreign op comes to
+    except Exception as e:  # `infer` of a foreign op may raise anything
         why, fix = f"{type(e).__name__}: {e}", ""
         if isinstance(e, WeftError):
             why, fix = e.what + (f" ({e.why})" if e.why else ""), e.fix
@@ -217,7 +216,7 @@ def inferred(graph: Graph, node: Node) -> tuple[TensorSpec, ...]:
 
 
 def depths(graph: Graph) -> dict[str, int]:
-    """Return for each value the length of the longest chain of nodes that leads to it; 0 for what is given."""
+    """Return for each value the length of the longest chain of nodes that leads to it; 0 for inputs and constants."""
     depth: dict[str, int] = {}
     for node in graph.nodes:
         level = 1 + max((depth.get(i, 0) for i in node.inputs if i), default=0)
@@ -226,9 +225,9 @@ def depths(graph: Graph) -> dict[str, int]:
 
 
 def sort_nodes(nodes: Sequence[Node], known: set[str]) -> list[Node]:
-    """Return the nodes in an order in which each comes after what it reads; keeps the given order if it is one.
+    """Return the nodes in an order in which each follows its inputs; keeps the given order if it is one.
 
-    Raise ModelError with the names of all nodes on or behind a cycle, or that read a value nobody makes.
+    Raise ModelError naming all nodes that lie on or depend on a cycle, or that read a value that no node makes.
     """
     made = {o for n in nodes for o in n.outputs if o}
     missing = [(n, i) for n in nodes for i in n.inputs if i and i not in made and i not in known]

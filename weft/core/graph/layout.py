@@ -1,8 +1,8 @@
-"""How the elements of a tensor lie in memory: NCHW, NHWC, NC4HW4 and NHWC4.
+"""Layouts, which say how a tensor's elements lie in memory: NCHW, NHWC, NC4HW4 and NHWC4.
 
 A tensor's *shape* is always the logical one, channels second. A layout maps it to a *storage shape*:
 `(N, C, ...)`, `(N, ..., C)`, `(N, ceil(C/4), ..., 4)` or `(N, ..., 4 * ceil(C/4))`. Shapes without a channel axis
-(rank 0 and 1) lie linearly in every layout. The padding lanes of NC4HW4 and NHWC4 are zero, always.
+(rank 0 and 1) are stored linearly in every layout. The padding lanes of NC4HW4 and NHWC4 are always zero.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PACK = 4
 
 
 class Layout(Enum):
-    """A storage order of a tensor."""
+    """The order in which a tensor's elements are stored."""
 
     NCHW = "NCHW"
     NHWC = "NHWC"
@@ -29,7 +29,7 @@ class Layout(Enum):
 
     @property
     def packed(self) -> bool:
-        """Tell whether channels lie in whole blocks of four, so that kernels see vectors of them."""
+        """Tell whether channels are stored in whole blocks of four, so that kernels read them as vectors."""
         return self in (Layout.NC4HW4, Layout.NHWC4)
 
 
@@ -67,7 +67,7 @@ def to_storage(array: Array, layout: Layout) -> Array:
 
 
 def from_storage(stored: Array, shape: Shape, layout: Layout) -> Array:
-    """Return the logical array of `shape` out of its stored form; padding lanes are dropped."""
+    """Return the logical array of `shape` from its stored form, without padding lanes."""
     stored = stored.reshape(storage_shape(shape, layout))
     if len(shape) < 2 or layout is Layout.NCHW:
         return stored
@@ -81,9 +81,9 @@ def from_storage(stored: Array, shape: Shape, layout: Layout) -> Array:
 
 
 def convert(stored: Array, shape: Shape, source: Layout, target: Layout, dtype: Any) -> Array:
-    """Return the stored form in `target` layout and `dtype` of an array stored in `source` layout.
+    """Return an array stored in `source` layout converted to `target` layout and `dtype`.
 
-    Whatever the source has in padding lanes, those of the result are zero.
+    The result's padding lanes are zero, whatever the source has in its own.
     """
     if source is not target or (source.packed and len(shape) > 1 and shape[1] % PACK):
         stored = to_storage(from_storage(stored, shape, source), target)

@@ -14,21 +14,21 @@ from weft.errors import ConfigError, ModelError, brief
 
 GIB = 1 << 30
 SMALL = 1 << 10
-"""Bytes up to which values are folded whatever the limits are: shapes follow from such."""
+"""Values up to this many bytes are always folded: shapes depend on them."""
 FLOPS_A_SECOND = 1e9
-"""What is assumed of the ops' numpy references, to know of a long folding before it begins."""
+"""Assumed speed of the numpy references, to predict a long folding before it begins."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a model may cost before it runs; each can be raised for a model that is trusted.
+    """Limits on what a model may cost before it runs.
 
-    `nodes`: after functions are expanded. A file of a kilobyte can ask for any number of them; the largest models that
-    exporters write have some ten thousand, and 100,000 load in some 15 s.
-    `constant_bytes`: what the model's constants take, those in functions once for each call.
-    `folding_bytes`: what folding and rewrites compute from them, in all. A node of a hundred bytes can ask for any
-    number of them. What goes beyond is left to run, in memory that is planned and used again.
-    `folding_seconds`: what computing that may take; what goes beyond is left to run.
+    `nodes`: nodes after functions are expanded. A file of a kilobyte can ask for any number of them. The largest
+    models that exporters write have about ten thousand; 100,000 load in about 15 s.
+    `constant_bytes`: bytes of the model's constants; those in a function count once for each call.
+    `folding_bytes`: bytes of everything that folding and rewrites compute from constants. A node of a hundred bytes can
+    ask for any number of them. What exceeds the limit is computed in each run, in planned and reused memory.
+    `folding_seconds`: time that this computing may take; what exceeds it is computed in each run.
     """
 
     nodes: int = 250_000
@@ -38,7 +38,7 @@ class Limits:
 
     @classmethod
     def of(cls, given: Limits | Mapping[str, float] | None) -> Limits:
-        """Return limits as callers give them: as these, or some of them by name; ConfigError for others."""
+        """Return the limits that a caller gives: Limits, some limits by name, or None; ConfigError for others."""
         if isinstance(given, Limits):
             return given
         if given is not None and not isinstance(given, Mapping):
@@ -57,7 +57,7 @@ class Limits:
         return cls(**made)  # type: ignore[arg-type]  # checked above
 
     def exceeded(self, name: str, needed: float, what: str, where: str = "") -> ModelError:
-        """Return the error for a model that needs more than a limit allows."""
+        """Return the error for a model that exceeds a limit."""
         return ModelError(
             f"{what} goes beyond the limit {name!r}",
             where=where,
@@ -66,7 +66,7 @@ class Limits:
         )
 
     def check(self, graph: Graph) -> None:
-        """Raise ModelError if a graph has too many nodes or bytes of constants."""
+        """Raise ModelError if a graph has too many nodes or too many bytes of constants."""
         if len(graph.nodes) > self.nodes:
             raise self.exceeded("nodes", len(graph.nodes), f"graph {graph.name!r}")
         nbytes = sum({id(value): value.nbytes for value in graph.constants.values()}.values())
@@ -76,19 +76,19 @@ class Limits:
 
 @dataclass
 class Budget:
-    """What is left of the limits of folding while one network is made, and what was left to run for them."""
+    """What remains of the folding limits while one network is optimised, and the values that exceeded them."""
 
     limits: Limits = field(default_factory=Limits)
     nbytes: int = 0
-    """What was made so far."""
+    """Bytes folded so far."""
     seconds: float = 0.0
-    """What that took."""
+    """Seconds spent on folding so far."""
     left: dict[str, tuple[str, float]] = field(default_factory=dict)
-    """The values that each run computes: the limit that was in the way, and what it would have to be."""
+    """Values that each run must compute: the limit in the way, and the value it would need."""
     clock: Callable[[], float] = perf_counter
 
     def allows(self, values: Iterable[str], nbytes: int, *, flops: int = 0, read: int = 0) -> bool:
-        """Tell whether values may be made of constants of `read` bytes; where not, note them as left to run."""
+        """Tell whether values may be folded from constants of `read` bytes; if not, note that runs compute them."""
         if max(nbytes, read) <= SMALL:
             return True
         seconds = self.seconds + flops / FLOPS_A_SECOND
@@ -103,20 +103,20 @@ class Budget:
         return False
 
     def spend(self, nbytes: int, began: float) -> None:
-        """Count what was made, since that reading of the clock."""
+        """Count `nbytes` bytes of folded values, computed since the clock read `began`."""
         self.nbytes += nbytes
         self.seconds += self.clock() - began
 
     def blocking(self, values: Iterable[str], what: str) -> ModelError | None:
-        """Return the error for what cannot be done because one of these values was left to run."""
+        """Return the error for a step that needs one of these values and cannot have it, since it was not folded."""
         for value in values:
             if value in self.left:
                 limit, need = self.left[value]
-                return self.limits.exceeded(limit, need, f"{what}: folding {value!r}, which it must know,")
+                return self.limits.exceeded(limit, need, f"{what}: folding {value!r}, whose value it needs,")
         return None
 
     def notes(self) -> list[str]:
-        """Return a note that says what is left to run, if anything is."""
+        """Return a note that names the values each run computes because of a limit; none if there are none."""
         if not self.left:
             return []
         value, (limit, need) = next(iter(self.left.items()))

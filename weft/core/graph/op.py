@@ -1,7 +1,7 @@
 """What an op is: typed attributes, a rule for shapes and types, and a numpy reference.
 
-An op is a frozen dataclass; its fields are its attributes, by their ONNX names. The reference is the
-CPU backend's execution unless the CPU backend registers a better one, and the oracle in every test.
+An op is a frozen dataclass; its fields are its attributes, by their ONNX names. The CPU backend runs the reference
+unless it registers a faster execution; every test compares against the reference.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from weft.errors import BackendError, ModelError
 
 Constants = Sequence["Array | None"]
 OpClass = Literal["exact", "arithmetic", "transcendental", "reduction"]
-"""How rounding enters; with the element type it decides the tolerance of a comparison."""
+"""How rounding enters; with the element type it decides a comparison's tolerance."""
 
 
 @dataclass(frozen=True)
@@ -28,26 +28,26 @@ class Op(ABC):
     type: ClassVar[str] = ""
     op_class: ClassVar[OpClass] = "exact"
     is_elementwise: ClassVar[bool] = False
-    """Whether each element of the output follows from the elements at its place in the broadcast inputs."""
+    """Whether each output element depends only on the elements at its place in the broadcast inputs."""
 
     reads_part: ClassVar[bool] = False
-    """Whether it reads no more of an input than it writes: a few rows of a table."""
+    """Whether it reads at most as much of an input as it writes, such as a few rows of a table."""
 
     most_inputs: ClassVar[int | None] = None
-    """How many inputs it has at most; None if `infer` itself counts them, or takes any number."""
+    """The most inputs it takes; None if `infer` counts them or any number is valid."""
 
     from_optimizing: ClassVar[bool] = False
-    """Whether only an optimiser makes it, as a backend's own fused op: then no `why_not` is asked about it."""
+    """Whether only an optimiser creates it, such as a backend's own fused op; no `why_not` is asked about it."""
 
     flags: ClassVar[tuple[str, ...]] = ()
-    """The attributes that are numbers and mean no (0) or yes (1)."""
+    """The attributes that are yes/no numbers: 0 or 1."""
 
     @abstractmethod
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         """Return the specs of the outputs.
 
-        `inputs` are static specs, None for an optional input that is missing; `constants` are the values
-        of those inputs that are known. Raise ModelError, saying why, where they do not fit.
+        `inputs` are static specs, None for a missing optional input; `constants` holds the values of the
+        inputs that are known. Raise ModelError, saying why, if they do not fit.
         """
 
     @abstractmethod
@@ -55,9 +55,9 @@ class Op(ABC):
         """Return the output array (or tuple of them) for logical numpy inputs."""
 
     def inferred(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return what `infer` does, having checked the number of inputs and the flags.
+        """Return what `infer` returns, after checking the number of inputs and the flags.
 
-        Raise ModelError with all that does not fit. Anything that `infer` of a foreign op raises comes out as it is.
+        Raise ModelError with everything that does not fit. An exception from a foreign op's `infer` passes unchanged.
         """
         problems = self.wrong_flags()
         if self.most_inputs is not None and len(inputs) > self.most_inputs:
@@ -74,7 +74,7 @@ class Op(ABC):
     def flops(self, inputs: Sequence[Shape | None], outputs: Sequence[Shape]) -> int:
         """Return the operations for these shapes, two for a multiply-add; by default one for each output element.
 
-        Profiles set times against it, so orders of magnitude will do.
+        Profiles compare times against it, so the order of magnitude is enough.
         """
         return sum(prod(shape) for shape in outputs)
 
@@ -88,7 +88,7 @@ class Op(ABC):
 
 
 class MovingOp(Op):
-    """An op that only copies elements, so that there is nothing to compute."""
+    """An op that only copies elements and computes nothing."""
 
     def flops(self, inputs: Sequence[Shape | None], outputs: Sequence[Shape]) -> int:
         """Return 0."""
@@ -100,7 +100,7 @@ _OPS: dict[str, type[Op]] = {}
 
 
 def register_op(cls: OpT) -> OpT:
-    """Register an op class under its `type` (default: the class name); a taken name is refused."""
+    """Register an op class under its `type` (default: the class name); BackendError if the name is taken."""
     if not cls.__dict__.get("type"):
         cls.type = cls.__name__
     if cls.type in _OPS:

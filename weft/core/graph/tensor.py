@@ -1,4 +1,4 @@
-"""Tensors: a description (`TensorSpec`) in a graph, a place in some backend's memory (`Tensor`) in a session."""
+"""Tensors: `TensorSpec` describes one in a graph, `Tensor` is memory of some backend in a session."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weft.core.graph.layout import Array, Layout, Shape, from_storage, storage_s
 
 
 class MemoryOwner(Protocol):
-    """What a tensor needs of the backend that owns its memory."""
+    """What a tensor needs from the backend that owns its memory."""
 
     host_memory: ClassVar[bool]
 
@@ -23,7 +23,7 @@ class MemoryOwner(Protocol):
 
 
 Dim = int | str
-"""A size, or the name of one that is bound when a session is made."""
+"""A size, or the name of a symbolic dimension that a session binds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +57,9 @@ class TensorSpec:
 class Tensor:
     """A tensor of a session: what it holds, and where.
 
-    `shape` is logical (channels second); `layout` says how the elements lie. `memory` is whatever the
-    owning `backend` put there in `onAcquireBuffer`; where `backend` is None the tensor is on the host
-    and `memory` is a numpy array of the storage shape. `constant` is the logical value of a constant.
+    `shape` is logical (channels second); `layout` is the storage order. `memory` is what the owning `backend` stored
+    there in `onAcquireBuffer`; if `backend` is None, the tensor is on the host and `memory` is a numpy array of the
+    storage shape. `constant` is the logical value of a constant.
     """
 
     name: str
@@ -78,7 +78,7 @@ class Tensor:
 
     @classmethod
     def empty(cls, shape: Shape, dtype: DType, layout: Layout = Layout.NCHW, name: str = "") -> Tensor:
-        """Return a host tensor with storage of unspecified content."""
+        """Return a host tensor with uninitialized storage."""
         return cls(name, shape, dtype, layout, np.empty(storage_shape(shape, layout), dtype.numpy))
 
     @property
@@ -92,7 +92,7 @@ class Tensor:
         return storage_size(self.shape, self.layout) * self.dtype.itemsize
 
     def numpy(self) -> Array:
-        """Return the logical array; a tensor on a device is copied to the host first (and waited for)."""
+        """Return the logical array; waits for a tensor on a device and copies it to the host first."""
         if self.backend is None:
             return from_storage(self.memory, self.shape, self.layout)
         host = Tensor.empty(self.shape, self.dtype, self.layout, self.name)
@@ -101,10 +101,10 @@ class Tensor:
 
 
 def same_value(before: Array | None, now: Array | None) -> bool:
-    """Tell whether two constants are equal, so that what was made of the first serves still.
+    """Tell whether two constants are equal, so that what was built from the first is still valid.
 
-    Passes that compute constants (folded batch norms, fp16 weights) make new arrays at each resize; to
-    compare them costs less than to pack and upload them again.
+    Passes that compute constants (folded batch norms, fp16 weights) create new arrays at each resize.
+    Comparing them costs less than packing and uploading them again.
     """
     if before is None or now is None or before is now:
         return before is now

@@ -1,4 +1,4 @@
-"""Is a graph well formed, and are its values what its ops make of them? Asked before anything is made of it."""
+"""Checks that a graph is well formed and that its specs match its ops, before anything is built from it."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ SHOWN = 20
 
 
 def validate(graph: Graph) -> None:
-    """Raise ModelError with everything that is wrong with the names and the order of a graph."""
+    """Raise ModelError with everything that is wrong with a graph's names and order."""
     problems = graph_problems(graph)
     if problems:
         more = [f"and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
         raise ModelError(
             f"graph {graph.name!r} is not well formed",
             why="; ".join(problems[:SHOWN] + more),
-            fix="each value is made once and before it is read; each node has a name of its own",
+            fix="make each value once, before it is read, and give each node a name of its own",
         )
 
 
 def graph_problems(graph: Graph) -> list[str]:
-    """Return everything that is wrong with the names and the order of a graph."""
+    """Return everything that is wrong with a graph's names and order."""
     return _origins(graph) + _order(graph)
 
 
 def wrong_specs(graph: Graph) -> list[str]:
-    """Return each node that does not take its inputs, and each value that is not what its node makes.
+    """Return each node that does not accept its inputs, and each value whose spec its node does not produce.
 
-    The graph has nodes in order and specs of known sizes, for the inputs of nodes at least.
+    The graph's nodes are in order; at least the nodes' inputs have specs of known sizes.
     """
     problems = []
     for node in graph.nodes:
@@ -42,15 +42,15 @@ def wrong_specs(graph: Graph) -> list[str]:
         for name, spec in zip(node.outputs, specs, strict=False):
             told = graph.specs.get(name)
             if name and told != spec:
-                problems.append(f"{name!r} is said to be {told}, and node {node.name!r} ({node.op.type}) makes {spec}")
+                problems.append(f"{name!r} has the spec {told}, but node {node.name!r} ({node.op.type}) makes {spec}")
     return problems
 
 
 def check_declared(graph: Graph) -> list[str]:
-    """Return notes on outputs that have other sizes than a file declares; the graph has all specs.
+    """Return notes on outputs whose sizes differ from what the file declares; the graph has all specs.
 
-    Raise ModelError with every output of another type or rank, and, where all inputs have fixed sizes, of other
-    sizes. Where some are open, a fixed size of an output is mostly what it was for the example of an exporter.
+    Raise ModelError with every output whose type or rank differs and, if all inputs have fixed sizes, whose sizes
+    differ. If some input sizes are open, a fixed output size is mostly that of the exporter's example.
     """
     problems, notes = [], []
     for name, declared in graph.declared.items():

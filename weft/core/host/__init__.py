@@ -1,1 +1,1 @@
-"""The host's side: backends in its memory, the memory planner, copies, threads, processes and files."""
+"""The host's side: host memory backends, the memory planner, copies, threads, child processes and files."""

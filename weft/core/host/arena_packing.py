@@ -1,12 +1,12 @@
 """Pack blocks of memory, each with a lifetime, into the smallest arena (contract M8).
 
-The problem is NP-hard. Greedy orders are tried one after the other, each block going to the tightest gap that is free
-during its whole life; "largest first" is the order of Pisarchyk and Lee, "Efficient Memory Management for Deep Neural
-Net Inference" (2020). Where all of them leave more than the bound, a search goes on from the best: the block that did
-not fit below the best size so far is placed first next time. Everything stops as soon as the bound is reached.
+The problem is NP-hard. Several greedy orders are tried; each places a block in the tightest gap that is free during the
+block's whole life. "Largest first" is the order of Pisarchyk and Lee, "Efficient Memory Management for Deep Neural
+Net Inference" (2020). If all of them exceed the lower bound, a search continues from the best: the block that did
+not fit below the best size so far is placed first next time. Everything stops when the bound is reached.
 
-A greedy order looks at every pair of blocks that live at the same time. Where one value has 50,000 readers there are a
-billion pairs: beyond a number of pairs for each block only the orders of birth and death are tried, which need none.
+A greedy order looks at every pair of blocks that live at the same time. A value with 50,000 readers can cause a
+billion pairs. Beyond a number of pairs for each block, only the orders of birth and death are tried, which need none.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 PAIRS_A_BLOCK, FEW_PAIRS = 16, 50_000
-"""Pairs of blocks that live together up to which greedy orders are tried: so many for each block, or so many in all."""
+"""Greedy orders are tried up to this many pairs of blocks that live together: for each block, or in all."""
 TRIES, SEARCH_VISITS = 64, 30_000
-"""What the search may do: pack so often, and look at so many placed blocks, which takes about 10 ms."""
+"""Limits of the search: how often it packs, and how many placed blocks it looks at, which takes about 10 ms."""
 
 
 class Block(NamedTuple):
-    """Bytes that are needed from step `birth` up to, not including, step `death`; no two births share a step."""
+    """Bytes that are needed from step `birth` until before step `death`; no two births share a step."""
 
     size: int
     birth: int
@@ -30,7 +30,7 @@ class Block(NamedTuple):
 
 
 class Packing(NamedTuple):
-    """The offset of each block, the bytes of all together, and how many steps it took to find that."""
+    """The offset of each block, the arena's bytes, and the number of steps that the packing took."""
 
     offsets: list[int]
     size: int
@@ -47,18 +47,18 @@ def live_peak(blocks: Sequence[Block]) -> int:
 
 
 def pack(blocks: Sequence[Block]) -> Packing:
-    """Return the best packing that was found; equal blocks get equal packings."""
+    """Return the best packing found; equal blocks give equal packings."""
     return _Packer(blocks).run()
 
 
 class _Packer:
-    """The best packing so far, and the order of the blocks that led to it."""
+    """Keeps the best packing so far, and the order of blocks that gave it."""
 
     def __init__(self, blocks: Sequence[Block]) -> None:
         self._blocks = blocks
         self._bound = live_peak(blocks)
         self._near: list[list[int]] = []
-        """For each block, those that live at some step of its life."""
+        """For each block, the blocks whose lives overlap its own."""
         self._best: list[int] = []
         self._order: list[int] = []
         self._size: int | None = None
@@ -101,12 +101,12 @@ class _Packer:
             live.add(k)
 
     def _keep(self, offsets: list[int], size: int, order: list[int]) -> bool:
-        """Keep a packing if it is smaller than the best; return whether none can be smaller."""
+        """Keep a packing if it is smaller than the best; return whether the best has reached the bound."""
         if self._size is None or size < self._size:
             self._best, self._size, self._order = offsets, size, order
         return self._size <= self._bound
 
-    # -- greedy orders ---------------------------------------------------------------------------------------
+        # -- greedy orders ---------------------------------------------------------------------------------------
 
     def _greedy(self, key: Callable[[Block], tuple[int, ...]]) -> bool:
         order = sorted(range(len(self._blocks)), key=lambda k: key(self._blocks[k]))
@@ -114,20 +114,20 @@ class _Packer:
         return self._size == self._bound
 
     def _search(self) -> bool:
-        """Place first what did not fit, again and again."""
+        """Repeat: place first the block that did not fit."""
         order, end = self._order.copy(), self._visits + SEARCH_VISITS
         for _ in range(TRIES):
             late = self._place(order)
             if self._size == self._bound or self._visits >= end:
                 break
             if late is None:
-                continue  # a smaller one was found: the same order breaks its size
+                continue  # it found a smaller packing, which the same order now exceeds
             order.remove(late)
             order.insert(0, late)
         return self._size == self._bound
 
     def _place(self, order: list[int]) -> int | None:
-        """Place the blocks in an order and keep the packing; or return the block that does not fit below the best."""
+        """Place the blocks in an order and keep the packing, or return the first block that exceeds the best size."""
         blocks, offsets, total = self._blocks, [-1] * len(order), 0
         for k in order:
             size, cursor, best, best_gap = blocks[k].size, 0, -1, 0
@@ -148,7 +148,7 @@ class _Packer:
     # -- in the order of births, which needs no pairs ----------------------------------------------------------
 
     def _sweep(self, blocks: Sequence[Block]) -> bool:
-        """Place the blocks as they are born: only the gaps of that moment count."""
+        """Place the blocks in the order of their births, using only the gaps of that moment."""
         offsets, total, gaps = [-1] * len(blocks), 0, _Gaps()
         order = []
         for _, k in _events(blocks):
@@ -163,25 +163,25 @@ class _Packer:
 
 
 def _events(blocks: Sequence[Block]) -> list[tuple[int, int]]:
-    """Return the steps at which blocks are born and die, with their numbers; each block comes twice."""
+    """Return each block's number at the step of its birth and again at that of its death, sorted by step."""
     births = [(b.birth, 1, k) for k, b in enumerate(blocks)]
     deaths = [(b.death, 0, k) for k, b in enumerate(blocks)]
     return [(step, k) for step, _, k in sorted(births + deaths)]
 
 
 class _Gaps:
-    """Free pieces of the arena below its highest block: each ends where a block begins, and none touch."""
+    """Free pieces of the arena below its highest block: each ends where a block begins, and no two touch."""
 
     def __init__(self) -> None:
         self._by_size: list[tuple[int, int]] = []
         self._begin: dict[int, int] = {}
-        """Where the gap with this end begins."""
+        """The beginning of the gap with this end."""
         self._end: dict[int, int] = {}
-        """Where the gap with this beginning ends."""
+        """The end of the gap with this beginning."""
         self._top = 0
 
     def take(self, size: int) -> int:
-        """Return the offset of the tightest gap, the lowest of several, or of the top."""
+        """Return the offset of the tightest gap, the lowest of equals, or of the top."""
         k = bisect_left(self._by_size, (size, -1))
         if k == len(self._by_size):
             self._top += size
@@ -194,7 +194,7 @@ class _Gaps:
         return offset
 
     def give(self, offset: int, size: int) -> None:
-        """Take a piece back and join it with the gaps that it touches."""
+        """Free a piece and join it with the gaps that it touches."""
         begin, end = self._begin.get(offset, offset), self._end.get(offset + size, offset + size)
         if begin < offset:
             self._remove(begin, offset)

@@ -1,4 +1,4 @@
-"""Locks between processes: one at a time writes in a folder; a file that is being written is told from a left one."""
+"""Locks between processes: one process at a time writes in a folder; files in use are told from abandoned ones."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any, BinaryIO
 
 try:
     _fcntl: Any = import_module("fcntl")
-except ImportError:  # Windows, where a folder cannot be opened
+except ImportError:  # Windows, which cannot open a folder
     _fcntl = None
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes and threads from this block, for the same folder, while it runs; OSError if that fails.
+    """Keep other processes and threads out of this block for the same folder; OSError if that fails.
 
-    The system ends the lock with the process that holds it. Without `fcntl` a file `.lock` stays in the folder.
+    The system releases the lock when the process ends. Without `fcntl`, a file `.lock` stays in the folder.
     """
     fd = os.open(folder, os.O_RDONLY) if _fcntl else os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -35,7 +35,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def open_locked(path: Path) -> Iterator[BinaryIO]:
-    """Open a new file to write within the block, which `remove_left` leaves alone; FileExistsError if it is there."""
+    """Open a new file for writing in the block, safe from `remove_left`; FileExistsError if it exists."""
     while True:
         with open(path, "xb") as file:
             if _stays(file.fileno()):
@@ -44,16 +44,16 @@ def open_locked(path: Path) -> Iterator[BinaryIO]:
 
 
 def _stays(fd: int) -> bool:
-    """Lock a file that was just made; False if it was removed meanwhile, as one that somebody left."""
+    """Lock a file that was just created; False if another process removed it meanwhile as abandoned."""
     if _fcntl is None:
-        return True  # Windows removes no file that is open
-    with suppress(OSError):  # a file system without locks, where `remove_left` removes nothing
+        return True  # Windows does not remove open files
+    with suppress(OSError):  # the file system has no locks, so `remove_left` removes nothing
         _fcntl.flock(fd, _fcntl.LOCK_EX)
     return os.fstat(fd).st_nlink > 0
 
 
 def remove_left(path: Path) -> None:
-    """Remove a file that `open_locked` made; OSError if somebody still writes it, or it cannot be removed."""
+    """Remove an abandoned file of `open_locked`; OSError if a process still writes it or it cannot be removed."""
     if _fcntl is None:
         path.unlink()
         return
@@ -69,6 +69,6 @@ def _lock_first_byte(fd: int) -> None:
             msvcrt.locking(fd, msvcrt.LK_LOCK, 1)
             return
         except OSError as e:
-            # It gives up after ten tries, a second apart.
+            # LK_LOCK gives up after ten tries, a second apart.
             if e.errno != errno.EDEADLK:
                 raise

@@ -17,10 +17,10 @@ from weft.errors import OutOfMemory
 
 
 class HostBackend(Backend):
-    """A backend whose tensors are numpy arrays, so that others copy to and from them directly.
+    """A backend whose tensors are numpy arrays, so that other backends copy to and from them directly.
 
-    Subclass it where the values lie in the host's memory: all callbacks are there, and what is left to
-    write is `why_not` and the ops. `Tensor.memory` is an array of `storage_shape` from `onAllocateBuffer` on.
+    Subclass it for values in the host's memory: it has all callbacks, so only `why_not` and the ops are left to
+    write. From `onAllocateBuffer` on, `Tensor.memory` is an array of `storage_shape`.
     """
 
     host_memory = True
@@ -31,7 +31,7 @@ class HostBackend(Backend):
         self._slots: dict[Tensor, Slot] = {}
 
     def onAcquireBuffer(self, tensor: Tensor, storage_type: StorageType) -> bool:
-        """Give the tensor an array, at once or in the plan."""
+        """Give the tensor an array now or in the plan."""
         slot = self._memory.acquire(tensor.nbytes, storage_type)
         self._slots[tensor] = slot
         tensor.backend = self
@@ -45,7 +45,7 @@ class HostBackend(Backend):
             tensor.memory = piece.view(tensor.dtype.numpy).reshape(tensor.storage_shape)
 
     def onReleaseBuffer(self, tensor: Tensor, storage_type: StorageType) -> bool:
-        """Take the array back as the storage type says."""
+        """Free the array according to its storage type."""
         slot = self._slots.get(tensor)
         if slot is None:
             return False
@@ -64,34 +64,34 @@ class HostBackend(Backend):
         return source.memory is not None
 
     def onResizeBegin(self) -> None:
-        """Begin to record lifetimes."""
+        """Start to record lifetimes."""
         self._memory.begin()
 
     def onAllocateBuffer(self) -> bool:
-        """Allocate the arena and give every tensor its place in it."""
+        """Allocate the arena and give every tensor its place."""
         self._memory.allocate()
         for tensor, slot in self._slots.items():
             self._bind(tensor, slot)
         return True
 
     def onClearBuffer(self) -> bool:
-        """Free everything that is not STATIC."""
+        """Free everything except STATIC memory."""
         self._memory.clear()
         self._slots = {t: s for t, s in self._slots.items() if s.storage is StorageType.STATIC}
         return True
 
     def onCopyBuffer(self, src: Tensor, dst: Tensor) -> None:
-        """Copy between arrays, converting layout and element type; a tensor of a device is left to that."""
+        """Copy between arrays, converting layout and element type; a device's backend copies its own tensors."""
         copy_tensor(src, dst)
 
     def onExecuteBegin(self) -> None:
         """Do nothing: each execution runs when it is called."""
 
     def onExecuteEnd(self) -> None:
-        """Do nothing: the work is done."""
+        """Do nothing: executions run when they are called."""
 
     def statistics(self) -> Mapping[str, int]:
-        """Return the bytes of the arena, of its lower bound, and of constants."""
+        """Return the bytes of the arena, its lower bound, and the bytes of constants."""
         arena = self._memory.arena
         static = self._memory.static_bytes
         return {"arena_bytes": arena.size, "arena_live_peak": arena.live_peak(), "static_bytes": static}
@@ -104,8 +104,8 @@ class HostBackend(Backend):
     def _allocate(self, nbytes: int) -> Array:
         try:
             if nbytes > _memory("SC_PHYS_PAGES"):
-                # Many systems would promise it, and end the process when it is written to.
-                raise MemoryError("more than the host has in all")
+                # Many systems would grant it, and kill the process when it writes there.
+                raise MemoryError("it exceeds the host's whole memory")
             return np.empty(nbytes, np.uint8)
         except (MemoryError, ValueError) as e:
             raise OutOfMemory(
@@ -122,7 +122,7 @@ def _free_memory() -> str:
 
 
 def _memory(pages: str) -> float:
-    """Return the bytes of so many pages, infinity where the system does not tell."""
+    """Return the bytes of that many pages; infinity if the system does not tell."""
     try:
         return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):

@@ -1,4 +1,4 @@
-"""The deferred memory plan (contract M8): lifetimes are recorded, then packed into one arena."""
+"""The deferred memory plan (contract M8): record lifetimes, then pack them into one arena."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KeyT = TypeVar("KeyT", bound=Hashable)
 
 @dataclass(slots=True)
 class _Life:
-    """Bytes, and the steps at which they are acquired and released."""
+    """A size in bytes, and the steps of acquire and release."""
 
     size: int
     birth: int
@@ -23,26 +23,26 @@ class _Life:
 
 
 class ArenaPlan(Generic[KeyT]):
-    """Record acquires and releases; `plan` then gives each key an offset in one arena."""
+    """Records acquires and releases; `plan` then gives each key an offset in one arena."""
 
     def __init__(self, alignment: int = 64) -> None:
         self.alignment = alignment
         self.size = 0
         self.visits = 0
-        """How many steps the last plan took: it grows with the blocks, not with their square."""
+        """Steps that the last plan took; they grow with the number of blocks, not with its square."""
         self._blocks: dict[KeyT, _Life] = {}
         self._step = 0
 
     def acquire(self, key: KeyT, nbytes: int) -> None:
-        """Record that `key` needs `nbytes` from now on; a second acquire of a live key is refused."""
+        """Record that `key` needs `nbytes` from now on; BackendError if it is already live."""
         if key in self._blocks:
-            raise BackendError(f"{key!r} was acquired twice without a clear between")
+            raise BackendError(f"{key!r} was acquired twice without a clear in between")
         a = self.alignment
         self._blocks[key] = _Life(max(-(-nbytes // a), 1) * a, self._step)
         self._step += 1
 
     def release(self, key: KeyT) -> None:
-        """Record that `key` is not needed any more."""
+        """Record that `key` is no longer needed."""
         block = self._blocks.get(key)
         if block is None or block.death is not None:
             raise BackendError(f"{key!r} was released without being acquired")
@@ -50,7 +50,7 @@ class ArenaPlan(Generic[KeyT]):
         self._step += 1
 
     def forget(self, key: KeyT) -> None:
-        """Take a key out of the plan: it lies somewhere else."""
+        """Remove a key from the plan because its memory is elsewhere."""
         del self._blocks[key]
 
     def __iter__(self) -> Iterator[KeyT]:
@@ -77,7 +77,7 @@ class ArenaPlan(Generic[KeyT]):
 
 @dataclass(eq=False, slots=True)
 class Slot:
-    """Memory of one tensor: a piece of a buffer. Until a deferred plan is made `buffer` is None."""
+    """Memory of one tensor: a piece of a buffer. `buffer` is None until a deferred plan is allocated."""
 
     nbytes: int
     storage: StorageType
@@ -86,11 +86,11 @@ class Slot:
 
 
 class BufferManager:
-    """The three storage types of the contract (M5-M8) over any allocator; for every kind of backend.
+    """The contract's three storage types (M5-M8) over any allocator, for every kind of backend.
 
-    Between `begin` and `allocate` nothing is allocated but STATIC memory: DYNAMIC slots are planned into
-    one arena, DYNAMIC_SEPERATE ones into one other buffer. Outside, memory is given at once, and DYNAMIC
-    memory that was released is preferred.
+    Between `begin` and `allocate` only STATIC memory is allocated: DYNAMIC slots are planned into
+    one arena, DYNAMIC_SEPERATE slots into a second buffer. At other times memory is allocated at once, and released
+    DYNAMIC memory is reused first.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class BufferManager:
         return sum(slot.nbytes for slot in self._static)
 
     def begin(self) -> None:
-        """Begin to record; nothing may be left from before (call `clear` first)."""
+        """Start to record; call `clear` first."""
         self._recording = True
 
     def acquire(self, nbytes: int, storage: StorageType) -> Slot:
@@ -150,7 +150,7 @@ class BufferManager:
         return slot
 
     def release(self, slot: Slot) -> None:
-        """Take a slot back as its storage type says; BackendError if it was not acquired."""
+        """Release a slot according to its storage type; BackendError if it was not acquired."""
         if slot.storage is StorageType.STATIC:
             if slot not in self._static:
                 raise BackendError("STATIC memory was released twice or never acquired")
@@ -165,7 +165,7 @@ class BufferManager:
             self._arena.release(slot)
 
     def place(self, slot: Slot, buffer: Any) -> None:
-        """Let a slot that was recorded lie at the start of the caller's buffer, who also frees that."""
+        """Move a recorded slot to the start of the caller's buffer; the caller frees that buffer."""
         if slot.storage is StorageType.DYNAMIC:
             self._arena.forget(slot)
         else:
@@ -174,7 +174,7 @@ class BufferManager:
         self._placed.append(slot)
 
     def allocate(self) -> None:
-        """Make the plan and allocate it; every recorded slot has its place afterwards."""
+        """Make the plan and allocate it; afterwards every recorded slot has its place."""
         self._recording = False
         self._place(self._arena.plan(), self._arena.size)
         offsets, total = {}, 0

@@ -1,7 +1,7 @@
-"""Copies of large arrays on the host, by several threads: one core alone is slower than the bus to a GPU.
+"""Copies of large arrays on the host by several threads: one core alone is slower than the bus to a GPU.
 
-numpy releases the interpreter's lock while it copies, so threads of Python are enough. The calling thread
-copies too; its helpers are threads that wait for work on a queue that costs far less than an executor's.
+numpy releases the GIL while it copies, so Python threads are enough. The calling thread copies too; its helper threads
+wait on a queue that costs far less than an executor's.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ import numpy as np
 from weft.core.graph.layout import Array
 
 SMALLEST = 1 << 20
-"""Bytes below which one thread is faster: to wake others takes as long as it needs for half of that."""
+"""Below this many bytes one thread is faster: it copies half of them in the time that waking others takes."""
 PIECE = 1 << 20
 LEAST_PIECE = 1 << 18
-"""A thread copies so many bytes at a time: fewer where there would be no piece for some of them."""
+"""Bytes that a thread copies at a time; fewer if some threads would otherwise get no piece."""
 MOST_THREADS = 4
-"""More than these copy faster by themselves, but not beside a caller that submits what is there: threads wait for
-the interpreter's lock at the end of each piece, and so does the caller (measured on 16 cores, benchmarks/NOTES.md)."""
+"""More threads copy faster alone, but not beside a caller that submits the copied pieces: at the end of each piece the
+threads and the caller wait for the GIL (measured on 16 cores, benchmarks/NOTES.md)."""
 
 HELPER = "weft-copy"
-"""The name of the threads that copy beside the caller's; they use nothing but the arrays."""
+"""Name of the threads that copy beside the caller's; they use nothing but the arrays."""
 
 Progress = Callable[[int], None]
-"""Called by the thread that copies, with how many bytes from the target's first on are done."""
+"""The copying thread calls it with the bytes done, counted from the start of the target."""
 
 
 def copy_into(target: Array, source: Array, progress: Progress | None = None) -> None:
@@ -38,20 +38,20 @@ def copy_into(target: Array, source: Array, progress: Progress | None = None) ->
 
 
 def set_threads(count: int) -> None:
-    """Let `copy_into` use so many threads from now on; for measurements."""
+    """Set the number of threads of `copy_into`; for measurements."""
     global _copier
     _copier.close()
     _copier = Copier(count)
 
 
 def default_threads() -> int:
-    """Return how many threads `copy_into` uses by itself: those this process has cores for, up to a limit."""
+    """Return the default number of threads of `copy_into`: the cores this process may use, up to a limit."""
     mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(MOST_THREADS, mine)
 
 
 class Copier:
-    """Copies with a number of threads, the caller's among them. It may be used from several threads."""
+    """Copies with a number of threads, including the caller's; several threads may use it."""
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
@@ -73,35 +73,35 @@ class Copier:
         job.run(progress)
 
     def close(self) -> None:
-        """Let the helpers end once they have done what was asked of them; the next copy makes new ones."""
+        """Let the helpers end after their current work; the next copy starts new ones."""
         with self._lock:
             for _ in range(self._helpers):
                 self._calls.put(None)
             self._helpers = 0
 
     def _ready(self) -> int:
-        """Return how many helpers there are, which are started when they are first needed."""
+        """Return the number of helper threads, starting them at the first need."""
         wanted = self.threads - 1
         if self._helpers < wanted:
             with self._lock:
                 try:
                     while self._helpers < wanted:
-                        # They must not keep the interpreter from its end, at which none can be started either.
+                        # Daemons do not keep the interpreter from exiting. While it exits, no thread can start.
                         threading.Thread(target=_serve, args=[self._calls], name=HELPER, daemon=True).start()
                         self._helpers += 1
                 except RuntimeError:
-                    pass  # then those that there are do it
+                    pass  # copy with those that have started
         return self._helpers
 
 
 def _serve(calls: SimpleQueue[Callable[[], None] | None]) -> None:
     while (call := calls.get()) is not None:
         call()
-        del call  # or it, and what it holds, would stay until the next one
+        del call  # otherwise the loop holds it, and its arrays, until the next call
 
 
 class _Job:
-    """One copy: pieces that are taken in order by whoever is free."""
+    """One copy: free threads take its pieces in order."""
 
     def __init__(self, pieces: list[tuple[Array, Array]]) -> None:
         self._sizes = [target.nbytes for target, _ in pieces]
@@ -111,12 +111,12 @@ class _Job:
         self._left: SimpleQueue[None] = SimpleQueue()
 
     def run(self, progress: Progress | None) -> None:
-        """Copy until all is done; returns or raises only when no helper writes any more."""
+        """Copy until all is done; return or raise only once no helper writes any more."""
         try:
             self._copy_all(progress)
         except BaseException:
-            # A helper that has a piece has come before it took it, so none is missed after this. Others may
-            # come yet, find nothing and leave first, so those that came are counted again each time.
+            # A helper counts itself in before it takes a piece, so this misses none. Late helpers may still come, find
+            # no piece and leave first, so count those that came again each time.
             self._todo.clear()
             left = 0
             while left < len(self._came):
@@ -125,7 +125,7 @@ class _Job:
             raise
 
     def help(self) -> None:
-        """Copy pieces until there are none left to take."""
+        """Copy pieces until none are left."""
         self._came.append(None)
         try:
             while self._copy_one():
@@ -140,8 +140,8 @@ class _Job:
             index, (target, source) = self._todo.popleft()
         except IndexError:
             return False
-        # numpy takes the interpreter's lock again at the end; that atomic operation also drains what this core
-        # has still buffered of write-combined memory, before anybody hears that the piece is done.
+        # numpy reacquires the GIL at the end. That atomic operation also flushes this core's write-combining
+        # buffers before another thread learns that the piece is done.
         target[...] = source
         self._done.put(index)
         return True
@@ -176,7 +176,7 @@ def _divisible(target: Array, source: Array) -> bool:
 
 
 def _pieces(target: Array, source: Array, threads: int) -> Iterator[tuple[Array, Array]]:
-    """Yield pairs of views that together are all of both arrays, in the order of the target's memory."""
+    """Yield pairs of views that together cover both arrays, in the order of the target's memory."""
     most = max(LEAST_PIECE, min(PIECE, target.nbytes // threads))
     if source.flags.c_contiguous:
         target, source = target.reshape(-1), source.reshape(-1)
@@ -195,7 +195,7 @@ def _split(target: Array, source: Array, most: int) -> Iterator[tuple[Array, Arr
 
 
 def _renew() -> None:
-    """Forget the helpers: a process that was forked has none."""
+    """Forget the helpers: a forked process has none."""
     global _copier
     _copier = Copier(_copier.threads)
 

@@ -1,4 +1,4 @@
-"""Copies between tensors wherever they are: host, CPU backend, any device (contract M10)."""
+"""Copies between tensors anywhere: host, CPU backend, any device (contract M10)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _copied(backend: MemoryOwner, src: Tensor, dst: Tensor) -> None:
 
 
 def copy_tensor(src: Tensor, dst: Tensor) -> None:
-    """Copy between any two tensors of one shape; between two devices the host stands in the middle."""
+    """Copy between any two tensors of one shape; a copy between two devices goes through the host."""
     if src.shape != dst.shape:
         raise InputError(f"cannot copy {src.name!r} {src.shape} to {dst.name!r} {dst.shape}", why="the shapes differ")
     if is_host(src) and is_host(dst):

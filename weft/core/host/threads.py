@@ -1,4 +1,4 @@
-"""Work on many arrays by several threads: numpy lets go of the interpreter while it computes."""
+"""Work on many arrays in several threads: numpy releases the GIL while it computes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 WORTH = 4 << 20
-"""Bytes of all arrays below which threads cost more than they save."""
+"""Below this many bytes in all, threads cost more than they save."""
 
 
 def in_threads(function: Callable[[T], R], items: Sequence[T], nbytes: int) -> list[R]:
-    """Return what the function makes of each item, in order; `nbytes` are those of the arrays of all items.
+    """Return the function's result for each item, in order; `nbytes` is the size of all items' arrays together.
 
-    The function must not write what others read.
+    The function must not write what other calls read.
     """
     threads = min(default_threads(), len(items))
     if threads < 2 or nbytes < WORTH:

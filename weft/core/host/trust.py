@@ -1,7 +1,7 @@
-"""May other users change a folder or a file? Asked before Weft reads its caches or loads code from a folder.
+"""Decides whether other users could change a folder or file, before Weft reads a cache or loads code from there.
 
-This is the only place that decides it. A path is trusted if it belongs to this user or to the system's administrator,
-and if nobody else may write to it. Where a system has no owners and modes (Windows), only the kind of a file counts.
+No other module decides this. A path is trusted if it belongs to this user or to the administrator
+and nobody else may write to it. Where a system has no owners and modes (Windows), only the kind of a file counts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ OPEN_FLAGS = (
     | getattr(os, "O_CLOEXEC", 0)
     | getattr(os, "O_BINARY", 0)
 )
-"""How a file is opened that is not trusted yet: through no link, without waiting for the other end of a pipe."""
+"""Flags to open an untrusted file: follow no link, and do not wait for the other end of a pipe."""
 _KINDS = {
     stat.S_IFLNK: "a symbolic link",
     stat.S_IFIFO: "a pipe",
@@ -31,15 +31,15 @@ _KINDS = {
 
 
 class NotTrusted(Exception):
-    """A file must not be read; the message says why, as the end of a sentence about it. It does not leave Weft."""
+    """A file must not be read; the message ends a sentence about the file. It never leaves Weft."""
 
 
 def folder_problem(folder: Path, *, inside: bool = False, sticky: bool = False) -> str | None:
-    """Return why a folder is not trusted, or None; also None if it does not exist.
+    """Return why a folder is not trusted; None if it is, or does not exist.
 
-    One `inside` of a trusted folder must not be a link, which could lead out of it. With `sticky`, everybody may add
-    files, as to /tmp, if nobody may remove or rename those of others: what is read from there needs its own check.
-    OSError if the folder cannot be looked at.
+    A folder `inside` a trusted one must not be a link, which could lead out of it. With `sticky`, everybody may add
+    files, as in /tmp, as long as nobody may remove or rename those of others; then each file needs its own check.
+    OSError if the folder cannot be examined.
     """
     try:
         status = os.lstat(folder) if inside else os.stat(folder)
@@ -53,7 +53,7 @@ def folder_problem(folder: Path, *, inside: bool = False, sticky: bool = False) 
 
 
 def file_problem(path: Path) -> str | None:
-    """Return why a file is not trusted, or None; also None if there is none. OSError if it cannot be looked at."""
+    """Return why a file is not trusted; None if it is, or does not exist. OSError if it cannot be examined."""
     try:
         return _file_problem(os.lstat(path))
     except FileNotFoundError:
@@ -61,10 +61,10 @@ def file_problem(path: Path) -> str | None:
 
 
 def read_file(path: Path, most: int) -> bytes:
-    """Return the content of a trusted file of at most so many bytes.
+    """Return the content of a trusted file of at most `most` bytes.
 
-    NotTrusted says why it is not read, OSError why it cannot be. The open file is checked, since its name may mean
-    another one by then; it is looked at before, because to open a device can have an effect.
+    NotTrusted says why it may not be read, OSError why it cannot be. Opening a device can have an effect, so the path
+    is checked first. Then the open file is checked, since the path may name another file by now.
     """
     problem = _file_problem(os.lstat(path))
     if problem:
@@ -73,10 +73,10 @@ def read_file(path: Path, most: int) -> bytes:
         status = os.fstat(file.fileno())
         problem = _file_problem(status)
         if problem is None and status.st_size > most:
-            problem = f"it has {status.st_size:,} bytes, and no more than {most:,} are read"
+            problem = f"it has {status.st_size:,} bytes, more than the {most:,} that are read"
         if problem:
             raise NotTrusted(problem)
-        return file.read(status.st_size)  # a larger number would be allocated first, whatever the file holds
+        return file.read(status.st_size)  # `read` allocates what it is asked for, whatever the file holds
 
 
 def _file_problem(status: os.stat_result) -> str | None:
@@ -92,7 +92,7 @@ def _is_ours(status: os.stat_result) -> bool:
 
 
 def _others_may_write(status: os.stat_result) -> str | None:
-    """Return who else may write, as a sentence; access lists beyond the mode are not read."""
+    """Return who else may write, as a sentence; only the mode counts, not access control lists."""
     if not hasattr(os, "geteuid"):
         return None
     return _verdict(os.geteuid(), status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode))
@@ -100,10 +100,10 @@ def _others_may_write(status: os.stat_result) -> str | None:
 
 @lru_cache(maxsize=256)
 def _verdict(me: int, uid: int, gid: int, mode: int) -> str | None:
-    """Return who else may write to what has that owner, group and mode.
+    """Return who else may write to a path with that owner, group and mode.
 
-    It is kept: each read from a cache asks it three times, and the system's list of groups is slow to ask. So whoever
-    joins a user's own group while the process runs is not noticed by it.
+    Results are cached: each read from a cache asks three times, and listing the system's groups is slow. So this
+    process does not notice a user who joins the user's own group while it runs.
     """
     if uid not in (0, me):
         return f"it belongs to another user ({_user(uid)})"
@@ -115,7 +115,7 @@ def _verdict(me: int, uid: int, gid: int, mode: int) -> str | None:
 
 
 def _user(uid: int) -> str:
-    import pwd  # late: there is none on Windows
+    import pwd  # Windows has no such module
 
     try:
         return pwd.getpwuid(uid).pw_name
@@ -124,7 +124,7 @@ def _user(uid: int) -> str:
 
 
 def _is_private_group(me: int, gid: int) -> bool:
-    """Tell whether a group is one user's alone: many systems give each user one, and let it write."""
+    """Tell whether a group has only this user: many systems give each user such a group, with write access."""
     import grp
     import pwd
 

@@ -1,6 +1,6 @@
 """The families of portable kernels, with the cases that show each right: small shapes with remainders, strides, groups.
 
-A family is what fails, and is replaced, as a whole. Those with a twin are asked for in the modules that launch them
+A family is what fails, and is replaced, as a whole. Those with a fallback are asked for in the modules that launch them
 (`DeviceCaps.without`); of the others the launch itself is refused (`weft.backends.gpu.support`).
 """
 
@@ -95,7 +95,7 @@ def few_units(caps: DeviceCaps) -> DeviceCaps:
 
 
 def in_place_of(*names: str) -> Callable[[DeviceCaps], DeviceCaps]:
-    """Return what makes the twin of these families run."""
+    """Return what makes the fallback of these families run."""
     return lambda caps: replace(caps, without=caps.without | set(names))
 
 
@@ -105,7 +105,7 @@ def family(
     cases: Callable[[], Sequence[Case]],
     *,
     templates: Sequence[str] = (),
-    twin: str = "",
+    fallback: str = "",
     whole: bool = True,
     forced: Callable[[DeviceCaps], DeviceCaps] = lambda caps: caps,
     present: Callable[[DeviceCaps], bool] = lambda caps: True,
@@ -121,7 +121,7 @@ def family(
             disable=disable or in_place_of(name),
             cases=cases,
             templates=tuple(templates) or (name,),
-            twin=twin,
+            fallback=fallback,
             whole=whole,
             forced=forced,
             seconds=seconds,
@@ -140,7 +140,7 @@ CONV_GEMM = family(
         conv((2, 64, 7, 5), (70, 64, 1, 1), bias=False),
         conv((1, 36, 6, 7), (33, 36, 3, 3), prefer="GemmTile(pixels=2, blocks=1, lx=8, ly=4, lz=8)"),
     ),
-    twin=DIRECT, seconds=0.65,
+    fallback=DIRECT, seconds=0.65,
 )  # fmt: skip
 family(
     "conv_planar", "convolutions of images of few channels in place",
@@ -152,18 +152,18 @@ family(
             {"w": noise(8, 3, 5, 5)},
         ),
     ),
-    templates=("conv_gemm",), whole=False, twin="conversions of layouts before them", seconds=0.45,
+    templates=("conv_gemm",), whole=False, fallback="conversions of layouts before them", seconds=0.45,
 )  # fmt: skip
 family(
     "conv_winograd", "convolutions by Winograd's method",
     lambda: (conv((1, 65, 15, 17), (67, 65, 3, 3), pads=(1, 1, 1, 1), prefer="WinogradTile("),),
     templates=("conv_winograd_input", "conv_winograd_gemm", "conv_winograd_output"),
-    twin="tiled convolutions", forced=few_units, seconds=0.45,
+    fallback="tiled convolutions", forced=few_units, seconds=0.45,
 )  # fmt: skip
 family(
     SUM_PARTS, "sums of products in parts",
     lambda: (conv((1, 260, 5, 7), (13, 260, 3, 3), pads=(1, 1, 1, 1), prefer="InParts("),),
-    templates=("sum_parts",), twin="sums by one work-group each", forced=filling, seconds=0.45,
+    templates=("sum_parts",), fallback="sums by one work-group each", forced=filling, seconds=0.45,
 )  # fmt: skip
 family(
     "conv_direct", "convolutions by the direct kernel",
@@ -180,12 +180,12 @@ family(
         conv((1, 7, 10, 9), (7, 1, 3, 5), group=7, strides=(1, 3), pads=(3, 1, 2, 2)),
         conv((2, 12, 13, 11), (12, 1, 3, 3), group=12, pads=(1, 1, 1, 1), prefer="DepthwiseTile(rows=2, columns=4)"),
     ),
-    twin="depthwise convolutions by loops",
+    fallback="depthwise convolutions by loops",
 )  # fmt: skip
 family(
     "conv_depthwise", "depthwise convolutions by loops",
     lambda: (conv((1, 6, 17, 16), (6, 1, 15, 14), group=6, pads=(7, 6, 7, 7), dilations=(1, 1)),),
-    twin=DIRECT,
+    fallback=DIRECT,
 )  # fmt: skip
 family(
     "conv_transpose", "transposed convolutions",
@@ -208,7 +208,7 @@ family(
         one(MatMul(), (1, 131), (131, 37), constants=(1,)),
         one(Gemm(transB=1), (3, 260), (17, 260), (17,), constants=(1, 2)),
     ),
-    twin="products by tiles",
+    fallback="products by tiles",
 )  # fmt: skip
 family(
     "attention", "attention in one kernel",
@@ -216,7 +216,7 @@ family(
         one(Attention(scale=0.5), (1, 2, 17, 5), (1, 2, 70, 5), (1, 2, 70, 13)),
         one(Attention(heads=2, packed=1), (1, 12, 48)),
     ),
-    twin="products and a softmax", seconds=0.3,
+    fallback="products and a softmax", seconds=0.3,
 )  # fmt: skip
 
 # -- lines, images and windows -----------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ family(
         one(LayerNormalization(), (3, 5, 197), (197,), (197,), constants=(1, 2)),
         one(LayerNormalization(), (9, 384), (384,), constants=(1,)),
     ),
-    templates=("softmax_rows", "normalize_rows"), twin="a work-group or an item for each line",
+    templates=("softmax_rows", "normalize_rows"), fallback="a work-group or an item for each line",
 )  # fmt: skip
 family(
     "softmax", "softmax",
@@ -252,7 +252,7 @@ family(
         one(InstanceNormalization(), (3, 5, 7, 3), (5,), (5,), constants=(1, 2)),
         one(GroupNormalization(num_groups=2), (2, 8, 5, 5), (8,), (8,), constants=(1, 2)),
     ),
-    twin="normalizations of lines",
+    fallback="normalizations of lines",
 )  # fmt: skip
 family("lrn", "normalizations over channels", lambda: (one(LRN(size=3, alpha=0.5), (2, 7, 3, 5)),))
 family(
@@ -296,7 +296,7 @@ family(
 family(
     "elementwise_wide", "element-wise kernels in vectors",
     lambda: (one(Add(), (8, 12), (8, 12)), one(Mul(), (3, 4, 16), (4, 1)), one(Erf(), (5, 12))),
-    templates=("elementwise",), whole=False, forced=filling, twin="element-wise kernels of one element",
+    templates=("elementwise",), whole=False, forced=filling, fallback="element-wise kernels of one element",
 )  # fmt: skip
 family(
     "elementwise_c4", "element-wise kernels of images",
@@ -305,7 +305,7 @@ family(
         one(Mul(), (2, 6, 3, 5), (1, 6, 1, 1)),
         one(BatchNormalization(), (2, 7, 5), (7,), (7,), (7,), np.full(7, 2, np.float32), constants=(1, 2, 3, 4)),
     ),
-    twin="element-wise kernels",
+    fallback="element-wise kernels",
 )  # fmt: skip
 family(
     "integers", "integer arithmetic",
@@ -337,11 +337,11 @@ family(
 family(
     "move_wide", "moves of several elements at once",
     lambda: (one(Transpose(perm=(1, 0, 2)), (3, 5, 8)), one(Concat(axis=1), (3, 6), (3, 2))),
-    templates=("move",), whole=False, twin="moves of one element",
+    templates=("move",), whole=False, fallback="moves of one element",
 )  # fmt: skip
 family(
     "block_copy", "copies of blocks of channels",
-    lambda: (one(Concat(axis=1), (2, 4, 3, 5), (2, 6, 3, 5)),), twin="moves of elements",
+    lambda: (one(Concat(axis=1), (2, 4, 3, 5), (2, 6, 3, 5)),), fallback="moves of elements",
 )  # fmt: skip
 family(
     "relayout", "conversions of layouts",

@@ -1,4 +1,4 @@
-"""Families of portable kernels are tested by value; what is wrong on a device gives way to a twin or another device."""
+"""Families of portable kernels are tested by value; a wrong one gives way to its fallback or to another device."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def net_of(name: str) -> tuple[Net, str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "twin"),
+    ("name", "fallback"),
     [
         ("conv_gemm", "conv_direct"),
         ("conv_depthwise_tile", "conv_depthwise"),
@@ -158,7 +158,7 @@ def net_of(name: str) -> tuple[Net, str]:
     ],
 )
 def test_a_wrong_family_is_replaced_by_its_twin(
-    name: str, twin: str, api: str, monkeypatch: pytest.MonkeyPatch
+    name: str, fallback: str, api: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     net, out = net_of(name)
     net.graph.outputs = [out]
@@ -166,11 +166,11 @@ def test_a_wrong_family_is_replaced_by_its_twin(
     faulty(api, name, monkeypatch)
     with weft.load(net.graph, "faulty", fallback="error") as session:
         (note,) = [n for n in session.report.notes if "are not used" in n]
-        assert f"{FAMILIES[name].title} are not used, {FAMILIES[name].twin} are" in note and "was wrong by" in note
+        assert f"{FAMILIES[name].title} are not used, {FAMILIES[name].fallback} are" in note and "was wrong by" in note
         backends = [p.backend for p in session.pipelines if isinstance(p.backend, GpuBackend)]
         launched = {launch.label.rpartition("/")[2] for b in backends for launch in b.recording.launches}
         found = session.run(net.feeds)
-    assert twin.removesuffix("_rows") in {t.removesuffix("_rows") for t in launched}
+    assert fallback.removesuffix("_rows") in {t.removesuffix("_rows") for t in launched}
     assert not launched & set(FAMILIES[name].templates)
     np.testing.assert_allclose(found[0], expected[0], 1e-4, 1e-5)
 

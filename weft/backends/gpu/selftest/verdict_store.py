@@ -149,7 +149,7 @@ def told(kind: SpecialKernel, verdict: Verdict) -> str:
         return f"{kind.title} are used untested: {verdict.why}"
     if not isinstance(kind, KernelFamily):
         return f"{kind.title} are not used: {verdict.why}"
-    instead = f"{kind.twin} are" if kind.twin else "nodes that need them go to the next device"
+    instead = f"{kind.fallback} are" if kind.fallback else "nodes that need them go to the next device"
     return f"{kind.title} are not used, {instead}: {verdict.why}"
 
 

@@ -1,4 +1,4 @@
-"""What is done about a family that is found wrong: its twin computes the same, and nothing launches its kernels."""
+"""What is done about a family that is found wrong: its fallback computes the same, and nothing launches its kernels."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from weft.ops.concat import Concat
 from weft.ops.pool import MaxPool
 
 FAMILIES = {family.name: family for family in kernel_families()}
-WITH_TWINS = [name for name, family in FAMILIES.items() if family.twin and name != "attention"]
+WITH_FALLBACKS = [name for name, family in FAMILIES.items() if family.fallback and name != "attention"]
 """That of attention is several nodes in its place, which `test_families` loads."""
 
 
@@ -36,7 +36,7 @@ def runtime_of(api: str) -> GpuRuntime:
     return creator.runtime(0)
 
 
-@pytest.mark.parametrize("name", WITH_TWINS)
+@pytest.mark.parametrize("name", WITH_FALLBACKS)
 def test_each_twin_is_right_and_the_family_is_not_launched(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     family, runtime = FAMILIES[name], runtime_of("vulkan")
     caps = family.disable(family.forced(runtime.device.caps))
