@@ -75,9 +75,9 @@ venv_package() {
 make_environment() {
     local extras=$1 python stamp
     python=$(find_python)
-    [[ -n $python ]] || fail "no Python 3.10 or newer was found: apt install python3"
+    [[ -n $python ]] || fail "no Python 3.10 or newer was found. As root: apt install python3"
     if [[ ! -x .venv/bin/python ]]; then
-        [[ -z $(venv_package) ]] || fail "$python cannot make virtual environments: apt install $(venv_package)"
+        [[ -z $(venv_package) ]] || fail "$python cannot make virtual environments. As root: apt install $(venv_package)"
         say "making .venv with $("$python" --version)"
         "$python" -m venv .venv
     fi
