@@ -56,6 +56,14 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         shutil.rmtree(os.environ["WEFT_CACHE_DIR"], ignore_errors=True)
 
 
+@pytest.fixture(autouse=True)
+def decide_anew() -> None:
+    """Forget which kernels were chosen: tests change what that rests on."""
+    algorithms = sys.modules.get("weft.kernels.algorithms")
+    if algorithms is not None:
+        algorithms.forget_decisions()
+
+
 def _said_by_validation() -> list[str]:
     """Return and forget what the validation layer said; nothing is imported for it."""
     module = sys.modules.get("weft.backends.vulkan.instance")

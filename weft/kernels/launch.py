@@ -15,6 +15,7 @@ from weft.core.graph.layout import Array, Layout, Shape
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.errors import BackendError
+from weft.kernels.algorithms import Decision, Offer, free_choice
 from weft.kernels.source import ArgKind
 
 Size3 = tuple[int, int, int]
@@ -155,17 +156,25 @@ class KernelBuilder(ABC):
         In NC4HW4 and NHWC4 it must start `first` channel blocks after the start of `outer`.
         """
 
+    def choose(self, decision: Decision) -> Offer:
+        """Return the offer that tuning found fastest for exactly this problem, else the decision's default.
+
+        Launch what a choice decides before the next choice: tuning times those launches, and drops its answer when
+        their source changes. Candidates that pack a constant differently must give it another key.
+        """
+        return decision.offers[decision.default]
+
     def pick(
         self, family: str, problem: Mapping[str, int | str | bool], candidates: Sequence[ChoiceT], default: ChoiceT
     ) -> ChoiceT:
         """Return the candidate that tuning found fastest on this device for exactly this problem, else `default`.
 
-        Candidates are frozen dataclasses; a table on disk names them by their `repr`. `default` need not be among them.
-        `problem` holds everything else that decides the launches, except the element types and the fused steps. Launch
-        what a pick decides before the next pick: tuning times those launches, and drops its answer when their source
-        changes. Candidates that pack a constant differently must give it another key.
+        This is `choose` for an op with one algorithm. Candidates are frozen dataclasses; a table on disk names them by
+        their `repr`. `default` need not be among them. `problem` holds everything else that decides the launches,
+        except the element types and the fused steps.
         """
-        return default
+        chosen: ChoiceT = self.choose(free_choice(family, problem, candidates, default)).candidate.tile
+        return chosen
 
     def rows(self, tensor: Tensor) -> tuple[int, int] | None:
         """Return the row pitch and the first element of a packed tensor if its pixels are equally spaced rows.

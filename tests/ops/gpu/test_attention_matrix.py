@@ -27,8 +27,8 @@ from weft.core.graph.layout import Array
 from weft.kernels.source import Arg
 from weft.kernels.template import KernelRequest, Operand, Stage, render
 from weft.ops.attention import Extents
-from weft.ops.gpu import attention_matrix
-from weft.ops.gpu.attention_matrix import TILES, AttentionTile, choose_tile, legal_tiles
+from weft.ops.gpu.attention import matrix as attention_matrix
+from weft.ops.gpu.attention.matrix import TILES, AttentionTile, choose_tile, legal_tiles
 from weft.ops.gpu.conv import matrix
 from weft.ops.gpu.conv.matrix import MatrixTile
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import weft
+from tests.helpers.conv_problems import take
 from weft.backends.gpu.backend import GpuBackend
 from weft.conformance.cases.table import tolerance
 from weft.core.graph.dtypes import DType
@@ -49,7 +50,7 @@ def network(n: int, c: int, h: int, w: int, kernel: int, stride: int, dilation: 
 def test_every_tile_computes_the_convolution(
     device: str, tile: DepthwiseTile, layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(depthwise, "choose_depthwise", lambda *_: tile)
+    take(monkeypatch, depthwise.DepthwiseInTiles(), tile)
     monkeypatch.setattr(GpuBackend, "packed_layout", lambda self: layout)
     for shape in SHAPES:
         graph = network(*shape)

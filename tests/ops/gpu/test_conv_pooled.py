@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import weft
 from benchmarks.models import squeezenet1_1
 from tests.backends.gpu.tuning.test_shipped_table import H200, card
+from tests.helpers.conv_problems import take
 from tests.helpers.gpu_plans import assert_plays
 from tests.helpers.nets import Net, feeds, op, outputs
 from tests.helpers.null_gpu import null_gpu
@@ -163,7 +164,7 @@ def test_any_shape(
 def test_tiles_of_all_kinds_compute_it(
     device: str, tile: GemmTile | InParts[GemmTile], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gemm, "_offers", lambda *_: ([], tile))
+    take(monkeypatch, gemm.TiledConv(), tile)
     net = Net()
     p = net.add(MaxPool((3, 3), strides=(2, 2), pads=(0, 1, 1, 0)), net.input("x", 2, 68, 9, 9))
     assert_right(net.finish(net.add("Relu", net.conv(p, 20), name="y")), device)

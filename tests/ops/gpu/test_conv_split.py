@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 import weft
+from tests.helpers.conv_problems import take
 from tests.helpers.emulated_gpus import APIS, emulated_gpu
 from tests.helpers.null_gpu import null_gpu
 from tests.ops.gpu.test_conv_matrix import H200, matrices
 from tests.ops.gpu.test_conv_tiles import network
 from weft.backends.gpu import runtime
-from weft.backends.gpu.lowering.launch_builder import NodeBuilder
 from weft.backends.vulkan import glslang
 from weft.backends.vulkan.dialect import GlslDialect
 from weft.core.graph.dtypes import DType
@@ -184,9 +184,7 @@ def test_only_normal_splits_and_only_on_matrix_units(
 @pytest.mark.parametrize("api", APIS)
 def test_a_sliced_tile_computes_the_convolution(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tile = SplitTile(1, 1, 1, 1, 2, 4)
-    monkeypatch.setattr(
-        NodeBuilder, "pick", lambda self, family, *_: tile if family == "conv_split" else pytest.fail(family)
-    )
+    take(monkeypatch, split.SplitConv(), tile)
     graph = network(1, 14, 20, 5, 3, 1, 1)
     inputs = [np.random.default_rng(1).standard_normal(graph.specs[i].dims, np.float32) for i in graph.inputs]
     (want,) = weft.load(graph, device="cpu").run(*inputs)

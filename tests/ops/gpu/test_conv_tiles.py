@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import weft
+from tests.helpers.conv_problems import take
 from weft.conformance.cases.table import tolerance
 from weft.core.graph.dtypes import DType
 from weft.core.graph.op import op_types
@@ -45,7 +46,7 @@ def network(n: int, ci: int, co: int, size: int, kernel: int, stride: int, pad: 
 def test_every_tile_computes_the_convolution(
     device: str, tile: gemm.GemmTile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gemm, "choose_tile", lambda *_: tile)
+    take(monkeypatch, gemm.TiledConv(), tile)
     assert_convolutions(device, ["conv_gemm"])
 
 
@@ -62,7 +63,7 @@ def test_every_tile_computes_the_convolution(
 def test_groups_share_out_the_sums_of_a_convolution(
     device: str, tile: InParts[gemm.GemmTile], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gemm, "_offers", lambda *_: ([], tile))
+    take(monkeypatch, gemm.TiledConv(), tile)
     assert_convolutions(device, ["conv_gemm", "sum_parts"])
 
 

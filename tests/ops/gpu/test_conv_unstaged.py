@@ -7,10 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from tests.helpers.conv_problems import conv_problem, take
 from tests.helpers.emulated_gpus import APIS
 from tests.ops.gpu.test_conv_matrix import H200, assert_compiles
 from tests.ops.gpu.test_conv_wgmma import assert_runs_on, network
-from weft.ops.gpu.conv import matrix, unstaged
+from weft.ops.gpu.conv import unstaged
 from weft.ops.gpu.conv.sum_parts import InParts, tile_and_parts
 from weft.ops.gpu.conv.unstaged import CHUNK, TILES, UnstagedTile, choose_tile, legal_tiles, pack_weights
 
@@ -20,7 +21,7 @@ def tile(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[UnstagedTile | InParts[UnstagedTile]]:
     """Make that tile the default for everything."""
-    monkeypatch.setattr(matrix, "_tiles", lambda *_: ([request.param], request.param))
+    take(monkeypatch, unstaged.UnstagedConv(), request.param)
     yield request.param
 
 
@@ -91,10 +92,9 @@ def test_the_self_test_covers_small_and_large_tiles_with_slices_and_without_and_
     found = set()
     for case in unstaged._cases():
         (x,), (weight, _) = case.inputs.values(), case.constants.values()
-        pixels = x.shape[0] * x.shape[2] * x.shape[3]
-        _, default = unstaged.offers(H200, pixels, weight.shape[0], unstaged.chunks_of(weight))
-        assert default is not None
-        launched: tuple[UnstagedTile, int] = tile_and_parts(default)
+        algorithm, problem = unstaged.UnstagedConv(), conv_problem(x.shape, weight.shape, H200)
+        assert algorithm.why_not(problem) is None
+        launched: tuple[UnstagedTile, int] = tile_and_parts(algorithm.candidates(problem)[0].tile)
         tile, parts = launched
         found.add((tile.fm, tile.lz > 1, parts > 1))
     assert {(fm, sliced) for fm, sliced, _ in found} >= {(1, False), (1, True), (2, False), (2, True)}

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import weft
+from tests.helpers.conv_problems import conv_problem, take
 from tests.helpers.emulated_gpus import emulated_gpu
 from tests.helpers.nets import Net
 from tests.ops.gpu.test_conv_matrix import H200
@@ -16,9 +17,9 @@ from weft.backends.opencl import ptx
 from weft.core.graph.graph import Graph
 from weft.ops.conv import Conv
 from weft.ops.gpu.conv import split_wgmma, wgmma
-from weft.ops.gpu.conv.gemm import ConvPlan
+from weft.ops.gpu.conv.problem import ConvPlan
 from weft.ops.gpu.conv.sum_parts import InParts, tile_and_parts
-from weft.ops.gpu.conv.wgmma import SHARED, WgmmaTile, offers, pack_weights, tiles
+from weft.ops.gpu.conv.wgmma import SHARED, WgmmaConv, WgmmaTile, pack_weights, steps_of, tiles
 
 NARROW, WIDE, SLICED = WgmmaTile(1, 16, 3), WgmmaTile(2, 32, 4), WgmmaTile(1, 16, 3, 2)
 
@@ -75,7 +76,7 @@ def test_convolution_by_value(
     stride: int,
     residual: bool,
 ) -> None:
-    monkeypatch.setattr(wgmma, "offers", lambda *_: ([tile], tile))
+    take(monkeypatch, wgmma.WgmmaConv(), tile)
     caps = {"warpgroup_units": True, "channels_last": True, "compute_units": 2}
     kernels = ("conv_wgmma", "sum_parts") if isinstance(tile, InParts) else ("conv_wgmma",)
     assert_runs_on(kernels, *network(ci, co, kernel, stride, residual), "opencl", caps)
@@ -94,13 +95,14 @@ def test_without_the_large_form_tiles_stay_within_the_limit() -> None:
 
 
 def test_a_driver_that_enforces_the_limit_gets_the_small_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    launch, taken = wgmma.launch_wgmma, list[int]()
+    launch, taken = WgmmaConv.launch, list[int]()
 
-    def watched(plan: ConvPlan, constants: dict[str, int], tile: WgmmaTile, parts: int = 1) -> None:
-        taken.append(tile.shared_bytes(wgmma.steps_of(plan.weight)))
-        launch(plan, constants, tile, parts)
+    def watched(self: WgmmaConv, plan: ConvPlan, tile: WgmmaTile | InParts[WgmmaTile]) -> None:
+        whole: WgmmaTile = tile_and_parts(tile)[0]
+        taken.append(whole.shared_bytes(steps_of(plan.problem.taps, plan.problem.channels_in)))
+        launch(self, plan, tile)
 
-    monkeypatch.setattr(wgmma, "launch_wgmma", watched)
+    monkeypatch.setattr(WgmmaConv, "launch", watched)
     limit = (48 << 10) - 1
     caps = {
         "warpgroup_units": True, "channels_last": True, "compute_units": 2, "without": frozenset({"conv_wgmma"}),
@@ -148,25 +150,31 @@ def test_the_self_test_covers_sets_of_warpgroups_and_single_ones_and_parts() -> 
     for case in wgmma._cases():
         (x,), (weight, _) = case.inputs.values(), case.constants.values()
         op: Conv = case.nodes[0].op  # type: ignore[assignment]
-        pixels = x.shape[0] * (x.shape[2] // op.strides[0]) * (x.shape[3] // op.strides[1])
-        _, default = offers(H200, pixels, weight.shape[0], wgmma.steps_of(weight))
-        assert default is not None, "or another kernel is the default"
-        launched: tuple[WgmmaTile, int] = tile_and_parts(default)
+        problem = conv_problem(x.shape, weight.shape, H200, strides=op.strides)
+        default = WgmmaConv().candidates(problem)[0]
+        assert default.cost == wgmma.COST, "or another kernel is the default"
+        launched: tuple[WgmmaTile, int] = tile_and_parts(default.tile)
         tile, parts = launched
         found.add((tile.wm, tile.wz, parts > 1))
     assert found >= {(1, 1, False), (2, 1, False), (1, 2, False)}
     assert any(parted for _, _, parted in found)
 
 
+def offers(n: int, co: int, size: int, ci: int = 512, kernel: int = 3) -> list[WgmmaTile | InParts[WgmmaTile]]:
+    """Return what is offered for square images, the expected fastest first."""
+    problem = conv_problem((n, ci, size, size), (co, ci, kernel, kernel), H200)
+    return [each.tile for each in WgmmaConv().candidates(problem)]
+
+
 def test_few_groups_get_their_steps_in_parts_where_these_are_many() -> None:
-    offered, default = offers(H200, 49, 512, 72)
+    offered = offers(1, 512, 7)
     parted = [each for each in offered if isinstance(each, InParts)]
-    assert len({each.parts for each in parted}) > 1 and default in offered
+    assert len({each.parts for each in parted}) > 1
     for each in parted:
         assert each.tile.shared_bytes(-(-72 // each.parts)) + 1024 <= SHARED
-    assert isinstance(offers(H200, 49, 512, 72)[1], InParts), "without tuning where the sums are longest"
-    assert not any(isinstance(each, InParts) for each in offers(H200, 196, 256, 16)[0]), "a second launch costs more"
-    assert not any(isinstance(each, InParts) for each in offers(H200, 100_000, 512, 72)[0]), "there is work for all"
+    assert isinstance(offered[0], InParts), "without tuning where the sums are longest"
+    assert not any(isinstance(each, InParts) for each in offers(1, 256, 14, ci=1024, kernel=1)), "a launch costs more"
+    assert not any(isinstance(each, InParts) for each in offers(2048, 512, 7)), "there is work for all"
 
 
 def test_few_groups_share_out_their_steps() -> None:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import weft
+from tests.helpers.conv_problems import conv_problem, take_where_it_fits
 from tests.helpers.emulated_gpus import APIS, emulated_gpu
 from tests.helpers.nets import Net
 from tests.helpers.op_rows import ROWS, assert_agree, reference, run
 from tests.ops.gpu.test_conv_matrix import H200
-from weft.backends.gpu.lowering.launch_builder import NodeBuilder
 from weft.backends.gpu.tuning.tuner import tune_pipelines
 from weft.backends.gpu.tuning.tuning_table import Entry
 from weft.conformance.cases.table import Case, tolerance
@@ -27,27 +26,27 @@ from weft.conformance.checks.table import feeds_of, graph_of
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Array
-from weft.core.graph.tensor import Tensor
 from weft.kernels.launch import DeviceCaps
 from weft.ops.conv import Conv
 from weft.ops.gpu.conv import gemm, winograd
-from weft.ops.gpu.conv.gemm import SOFTWARE_TILE, TILES, ConvPlan, GemmTile
-from weft.ops.gpu.conv.winograd import READ, SIDE, TAPS, WinogradTile, matrices, pack_weights
+from weft.ops.gpu.conv.gemm import SOFTWARE_TILE, TILES, GemmTile
+from weft.ops.gpu.conv.problem import ConvProblem
+from weft.ops.gpu.conv.winograd import READ, SIDE, TAPS, WinogradConv, WinogradTile, matrices, pack_weights
 
 KERNELS = [f"conv_winograd_{part}" for part in ("input", "gemm", "output")]
+
+
+def take_wherever_it_fits(patch: pytest.MonkeyPatch, tile: WinogradTile) -> None:
+    patch.setattr(winograd, "TRIED", 0)
+    patch.setattr(winograd, "MAY_WIN", float("inf"))
+    take_where_it_fits(patch, WinogradConv(), tile)
 
 
 @pytest.fixture
 def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[WinogradTile]:
     """Make Winograd's method with that tile of the GEMM what is taken wherever it fits."""
     made = WinogradTile(getattr(request, "param", SOFTWARE_TILE))
-
-    def pick(self: NodeBuilder, family: str, problem: object, candidates: Sequence[Any], default: object) -> object:
-        return made if made in candidates else default
-
-    monkeypatch.setattr(winograd, "tiles", lambda plan, _: [made] if winograd.fits(plan) else [])
-    monkeypatch.setattr(winograd, "choose_tile", lambda _, candidates: next(iter(candidates), None))
-    monkeypatch.setattr(NodeBuilder, "pick", pick)
+    take_wherever_it_fits(monkeypatch, made)
     yield made
 
 
@@ -211,7 +210,7 @@ def test_any_shape(device: str, shape: tuple[int, ...], co: int, pads: tuple[int
     n, ci, h, w = shape
     grown = (n, ci, max(h, 3 - pads[0] - pads[2]), max(w, 3 - pads[1] - pads[3]))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gemm, "pick_gemm", lambda *_: WinogradTile(SOFTWARE_TILE))
+        take_wherever_it_fits(patch, WinogradTile(SOFTWARE_TILE))
         assert_winograd(network(grown, co, pads), device)
 
 
@@ -270,56 +269,56 @@ RESNET = [(64, 56), (128, 28), (256, 14), (512, 7)]
 """Channels and sizes of its layers of 3 x 3 taps."""
 
 
-def plan_of(n: int, ci: int, co: int, size: int, caps: DeviceCaps = H200, **more: Any) -> ConvPlan:
-    """Return the plan of a convolution without weights in memory."""
-    options = {"dtype": DType.FLOAT32, "thrifty": False, "winograd": True, "kernel": 3, "strides": (), **more}
-    kernel, strides = options["kernel"], options["strides"]
-    op = Conv(kernel_shape=(kernel, kernel), pads=(kernel // 2,) * 4, strides=strides)
-    weight = np.broadcast_to(np.zeros((), options["dtype"].numpy), (co, ci, kernel, kernel))
-    x = Tensor("x", (n, ci, size, size), options["dtype"])
-    out = op.window(x.shape, weight.shape).outputs
-    builder: Any = SimpleNamespace(caps=caps, thrifty=options["thrifty"], winograd=options["winograd"])
-    return ConvPlan(builder, op, x, Tensor("y", (n, co, *out), options["dtype"]), weight, None)
+def problem_of(n: int, ci: int, co: int, size: int, caps: DeviceCaps = H200, **more: Any) -> ConvProblem:
+    """Return the problem of square images."""
+    kernel, options = more.pop("kernel", 3), {"dtype": DType.FLOAT32, **more}
+    return conv_problem((n, ci, size, size), (co, ci, kernel, kernel), caps, **options)
 
 
-def chosen(plan: ConvPlan) -> WinogradTile | None:
-    legal = gemm.legal_tiles(plan.k.caps, gemm.gemm_steps(plan.weight))
-    return winograd.choose_tile(plan, winograd.tiles(plan, legal))
+def offered(problem: ConvProblem) -> list[WinogradTile]:
+    """Return what tuning may try."""
+    algorithm = WinogradConv()
+    return [each.tile for each in algorithm.candidates(problem)] if algorithm.why_not(problem) is None else []
+
+
+def chosen(problem: ConvProblem) -> WinogradTile | None:
+    """Return the tile that is expected to win."""
+    return winograd.choose_tile(problem, offered(problem))
 
 
 @pytest.mark.parametrize(("channels", "size"), RESNET)
 def test_large_batches_are_transformed_by_default(channels: int, size: int) -> None:
-    tile = chosen(plan_of(32, channels, channels, size))
+    tile = chosen(problem_of(32, channels, channels, size))
     assert tile is not None and tile.gemm.lz == 1
-    assert chosen(plan_of(1, channels, channels, size)) is None
+    assert chosen(problem_of(1, channels, channels, size)) is None
 
 
 @pytest.mark.parametrize(
-    "plan",
+    "problem",
     [
-        plan_of(32, 32, 64, 56),
-        plan_of(32, 64, 32, 56),
-        plan_of(32, 64, 64, 56, replace(H200, software=True)),
-        plan_of(32, 64, 64, 56, replace(H200, compute_units=16)),
-        plan_of(32, 64, 64, 56, replace(H200, max_buffer_range=1 << 25)),
-        plan_of(32, 64, 64, 56, replace(H200, max_allocation=1 << 27)),
-        plan_of(32, 64, 64, 56, thrifty=True),
-        plan_of(32, 64, 64, 56, winograd=False),
-        plan_of(32, 64, 64, 56, dtype=DType.FLOAT16),
-        plan_of(32, 64, 64, 56, kernel=5),
-        plan_of(32, 64, 64, 56, strides=(2, 2)),
+        problem_of(32, 32, 64, 56),
+        problem_of(32, 64, 32, 56),
+        problem_of(32, 64, 64, 56, replace(H200, software=True)),
+        problem_of(32, 64, 64, 56, replace(H200, compute_units=16)),
+        problem_of(32, 64, 64, 56, replace(H200, max_buffer_range=1 << 25)),
+        problem_of(32, 64, 64, 56, replace(H200, max_allocation=1 << 27)),
+        problem_of(32, 64, 64, 56, thrifty=True),
+        problem_of(32, 64, 64, 56, winograd=False),
+        problem_of(32, 64, 64, 56, dtype=DType.FLOAT16),
+        problem_of(32, 64, 64, 56, kernel=5),
+        problem_of(32, 64, 64, 56, strides=(2, 2)),
     ],
     ids=["few in", "few out", "software", "small", "range", "room", "thrifty", "off", "halves", "taps", "strides"],
 )
-def test_others_are_not(plan: ConvPlan) -> None:
-    assert chosen(plan) is None
+def test_others_are_not(problem: ConvProblem) -> None:
+    assert chosen(problem) is None
 
 
 def test_tuning_tries_more_than_the_default_takes() -> None:
-    plan = plan_of(32, 32, 64, 56)
-    assert chosen(plan) is None
-    assert winograd.tiles(plan, TILES) == [WinogradTile(t) for t in TILES if t.lz == 1]
-    assert winograd.tiles(plan_of(1, 64, 64, 7), TILES) == []
+    problem = problem_of(32, 32, 64, 56)
+    assert chosen(problem) is None
+    assert offered(problem) == [WinogradTile(t) for t in TILES if t.lz == 1]
+    assert offered(problem_of(1, 64, 64, 7)) == []
 
 
 def test_a_candidate_is_timed_and_a_stored_choice_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import weft
+from tests.helpers.conv_problems import take
 from tests.helpers.gpu_plans import planned
 from tests.helpers.nets import Net
 from tests.helpers.null_gpu import null_gpu
@@ -82,7 +83,7 @@ def test_a_tile_that_fills_the_device_stays_whole_unless_tuning_finds_better() -
 def test_convolution_on_matrix_units_by_value(
     tile: InParts[MatrixTile], ci: int, kernel: int, residual: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(matrix, "_tiles", lambda *_: ([tile], tile))
+    take(monkeypatch, matrix.MatrixConv(), tile)
     made = network(ci, ci, kernel, 1, residual)
     assert_runs_on(("conv_matrix", "sum_parts"), *made, "opencl", {"channels_last": True})
 
@@ -91,7 +92,7 @@ def test_convolution_on_matrix_units_by_value(
 def test_products_and_joined_channels_in_parts_by_value(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sums go where the output lies: to rows of a linear value, and between other channels of a concat."""
     tile = InParts(GemmTile(2, 1, 8, 8, 1), 3)
-    monkeypatch.setattr(gemm, "_offers", lambda *_: ([], tile))
+    take(monkeypatch, gemm.TiledConv(), tile)
     net, rng = Net(), np.random.default_rng(5)
     x, z = net.input("x", 6, 80), net.input("z", 2, 40, 5, 3)
     product = net.add("MatMul", x, rng.standard_normal((80, 24), np.float32))
@@ -115,7 +116,7 @@ def test_products_and_joined_channels_in_parts_by_value(device: str, monkeypatch
 def test_branches_in_parts_share_a_level(monkeypatch: pytest.MonkeyPatch) -> None:
     """The scratch memory of one is not that of another."""
     tile = InParts(GemmTile(4, 1, 8, 8, 1), 2)
-    monkeypatch.setattr(gemm, "_offers", lambda *_: ([], tile))
+    take(monkeypatch, gemm.TiledConv(), tile)
     net = Net()
     x = net.input("x", 1, 64, 4, 4)
     graph = net.finish(*(net.conv(x, 8, name=f"y{k}") for k in range(3)))

@@ -8,7 +8,7 @@ from math import prod
 from weft.core.graph.layout import PACK, Layout
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, Placement, gpu_op, power_of_two
-from weft.ops.gpu.conv.gemm import window_constants
+from weft.ops.gpu.conv.problem import window_constants
 from weft.ops.pool import AveragePool, GlobalAveragePool, GlobalMaxPool, LpPool, MaxPool, Pool
 
 BLOCKS_AT_ONCE = 16

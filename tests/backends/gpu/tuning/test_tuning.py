@@ -23,8 +23,8 @@ from weft.backends.gpu.tuning.tuning_table import Entry, Trial, TuningTable, rea
 from weft.core.registry.backend_registry import registry
 from weft.errors import ConfigError
 from weft.kernels import template
+from weft.kernels.algorithms import Candidate, Decision, Offer, forget_decisions
 from weft.kernels.cache import DiskCache
-from weft.kernels.launch import DeviceCaps
 from weft.ops.gpu.conv import gemm
 from weft.ops.gpu.conv.gemm import GemmTile
 
@@ -166,8 +166,10 @@ def test_a_choice_that_is_not_offered_any_more_gives_way_to_the_next(
 ) -> None:
     tune(convolutions())
     monkeypatch.setattr(gemm, "TILES", (TILES[0], TILES[2]))
+    forget_decisions()
     assert slices(convolutions()) == [4]
     monkeypatch.setattr(gemm, "TILES", (TILES[0], GemmTile(4, 2, 8, 8, 1)))
+    forget_decisions()
     assert slices(convolutions()) == [1]
 
 
@@ -230,11 +232,11 @@ def test_every_problem_gets_its_few_first(device: TimedDevice, monkeypatch: pyte
     assert [count for _, count in tried] == [1] * 6
 
 
-def test_what_the_op_names_first_and_what_is_estimated_best_come_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_op_names_first_and_what_is_estimated_best_come_in_turn() -> None:
     guessed = {"a": 4.0, "b": 3.0, "c": 2.0, "d": 1.0}
-    monkeypatch.setattr(tuner, "estimate", lambda variant, _: guessed[variant.text])
+    decision = Decision("rivals", {}, {text: Offer(None, Candidate(text, cost)) for text, cost in guessed.items()})
     named: Any = [SimpleNamespace(text=text) for text in guessed]
-    ordered = tuner._most_promising_first(named, DeviceCaps(64, (64, 64, 64)))
+    ordered = tuner._most_promising_first(named, decision)
     assert [v.text for v in ordered] == ["a", "d", "b", "c"]
 
 

@@ -20,7 +20,8 @@ from weft.core.graph.layout import PACK, Array, Layout
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
 from weft.errors import ExecutionError
-from weft.kernels.launch import MAX_ELEMENTS, SUM_PARTS, ChoiceT, KernelBuilder, Size3
+from weft.kernels.algorithms import Decision, Offer
+from weft.kernels.launch import MAX_ELEMENTS, SUM_PARTS, KernelBuilder, Size3
 from weft.kernels.source import Arg, ArgKind
 from weft.kernels.special import wrong_templates
 from weft.kernels.template import KernelRequest, Operand, Stage, render
@@ -145,16 +146,16 @@ class NodeBuilder(KernelBuilder):
         if self.picks:
             self.picks[-1].launches.append(planned)
 
-    def pick(
-        self, family: str, problem: Mapping[str, int | str | bool], candidates: Sequence[ChoiceT], default: ChoiceT
-    ) -> ChoiceT:
-        """Return what was chosen for this problem, if it is still offered."""
-        key = problem_key(family, problem, self._op, self._inputs)
-        offered = {repr(c): c for c in (*candidates, default)}
-        chosen = self._choices.choose(key, offered.keys()) if self._choices else None
-        text = chosen if chosen in offered else None
-        self.picks.append(Pick(key, tuple(offered), repr(default), text or repr(default), text is not None))
-        return offered[text or repr(default)]
+    def choose(self, decision: Decision) -> Offer:
+        """Return what the table or the tuner chose for this problem, if it is still offered."""
+        offers = decision.offers
+        if decision.facts is None or len(offers) < 2:
+            return offers[decision.default]
+        key = problem_key(decision.name, decision.facts_text, self._op, self._inputs)
+        chosen = self._choices.choose(key, offers.keys()) if self._choices else None
+        taken = chosen if chosen in offers else None
+        self.picks.append(Pick(key, decision, taken or decision.default, taken is not None))
+        return offers[taken or decision.default]
 
     def constant(self, key: str, make: Callable[[], Array], layout: Layout = Layout.NCHW) -> Tensor:
         """Return the constant of that key, uploading it the first time."""

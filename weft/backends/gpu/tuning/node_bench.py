@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from math import prod
 from statistics import median
 from time import perf_counter
 from types import TracebackType
 
 import numpy as np
 
-from weft.backends.gpu.device.device import BarrierCommand, Command, DeviceCaps
+from weft.backends.gpu.device.device import BarrierCommand, Command
 from weft.backends.gpu.device.kernel_builds import Builds
 from weft.backends.gpu.execution import GpuExecution, Workplace
 from weft.backends.gpu.lowering.launch_builder import PlannedLaunch
@@ -41,8 +40,6 @@ BETWEEN = 2e-6
 """Seconds from one launch to the next that waits for it (H200): timestamps do not see them."""
 TOLERANCES = {DType.FLOAT32: (1e-5, 1e-4), DType.FLOAT16: (2e-3, 1e-2)}
 """How far a candidate may be from the default: by norm, and at the worst place against the largest value."""
-_RESIDENT = 2048
-_FILLING = 512
 
 
 @dataclass(frozen=True)
@@ -288,16 +285,3 @@ def difference(got: Sequence[Array], want: Sequence[Array]) -> str | None:
         if off > by_norm * float(np.linalg.norm(scale)) or worst > by_largest * float(scale.max()):
             return f"wrong numbers: off by {off:.1e} by norm, by {worst:.1e} at most, of {scale.max():.1e}"
     return None
-
-
-def estimate(variant: Variant, caps: DeviceCaps) -> float:
-    """Return a relative time: waves of work-groups, each a share of the same work. It only orders candidates."""
-    return max(_waves(launch, max(caps.compute_units, 1)) for launch in variant.launches) if variant.launches else 0.0
-
-
-def _waves(launch: PlannedLaunch, units: int) -> float:
-    groups = max(prod(launch.grid), 1)
-    items = prod(int(launch.build.values[axis]) for axis in ("LX", "LY", "LZ"))
-    on_a_unit = -(-groups // units)
-    together = min(on_a_unit, max(_RESIDENT // items, 1))
-    return on_a_unit / groups / min(1.0, together * items / _FILLING)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from weft.core.graph.fused_op import RUNNING, Fused
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
+from weft.kernels.algorithms import Decision
 
 if TYPE_CHECKING:
     from weft.backends.gpu.lowering.launch_builder import PlannedLaunch
@@ -25,15 +26,24 @@ class Choices(Protocol):
 
 @dataclass
 class Pick:
-    """One call of `KernelBuilder.pick`; candidates are known by their `repr`."""
+    """One call of `KernelBuilder.choose`; candidates are known by their `repr`."""
 
     key: str
-    candidates: tuple[str, ...]
-    default: str
+    decision: Decision
     chosen: str
     made: bool
     """Whether it was chosen, be it the default, or nothing was known."""
     launches: list[PlannedLaunch] = field(default_factory=list)
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """Return what was offered."""
+        return self.decision.texts
+
+    @property
+    def default(self) -> str:
+        """Return what is taken untuned."""
+        return self.decision.default
 
     @property
     def digest(self) -> str:
@@ -45,16 +55,16 @@ class Pick:
         return hashed.hexdigest()
 
 
-def problem_key(
-    family: str, problem: Mapping[str, int | str | bool], op: Op, inputs: Sequence[Tensor | None]
-) -> str:
-    """Return the text by which a problem is found again: exactly the same one, with its types and fused steps."""
-    facts = ", ".join(f"{name}={value!r}" for name, value in sorted(problem.items()))
+def problem_key(name: str, facts: str, op: Op, inputs: Sequence[Tensor | None]) -> str:
+    """Return the text by which a problem is found again: exactly the same one, with its types and fused steps.
+
+    `name` and `facts` are those of the `Decision`.
+    """
     arity = op.arity if isinstance(op, Fused) else len(inputs)
     types = ", ".join(t.dtype.value if t is not None else "none" for t in inputs[:arity])
     steps = op.steps if isinstance(op, Fused) else ()
     texts = [f"{s.op!r}({', '.join(_operand(i, inputs) for i in s.operands)})" for s in steps]
-    return f"{family}({facts}) of {types}" + "".join(f" then {t}" for t in texts)
+    return f"{name}({facts}) of {types}" + "".join(f" then {t}" for t in texts)
 
 
 def _operand(position: int, inputs: Sequence[Tensor | None]) -> str:

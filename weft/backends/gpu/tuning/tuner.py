@@ -20,12 +20,12 @@ from weft.backends.gpu.recording.recording import access
 from weft.backends.gpu.recording.schedule import schedule
 from weft.backends.gpu.runtime import GpuRuntime
 from weft.backends.gpu.tuning.candidate_timing import STEADY, Contest
-from weft.backends.gpu.tuning.node_bench import NodeBench, Variant, estimate
+from weft.backends.gpu.tuning.node_bench import NodeBench, Variant
 from weft.backends.gpu.tuning.tunables import Pick
 from weft.backends.gpu.tuning.tuning_table import FORGOTTEN, Entry, Trial, TuningTable
 from weft.core.session.pipeline import Pipeline, Task
 from weft.errors import ConfigError, DeviceLost, OutOfMemory, WeftError
-from weft.kernels.launch import DeviceCaps
+from weft.kernels.algorithms import Decision
 
 PENDING = "the process ended while it was built or run"
 
@@ -141,10 +141,11 @@ def _times(pipeline: Pipeline) -> dict[int, float]:
     return {id(x): by_command.get(id(a.command), 0.0) for x, a in zip(launches, accesses, strict=True)}
 
 
-def _most_promising_first(variants: Sequence[Variant], caps: DeviceCaps) -> list[Variant]:
-    """Merge two orders: that in which the op names its candidates, and that of an estimate that knows only groups."""
-    estimated = sorted(variants, key=lambda v: estimate(v, caps))
-    ranks = {v.text: min(k, estimated.index(v)) for k, v in enumerate(variants)}
+def _most_promising_first(variants: Sequence[Variant], decision: Decision) -> list[Variant]:
+    """Merge two orders: that in which algorithms name their candidates, and that of their estimated costs."""
+    costs = {v.text: decision.offers[v.text].candidate.cost for v in variants}
+    estimated = sorted(costs, key=lambda text: costs[text])
+    ranks = {v.text: min(k, estimated.index(v.text)) for k, v in enumerate(variants)}
     return sorted(variants, key=lambda v: ranks[v.text])
 
 
@@ -231,7 +232,7 @@ class _Tuner:
                     work.brought.add(text)
             if variant is not work.default and (known is None or afresh):
                 out.append(variant)
-        return _most_promising_first(out, self.runtime.device.caps)
+        return _most_promising_first(out, problem.pick.decision)
 
     def _try_all(self, key: str, work: Contest, batch: Sequence[Variant]) -> None:
         """Build some candidates side by side, then try each; all are noted as failed until they are not."""

@@ -1,7 +1,7 @@
-"""Convolutions on GPUs: one algorithm a file."""
+"""Convolutions on GPUs: one algorithm a file, those that compete in `algorithms`."""
 
 from __future__ import annotations
 
-from weft.ops.gpu.conv import gemm, pooled, transposed
+from weft.ops.gpu.conv import conv, pooled, transposed
 
-__all__ = ["gemm", "pooled", "transposed"]
+__all__ = ["conv", "pooled", "transposed"]

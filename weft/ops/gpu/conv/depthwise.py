@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from weft.core.graph.layout import Layout
-from weft.kernels.launch import DeviceCaps
-
-if TYPE_CHECKING:
-    from weft.ops.gpu.conv.gemm import ConvPlan
+from weft.core.graph.tensor import Tensor
+from weft.kernels.algorithms import Algorithm, Candidate, Facts, candidates_of, waves
+from weft.kernels.launch import SMALL_GROUP
+from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem
 
 MOST_PRODUCTS = 200
 """Vector products of one item, whose text is written out."""
@@ -43,57 +44,105 @@ CHANNELS_FIRST = (DepthwiseTile(4, 1), DepthwiseTile(2, 1), DepthwiseTile(1, 1))
 """Defaults where items side by side should have pixels side by side."""
 
 
-def choose_depthwise(caps: DeviceCaps, plan: ConvPlan) -> DepthwiseTile:
+def why_not_depthwise(problem: ConvProblem) -> str | None:
+    """Return why a convolution is not one filter a channel, of images of up to two dimensions."""
+    one_each = 1 < problem.group == problem.channels_out and problem.channels_in == 1
+    return None if one_each and problem.window.rank <= 2 else "it is not one filter a channel, or has three dimensions"
+
+
+def facts_of_depthwise(problem: ConvProblem) -> Facts:
+    """Return what tuning tables find a problem by."""
+    return {**problem.constants, "N": problem.images, "C4": problem.blocks, "bias": problem.bias}
+
+
+def choose_tile(problem: ConvProblem) -> DepthwiseTile:
     """Return the tile with the most reuse that still fills the device."""
-    offered = CHANNELS_LAST if plan.y.layout is Layout.NHWC4 else CHANNELS_FIRST
-    taps = prod(plan.window.kernel)
-    units = caps.likely_units
+    offered = CHANNELS_LAST if problem.layout is Layout.NHWC4 else CHANNELS_FIRST
+    units = problem.caps.likely_units
     for tile in offered:
-        if taps * tile.rows * tile.columns <= MOST_PRODUCTS and _items(plan, tile) >= FULL * units:
+        if problem.taps * tile.rows * tile.columns <= MOST_PRODUCTS and items_of(problem, tile) >= FULL * units:
             return tile
     return offered[-1]
 
 
-def launch_depthwise(plan: ConvPlan, window: dict[str, int]) -> bool:
-    """Launch one filter a channel, and tell whether a kernel could; `window` is the geometry as constants."""
-    k, weight = plan.k, plan.weight
-    taps = prod(plan.window.kernel)
-    legal = [tile for tile in TILES if taps * tile.rows * tile.columns <= MOST_PRODUCTS]
-    if "conv_depthwise_tile" in k.caps.without:
-        legal = []
-    if not legal and "conv_depthwise" in k.caps.without:
-        return False
-    packed = k.constant("depthwise", lambda: weight.reshape(1, weight.shape[0], -1), Layout.NC4HW4)
-    reads = {"x": plan.x, "w": packed, **plan.bias_vector()}
-    if not legal:  # too much text, or wrong: the kernel that has loops instead
-        total = plan.y.shape[0] * plan.blocks * prod(plan.window.outputs)
-        grid, local = k.for_items(total)
-        ints = {**window, "BLOCKS": plan.blocks, "TOTAL": total}
-        k.launch("conv_depthwise", reads=reads, writes={"y": plan.y}, ints=ints, grid=grid, local=local)
-        return True
-    problem = {**window, "N": plan.y.shape[0], "C4": plan.blocks, "bias": plan.bias is not None}
-    tile = k.pick("conv_depthwise", problem, legal, choose_depthwise(k.caps, plan))
-    total = _items(plan, tile)
-    grid, local = k.for_items(total)
-    ints = {name: window[name] for name in ("IH", "IW", "OH", "OW", "PH", "PW")}
-    ints |= {"TILES_H": -(-window["OH"] // tile.rows), "TILES_W": -(-window["OW"] // tile.columns)}
-    k.launch(
-        "conv_depthwise_tile",
-        reads=reads,
-        writes={"y": plan.y},
-        ints={**ints, "BLOCKS": plan.blocks, "TOTAL": total},
-        variant={
-            **{name.lower(): window[name] for name in ("KH", "KW", "SH", "SW", "DH", "DW")},
-            "rows": tile.rows,
-            "columns": tile.columns,
-        },
-        grid=grid,
-        local=local,
-    )
-    return True
-
-
-def _items(plan: ConvPlan, tile: DepthwiseTile) -> int:
+def items_of(problem: ConvProblem, tile: DepthwiseTile) -> int:
     """Return the items that compute the whole output."""
-    *_, height, width = 1, *plan.window.outputs
-    return plan.y.shape[0] * plan.blocks * -(-height // tile.rows) * -(-width // tile.columns)
+    *_, height, width = 1, *problem.window.outputs
+    return problem.images * problem.blocks * -(-height // tile.rows) * -(-width // tile.columns)
+
+
+def _reads(plan: ConvPlan) -> dict[str, Tensor]:
+    weight = plan.weight
+    packed = plan.k.constant("depthwise", lambda: weight.reshape(1, weight.shape[0], -1), Layout.NC4HW4)
+    return {"x": plan.x, "w": packed, **plan.bias_vector()}
+
+
+class DepthwiseInTiles(Algorithm[ConvProblem, ConvPlan, DepthwiseTile]):
+    """An item computes a tile of pixels, each product written out."""
+
+    name = "conv_depthwise_tile"
+
+    def why_not(self, problem: ConvProblem) -> str | None:
+        """Refuse windows of too many taps."""
+        if self.name in problem.caps.without:
+            return "its self-test failed on this device"
+        if problem.taps > MOST_PRODUCTS:
+            return f"its text would have {problem.taps} products; the most are {MOST_PRODUCTS}"
+        return None
+
+    def candidates(self, problem: ConvProblem) -> Sequence[Candidate]:
+        """Return the tiles whose text is short enough."""
+        legal = [tile for tile in TILES if problem.taps * tile.rows * tile.columns <= MOST_PRODUCTS]
+
+        def time(tile: DepthwiseTile) -> float:
+            groups = -(-items_of(problem, tile) // SMALL_GROUP)
+            return waves(groups, SMALL_GROUP, problem.caps.likely_units)
+
+        return candidates_of([choose_tile(problem), *legal], time)
+
+    def launch(self, plan: ConvPlan, tile: DepthwiseTile) -> None:
+        """Launch the kernel."""
+        k, window = plan.k, plan.problem.constants
+        total = items_of(plan.problem, tile)
+        grid, local = k.for_items(total)
+        ints = {name: window[name] for name in ("IH", "IW", "OH", "OW", "PH", "PW")}
+        ints |= {"TILES_H": -(-window["OH"] // tile.rows), "TILES_W": -(-window["OW"] // tile.columns)}
+        k.launch(
+            "conv_depthwise_tile",
+            reads=_reads(plan),
+            writes={"y": plan.y},
+            ints={**ints, "BLOCKS": plan.problem.blocks, "TOTAL": total},
+            variant={
+                **{name.lower(): window[name] for name in ("KH", "KW", "SH", "SW", "DH", "DW")},
+                "rows": tile.rows,
+                "columns": tile.columns,
+            },
+            grid=grid,
+            local=local,
+        )
+
+
+class OnePixel(NamedTuple):
+    """An item computes one pixel of four channels."""
+
+
+class DepthwiseInLoops(Algorithm[ConvProblem, ConvPlan, OnePixel]):
+    """The kernel that has loops over the taps: for windows whose products are too much text."""
+
+    name = "conv_depthwise"
+
+    def why_not(self, problem: ConvProblem) -> str | None:
+        """Return why not."""
+        return "its self-test failed on this device" if self.name in problem.caps.without else None
+
+    def candidates(self, problem: ConvProblem) -> Sequence[Candidate]:
+        """Return the one there is."""
+        return [Candidate(OnePixel(), 1.0)]
+
+    def launch(self, plan: ConvPlan, tile: OnePixel) -> None:
+        """Launch the kernel."""
+        k, p = plan.k, plan.problem
+        total = p.images * p.blocks * prod(p.window.outputs)
+        grid, local = k.for_items(total)
+        ints = {**p.constants, "BLOCKS": p.blocks, "TOTAL": total}
+        k.launch("conv_depthwise", reads=_reads(plan), writes={"y": plan.y}, ints=ints, grid=grid, local=local)

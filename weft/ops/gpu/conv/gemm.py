@@ -1,4 +1,4 @@
-"""Convolution on GPUs: an implicit GEMM for ungrouped ones, a direct kernel for the rest, on packed images."""
+"""Convolution by the portable implicit GEMM, in tiles: pixels times output channels, over taps and input channels."""
 
 from __future__ import annotations
 
@@ -9,144 +9,27 @@ from math import prod
 
 import numpy as np
 
-from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import PACK, Array, Layout
-from weft.core.graph.tensor import Tensor, TensorSpec
-from weft.kernels.launch import PIECE, DeviceCaps, GpuOp, KernelBuilder, Placement, gpu_op
-from weft.ops.conv import Conv
-from weft.ops.gpu.conv import matrix, split, winograd
-from weft.ops.gpu.conv.depthwise import launch_depthwise
-from weft.ops.gpu.conv.sum_parts import InParts, Sums, Work, better, by_turns, offer_parts, tile_and_parts
-from weft.ops.gpu.conv.winograd import WinogradTile
-from weft.ops.window import Window
+from weft.kernels.algorithms import Algorithm, Candidate, candidates_of
+from weft.kernels.launch import DeviceCaps
+from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem, pieces
+from weft.ops.gpu.conv.sum_parts import (
+    InParts,
+    Sums,
+    Work,
+    better,
+    by_turns,
+    offer_parts,
+    tile_and_parts,
+    time_of,
+)
 
 VECTOR_BYTES = 16
 STEP = 4
-"""Blocks of four input channels that one pass of the GEMM kernel stages."""
-SAVED = 1 << 26
-"""Products up to which an image that need not be packed is worth more than matrix units: split products save at most
-2 us of so many on an H200 (60 TFLOP/s instead of 30), those of fp16 hardly more where there are so few; the launch that
-packs takes 5 to 6."""
+"""Blocks of four input channels that one pass of the kernel stages."""
 
 
-@gpu_op(Conv)
-class ConvOnGpu(GpuOp):
-    """Choose the kernel by groups and rank; split weights that exceed a kernel argument's range."""
-
-    placement = Placement.CHANNELS
-    splits_constants = True
-
-    def why_not(
-        self, op: Conv, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
-    ) -> str | None:
-        """Refuse weights that are computed at run time."""
-        if any(t is not None and t.constant is None for t in inputs[1:]):
-            return "the convolution's weights or bias are computed at run time; GPU kernels pack them beforehand"
-        return None
-
-    def rounds(self, op: Conv, inputs: Sequence[Tensor | None]) -> int:
-        """Return the taps of an output; the tiled kernel takes sixteen and more at a time."""
-        w = inputs[1]
-        assert w is not None
-        taps = prod(w.shape[1:])
-        return taps // 8 if op.group == 1 and len(w.shape) <= 4 else 2 * taps
-
-    def reads_planar(
-        self, op: Conv, inputs: Sequence[TensorSpec | None], output: TensorSpec, caps: DeviceCaps, split_products: bool
-    ) -> bool:
-        """Accept an image of up to four channels where the portable GEMM runs, or would hardly be slower.
-
-        Kernels on matrix units, which run fp16 and split fp32, load whole blocks of channels: for little work they are
-        not worth it. Winograd's method is only for more channels.
-        """
-        x, w = inputs[0], inputs[1]
-        assert x is not None and w is not None
-        if op.group != 1 or len(x.dims) > 4 or x.dims[1] > PACK or caps.without & {"conv_planar", "conv_gemm"}:
-            return False
-        on_units = split_products or (caps.matrix_units and x.dtype is DType.FLOAT16)
-        return not on_units or prod(output.dims) * prod(w.dims[2:]) * PACK <= SAVED
-
-    def launches(self, op: Conv, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
-        """Launch one kernel for each piece of the weights."""
-        x, w, y = inputs[0], inputs[1], outputs[0]
-        bias = inputs[2] if len(inputs) > 2 else None
-        assert x is not None and w is not None and w.constant is not None
-        plan = ConvPlan(k, op, x, y, w.constant, None if bias is None else bias.constant)
-        if op.group == 1 and plan.window.rank <= 2:
-            launch_ungrouped(plan)
-            return
-        depthwise = op.group == x.shape[1] == y.shape[1] and plan.window.rank <= 2
-        if not (depthwise and launch_depthwise(plan, window_constants(plan.window))):
-            launch_direct(plan)
-
-
-def window_constants(window: Window) -> dict[str, int]:
-    """Return a window as the constants ID, IH, IW (inputs), O. (outputs), K., S., D. (dilations), P. (pads).
-
-    Where there are fewer than three dimensions the leading ones have size 1.
-    """
-    lead = 3 - window.rank
-    fields = {
-        "I": (window.inputs, 1), "O": (window.outputs, 1), "K": (window.kernel, 1),
-        "S": (window.strides, 1), "D": (window.dilations, 1), "P": (window.begin, 0),
-    }  # fmt: skip
-    ints: dict[str, int] = {}
-    for letter, (values, default) in fields.items():
-        for axis, value in zip("DHW", (default,) * lead + values, strict=True):
-            ints[f"{letter}{axis}"] = value
-    return ints
-
-
-@dataclass(frozen=True)
-class ConvPlan:
-    """The facts that all convolution kernels share."""
-
-    k: KernelBuilder
-    op: Conv
-    x: Tensor
-    y: Tensor
-    weight: Array
-    bias: Array | None
-
-    @property
-    def window(self) -> Window:
-        """Return the geometry."""
-        return self.op.window(self.x.shape, self.weight.shape)
-
-    @property
-    def planar(self) -> bool:
-        """Tell whether the image lies as NCHW (`ConvOnGpu.reads_planar`)."""
-        return not self.x.layout.packed
-
-    @property
-    def reading(self) -> tuple[dict[str, int], dict[str, int]]:
-        """Return how the GEMM loads four channels, if not as one vector: what changes its text, and constants."""
-        return ({"planar": 1}, {"CI": self.weight.shape[1]}) if self.planar else ({}, {})
-
-    @property
-    def blocks(self) -> int:
-        """Return the output's channel blocks."""
-        return -(-self.y.shape[1] // PACK)
-
-    def bias_vector(self) -> dict[str, Tensor]:
-        """Return the bias as a c4 constant, under its argument's name; nothing if there is none."""
-        if self.bias is None:
-            return {}
-        value = self.bias
-        return {"b": self.k.constant("bias", lambda: value.reshape(1, -1, 1), Layout.NC4HW4)}
-
-    def lies_in_pieces(self, tensor: Tensor) -> bool:
-        """Tell whether pixels lie as rows of channels in whole pieces, so that 16 bytes can be moved at a time."""
-        rows = self.k.rows(tensor)
-        return rows is not None and all(n % PIECE == 0 for n in (tensor.shape[1], *rows))
-
-    def pieces(self, nbytes_per_block: int) -> list[tuple[int, int]]:
-        """Return (first, count) of output blocks such that each piece's weights fit one kernel argument."""
-        most = max(self.k.caps.max_buffer_range // max(nbytes_per_block, 1), 1)
-        return [(b, min(most, self.blocks - b)) for b in range(0, self.blocks, most)]
-
-
-def pack_gemm(weight: Array, first: int, count: int) -> Array:
+def pack_weights(weight: Array, first: int, count: int) -> Array:
     """Return weights (co, ci, *kernel) as vectors [tap][ci block][co block][4 ci][4 co] of one piece.
 
     The axes are padded with zeros, the ci blocks over all taps to a multiple of STEP, so that the kernel
@@ -253,130 +136,78 @@ def choose_tile(caps: DeviceCaps, pixels: int, blocks: int, steps: int) -> GemmT
     return fitting[-1]
 
 
-def launch_ungrouped(plan: ConvPlan) -> None:
-    """Launch the implicit GEMM that fits the device, the types and the precision."""
-    constants = window_constants(plan.window)
-    if plan.planar:
-        launch_gemm(plan)
-        return
-    if matrix.fits(plan):
-        matrix.launch_matrix(plan, constants)
-        return
-    if not split.fits(plan):
-        launch_gemm(plan)
-        return
-    pixels, steps = plan.y.shape[0] * prod(plan.window.outputs), gemm_steps(plan.weight)
-    default = choose_tile(plan.k.caps, pixels, plan.blocks, steps)
-    strict = legal_tiles(plan.k.caps, steps)
-    by_winograd = winograd.choose_tile(plan, winograd.tiles(plan, strict))
-    tile = split.pick_tile(plan, constants, strict, default, by_winograd)
-    if isinstance(tile, (GemmTile, WinogradTile)):
-        launch_gemm(plan, tile)
-    else:
-        split.launch_split(plan, constants, tile)
+def steps_of(problem: ConvProblem) -> int:
+    """Return the steps of K: taps times blocks of input channels."""
+    return -(-problem.taps * problem.blocks_in // STEP)
 
 
-def gemm_steps(weight: Array) -> int:
-    """Return the steps of K of the GEMM kernel: taps times blocks of input channels."""
-    blocks: int = prod(weight.shape[2:]) * -(-weight.shape[1] // PACK)
-    return -(-blocks // STEP)
+def bytes_of_block(problem: ConvProblem) -> int:
+    """Return the bytes of the packed weights of four output channels."""
+    return steps_of(problem) * STEP * PACK * PACK * problem.weights.itemsize
 
 
-def _offers(
-    plan: ConvPlan, pixels: int, count: int, steps: int
-) -> tuple[list[GemmTile | InParts[GemmTile]], GemmTile | InParts[GemmTile]]:
-    """Return the tiles for so many output blocks, and the default; weights that go in pieces have no parts of K."""
-    caps = plan.k.caps
-    legal, default = legal_tiles(caps, steps), choose_tile(caps, pixels, count, steps)
-    if count < plan.blocks:
-        return [*legal], default
-
-    def work_of(tile: GemmTile) -> Work:
-        groups = -(-pixels // tile.rows) * -(-count // tile.columns)
-        read = steps * STEP * PACK * (tile.rows + PACK * tile.columns) * plan.weight.dtype.itemsize
-        return Work(groups, -(-steps // tile.lz), read, pixels * count * PACK)
-
-    parted = offer_parts(caps, legal, work_of)
-    # In a group of 64 items a round takes longer than the model says.
-    sliced = [each for each in parted if each.tile.lz > 1]
-    return by_turns(parted, legal), better(caps, default, sliced, work_of)
+def work_of(problem: ConvProblem, tile: GemmTile) -> Work:
+    """Return what a tile leaves to do."""
+    steps, pixels, count = steps_of(problem), problem.pixels, problem.count
+    groups = -(-pixels // tile.rows) * -(-count // tile.columns)
+    read = steps * STEP * PACK * (tile.rows + PACK * tile.columns) * problem.weights.itemsize
+    return Work(groups, -(-steps // tile.lz), read, pixels * count * PACK)
 
 
-def pick_gemm(plan: ConvPlan, problem: dict[str, int], pixels: int) -> GemmTile | InParts[GemmTile] | WinogradTile:
-    """Return how a piece of the weights is multiplied in fp32.
+@dataclass(frozen=True)
+class TiledConv(Algorithm[ConvProblem, ConvPlan, "GemmTile | InParts[GemmTile]"]):
+    """The implicit GEMM in fp32, whatever is stored."""
 
-    That is by Winograd's method only where it is all of them, and pixels are packed vectors.
-    """
-    k, count, steps = plan.k, problem["COUNT"], gemm_steps(plan.weight)
-    tiles, default = _offers(plan, pixels, count, steps)
-    whole = count == plan.blocks and not plan.reading[0]
-    by_winograd = winograd.tiles(plan, legal_tiles(k.caps, steps)) if whole else []
-    best = winograd.choose_tile(plan, by_winograd)
-    # Tuning tries what comes first before the rest.
-    candidates: list[GemmTile | InParts[GemmTile] | WinogradTile]
-    candidates = [*by_winograd, *tiles] if best else [*tiles, *by_winograd]
-    return k.pick("conv_gemm", problem, candidates, best or default)
+    name = "conv_gemm"
+    in_parts: bool = True
+    """Whether groups may share the K of a tile."""
 
+    def why_not(self, problem: ConvProblem) -> str | None:
+        """Return why another kernel is needed."""
+        if not problem.ungrouped:
+            return "it has groups or three dimensions"
+        if self.name in problem.caps.without:
+            return "its self-test failed on this device"
+        if len(pieces(problem, bytes_of_block(problem))) > 1 and problem.whole:
+            return "its weights exceed what one kernel argument may span"
+        return None
 
-def launch_gemm(plan: ConvPlan, chosen: GemmTile | WinogradTile | None = None) -> None:
-    """Launch the implicit GEMM in fp32, or what is taken instead: pixels times output channels, over taps and input."""
-    k, weight = plan.k, plan.weight
-    if "conv_gemm" in k.caps.without and not isinstance(chosen, WinogradTile):
-        launch_direct(plan)
-        return
-    ci4, steps = -(-weight.shape[1] // PACK), gemm_steps(weight)
-    pixels = plan.y.shape[0] * prod(plan.window.outputs)
-    itemsize = weight.dtype.itemsize
-    for first, count in plan.pieces(steps * STEP * PACK * PACK * itemsize):
-        window, n = window_constants(plan.window), plan.y.shape[0]
-        reading, channels = plan.reading
-        problem = {**window, "N": n, "C4": ci4, "COUNT": count, "bias": plan.bias is not None, **reading, **channels}
-        picked = chosen or pick_gemm(plan, problem, pixels)
-        if isinstance(picked, WinogradTile):
-            winograd.launch_winograd(plan, picked)
-            continue
-        tile, parts = tile_and_parts(picked)
-        sums = Sums(plan, parts, -(-steps // tile.lz))
-        pack = partial(pack_gemm, weight, first, count)
-        packed = k.constant(f"gemm.{first}", pack, Layout.NC4HW4)
-        tiles = -(-pixels // tile.rows)
-        pointwise = plan.window.is_pointwise
+    def candidates(self, problem: ConvProblem) -> Sequence[Candidate]:
+        """Return the tile of the most reuse that fills the device, or one in parts that clearly beats it; the rest."""
+        caps, steps = problem.caps, steps_of(problem)
+        legal, default = legal_tiles(caps, steps), choose_tile(caps, problem.pixels, problem.count, steps)
+        work = partial(work_of, problem)
+        if not (self.in_parts and problem.whole):
+            return candidates_of([default, *legal], lambda tile: work(tile).microseconds(caps))
+        parted = offer_parts(caps, legal, work)
+        # In a group of 64 items a round takes longer than the model says.
+        sliced = [each for each in parted if each.tile.lz > 1]
+        best = better(caps, default, sliced, work)
+        return candidates_of([best, *by_turns(parted, legal)], partial(time_of, caps, work))
+
+    def launch(self, plan: ConvPlan, tile: GemmTile | InParts[GemmTile]) -> None:
+        """Launch the kernel, and what adds up parts."""
+        k, p, (chosen, parts) = plan.k, plan.problem, tile_and_parts(tile)
+        steps = steps_of(p)
+        sums = Sums(plan, parts, -(-steps // chosen.lz))
+        pack = partial(pack_weights, plan.weight, plan.first, p.count)
+        packed = k.constant(f"gemm.{plan.first}", pack, Layout.NC4HW4)
+        tiles = -(-p.pixels // chosen.rows)
+        reading, channels = p.reading
         k.launch(
             "conv_gemm",
             reads={"x": plan.x, "w": packed, **sums.bias},
             writes={"y": sums.target},
             ints={
-                **window, "C4": ci4, "STEPS": steps, "PIXELS": pixels, "FIRST": first, "COUNT": count,
-                "TILES": tiles, **channels, **sums.ints,
+                **p.constants, "C4": p.blocks_in, "STEPS": steps, "PIXELS": p.pixels, "FIRST": plan.first,
+                "COUNT": p.count, "TILES": tiles, **channels, **sums.ints,
             },
             variant={
-                "rp": tile.pixels, "rc": tile.blocks, "lx": tile.lx, "ly": tile.ly,
-                "buffers": tile.buffers(k.caps), "pointwise": pointwise, **reading, **sums.variant,
+                "rp": chosen.pixels, "rc": chosen.blocks, "lx": chosen.lx, "ly": chosen.ly,
+                "buffers": chosen.buffers(k.caps), "pointwise": p.pointwise, **reading, **sums.variant,
             },
-            grid=(min(tiles, k.caps.max_grid[0]), -(-count // tile.columns), parts),
-            local=(tile.lx, tile.ly, tile.lz),
+            grid=(min(tiles, k.caps.max_grid[0]), -(-p.count // chosen.columns), parts),
+            local=(chosen.lx, chosen.ly, chosen.lz),
             epilogue=sums.epilogue,
         )  # fmt: skip
         sums.finish()
-
-
-def launch_direct(plan: ConvPlan) -> None:
-    """Launch the general kernel (any groups, up to three dimensions): an item computes four channels of a pixel."""
-    k, weight = plan.k, plan.weight
-    co, per_group = weight.shape[:2]
-    for first, count in plan.pieces(per_group * prod(weight.shape[2:]) * PACK * weight.dtype.itemsize):
-        part = weight[first * PACK : (first + count) * PACK]
-        packed = k.constant(f"direct.{first}", partial(part.reshape, 1, len(part), -1), Layout.NC4HW4)
-        total = plan.y.shape[0] * count * prod(plan.window.outputs)
-        grid, local = k.for_items(total)
-        k.launch(
-            "conv_direct",
-            reads={"x": plan.x, "w": packed, **plan.bias_vector()},
-            writes={"y": plan.y},
-            ints={
-                **window_constants(plan.window), "FIRST": first, "COUNT": count, "TOTAL": total,
-                "CO": co, "OUT_GROUP": co // plan.op.group, "IN_GROUP": per_group,
-            },
-            grid=grid,
-            local=local,
-        )  # fmt: skip

@@ -6,23 +6,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import PACK, Array, Layout
+from weft.kernels.algorithms import Algorithm, Candidate, Facts, candidates_of
 from weft.kernels.launch import PIECE, DeviceCaps
 from weft.kernels.special import Case, SpecialKernel, register_special
-from weft.ops.gpu.conv import unstaged, wgmma, workgroup_gemm
 from weft.ops.gpu.conv.cases import conv_case
-from weft.ops.gpu.conv.sum_parts import InParts, Sums, Work, better, by_turns, offer_parts, tile_and_parts
-from weft.ops.gpu.conv.unstaged import UnstagedTile
-from weft.ops.gpu.conv.wgmma import WgmmaTile
-from weft.ops.gpu.conv.workgroup_gemm import GroupTile
-
-if TYPE_CHECKING:
-    from weft.ops.gpu.conv.gemm import ConvPlan
+from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem
+from weft.ops.gpu.conv.sum_parts import (
+    InParts,
+    Sums,
+    Work,
+    better,
+    by_turns,
+    offer_parts,
+    tile_and_parts,
+    time_of,
+)
 
 SUBGROUP = 32
 SIDE = 16
@@ -81,10 +84,8 @@ TILES = (
 """From the best reuse to the most parallelism; tiles of 128 x 128 were slower on an H200."""
 
 
-Tile: TypeAlias = MatrixTile | UnstagedTile | WgmmaTile | GroupTile
-"""Of one of the kernels on matrix units."""
-Choice: TypeAlias = Tile | InParts[Tile]
-"""What tuning chooses from: tiles whole, and those that several groups share."""
+COST = 0.5
+"""The usual share of the portable kernel's time."""
 
 
 def _cases() -> Sequence[Case]:
@@ -110,14 +111,34 @@ SPECIAL = register_special(
 )
 
 
-def fits(plan: ConvPlan) -> bool:
-    """Tell whether the device has matrix units for a convolution in fp16 whose packed weights fit an argument."""
-    caps, weight = plan.k.caps, plan.weight
-    if not caps.matrix_units or plan.x.dtype is not DType.FLOAT16 or weight.dtype != np.float16:
-        return False
-    depth = prod(weight.shape[2:]) * (weight.shape[1] + PACK) + PACK * max(t.kb for t in TILES)
-    width = weight.shape[0] + max(t.columns for t in TILES)
-    return bool(depth * width * weight.dtype.itemsize <= caps.max_buffer_range)
+def why_not_halves(problem: ConvProblem) -> str | None:
+    """Return why matrix units do not take a convolution in fp16, or its packed weights do not fit an argument."""
+    if not problem.ungrouped:
+        return "it has groups or three dimensions"
+    if not problem.caps.matrix_units:
+        return "the device has no matrix units, or they are wrong"
+    if not problem.read is problem.weights is DType.FLOAT16:
+        return "it is not in fp16"
+    if not problem.loads_vectors:
+        return "its image is not packed, or is pooled as it is loaded"
+    depth = problem.taps * (problem.channels_in + PACK) + PACK * max(t.kb for t in TILES)
+    width = problem.channels_out + max(t.columns for t in TILES)
+    if not problem.whole or depth * width * problem.weights.itemsize > problem.caps.max_buffer_range:
+        return "its weights exceed what one kernel argument may span"
+    return None
+
+
+def facts_of_halves(problem: ConvProblem) -> Facts:
+    """Return what tuning tables find a problem by.
+
+    A view of channels may lie so that fewer can be moved at a time: that is another problem.
+    """
+    found = dict(problem.facts_by_channels())
+    lies = ("x", problem.channels_in, problem.read_pieces), ("y", problem.channels_out, problem.written_pieces)
+    for name, channels, in_pieces in lies:
+        if in_pieces is not (channels % PIECE == 0):
+            found[f"{name}_pieces"] = False
+    return found
 
 
 def legal_tiles(caps: DeviceCaps, k: int) -> list[MatrixTile]:
@@ -159,30 +180,6 @@ def pack_weights(weight: Array, tile: MatrixTile) -> Array:
     return out.reshape(1, -1, PACK).transpose(0, 2, 1)
 
 
-def launch_matrix(plan: ConvPlan, constants: dict[str, int]) -> None:
-    """Launch the implicit GEMM, or the product of rows where that is all there is to it; tuning may choose."""
-    k, weight = plan.k, plan.weight
-    depth = prod(weight.shape[2:]) * -(-weight.shape[1] // PACK) * PACK
-    pixels, channels = plan.y.shape[0] * prod(plan.window.outputs), weight.shape[0]
-    problem = {**constants, "N": plan.y.shape[0], "CI": weight.shape[1], "CO": channels, "bias": plan.bias is not None}
-    for name, tensor in (("x", plan.x), ("y", plan.y)):
-        # A view of channels may lie so that fewer can be moved at a time: that is another problem.
-        if plan.lies_in_pieces(tensor) is not (tensor.shape[1] % PIECE == 0):
-            problem[f"{name}_pieces"] = False
-    candidates, default = _tiles(plan, pixels, channels, depth)
-    chosen: Choice = k.pick("conv_matrix", problem, candidates, default)
-    launched: tuple[Tile, int] = tile_and_parts(chosen)
-    tile, parts = launched
-    if isinstance(tile, WgmmaTile):
-        wgmma.launch_wgmma(plan, constants, tile, parts)
-    elif isinstance(tile, GroupTile):
-        workgroup_gemm.launch_rows(plan, tile)
-    elif isinstance(tile, UnstagedTile):
-        unstaged.launch_unstaged(plan, constants, tile, parts)
-    else:
-        _launch_tile(plan, constants, tile, parts)
-
-
 def work_of(pixels: int, channels: int, depth: int, tile: MatrixTile) -> Work:
     """Return what a tile leaves to do, for `sum_parts`."""
     groups, steps = -(-pixels // tile.rows) * -(-channels // tile.columns), -(-depth // (PACK * tile.kb))
@@ -190,53 +187,49 @@ def work_of(pixels: int, channels: int, depth: int, tile: MatrixTile) -> Work:
     return Work(groups, -(-steps // tile.lz), read, pixels * channels)
 
 
-def _tiles(plan: ConvPlan, pixels: int, channels: int, depth: int) -> tuple[list[Choice], Choice]:
-    """Return the tiles of all kernels that take a convolution, the most promising first, and the default."""
-    caps = plan.k.caps
-    work = partial(work_of, pixels, channels, depth)
-    legal, best = legal_tiles(caps, depth), choose_tile(caps, pixels, channels, depth)
-    parted = offer_parts(caps, legal, work)
-    candidates: list[Choice] = [*by_turns(parted, legal)]
-    default: Choice = better(caps, best, parted, work)
-    if unstaged.fits(plan) and unstaged.squares(pixels, channels) <= unstaged.MOST * caps.compute_units:
-        chunks = unstaged.chunks_of(plan.weight)
-        small, few = unstaged.offers(caps, pixels, channels, chunks)
-        candidates, default = [*small, *candidates], few or default
-    if wgmma.fits(plan):
-        wide, filling = wgmma.offers(caps, pixels, channels, wgmma.steps_of(plan.weight))
-        candidates, default = [*wide, *candidates], filling or default
-    if workgroup_gemm.fits(plan):
-        candidates = [*workgroup_gemm.legal_tiles(caps, pixels, channels), *candidates]
-        if not isinstance(tile_and_parts(default)[0], UnstagedTile) or depth < workgroup_gemm.LONG:
-            default = workgroup_gemm.choose_tile(caps, pixels, channels, depth) or default
-    return candidates, default
+class MatrixConv(Algorithm[ConvProblem, ConvPlan, "MatrixTile | InParts[MatrixTile]"]):
+    """Subgroups multiply tiles that the work-group stages."""
 
+    name = "conv_matrix"
 
-def _launch_tile(plan: ConvPlan, constants: dict[str, int], tile: MatrixTile, parts: int) -> None:
-    """Launch the implicit GEMM: pixels times output channels, over taps and input channels."""
-    k, weight = plan.k, plan.weight
-    ci4 = -(-weight.shape[1] // PACK)
-    depth = prod(weight.shape[2:]) * ci4 * PACK
-    pixels, channels = plan.y.shape[0] * prod(plan.window.outputs), weight.shape[0]
-    packed = k.constant(f"matrix.{tile.columns}.{tile.kb}", partial(pack_weights, weight, tile), Layout.NC4HW4)
-    tiles, across = -(-pixels // tile.rows), -(-channels // tile.columns)
-    wide, steps = plan.lies_in_pieces(plan.x), -(-depth // (PACK * tile.kb))
-    sums = Sums(plan, parts, -(-steps // tile.lz))
-    k.launch(
-        "conv_matrix",
-        reads={"x": plan.x, "w": packed, **sums.bias},
-        writes={"y": sums.target},
-        ints={
-            **constants, "C4": ci4, "STEPS": steps, "PIXELS": pixels,
-            "COUNT": plan.blocks, "TILES": tiles, "WIDTH": across * tile.columns // PACK, **sums.ints,
-        },
-        variant={
-            "fm": tile.fm, "fn": tile.fn, "sm": tile.sm, "sn": tile.sn, "kb": tile.kb,
-            "pointwise": plan.window.is_pointwise, "sliced": tile.lz > 1, "wide": wide, **sums.variant,
-        },
-        kinds={"x": "wide", "w": "wide"} if wide else None,
-        grid=(min(tiles, k.caps.max_grid[0]), across, parts),
-        local=(SUBGROUP, tile.sm * tile.sn, tile.lz),
-        epilogue=sums.epilogue,
-    )  # fmt: skip
-    sums.finish()
+    def why_not(self, problem: ConvProblem) -> str | None:
+        """Take all that its rivals are asked about."""
+        return None
+
+    def candidates(self, problem: ConvProblem) -> Sequence[Candidate]:
+        """Return the tile of the most reuse that gives every unit a group, or one in parts that beats it; the rest."""
+        caps, sizes = problem.caps, (problem.pixels, problem.channels_out, problem.depth)
+        work = partial(work_of, *sizes)
+        legal = legal_tiles(caps, problem.depth)
+        if not legal:
+            return []
+        parted = offer_parts(caps, legal, work)
+        best = better(caps, choose_tile(caps, *sizes), parted, work)
+        return candidates_of([best, *by_turns(parted, legal)], partial(time_of, caps, work), COST)
+
+    def launch(self, plan: ConvPlan, tile: MatrixTile | InParts[MatrixTile]) -> None:
+        """Launch the implicit GEMM: pixels times output channels, over taps and input channels."""
+        k, p, (chosen, parts) = plan.k, plan.problem, tile_and_parts(tile)
+        pack = partial(pack_weights, plan.weight, chosen)
+        packed = k.constant(f"matrix.{chosen.columns}.{chosen.kb}", pack, Layout.NC4HW4)
+        tiles, across = -(-p.pixels // chosen.rows), -(-p.channels_out // chosen.columns)
+        wide, steps = p.read_pieces, -(-p.depth // (PACK * chosen.kb))
+        sums = Sums(plan, parts, -(-steps // chosen.lz))
+        k.launch(
+            "conv_matrix",
+            reads={"x": plan.x, "w": packed, **sums.bias},
+            writes={"y": sums.target},
+            ints={
+                **p.constants, "C4": p.blocks_in, "STEPS": steps, "PIXELS": p.pixels,
+                "COUNT": p.blocks, "TILES": tiles, "WIDTH": across * chosen.columns // PACK, **sums.ints,
+            },
+            variant={
+                "fm": chosen.fm, "fn": chosen.fn, "sm": chosen.sm, "sn": chosen.sn, "kb": chosen.kb,
+                "pointwise": p.pointwise, "sliced": chosen.lz > 1, "wide": wide, **sums.variant,
+            },
+            kinds={"x": "wide", "w": "wide"} if wide else None,
+            grid=(min(tiles, k.caps.max_grid[0]), across, parts),
+            local=(SUBGROUP, chosen.sm * chosen.sn, chosen.lz),
+            epilogue=sums.epilogue,
+        )  # fmt: skip
+        sums.finish()

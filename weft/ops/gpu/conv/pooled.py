@@ -19,7 +19,9 @@ from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, Placement, gpu_op
 from weft.ops.conv import Conv
 from weft.ops.gpu.conv import split
-from weft.ops.gpu.conv.gemm import ConvPlan, launch_gemm
+from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
+from weft.ops.gpu.conv.gemm import TiledConv
+from weft.ops.gpu.conv.problem import ConvPlan
 from weft.ops.pool import MaxPool
 from weft.ops.window import Window
 
@@ -65,6 +67,8 @@ def pays(
     """
     pool = op.pool.window(x.dims)
     taps = op.conv.window((*x.dims[:2], *pool.outputs), weight)
+    if TiledConv.name in caps.without:
+        return False  # it has no twin that takes the maximum
     if op.conv.group != 1 or not taps.is_pointwise or op.pool.outputs > 1 or not _sees_pixels(pool):
         return False
     channels, blocks = output[1], -(-x.dims[1] // PACK)
@@ -83,23 +87,6 @@ def _sees_pixels(pool: Window) -> bool:
     return seen and plain and not pool.is_pointwise
 
 
-@dataclass(frozen=True)
-class PooledPlan(ConvPlan):
-    """A convolution whose pixels are the largest of a window."""
-
-    pool: Window
-
-    @property
-    def window(self) -> Window:
-        """Return the pool's geometry: the convolution has one tap."""
-        return self.pool
-
-    @property
-    def reading(self) -> tuple[dict[str, int], dict[str, int]]:
-        """Return that the GEMM takes the largest of so many as it loads."""
-        return {"pooled": prod(self.pool.kernel)}, {}
-
-
 @gpu_op(PooledConv)
 class PooledConvOnGpu(GpuOp):
     """The portable GEMM, with another way to load."""
@@ -113,5 +100,5 @@ class PooledConvOnGpu(GpuOp):
         """Launch the GEMM."""
         x, w, b = (*inputs, None)[:3]
         assert x is not None and w is not None and w.constant is not None
-        bias = None if b is None else b.constant
-        launch_gemm(PooledPlan(k, op.conv, x, outputs[0], w.constant, bias, op.pool.window(x.shape)))
+        bias, window = None if b is None else b.constant, op.pool.window(x.shape)
+        CONVOLUTIONS.launch(ConvPlan.of(k, window, x, outputs[0], w.constant, bias, pooled=prod(window.kernel)))

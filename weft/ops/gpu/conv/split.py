@@ -1,36 +1,34 @@
-"""Convolution in fp32 on matrix units: the implicit GEMM on numbers split into two halves each (`split.py`)."""
+"""Convolution in fp32 on matrix units: the implicit GEMM on numbers split into two halves each (`halves.py`)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import prod
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from weft.core.contract.session_config import Precision
-from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import PACK, Array, Layout
+from weft.core.graph.tensor import Tensor
+from weft.kernels.algorithms import Algorithm, Candidate, candidates_of, waves
 from weft.kernels.launch import DeviceCaps
 from weft.kernels.special import Case, SpecialKernel, register_special
-from weft.ops.gpu.conv import split_wgmma, winograd
 from weft.ops.gpu.conv.cases import conv_case
 from weft.ops.gpu.conv.halves import ACTIVATION_BITS, LANES, LOW_BITS, SIDE, by_taps, split_weights, undoing
 from weft.ops.gpu.conv.matrix import SUBGROUP, MatrixTile
-from weft.ops.gpu.conv.split_wgmma import SplitWgmmaTile
-from weft.ops.gpu.conv.wgmma import STEP, within_limit
-
-if TYPE_CHECKING:
-    from weft.ops.gpu.conv.gemm import ConvPlan, GemmTile
-    from weft.ops.gpu.conv.winograd import WinogradTile
+from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem
+from weft.ops.gpu.conv.wgmma import STEP
+from weft.ops.gpu.conv.winograd import WINS
 
 WORTH = 1 << 23
 """Products from which on matrix units are the default."""
-WINOGRAD = 0.55
-"""The share of the strict kernel's time, by its model, up to which Winograd's method is the default: split products
-take half of it (H200, Vulkan, ResNet-50 at batch 32: 60 TFLOP/s instead of 31)."""
+SHARE = 0.55
+"""What it takes of the portable kernel's time where there is much work."""
+COST = SHARE / WINS
+"""The model of Winograd's method is as far off here as there."""
+LITTLE = 1.25
+"""The cost of split products where there is little work: latency is what takes the time."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +56,7 @@ TILES = (
 """From the best reuse to the most parallelism."""
 
 
-LARGE = 3
-"""The first of the cases that has enough work for warpgroups."""
-
-
-def _cases() -> Sequence[Case]:
+def cases() -> Sequence[Case]:
     """Return uneven convolutions of enough work for matrix units."""
     shapes = (
         ((1, 13, 40, 41), (20, 13, 5, 5)),
@@ -81,36 +75,31 @@ SPECIAL = register_special(
         "convolutions of split fp32 on matrix units",
         present=lambda caps: caps.matrix_units and caps.splits_products,
         disable=lambda caps: replace(caps, splits_products=False),
-        cases=_cases,
+        cases=cases,
         template="conv_split",
     )
 )
 
 
-def _has_warpgroups(caps: DeviceCaps) -> bool:
-    return SPECIAL.present(caps) and caps.warpgroup_units
+def why_not_split(problem: ConvProblem) -> str | None:
+    """Return why fp32 products may not be split here, or the packed weights do not fit an argument."""
+    if not problem.ungrouped:
+        return "it has groups or three dimensions"
+    if not problem.split_products:
+        return "the precision or the device does not let matrix units multiply fp32 as sums of halves"
+    if not problem.in_fp32:
+        return "it is not in fp32"
+    if not problem.loads_vectors:
+        return "its image is not packed, or is pooled as it is loaded"
+    depth = problem.taps * (problem.channels_in + PACK) + 4 * STEP
+    if not problem.whole or depth * (problem.channels_out + 128) * 6 > problem.caps.max_buffer_range:
+        return "its weights exceed what one kernel argument may span"
+    return None
 
 
-SPECIAL_WGMMA = register_special(
-    SpecialKernel(
-        split_wgmma.NAME,
-        "convolutions of split fp32 by warpgroups",
-        present=lambda caps: _has_warpgroups(caps) and split_wgmma.NAME not in caps.without,
-        disable=lambda caps: replace(caps, without=caps.without | {split_wgmma.NAME}),
-        cases=lambda: _cases()[LARGE:],
-        template="conv_split_wgmma",
-    )
-)
-SMALL_WGMMA = register_special(within_limit(SPECIAL_WGMMA, _has_warpgroups))
-
-
-def fits(plan: ConvPlan) -> bool:
-    """Tell whether fp32 products may be split here, and the packed weights fit an argument."""
-    caps, weight = plan.k.caps, plan.weight
-    if not plan.k.split_products or {plan.x.dtype, plan.y.dtype} != {DType.FLOAT32} or weight.dtype != np.float32:
-        return False
-    depth = prod(weight.shape[2:]) * (weight.shape[1] + PACK) + 4 * STEP
-    return bool(depth * (weight.shape[0] + 128) * 6 <= caps.max_buffer_range)
+def is_much(problem: ConvProblem) -> bool:
+    """Tell whether there is enough work for matrix units to pay."""
+    return problem.pixels * problem.channels_out * problem.depth >= WORTH and problem.depth >= SIDE
 
 
 def legal_tiles(caps: DeviceCaps, k: int) -> list[SplitTile]:
@@ -133,36 +122,6 @@ def choose_tile(caps: DeviceCaps, pixels: int, channels: int, k: int) -> SplitTi
     return fitting[-1] if fitting else None
 
 
-def pick_tile(
-    plan: ConvPlan,
-    constants: dict[str, int],
-    strict: Sequence[GemmTile],
-    default: GemmTile,
-    by_winograd: WinogradTile | None = None,
-) -> SplitTile | SplitWgmmaTile | GemmTile | WinogradTile:
-    """Return the tile to use, which may be one of the `strict` fp32 kernels: where there is little work they win.
-
-    So does Winograd's method, if there is a tile for it, unless warpgroups multiply: it has a quarter of the products.
-    """
-    k, weight = plan.k, plan.weight
-    pixels, channels = plan.y.shape[0] * prod(plan.window.outputs), weight.shape[0]
-    depth = prod(weight.shape[2:]) * -(-weight.shape[1] // PACK) * PACK
-    problem = {**constants, "N": plan.y.shape[0], "CI": weight.shape[1], "CO": channels, "bias": plan.bias is not None}
-    candidates: list[SplitTile | SplitWgmmaTile | GemmTile | WinogradTile] = [*legal_tiles(k.caps, depth), *strict]
-    best: SplitTile | SplitWgmmaTile | GemmTile | WinogradTile | None = choose_tile(k.caps, pixels, channels, depth)
-    if by_winograd is not None:
-        candidates.append(by_winograd)
-        best = by_winograd if winograd.share(plan) <= WINOGRAD else best
-    if SPECIAL_WGMMA.present(k.caps) or SMALL_WGMMA.present(k.caps):
-        candidates += split_wgmma.tiles(k.caps, channels, depth)
-        wide = split_wgmma.choose_tile(k.caps, pixels, channels, depth, plan.window.is_pointwise)
-        if -(-pixels // wide.rows) * -(-channels // wide.cols) >= k.caps.compute_units // 2:
-            best = wide
-    if best is None or pixels * channels * depth < WORTH or depth < SIDE:
-        best = default
-    return k.pick("conv_split", problem, candidates, best)
-
-
 def pack_weights(half: Array, tile: SplitTile) -> Array:
     """Return one half of split weights, rows along K, as [tile of columns][step][4 * kb along K][column], padded."""
     co, depth = half.shape
@@ -180,32 +139,53 @@ def packed_weights(weight: Array, tile: SplitTile) -> Array:
     return both.reshape(1, -1, PACK).transpose(0, 2, 1)
 
 
-def launch_split(plan: ConvPlan, constants: dict[str, int], tile: SplitTile | SplitWgmmaTile) -> None:
-    """Launch the implicit GEMM: pixels times output channels, over taps and input channels."""
-    k, weight = plan.k, plan.weight
-    back = k.constant("split.scale", lambda: undoing(weight).reshape(1, -1, 1), Layout.NC4HW4)
-    if isinstance(tile, SplitWgmmaTile):
-        split_wgmma.launch_split_wgmma(plan, constants, tile, back)
-        return
-    ci4 = -(-weight.shape[1] // PACK)
-    depth = prod(weight.shape[2:]) * ci4 * PACK
-    pixels = plan.y.shape[0] * prod(plan.window.outputs)
-    packed = k.constant(f"split.{tile.columns}.{tile.kb}", partial(packed_weights, weight, tile), Layout.NC4HW4)
-    tiles, across = -(-pixels // tile.rows), -(-weight.shape[0] // tile.columns)
-    k.launch(
-        "conv_split",
-        reads={"x": plan.x, "w": packed, "s": back, **plan.bias_vector()},
-        writes={"y": plan.y},
-        ints={
-            **constants, "C4": ci4, "STEPS": -(-depth // (PACK * tile.kb)), "PIXELS": pixels, "COUNT": plan.blocks,
-            "TILES": tiles,
-        },
-        variant={
-            "fm": tile.fm, "fn": tile.fn, "sm": tile.sm, "sn": tile.sn, "kb": tile.kb, "sliced": tile.lz > 1,
-            "pointwise": plan.window.is_pointwise, "last": k.rows(plan.x) is not None,
-            "scale": str(2.0**-ACTIVATION_BITS), "low": str(2.0**-LOW_BITS),
-        },
-        kinds={"w": "wide"},
-        grid=(min(tiles, k.caps.max_grid[0]), across, 1),
-        local=(SUBGROUP, tile.sm * tile.sn, tile.lz),
-    )  # fmt: skip
+def scales_back(plan: ConvPlan) -> Tensor:
+    """Return what undoes the scaling of the weights, a number for each output channel."""
+    weight = plan.weight
+    return plan.k.constant("split.scale", lambda: undoing(weight).reshape(1, -1, 1), Layout.NC4HW4)
+
+
+class SplitConv(Algorithm[ConvProblem, ConvPlan, SplitTile]):
+    """Subgroups multiply halves of what the work-group stages."""
+
+    name = "conv_split"
+
+    def why_not(self, problem: ConvProblem) -> str | None:
+        """Take all that its rivals are asked about."""
+        return None
+
+    def candidates(self, problem: ConvProblem) -> Sequence[Candidate]:
+        """Return the tiles."""
+        caps, (rows, columns, depth) = problem.caps, (problem.pixels, problem.channels_out, problem.depth)
+        best = choose_tile(caps, rows, columns, depth)
+        if best is None:
+            return []
+
+        def time(tile: SplitTile) -> float:
+            return waves(-(-rows // tile.rows) * -(-columns // tile.columns), tile.items, caps.compute_units)
+
+        return candidates_of([best, *legal_tiles(caps, depth)], time, COST if is_much(problem) else LITTLE)
+
+    def launch(self, plan: ConvPlan, tile: SplitTile) -> None:
+        """Launch the implicit GEMM: pixels times output channels, over taps and input channels."""
+        k, p = plan.k, plan.problem
+        pack = partial(packed_weights, plan.weight, tile)
+        packed = k.constant(f"split.{tile.columns}.{tile.kb}", pack, Layout.NC4HW4)
+        tiles, across = -(-p.pixels // tile.rows), -(-p.channels_out // tile.columns)
+        k.launch(
+            "conv_split",
+            reads={"x": plan.x, "w": packed, "s": scales_back(plan), **plan.bias_vector()},
+            writes={"y": plan.y},
+            ints={
+                **p.constants, "C4": p.blocks_in, "STEPS": -(-p.depth // (PACK * tile.kb)), "PIXELS": p.pixels,
+                "COUNT": p.blocks, "TILES": tiles,
+            },
+            variant={
+                "fm": tile.fm, "fn": tile.fn, "sm": tile.sm, "sn": tile.sn, "kb": tile.kb, "sliced": tile.lz > 1,
+                "pointwise": p.pointwise, "last": p.rows,
+                "scale": str(2.0**-ACTIVATION_BITS), "low": str(2.0**-LOW_BITS),
+            },
+            kinds={"w": "wide"},
+            grid=(min(tiles, k.caps.max_grid[0]), across, 1),
+            local=(SUBGROUP, tile.sm * tile.sn, tile.lz),
+        )  # fmt: skip

@@ -2,24 +2,45 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from math import prod
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weft.core.graph.layout import PACK, Array
-from weft.core.graph.tensor import Tensor
+from weft.core.graph.layout import Array
+from weft.kernels.algorithms import Algorithm, Candidate, candidates_of
 from weft.kernels.launch import PIECE, DeviceCaps
+from weft.kernels.special import SpecialKernel, register_special
+from weft.ops.gpu.conv import split
 from weft.ops.gpu.conv.halves import ACTIVATION_BITS, LANES, LOW_BITS, SIDE, by_taps, split_weights
-from weft.ops.gpu.conv.wgmma import GROUP, RASTER, RESERVED, ROWS, SHARED, STEP
-
-if TYPE_CHECKING:
-    from weft.ops.gpu.conv.gemm import ConvPlan
+from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem
+from weft.ops.gpu.conv.split import LITTLE, is_much, scales_back
+from weft.ops.gpu.conv.wgmma import GROUP, RASTER, RESERVED, ROWS, SHARED, STEP, within_limit
 
 NAME = "conv_split_wgmma"
 REGISTERS = 65536
+COST = 0.3
+"""The usual share of the portable kernel's time: a fourth of the products, as Winograd's method has, costs more."""
+LARGE = 3
+"""The first of the cases of `split` that has enough work for warpgroups."""
+
+
+def _has_warpgroups(caps: DeviceCaps) -> bool:
+    return split.SPECIAL.present(caps) and caps.warpgroup_units
+
+
+SPECIAL = register_special(
+    SpecialKernel(
+        NAME,
+        "convolutions of split fp32 by warpgroups",
+        present=lambda caps: _has_warpgroups(caps) and NAME not in caps.without,
+        disable=lambda caps: replace(caps, without=caps.without | {NAME}),
+        cases=lambda: split.cases()[LARGE:],
+        template="conv_split_wgmma",
+    )
+)
+SMALL = register_special(within_limit(SPECIAL, _has_warpgroups))
 
 
 @dataclass(frozen=True)
@@ -86,21 +107,24 @@ def tiles(caps: DeviceCaps, channels: int, depth: int) -> list[SplitWgmmaTile]:
 
 
 def choose_tile(caps: DeviceCaps, pixels: int, channels: int, depth: int, pointwise: bool) -> SplitWgmmaTile:
-    """Return the tile that takes the least by a model fitted to an H200: rounds over all multiprocessors.
+    """Return the tile that takes the least by a model fitted to a large GPU."""
+    return min(tiles(caps, channels, depth), key=partial(_time, caps, pixels, channels, depth, pointwise))
+
+
+def _time(
+    caps: DeviceCaps, pixels: int, channels: int, depth: int, pointwise: bool, tile: SplitWgmmaTile
+) -> float:
+    """Return what a tile takes by the model: rounds over all multiprocessors.
 
     A step of a warpgroup takes as long as about 98 columns besides its own, and the sums of a tile as two steps.
     """
     steps = -(-depth // STEP)
-
-    def cost(tile: SplitWgmmaTile) -> float:
-        groups = -(-pixels // tile.rows) * -(-channels // tile.cols)
-        side_by_side = min(tile.at_a_time(pointwise), -(-groups // caps.compute_units))
-        rounds = -(-groups // (caps.compute_units * side_by_side))
-        warpgroups = tile.wm * tile.wz * side_by_side
-        step = (tile.cols + 98) * (1.03 if tile.planes == 3 else 1.0) * (1.2 if warpgroups == 1 else 1.0)
-        return rounds * warpgroups * (step * -(-steps // tile.wz) + 2 * tile.wz * (tile.cols + 64))
-
-    return min(tiles(caps, channels, depth), key=cost)
+    groups = -(-pixels // tile.rows) * -(-channels // tile.cols)
+    side_by_side = min(tile.at_a_time(pointwise), -(-groups // caps.compute_units))
+    rounds = -(-groups // (caps.compute_units * side_by_side))
+    warpgroups = tile.wm * tile.wz * side_by_side
+    step = (tile.cols + 98) * (1.03 if tile.planes == 3 else 1.0) * (1.2 if warpgroups == 1 else 1.0)
+    return rounds * warpgroups * (step * -(-steps // tile.wz) + 2 * tile.wz * (tile.cols + 64))
 
 
 def pack_planes(weight: Array, cols: int, planes: int, turns: int) -> Array:
@@ -122,26 +146,46 @@ def pack_planes(weight: Array, cols: int, planes: int, turns: int) -> Array:
     return np.ascontiguousarray(pieces[:, :, :, column, piece ^ (column % 8)]).reshape(-1)
 
 
-def launch_split_wgmma(plan: ConvPlan, constants: dict[str, int], tile: SplitWgmmaTile, back: Tensor) -> None:
-    """Launch the implicit GEMM: pixels times output channels, over taps and input channels."""
-    k, weight = plan.k, plan.weight
-    pixels, channels, ci4 = plan.y.shape[0] * prod(plan.window.outputs), weight.shape[0], -(-weight.shape[1] // PACK)
-    pack = partial(pack_planes, weight, tile.cols, tile.planes, tile.wz)
-    packed = k.constant(f"split_wgmma.{tile.cols}.{tile.planes}.{tile.wz}", pack)
-    tiles_m, tiles_n = -(-pixels // tile.rows), -(-channels // tile.cols)
-    k.launch(
-        "conv_split_wgmma",
-        reads={"x": plan.x, "w": packed, "s": back, **plan.bias_vector()},
-        writes={"y": plan.y},
-        ints={
-            **constants, "C4": ci4, "ROUNDS": -(-prod(weight.shape[2:]) * ci4 * PACK // (STEP * tile.wz)),
-            "PIXELS": pixels, "COUNT": -(-channels // PACK), "TILES_M": tiles_m, "TILES_N": tiles_n,
-        },
-        variant={
-            "wm": tile.wm, "wz": tile.wz, "cols": tile.cols, "stages": tile.stages, "planes": tile.planes,
-            "raster": RASTER, "pointwise": plan.window.is_pointwise,
-            "scale": str(2.0**-ACTIVATION_BITS), "low": str(2.0**-LOW_BITS),
-        },
-        grid=(min(tiles_m * tiles_n, k.caps.max_grid[0]), 1, 1),
-        local=(tile.items, 1, 1),
-    )  # fmt: skip
+class SplitWgmmaConv(Algorithm[ConvProblem, ConvPlan, SplitWgmmaTile]):
+    """Warpgroups multiply activations that they hold in registers."""
+
+    name = NAME
+
+    def why_not(self, problem: ConvProblem) -> str | None:
+        """Ask for the instructions."""
+        if not (SPECIAL.present(problem.caps) or SMALL.present(problem.caps)):
+            return "the device has no matrix instructions of warpgroups, or they are wrong"
+        return None
+
+    def candidates(self, problem: ConvProblem) -> Sequence[Candidate]:
+        """Return the tiles; they are for much work, of which half of the units have some."""
+        p, caps = problem, problem.caps
+        time = partial(_time, caps, p.pixels, p.channels_out, p.depth, p.pointwise)
+        legal = tiles(caps, p.channels_out, p.depth)
+        best = choose_tile(caps, p.pixels, p.channels_out, p.depth, p.pointwise)
+        groups = -(-p.pixels // best.rows) * -(-p.channels_out // best.cols)
+        filling = groups >= caps.compute_units // 2 and is_much(p)
+        return candidates_of([best, *legal], time, COST if filling else LITTLE)
+
+    def launch(self, plan: ConvPlan, tile: SplitWgmmaTile) -> None:
+        """Launch the implicit GEMM: pixels times output channels, over taps and input channels."""
+        k, p = plan.k, plan.problem
+        pack = partial(pack_planes, plan.weight, tile.cols, tile.planes, tile.wz)
+        packed = k.constant(f"split_wgmma.{tile.cols}.{tile.planes}.{tile.wz}", pack)
+        tiles_m, tiles_n = -(-p.pixels // tile.rows), -(-p.channels_out // tile.cols)
+        k.launch(
+            "conv_split_wgmma",
+            reads={"x": plan.x, "w": packed, "s": scales_back(plan), **plan.bias_vector()},
+            writes={"y": plan.y},
+            ints={
+                **p.constants, "C4": p.blocks_in, "ROUNDS": -(-p.depth // (STEP * tile.wz)),
+                "PIXELS": p.pixels, "COUNT": p.blocks, "TILES_M": tiles_m, "TILES_N": tiles_n,
+            },
+            variant={
+                "wm": tile.wm, "wz": tile.wz, "cols": tile.cols, "stages": tile.stages, "planes": tile.planes,
+                "raster": RASTER, "pointwise": p.pointwise,
+                "scale": str(2.0**-ACTIVATION_BITS), "low": str(2.0**-LOW_BITS),
+            },
+            grid=(min(tiles_m * tiles_n, k.caps.max_grid[0]), 1, 1),
+            local=(tile.items, 1, 1),
+        )  # fmt: skip

@@ -13,13 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from math import prod
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from weft.core.graph.dtypes import DType
 from weft.kernels.launch import SUM_PARTS, DeviceCaps
 
 if TYPE_CHECKING:
-    from weft.ops.gpu.conv.gemm import ConvPlan
+    from weft.ops.gpu.conv.problem import ConvPlan
 
 TileT = TypeVar("TileT")
 TileT_co = TypeVar("TileT_co", covariant=True)
@@ -122,6 +122,12 @@ def tile_and_parts(chosen: TileT | InParts[TileT]) -> tuple[TileT, int]:
     return (chosen.tile, chosen.parts) if isinstance(chosen, InParts) else (chosen, 1)
 
 
+def time_of(caps: DeviceCaps, work_of: Callable[[Any], Work], each: Any) -> float:
+    """Return the time of a tile, whole or in parts, by the model of `Work`."""
+    tile, parts = tile_and_parts(each)
+    return work_of(tile).microseconds(caps, parts)
+
+
 class Sums:
     """Where a convolution's kernel stores: to the output, or a part of K each to memory of its own.
 
@@ -145,16 +151,15 @@ class Sums:
         if self.parts == 1:
             return
         k, y = self.plan.k, self.plan.y
-        places = prod(self.plan.window.outputs)
-        total = y.shape[0] * self.plan.blocks * places
+        blocks, places = self.plan.problem.blocks, prod(self.plan.problem.window.outputs)
+        total = y.shape[0] * blocks * places
         grid, local = k.for_items(total)
         k.launch(
             SUM_PARTS,
             reads={"sums": self.target, **self.plan.bias_vector()},
             writes={"y": y},
             ints={
-                "PARTS": self.parts, "IMAGES": y.shape[0], "BLOCKS": self.plan.blocks, "PLACES": places,
-                "TOTAL": total,
+                "PARTS": self.parts, "IMAGES": y.shape[0], "BLOCKS": blocks, "PLACES": places, "TOTAL": total,
             },
             grid=grid,
             local=local,

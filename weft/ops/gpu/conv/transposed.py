@@ -12,7 +12,7 @@ from weft.core.graph.layout import PACK, Array, Layout
 from weft.core.graph.tensor import Tensor
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, Placement, gpu_op
 from weft.ops.conv import ConvTranspose
-from weft.ops.gpu.conv.gemm import window_constants
+from weft.ops.gpu.conv.problem import window_constants
 
 
 @gpu_op(ConvTranspose)

@@ -6,19 +6,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import PACK, Array, Layout
+from weft.kernels.algorithms import Algorithm, Candidate, candidates_of
 from weft.kernels.launch import PIECE, DeviceCaps
 from weft.kernels.special import Case, SpecialKernel, register_special
 from weft.ops.gpu.conv.cases import conv_case
-from weft.ops.gpu.conv.sum_parts import InParts, Sums, Work, better, by_turns, offer_parts
-
-if TYPE_CHECKING:
-    from weft.ops.gpu.conv.gemm import ConvPlan
+from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem
+from weft.ops.gpu.conv.sum_parts import (
+    InParts,
+    Sums,
+    Work,
+    better,
+    by_turns,
+    offer_parts,
+    tile_and_parts,
+    time_of,
+)
 
 SUBGROUP = 32
 SIDE = 16
@@ -27,6 +33,10 @@ CHUNK = 4 * PIECE
 """Elements along K that a subgroup loads at a time: a piece for each of four items."""
 MOST = 12
 """Tiles of 16 x 16 for each compute unit up to which nothing is staged: with more, what groups share pays (H200)."""
+
+
+COST = 0.4
+"""The usual share of the portable kernel's time."""
 
 
 @dataclass(frozen=True)
@@ -110,19 +120,9 @@ SPECIAL = register_special(
 )
 
 
-def fits(plan: ConvPlan) -> bool:
-    """Tell whether the device has matrix units and the pixels lie as rows of whole pieces of channels."""
-    k, weight = plan.k, plan.weight
-    if not SPECIAL.present(k.caps) or plan.x.dtype is not DType.FLOAT16 or weight.dtype != np.float16:
-        return False
-    largest = max(t.columns for t in TILES)
-    packed = (weight.shape[0] + largest) * chunks_of(weight) * CHUNK * weight.dtype.itemsize
-    return weight.shape[1] % PIECE == 0 and plan.lies_in_pieces(plan.x) and packed <= k.caps.max_buffer_range
-
-
-def chunks_of(weight: Array) -> int:
+def chunks_of(problem: ConvProblem) -> int:
     """Return the chunks along K: taps times channels."""
-    return int(-(-prod(weight.shape[1:]) // CHUNK))
+    return -(-problem.taps * problem.channels_in // CHUNK)
 
 
 def squares(pixels: int, channels: int) -> int:
@@ -165,16 +165,6 @@ def work_of(pixels: int, channels: int, chunks: int, tile: UnstagedTile) -> Work
     return Work(groups, -(-chunks // (tile.lz * tile.ahead)), read, pixels * channels)
 
 
-def offers(
-    caps: DeviceCaps, pixels: int, channels: int, chunks: int
-) -> tuple[list[UnstagedTile | InParts[UnstagedTile]], UnstagedTile | InParts[UnstagedTile] | None]:
-    """Return the tiles for a problem, in parts and whole, and the default if the product is small."""
-    work = partial(work_of, pixels, channels, chunks)
-    legal, default = legal_tiles(caps, pixels, chunks), choose_tile(caps, pixels, channels, chunks)
-    parted = offer_parts(caps, legal, work)
-    return by_turns(parted, legal), None if default is None else better(caps, default, parted, work)
-
-
 def pack_weights(weight: Array, fn: int) -> Array:
     """Return weights (co, ci, *kernel) as items read them: [16 channels][half of them][chunk][item][8 along K].
 
@@ -183,36 +173,67 @@ def pack_weights(weight: Array, fn: int) -> Array:
     these pieces are.
     """
     co, ci, taps = weight.shape[0], weight.shape[1], prod(weight.shape[2:])
-    across, chunks = -(-co // (SIDE * fn)) * fn, chunks_of(weight)
+    across, chunks = -(-co // (SIDE * fn)) * fn, -(-taps * ci // CHUNK)
     full = np.zeros((across * SIDE, chunks * CHUNK), weight.dtype)
     full[:co, : taps * ci].reshape(-1, taps, ci)[...] = weight.reshape(co, ci, taps).transpose(0, 2, 1)
     pairs = full.reshape(across, SIDE // 4, 2, 2, chunks, CHUNK)
     return pairs.transpose(0, 2, 4, 1, 3, 5).reshape(1, -1, PACK).transpose(0, 2, 1)
 
 
-def launch_unstaged(plan: ConvPlan, constants: dict[str, int], tile: UnstagedTile, parts: int = 1) -> None:
-    """Launch the implicit GEMM: pixels times output channels, over taps and input channels."""
-    k, weight, chunks = plan.k, plan.weight, chunks_of(plan.weight)
-    sums = Sums(plan, parts, -(-chunks // (tile.lz * tile.ahead)))
-    pixels, channels = plan.y.shape[0] * prod(plan.window.outputs), weight.shape[0]
-    k.launch(
-        "conv_unstaged",
-        reads={
-            "x": plan.x, **sums.bias,
-            "w": k.constant(f"unstaged.{tile.fn}", partial(pack_weights, weight, tile.fn), Layout.NC4HW4),
-        },
-        writes={"y": sums.target},
-        ints={
-            **constants, "PIECES": weight.shape[1] // PIECE, "CHUNKS": chunks, "PIXELS": pixels,
-            "COUNT": plan.blocks, **sums.ints,
-        },
-        variant={
-            "fm": tile.fm, "fn": tile.fn, "ahead": tile.ahead, "sliced": tile.lz > 1,
-            "pointwise": plan.window.is_pointwise, **sums.variant,
-        },
-        kinds={"x": "wide", "w": "wide"},
-        grid=(-(-pixels // tile.rows), -(-channels // tile.columns), parts),
-        local=(SUBGROUP, 1, tile.lz),
-        epilogue=sums.epilogue,
-    )  # fmt: skip
-    sums.finish()
+class UnstagedConv(Algorithm[ConvProblem, ConvPlan, "UnstagedTile | InParts[UnstagedTile]"]):
+    """Items load what they multiply straight from the device's memory."""
+
+    name = "conv_unstaged"
+
+    def why_not(self, problem: ConvProblem) -> str | None:
+        """Refuse large products, and pixels that are no rows of whole pieces of channels."""
+        if not SPECIAL.present(problem.caps):
+            return "its self-test failed on this device"
+        if problem.channels_in % PIECE or not problem.read_pieces:
+            return f"its pixels do not lie as rows of channels in pieces of {PIECE}"
+        largest = max(t.columns for t in TILES)
+        packed = (problem.channels_out + largest) * chunks_of(problem) * CHUNK * problem.weights.itemsize
+        if packed > problem.caps.max_buffer_range:
+            return "its weights exceed what one kernel argument may span"
+        if squares(problem.pixels, problem.channels_out) > MOST * problem.caps.compute_units:
+            return "the product is large enough for groups to share what they load"
+        return None
+
+    def candidates(self, problem: ConvProblem) -> Sequence[Candidate]:
+        """Return the tiles for a problem, in parts and whole."""
+        caps, sizes = problem.caps, (problem.pixels, problem.channels_out, chunks_of(problem))
+        work = partial(work_of, *sizes)
+        legal, default = legal_tiles(caps, sizes[0], sizes[2]), choose_tile(caps, *sizes)
+        if default is None:
+            return []
+        parted = offer_parts(caps, legal, work)
+        best = better(caps, default, parted, work)
+        return candidates_of([best, *by_turns(parted, legal)], partial(time_of, caps, work), COST)
+
+    def launch(self, plan: ConvPlan, tile: UnstagedTile | InParts[UnstagedTile]) -> None:
+        """Launch the implicit GEMM: pixels times output channels, over taps and input channels."""
+        k, p, (chosen, parts) = plan.k, plan.problem, tile_and_parts(tile)
+        chunks = chunks_of(p)
+        sums = Sums(plan, parts, -(-chunks // (chosen.lz * chosen.ahead)))
+        pack = partial(pack_weights, plan.weight, chosen.fn)
+        k.launch(
+            "conv_unstaged",
+            reads={
+                "x": plan.x, **sums.bias,
+                "w": k.constant(f"unstaged.{chosen.fn}", pack, Layout.NC4HW4),
+            },
+            writes={"y": sums.target},
+            ints={
+                **p.constants, "PIECES": p.channels_in // PIECE, "CHUNKS": chunks, "PIXELS": p.pixels,
+                "COUNT": p.blocks, **sums.ints,
+            },
+            variant={
+                "fm": chosen.fm, "fn": chosen.fn, "ahead": chosen.ahead, "sliced": chosen.lz > 1,
+                "pointwise": p.pointwise, **sums.variant,
+            },
+            kinds={"x": "wide", "w": "wide"},
+            grid=(-(-p.pixels // chosen.rows), -(-p.channels_out // chosen.columns), parts),
+            local=(SUBGROUP, 1, chosen.lz),
+            epilogue=sums.epilogue,
+        )  # fmt: skip
+        sums.finish()

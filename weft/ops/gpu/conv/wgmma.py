@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from math import prod
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import PACK, Array
+from weft.kernels.algorithms import Algorithm, Candidate, candidates_of
 from weft.kernels.launch import PIECE, WARPGROUP_MEMORY, DeviceCaps
 from weft.kernels.special import Case, SpecialKernel, register_special
 from weft.ops.gpu.conv.cases import conv_case
+from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem
 from weft.ops.gpu.conv.sum_parts import (
     PARTS,
     InParts,
@@ -24,10 +24,8 @@ from weft.ops.gpu.conv.sum_parts import (
     by_turns,
     promising,
     tile_and_parts,
+    time_of,
 )
-
-if TYPE_CHECKING:
-    from weft.ops.gpu.conv.gemm import ConvPlan
 
 GROUP = 128
 """Items of a warpgroup."""
@@ -52,6 +50,10 @@ SLICES, SLICED = (2,), (64, 32, 16)
 """Sets of warpgroups that may share the steps, and columns that they then have, besides even parts."""
 PROMISING = 3
 """Tiles that are offered for each number of parts of K."""
+
+
+COST, ILL_FILLED = 0.3, 0.6
+"""The usual share of the portable kernel's time, and that where most units wait."""
 
 
 @dataclass(frozen=True)
@@ -145,20 +147,11 @@ SPECIAL = register_special(
 SMALL = register_special(within_limit(SPECIAL, _has_units))
 
 
-def fits(plan: ConvPlan) -> bool:
-    """Tell whether the device has the instructions and the pixels lie as rows of channels."""
-    there = SPECIAL.present(plan.k.caps) or SMALL.present(plan.k.caps)
-    if not there or plan.x.dtype is not DType.FLOAT16 or plan.weight.dtype != np.float16:
-        return False
-    return plan.k.rows(plan.x) is not None
+def steps_of(taps: int, channels: int) -> int:
+    """Return the steps along K: taps times input channels in whole blocks."""
+    return -(-taps * -(-channels // PACK) * PACK // STEP)
 
 
-def steps_of(weight: Array) -> int:
-    """Return the steps along K: taps times channels in whole blocks."""
-    return int(-(-prod(weight.shape[2:]) * -(-weight.shape[1] // PACK) * PACK // STEP))
-
-
-@lru_cache(maxsize=1024)  # networks repeat their layers
 def tiles(caps: DeviceCaps, pixels: int, channels: int, steps: int, parts: int = 1) -> tuple[WgmmaTile, ...]:
     """Return the tiles for a problem, those first that take the least by a model.
 
@@ -194,22 +187,6 @@ def work_of(pixels: int, channels: int, steps: int, tile: WgmmaTile) -> Work:
     groups = -(-pixels // tile.rows) * -(-channels // tile.cols)
     read = 2 * STEP * steps * (tile.rows + tile.cols)
     return Work(groups, -(-steps // tile.wz), read, pixels * channels)
-
-
-def offers(
-    caps: DeviceCaps, pixels: int, channels: int, steps: int
-) -> tuple[list[WgmmaTile | InParts[WgmmaTile]], WgmmaTile | InParts[WgmmaTile] | None]:
-    """Return the tiles for a problem, in parts and whole, and the default if it gives a fourth of the units work."""
-    whole, work = tiles(caps, pixels, channels, steps), partial(work_of, pixels, channels, steps)
-    parted = []
-    for parts in PARTS:
-        made = tiles(caps, pixels, channels, -(-steps // parts), parts)
-        parted += [InParts(t, parts) for t in made if parts in work(t).possible_parts(caps)][:PROMISING]
-    parted = promising(caps, parted, whole, work)
-    best = better(caps, whole[0], parted, work)
-    tile, parts = tile_and_parts(best)
-    filling = work(tile).groups * tile.wz * parts >= caps.compute_units // 4
-    return by_turns(parted, whole), best if filling else None
 
 
 def _room(caps: DeviceCaps) -> int:
@@ -252,7 +229,7 @@ def pack_weights(weight: Array, cols: int, each: int) -> Array:
     swizzled: piece c lies at c xor (column mod 8).
     """
     co, ci, taps = weight.shape[0], weight.shape[1], prod(weight.shape[2:])
-    padded, steps, across = -(-ci // PACK) * PACK, steps_of(weight), -(-co // cols)
+    padded, steps, across = -(-ci // PACK) * PACK, steps_of(taps, ci), -(-co // cols)
     full = np.zeros((across * cols, steps * STEP), weight.dtype)
     full[:, : taps * padded].reshape(-1, taps, padded)[:co, :, :ci] = weight.reshape(co, ci, taps).transpose(0, 2, 1)
     step, column, piece = np.ogrid[:steps, :cols, : STEP // PIECE]
@@ -265,33 +242,58 @@ def pack_weights(weight: Array, cols: int, each: int) -> Array:
     return packed
 
 
-def launch_wgmma(plan: ConvPlan, constants: dict[str, int], tile: WgmmaTile, parts: int = 1) -> None:
-    """Launch the implicit GEMM: pixels times output channels, over taps and input channels."""
-    k, weight = plan.k, plan.weight
-    pixels, channels, steps = plan.y.shape[0] * prod(plan.window.outputs), weight.shape[0], steps_of(weight)
-    wide, rows = plan.lies_in_pieces(plan.x), k.rows(plan.x)
-    assert rows is not None, "`fits` asks for it"
-    sums = Sums(plan, parts, -(-steps // tile.wz))
-    slots = tile.slots(sums.ints["EACH"] * tile.wz if parts > 1 else steps)
-    each = PIECE if tile.cols % (PACK * PIECE) == 0 and plan.lies_in_pieces(sums.target) else PACK
-    packed = k.constant(f"wgmma.{tile.cols}.{each}", partial(pack_weights, weight, tile.cols, each))
-    tiles_m, tiles_n = -(-pixels // tile.rows), -(-channels // tile.cols)
-    k.launch(
-        "conv_wgmma",
-        reads={"x": plan.x, "w": packed, **sums.bias},
-        writes={"y": sums.target},
-        ints={
-            **constants, "PIECES": -(-weight.shape[1] // (PIECE if wide else PACK)), "STEPS": steps, "PIXELS": pixels,
-            "COUNT": -(-channels // PACK), "TILES_M": tiles_m, "TILES_N": tiles_n,
-            "X_ROW": rows[0] // PACK, **sums.ints,
-        },
-        variant={
-            "wm": tile.wm, "wz": tile.wz, "cols": tile.cols, "stages": tile.stages, "slots": slots,
-            "raster": RASTER, "pointwise": plan.window.is_pointwise, "wide": wide, "each": each,
-            **sums.variant,
-        },
-        grid=(min(tiles_m * tiles_n, k.caps.max_grid[0]), 1, parts),
-        local=(tile.items, 1, 1),
-        epilogue=sums.epilogue,
-    )  # fmt: skip
-    sums.finish()
+class WgmmaConv(Algorithm[ConvProblem, ConvPlan, "WgmmaTile | InParts[WgmmaTile]"]):
+    """Warpgroups multiply what lies in work-group memory."""
+
+    name = "conv_wgmma"
+
+    def why_not(self, problem: ConvProblem) -> str | None:
+        """Ask for the instructions, and pixels that lie as rows of channels."""
+        if not (SPECIAL.present(problem.caps) or SMALL.present(problem.caps)):
+            return "the device has no matrix instructions of warpgroups, or they are wrong"
+        return None if problem.rows else "its pixels do not lie as rows of channels"
+
+    def candidates(self, problem: ConvProblem) -> Sequence[Candidate]:
+        """Return the tiles for a problem, in parts and whole; with work for a fourth of the units they are fast."""
+        caps, pixels, channels = problem.caps, problem.pixels, problem.channels_out
+        steps = steps_of(problem.taps, problem.channels_in)
+        whole, work = tiles(caps, pixels, channels, steps), partial(work_of, pixels, channels, steps)
+        parted = []
+        for parts in PARTS:
+            made = tiles(caps, pixels, channels, -(-steps // parts), parts)
+            parted += [InParts(t, parts) for t in made if parts in work(t).possible_parts(caps)][:PROMISING]
+        parted = promising(caps, parted, whole, work)
+        best = better(caps, whole[0], parted, work)
+        tile, parts = tile_and_parts(best)
+        filling = work(tile).groups * tile.wz * parts >= caps.compute_units // 4
+        every = [best, *by_turns(parted, whole)]
+        return candidates_of(every, partial(time_of, caps, work), COST if filling else ILL_FILLED)
+
+    def launch(self, plan: ConvPlan, tile: WgmmaTile | InParts[WgmmaTile]) -> None:
+        """Launch the implicit GEMM: pixels times output channels, over taps and input channels."""
+        k, p, (chosen, parts) = plan.k, plan.problem, tile_and_parts(tile)
+        steps, rows = steps_of(p.taps, p.channels_in), k.rows(plan.x)
+        assert rows is not None, "`why_not` asks for it"
+        sums = Sums(plan, parts, -(-steps // chosen.wz))
+        slots = chosen.slots(sums.ints["EACH"] * chosen.wz if parts > 1 else steps)
+        each = PIECE if chosen.cols % (PACK * PIECE) == 0 and plan.lies_in_pieces(sums.target) else PACK
+        packed = k.constant(f"wgmma.{chosen.cols}.{each}", partial(pack_weights, plan.weight, chosen.cols, each))
+        tiles_m, tiles_n = -(-p.pixels // chosen.rows), -(-p.channels_out // chosen.cols)
+        piece = PIECE if p.read_pieces else PACK
+        k.launch(
+            "conv_wgmma",
+            reads={"x": plan.x, "w": packed, **sums.bias},
+            writes={"y": sums.target},
+            ints={
+                **p.constants, "PIECES": -(-p.channels_in // piece), "STEPS": steps, "PIXELS": p.pixels,
+                "COUNT": p.blocks, "TILES_M": tiles_m, "TILES_N": tiles_n, "X_ROW": rows[0] // PACK, **sums.ints,
+            },
+            variant={
+                "wm": chosen.wm, "wz": chosen.wz, "cols": chosen.cols, "stages": chosen.stages, "slots": slots,
+                "raster": RASTER, "pointwise": p.pointwise, "wide": p.read_pieces, "each": each, **sums.variant,
+            },
+            grid=(min(tiles_m * tiles_n, k.caps.max_grid[0]), 1, parts),
+            local=(chosen.items, 1, 1),
+            epilogue=sums.epilogue,
+        )  # fmt: skip
+        sums.finish()

@@ -29,25 +29,22 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache, partial
 from math import prod
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import PACK, Array
 from weft.core.graph.tensor import Tensor
+from weft.kernels.algorithms import NEVER, Algorithm, Candidate
 from weft.kernels.launch import MANY_UNITS, MAX_ELEMENTS, KernelBuilder, Size3
-
-if TYPE_CHECKING:
-    from weft.ops.gpu.conv.gemm import ConvPlan, GemmTile
+from weft.ops.gpu.conv.gemm import STEP, GemmTile, legal_tiles, steps_of
+from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem
 
 POINTS = (Fraction(0), Fraction(5, 8), Fraction(-5, 8), Fraction(3, 2), Fraction(-3, 2))
 """Where polynomials are evaluated, besides at infinity."""
 SIDE, TAPS = 4, 3
 READ = SIDE + TAPS - 1
 """Outputs, taps and inputs of a patch along an axis."""
-STEP = 4
-"""Blocks of four input channels that one pass of the GEMM stages, as in `conv`."""
 ITEMS = 64
 """Items of a group of a transform: each holds 36 vectors, so that larger groups would leave registers unused."""
 PIXELS = 4
@@ -126,69 +123,92 @@ def _steps(channels: int) -> int:
     return -(-channels // (PACK * STEP))
 
 
-def patches_of(plan: ConvPlan) -> tuple[int, int, int]:
+def patches_of(problem: ConvProblem) -> tuple[int, int, int]:
     """Return how many patches the outputs are: images, down and across."""
-    oh, ow = plan.window.outputs
-    return plan.y.shape[0], -(-oh // SIDE), -(-ow // SIDE)
+    oh, ow = problem.window.outputs
+    return problem.images, -(-oh // SIDE), -(-ow // SIDE)
 
 
-def fits(plan: ConvPlan) -> bool:
-    """Tell whether it is a 3 x 3 convolution in fp32 with stride 1, it may be used, and scratch memory suffices.
-
-    That is an eighth of a device's memory at most: drivers that tell allow a quarter for one allocation.
-    """
-    k, window, weight = plan.k, plan.window, plan.weight
-    if k.thrifty or not k.winograd or {plan.x.dtype, plan.y.dtype} != {DType.FLOAT32} or weight.dtype != np.float32:
-        return False
-    if window.kernel != (TAPS, TAPS) or {*window.strides, *window.dilations} != {1}:
-        return False
-    co, ci = weight.shape[:2]
-    rows = max(prod(patches_of(plan)), co + PACK)
-    largest = READ * READ * rows * (max(ci, co) + STEP * PACK)
-    bounds = k.caps.max_buffer_range, k.caps.max_allocation // 4
-    return largest < MAX_ELEMENTS and largest * 4 <= min(bounds) and k.caps.max_grid[2] >= READ * READ
-
-
-def share(plan: ConvPlan) -> float:
+def share(problem: ConvProblem) -> float:
     """Return how much of the direct kernel's time it takes, by a plain model of a large GPU.
 
     That is a sum: products at the direct kernel's rate, the floats that the transforms and the GEMM move, weights among
     them, and two launches. Whole tiles of 32 patches are computed.
     """
-    (co, ci), patches, units = plan.weight.shape[:2], prod(patches_of(plan)), plan.k.caps.compute_units
-    pixels = plan.y.shape[0] * prod(plan.window.outputs)
+    ci, co, units = problem.channels_in, problem.channels_out, problem.caps.compute_units
+    patches, pixels = prod(patches_of(problem)), problem.pixels
     products = READ * READ * -(-patches // 32) * 32 * ci * co
     moved = (2 * READ * READ * patches + pixels) * (ci + co) + READ * READ * ci * co
     direct = TAPS * TAPS * pixels * ci * co
     return float((products + MOVED * moved + LAUNCHED * (units if units > 1 else UNITS)) / direct)
 
 
-def tiles(plan: ConvPlan, gemm: Sequence[GemmTile]) -> list[WinogradTile]:
-    """Return what tuning tries: some of the tiles of the GEMM, where the model does not rule it out."""
-    if "conv_winograd" in plan.k.caps.without:
-        return []
-    if not fits(plan) or min(*plan.weight.shape[:2], prod(patches_of(plan))) < TRIED or share(plan) > MAY_WIN:
-        return []
-    return [WinogradTile(tile) for tile in gemm if tile.lz == 1]
-
-
-def choose_tile(plan: ConvPlan, candidates: Sequence[WinogradTile]) -> WinogradTile | None:
-    """Return the first candidate of few PIXELS that gives every compute unit two groups, or None if it hardly wins.
+def choose_tile(problem: ConvProblem, tiles: Sequence[WinogradTile]) -> WinogradTile | None:
+    """Return the first tile of few PIXELS that gives every compute unit two groups, or None if it hardly wins.
 
     Devices of fewer than MANY_UNITS are left to tuning: on software nothing is gained that was measured, and small GPUs
     may lack registers for 36 vectors an item. Small problems are bound by launches and weights.
     """
-    caps, few = plan.k.caps, [tile for tile in candidates if tile.gemm.pixels <= PIXELS]
+    caps, few = problem.caps, [tile for tile in tiles if tile.gemm.pixels <= PIXELS]
     if not few or caps.software or caps.compute_units < MANY_UNITS:
         return None
-    patches = prod(patches_of(plan))
-    if min(*plan.weight.shape[:2], patches) < LEAST or share(plan) > WINS:
+    patches = prod(patches_of(problem))
+    if min(problem.channels_in, problem.channels_out, patches) < LEAST or share(problem) > WINS:
         return None
     for tile in few:
-        groups = READ * READ * -(-patches // tile.gemm.rows) * -(-plan.blocks // tile.gemm.columns)
+        groups = READ * READ * -(-patches // tile.gemm.rows) * -(-problem.blocks // tile.gemm.columns)
         if groups >= 2 * caps.compute_units:
             return tile
     return few[-1]
+
+
+class WinogradConv(Algorithm[ConvProblem, ConvPlan, WinogradTile]):
+    """F(4 x 4, 3 x 3)."""
+
+    name = "conv_winograd"
+
+    def why_not(self, problem: ConvProblem) -> str | None:
+        """Refuse all but 3 x 3 taps in fp32 with stride 1, what is ruled out by options, and what cannot pay.
+
+        Scratch memory is an eighth of a device's memory at most: drivers that tell allow a quarter for one allocation.
+        """
+        window = problem.window
+        if self.name in problem.caps.without:
+            return "its self-test failed on this device"
+        if not problem.winograd:
+            return "the option `winograd` is off"
+        if problem.thrifty:
+            return "it takes much scratch memory, and memory is limited"
+        if not problem.in_fp32:
+            return "its rounding is too coarse for fp16"
+        plain = problem.ungrouped and window.kernel == (TAPS, TAPS) and {*window.strides, *window.dilations} == {1}
+        if not plain or not problem.loads_vectors or not problem.whole:
+            return "it is for 3 x 3 taps with stride 1 on packed images"
+        ci, co, patches = problem.channels_in, problem.channels_out, prod(patches_of(problem))
+        rows = max(patches, co + PACK)
+        largest = READ * READ * rows * (max(ci, co) + STEP * PACK)
+        bounds = problem.caps.max_buffer_range, problem.caps.max_allocation // 4
+        if largest >= MAX_ELEMENTS or largest * 4 > min(bounds) or problem.caps.max_grid[2] < READ * READ:
+            return "its scratch memory or its grid exceeds the device's limits"
+        if min(ci, co, patches) < TRIED or share(problem) > MAY_WIN:
+            return "it has too little work for three launches"
+        return None
+
+    def candidates(self, problem: ConvProblem) -> Sequence[Candidate]:
+        """Return the tiles of the GEMM without slices of K; where the model does not promise a gain, for tuning alone.
+
+        The model may be off by as much as it must win by.
+        """
+        tiles = [WinogradTile(tile) for tile in legal_tiles(problem.caps, steps_of(problem)) if tile.lz == 1]
+        best = choose_tile(problem, tiles)
+        if best is None:
+            return [Candidate(tile, NEVER) for tile in tiles]
+        cost = share(problem) / WINS
+        return [Candidate(tile, cost) for tile in dict.fromkeys([best, *tiles])]
+
+    def launch(self, plan: ConvPlan, tile: WinogradTile) -> None:
+        """Launch the three kernels."""
+        launch_winograd(plan, tile)
 
 
 def _loop(k: KernelBuilder, total: int) -> tuple[Size3, Size3]:
@@ -199,13 +219,13 @@ def _loop(k: KernelBuilder, total: int) -> tuple[Size3, Size3]:
 
 def launch_winograd(plan: ConvPlan, tile: WinogradTile) -> None:
     """Launch the three kernels."""
-    k, ci = plan.k, plan.weight.shape[1]
-    images, down, across = patches_of(plan)
-    patches, blocks = images * down * across, -(-ci // PACK)
-    (ih, iw), (oh, ow), (ph, pw) = plan.window.inputs, plan.window.outputs, plan.window.begin
+    k, p = plan.k, plan.problem
+    images, down, across = patches_of(p)
+    patches, blocks = images * down * across, p.blocks_in
+    (ih, iw), (oh, ow), (ph, pw) = p.window.inputs, p.window.outputs, p.window.begin
     a, _, b = matrices()
     v = k.scratch((READ * READ * blocks * patches * PACK,), DType.FLOAT32)
-    m = k.scratch((READ * READ * plan.blocks * patches * PACK,), DType.FLOAT32)
+    m = k.scratch((READ * READ * p.blocks * patches * PACK,), DType.FLOAT32)
     shared = {"PATCHES": patches, "TH": down, "TW": across}
     total = -(-blocks // 4) * 4 * patches
     grid, local = _loop(k, total)
@@ -215,29 +235,31 @@ def launch_winograd(plan: ConvPlan, tile: WinogradTile) -> None:
         variant={"rows": as_text(b)}, grid=grid, local=local,
     )  # fmt: skip
     _launch_products(plan, tile.gemm, v, m, patches)
-    total = -(-plan.blocks // 4) * 4 * patches
+    total = -(-p.blocks // 4) * 4 * patches
     grid, local = _loop(k, total)
     k.launch(
         "conv_winograd_output", reads={"m": m, **plan.bias_vector()}, writes={"y": plan.y}, kinds={"m": "fours"},
-        ints={**shared, "OH": oh, "OW": ow, "BLOCKS": plan.blocks, "TOTAL": total},
+        ints={**shared, "OH": oh, "OW": ow, "BLOCKS": p.blocks, "TOTAL": total},
         variant={"rows": as_text(a)}, grid=grid, local=local,
     )  # fmt: skip
 
 
 def _launch_products(plan: ConvPlan, tile: GemmTile, v: Tensor, m: Tensor, patches: int) -> None:
     """Launch a GEMM for each point: patches times output channels, over input channels."""
-    k, ci = plan.k, plan.weight.shape[1]
+    k, p = plan.k, plan.problem
     rows = -(-patches // tile.rows)
     k.launch(
         "conv_winograd_gemm",
         reads={"v": v, "w": k.constant("winograd", partial(pack_weights, plan.weight))},
         writes={"m": m},
-        ints={"C4": -(-ci // PACK), "STEPS": _steps(ci), "COUNT": plan.blocks, "PATCHES": patches, "TILES": rows},
+        ints={
+            "C4": p.blocks_in, "STEPS": _steps(p.channels_in), "COUNT": p.blocks, "PATCHES": patches, "TILES": rows,
+        },
         variant={
             "rp": tile.pixels, "rc": tile.blocks, "lx": tile.lx, "ly": tile.ly, "buffers": tile.buffers(k.caps),
         },
         kinds=dict.fromkeys("vwm", "fours"),
         epilogue=False,
-        grid=(min(rows, k.caps.max_grid[0]), -(-plan.blocks // tile.columns), READ * READ),
+        grid=(min(rows, k.caps.max_grid[0]), -(-p.blocks // tile.columns), READ * READ),
         local=(tile.lx, tile.ly, tile.lz),
     )  # fmt: skip

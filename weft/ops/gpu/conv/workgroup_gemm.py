@@ -6,24 +6,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import PACK, Array, Layout
+from weft.kernels.algorithms import Algorithm, Candidate, candidates_of, waves
 from weft.kernels.launch import DeviceCaps
 from weft.kernels.special import Case, SpecialKernel, register_special
 from weft.ops.gpu.conv.cases import conv_case
-
-if TYPE_CHECKING:
-    from weft.ops.gpu.conv.gemm import ConvPlan
+from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem
+from weft.ops.gpu.conv.unstaged import UnstagedConv
 
 STEP = 16
 """What the depth of a product, and of each step, is a multiple of."""
 SHORT, LONG = 128, 512
 """The depth up to which tiles of 64 x 64 are best, or nearly, and that from which small products are faster without
 staging (`conv_unstaged`); both by tuning on an H200."""
+
+
+COST, ILL_FILLED = 0.2, 0.7
+"""The usual share of the portable kernel's time, and that where units wait or staging does not pay."""
 
 
 @dataclass(frozen=True)
@@ -68,16 +71,6 @@ SPECIAL = register_special(
 )
 
 
-def fits(plan: ConvPlan) -> bool:
-    """Tell whether a convolution is a product of rows that lie in whole pieces, and the device has the matrices."""
-    k = plan.k
-    if not (k.caps.workgroup_matrices and k.caps.matrix_units and plan.window.is_pointwise):
-        return False
-    halves = plan.x.dtype is plan.y.dtype is DType.FLOAT16 and plan.weight.dtype == np.float16
-    whole = plan.weight.shape[1] % STEP == 0 and plan.weight.nbytes <= k.caps.max_buffer_range
-    return halves and whole and all(map(plan.lies_in_pieces, (plan.x, plan.y))) and k.reads_rows(plan.y)
-
-
 def legal_tiles(caps: DeviceCaps, pixels: int, channels: int) -> list[GroupTile]:
     """Return the tiles that the device takes and the product is not smaller than."""
     return [
@@ -115,21 +108,61 @@ def pack_weights(weight: Array) -> Array:
     return np.ascontiguousarray(weight.reshape(co, ci).T).reshape(1, -1, PACK).transpose(0, 2, 1)
 
 
-def launch_rows(plan: ConvPlan, tile: GroupTile) -> None:
-    """Launch the product of the rows of x and the weights."""
-    k, (channels, depth) = plan.k, plan.weight.shape[:2]
-    places = prod(plan.window.outputs)
-    rows = plan.x.shape[0] * places
-    k.launch(
-        "workgroup_gemm",
-        reads={
-            "x": plan.x, **plan.bias_vector(),
-            "w": k.constant("rows", partial(pack_weights, plan.weight), Layout.NC4HW4),
-        },
-        writes={"y": plan.y},
-        ints={"ROWS": rows, "DEPTH": depth, "COLUMNS": channels, "PLACES": places},
-        variant={"rows": tile.rows, "columns": tile.columns, "depth": tile.depth, "tail": depth % tile.depth},
-        kinds={"x": "wide", "w": "wide"},
-        grid=(-(-channels // tile.columns), -(-rows // tile.rows), 1),
-        local=(tile.items, 1, 1),
-    )  # fmt: skip
+class GroupMatrixConv(Algorithm[ConvProblem, ConvPlan, GroupTile]):
+    """Convolutions that are a product of the rows of an image and the weights."""
+
+    name = "workgroup_gemm"
+
+    def why_not(self, problem: ConvProblem) -> str | None:
+        """Refuse all but products of rows that lie in whole pieces."""
+        if not SPECIAL.present(problem.caps):
+            return "the device has no matrices of work-groups, or they are wrong"
+        if not problem.pointwise or problem.written is not DType.FLOAT16:
+            return "it is no product of rows in fp16"
+        if problem.channels_in % STEP:
+            return f"its input channels are no multiple of {STEP}"
+        if not (problem.read_pieces and problem.written_pieces and problem.rows_added):
+            return "what it reads, writes or adds does not lie as rows of channels in whole pieces"
+        weights = problem.channels_in * problem.channels_out * problem.weights.itemsize
+        if weights > problem.caps.max_buffer_range:
+            return "its weights exceed what one kernel argument may span"
+        if not legal_tiles(problem.caps, problem.pixels, problem.channels_out):
+            return "the product is smaller than the smallest tile"
+        return None
+
+    def candidates(self, problem: ConvProblem) -> Sequence[Candidate]:
+        """Return the tiles; small products of long sums are faster without staging."""
+        caps, sizes = problem.caps, (problem.pixels, problem.channels_out)
+        best = choose_tile(caps, *sizes, problem.depth)
+        unstaged = UnstagedConv()
+        if problem.depth >= LONG and unstaged.why_not(problem) is None and unstaged.candidates(problem):
+            best = None
+        legal = legal_tiles(caps, *sizes)
+
+        def time(tile: GroupTile) -> float:
+            groups = -(-problem.pixels // tile.rows) * -(-problem.channels_out // tile.columns)
+            return waves(groups, tile.items, caps.compute_units)
+
+        if best is None:
+            return candidates_of(legal, time, ILL_FILLED)
+        return candidates_of([best, *legal], time, COST)
+
+    def launch(self, plan: ConvPlan, tile: GroupTile) -> None:
+        """Launch the product of the rows of x and the weights."""
+        k, p = plan.k, plan.problem
+        places = prod(p.window.outputs)
+        k.launch(
+            "workgroup_gemm",
+            reads={
+                "x": plan.x, **plan.bias_vector(),
+                "w": k.constant("rows", partial(pack_weights, plan.weight), Layout.NC4HW4),
+            },
+            writes={"y": plan.y},
+            ints={"ROWS": p.pixels, "DEPTH": p.channels_in, "COLUMNS": p.channels_out, "PLACES": places},
+            variant={
+                "rows": tile.rows, "columns": tile.columns, "depth": tile.depth, "tail": p.channels_in % tile.depth,
+            },
+            kinds={"x": "wide", "w": "wide"},
+            grid=(-(-p.channels_out // tile.columns), -(-p.pixels // tile.rows), 1),
+            local=(tile.items, 1, 1),
+        )  # fmt: skip

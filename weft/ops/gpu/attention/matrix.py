@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import log, prod
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weft.core.graph.dtypes import DType
+from weft.kernels.algorithms import Algorithm, Candidate, candidates_of, waves
 from weft.kernels.launch import DeviceCaps
 from weft.kernels.special import Case, SpecialKernel, one_node, register_special
 from weft.ops.attention import Attention, Extents
-
-if TYPE_CHECKING:
-    from weft.ops.gpu.attention import AttentionPlan
+from weft.ops.gpu.attention.problem import AttentionPlan, AttentionProblem
 
 SUBGROUP = 32
 QUERIES = 16
@@ -97,13 +94,6 @@ def chunks(size: int) -> int:
     return -(-size // CHUNK)
 
 
-def fits(plan: AttentionPlan) -> bool:
-    """Tell whether the device has matrix units for an attention in fp16 whose rows lie at multiples of 16 bytes."""
-    if not SPECIAL.present(plan.k.caps) or any(t.dtype is not DType.FLOAT16 for t in (*plan.reads.values(), plan.y)):
-        return False
-    return plan.lies_in(WIDE)
-
-
 def legal_tiles(caps: DeviceCaps, each: Extents) -> list[AttentionTile]:
     """Return the tiles that the device takes; more than 32 keys a block only where registers hold them."""
     largest = chunks(max(each.depth, each.width))
@@ -127,23 +117,47 @@ def choose_tile(caps: DeviceCaps, each: Extents) -> AttentionTile | None:
     return max(usual, key=lambda t: t.slices, default=None)
 
 
-def launch_matrix(plan: AttentionPlan, tile: AttentionTile) -> None:
-    """Launch one group for each `warps` blocks of 16 queries of each head, with the better of the tiles."""
-    k, each = plan.k, plan.each
-    problem = {**plan.ints, "batch": each.lead[0], "mask": "mask" in plan.reads}
-    tile = k.pick("attention_matrix", problem, legal_tiles(k.caps, each), tile)
-    blocks = -(-each.queries // (QUERIES * tile.warps))
-    groups = prod(each.lead) * blocks
-    k.launch(
-        "attention_matrix",
-        reads=plan.reads,
-        writes={"y": plan.y},
-        ints={**plan.ints, "BLOCKS": blocks, "GROUPS": groups},
-        floats={"SCALE": plan.op.scale / log(2)},
-        variant={
-            "warps": tile.warps, "slices": tile.slices, "keys": tile.keys,
-            "depth": chunks(each.depth), "width": chunks(each.width),
-        },
-        grid=(max(1, min(groups, k.caps.max_grid[0])), 1, 1),
-        local=(SUBGROUP, tile.warps, tile.slices),
-    )  # fmt: skip
+class MatrixAttention(Algorithm[AttentionProblem, AttentionPlan, AttentionTile]):
+    """Subgroups multiply tiles of 16 queries."""
+
+    name = "attention_matrix"
+
+    def why_not(self, problem: AttentionProblem) -> str | None:
+        """Refuse all but fp16 whose rows lie at multiples of 16 bytes."""
+        if not SPECIAL.present(problem.caps):
+            return "the device has no matrix units, or the kernel is wrong there"
+        if not problem.in_fp16:
+            return "it is not in fp16"
+        return None if problem.lies_in(WIDE) else "its heads do not lie at multiples of 16 bytes"
+
+    def candidates(self, problem: AttentionProblem) -> Sequence[Candidate]:
+        """Return the tiles."""
+        caps, each = problem.caps, problem.each
+        best = choose_tile(caps, each)
+        if best is None:
+            return []
+
+        def time(tile: AttentionTile) -> float:
+            groups = prod(each.lead) * -(-each.queries // (QUERIES * tile.warps))
+            return waves(groups, tile.items, caps.compute_units)
+
+        return candidates_of([best, *legal_tiles(caps, each)], time)
+
+    def launch(self, plan: AttentionPlan, tile: AttentionTile) -> None:
+        """Launch one group for each `warps` blocks of 16 queries of each head."""
+        k, p = plan.k, plan.problem
+        blocks = -(-p.each.queries // (QUERIES * tile.warps))
+        groups = prod(p.each.lead) * blocks
+        k.launch(
+            "attention_matrix",
+            reads=plan.reads,
+            writes={"y": plan.y},
+            ints={**dict(p.places), "BLOCKS": blocks, "GROUPS": groups},
+            floats={"SCALE": plan.scale / log(2)},
+            variant={
+                "warps": tile.warps, "slices": tile.slices, "keys": tile.keys,
+                "depth": chunks(p.each.depth), "width": chunks(p.each.width),
+            },
+            grid=(max(1, min(groups, k.caps.max_grid[0])), 1, 1),
+            local=(SUBGROUP, tile.warps, tile.slices),
+        )  # fmt: skip

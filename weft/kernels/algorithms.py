@@ -1,0 +1,233 @@
+"""Algorithms that compete for the same work, and the chooser that takes one of them and can say why.
+
+An `Algorithm` says whether it fits a problem, what its candidates are and what each is estimated to cost, and what it
+launches. `Rivals` are the algorithms that tuning compares with each other. A `Chooser` asks its rivals in order; the
+first of which an algorithm fits decide. Untuned, the cheapest candidate is taken; where the table of `weft tune` has a
+choice for the problem, that is (`KernelBuilder.choose`).
+
+Costs are rules of thumb, some fitted to measurements: they order candidates, and are no times.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from weakref import WeakSet
+
+from weft.errors import ExecutionError
+
+if TYPE_CHECKING:
+    from weft.kernels.launch import KernelBuilder
+
+ProblemT = TypeVar("ProblemT", bound=Hashable)
+ProblemT_co = TypeVar("ProblemT_co", covariant=True)
+PlanT = TypeVar("PlanT", bound="Plan[Any]")
+TileT = TypeVar("TileT")
+Facts = Mapping[str, "int | str | bool"]
+NEVER = float("inf")
+"""The cost of a candidate that is for tuning alone."""
+REMEMBERED = 1024
+"""Problems whose decision a chooser remembers: networks repeat their layers."""
+_RESIDENT, _FILLING = 2048, 512
+"""Items that a compute unit holds, and those that keep it busy."""
+
+
+class Plan(Protocol[ProblemT_co]):
+    """A problem with the tensors that it is about."""
+
+    @property
+    def k(self) -> KernelBuilder:
+        """Return what collects the launches."""
+        ...
+
+    @property
+    def problem(self) -> ProblemT_co:
+        """Return the facts that decide how it is solved."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One way in which an algorithm can solve a problem."""
+
+    tile: Any
+    """How the work is divided: a frozen dataclass, known in tuning tables by its `repr`."""
+    cost: float
+    """The estimated time, as a share of what the portable kernel of the op takes; `NEVER` without tuning."""
+
+
+class Algorithm(ABC, Generic[ProblemT, PlanT, TileT]):
+    """One way to compute an op on GPUs; one object serves all devices."""
+
+    name: str
+    """How reports name it: mostly the template that it launches."""
+
+    @abstractmethod
+    def why_not(self, problem: ProblemT) -> str | None:
+        """Return why it cannot, or never should, solve a problem, as a sentence's end; None if it can."""
+
+    @abstractmethod
+    def candidates(self, problem: ProblemT) -> Sequence[Candidate]:
+        """Return the ways to solve a problem that it fits, the one that is expected to be fastest first.
+
+        None of the others costs less; tuning tries them in this order. An empty sequence says that the device has no
+        room for any.
+        """
+
+    @abstractmethod
+    def launch(self, plan: PlanT, tile: TileT) -> None:
+        """Launch a candidate; weights are packed as it wants them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rivals(Generic[ProblemT, PlanT]):
+    """Algorithms that compete for the same problems."""
+
+    name: str
+    """The name that tuning tables know their problems by."""
+    algorithms: tuple[Algorithm[ProblemT, PlanT, Any], ...]
+    facts: Callable[[ProblemT], Facts] | None = None
+    """Returns what decides the launches besides the candidate, for tuning tables; None: nothing is left to tuning."""
+    why_not: Callable[[ProblemT], str | None] = field(default=lambda problem: None)
+    """Returns why none of them is asked about a problem, or None."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Offer:
+    """A candidate with the algorithm whose it is."""
+
+    algorithm: Algorithm[Any, Any, Any] | None
+    candidate: Candidate
+
+
+@dataclass(frozen=True, eq=False)
+class Decision:
+    """What a chooser makes of a problem: who was asked, what was offered, and what is taken untuned.
+
+    Printed, it tells all of that.
+    """
+
+    name: str
+    """The name of the rivals that decide."""
+    facts: Facts | None
+    """What a tuning table finds the problem by; None: it is not left to tuning."""
+    offers: Mapping[str, Offer]
+    """What may be taken, by the `repr` of its tile; the cheapest algorithm's first."""
+    refused: tuple[tuple[str, str], ...] = ()
+    """Rivals and algorithms that were asked before or beside, each with the reason why not."""
+
+    @cached_property
+    def texts(self) -> tuple[str, ...]:
+        """Return the candidates as tuning tables know them."""
+        return tuple(self.offers)
+
+    @property
+    def default(self) -> str:
+        """Return the candidate that is taken untuned."""
+        return self.texts[0]
+
+    @cached_property
+    def facts_text(self) -> str:
+        """Return the facts, sorted by their names, as in a tuning table's key."""
+        return ", ".join(f"{name}={value!r}" for name, value in sorted((self.facts or {}).items()))
+
+    def lines(self, taken: str | None = None) -> Iterator[str]:
+        """Iterate over the lines of what is printed; `taken` is the candidate that a table chose."""
+        for name, why in self.refused:
+            yield f"{name}: no, {why}"
+        taken = taken or self.default
+        for text, offer in self.offers.items():
+            cost = "for tuning" if offer.candidate.cost == NEVER else f"cost {offer.candidate.cost:.2f}"
+            by = f"{offer.algorithm.name}: " if offer.algorithm is not None else ""
+            mark = "" if text != taken else ", taken" if text == self.default else ", taken: tuning found it best"
+            yield f"{by}{text}, {cost}{mark}"
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+
+class Chooser(Generic[ProblemT, PlanT]):
+    """Chooses among the algorithms of an op."""
+
+    def __init__(self, *rivals: Rivals[ProblemT, PlanT]) -> None:
+        self.rivals = rivals
+        self._remembered = lru_cache(maxsize=REMEMBERED)(self._decided)
+        _CHOOSERS.add(self)
+
+    def decide(self, problem: ProblemT) -> Decision:
+        """Return who competes for a problem, and what is taken untuned; ExecutionError if no algorithm fits."""
+        return self._remembered(problem)
+
+    def launch(self, plan: PlanT) -> None:
+        """Launch what is chosen for a problem."""
+        decision = self._remembered(plan.problem)
+        offer = plan.k.choose(decision)
+        assert offer.algorithm is not None
+        offer.algorithm.launch(plan, offer.candidate.tile)
+
+    def _decided(self, problem: ProblemT) -> Decision:
+        refused: list[tuple[str, str]] = []
+        for rivals in self.rivals:
+            why = rivals.why_not(problem)
+            if why is not None:
+                refused.append((rivals.name, why))
+                continue
+            offered = []
+            for algorithm in rivals.algorithms:
+                why = algorithm.why_not(problem)
+                candidates = algorithm.candidates(problem) if why is None else ()
+                if candidates:
+                    offered.append([Offer(algorithm, each) for each in candidates])
+                else:
+                    refused.append((algorithm.name, why or "the device has no room for its smallest work-group"))
+            if offered:
+                offered.sort(key=lambda offers: offers[0].candidate.cost)
+                # A tile of two algorithms is the cheaper one's.
+                by_text: dict[str, Offer] = {}
+                for offer in (each for offers in offered for each in offers):
+                    by_text.setdefault(repr(offer.candidate.tile), offer)
+                facts = rivals.facts(problem) if rivals.facts is not None else None
+                return Decision(rivals.name, facts, by_text, tuple(refused))
+        raise ExecutionError(
+            "no kernel on this device computes a node",
+            why="; ".join(f"{name}: {why}" for name, why in refused),
+            fix="put the node on another device with `hints`",
+        )
+
+
+_CHOOSERS: WeakSet[Chooser[Any, Any]] = WeakSet()
+
+
+def forget_decisions() -> None:
+    """Have all choosers decide anew, after something that decisions rest on was changed."""
+    for chooser in _CHOOSERS:
+        chooser._remembered.cache_clear()
+
+
+def free_choice(name: str, facts: Facts, tiles: Sequence[Any], default: Any) -> Decision:
+    """Return the decision between tiles of which nothing is known but the default, for `KernelBuilder.pick`."""
+    offers = {repr(tile): Offer(None, Candidate(tile, NEVER)) for tile in tiles}
+    offers.pop(repr(default), None)
+    return Decision(name, facts, {repr(default): Offer(None, Candidate(default, 1.0)), **offers})
+
+
+def candidates_of(
+    tiles: Sequence[TileT], estimate: Callable[[TileT], float], base: float = 1.0
+) -> list[Candidate]:
+    """Return tiles as candidates, the expected best first: that costs `base`, the others what `estimate` says of them.
+
+    No other one costs less, since the first was chosen by what estimates do not know. What is named twice counts once.
+    """
+    times = {tile: estimate(tile) for tile in tiles}
+    first = next(iter(times.values()), 0.0)
+    return [Candidate(tile, base * max(time / first, 1.0) if first > 0 else base) for tile, time in times.items()]
+
+
+def waves(groups: int, items: int, units: int) -> float:
+    """Return a relative time: waves of work-groups of so many items on so many units, each a share of the work."""
+    on_a_unit = -(-max(groups, 1) // max(units, 1))
+    together = min(on_a_unit, max(_RESIDENT // items, 1))
+    return on_a_unit / max(groups, 1) / min(1.0, together * items / _FILLING)

@@ -1,0 +1,91 @@
+"""What decides how an attention is computed, and the tensors that it is about."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from weft.core.graph.dtypes import DType
+from weft.core.graph.layout import Shape
+from weft.core.graph.tensor import Tensor
+from weft.kernels.algorithms import Facts
+from weft.kernels.launch import DeviceCaps, KernelBuilder
+from weft.ops.attention import Attention, Extents
+from weft.ops.gpu.move import row_major
+
+
+@dataclass(frozen=True)
+class AttentionProblem:
+    """The facts of an attention that its kernel is chosen by: sizes, where heads lie, element types, the device."""
+
+    each: Extents
+    places: tuple[tuple[str, int], ...]
+    """Sizes and steps of queries, keys, values, mask and result, by the names of the kernels' constants."""
+    mask: bool
+    in_fp16: bool
+    """Whether all that is read and written is fp16."""
+    caps: DeviceCaps
+
+    def lies_in(self, piece: int) -> bool:
+        """Tell whether the rows of all heads are so many elements, or a multiple, and start at multiples of them."""
+        starts = [value for name, value in self.places if name[0] in "QKVY" and name[1:] in ("0", "B", "H", "S")]
+        return all(value % piece == 0 for value in (*starts, self.each.depth, self.each.width))
+
+    def facts(self) -> Facts:
+        """Return what tuning tables find problems by."""
+        return {**dict(self.places), "batch": self.each.lead[0], "mask": self.mask}
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """An attention's problem with its tensors."""
+
+    k: KernelBuilder
+    problem: AttentionProblem
+    scale: float
+    y: Tensor
+    reads: dict[str, Tensor]
+    """Arguments by their names."""
+
+    @classmethod
+    def of(cls, op: Attention, k: KernelBuilder, inputs: Sequence[Tensor | None], y: Tensor) -> AttentionPlan:
+        """Return where Q, K, V, the mask and the result lie, whatever their form."""
+        given = [t for t in inputs[: op.count()] if t is not None]
+        each = op.extents([t.shape for t in given])
+        heads = each.lead[1] if len(each.lead) == 2 else 1
+        ints = {"HEADS": heads, "QUERIES": each.queries, "COUNT": each.keys, "D": each.depth, "E": each.width}
+        tensors = given * 3 if op.packed else given
+        for number, (letter, t) in enumerate(zip("QKVY", (*tensors, y), strict=True)):
+            if letter != "Y":
+                ints[f"{letter}0"] = number * (t.shape[-1] // 3) if op.packed else 0
+            each_row = each.width if letter in "VY" else each.depth
+            ints |= _steps(letter, t.shape, each_row if op.heads else 0)
+        reads = dict(zip(("q_in", "k_in", "v_in"), tensors, strict=True))
+        mask = inputs[op.count()] if len(inputs) > op.count() else None
+        if mask is not None:
+            reads["mask"] = mask
+            ints |= _mask_steps(mask.shape, each)
+        in_fp16 = all(t.dtype is DType.FLOAT16 for t in (*reads.values(), y))
+        problem = AttentionProblem(each, tuple(ints.items()), mask is not None, in_fp16, k.caps)
+        return cls(k, problem, op.scale, y, reads)
+
+
+def _steps(letter: str, shape: Shape, side_by_side: int) -> dict[str, int]:
+    """Return the steps from batch to batch, head to head and row to row of Q, K, V or the result.
+
+    `side_by_side` is the number of elements of a head where heads lie in a row, else 0.
+    """
+    steps = row_major(shape)
+    if side_by_side:
+        batch, head, row = steps[0], side_by_side, steps[1]
+    else:
+        batch, head, row = steps[0], steps[1] if len(shape) == 4 else 0, steps[-2]
+    return {f"{letter}B": batch, f"{letter}H": head, f"{letter}S": row}
+
+
+def _mask_steps(shape: Shape, each: Extents) -> dict[str, int]:
+    """Return the steps of a mask: 0 along axes in which it is repeated."""
+    full = (1,) * (len(each.scores) - len(shape)) + tuple(shape)
+    steps = [0 if size == 1 else step for size, step in zip(full, row_major(full), strict=True)]
+    batch, head = (steps[0], steps[1]) if len(each.lead) == 2 else (steps[0], 0)
+    return {"MB": batch, "MH": head, "MS": steps[-2], "MK": steps[-1]}

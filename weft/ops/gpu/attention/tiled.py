@@ -1,0 +1,159 @@
+"""Attention by the portable kernel, with scores that stay within a group.
+
+The softmax is computed block by block of keys: the largest score and the sum of powers are corrected whenever a
+block brings a larger one (M. Milakov and N. Gimelshein, "Online normalizer calculation for softmax", 2018,
+arXiv 1805.02867), and so is the weighted sum of values, which is why scores need no memory of the device (T. Dao
+et al., "FlashAttention", 2022, arXiv 2205.14135). Sums are in float32 whatever is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from weft.core.graph.layout import PACK
+from weft.kernels.algorithms import Algorithm, Candidate, candidates_of, waves
+from weft.kernels.launch import DeviceCaps
+from weft.ops.attention import Extents
+from weft.ops.gpu.attention.problem import AttentionPlan, AttentionProblem
+
+VECTOR_BYTES = 16
+LARGEST_HEAD = 128
+"""Elements of a head for which the sums of an item stay in registers."""
+HELD = 104
+"""Floats of scores and sums that an item holds at most: as many more go to what it multiplies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """How a work-group of the portable kernel divides its work.
+
+    `lx` x `ly` items have `ly` x `each` queries of a head and `keys` keys at a time: an item `each` queries, a
+    multiple of four of the keys, and the vectors of the result that lie `lx` apart.
+    """
+
+    each: int
+    lx: int
+    ly: int
+    keys: int
+
+    @property
+    def items(self) -> int:
+        """Return the work-items of a group."""
+        return self.lx * self.ly
+
+    @property
+    def rows(self) -> int:
+        """Return the queries of a group."""
+        return self.each * self.ly
+
+    def held(self, each: Extents) -> int:
+        """Return the floats that an item holds of scores and sums."""
+        return self.each * (self.keys // self.lx + PACK * -(-vectors(each.width) // self.lx))
+
+    def shared_bytes(self, each: Extents, joint: bool) -> int:
+        """Return the bytes of work-group memory; `joint`: values take the place of keys."""
+        key, value = vectors(each.depth) | 1, -(-vectors(each.width) // self.lx) * self.lx
+        block = self.keys * (max(key, value) if joint else key + value)
+        part = self.items * -(-self.each // PACK)
+        return VECTOR_BYTES * (self.rows * (key + self.keys // PACK + 1) + block + part)
+
+
+TILES = (
+    Tile(4, 8, 16, 64),
+    Tile(4, 8, 16, 32),
+    Tile(8, 8, 8, 64),
+    Tile(8, 8, 8, 32),
+    Tile(4, 8, 8, 64),
+    Tile(4, 8, 8, 32),
+    Tile(2, 8, 8, 64),
+    Tile(2, 8, 8, 32),
+    Tile(1, 8, 8, 64),
+    Tile(1, 8, 8, 32),
+    Tile(1, 4, 8, 16),
+)
+"""From the most queries that share keys to the most groups; the last is for 16 KiB of work-group memory."""
+SOFTWARE_TILE = Tile(2, 8, 8, 32)
+
+
+def vectors(size: int) -> int:
+    """Return the vectors of four that hold a row of a head."""
+    return -(-size // PACK)
+
+
+def legal_tiles(caps: DeviceCaps, each: Extents) -> list[Tile]:
+    """Return the tiles that a device takes."""
+    return [
+        t
+        for t in TILES
+        if t.items <= caps.max_local_items
+        and t.held(each) <= HELD
+        and t.shared_bytes(each, joint=True) <= caps.local_memory
+    ]
+
+
+def choose_tile(caps: DeviceCaps, each: Extents) -> Tile | None:
+    """Return the tile of the most reuse that gives every compute unit a group, or the first of the fewest queries.
+
+    A CPU gets a small tile: its compiler is slow. None if no group of the device holds any tile.
+    """
+    fitting = legal_tiles(caps, each)
+    if caps.software and SOFTWARE_TILE in fitting:
+        return SOFTWARE_TILE
+    for tile in fitting:
+        if prod(each.lead) * -(-each.queries // tile.rows) >= caps.compute_units:
+            return tile
+    return min(fitting, key=lambda t: t.rows, default=None)
+
+
+def why_not(caps: DeviceCaps, each: Extents) -> str | None:
+    """Return why heads are too large for registers or work-group memory, as a sentence, or None."""
+    largest = max(each.depth, each.width)
+    if largest > LARGEST_HEAD:
+        return f"its heads have {largest} elements; the attention kernel takes up to {LARGEST_HEAD}"
+    if choose_tile(caps, each) is None:
+        return f"heads of {largest} elements do not fit {caps.local_memory} bytes of shared memory"
+    return None
+
+
+class TiledAttention(Algorithm[AttentionProblem, AttentionPlan, Tile]):
+    """One kernel for any device."""
+
+    name = "attention"
+
+    def why_not(self, problem: AttentionProblem) -> str | None:
+        """Refuse heads too large for registers or work-group memory."""
+        return why_not(problem.caps, problem.each)
+
+    def candidates(self, problem: AttentionProblem) -> Sequence[Candidate]:
+        """Return the tiles that fit."""
+        caps, each = problem.caps, problem.each
+        best = choose_tile(caps, each)
+        if best is None:
+            return []
+
+        def time(tile: Tile) -> float:
+            return waves(prod(each.lead) * -(-each.queries // tile.rows), tile.items, caps.compute_units)
+
+        return candidates_of([best, *legal_tiles(caps, each)], time)
+
+    def launch(self, plan: AttentionPlan, tile: Tile) -> None:
+        """Launch one group for each block of queries of each head."""
+        k, p = plan.k, plan.problem
+        blocks = -(-p.each.queries // tile.rows)
+        groups = prod(p.each.lead) * blocks
+        k.launch(
+            "attention",
+            reads=plan.reads,
+            writes={"y": plan.y},
+            ints={**dict(p.places), "BLOCKS": blocks, "GROUPS": groups},
+            floats={"SCALE": plan.scale},
+            variant={
+                "each": tile.each, "lx": tile.lx, "ly": tile.ly, "keys": tile.keys,
+                "depth": vectors(p.each.depth), "width": vectors(p.each.width), "quads": p.lies_in(PACK),
+                "joint": tile.shared_bytes(p.each, joint=False) > k.caps.local_memory,
+            },
+            grid=(max(1, min(groups, k.caps.max_grid[0])), 1, 1),
+            local=(tile.items, 1, 1),
+        )  # fmt: skip

@@ -1,0 +1,55 @@
+"""The algorithms of convolutions. A new one is a file of its own, and a line here among those that it competes with."""
+
+from __future__ import annotations
+
+from weft.kernels.algorithms import Chooser, Rivals
+from weft.ops.gpu.conv.depthwise import (
+    DepthwiseInLoops,
+    DepthwiseInTiles,
+    facts_of_depthwise,
+    why_not_depthwise,
+)
+from weft.ops.gpu.conv.direct import DirectConv
+from weft.ops.gpu.conv.gemm import TiledConv
+from weft.ops.gpu.conv.in_pieces import ConvInPieces
+from weft.ops.gpu.conv.matrix import MatrixConv, facts_of_halves, why_not_halves
+from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem
+from weft.ops.gpu.conv.split import SplitConv, why_not_split
+from weft.ops.gpu.conv.split_wgmma import SplitWgmmaConv
+from weft.ops.gpu.conv.unstaged import UnstagedConv
+from weft.ops.gpu.conv.wgmma import WgmmaConv
+from weft.ops.gpu.conv.winograd import WinogradConv
+from weft.ops.gpu.conv.workgroup_gemm import GroupMatrixConv
+
+
+def why_not_tiled(problem: ConvProblem) -> str | None:
+    """Return why the portable kernels of ungrouped convolutions are not asked."""
+    if not problem.ungrouped:
+        return "it has groups or three dimensions"
+    return "conv_gemm failed its self-test on this device" if TiledConv.name in problem.caps.without else None
+
+
+CONVOLUTIONS = Chooser[ConvProblem, ConvPlan](
+    Rivals(
+        "conv_matrix",
+        (GroupMatrixConv(), WgmmaConv(), UnstagedConv(), MatrixConv()),
+        facts_of_halves,
+        why_not_halves,
+    ),
+    Rivals(
+        "conv_split",
+        (SplitWgmmaConv(), WinogradConv(), SplitConv(), TiledConv(in_parts=False), DirectConv()),
+        ConvProblem.facts_by_channels,
+        why_not_split,
+    ),
+    Rivals(
+        "conv_gemm",
+        (WinogradConv(), TiledConv(), ConvInPieces()),
+        ConvProblem.facts_by_blocks,
+        why_not_tiled,
+    ),
+    Rivals("conv_depthwise", (DepthwiseInTiles(),), facts_of_depthwise, why_not_depthwise),
+    Rivals("conv_depthwise in loops", (DepthwiseInLoops(),), why_not=why_not_depthwise),
+    Rivals("conv_direct", (DirectConv(),)),
+)
+"""Which of them computes a convolution."""

@@ -1,0 +1,61 @@
+"""Products with constant weights as convolutions of images of one pixel.
+
+A row-major matrix whose columns are a multiple of four lies in memory as such images do in NC4HW4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from weft.core.graph.layout import PACK, Layout
+from weft.kernels.algorithms import Algorithm, Candidate
+from weft.ops.conv import Conv
+from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
+from weft.ops.gpu.conv.problem import ConvPlan
+from weft.ops.gpu.matmul.few_rows import FEW_ROWS
+from weft.ops.gpu.matmul.problem import ProductPlan, ProductProblem, why_not_weights
+
+
+class AsConvolution(NamedTuple):
+    """What divides the work is chosen among convolutions."""
+
+
+class ProductAsConvolution(Algorithm[ProductProblem, ProductPlan, AsConvolution]):
+    """What computes the convolution is chosen among all that do."""
+
+    name = "product as a convolution"
+
+    def why_not(self, problem: ProductProblem) -> str | None:
+        """Refuse few rows, and what does not lie as images of one pixel do."""
+        p = problem
+        if not p.weights:
+            return why_not_weights(p)
+        if p.m <= FEW_ROWS:
+            return f"it has at most {FEW_ROWS} rows"
+        if p.a_steps != (p.k, 1) or p.k % PACK or p.n % PACK:
+            return f"the first matrix is transposed, or its or the result's columns are no multiple of {PACK}"
+        if not p.bias:
+            return "what is added is not one constant number for each column"
+        return None if p.joins_channels else "a fused step reads a constant that is not one number for each column"
+
+    def candidates(self, problem: ProductProblem) -> Sequence[Candidate]:
+        """Return the one there is."""
+        return [Candidate(AsConvolution(), 1.0)]
+
+    def launch(self, plan: ProductPlan, tile: AsConvolution) -> None:
+        """Launch what is chosen for the convolution, with alpha and beta in the weights."""
+        p, weight = plan.problem, plan.matrix()
+        bias = None if plan.c is None else plan.c.constant
+        x = replace(plan.a, shape=(p.m, p.k, 1, 1), layout=Layout.NC4HW4)
+        y = replace(plan.y, shape=(p.m, p.n, 1, 1), layout=Layout.NC4HW4)
+        if plan.alpha != 1:
+            weight = (weight.astype(np.float32) * plan.alpha).astype(weight.dtype)
+        if bias is not None and plan.beta != 1:
+            bias = (bias.astype(np.float32) * plan.beta).astype(bias.dtype)
+        taps, shift = weight.reshape(p.n, p.k, 1, 1), None if bias is None else bias.reshape(-1)
+        window = Conv(kernel_shape=(1, 1)).window(x.shape, taps.shape)
+        CONVOLUTIONS.launch(ConvPlan.of(plan.k, window, x, y, taps, shift))

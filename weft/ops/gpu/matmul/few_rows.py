@@ -1,0 +1,58 @@
+"""Products of few rows and constant weights: a work-group for each column of the result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+from weft.core.graph.layout import PACK, Array, Layout
+from weft.kernels.algorithms import Algorithm, Candidate
+from weft.ops.gpu.matmul.problem import ProductPlan, ProductProblem, why_not_weights
+
+FEW_ROWS = 4
+
+
+class OneColumn(NamedTuple):
+    """A work-group computes one column."""
+
+
+class ProductOfFewRows(Algorithm[ProductProblem, ProductPlan, OneColumn]):
+    """Weights lie as rows of vectors along k, and are read once."""
+
+    name = "matmul_rows"
+
+    def why_not(self, problem: ProductProblem) -> str | None:
+        """Refuse many rows, and weights that are not constant."""
+        if self.name in problem.caps.without:
+            return "its self-test failed on this device"
+        if problem.m > FEW_ROWS:
+            return f"it is for up to {FEW_ROWS} rows"
+        if problem.a_steps != (problem.k, 1):
+            return "the first matrix is transposed"
+        return why_not_weights(problem)
+
+    def candidates(self, problem: ProductProblem) -> Sequence[Candidate]:
+        """Return the one there is."""
+        return [Candidate(OneColumn(), 1.0)]
+
+    def launch(self, plan: ProductPlan, tile: OneColumn) -> None:
+        """Launch one kernel for each piece of the weights."""
+        k, p, matrix = plan.k, plan.problem, plan.matrix()
+        addend, steps = plan.addend()
+        for first, count in plan.pieces():
+            weights = k.constant(f"rows.{first}", partial(_rows, matrix, first, count), Layout.NC4HW4)
+            k.launch(
+                "matmul_rows",
+                reads={"a": plan.a, "w": weights, **addend},
+                writes={"y": plan.y},
+                ints={"K": p.k, "VECTORS": -(-p.k // PACK), "FIRST": first, "COUNT": count, "N": p.n, **steps},
+                floats={"ALPHA": plan.alpha, "BETA": plan.beta},
+                variant={"rows": p.m, "quads": p.k % PACK == 0},
+                grid=(min(count, k.caps.max_grid[0]), 1, 1),
+                local=(k.tree_items(), 1, 1),
+            )
+
+
+def _rows(matrix: Array, first: int, count: int) -> Array:
+    return matrix[first : first + count].reshape(count, -1, 1)

@@ -1,0 +1,103 @@
+"""MatMul and Gemm on GPUs, and the algorithms that compete for products."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from weft.core.graph.layout import Shape
+from weft.core.graph.tensor import Tensor, TensorSpec
+from weft.kernels.algorithms import Chooser, Rivals
+from weft.kernels.launch import GpuOp, KernelBuilder, gpu_op
+from weft.ops.gpu.matmul.as_convolution import ProductAsConvolution
+from weft.ops.gpu.matmul.few_rows import FEW_ROWS, ProductOfFewRows
+from weft.ops.gpu.matmul.problem import ProductPlan, ProductProblem
+from weft.ops.gpu.matmul.tiled import TiledProduct
+from weft.ops.gpu.move import row_major
+from weft.ops.matmul import Gemm, MatMul
+
+PRODUCTS = Chooser[ProductProblem, ProductPlan](
+    Rivals("product as a convolution", (ProductAsConvolution(),)),
+    Rivals("matmul_rows", (ProductOfFewRows(),)),
+    Rivals("matmul", (TiledProduct(),)),
+)
+"""Which of them computes a product: its order is that of preference, and nothing is left to tuning."""
+
+
+@gpu_op(MatMul)
+class MatMulOnGpu(GpuOp):
+    """Numpy's matmul, with broadcast batch axes."""
+
+    splits_constants = True
+
+    def rounds(self, op: MatMul, inputs: Sequence[Tensor | None]) -> int:
+        """Return twice the products of an output: tiles are loaded in loops, too."""
+        a = inputs[0]
+        assert a is not None
+        return 2 * a.shape[-1]
+
+    def stores_wider(self, op: object, inputs: Sequence[TensorSpec], output: TensorSpec) -> bool:
+        """Accept few rows: more of them go to kernels for matrix units."""
+        return _few_rows(output)
+
+    def launches(
+        self, op: MatMul, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+    ) -> None:
+        """Bring one-dimensional operands to matrices and launch."""
+        a, b = inputs[0], inputs[1]
+        assert a is not None and b is not None
+        a_shape = a.shape if len(a.shape) > 1 else (1, *a.shape)
+        b_shape = b.shape if len(b.shape) > 1 else (*b.shape, 1)
+        rank = max(len(a_shape), len(b_shape)) - 2
+        a_lead, b_lead = _lead(a_shape, rank), _lead(b_shape, rank)
+        batch = tuple(max(p, q) if 0 not in (p, q) else 0 for p, q in zip(a_lead, b_lead, strict=True))
+        a_batch, b_batch = _batch_steps(a_shape, a_lead), _batch_steps(b_shape, b_lead)
+        m, depth, n = a_shape[-2], a_shape[-1], b_shape[-1]
+        if not any(b_batch) and (len(a_shape) <= 2 or a_lead == batch):
+            # One matrix b for all: the batch is more rows.
+            m, batch, a_batch, b_batch = m * prod(batch), (), (), ()
+        steps = (depth, 1), (n, 1), batch, a_batch, b_batch
+        PRODUCTS.launch(ProductPlan.of(k, (m, n, depth), (a, b, outputs[0]), *steps))
+
+
+def _few_rows(output: TensorSpec) -> bool:
+    return prod(output.dims[:-1]) <= FEW_ROWS
+
+
+def _lead(shape: Shape, rank: int) -> Shape:
+    return (1,) * (rank + 2 - len(shape)) + tuple(shape[:-2])
+
+
+def _batch_steps(shape: Shape, lead: Shape) -> tuple[int, ...]:
+    steps = row_major((*lead, *shape[-2:]))[: len(lead)]
+    return tuple(0 if size == 1 else s for size, s in zip(lead, steps, strict=True))
+
+
+@gpu_op(Gemm)
+class GemmOnGpu(GpuOp):
+    """alpha * A B + beta * C with either matrix transposed."""
+
+    splits_constants = True
+
+    def rounds(self, op: Gemm, inputs: Sequence[Tensor | None]) -> int:
+        """Return twice the products of an output: tiles are loaded in loops, too."""
+        a = inputs[0]
+        assert a is not None
+        return 2 * a.shape[0 if op.transA else 1]
+
+    def stores_wider(self, op: object, inputs: Sequence[TensorSpec], output: TensorSpec) -> bool:
+        """Accept few rows: more of them go to kernels for matrix units."""
+        return _few_rows(output)
+
+    def launches(self, op: Gemm, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
+        """Launch with the strides that the transposes mean."""
+        a, b = inputs[0], inputs[1]
+        c = inputs[2] if len(inputs) > 2 else None
+        assert a is not None and b is not None
+        y = outputs[0]
+        m, n = y.shape
+        depth = a.shape[0] if op.transA else a.shape[1]
+        a_steps = (1, m) if op.transA else (depth, 1)
+        b_steps = (1, depth) if op.transB else (n, 1)
+        scale = op.alpha, op.beta
+        PRODUCTS.launch(ProductPlan.of(k, (m, n, depth), (a, b, y), a_steps, b_steps, scale=scale, c=c))

@@ -1,0 +1,97 @@
+"""What decides how a product of matrices is computed, and the tensors that it is about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from weft.core.graph.layout import PACK, Array, Shape
+from weft.core.graph.tensor import Tensor
+from weft.kernels.launch import DeviceCaps, KernelBuilder
+
+
+@dataclass(frozen=True)
+class ProductProblem:
+    """The facts of y[batch, m, n] = alpha * sum over k of a[batch, m, k] * b[batch, k, n] + beta * c[m, n].
+
+    Steps are in elements: (row, column) of each matrix, and one for each axis of `batch`.
+    """
+
+    m: int
+    n: int
+    k: int
+    a_steps: tuple[int, int]
+    b_steps: tuple[int, int]
+    batch: Shape
+    a_batch: tuple[int, ...]
+    b_batch: tuple[int, ...]
+    weights: bool
+    """Whether b is one constant matrix."""
+    bias: bool
+    """Whether c is not there, or one constant number for each column."""
+    joins_channels: bool
+    """Whether fused steps can be pasted where columns are channels (`KernelBuilder.joins_channels`)."""
+    caps: DeviceCaps
+
+
+@dataclass(frozen=True)
+class ProductPlan:
+    """A product's problem with its tensors."""
+
+    k: KernelBuilder
+    problem: ProductProblem
+    a: Tensor
+    b: Tensor
+    y: Tensor
+    c: Tensor | None
+    alpha: float
+    beta: float
+
+    @classmethod
+    def of(
+        cls,
+        k: KernelBuilder,
+        sizes: tuple[int, int, int],
+        tensors: tuple[Tensor, Tensor, Tensor],
+        a_steps: tuple[int, int],
+        b_steps: tuple[int, int],
+        batch: Shape = (),
+        a_batch: tuple[int, ...] = (),
+        b_batch: tuple[int, ...] = (),
+        *,
+        scale: tuple[float, float] = (1.0, 1.0),
+        c: Tensor | None = None,
+    ) -> ProductPlan:
+        """Return the plan of a product of sizes m, n and k; `tensors` are a, b and y, `scale` is alpha and beta."""
+        (m, n, depth), (a, b, y) = sizes, tensors
+        bias = c is None or (c.constant is not None and c.constant.size == n)
+        weights = b.constant is not None and not batch
+        problem = ProductProblem(
+            m, n, depth, a_steps, b_steps, batch, a_batch, b_batch, weights, bias, k.joins_channels(n), k.caps
+        )
+        return cls(k, problem, a, b, y, c, *scale)
+
+    def matrix(self) -> Array:
+        """Return constant weights with a row for each column of the result."""
+        p, value = self.problem, self.b.constant
+        assert value is not None
+        return value.reshape(-1, p.k) if p.b_steps == (1, p.k) else value.reshape(p.k, -1).T
+
+    def addend(self) -> tuple[dict[str, Tensor], dict[str, int]]:
+        """Return the argument for c and its steps, 0 where it is repeated."""
+        if self.c is None:
+            return {}, {}
+        shape = (1,) * (2 - len(self.c.shape)) + tuple(self.c.shape)
+        return {"c": self.c}, {"CM": 0 if shape[0] == 1 else shape[1], "CN": 0 if shape[1] == 1 else 1}
+
+    def pieces(self) -> Iterator[tuple[int, int]]:
+        """Iterate over (first, count) of columns such that each piece's weights fit one kernel argument."""
+        p = self.problem
+        row_bytes = max(p.k, 1) * self.b.dtype.itemsize + PACK * 4
+        most = max(p.caps.max_buffer_range // row_bytes, 1)
+        return ((first, min(most, p.n - first)) for first in range(0, p.n, most))
+
+
+def why_not_weights(problem: ProductProblem) -> str | None:
+    """Return why the second matrix cannot be packed beforehand."""
+    return None if problem.weights else "its second matrix is computed at run time, or there are several"

@@ -1,0 +1,94 @@
+"""Products of any matrices in tiles of 8 x 8 work-items."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from weft.core.graph.tensor import Tensor
+from weft.kernels.algorithms import Algorithm, Candidate, candidates_of, waves
+from weft.ops.gpu.matmul.problem import ProductPlan, ProductProblem
+
+ITEMS = 8
+"""The items along either side of a tile."""
+FULL = 2
+"""Tiles that each compute unit should have."""
+
+
+@dataclass(frozen=True)
+class ProductTile:
+    """The rows, and as many columns, that one item computes."""
+
+    each: int
+
+
+TILES = (ProductTile(4), ProductTile(2))
+"""From the best reuse to the most parallelism."""
+
+
+def tiles_of(problem: ProductProblem, tile: ProductTile, columns: int) -> int:
+    """Return how many tiles the result is, or so many columns of it."""
+    side = ITEMS * tile.each
+    return -(-problem.m // side) * -(-columns // side) * prod(problem.batch)
+
+
+def choose_tile(problem: ProductProblem, columns: int) -> ProductTile:
+    """Return the tile with the most reuse that still fills the device: large ones would leave units idle."""
+    caps = problem.caps
+    wanted = 0 if caps.software else FULL * caps.compute_units
+    return next((tile for tile in TILES if tiles_of(problem, tile, columns) >= wanted), TILES[-1])
+
+
+class TiledProduct(Algorithm[ProductProblem, ProductPlan, ProductTile]):
+    """The general kernel; constant weights beyond a kernel argument's range go in pieces."""
+
+    name = "matmul"
+
+    def why_not(self, problem: ProductProblem) -> str | None:
+        """Take every product."""
+        return None
+
+    def candidates(self, problem: ProductProblem) -> Sequence[Candidate]:
+        """Return the tiles."""
+
+        def time(tile: ProductTile) -> float:
+            return waves(tiles_of(problem, tile, problem.n), ITEMS * ITEMS, problem.caps.compute_units)
+
+        return candidates_of([choose_tile(problem, problem.n), *TILES], time)
+
+    def launch(self, plan: ProductPlan, tile: ProductTile) -> None:
+        """Launch the kernel, for each piece of the weights with the tile that fits that."""
+        if not plan.problem.weights:
+            _launch(plan, tile, plan.b, plan.problem.b_steps, 0, plan.problem.n)
+            return
+        matrix = plan.matrix()
+        for first, count in plan.pieces():
+            part = plan.k.constant(f"columns.{first}", matrix[first : first + count].T.copy)
+            _launch(plan, choose_tile(plan.problem, count), part, (count, 1), first, count)
+
+
+def _launch(
+    plan: ProductPlan, tile: ProductTile, b: Tensor, b_steps: tuple[int, int], first: int, count: int
+) -> None:
+    k, p = plan.k, plan.problem
+    addend, steps = plan.addend()
+    side = ITEMS * tile.each
+    total = tiles_of(p, tile, count)
+    ints = {
+        "M": p.m, "N": p.n, "K": p.k, "FIRST": first, "COUNT": count,
+        "TILES_M": -(-p.m // side), "TILES_N": -(-count // side), "TILES": total,
+        "AM": p.a_steps[0], "AK": p.a_steps[1], "BK": b_steps[0], "BN": b_steps[1], **steps,
+    }  # fmt: skip
+    for d, size in enumerate(p.batch):
+        ints |= {f"D{d}": size, f"AB{d}": p.a_batch[d], f"BB{d}": p.b_batch[d]}
+    k.launch(
+        "matmul",
+        reads={"a": plan.a, "b": b, **addend},
+        writes={"y": plan.y},
+        ints=ints,
+        floats={"ALPHA": plan.alpha, "BETA": plan.beta},
+        variant={"batch": len(p.batch), "each": tile.each},
+        grid=(max(1, min(total, k.caps.max_grid[0])), 1, 1),
+        local=(ITEMS, ITEMS, 1),
+    )
