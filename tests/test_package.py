@@ -153,6 +153,21 @@ def test_the_folders_of_the_core_build_on_each_other() -> None:
     assert not wrong
 
 
+SESSION = [
+    "load_gate", "shutdown", "arguments", "notices", "pipeline", "report", "loaded_network", "network_cache",
+    "prefetch", "session", "runtime",
+]  # fmt: skip
+"""The modules that run a network, lowest first: a runtime calls its sessions, and these what they own."""
+
+
+def test_what_runs_a_network_is_called_from_above_alone() -> None:
+    for path in (PACKAGE / "core" / "session").glob("[!_]*.py"):
+        for imported in imports_of(path):
+            other = imported.removeprefix("weft.core.session.")
+            if other != imported:
+                assert SESSION.index(other) < SESSION.index(path.stem), f"{name_of(path)} imports {imported}"
+
+
 @pytest.mark.parametrize("path", [p for p in SOURCES if "backends" in p.parts], ids=name_of)
 def test_backends_know_only_what_they_share(path: Path) -> None:
     parts = path.relative_to(PACKAGE / "backends").parts

@@ -127,9 +127,10 @@ def take_outputs(graph: Graph, specs: Mapping[str, TensorSpec], outputs: Outputs
 
     `specs` have the outputs' shapes as numbers.
     """
-    names, where = graph.outputs, _place(graph)
+    names = graph.outputs
     if outputs is None:
         return [None] * len(names)
+    where = _place(graph)
     if not isinstance(outputs, (Mapping, Sequence, np.ndarray)) or isinstance(outputs, (str, bytes, bytearray)):
         raise InputError(
             f"outputs={shown(outputs)} holds no arrays",

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from weft.core.contract import check_answers
 from weft.core.contract.backend_options import BackendOptions, Value, problems_of, taken
@@ -18,15 +17,13 @@ from weft.core.placement.optimizer import OptimizerOptions
 from weft.core.registry.backend_registry import BackendRegistry, Choice, registry
 from weft.core.saved.network_file import check_backends
 from weft.core.session import shutdown
+from weft.core.session.arguments import Outputs
 from weft.core.session.load_gate import Gate
 from weft.core.session.loaded_network import close_forgotten
 from weft.core.session.notices import Notifier
+from weft.core.session.pipeline import Progress
 from weft.core.session.session import Session
 from weft.errors import ConfigError, InputError, ModelError, brief
-
-if TYPE_CHECKING:
-    from weft.core.session.arguments import Outputs
-    from weft.core.session.pipeline import Progress
 
 
 class Runtime:
