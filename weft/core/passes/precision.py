@@ -22,7 +22,9 @@ OTHER = {DType.FLOAT32: DType.FLOAT16, DType.FLOAT16: DType.FLOAT32}
 
 def _stored_otherwise(graph: Graph, dtype: DType) -> list[str]:
     other, edge = OTHER[dtype], {*graph.inputs, *graph.outputs}
-    return [v for v, spec in graph.specs.items() if spec.dtype is other and v not in edge]
+    # A graph may keep specs of values that are gone: an output of a Split that nobody reads, for one.
+    values = dict.fromkeys(v for n in graph.nodes for v in (*n.inputs, *n.outputs) if v)
+    return [v for v in values if v not in edge and graph.specs[v].dtype is other]
 
 
 FLOATS_AS_FLOAT32 = Property("floats are stored as float32", lambda graph: _stored_otherwise(graph, DType.FLOAT32))
