@@ -36,13 +36,16 @@ from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.core.placement.debug_nodes import DebugRecord
 from weft.core.placement.optimized_network import OptimizedNetwork, PreCompiled
 from weft.core.registry.backend_registry import insertExtraBackendCreator, registry
+from weft.core.registry.front_ends import front_ends as _front_ends
 from weft.core.session.report import Report
 from weft.core.session.runtime import Runtime
 from weft.core.session.session import Session
 from weft.errors import WeftError
+from weft.frontends import FRONT_ENDS as _FRONT_ENDS
 from weft.frontends.builder.network import Network, parse
 from weft.loading import devices, load, optimize
 from weft.plugins import PluginFinder as _PluginFinder
+from weft.plugins.front_ends import PackagedFrontEnds as _PackagedFrontEnds
 
 __version__ = "0.1.0"
 
@@ -93,3 +96,6 @@ __all__ = [
 for _creator in (CpuCreator(), OpenCLCreator(), VulkanCreator()):
     registry.insert(_creator.id, _creator, origin="weft")
 registry.finder = _PluginFinder()
+for _front_end in _FRONT_ENDS:
+    _front_ends.insert(_front_end, origin="weft")
+_front_ends.finder = _PackagedFrontEnds()

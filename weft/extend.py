@@ -7,6 +7,7 @@
     a backend on the host    HostBackend (tensors are numpy arrays), CpuBackend (which runs every op)
     a device with kernels    GpuDevice, GpuBackend, GpuCreator, DeviceCaps, the commands, Dialect, KernelSource
     an op on GPUs            GpuOp, gpu_op, KernelBuilder, Placement, add_shader_folder
+    a front end              FrontEnd, ReadOptions, register_front_end, front_ends (the registry)
     a rewrite of networks    graph_pass, Pass, PassGroup, PassContext, Property, SHAPES_INFERRED, Names, infer_node
     errors to raise          OutOfMemory, DeviceLost, CompileError, DeviceError, ExecutionError, ModelError;
                              kernel_refused makes the CompileError for a log and a source
@@ -40,6 +41,7 @@ from weft.core.host.tensor_copy import copy_tensor
 from weft.core.passes import Pass, PassContext, PassGroup, Property, graph_pass
 from weft.core.passes.properties import SHAPES_INFERRED
 from weft.core.placement.optimized_network import precompiled
+from weft.core.registry.front_ends import FrontEnd, ReadOptions, front_ends, register_front_end
 from weft.errors import (
     BackendError,
     ClosedError,
@@ -84,6 +86,7 @@ __all__ = [
     "ExecutionError",
     "ExplainsRefusal",
     "FailedPart",
+    "FrontEnd",
     "GpuBackend",
     "GpuBuffer",
     "GpuCreator",
@@ -106,6 +109,7 @@ __all__ = [
     "Placement",
     "ProfilingContext",
     "Property",
+    "ReadOptions",
     "Shape",
     "Shared",
     "Slot",
@@ -115,12 +119,14 @@ __all__ = [
     "convert",
     "copy_tensor",
     "from_storage",
+    "front_ends",
     "gpu_op",
     "graph_pass",
     "infer_node",
     "is_compatible",
     "kernel_refused",
     "precompiled",
+    "register_front_end",
     "storage_shape",
     "subgraph",
     "to_storage",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,6 +35,7 @@ from weft.core.placement.optimized_network import OptimizedNetwork
 from weft.core.placement.optimizer import OptimizerOptions
 from weft.core.placement.optimizer import optimize as optimize_graph
 from weft.core.registry.backend_registry import BackendRegistry, Choice, DeviceName, registry
+from weft.core.registry.front_ends import ReadOptions, front_ends
 from weft.core.session.loaded_network import opened
 from weft.core.session.pipeline import Progress
 from weft.core.session.prefetch import Ahead
@@ -51,10 +51,7 @@ if TYPE_CHECKING:
     from weft.frontends.builder.network import Network
 
     EnumT = TypeVar("EnumT", bound=Enum)
-    Model: TypeAlias = str | os.PathLike[str] | bytes | Graph | Network | onnx.ModelProto
-
-SAVED = ".weft"
-"""How the name of a saved optimised network ends."""
+    Model: TypeAlias = str | os.PathLike[str] | bytes | Graph | Network | onnx.ModelProto | object
 
 
 def load(
@@ -78,6 +75,8 @@ def load(
     progress: Progress | None = None,
 ) -> Session:
     """Return a session that runs an ONNX model (a path, bytes, a loaded model), a `Network` or a `Graph`.
+
+    Other files and objects are read by the front ends that packages add: see docs/add-a-front-end.md.
 
     `device` is a `ForwardType`, an id such as "opencl" or "vulkan:1", or a list of them in order of
     preference. `precision` is "high", "normal" or "low" (fp16 storage). `shapes` binds symbolic
@@ -110,10 +109,7 @@ def load(
     config, held = _config(precision, memory, power, fusing, winograd), runtime or default_runtime()
     if progress is not None and not callable(progress):
         raise ConfigError(f"progress={brief(repr(progress))} cannot be called", fix="pass a function of two numbers")
-    if isinstance(model, (str, os.PathLike)) and str(model).endswith(SAVED):
-        _register_ops()
-        model = OptimizedNetwork.load(Path(model), backends=held.registry)
-    if isinstance(model, OptimizedNetwork):
+    if front_ends.choose(model).optimized:
         plain = device == "auto" and config == BackendConfig() and fallback == "cpu"
         if not plain or shapes or hints or debug or limits or passes:
             raise ConfigError(
@@ -121,7 +117,9 @@ def load(
                 why="it was optimised for its devices, shapes and precision already",
                 fix="pass these options to weft.optimize",
             )
-        return load_optimized(model, held, profile=profile, backend_options=backend_options, progress=progress)
+        network = front_ends.read(model, ReadOptions(backends=held.registry))
+        assert isinstance(network, OptimizedNetwork)  # what `read` of such a front end returns
+        return load_optimized(network, held, profile=profile, backend_options=backend_options, progress=progress)
     most, own = Limits.of(limits), _passes(passes)
     with _reading(model, shapes, config.precision, most, own) as ahead:
         choices, options, host = _plan(held, device, fallback, hints, debug, config, backend_options, most, own)
@@ -157,6 +155,12 @@ def optimize(
     (`BackendOption.saved`), which its backends get again when it is loaded; all others are given to `load`.
     """
     config, held = _config(precision, memory, power, fusing, winograd), runtime or default_runtime()
+    if front_ends.choose(model).optimized:
+        raise ConfigError(
+            "an optimised network is not optimised again",
+            why="it was rewritten and divided over its devices already",
+            fix="optimise the model that it was made from, or load it: weft.load takes it as it is",
+        )
     most, own = Limits.of(limits), _passes(passes)
     with _reading(model, shapes, config.precision, most, own) as ahead:
         choices, options, host = _plan(held, device, fallback, hints, debug, config, backend_options, most, own)
@@ -298,10 +302,6 @@ def _prepare(choice: Choice, ends: list[BaseException]) -> None:
         ends.append(e)
 
 
-def _register_ops() -> None:
-    importlib.import_module("weft.ops")  # late, as it takes longer to import than the rest
-
-
 @contextmanager
 def _reading(
     model: Model, shapes: Mapping[str, Shape] | None, precision: Precision, limits: Limits, own: tuple[AnyPass, ...]
@@ -315,14 +315,9 @@ def _reading(
 
 
 def _graph(model: Model, limits: Limits) -> Graph:
-    # Imported late: onnx takes longer to import than all of Weft.
-    from weft.frontends.builder.network import Network
-    from weft.frontends.onnx import load as load_onnx
-
-    if not isinstance(model, (Graph, Network)):
-        return load_onnx(model, limits=limits)
-    _register_ops()
-    return model if isinstance(model, Graph) else model.to_graph()
+    graph = front_ends.read(model, ReadOptions(limits))
+    assert isinstance(graph, Graph)  # what `read` of a front end for models returns
+    return graph
 
 
 def _config(

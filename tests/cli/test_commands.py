@@ -242,7 +242,7 @@ def test_optimize_says_what_is_wrong(cli: Cli, tmp_path: Path) -> None:
 def test_a_saved_network_is_not_taken_for_an_onnx_file(cli: Cli, tmp_path: Path, command: str) -> None:
     cli("optimize", double(tmp_path / "m.onnx", (3, 4)), "-d", "cpu", "-o", tmp_path / "m.weft")
     said = cli(command, tmp_path / "m.weft", status=2).err
-    assert "m.weft is a saved network, and this command takes an ONNX file" in said
+    assert "m.weft is a saved network, and this command takes a model" in said
     assert f"`weft run {tmp_path / 'm.weft'}` runs it" in said.replace("\n", " ")
 
 

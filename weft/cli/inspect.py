@@ -10,8 +10,9 @@ import typer
 
 import weft.ops  # noqa: F401  (registers the ops)
 from weft.cli.console import error, line, note, table
-from weft.cli.model import read_model
+from weft.cli.model import is_optimized, read_model, read_optimized
 from weft.cli.options import (
+    MODEL_HELP,
     BackendOptionOption,
     BackendPathOption,
     FusingOption,
@@ -37,7 +38,7 @@ from weft.core.registry.backend_registry import Choice, registry
 from weft.core.session.loaded_network import opened
 from weft.core.session.runtime import default_runtime
 from weft.errors import ConfigError, UnsupportedOps, brief
-from weft.loading import SAVED, resolved
+from weft.loading import resolved
 
 DevicesOption = Annotated[
     str,
@@ -51,7 +52,7 @@ DevicesOption = Annotated[
 
 
 def inspect(
-    model: Annotated[Path | None, typer.Argument(help="An ONNX file.", show_default=False)] = None,
+    model: Annotated[Path | None, typer.Argument(help=MODEL_HELP, show_default=False)] = None,
     devices: DevicesOption = "all",
     shape: OnlyShapeOption = None,
     hint: HintOption = None,
@@ -88,8 +89,8 @@ def inspect(
         last = ("OptimizeSubgraph", "By each backend on its parts; GPUs fuse activations here.")
         table(("rewrite", "what it does"), [*((each.name, each.description) for each in steps(precision)), last])
         return
-    if why and model.suffix == SAVED:
-        _say_why(OptimizedNetwork.load(model), why)
+    if why and is_optimized(model):
+        _say_why(read_optimized(model), why)
         return
     try:
         limits = parse_limits(limit)

@@ -1,4 +1,4 @@
-"""The ONNX file that a command reads."""
+"""The model that a command reads."""
 
 from __future__ import annotations
 
@@ -7,19 +7,33 @@ from pathlib import Path
 from weft.cli.console import working
 from weft.core.graph.graph import Graph
 from weft.core.graph.limits import Limits
+from weft.core.placement.optimized_network import OptimizedNetwork
+from weft.core.registry.front_ends import ReadOptions, front_ends
 from weft.errors import ConfigError
-from weft.frontends.onnx import load as load_onnx
-from weft.loading import SAVED
+
+
+def is_optimized(path: Path) -> bool:
+    """Tell whether a file holds a network that was optimised; ModelError if no front end reads it."""
+    return front_ends.choose(path).optimized
 
 
 def read_model(path: Path, limits: Limits) -> Graph:
-    """Return the network in an ONNX file, within limits; ConfigError for one that `weft optimize` saved."""
-    if path.suffix == SAVED:
+    """Return the network in a model's file, within limits; ConfigError for one that `weft optimize` saved."""
+    if is_optimized(path):
         raise ConfigError(
-            f"{path.name} is a saved network, and this command takes an ONNX file",
+            f"{path.name} is a saved network, and this command takes a model",
             where=str(path),
             why="it was rewritten and divided over its devices already",
-            fix=f"name the ONNX file that it was made from; `weft run {path}` runs it as it is",
+            fix=f"name the model that it was made from; `weft run {path}` runs it as it is",
         )
     with working(f"reading {path.name}"):
-        return load_onnx(path, limits=limits)
+        graph = front_ends.read(path, ReadOptions(limits))
+    assert isinstance(graph, Graph)  # what `read` of a front end for models returns
+    return graph
+
+
+def read_optimized(path: Path) -> OptimizedNetwork:
+    """Return the network in a file of one that was optimised."""
+    network = front_ends.read(path)
+    assert isinstance(network, OptimizedNetwork)  # what `read` of such a front end returns
+    return network

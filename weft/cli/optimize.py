@@ -28,7 +28,8 @@ from weft.core.contract.backend import Precision
 from weft.core.graph.graph import bind
 from weft.core.graph.layout import Shape
 from weft.errors import ConfigError
-from weft.loading import SAVED, check_sizes
+from weft.frontends import SAVED
+from weft.loading import check_sizes
 from weft.loading import optimize as optimize_model
 
 

@@ -9,12 +9,13 @@ import typer
 
 from weft.core.contract.backend import Precision
 from weft.core.registry.backend_registry import registry
-from weft.loading import SAVED
+from weft.frontends import SAVED
 
-ModelArgument = Annotated[Path, typer.Argument(help="An ONNX file.", show_default=False)]
+MODEL_HELP = "A model: an ONNX file, or one of a front end that a package adds."
+ModelArgument = Annotated[Path, typer.Argument(help=MODEL_HELP, show_default=False)]
 RunnableArgument = Annotated[
     Path,
-    typer.Argument(help=f"An ONNX file, or a network that `weft optimize` saved (*{SAVED}).", show_default=False),
+    typer.Argument(help=f"{MODEL_HELP} Or a network that `weft optimize` saved (*{SAVED}).", show_default=False),
 ]
 DeviceOption = Annotated[
     str,

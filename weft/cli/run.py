@@ -11,6 +11,7 @@ from weft.cli.console import line, note, working
 from weft.cli.difference import difference
 from weft.cli.inputs import Preparation, collect
 from weft.cli.measure import Timing, measure
+from weft.cli.model import is_optimized, read_model, read_optimized
 from weft.cli.options import (
     BackendOptionOption,
     BackendPathOption,
@@ -50,8 +51,7 @@ from weft.core.graph.limits import Limits
 from weft.core.placement.optimized_network import OptimizedNetwork
 from weft.core.session.report import Report
 from weft.errors import ConfigError
-from weft.frontends.onnx import load as load_onnx
-from weft.loading import SAVED, load
+from weft.loading import load
 
 UNCHANGED: Mapping[str, Any] = {
     "precision": Precision.HIGH,
@@ -123,18 +123,17 @@ def _read(
     model: Path, device: str, options: Mapping[str, Any]
 ) -> tuple[Graph | OptimizedNetwork, Graph, list[list[str]]]:
     """Return what to load, its inputs and outputs as a graph, and for each run the devices in order."""
-    if model.suffix == SAVED:
+    if is_optimized(model):
         if device != "auto" or any(options[name] != usual for name, usual in UNCHANGED.items()):
             raise ConfigError(
                 f"{model.name} was optimised for its devices and precision, and runs as it is",
                 fix="leave options of devices, precision, arithmetic and limits out, "
                 "or give them to `weft optimize`",
             )
-        network = OptimizedNetwork.load(model)
+        network = read_optimized(model)
         return network, network.graph, [list(network.devices)]
     orders = device_orders(device)
-    with working(f"reading {model.name}"):
-        graph = load_onnx(model, limits=options["limits"])
+    graph = read_model(model, options["limits"])
     return graph, graph, orders
 
 

@@ -1,8 +1,54 @@
-"""Front ends: each turns a file of some format into a `weft.core.graph.graph.Graph`, and `builder` makes one by hand.
+"""What makes graphs of models: ONNX files, networks built by hand, and how both are announced to the registry."""
 
-A front end is a package here with one function `load`. `import weft` imports none of them: the libraries
-that they need (`onnx`, for one) are loaded with the first file of their format.
+from __future__ import annotations
 
-`builder.Network` is a network in the making, of `layers` that are joined by `slots`. `signatures` says how many
-of these an op has, `inference` what is known of them before a run, and `conversion` makes the graph.
-"""
+import importlib
+from typing import Any
+
+from weft.core.graph.graph import Graph
+from weft.core.placement.optimized_network import OptimizedNetwork
+from weft.core.registry.front_ends import FrontEnd, ReadOptions
+
+SAVED = ".weft"
+"""How the name of a saved optimised network ends."""
+
+# Each imports what it needs when it is first used: onnx takes longer to import than all of Weft.
+
+
+def _read_onnx(model: Any, options: ReadOptions) -> Graph:
+    from weft.frontends.onnx import load
+
+    return load(model, limits=options.limits)
+
+
+def _read_network(model: Any, options: ReadOptions) -> Graph:
+    _register_ops()
+    graph: Graph = model.to_graph()
+    return graph
+
+
+def _read_graph(model: Any, options: ReadOptions) -> Graph:
+    _register_ops()
+    graph: Graph = model
+    return graph
+
+
+def _read_saved(model: Any, options: ReadOptions) -> OptimizedNetwork:
+    _register_ops()
+    return model if isinstance(model, OptimizedNetwork) else OptimizedNetwork.load(model, backends=options.backends)
+
+
+def _register_ops() -> None:
+    importlib.import_module("weft.ops")
+
+
+PROTO = ("onnx.onnx_ml_pb2.ModelProto", "onnx.onnx_pb2.ModelProto", "onnx.ModelProto")
+"""What onnx calls the class of a parsed model, in its module of one version or another."""
+
+FRONT_ENDS = (
+    FrontEnd("ONNX", _read_onnx, (".onnx", ""), (bytes, bytearray, memoryview, *PROTO)),
+    FrontEnd("saved networks", _read_saved, (SAVED,), (OptimizedNetwork,), OptimizedNetwork),
+    FrontEnd("networks built by hand", _read_network, types=("weft.frontends.builder.network.Network",)),
+    FrontEnd("graphs", _read_graph, types=(Graph,)),
+)
+"""The front ends that Weft brings."""

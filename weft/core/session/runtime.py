@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 
 from weft.core.contract import check_answers
@@ -15,6 +14,7 @@ from weft.core.graph.layout import Array
 from weft.core.placement.optimized_network import OptimizedNetwork
 from weft.core.placement.optimizer import OptimizerOptions
 from weft.core.registry.backend_registry import BackendRegistry, Choice, registry
+from weft.core.registry.front_ends import ReadOptions, front_ends
 from weft.core.saved.network_file import check_backends
 from weft.core.session import shutdown
 from weft.core.session.arguments import Outputs
@@ -73,17 +73,18 @@ class Runtime:
         optimised (`weft.optimize` makes a network of it), and where the runtime has another value of an option that
         the network depends on.
         """
-        if isinstance(network, (str, os.PathLike)) and Path(network).suffix != ".onnx":
-            network = OptimizedNetwork.load(network, backends=self.registry)
-        if not isinstance(network, OptimizedNetwork):
+        front_end = front_ends.find(network)
+        if front_end is None or not front_end.optimized:
             raise ConfigError(
                 f"a runtime does not load {check_answers.shown(network)}",
                 why="it takes what weft.optimize returns, or the path of a saved network (.weft)",
                 fix="runtime.load(weft.optimize(model, device, runtime=runtime)), or weft.load(model, runtime=runtime)",
             )
+        made = front_ends.read(network, ReadOptions(backends=self.registry))
+        assert isinstance(made, OptimizedNetwork)  # what `read` of such a front end returns
         with self._gate.inside():
             session = load_optimized(
-                network, self, profile=profile, backend_options=backend_options, progress=progress
+                made, self, profile=profile, backend_options=backend_options, progress=progress
             )
             assert session.id is not None
             with self._lock:

@@ -22,6 +22,7 @@ from weft.core.graph.limits import Limits
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Dim, TensorSpec
 from weft.core.graph.validate import validate
+from weft.core.registry.front_ends import ReadOptions, front_ends
 from weft.errors import ConfigError, ModelError
 from weft.frontends.builder.conversion import describe, near, to_graph
 from weft.frontends.builder.inference import Inference, infer
@@ -289,20 +290,24 @@ class Network:
 
 
 def parse(
-    model: str | os.PathLike[str] | bytes | Graph | onnx.ModelProto,
+    model: str | os.PathLike[str] | bytes | Graph | onnx.ModelProto | object,
     *,
     name: str | None = None,
     limits: Limits | Mapping[str, float] | None = None,
 ) -> Network:
     """Return a network that can be edited: an ONNX model (a path, bytes, a loaded model) or a `Graph`.
 
-    `limits` are what an ONNX model may cost; see `weft.load`.
+    Whatever else a front end reads will do, too. `name` is the network's, by default that of the model. `limits` are
+    what the model may cost; see `weft.load`.
     """
-    if isinstance(model, Graph):
-        return Network.from_graph(model)
-    from weft.frontends.onnx import load  # late: onnx takes longer to import than all of Weft
-
-    return Network.from_graph(load(model, name=name, limits=Limits.of(limits)))
+    graph = front_ends.read(model, ReadOptions(Limits.of(limits)))
+    if not isinstance(graph, Graph):
+        why = "it was rewritten and divided over its devices already"
+        raise ModelError("an optimised network cannot be edited", why=why, fix="parse the model that it was made from")
+    if name is not None:
+        graph = graph.copy()
+        graph.name = name
+    return Network.from_graph(graph)
 
 
 def _move(targets: Iterable[InputSlot], layer: OpLayer) -> None:

@@ -1,0 +1,265 @@
+"""The registry of front ends: from the suffix of a file, or the type of an object, to what makes a graph of it.
+
+Weft's own are inserted when it is imported. Those that installed packages announce are found by a `FrontEndFinder`,
+when a model comes for which no front end is known yet.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any, Protocol
+
+from weft.core.contract.check_answers import shown
+from weft.core.contract.error_context import is_error
+from weft.core.graph.graph import Graph
+from weft.core.graph.limits import Limits
+from weft.core.registry.entries import WEFT
+from weft.errors import ConfigError, ModelError, WeftError, brief
+
+if TYPE_CHECKING:
+    from weft.core.registry.backend_registry import BackendRegistry
+
+log = logging.getLogger("weft.plugins")
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """What a front end gets beside the model."""
+
+    limits: Limits = field(default_factory=Limits)
+    """What the model may cost: refuse one with more nodes, or more bytes of constants (`limits.check(graph)`)."""
+    backends: BackendRegistry | None = None
+    """The backends that a saved network may need; None for all that are known."""
+
+
+@dataclass(frozen=True)
+class FrontEnd:
+    """What reads models of one kind.
+
+    `read` gets a `Path` or an object, and `ReadOptions`. It returns what `makes` says, or an object that another front
+    end reads, such as a `weft.Network`; it raises ModelError for what is wrong with the model. `suffixes` are those of
+    its files, such as ".onnx"; "" is that of files without one. `types` are the classes of its objects, or their full
+    names ("onnx.ModelProto"), so that nothing need be imported to know them; subclasses count as well.
+    """
+
+    name: str
+    read: Callable[[Any, ReadOptions], object]
+    suffixes: tuple[str, ...] = ()
+    types: tuple[type | str, ...] = ()
+    makes: type = Graph
+    """`Graph`, or `OptimizedNetwork` for networks that are optimised already: they are loaded as they are."""
+
+    @property
+    def optimized(self) -> bool:
+        """Tell whether it reads networks that are optimised already."""
+        return self.makes is not Graph
+
+
+class FrontEndFinder(Protocol):
+    """Finds front ends of installed packages; it raises nothing."""
+
+    def insert_installed(self, registry: FrontEndRegistry) -> None:
+        """Insert what installed packages announce."""
+
+
+class FrontEndRegistry:
+    """Front ends by suffix and by type; each suffix, type and name can be taken once."""
+
+    def __init__(self, finder: FrontEndFinder | None = None) -> None:
+        self.finder = finder
+        self._held: dict[str, tuple[FrontEnd, str]] = {}
+        self._failures: dict[str, str] = {}
+        self._asked = False
+        self._lock = threading.RLock()
+
+    def insert(self, front_end: FrontEnd, *, origin: str = "register_front_end") -> None:
+        """Register a front end; ConfigError if it is none, or if another has its name, a suffix or a type."""
+        with self._lock:
+            problems = _problems(front_end) or self._taken(front_end)
+            if problems:
+                raise ConfigError(
+                    f"the front end {getattr(front_end, 'name', front_end)!r} cannot be registered",
+                    where=origin,
+                    why="; ".join(problems),
+                    fix="choose other names, or remove the holder (weft.extend.front_ends.remove)",
+                )
+            # A new dict, for other threads may be reading the old one.
+            self._held = {**self._held, front_end.name: (front_end, origin)}
+
+    def insert_found(self, front_end: FrontEnd, origin: str) -> None:
+        """Register one that was found in a package; what is wrong with it is a warning, and in `failures`."""
+        try:
+            self.insert(front_end, origin=origin)
+        except ConfigError as e:
+            self.skip(origin, f"{e.what}: {e.why}")
+
+    def skip(self, origin: str, reason: str) -> None:
+        """Warn that what is at `origin` is not used, and remember the reason."""
+        log.warning("%s is skipped: %s", origin, brief(reason), extra={"skipped": origin})
+        self._failures[origin] = brief(reason)
+
+    def remove(self, name: str) -> None:
+        """Unregister a front end by its name; ConfigError if there is none."""
+        with self._lock:
+            if name not in self._held:
+                raise ConfigError(f"there is no front end {name!r}", why=f"known are {', '.join(self._held)}")
+            self._held = {k: v for k, v in self._held.items() if k != name}
+
+    def known(self) -> dict[str, str]:
+        """Return where each front end came from, by its name: "weft", a call, or an installed package."""
+        self._search()
+        return {name: origin for name, (_, origin) in self._held.items()}
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """Return what was found in packages and is not used: the reason, by where it was found."""
+        self._search()
+        return dict(self._failures)
+
+    def find(self, model: object) -> FrontEnd | None:
+        """Return the front end for a path or an object; None if there is none."""
+        found = self._find(model)
+        if found is None and not self._asked:
+            self._search()
+            found = self._find(model)
+        return found
+
+    def choose(self, model: object) -> FrontEnd:
+        """Return the front end for a path or an object; ModelError, with those that are known, if there is none."""
+        found = self.find(model)
+        if found is not None:
+            return found
+        skipped = "".join(f"; {origin} was skipped: {why}" for origin, why in self._failures.items())
+        if isinstance(model, (str, os.PathLike)):
+            name = brief(str(os.fspath(model)))
+            raise ModelError(
+                f"no front end reads {_suffix(model) or 'such a file'}",
+                where=name,
+                why=f"known are {self._listed(lambda f: f.suffixes)}{skipped}",
+                fix="name a file of one of these, or install a package that adds a front end (docs/add-a-front-end.md)",
+            )
+        raise ModelError(
+            f"cannot load a model from {type(model).__name__}",
+            why=f"a model is a path, or an object that a front end takes: {self._listed(lambda f: f.types)}{skipped}",
+            fix="pass one of these",
+        )
+
+    def read(self, model: object, options: ReadOptions | None = None) -> object:
+        """Return what the front end for a path or an object makes of it, of the type that it says.
+
+        ModelError if there is none, and, naming it, for whatever else one of another package raises or returns.
+        """
+        front_end = self.choose(model)
+        origin = self._held.get(front_end.name, (front_end, WEFT))[1]
+        given = options or ReadOptions()
+        result = front_end.read(model, given) if origin == WEFT else _read_by_guest(front_end, origin, model, given)
+        if not isinstance(result, front_end.makes):
+            other = self.find(result) if not isinstance(result, (str, os.PathLike)) else None
+            result = other.read(result, given) if other is not None and other is not front_end else result
+        if not isinstance(result, front_end.makes):
+            raise ModelError(
+                f"the front end {front_end.name!r} did not return a network",
+                where=origin,
+                why=f"it returned {shown(result)}",
+                fix=f"its read must return a {front_end.makes.__name__}",
+            )
+        if origin != WEFT and isinstance(result, Graph):
+            given.limits.check(result)
+        return result
+
+    def _find(self, model: object) -> FrontEnd | None:
+        held = [front_end for front_end, _ in self._held.values()]
+        if isinstance(model, (str, os.PathLike)):
+            name = PurePath(os.fsdecode(os.fspath(model))).name.lower()
+            if not PurePath(name).suffix:
+                return next((f for f in held if "" in f.suffixes), None)
+            fits = [(len(s), f) for f in held for s in f.suffixes if s and name.endswith(s)]
+            return max(fits, key=lambda pair: pair[0])[1] if fits else None
+        kinds = type(model).__mro__
+        names = [f"{kind.__module__}.{kind.__qualname__}" for kind in kinds]
+        for kind, name in zip(kinds, names, strict=True):
+            found = next((f for f in held if kind in f.types or name in f.types), None)
+            if found is not None:
+                return found
+        return None
+
+    def _search(self) -> None:
+        """Find what packages announce, once."""
+        with self._lock:
+            if not self._asked and self.finder is not None:
+                self._asked = True
+                self.finder.insert_installed(self)
+
+    def _taken(self, front_end: FrontEnd) -> list[str]:
+        problems = []
+        for other, origin in self._held.values():
+            both = {*front_end.suffixes, *map(str, front_end.types)} & {*other.suffixes, *map(str, other.types)}
+            if other.name == front_end.name:
+                problems.append(f"the name {front_end.name!r} is taken, by one of {origin}")
+            problems += [f"{each!r} is read by {other.name!r}, of {origin}" for each in sorted(both)]
+        return problems
+
+    def _listed(self, of: Callable[[FrontEnd], Iterable[object]]) -> str:
+        lines = []
+        for front_end, origin in self._held.values():
+            what = ", ".join(_name(each) for each in of(front_end) if each)
+            if what:
+                lines.append(f"{what} ({front_end.name}{'' if origin == WEFT else f', from {origin}'})")
+        return "; ".join(lines)
+
+
+def _suffix(model: str | os.PathLike[str]) -> str:
+    return PurePath(os.fsdecode(os.fspath(model))).suffix
+
+
+def _name(each: object) -> str:
+    return each.__name__ if isinstance(each, type) else str(each)
+
+
+def _problems(front_end: object) -> list[str]:
+    """Return what is wrong with what should be a front end."""
+    if not isinstance(front_end, FrontEnd):
+        return [f"{shown(front_end)} is no FrontEnd"]
+    suffixes, types = front_end.suffixes, front_end.types
+    if not all(isinstance(each, tuple) for each in (suffixes, types)):
+        return ["suffixes and types must be tuples"]
+    problems = [] if isinstance(front_end.name, str) and front_end.name else ["it has no name"]
+    problems += [] if callable(front_end.read) else [f"read is {shown(front_end.read)} and cannot be called"]
+    wrong = [s for s in suffixes if not isinstance(s, str) or (s and (s[0] != "." or len(s) < 2 or s != s.lower()))]
+    problems += [f"{each!r} is no suffix; write it as '.xyz', in small letters" for each in wrong]
+    strange = [each for each in types if not isinstance(each, (type, str))]
+    problems += [f"{shown(each)} is neither a class nor its name" for each in strange]
+    return problems if suffixes or types else [*problems, "it reads neither a suffix nor a type"]
+
+
+def _read_by_guest(front_end: FrontEnd, origin: str, model: object, options: ReadOptions) -> object:
+    """Return what a front end of another package makes of a model; ModelError for what it raises, if no WeftError."""
+    importlib.import_module("weft.ops")  # late, as `weft.load` does it; it registers the ops
+    path = Path(os.fsdecode(os.fspath(model))) if isinstance(model, (str, os.PathLike)) else None
+    try:
+        return front_end.read(path or model, options)
+    except WeftError:
+        raise
+    except Exception as e:
+        if not is_error(e):
+            raise
+        raise ModelError(
+            f"the front end {front_end.name!r} failed to read {'the file' if path else f'a {type(model).__name__}'}",
+            where=f"{brief(str(model))}, {origin}" if path else origin,
+            why=f"{type(e).__name__}: {e}",
+        ) from e
+
+
+front_ends = FrontEndRegistry()
+"""The registry that every part of Weft uses."""
+
+
+def register_front_end(front_end: FrontEnd) -> None:
+    """Register a front end for this program; a suffix, type or name that is taken is refused, naming the holder."""
+    front_ends.insert(front_end)
