@@ -12,11 +12,12 @@ import pytest
 
 import weft
 from tests.helpers.fakes import Creator, Inputs, Outputs, registered
-from tests.helpers.nets import Net, branching, chain, feeds, outputs
+from tests.helpers.nets import Net, branching, chain, feeds
 from weft.backends.cpu.backend import CpuBackend
 from weft.core.contract.backend import Backend, BackendInfo
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
+from weft.core.graph.interpreter import outputs
 from weft.core.graph.op import Op, op_types
 from weft.core.graph.tensor import Tensor
 from weft.core.placement.assign import assign

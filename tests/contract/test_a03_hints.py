@@ -9,8 +9,9 @@ import pytest
 
 import weft
 from tests.helpers.fakes import mock, mocks
-from tests.helpers.nets import Net, chain, feeds, outputs
+from tests.helpers.nets import Net, chain, feeds
 from weft.core.graph.graph import Graph
+from weft.core.graph.interpreter import outputs
 from weft.errors import ConfigError, UnsupportedOps
 
 

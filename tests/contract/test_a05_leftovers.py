@@ -9,10 +9,11 @@ import numpy as np
 
 import weft
 from tests.helpers.fakes import Mock, mock, mocks
-from tests.helpers.nets import Net, feeds, outputs
+from tests.helpers.nets import Net, feeds
 from weft.core.contract.views import OptimizationViews, SubgraphView
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
+from weft.core.graph.interpreter import outputs
 from weft.core.graph.layout import Layout
 from weft.core.graph.tensor import TensorSpec
 from weft.core.passes.dead import remove_unread

@@ -9,9 +9,10 @@ import pytest
 
 import weft
 from tests.helpers.fakes import Mock, compiled, mocks
-from tests.helpers.nets import Net, feeds, kinds, op, outputs
+from tests.helpers.nets import Net, feeds, kinds, op
 from weft.core.contract.views import OptimizationViews, SubgraphView
 from weft.core.graph.graph import Graph, Node
+from weft.core.graph.interpreter import outputs
 
 MEDDLING: dict[str, Callable[[Graph], object]] = {
     "drops nodes": lambda graph: graph.nodes.clear(),

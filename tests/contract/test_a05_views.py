@@ -10,10 +10,11 @@ import pytest
 
 import weft
 from tests.helpers.fakes import Inputs, Mock, Outputs, compiled, mock, mocks, renamed
-from tests.helpers.nets import Net, feeds, kinds, op, outputs
+from tests.helpers.nets import Net, feeds, kinds, op
 from weft.core.contract.views import OptimizationViews, SubgraphView, subgraph
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Node
+from weft.core.graph.interpreter import outputs
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import TensorSpec
 from weft.core.placement.optimized_network import OptimizedNetwork, PreCompiled

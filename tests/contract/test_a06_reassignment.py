@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 import weft
 from tests.helpers.fakes import Mock, Replace, compiled, mock, mocks
-from tests.helpers.nets import chain, feeds, kinds, outputs
+from tests.helpers.nets import chain, feeds, kinds
 from tests.helpers.random_nets import SLOW, networks
 from weft.core.contract.views import OptimizationViews, SubgraphView
 from weft.core.graph.graph import Graph, Node
+from weft.core.graph.interpreter import outputs
 from weft.core.placement.optimized_network import OptimizedNetwork
 from weft.core.placement.prepare import prepare_network
 from weft.errors import UnsupportedOps

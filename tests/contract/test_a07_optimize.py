@@ -10,11 +10,12 @@ import pytest
 
 import weft
 from tests.helpers.fakes import Inputs, Mock, Outputs, mock, mocks
-from tests.helpers.nets import Net, branching, feeds, kinds, outputs
+from tests.helpers.nets import Net, branching, feeds, kinds
 from weft.core.contract.backend import Precision
 from weft.core.contract.views import OptimizationViews, SubgraphView
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Node
+from weft.core.graph.interpreter import outputs
 from weft.core.graph.op import Op
 from weft.core.passes import PASSES, PassRecord
 from weft.core.placement import optimizer

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.helpers.nets import feeds, outputs, values
+from tests.helpers.nets import feeds
 from tests.helpers.random_folds import fold_networks
 from tests.helpers.random_moves import move_networks
 from tests.helpers.random_nets import SLOW, networks
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
+from weft.core.graph.interpreter import outputs, values
 from weft.core.graph.tensor import TensorSpec
 from weft.core.graph.validate import validate
 from weft.core.passes import PASSES, Pass, find_pass, run_passes

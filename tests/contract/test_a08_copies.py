@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 import weft
 from tests.helpers.fakes import AsynchronousBackend, mock, mocks
-from tests.helpers.nets import Net, chain, feeds, outputs
+from tests.helpers.nets import Net, chain, feeds
 from tests.helpers.random_nets import SLOW, networks
 from weft.core.contract.backend import Backend
 from weft.core.graph.graph import Graph, bind
+from weft.core.graph.interpreter import outputs
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
 from weft.core.placement.optimized_network import OptimizedNetwork

@@ -10,8 +10,9 @@ import pytest
 
 import weft
 from tests.helpers.fakes import Inputs, Outputs, mock, mocks
-from tests.helpers.nets import Net, feeds, outputs
+from tests.helpers.nets import Net, feeds
 from weft.core.contract.backend import BackendInfo, Execution
+from weft.core.graph.interpreter import outputs
 from weft.core.graph.layout import Array
 from weft.core.graph.op import Op
 

@@ -11,8 +11,9 @@ import pytest
 
 import weft
 from tests.helpers.fakes import mock, mocks
-from tests.helpers.nets import Net, branching, feeds, outputs, values
+from tests.helpers.nets import Net, branching, feeds
 from weft.core.graph.graph import Graph
+from weft.core.graph.interpreter import outputs, values
 from weft.core.graph.layout import Array
 from weft.core.placement.debug_nodes import DebugRecord
 from weft.errors import ExecutionError, InputError

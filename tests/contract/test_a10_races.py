@@ -11,8 +11,9 @@ import pytest
 
 import weft
 from tests.helpers.fakes import Creator, Mock, registered
-from tests.helpers.nets import Net, feeds, outputs
+from tests.helpers.nets import Net, feeds
 from weft.core.graph.graph import Graph
+from weft.core.graph.interpreter import outputs
 from weft.core.session import runtime as runtimes
 from weft.core.session.load_gate import Gate
 from weft.core.session.runtime import Runtime, default_runtime

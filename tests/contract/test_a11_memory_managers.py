@@ -11,9 +11,10 @@ import pytest
 
 import weft
 from tests.helpers.fakes import Creator, Inputs, Mock, Outputs, mock, registered
-from tests.helpers.nets import chain, feeds, outputs
+from tests.helpers.nets import chain, feeds
 from weft.core.contract.backend import Backend, BackendInfo
 from weft.core.graph.graph import Graph
+from weft.core.graph.interpreter import outputs
 from weft.core.graph.op import Op
 from weft.core.session.loaded_network import close_forgotten
 from weft.errors import ExecutionError

@@ -15,11 +15,12 @@ import pytest
 import weft
 from tests.helpers.fakes import Creator, Inputs, Interpreted, Mock, Outputs, mock, mocks, registered
 from tests.helpers.native_sources import VAULT
-from tests.helpers.nets import Net, branching, chain, feeds, outputs
+from tests.helpers.nets import Net, branching, chain, feeds
 from tests.helpers.plugins import ROOT, needs_compiler, write
 from weft.core.contract.backend import Backend, BackendInfo, Execution
 from weft.core.contract.views import OptimizationViews, SubgraphView
 from weft.core.graph.graph import Graph, Node
+from weft.core.graph.interpreter import outputs
 from weft.core.graph.op import Op
 from weft.core.placement.optimized_network import PreCompiled
 from weft.core.registry.backend_registry import Choice, registry

@@ -10,9 +10,10 @@ import pytest
 
 import weft
 from tests.helpers.fakes import AsynchronousBackend, Inputs, Mock, Outputs, mock, mocks
-from tests.helpers.nets import branching, chain, feeds, outputs
+from tests.helpers.nets import branching, chain, feeds
 from weft.core.contract.backend import Backend
 from weft.core.contract.profile import Profile, ProfilingContext
+from weft.core.graph.interpreter import outputs
 from weft.core.graph.op import Op
 from weft.errors import BackendError, ClosedError, ConfigError
 

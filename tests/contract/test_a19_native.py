@@ -16,11 +16,12 @@ import pytest
 
 import weft
 from tests.helpers.native_sources import ECHO, LAYOUT, Vault, loaded, vault_in
-from tests.helpers.nets import Net, op, values
+from tests.helpers.nets import Net, op
 from tests.helpers.plugins import COMPILER, ROOT, needs_compiler, write
 from weft.core.contract.backend import Backend, BackendInfo
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
+from weft.core.graph.interpreter import values
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
 from weft.core.session.session import Session

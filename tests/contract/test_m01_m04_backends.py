@@ -10,10 +10,11 @@ import pytest
 
 import weft
 from tests.helpers.fakes import Creator, Inputs, Outputs, registered
-from tests.helpers.nets import Net, feeds, op, outputs
+from tests.helpers.nets import Net, feeds, op
 from weft.backends.cpu.backend import CpuBackend
 from weft.core.contract.backend import Backend, BackendInfo, Execution, ForwardType, StorageType
 from weft.core.graph.graph import Graph, Node
+from weft.core.graph.interpreter import outputs
 from weft.core.graph.tensor import Tensor
 from weft.core.registry.backend_registry import BackendRegistry, registry
 from weft.errors import BackendError, ConfigError, NoDevice

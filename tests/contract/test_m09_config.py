@@ -11,11 +11,12 @@ import pytest
 
 import weft
 from tests.helpers.fakes import Creator, RecordingBackend, registered
-from tests.helpers.nets import Net, branching, feeds, outputs, values
+from tests.helpers.nets import Net, branching, feeds
 from weft.backends.cpu.backend import CpuBackend
 from weft.core.contract.backend import BackendConfig, MemoryMode, Power, Precision
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
+from weft.core.graph.interpreter import outputs, values
 from weft.core.graph.layout import Array
 from weft.errors import ConfigError
 

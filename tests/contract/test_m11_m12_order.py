@@ -9,9 +9,10 @@ import pytest
 
 import weft
 from tests.helpers.fakes import AsynchronousBackend, Call, Creator, RecordingBackend, registered
-from tests.helpers.nets import Net, branching, feeds, outputs
+from tests.helpers.nets import Net, branching, feeds
 from tests.helpers.null_gpu import null_gpu
 from weft.core.graph.graph import Graph
+from weft.core.graph.interpreter import outputs
 from weft.errors import DeviceLost, ExecutionError, WeftError
 
 # -- M11 -----------------------------------------------------------------------------------------------

@@ -10,12 +10,13 @@ import pytest
 
 import weft
 from tests.helpers.fakes import Creator, Inputs, Outputs, registered
-from tests.helpers.nets import Net, branching, feeds, op, outputs
+from tests.helpers.nets import Net, branching, feeds, op
 from tests.helpers.null_gpu import null_gpu
 from weft.backends.cpu.backend import CpuBackend
 from weft.core.contract.backend import Execution, StorageType
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Node
+from weft.core.graph.interpreter import outputs
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.errors import (

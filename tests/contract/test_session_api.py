@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import weft
-from tests.helpers.nets import Net, branching, feeds, outputs
+from tests.helpers.nets import Net, branching, feeds
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
+from weft.core.graph.interpreter import outputs
 from weft.core.graph.layout import Array
 from weft.errors import InputError
 

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 
 import weft
 from tests.helpers.built import HUNDRED, X, one_input, run
-from tests.helpers.nets import feeds, outputs, values
+from tests.helpers.nets import feeds
 from tests.helpers.random_nets import SLOW, networks
 from weft import models
+from weft.core.graph.interpreter import outputs, values
 from weft.errors import ModelError
 from weft.ops.unary import LeakyRelu
 

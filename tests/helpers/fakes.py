@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from tests.helpers import nets
 from weft.backends.cpu.backend import CpuBackend
 from weft.core.contract.backend import (
     Backend,
@@ -20,6 +19,7 @@ from weft.core.contract.backend import (
     StorageType,
 )
 from weft.core.contract.views import OptimizationViews, SubgraphView
+from weft.core.graph import interpreter
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
@@ -226,7 +226,7 @@ class Interpreted(Execution):
 
     def onExecute(self, inputs: Inputs, outputs: Outputs) -> None:
         fed = {name: t.memory for name, t in zip(self.graph.inputs, inputs, strict=True) if t is not None}
-        known = nets.values(self.graph, fed)
+        known = interpreter.values(self.graph, fed)
         for tensor, name in zip(outputs, self.graph.outputs, strict=True):
             np.copyto(tensor.memory, known[name].reshape(tensor.shape), casting="no")
 

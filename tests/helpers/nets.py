@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -74,23 +73,6 @@ class Net:
         """Return the graph with these outputs."""
         self.graph.outputs = list(outputs)
         return self.graph
-
-
-def values(graph: Graph, feeds: Mapping[str, Array]) -> dict[str, Array]:
-    """Return every value of a graph."""
-    known: dict[str, Array] = {**graph.constants, **feeds}
-    with np.errstate(all="ignore"):
-        for node in graph.nodes:
-            result = node.op.reference(*(known[i] if i else None for i in node.inputs))
-            results = result if isinstance(result, tuple) else (result,)
-            known.update((o, np.asarray(r)) for o, r in zip(node.outputs, results, strict=False) if o)
-    return known
-
-
-def outputs(graph: Graph, feeds: Mapping[str, Array]) -> list[Array]:
-    """Return the outputs of a graph."""
-    known = values(graph, feeds)
-    return [known[o] for o in graph.outputs]
 
 
 def feeds(graph: Graph, seed: int = 0) -> dict[str, Array]:

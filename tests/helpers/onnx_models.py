@@ -12,6 +12,7 @@ import onnxruntime
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from weft.core.graph.graph import Graph, bind, infer_shapes
+from weft.core.graph.interpreter import values
 from weft.core.graph.layout import Array
 
 Dims = Sequence["int | str | None"]
@@ -51,17 +52,12 @@ def node(op_type: str, inputs: str = "x", outputs: str = "y", **attributes: Any)
 def run_graph(graph: Graph, feeds: Mapping[str, Array]) -> list[Array]:
     """Return the outputs of a graph by the references of its ops; every value must be as was inferred."""
     bound = infer_shapes(bind(graph, {name: value.shape for name, value in feeds.items()}))
-    values: dict[str, Array] = {**bound.constants, **feeds}
+    known = values(bound, feeds)
     for step in bound:
-        result = step.op.reference(*(values[i] if i else None for i in step.inputs))
-        for name, value in zip(
-            step.outputs, result if isinstance(result, tuple) else (result,), strict=False
-        ):
-            if name:
-                spec = bound.specs[name]
-                assert (value.shape, value.dtype) == (spec.dims, spec.dtype.numpy), step
-                values[name] = value
-    return [values[name] for name in bound.outputs]
+        for name in filter(None, step.outputs):
+            spec, value = bound.specs[name], known[name]
+            assert (value.shape, value.dtype) == (spec.dims, spec.dtype.numpy), step
+    return [known[name] for name in bound.outputs]
 
 
 def run_onnxruntime(model: ModelProto, feeds: Mapping[str, Array]) -> list[Array]:

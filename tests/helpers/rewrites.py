@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.helpers.nets import feeds, outputs, values
+from tests.helpers.nets import feeds
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Node
+from weft.core.graph.interpreter import outputs, values
 from weft.core.graph.tensor import TensorSpec
 from weft.core.graph.validate import validate
 from weft.ops.elementwise import Elementwise

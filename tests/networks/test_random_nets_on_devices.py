@@ -7,9 +7,10 @@ import pytest
 from hypothesis import example, given, settings
 
 import weft
-from tests.helpers.nets import Net, feeds, outputs
+from tests.helpers.nets import Net, feeds
 from tests.helpers.random_nets import SLOW, networks
 from weft.core.graph.graph import Graph
+from weft.core.graph.interpreter import outputs
 
 DEVICES = ("cpu", "opencl", "vulkan")
 

@@ -15,18 +15,7 @@ from typing import ParamSpec
 from weft import loading
 from weft.conformance.cases.table import tolerance
 from weft.conformance.drive import ask
-from weft.conformance.networks import (
-    FORMS,
-    JOINS,
-    MOST_STEPS,
-    STEPS,
-    Blocks,
-    Net,
-    Step,
-    difference,
-    expected,
-    make_op,
-)
+from weft.conformance.networks import FORMS, JOINS, MOST_STEPS, STEPS, Blocks, Net, Step, difference, make_op
 from weft.conformance.report import Finding, Verdict, is_sentence
 from weft.conformance.streams import heard
 from weft.conformance.watch import RAISED_BY, Call, Watch
@@ -34,6 +23,7 @@ from weft.core.contract.backend import Backend, BackendConfig, MemoryMode, Preci
 from weft.core.contract.error_context import ends_program
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, infer_shapes
+from weft.core.graph.interpreter import outputs as expected
 from weft.core.graph.layout import Array
 from weft.core.registry.backend_registry import Choice
 from weft.core.session.session import Session

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -145,23 +145,6 @@ class Blocks:
         """Return networks of several forms, by name."""
         graphs = {"one node": self.chain(1), "a chain": self.chain(6), "branches": self.diamond()}
         return {**graphs, "nodes side by side": self.pair()}
-
-
-def values(graph: Graph, feeds: Mapping[str, Array]) -> dict[str, Array]:
-    """Return every value of a network by the references of its ops."""
-    known: dict[str, Array] = {**graph.constants, **feeds}
-    with np.errstate(all="ignore"):
-        for node in graph.nodes:
-            result = node.op.reference(*(known[i] if i else None for i in node.inputs))
-            results = result if isinstance(result, tuple) else (result,)
-            known.update((o, np.asarray(r)) for o, r in zip(node.outputs, results, strict=False) if o)
-    return known
-
-
-def expected(graph: Graph, feeds: Mapping[str, Array]) -> list[Array]:
-    """Return the outputs of a network by the references of its ops."""
-    known = values(graph, feeds)
-    return [known[o] for o in graph.outputs]
 
 
 def difference(

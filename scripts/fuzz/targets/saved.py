@@ -15,7 +15,7 @@ from scripts.fuzz.numbers import compare
 from scripts.fuzz.onnx_cases import networks, single_ops
 from scripts.fuzz.target import Finding, Target, target
 from scripts.fuzz.targets.onnx import draw_feeds, large_shapes, nudged
-from weft.conformance.networks import expected
+from weft.core.graph.interpreter import outputs as expected
 from weft.core.placement.optimized_network import OptimizedNetwork
 from weft.core.saved.archive import MANIFEST, write_archive
 from weft.errors import WeftError

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 
 import weft
 from tests.backends.gpu.test_large_inputs import STARTS, opened
-from tests.helpers.nets import Net, feeds, outputs
+from tests.helpers.nets import Net, feeds
 from tests.helpers.random_nets import SLOW, networks
 from tests.networks.test_random_nets_on_devices import assert_right
 from weft.backends.gpu.recording import batch_split, chunked_upload
@@ -21,6 +21,7 @@ from weft.backends.gpu.tuning.tuner import open_problems
 from weft.conformance.cases.table import tolerance
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
+from weft.core.graph.interpreter import outputs
 from weft.core.graph.layout import Array
 from weft.core.graph.tensor import TensorSpec
 

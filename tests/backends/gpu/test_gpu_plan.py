@@ -13,7 +13,7 @@ from hypothesis import given, settings
 
 import weft
 from tests.helpers.gpu_plans import assert_plays, planned, play
-from tests.helpers.nets import Net, branching, feeds, kinds, outputs
+from tests.helpers.nets import Net, branching, feeds, kinds
 from tests.helpers.null_gpu import null_gpu
 from tests.helpers.random_nets import SLOW, networks
 from weft.backends.gpu.lowering.fusion import can_fuse
@@ -21,6 +21,7 @@ from weft.backends.gpu.lowering.layouts import View, assign_layouts, find_views
 from weft.core.graph.dtypes import DType
 from weft.core.graph.fused_op import Fused
 from weft.core.graph.graph import Graph
+from weft.core.graph.interpreter import outputs
 from weft.core.graph.layout import Layout
 from weft.core.passes import run_passes
 from weft.core.passes.constants import fold_constants

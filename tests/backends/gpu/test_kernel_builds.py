@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import weft
-from tests.helpers.nets import branching, feeds, outputs
+from tests.helpers.nets import branching, feeds
 from tests.helpers.timed_gpu import GEMM, TimedDevice, convolutions, timed_gpu
 from weft.backends.gpu.device import kernel_builds
+from weft.core.graph.interpreter import outputs
 from weft.core.registry.backend_registry import registry
 from weft.errors import CompileError
 from weft.kernels.source import KernelSource

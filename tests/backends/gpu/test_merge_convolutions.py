@@ -13,7 +13,7 @@ import weft
 from benchmarks.models import squeezenet1_1
 from tests.backends.gpu.tuning.test_shipped_table import card
 from tests.helpers.gpu_plans import assert_plays
-from tests.helpers.nets import Net, feeds, outputs
+from tests.helpers.nets import Net, feeds
 from tests.helpers.null_gpu import null_gpu
 from tests.ops.gpu.test_conv_planar import GPUS, kernels, planned_kernels
 from weft.backends.gpu.backend import GpuBackend
@@ -22,6 +22,7 @@ from weft.backends.gpu.lowering.merge_convolutions import merge_siblings
 from weft.conformance.cases.table import tolerance
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
+from weft.core.graph.interpreter import outputs
 from weft.core.graph.layout import Layout
 from weft.core.passes.fuse import fuse_epilogues
 

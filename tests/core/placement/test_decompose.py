@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import weft
-from tests.helpers.nets import Net, feeds, kinds, outputs
+from tests.helpers.nets import Net, feeds, kinds
 from tests.helpers.rewrites import assert_same
 from weft.core.graph.graph import Graph
+from weft.core.graph.interpreter import outputs
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
 from weft.core.placement.assign import Backends

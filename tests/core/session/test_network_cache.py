@@ -9,9 +9,10 @@ import pytest
 
 import weft
 from tests.helpers.fakes import Creator, Inputs, Mock, Outputs, mock, mocks, registered
-from tests.helpers.nets import Net, outputs
+from tests.helpers.nets import Net
 from weft.core.contract.backend import Execution
 from weft.core.graph.graph import Graph, bind
+from weft.core.graph.interpreter import outputs
 from weft.core.graph.op import Op
 from weft.core.placement import optimizer
 from weft.core.placement.optimized_network import OptimizedNetwork

@@ -14,9 +14,10 @@ import pytest
 
 import weft
 from tests.helpers.fakes import Creator, registered
-from tests.helpers.nets import Net, branching, feeds, outputs
+from tests.helpers.nets import Net, branching, feeds
 from weft.core.contract.backend import Precision
 from weft.core.graph.graph import Graph
+from weft.core.graph.interpreter import outputs
 from weft.core.graph.limits import Limits
 from weft.core.placement.prepare import Network, prepare_network
 from weft.core.registry.backend_registry import registry

@@ -9,10 +9,11 @@ import pytest
 
 import weft
 from tests.helpers.fakes import Creator, Inputs, Outputs, registered
-from tests.helpers.nets import Net, feeds, outputs
+from tests.helpers.nets import Net, feeds
 from weft.backends.cpu.backend import CpuBackend
 from weft.core.contract.backend import BackendInfo, Execution
 from weft.core.graph.graph import Graph, bind
+from weft.core.graph.interpreter import outputs
 from weft.core.graph.layout import Shape
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor

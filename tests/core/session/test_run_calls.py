@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 import weft
-from tests.helpers.nets import Net, feeds, outputs
+from tests.helpers.nets import Net, feeds
 from weft.backends.gpu.backend import GpuBackend
 from weft.backends.gpu.execution import GpuExecution
 from weft.backends.opencl.backend import OpenCLBackend
 from weft.backends.vulkan.backend import VulkanBackend
 from weft.core.graph.graph import Graph
+from weft.core.graph.interpreter import outputs
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
 

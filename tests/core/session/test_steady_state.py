@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 import weft
-from tests.helpers.nets import Net, branching, feeds, outputs
+from tests.helpers.nets import Net, branching, feeds
 from weft.backends.gpu.creator import GpuCreator
 from weft.backends.gpu.device.device import DeviceStats
 from weft.core.contract.backend import Backend
 from weft.core.graph.graph import Graph
+from weft.core.graph.interpreter import outputs
 from weft.core.graph.layout import Array
 from weft.core.graph.tensor import Tensor
 from weft.core.registry.backend_registry import registry

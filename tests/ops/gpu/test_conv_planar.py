@@ -13,11 +13,12 @@ import weft
 from benchmarks.models import squeezenet1_1
 from tests.backends.gpu.tuning.test_shipped_table import H200, card
 from tests.helpers.gpu_plans import assert_plays
-from tests.helpers.nets import Net, feeds, outputs
+from tests.helpers.nets import Net, feeds
 from tests.helpers.null_gpu import null_gpu
 from weft.conformance.cases.table import tolerance
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
+from weft.core.graph.interpreter import outputs
 
 GPUS = ("opencl", "vulkan")
 

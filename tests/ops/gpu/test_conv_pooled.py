@@ -14,13 +14,14 @@ from benchmarks.models import squeezenet1_1
 from tests.backends.gpu.tuning.test_shipped_table import H200, card
 from tests.helpers.conv_problems import take
 from tests.helpers.gpu_plans import assert_plays
-from tests.helpers.nets import Net, feeds, op, outputs
+from tests.helpers.nets import Net, feeds, op
 from tests.helpers.null_gpu import null_gpu
 from tests.ops.gpu.test_conv_planar import GPUS, kernels, planned_kernels
 from weft.backends.gpu.tuning.tuner import tune_pipelines
 from weft.conformance.cases.table import tolerance
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
+from weft.core.graph.interpreter import outputs
 from weft.ops.conv import Conv
 from weft.ops.gpu.conv import gemm
 from weft.ops.gpu.conv.gemm import GemmTile

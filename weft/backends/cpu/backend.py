@@ -14,6 +14,7 @@ from weft.core.contract.backend import (
     Execution,
     ForwardType,
 )
+from weft.core.graph.interpreter import evaluate
 from weft.core.graph.layout import Layout
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
@@ -34,11 +35,9 @@ class ReferenceExecution(Execution):
 
     def onExecute(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
         """Compute the reference; all tensors of this backend lie as NCHW."""
-        with np.errstate(all="ignore"):
-            result = self.op.reference(*(t.memory if t is not None else None for t in inputs))
-        results = result if isinstance(result, tuple) else (result,)
+        results = evaluate(self.op, [t.memory if t is not None else None for t in inputs])
         for tensor, value in zip(outputs, results, strict=False):
-            np.copyto(tensor.memory, np.asarray(value).reshape(tensor.shape), casting="no")
+            np.copyto(tensor.memory, value.reshape(tensor.shape), casting="no")
 
 
 class CpuBackend(HostBackend):

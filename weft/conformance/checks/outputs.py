@@ -7,8 +7,6 @@ from dataclasses import replace
 from functools import cache
 from itertools import combinations
 
-import numpy as np
-
 from weft.conformance.cases.table import Case, tolerance
 from weft.conformance.checks.table import all_rows, feeds_of, graph_of, halved
 from weft.conformance.kit import Kit, Untried, check
@@ -17,6 +15,7 @@ from weft.conformance.report import Finding
 from weft.core.contract.backend import Precision
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Node, infer_shapes
+from weft.core.graph.interpreter import evaluate
 from weft.core.graph.layout import Array
 from weft.core.graph.op import Op
 from weft.errors import UnsupportedOps
@@ -84,11 +83,9 @@ def _read(kit: Kit, row: Case, graph: Graph, read: Sequence[int], behind: Op | N
     if kit.precision is Precision.LOW:
         arrays = halved(arrays)
     op = row.make_op()
-    with np.errstate(all="ignore"):
-        made = op.reference(*arrays)
-        assert isinstance(made, tuple)
-        wanted = [np.asarray(made[k]) for k in read]
-        wanted = [np.asarray(behind.reference(a)) for a in wanted] if behind else wanted
+    made = evaluate(op, arrays)
+    wanted = [made[k] for k in read]
+    wanted = [value for a in wanted for value in evaluate(behind, [a])] if behind else wanted
     with kit.load(graph) as session:
         actual: list[Array] = session.run(feeds_of(row, arrays))
         if not session.report.placement:

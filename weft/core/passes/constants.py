@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from weft.core.graph.graph import Graph, Node, infer_node
+from weft.core.graph.interpreter import evaluate
 from weft.core.graph.layout import Array
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.properties import SHAPES_INFERRED, Property
@@ -70,11 +71,9 @@ def _evaluate(graph: Graph, node: Node, context: PassContext) -> list[Array] | N
         return None
     began = budget.clock()
     try:
-        with np.errstate(all="ignore"):
-            result = op.reference(*arrays)
+        return list(evaluate(op, arrays))
     except (WeftError, ArithmeticError, LookupError, MemoryError, TypeError, ValueError) as e:
         context.leave(node.name, f"computing it fails with {brief(f'{type(e).__name__}: {e}', 100)}")
         return None
     finally:
         budget.spend(nbytes, began)
-    return [np.asarray(r) for r in (result if isinstance(result, tuple) else (result,))]

@@ -15,6 +15,7 @@ from graphlib import CycleError, TopologicalSorter
 import numpy as np
 
 from weft.core.graph.dtypes import DType
+from weft.core.graph.interpreter import evaluate
 from weft.core.graph.layout import Array
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Dim, TensorSpec
@@ -146,12 +147,10 @@ def _compute(
         probe.unsure.update(slots)
         return
     try:
-        with np.errstate(all="ignore"):
-            result = op.reference(*values)
+        results = evaluate(op, values)
     except Errors:
         return
-    results = result if isinstance(result, tuple) else (result,)
-    probe.values.update((slot, np.asarray(r)) for slot, r in zip(slots, results, strict=False))
+    probe.values.update(zip(slots, results, strict=False))
 
 
 def _common(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import weft
-from tests.helpers.nets import feeds, outputs
+from tests.helpers.nets import feeds
 from tests.helpers.timed_gpu import GEMM, TimedDevice, convolutions, timed_gpu
 from tests.helpers.tuned_nets import TILES, slices, table_of, three_tiles, ticking, tune
 from weft.backends.gpu.creator import GpuCreator
@@ -20,6 +20,7 @@ from weft.backends.gpu.tuning import tuner
 from weft.backends.gpu.tuning.tunables import Pick
 from weft.backends.gpu.tuning.tuner import PENDING, tune_pipelines
 from weft.backends.gpu.tuning.tuning_table import Entry, Trial, TuningTable, read_tables
+from weft.core.graph.interpreter import outputs
 from weft.core.registry.backend_registry import registry
 from weft.errors import ConfigError
 from weft.kernels import template

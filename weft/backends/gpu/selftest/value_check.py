@@ -14,6 +14,7 @@ from weft.backends.gpu.lowering.layouts import packed_layout, splits_products
 from weft.core.contract.backend import BackendConfig, BackendInfo
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Node, infer_shapes
+from weft.core.graph.interpreter import outputs
 from weft.core.graph.layout import Array, Layout, from_storage
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.core.placement.optimized_network import Part
@@ -227,11 +228,7 @@ def _graph(case: Case) -> Graph:
 
 
 def _expected(case: Case) -> list[Array]:
-    values: dict[str, Array] = {**case.inputs, **case.constants}
-    for node in case.nodes:
-        result = node.op.reference(*(values[i] if i else None for i in node.inputs))
-        values.update(zip(node.outputs, result if isinstance(result, tuple) else (result,), strict=False))
-    return [np.asarray(values[o], np.float32) for o in case.nodes[-1].outputs if o]
+    return [np.asarray(value, np.float32) for value in outputs(_graph(case), case.inputs)]
 
 
 def _apart(actual: Array, expected: Array) -> float:
