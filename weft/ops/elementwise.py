@@ -73,6 +73,8 @@ def check_type(op: Op, spec: TensorSpec, types: Types, what: str = "input") -> N
 
 def broadcast(op: Op, shapes: Sequence[Shape]) -> Shape:
     """Return the shape that numpy broadcasting gives, of any rank; ModelError if there is none."""
+    if shapes and shapes.count(shapes[0]) == len(shapes):
+        return tuple(shapes[0])
     rank = max(map(len, shapes), default=0)
     columns = zip(*((1,) * (rank - len(s)) + tuple(s) for s in shapes), strict=True)
     sizes = [{d for d in column if d != 1} for column in columns]

@@ -11,7 +11,7 @@ import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from types import CodeType
+from types import CodeType, TracebackType
 
 from weft.core.graph.fused_op import Fused
 from weft.core.graph.graph import Node
@@ -95,25 +95,33 @@ def caught(tell: Callable[[Exception], object]) -> Iterator[None]:
         tell(e)
 
 
-@contextmanager
-def blame(where: str, what: str = "a node failed", *, callback: str = "") -> Iterator[None]:
+class blame:  # noqa: N801  (it is read as a function, as contextlib.suppress is)
     """Add `where` to the errors that are raised inside: a WeftError keeps its class, others become ExecutionError.
 
-    Those name the callback, too ("AcmeBackend.onResizeEnd").
+    Those name the callback, too ("AcmeBackend.onResizeEnd"). What is called for each of many nodes is put into a `try`
+    instead, and re-raised within this: then the names are put together for a failure only.
     """
-    try:
-        yield
-    except Exception as e:
-        if not is_error(e):
-            raise
+
+    __slots__ = ("_callback", "_what", "_where")
+
+    def __init__(self, where: str, what: str = "a node failed", *, callback: str = "") -> None:
+        self._where, self._what, self._callback = where, what, callback
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, trace: TracebackType | None) -> None:
+        if not isinstance(e, Exception) or not is_error(e):
+            return
+        where = self._where
         if isinstance(e, WeftError):
             if where not in e.where:
                 place = f"{where}: {e.where}" if e.where else where
                 WeftError.__init__(e, e.what, where=place, why=e.why, fix=e.fix)
-            raise
-        kind = OutOfMemory if isinstance(e, MemoryError) else ExecutionError
-        place = f"{where}: {callback}" if callback else where
-        raise kind(what, where=place, why=f"{type(e).__name__}: {e}") from e
+            return
+        made = OutOfMemory if isinstance(e, MemoryError) else ExecutionError
+        place = f"{where}: {self._callback}" if self._callback else where
+        raise made(self._what, where=place, why=f"{type(e).__name__}: {e}") from e
 
 
 def callback_of(owner: object, name: str) -> str:

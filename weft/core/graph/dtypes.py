@@ -41,13 +41,20 @@ class DType(Enum):
         """Tell whether this is a floating-point type."""
         return self in (DType.FLOAT32, DType.FLOAT16, DType.FLOAT64)
 
+    __hash__ = object.__hash__  # that of Enum is a function of Python's, and specs are looked up in dicts
+
     @classmethod
     def of(cls, dtype: object) -> DType:
         """Return the DType of anything that numpy takes as a dtype; ModelError if Weft has none for it."""
         try:
-            return cls(np.dtype(dtype).name)  # type: ignore[call-overload]
+            given = np.dtype(dtype)  # type: ignore[call-overload]
+            return _BY_NUMPY.get(given) or cls(given.name)
         except (TypeError, ValueError):
             raise ModelError(
                 f"element type {dtype!r} is not supported",
                 why="Weft knows " + ", ".join(m.value for m in cls),
             ) from None
+
+
+_BY_NUMPY = {dtype.numpy: dtype for dtype in DType}
+"""By numpy's dtypes of the machine's byte order: their names are put together anew each time."""

@@ -36,13 +36,19 @@ class TensorSpec:
     @property
     def is_static(self) -> bool:
         """Tell whether every dimension is a number."""
-        return all(isinstance(d, int) for d in self.shape)
+        for d in self.shape:  # noqa: SIM110  (`all` of a generator takes far longer, and this is asked a lot)
+            if not isinstance(d, int):
+                return False
+        return True
 
     @property
     def dims(self) -> Shape:
         """Return the shape as numbers; only for a static spec."""
-        assert self.is_static, f"shape {self.shape} still has symbolic dimensions"
-        return tuple(int(d) for d in self.shape)
+        for d in self.shape:
+            if type(d) is not int:
+                assert self.is_static, f"shape {self.shape} still has symbolic dimensions"
+                return tuple(int(d) for d in self.shape)
+        return self.shape  # type: ignore[return-value]
 
     @property
     def size(self) -> int:

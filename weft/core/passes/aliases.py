@@ -23,8 +23,9 @@ class Aliases:
 
     def read(self, node: Node) -> Node:
         """Return the node with the values in its inputs that stand for those it read."""
-        inputs = tuple(map(self.root, node.inputs))
-        return node if inputs == node.inputs else replace(node, inputs=inputs)
+        if self._source.keys().isdisjoint(node.inputs):
+            return node
+        return replace(node, inputs=tuple(map(self.root, node.inputs)))
 
     def join(self, target: str, source: str) -> bool:
         """Let `source` stand for `target`; False, and nothing done, where two fixed names would meet.
@@ -44,6 +45,8 @@ class Aliases:
         return [self._final(node) for node in nodes]
 
     def _final(self, node: Node) -> Node:
+        if not self._renamed:
+            return self.read(node)
         inputs = tuple(self._renamed.get(self.root(i), self.root(i)) for i in node.inputs)
         outputs = tuple(self._renamed.get(o, o) for o in node.outputs)
         same = (inputs, outputs) == (node.inputs, node.outputs)

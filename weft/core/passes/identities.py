@@ -21,6 +21,8 @@ def remove_identities(graph: Graph, context: PassContext) -> Graph:
     Where the output of such a node is an output of the graph, what makes its input makes it under that
     name; the node stays if the input is given, or is an output as well: both names are kept.
     """
+    if not NO_IDENTITIES.broken_by(graph):
+        return graph
     out = graph.copy()
     aliases = Aliases(graph)
     readers = graph.readers()

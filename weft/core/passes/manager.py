@@ -239,9 +239,9 @@ def _applied(item: Pass, graph: Graph, context: PassContext, own: bool) -> Graph
 def _is_equal(a: object, b: object) -> bool:
     """Tell whether a list or mapping holds the same objects as another."""
     if isinstance(a, Mapping) and isinstance(b, Mapping):
-        return a.keys() == b.keys() and all(a[k] is b[k] for k in a)
+        return a is b or (a.keys() == b.keys() and all(map(operator.is_, a.values(), map(b.get, a))))
     assert isinstance(a, list) and isinstance(b, list)
-    return len(a) == len(b) and all(map(operator.is_, a, b))
+    return a is b or (len(a) == len(b) and all(map(operator.is_, a, b)))
 
 
 def _has_same_constants(before: Graph, after: Graph) -> bool:
@@ -250,15 +250,18 @@ def _has_same_constants(before: Graph, after: Graph) -> bool:
 
 def _check_interface(item: Pass, before: Graph, after: Graph) -> None:
     """Raise PassError unless inputs and outputs are what they were."""
+    if before is after:
+        return
     problems = []
+    specs, told = before.specs, after.specs
     for what in ("inputs", "outputs"):
         names, now = getattr(before, what), getattr(after, what)
         if names != now:
             problems.append(f"the {what} were {', '.join(names)} and are {', '.join(now)}")
         problems += [
-            f"{name!r} was {before.specs[name]} and is {after.specs.get(name)}"
+            f"{name!r} was {specs[name]} and is {told.get(name)}"
             for name in names
-            if name in before.specs and before.specs[name] != after.specs.get(name)
+            if specs.get(name) is not told.get(name) and name in specs and specs[name] != told.get(name)
         ]
     if problems:
         raise PassError(

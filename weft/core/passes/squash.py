@@ -40,6 +40,8 @@ def squash_moves(graph: Graph, context: PassContext) -> Graph:
     transposes that only move axes of size 1); what is left of them and changes nothing goes; of two moves
     of one value with one result the later goes. What other nodes or the outputs of the graph read stays.
     """
+    if not any(map(is_move, graph.nodes)):
+        return graph
     out, names = graph.copy(), Names(graph)
     aliases = Aliases(graph)
     made: dict[str, Node] = {}

@@ -41,6 +41,8 @@ def transposes_as_reshapes(graph: Graph, context: PassContext) -> Graph:
 
     A Reshape need not copy, and other reshapes swallow it.
     """
+    if not NO_FREE_TRANSPOSES.broken_by(graph):
+        return graph
     out, names = graph.copy(), Names(graph)
     out.nodes = []
     for node in graph.nodes:
@@ -65,6 +67,8 @@ def move_transposes_up(graph: Graph, context: PassContext) -> Graph:
     leaves at least one node less than before and adds none. What it must not do is make a transpose of
     several that were free, as they only moved axes of size 1: then T stays. Constants are transposed within the budget.
     """
+    if not any(n.op.type == "Transpose" for n in graph.nodes):
+        return graph
     moves = _Moves(graph, context.budget)
     return moves.graph if moves.found() else graph
 

@@ -115,9 +115,15 @@ def _supports(graph: Graph, node: Node, device: str, backend: Backend, result: A
 def why_not(graph: Graph, node: Node, device: str, backend: Backend) -> str | None:
     """Return the reason for which a backend refuses a node, or None; BackendError if it is no reason."""
     inputs, outputs = described(graph, node)
-    place, callback = at_node(node, device), callback_of(backend, "why_not")
-    with blame(place, "the backend could not say whether it takes a node", callback=callback):
-        return check_answers.reason(backend.why_not(inputs, outputs, node.op), f"{place}: {callback}")
+    try:
+        answer = backend.why_not(inputs, outputs, node.op)
+        if answer is None:
+            return None
+        return check_answers.reason(answer, f"{at_node(node, device)}: {callback_of(backend, 'why_not')}")
+    except Exception:
+        what, callback = "the backend could not say whether it takes a node", callback_of(backend, "why_not")
+        with blame(at_node(node, device), what, callback=callback):
+            raise
 
 
 def _move_casts(graph: Graph, backends: Backends, hints: Hints, result: Assignment) -> None:

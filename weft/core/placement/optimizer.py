@@ -203,7 +203,7 @@ def _ask(backend: Backend, name: str, view: SubgraphView) -> OptimizationViews:
     """Return what a backend makes of a view; BackendError if that is not what the contract says."""
     # It gets a copy: what it does to that must not decide what it is held against.
     shown = view.graph.copy()
-    shown.nodes = [replace(n) for n in shown.nodes]
+    shown.nodes = [Node(n.name, n.op, n.inputs, n.outputs) for n in shown.nodes]
     callback = callback_of(backend, "OptimizeSubgraph")
     try:
         with blame(name, "the backend could not optimise its part of the network", callback=callback):

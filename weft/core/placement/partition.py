@@ -38,7 +38,10 @@ def partition(
     the shortest common supersequence): it is solved exactly where that takes no more than `choices` states
     with more than one way on; beyond that the answer is the best that a beam search found.
     """
-    ranks = {d: k for k, d in enumerate(dict.fromkeys([*order, *(device[n.name] for n in graph.nodes)]))}
+    used = dict.fromkeys(device[n.name] for n in graph.nodes)
+    if len(used) == 1:
+        return [Part(next(iter(used)), subgraph(graph, f"{graph.name}.0", graph.nodes))]
+    ranks = {d: k for k, d in enumerate(dict.fromkeys([*order, *used]))}
     names = list(ranks)
     blocks = _contract(graph, [ranks[device[n.name]] for n in graph.nodes], len(ranks))
     turns = _turns(_with_ends_joined(blocks), choices)

@@ -131,10 +131,13 @@ class Pipeline:
         if self.thrifty:
             self._forget_constants()
 
-    def _call(self, name: str, *arguments: object, where: str = "") -> Any:
+    def _call(self, name: str, *arguments: object, node: Node | None = None) -> Any:
         """Return what a callback of the backend answers; what it raises names the backend and the callback."""
-        with blame(where or self.device, f"the backend failed in {name}", callback=callback_of(self.backend, name)):
+        try:
             return getattr(self.backend, name)(*arguments)
+        except Exception:
+            with blame(self._place(node), f"the backend failed in {name}", callback=callback_of(self.backend, name)):
+                raise
 
     def _do(self, name: str, *arguments: object) -> None:
         """Call a callback that does something; ExecutionError if it says that it failed."""
@@ -162,12 +165,15 @@ class Pipeline:
                 why=f"it returned False for {storage.name} memory that it had given",
             )
 
-    def _at(self, callback: str) -> str:
-        return f"{self.device}: {callback_of(self.backend, callback)}"
+    def _place(self, node: Node | None) -> str:
+        return at_node(node, self.device) if node else self.device
 
-    def _granted(self, answer: object, callback: str, otherwise: str) -> bool:
+    def _at(self, callback: str, node: Node | None = None) -> str:
+        return f"{self._place(node)}: {callback_of(self.backend, callback)}"
+
+    def _granted(self, answer: object, callback: str, otherwise: str, node: Node | None = None) -> bool:
         """Return whether a callback did what it was asked; its name is put together only for an error."""
-        return answer is True or check_answers.granted(answer, self._at(callback), otherwise)
+        return answer is True or check_answers.granted(answer, self._at(callback, node), otherwise)
 
     def _lowered(self, graph: Graph) -> Graph:
         made, at = self._call("lower", graph), self._at("lower")
@@ -186,7 +192,7 @@ class Pipeline:
         before, self.tensors = {t.node.name: t for t in self.tasks}, {}
         self._place_constants()
         made = dict[str, Task]()
-        for node in self.graph.nodes:
+        for node in self.graph.nodes if before else ():
             old, (inputs, outputs) = before.get(node.name), self._operands(node)
             if old is not None and _serves(old, node, inputs, outputs):
                 made[node.name] = Task(node, before.pop(node.name).execution, inputs, outputs)
@@ -198,15 +204,15 @@ class Pipeline:
             if node.name in made:
                 continue
             inputs, outputs = self._operands(node)
-            place = at_node(node, self.device)
-            answer = self._call("onCreate", inputs, outputs, node.op, where=place)
-            at = f"{place}: {callback_of(self.backend, 'onCreate')}"
-            execution = check_answers.optional(answer, Execution, at, "an Execution", REFUSE_LATE)  # type: ignore[type-abstract]
-            if execution is None:
+            answer = self._call("onCreate", inputs, outputs, node.op, node=node)
+            if isinstance(answer, Execution):
+                made[node.name] = Task(node, answer, inputs, outputs)
+                self.tasks.append(made[node.name])
+            elif answer is None:
                 refused.append(node)
             else:
-                made[node.name] = Task(node, execution, inputs, outputs)
-                self.tasks.append(made[node.name])
+                at = self._at("onCreate", node)
+                raise check_answers.broken(answer, at, "an Execution, or None", REFUSE_LATE)
         if refused:
             raise NodeRefused(refused, self.device)
         self.tasks = [made[node.name] for node in self.graph.nodes]
@@ -216,12 +222,11 @@ class Pipeline:
 
     def tensor(self, name: str) -> Tensor:
         """Return the tensor of any value of the part."""
-        if name in self.constants:
-            return self.constants[name]
-        if name not in self.tensors:
-            self.tensors[name] = describe(self.graph, name)
-            self.tensors[name].backend = self.backend if name not in self.graph.constants else None
-        return self.tensors[name]
+        held = self.tensors.get(name) or self.constants.get(name)
+        if held is None:
+            held = self.tensors[name] = describe(self.graph, name)
+            held.backend = self.backend if name not in self.graph.constants else None
+        return held
 
     def _place_constants(self) -> None:
         """Put constants into the backend's STATIC memory, unless its executions take them themselves."""
@@ -265,12 +270,14 @@ class Pipeline:
             self._remember(name, "onMapInput")
         last = {i: k for k, task in enumerate(self.tasks) for i in task.node.inputs}
         for k, task in enumerate(self.tasks):
-            place = at_node(task.node, self.device)
             for tensor in task.outputs:
-                self._acquire(tensor, StorageType.DYNAMIC, place)
-            with blame(place, callback=callback_of(task.execution, "onResize")):
+                self._acquire(tensor, StorageType.DYNAMIC, task.node)
+            try:
                 answer: object = task.execution.onResize(task.inputs, task.outputs)  # type: ignore[func-returns-value]
                 _done(answer, task.execution, "onResize")
+            except Exception:
+                with blame(self._place(task.node), callback=callback_of(task.execution, "onResize")):
+                    raise
             if self._progress is not None:
                 self._progress(k + 1, len(self.tasks))
             dying = [i for i in dict.fromkeys(task.node.inputs) if i and last[i] == k]
@@ -306,17 +313,18 @@ class Pipeline:
 
     def _remember(self, name: str, callback: str) -> None:
         tensor = self.tensor(name)
-        array = check_answers.host_array(self._call(callback, tensor), tensor, self._at(callback))
-        if array is not None:
+        answer = self._call(callback, tensor)
+        if answer is not None:
+            array = check_answers.host_array(answer, tensor, self._at(callback))
+            assert array is not None
             self.mapped[name] = array
 
-    def _acquire(self, tensor: Tensor, storage: StorageType, where: str = "") -> None:
-        answer = self._call("onAcquireBuffer", tensor, storage, where=where)
-        place = f"{where or self.device}: {callback_of(self.backend, 'onAcquireBuffer')}"
-        if not check_answers.granted(answer, place, "where memory is lacking"):
+    def _acquire(self, tensor: Tensor, storage: StorageType, node: Node | None = None) -> None:
+        answer = self._call("onAcquireBuffer", tensor, storage, node=node)
+        if not self._granted(answer, "onAcquireBuffer", "where memory is lacking", node):
             raise OutOfMemory(
                 f"{self.device} has no memory for {tensor.name!r}",
-                where=where or self.device,
+                where=self._place(node),
                 why=f"{tensor.nbytes:,} bytes of {storage.name} memory were refused",
                 fix="use a smaller batch, precision low or memory limit, or another device",
             )
