@@ -40,10 +40,12 @@ def read_attribute(proto: AttributeProto, files: ExternalFiles) -> object:
     )
 
 
+_KINDS = {int(v): str(k) for k, v in AttributeProto.AttributeType.items()}
+
+
 def kind_of(code: int) -> str:
     """Return the name of a kind of attribute."""
-    names = {int(v): str(k) for k, v in AttributeProto.AttributeType.items()}
-    return names.get(code, str(code))
+    return _KINDS.get(code, str(code))
 
 
 def _text(value: bytes, name: str) -> str:

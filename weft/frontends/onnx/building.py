@@ -121,6 +121,8 @@ def check_structure(proto: GraphProto, label: str) -> None:
     # An input and an initialiser of one name are one value: the initialiser is its default.
     problems += [f"{quote(name)} is given and also made by a node" for name in dict.fromkeys(made) if name in given]
     for index, node in enumerate(proto.node):
+        if len(node.attribute) < 2:
+            continue
         counts = Counter(attribute.name for attribute in node.attribute)
         of = f"of node {quote(node.name or f'{node.op_type}_{index}')}"
         problems += [f"attribute {quote(name)} {of} is there {n} times" for name, n in counts.items() if n > 1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 from onnx import NodeProto
@@ -21,11 +22,45 @@ LENIENT = {("Cast", "to")}
 """Attributes whose kind is not checked: an importer takes several."""
 
 
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """What an opset says about an op, under onnx's names: its own object makes new lists whenever it is asked."""
+
+    deprecated: bool
+    since_version: int
+    min_input: int
+    max_input: int
+    min_output: int
+    max_output: int
+    inputs: tuple[OpSchema.FormalParameter, ...]
+    outputs: tuple[OpSchema.FormalParameter, ...]
+    attributes: Mapping[str, OpSchema.Attribute]
+    output_types: tuple[str, ...]
+    """For each output "tensor(int64)", or the name of the types that it shares with inputs, as "T"."""
+
+    @classmethod
+    def of(cls, schema: OpSchema) -> Schema:
+        """Return what a schema of onnx says."""
+        single = {c.type_param_str: t[0] for c in schema.type_constraints if len(t := c.allowed_type_strs) == 1}
+        return cls(
+            schema.deprecated,
+            schema.since_version,
+            schema.min_input,
+            schema.max_input,
+            schema.min_output,
+            schema.max_output,
+            tuple(schema.inputs),
+            tuple(schema.outputs),
+            dict(schema.attributes),
+            tuple(single.get(o.type_str, o.type_str) for o in schema.outputs),
+        )
+
+
 @lru_cache(maxsize=4096)
-def schema_of(op_type: str, opset: int) -> OpSchema | None:
+def schema_of(op_type: str, opset: int) -> Schema | None:
     """Return what an opset says about an ONNX op; None if it has no such op."""
     try:
-        return get_schema(op_type, opset, "")
+        return Schema.of(get_schema(op_type, opset, ""))
     except SchemaError:
         return None
 
@@ -39,7 +74,7 @@ def missing_reason(op_type: str, opset: int) -> str:
     return f"ONNX has this op since opset {first}"
 
 
-def check_node(node: NodeProto, schema: OpSchema) -> str | None:
+def check_node(node: NodeProto, schema: Schema) -> str | None:
     """Return why a node is not what its opset asks for, or None."""
     if schema.deprecated:
         return f"opset {schema.since_version} withdrew this op"
@@ -61,18 +96,20 @@ def check_node(node: NodeProto, schema: OpSchema) -> str | None:
     return "; ".join(problems) or None
 
 
-def unknown_attribute(node: NodeProto, schema: OpSchema, harmless: Collection[str]) -> str | None:
+def unknown_attribute(node: NodeProto, schema: Schema, harmless: Collection[str]) -> str | None:
     """Return which attribute of a node neither its opset nor the newest knows, or None.
 
     Weft's ops have a few fields beyond ONNX's attributes; a file must not be able to set those.
     """
+    if not node.attribute:
+        return None
     newest = schema_of(node.op_type, NEWEST_OPSET)
     known = {*harmless, *schema.attributes, *(newest.attributes if newest else ())}
     unknown = [quote(attribute.name) for attribute in node.attribute if attribute.name not in known]
     return f"it has attributes that ONNX does not know: {listing(unknown, ', ')}" if unknown else None
 
 
-def missing_input(inputs: Sequence[str], schema: OpSchema) -> str | None:
+def missing_input(inputs: Sequence[str], schema: Schema) -> str | None:
     """Return which input that the schema requires is not given, or None."""
     for index in range(schema.min_input):
         formal = schema.inputs[min(index, len(schema.inputs) - 1)]
@@ -89,7 +126,7 @@ def defaults(op_type: str, opset: int) -> Mapping[str, object]:
     return {value.name: read_attribute(value, ExternalFiles(None)) for value in declared if value.name}
 
 
-def is_optional_output(schema: OpSchema, index: int) -> bool:
+def is_optional_output(schema: Schema, index: int) -> bool:
     """Tell whether a node may leave out that output."""
     outputs = schema.outputs
     return index < len(outputs) and outputs[index].option == OpSchema.FormalParameterOption.Optional
@@ -125,10 +162,7 @@ class ElementTypes:
         schema = None if domain_of(node.domain) else schema_of(node.op_type, self._opset)
         if schema is None or not schema.outputs:
             return None
-        label = schema.outputs[min(index, len(schema.outputs) - 1)].type_str
-        for constraint in schema.type_constraints:
-            if constraint.type_param_str == label and len(constraint.allowed_type_strs) == 1:
-                label = constraint.allowed_type_strs[0]
+        label = schema.output_types[min(index, len(schema.outputs) - 1)]
         if label.startswith("tensor("):
             text = label.removeprefix("tensor(").removesuffix(")")
             return _dtype(NUMPY_NAMES.get(text, text))

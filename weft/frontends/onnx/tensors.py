@@ -5,6 +5,7 @@ Nothing is allocated by what a file *declares*: the bytes that it *holds* are co
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from itertools import count
 from math import prod
@@ -20,6 +21,7 @@ from weft.errors import ModelError
 from weft.frontends.onnx.external import ExternalFiles
 from weft.frontends.onnx.wording import quote
 
+LITTLE = sys.byteorder == "little"
 HIGHEST_RANK = 32
 MOST_ELEMENTS = 2**40
 """More elements than any machine holds: a shape that declares them is a mistake or an attack."""
@@ -123,7 +125,7 @@ def _wrong_size(where: str, shape: tuple[int, ...], dtype: DType, need: str, has
 def _from_bytes(data: Array, dtype: DType) -> Array:
     if dtype is DType.BOOL:
         return np.not_equal(data, 0)
-    array = data.view(dtype.numpy.newbyteorder("<")).astype(dtype.numpy, copy=False)
+    array = data.view(dtype.numpy if LITTLE else dtype.numpy.newbyteorder("<")).astype(dtype.numpy, copy=False)
     # Kernels get pointers to constants; a tensor at an odd place in its file must move to an even one.
     return array if array.flags.aligned else array.copy()
 

@@ -7,8 +7,9 @@ is left to protobuf's own parser, which then says what is wrong.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 GRAPH, INITIALIZER, RAW_DATA = 7, 5, 9
 """Numbers of fields: ModelProto.graph, GraphProto.initializer, TensorProto.raw_data."""
@@ -52,12 +53,9 @@ def _cut(model: memoryview, worth: int) -> Cut:
     return Cut(b"".join((head, _tag(GRAPH), length, *pieces, tail)), data)
 
 
-@dataclass(frozen=True)
-class _Field:
+class _Field(NamedTuple):
     """A field: from its tag at `start` to `end`, within the message that it is part of."""
 
-    number: int
-    kind: int
     start: int
     end: int
     value: memoryview
@@ -65,18 +63,12 @@ class _Field:
 
 def _all_bytes(message: memoryview, number: int) -> list[_Field]:
     """Return all fields of that number, which must hold bytes."""
-    found = [f for f in _fields(message) if f.number == number]
-    if any(f.kind != BYTES for f in found):
-        raise ValueError("a field of another kind")
-    return found
-
-
-def _fields(message: memoryview) -> Iterator[_Field]:
+    found = []
     at = 0
     while at < len(message):
         start = at
         tag, at = _read_varint(message, at)
-        number, kind = tag >> 3, tag & 7
+        each, kind = tag >> 3, tag & 7
         first = at
         if kind == VARINT:
             _, at = _read_varint(message, at)
@@ -87,13 +79,20 @@ def _fields(message: memoryview) -> Iterator[_Field]:
             at += 4 if kind == FIXED32 else 8
         else:
             raise ValueError("a group, which no encoder has written for long")
-        if at > len(message) or not number:
+        if at > len(message) or not each:
             raise ValueError("a field that is cut off, or has no number")
-        yield _Field(number, kind, start, at, message[first:at])
+        if each == number:
+            if kind != BYTES:
+                raise ValueError("a field of another kind")
+            found.append(_Field(start, at, message[first:at]))
+    return found
 
 
 def _read_varint(message: memoryview, at: int) -> tuple[int, int]:
     """Return a number of seven bits a byte, lowest first, and where it ends; no more than 64 bits."""
+    byte = message[at]
+    if byte < 0x80:  # as most are
+        return byte, at + 1
     value = shift = 0
     while shift < 64:
         byte = message[at]
