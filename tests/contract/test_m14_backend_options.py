@@ -137,9 +137,9 @@ WRONG: list[tuple[Any, str]] = [
     ({"acme": {"strict": 1}}, "'strict' of 'acme' takes True or False, not 1"),
     ({"acme": {"mode": "even"}}, "'mode' of 'acme' takes one of 'plain', 'odd', not 'even'"),
     ({"acme": {"mode": np.array(["odd", "odd"])}}, "'mode' of 'acme' takes one of"),
-    ({"acme": 3}, "'acme' has 3, which is no dict of values by name"),
+    ({"acme": 3}, "'acme' has 3, which is not a dict of values by name"),
     ({"acme": {}, "Acme": {}}, "'acme' is named twice"),
-    (["acme"], "['acme'] is no dict of options by backend"),
+    (["acme"], "['acme'] is not a dict of options by backend"),
 ]
 
 
@@ -167,7 +167,7 @@ def test_M14_all_that_is_wrong_is_said_at_once(creator: WithOptions) -> None:
     [
         ("gain", "options is 'gain', which is no list"),
         (3, "options is 3, which is no list"),
-        (["gain"], "'gain' is no BackendOption"),
+        (["gain"], "'gain' is not a BackendOption"),
         ([GAIN, GAIN], "'gain' is declared twice"),
         ([weft.BackendOption("Gain", 1, "x")], "'Gain' is no name for an option"),
         ([weft.BackendOption("gain", None, "x")], "the default of 'gain' is of type NoneType"),  # type: ignore[arg-type]

@@ -101,13 +101,13 @@ NODES = "use view.part(nodes), or the view itself for all of them"
 @pytest.mark.parametrize(
     ("how", "said", "fix"),
     [
-        (lambda o, v: o.keep(v.nodes), "which is no SubgraphView", NODES),
-        (lambda o, v: o.delete(v.nodes[0]), "which is no SubgraphView", NODES),
-        (lambda o, v: o.fail([], "why"), "it got [] (of type list), which is no SubgraphView", NODES),
-        (lambda o, v: o.substitute(None, v.graph), "it got None, which is no SubgraphView", NODES),
-        (lambda o, v: o.keep_rest(None), "it got None, which is no SubgraphView", NODES),
-        (lambda o, v: o.substitute(v, None), "the replacement is None, which is no Graph", ""),
-        (lambda o, v: o.substitute(v, v), "which is no Graph", ""),
+        (lambda o, v: o.keep(v.nodes), "which is not a SubgraphView", NODES),
+        (lambda o, v: o.delete(v.nodes[0]), "which is not a SubgraphView", NODES),
+        (lambda o, v: o.fail([], "why"), "it got [] (of type list), which is not a SubgraphView", NODES),
+        (lambda o, v: o.substitute(None, v.graph), "it got None, which is not a SubgraphView", NODES),
+        (lambda o, v: o.keep_rest(None), "it got None, which is not a SubgraphView", NODES),
+        (lambda o, v: o.substitute(v, None), "the replacement is None, which is not a Graph", ""),
+        (lambda o, v: o.substitute(v, v), "which is not a Graph", ""),
         (bad_graph(nodes=["x"]), "nodes of the replacement must be a list of Node", ""),
         (bad_graph(outputs=("v1",)), "outputs of the replacement must be a list of str", ""),
         (bad_node, "a node of the replacement is not made of names and an op", ""),
@@ -131,7 +131,7 @@ def test_4_a_list_of_the_views_that_is_none_is_named() -> None:
         views.deleted = None  # type: ignore[assignment]
         return views
 
-    assert failing(with_callback("OptimizeSubgraph", OptimizeSubgraph)).why == "deleted is None and no list"
+    assert failing(with_callback("OptimizeSubgraph", OptimizeSubgraph)).why == "deleted is None, not a list"
 
 
 def spoil(change: Callable[[Graph], object]) -> Callable[[Backend, SubgraphView], OptimizationViews]:

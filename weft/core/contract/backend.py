@@ -1,16 +1,16 @@
-"""The device contract: `Backend`, `Execution` and what they are configured and registered with.
+"""The device contract: `Backend`, `Execution`, and what configures and registers them.
 
 A backend is one class per device type. It makes one `Execution` per node, owns the memory of its
-tensors, and is told when a pipeline is resized and run. The camelCase names are the contract's own
-(MNN's custom-backend interface); everything else is PEP 8. The order of the calls of one pipeline is
+tensors, and is called when a pipeline is resized and run. The camelCase names are the contract's own
+(MNN's custom-backend interface); everything else is PEP 8. One pipeline makes its calls in this order:
 
     construct -> [onCreate per node] -> onResizeBegin
       -> per node: onAcquireBuffer(outputs), Execution.onResize, onReleaseBuffer(inputs without a later reader)
       -> onAllocateBuffer -> onResizeEnd
     per run: onExecuteBegin -> Execution.onExecute per node -> onExecuteEnd
 
-and a changed shape repeats it from `onResizeBegin`, after `onClearBuffer`. The `onExecute` of a `Recorded` execution
-does nothing, so runs leave the call out: a part that is one recording makes as many calls for 10,000 nodes as for 10.
+A changed shape repeats the order from `onResizeBegin`, after `onClearBuffer`. The `onExecute` of a `Recorded` execution
+does nothing, so runs skip it: a part that is one recording makes as many calls for 10,000 nodes as for 10.
 """
 
 from __future__ import annotations
@@ -46,15 +46,14 @@ __all__ = [
 ]
 
 API_VERSION = (1, 1)
-"""(major, minor) of the interface in this file. A backend written for another major, or for a newer minor,
-cannot be used (A20); a change that breaks backends raises the major, an addition the minor.
-
+"""(major, minor) of the interface in this file. A backend written for another major or a newer minor
+cannot be used (A20). A change that breaks backends raises the major, an addition the minor.
 1.1 added options (`BackendCreator.options`, `BackendInfo.options`, `BackendContext.options`) and
 `BackendInfo.forward_type`."""
 
 
 def is_compatible(backend: tuple[int, int], ours: tuple[int, int] = API_VERSION) -> bool:
-    """Tell whether a backend written for one version of the interface can be used with another."""
+    """Tell whether a backend written for version `backend` of the interface works with version `ours`."""
     return backend[0] == ours[0] and backend[1] <= ours[1]
 
 
@@ -72,7 +71,7 @@ class BackendInfo:
     profiling: ProfilingContext | None = None
     """Where to report events and counters, if this session is profiled."""
     forward_type: ForwardType | None = None
-    """The slot that the creator holds, if it holds one."""
+    """The creator's forward type, if it has one."""
     options: Options = NO_OPTIONS
     """A value for each option that the creator declares: the user's, or the default."""
     kept_options: Options = NO_OPTIONS
@@ -87,45 +86,45 @@ class BackendInfo:
 class Execution(ABC):
     """One node on one backend, for the shapes and types that `onCreate` saw.
 
-    Where they change, `onCreate` is asked again and what it returns takes the place of this one.
+    When they change, `onCreate` is called again, and its result replaces this execution.
     """
 
     any_shape: bool = False
-    """It serves all shapes and layouts that the backend takes: a resize keeps it and calls its `onResize` alone."""
+    """Whether it serves all shapes and layouts that the backend takes; then a resize only calls its `onResize`."""
 
     def __init__(self, *arguments: Any) -> None:
-        """Take what creators are called with, (inputs, outputs, op, backend), for classes that need none of it."""
+        """Accept the arguments of creators, (inputs, outputs, op, backend), for classes that need none of them."""
         return None
 
     def onResize(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
         """Prepare for these shapes: choose kernels, acquire scratch, upload constants; nothing by default.
 
-        The tensors' memory may be planned only: its address is final after `onResizeEnd`.
+        The tensors' memory may only be planned yet: addresses are final after `onResizeEnd`.
         """
         return None
 
     @abstractmethod
     def onExecute(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
-        """Run, or enqueue. Nothing is compiled, allocated or decided here."""
+        """Run, or enqueue. Compile, allocate and decide nothing here."""
 
     def close(self) -> None:
-        """Free what the execution itself holds (STATIC memory it acquired); nothing by default."""
+        """Free the STATIC memory that the execution acquired; nothing by default."""
         return None
 
 
 class Recorded(Execution):
-    """A node whose `onResize` put its work into a recording, which the backend's `onExecuteEnd` starts.
+    """A node whose `onResize` puts its work into a recording, which the backend's `onExecuteEnd` starts.
 
-    A subclass that overrides `onExecute`, in its class or in an object by the end of the resize, is called in every
-    run, in its turn, as every other execution is.
+    If a subclass or an object overrides `onExecute` by the end of the resize, every run calls it in its turn, like any
+    other execution.
     """
 
     def onExecute(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
-        """Do nothing; runs leave this call out."""
+        """Do nothing; runs skip this call."""
 
     @staticmethod
     def is_called(execution: Execution) -> bool:
-        """Tell whether runs call an execution: not if its `onExecute` is the one that does nothing."""
+        """Tell whether runs call an execution; they skip an `onExecute` that does nothing."""
         return getattr(execution.onExecute, "__func__", None) is not Recorded.onExecute
 
 
@@ -135,13 +134,13 @@ class Creator(Protocol):
     def onCreate(
         self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Any, backend: Any
     ) -> Execution | None:
-        """Return an execution, or None: this op with these shapes and types is not for this backend."""
+        """Return an execution, or None if this backend does not take the op with these shapes and types."""
         ...
 
 
 @runtime_checkable
 class ExplainsRefusal(Protocol):
-    """A creator that can say, before anything is created, why it would not take a node."""
+    """A creator that can say why it refuses a node, before anything is created."""
 
     def why_not(
         self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Any, backend: Any
@@ -154,7 +153,7 @@ CreatorT = TypeVar("CreatorT")
 
 
 class _FromCallable:
-    """The creator made of an Execution class or a function (the decorator form of `addCreator`)."""
+    """A creator made from an Execution class or a function (the decorator form of `addCreator`)."""
 
     def __init__(self, make: Callable[..., Execution | None]) -> None:
         self._make = make
@@ -163,7 +162,7 @@ class _FromCallable:
     def onCreate(
         self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Any, backend: Any
     ) -> Execution | None:
-        """Call what was decorated."""
+        """Call the decorated class or function."""
         return self._make(inputs, outputs, op, backend)
 
     def why_not(
@@ -174,16 +173,15 @@ class _FromCallable:
 
     @property
     def explains(self) -> bool:
-        """Tell whether what was decorated has a `why_not`."""
+        """Tell whether the decorated class or function has a `why_not`."""
         return self._why_not is not None
 
 
 class Backend(ABC):
     """A device as one pipeline sees it; subclass it to add one.
 
-    A subclass implements the abstract callbacks below, and `onCreate` unless it has creators; those that
-    are missing are named when it is instantiated. Ops are added with `addCreator` or the decorator
-    `creator`, beside the op's class:
+    A subclass implements the abstract callbacks below, and `onCreate` unless it has creators; instantiating it
+    names those that are missing. Add ops with `addCreator` or the decorator `creator`, beside the op's class:
 
         @AcmeBackend.creator("Relu")
         class Relu(Execution):
@@ -191,15 +189,15 @@ class Backend(ABC):
     """
 
     version: ClassVar[str] = ""
-    """The backend's own version, where the class is registered without a creator."""
+    """The backend's own version, for a class that is registered without a creator."""
     options: ClassVar[Sequence[BackendOption]] = ()
-    """What a user may set, where the class is registered without a creator; see `BackendCreator.options`."""
+    """What a user may set, for a class that is registered without a creator; see `BackendCreator.options`."""
     api_version: ClassVar[tuple[int, int] | None] = None
-    """The version of the interface that it was written for, where the class is registered without a creator."""
+    """The interface version that it was written for, for a class that is registered without a creator."""
     host_memory: ClassVar[bool] = False
-    """Tensors of this backend hold numpy arrays in the storage shape, so that the host reads them directly."""
+    """Whether tensors of this backend are numpy arrays in the storage shape, which the host reads directly."""
     copies_constants: ClassVar[bool] = True
-    """Constant inputs are put into this backend's STATIC memory before `onCreate`; if False, executions
+    """Whether Weft puts constant inputs into this backend's STATIC memory before `onCreate`; if False, executions
     take what they need from `Tensor.constant`."""
     _creators: ClassVar[dict[str, Creator]] = {}
 
@@ -216,7 +214,7 @@ class Backend(ABC):
         return found
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Backend:
-        """Refuse a class that is not complete."""
+        """Refuse to instantiate an incomplete class."""
         missing = cls.missing()
         if missing:
             raise BackendError(
@@ -234,7 +232,7 @@ class Backend(ABC):
 
     @classmethod
     def addCreator(cls, op_type: str, creator: Creator, *, replace: bool = False) -> None:
-        """Register what makes the executions of `op_type`; a second one is refused unless `replace`."""
+        """Register the creator of executions for `op_type`; BackendError for a second one unless `replace`."""
         held = cls._creators.get(op_type)
         if held is not None and not replace:
             raise BackendError(
@@ -248,8 +246,8 @@ class Backend(ABC):
     def creator(cls, op_type: str, *, replace: bool = False) -> Callable[[CreatorT], CreatorT]:
         """Return the decorator form of `addCreator`, for a creator, an Execution class or a function.
 
-        A class or function is called with (inputs, outputs, op, backend); a class may have a static
-        `why_not(inputs, outputs, op, backend)` that returns the reason for a refusal.
+        Classes and functions are called with (inputs, outputs, op, backend). A class may have a static
+        `why_not(inputs, outputs, op, backend)` that returns the reason for refusing a node.
         """
 
         def register(what: CreatorT) -> CreatorT:
@@ -285,10 +283,10 @@ class Backend(ABC):
     def why_not_optimized(
         self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op
     ) -> str | None:
-        """Return why this backend does not run a node of a network that was optimised before, or None if it does.
+        """Return why this backend does not run a node of an already optimised network, or None if it does.
 
-        Asked of each node as `OptimizeSubgraph` left it, when a saved network is loaded: a file may say anything.
-        By default that is `why_not`, and `onCreate` alone decides about ops that only optimisers make
+        Loading a saved network asks this of each node as `OptimizeSubgraph` left it, because a file may say anything.
+        By default this calls `why_not`. Only `onCreate` decides about ops that only optimisers make
         (`Op.from_optimizing`).
         """
         return None if op.from_optimizing else self.why_not(inputs, outputs, op)
@@ -302,31 +300,31 @@ class Backend(ABC):
         return not (creator.explains if isinstance(creator, _FromCallable) else isinstance(creator, ExplainsRefusal))
 
     def OptimizeSubgraph(self, view: SubgraphView) -> OptimizationViews:
-        """Return what this backend makes of a part of the network: everything is untouched by default.
+        """Return what this backend makes of a part of the network; by default all of it stays untouched.
 
-        Called when a network is optimised, on a backend object that is closed afterwards. What is made here
-        must be owned by the nodes (see `PreCompiled`), never by the backend object.
+        Called while a network is optimised, on a backend object that is closed afterwards. The nodes must
+        own what is made here (see `PreCompiled`), never the backend object.
         """
         return OptimizationViews().keep_rest(view)
 
     def lower(self, graph: Graph) -> Graph:
         """Return the part that this object will run, with layouts chosen for it; unchanged by default.
 
-        Called once a resize, on the object that runs the part. Inputs and outputs keep their names, shapes,
+        Called once a resize, on the object that runs the part. Inputs and outputs must keep their names, shapes,
         types and the NCHW layout.
         """
         return graph
 
     def canImport(self, source: Backend) -> bool:
-        """Tell whether tensors of this backend can use the memory of tensors of `source`, without a copy."""
+        """Tell whether this backend's tensors can use the memory of `source`'s tensors without a copy."""
         return False
 
     # -- the contract's callbacks ------------------------------------------------------------------------
 
     def onCreate(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op) -> Execution | None:
-        """Return the execution of a node, or None if it is not for this backend after all.
+        """Return the execution of a node, or None if this backend does not take it after all.
 
-        Asked before the first resize, and before every other for the nodes whose op, constants, shapes or
+        Called before the first resize. Before later resizes, it is called for nodes whose op, constants, shapes or
         layouts changed, unless their execution serves `any_shape`.
         """
         creator = self.find_creator(op.type)
@@ -334,11 +332,11 @@ class Backend(ABC):
 
     @abstractmethod
     def onAcquireBuffer(self, tensor: Tensor, storage_type: StorageType) -> bool:
-        """Give the tensor memory, or note that it needs some; False if there is none."""
+        """Give the tensor memory, or record that it needs some; False if there is none."""
 
     @abstractmethod
     def onReleaseBuffer(self, tensor: Tensor, storage_type: StorageType) -> bool:
-        """Take the tensor's memory back, as its storage type says."""
+        """Release the tensor's memory according to its storage type."""
 
     @abstractmethod
     def onClearBuffer(self) -> bool:
@@ -348,7 +346,7 @@ class Backend(ABC):
     def onCopyBuffer(self, src: Tensor, dst: Tensor) -> None:
         """Copy between two tensors of this backend, or between one of them and a host tensor.
 
-        Layout and element type are converted where they differ. A copy to the host waits for the device.
+        It converts layout and element type where they differ. A copy to the host waits for the device.
         """
 
     @abstractmethod
@@ -357,16 +355,16 @@ class Backend(ABC):
 
     @abstractmethod
     def onExecuteEnd(self) -> None:
-        """End one run: submit; the device may still be at work on return."""
+        """End one run: submit its work; the device may still be working on return."""
 
     def onResizeBegin(self) -> None:
-        """Begin a resize: from now on acquires and releases may be recorded only."""
+        """Begin a resize: until `onAllocateBuffer`, acquires and releases may be only recorded."""
         return None
 
     def onResizeEnd(self) -> None:
-        """End a resize: all memory has its place; seal the plan.
+        """End a resize: all memory has its place, and the plan is final.
 
-        A sentence, False or an error code other than 0 says that it failed; so does an error that is raised.
+        To report a failure, raise an error, or return a sentence, False or a nonzero error code.
         """
         return None
 
@@ -375,39 +373,39 @@ class Backend(ABC):
         return True
 
     def onWaitFinish(self) -> bool:
-        """Wait until the device is done; an error of the device is raised here at the latest."""
+        """Wait until the device is done; raise its errors here at the latest."""
         return True
 
     def onImportBuffer(self, tensor: Tensor, source: Tensor) -> bool:
-        """Let `tensor`, an input, use the memory of `source`; called in place of an acquire after `canImport`.
+        """Let the input `tensor` use the memory of `source`; called instead of an acquire, after `canImport`.
 
-        The source's memory stays as it is until the source's next run.
+        The source's memory stays unchanged until the source's next run.
         """
         return False
 
     # -- optional, for speed -------------------------------------------------------------------------------
 
     def onMapInput(self, tensor: Tensor) -> Array | None:
-        """Return a lasting host array whose content every run uploads into `tensor`, or None to be copied to.
+        """Return a lasting host array that every run uploads into `tensor`, or None to have inputs copied.
 
-        Called between `onResizeBegin` and `onAllocateBuffer`, as `onMapOutput` is.
+        Called between `onResizeBegin` and `onAllocateBuffer`, like `onMapOutput`.
         """
         return None
 
     def onFillInput(self, tensor: Tensor, source: Array) -> bool:
-        """Copy an array of the same shape and type into what `onMapInput` returned; False leaves that to the session.
+        """Copy an array of the same shape and type into the array of `onMapInput`; False leaves that to the session.
 
-        The backend may begin to upload at once: the run before is done, and the same thread starts the next
+        The backend may start the upload at once: the previous run is done, and the same thread starts the next
         one, unless something fails first.
         """
         return False
 
     def onMapOutput(self, tensor: Tensor) -> Array | None:
-        """Return a lasting host array that holds `tensor` after `onWaitFinish`, or None to be copied from."""
+        """Return a lasting host array that holds `tensor` after `onWaitFinish`, or None to have it copied."""
         return None
 
     def faster_arithmetic(self) -> bool:
-        """Tell whether precision NORMAL is computed by faster arithmetic of fp32-class accuracy; False by default."""
+        """Tell whether precision NORMAL uses faster arithmetic of fp32-class accuracy; False by default."""
         return False
 
     def statistics(self) -> Mapping[str, int]:
@@ -415,7 +413,7 @@ class Backend(ABC):
         return {}
 
     def notes(self) -> Sequence[str]:
-        """Return what of the configuration this backend does not grant, as sentences for the report."""
+        """Return which parts of the configuration this backend does not grant, as sentences for the report."""
         config, out = self.info.config, []
         if config.precision is Precision.NORMAL and not self.faster_arithmetic():
             out.append("precision NORMAL was computed as HIGH: there is no faster arithmetic of fp32 accuracy")
@@ -424,42 +422,42 @@ class Backend(ABC):
         return out
 
     def close(self) -> None:
-        """Free what is left of this pipeline, STATIC memory too; the device itself stays open for others.
+        """Free what is left of this pipeline, including STATIC memory; the device stays open for others.
 
-        Nothing by default: a pipeline calls `onClearBuffer` before it.
+        Nothing by default: a pipeline calls `onClearBuffer` first.
         """
         return None
 
 
 class BackendCreator(ABC):
-    """Makes backends of one kind, and answers beforehand whether its hardware is there."""
+    """Makes backends of one kind, and says beforehand whether their hardware is present."""
 
     id: str = ""
     forward_type: ForwardType | None = None
     version: str = ""
-    """The backend's own version: an optimised network that was saved by another version is refused."""
+    """The backend's own version; Weft refuses an optimised network that another version saved."""
     found_version: str = ""
-    """What counts where that is empty, set by what found the backend: "file 3fa9..." or "acme-weft 1.2"."""
+    """Replaces an empty `version`; set by the finder of the backend: "file 3fa9..." or "acme-weft 1.2"."""
     api_version: tuple[int, int] | None = None
-    """The version of Weft's backend interface that it was written for, `API_VERSION` then; None: this one."""
+    """The version of Weft's backend interface that it was written for (`API_VERSION` at that time); None: this one."""
     options: Sequence[BackendOption] = ()
-    """What a user may set with `backend_options={id: {name: value}}`; the values come in `BackendInfo.options`."""
+    """What a user may set with `backend_options={id: {name: value}}`; `BackendInfo.options` holds the values."""
     auto_rank: int | None = None
-    """AUTO considers backends that have a rank, the lowest first, and takes the first with real hardware."""
+    """AUTO considers only backends with a rank, the lowest first, and takes the first with real hardware."""
 
     @abstractmethod
     def onCreate(self, info: BackendInfo) -> Backend:
         """Return a backend for one pipeline on the device `info.index`."""
 
     def onPrepare(self, index: int) -> None:
-        """Open what takes time, in a thread of its own while a model is read; what it raises `onCreate` meets again.
+        """Open what takes time, in a separate thread while a model is read; `onCreate` meets any error again.
 
-        It is not called where a user gives options, which it could not heed.
+        Not called if a user gives options, because it could not follow them.
         """
         return None
 
     def absent(self) -> str | None:
-        """Return why nothing of this kind can run here, as a sentence, or None if it can."""
+        """Return why no device of this kind can run here, as a sentence, or None if one can."""
         return None
 
     def devices(self) -> list[DeviceInfo]:
@@ -467,32 +465,32 @@ class BackendCreator(ABC):
         return [] if self.absent() else [DeviceInfo(self.id, 0, self.id)]
 
     def unusable(self, index: int) -> str | None:
-        """Return why nothing can run on a device of `devices`, and what to do about it, or None if it works.
+        """Return why nothing can run on a listed device and what to do about it, or None if it works.
 
-        It is called when the device is about to be chosen, or listed, and may take a while to find out the first
-        time. Such a device is shown as unusable and passed over in lists of devices; AUTO never picks it.
+        Called when the device is about to be chosen or listed; the first call may take a while. Such a device is shown
+        as unusable, and skipped in lists of devices; AUTO never picks it.
         """
         return None
 
     def create_context(self) -> BackendContext | None:
-        """Return what a runtime tells of loads and unloads; None by default.
+        """Return the object that a runtime tells about loads and unloads; None by default.
 
-        Called once a runtime, and once for each other set of options that networks are loaded with. The values
-        are in `BackendContext.options` before the first notice.
+        Called once a runtime, and once for each other set of options that networks are loaded with. Weft sets
+        `BackendContext.options` before the first notice.
         """
         return None
 
     def create_memory_manager(self, index: int) -> MemoryManager | None:
-        """Return what owns the memory of one network on device `index`; called once a network. None by default.
+        """Return the owner of one network's memory on device `index`; called once a network. None by default.
 
-        Backends find it in `BackendInfo.memory_manager`. It is acquired before the first run.
+        Backends find it in `BackendInfo.memory_manager`. Its `acquire` is called before the first run.
         """
         return None
 
     def close(self) -> None:
-        """Close the devices that are still open: the last registry that held this creator drops it.
+        """Close the devices that are still open; called when the last registry that held this creator drops it.
 
-        The end of the process does so where a device was opened, when all sessions are closed, unless a thread is
-        still at work.
+        At the end of the process it is called too, if a device was opened, after all sessions are closed, unless a
+        thread is still working.
         """
         return None

@@ -1,4 +1,4 @@
-"""Options that a backend is created with: what its creator declares, and the values that a user gives."""
+"""Options of a backend: what its creator declares, and the values that a user gives."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import numpy as np
 from weft.errors import BackendError, ConfigError, brief
 
 Value = bool | int | float | str
-"""What an option can be."""
+"""The types of an option's value."""
 BackendOptions = Mapping[Any, Mapping[str, object]]
-"""What a user gives: values by name, by the id or the forward type of the backend."""
+"""What a user gives: values by option name, for each backend by its id or forward type."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
@@ -28,11 +28,11 @@ LIST_THEM = "`weft devices --options` lists what each backend takes"
 class BackendOption:
     """One option of a backend, as its creator declares it in `BackendCreator.options`.
 
-    Its type is that of `default`: bool, int, float or str. `choices` are all the values that it may have, if
-    they can be listed; `least` is the smallest number. `doc` is one sentence for `weft devices --options`.
-
-    `saved` says that an optimised network depends on the value: it keeps it, in a file too, and is loaded with it. A
-    file may come from a stranger, so leave it out for memory, caches and whatever else the user decides who loads.
+    Its type is that of `default`: bool, int, float or str. `choices` lists all valid values, if they can be
+    listed; `least` is the smallest number. `doc` is one sentence for `weft devices --options`.
+    Set `saved` if an optimised network depends on the value: the network then keeps it, also in a file, and is loaded
+    with it. A file may come from a stranger, so do not save memory limits, caches or anything else that the loading
+    user should decide.
     """
 
     name: str
@@ -56,7 +56,7 @@ class BackendOption:
         return {bool: "True or False", int: "a whole number", float: "a number", str: "a text"}[self.kind] + least
 
     def value(self, given: object) -> Value | None:
-        """Return a given value in the option's type, or None if it is not one that the option takes."""
+        """Return a given value in the option's type, or None if the option does not take it."""
         made: Value | None = None
         if self.kind is bool:
             made = bool(given) if isinstance(given, (bool, np.bool_)) else None
@@ -74,7 +74,7 @@ class BackendOption:
         return None if too_small else made
 
     def parse(self, text: str) -> object:
-        """Return what a text on the command line means; the text itself where it means nothing of this type."""
+        """Return the meaning of a command-line text; the text itself if it has no meaning in this type."""
         if self.kind is bool:
             return _WORDS.get(text.strip().lower(), text)
         try:
@@ -96,7 +96,7 @@ class BackendOption:
 
 
 class Options(Mapping[str, Value]):
-    """Values by name, which never change: options can be a key, such as of the devices that were opened with them."""
+    """Immutable values by name, hashable so that they can be keys, such as of opened devices."""
 
     __slots__ = ("_values",)
 
@@ -123,31 +123,31 @@ NO_OPTIONS = Options()
 
 
 class Declares(Protocol):
-    """What has options: a creator."""
+    """An object with options: a creator."""
 
     id: str
 
     @property
     def options(self) -> Sequence[BackendOption]:
-        """Return what is declared."""
+        """Return the declared options."""
         ...
 
 
 def check_declared(creator: Declares) -> None:
-    """Raise BackendError unless what a creator declares are options, each with a name of its own."""
+    """Raise BackendError unless a creator declares a list of options with distinct names."""
     given: object = creator.options
     problems: list[str] = []
     if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
-        problems.append(f"options is {brief(repr(given))}, which is no list of BackendOption")
+        problems.append(f"options is {brief(repr(given))}, which is not a list of BackendOption")
     else:
         for each in given:
-            wrong = each.problem() if isinstance(each, BackendOption) else f"{brief(repr(each))} is no BackendOption"
+            wrong = each.problem() if isinstance(each, BackendOption) else f"{brief(repr(each))} is not a BackendOption"
             problems += [wrong] if wrong else []
         names = [each.name for each in given if isinstance(each, BackendOption)]
         problems += [f"{name!r} is declared twice" for name in dict.fromkeys(names) if names.count(name) > 1]
     if problems:
         raise BackendError(
-            "the options of a backend are not declared as they must be",
+            "a backend declares its options wrongly",
             where=type(creator).__name__,
             why="; ".join(problems),
             fix='write options = (weft.BackendOption("name", default, "What it does."),)',
@@ -155,20 +155,20 @@ def check_declared(creator: Declares) -> None:
 
 
 def defaults(creator: Declares) -> Options:
-    """Return the options of a creator as they are if nobody gives any."""
+    """Return the default values of a creator's options."""
     return Options({each.name: each.default for each in creator.options})
 
 
 def kept_by_networks(creator: Declares, values: Mapping[str, Value]) -> Options:
-    """Return those of a creator's options that an optimised network keeps: declared `saved`, and not the defaults."""
+    """Return the options that an optimised network keeps: declared `saved`, and not at their defaults."""
     depends = {each.name: each.default for each in creator.options if each.saved}
     return Options({k: v for k, v in values.items() if k in depends and depends[k] != v})
 
 
 def problems_of(creator: Declares, given: object) -> list[str]:
-    """Return what is wrong with the values that are given for one backend."""
+    """Return what is wrong with the values given for one backend."""
     if not isinstance(given, Mapping):
-        return [f"{creator.id!r} has {brief(repr(given))}, which is no dict of values by name"]
+        return [f"{creator.id!r} has {brief(repr(given))}, which is not a dict of values by name"]
     known = {each.name: each for each in creator.options}
     problems = []
     for name, value in given.items():
@@ -184,7 +184,7 @@ def problems_of(creator: Declares, given: object) -> list[str]:
 
 
 def taken(creator: Declares, given: Mapping[str, object]) -> dict[str, Value]:
-    """Return values for one backend in their types; ConfigError has all that are wrong."""
+    """Return the values for one backend in their types; ConfigError lists all that are wrong."""
     problems = problems_of(creator, given)
     if problems:
         raise wrong_options(problems)

@@ -1,8 +1,8 @@
-"""What backends answer, held against the contract: whatever else they return is a BackendError that shows it.
+"""Checks what backends answer against the contract; any other answer is a BackendError that shows it.
 
-`where` names the backend and the callback ("acme:0: AcmeBackend.why_not"). There is one function for each kind of
-answer; the page docs/add-a-backend.md ("What a callback may answer") has the table of callbacks and answers. numpy's
-booleans and whole numbers count as Python's.
+`where` names the backend and the callback ("acme:0: AcmeBackend.why_not"). Each kind of answer has one
+function; docs/add-a-backend.md ("What a callback may answer") lists callbacks and answers. numpy's
+booleans and integers count as Python's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SHOWN = 80
 
 
 def shown(answer: object) -> str:
-    """Return an answer as messages show it, with its type; one that cannot be printed by its type alone."""
+    """Return an answer as messages show it, with its type; only the type if its `repr` fails."""
     if answer is None:
         return "None"
     kind = type(answer).__name__
@@ -37,25 +37,25 @@ def shown(answer: object) -> str:
 
 
 def broken(answer: object, where: str, expected: str, fix: str = "") -> BackendError:
-    """Return the error for an answer that is not what the contract says."""
+    """Return the error for an answer that breaks the contract."""
     name = where.rpartition(".")[2]
     return BackendError(f"{name} returned {shown(answer)}", where=where, why=f"it must return {expected}", fix=fix)
 
 
 def of_kind(answer: object, kind: type[T], where: str, expected: str, fix: str = "") -> T:
-    """Return an answer that is of a class; BackendError if it is not."""
+    """Return the answer if it is of class `kind`; else BackendError."""
     if not isinstance(answer, kind):
         raise broken(answer, where, expected, fix)
     return answer
 
 
 def optional(answer: object, kind: type[T], where: str, expected: str, fix: str = "") -> T | None:
-    """Return an answer that is None or of a class; BackendError if it is neither."""
+    """Return the answer if it is None or of class `kind`; else BackendError."""
     return None if answer is None else of_kind(answer, kind, where, f"{expected}, or None", fix)
 
 
 def reason(answer: object, where: str) -> str | None:
-    """Return the reason of a refusal, or None; BackendError unless it is None or a text that is not blank."""
+    """Return the reason for a refusal, or None; BackendError unless the answer is None or a text that is not blank."""
     if answer is None:
         return None
     if isinstance(answer, str) and answer.strip():
@@ -63,22 +63,22 @@ def reason(answer: object, where: str) -> str | None:
     if isinstance(answer, str):
         expected, fix = "a reason that is not empty, or None", "say in a sentence what the backend lacks"
     else:
-        expected = "the reason of a refusal as a str, or None where the node is taken"
+        expected = "the reason of a refusal as a str, or None to take the node"
         fix = "return None to accept" if answer is False else ""
     raise broken(answer, where, expected, fix)
 
 
 def truth(answer: object) -> bool | None:
-    """Return what an answer means as yes or no, or None if it means neither: True and 1, False and 0."""
+    """Return the answer as a bool, or None if it is not one: True and 1, False and 0."""
     if isinstance(answer, (bool, np.bool_)):
         return bool(answer)
     return bool(answer) if isinstance(answer, Integral) and int(answer) in (0, 1) else None
 
 
 def granted(answer: object, where: str, otherwise: str) -> bool:
-    """Return whether a callback did what it was asked; BackendError for what is no yes or no.
+    """Return whether a callback did what it was asked; BackendError for an answer that is not a bool.
 
-    None is a missing return. `otherwise` says when False is right.
+    None means that a `return` is missing. `otherwise` says when False is right.
     """
     meant = truth(answer)
     if meant is None:
@@ -88,7 +88,7 @@ def granted(answer: object, where: str, otherwise: str) -> bool:
 
 
 def agreed(answer: object, where: str) -> bool:
-    """Return whether whoever was told of something agrees, as None does; BackendError for what is no yes or no."""
+    """Return whether a notified object agrees; None is a yes; BackendError for an answer that is not a bool."""
     meant = True if answer is None else truth(answer)
     if meant is None:
         raise broken(answer, where, "True or None, or False to refuse")
@@ -96,9 +96,9 @@ def agreed(answer: object, where: str) -> bool:
 
 
 def done(answer: object, where: str, what: str) -> None:
-    """Accept the answer of a callback that does something and has nothing to say: None, True, the error code 0.
+    """Accept the answer of a callback that returns no value: None, True, the error code 0.
 
-    ExecutionError, which says `what` failed, for False, another error code, or a sentence; BackendError for all else.
+    ExecutionError, which says that `what` failed, for False, another error code or a sentence; else BackendError.
     """
     if answer is None or answer is True:
         return
@@ -117,7 +117,7 @@ def done(answer: object, where: str, what: str) -> None:
 
 
 def host_array(answer: object, tensor: Tensor, where: str) -> Array | None:
-    """Return the lasting host array of a tensor, or None; BackendError if it has another shape or type."""
+    """Return a tensor's lasting host array, or None; BackendError if its shape or type is wrong."""
     if answer is None:
         return None
     shape, dtype = tensor.storage_shape, tensor.dtype.numpy
@@ -133,7 +133,7 @@ def host_array(answer: object, tensor: Tensor, where: str) -> Array | None:
 
 
 def reported(where: str, name: object, value: object, least: float | None = 0) -> None:
-    """Accept what a backend reports while it is profiled: a text, and a number that is not below `least`."""
+    """Check a report of a profiled backend: the name must be a text, the value a number not below `least`."""
     if not isinstance(name, str):
         raise BackendError(f"a backend reported {shown(name)}", where=where, why="its name must be a text")
     is_number = isinstance(value, Real) and not isinstance(value, (bool, np.bool_)) and not math.isnan(value)
@@ -143,7 +143,7 @@ def reported(where: str, name: object, value: object, least: float | None = 0) -
 
 
 def counters(answer: object, where: str) -> Mapping[str, int]:
-    """Return counters by name; BackendError if they are none."""
+    """Return counters by name; BackendError if the answer is not a mapping of numbers."""
     numbers = isinstance(answer, Mapping) and all(
         isinstance(k, str) and isinstance(v, Real) for k, v in answer.items()
     )
@@ -153,7 +153,7 @@ def counters(answer: object, where: str) -> Mapping[str, int]:
 
 
 def sentences(answer: object, where: str) -> list[str]:
-    """Return a sequence of sentences; BackendError if it is none."""
+    """Return a list of sentences; BackendError if the answer is not a sequence of sentences."""
     if isinstance(answer, str) or not isinstance(answer, Sequence) or not all(isinstance(s, str) for s in answer):
         raise broken(answer, where, "a sequence of sentences", "return [] if there are none")
     return list(answer)

@@ -1,4 +1,4 @@
-"""What a backend may give a runtime besides `Backend` objects: a context, a memory manager, its own timings."""
+"""What a backend may give a runtime besides `Backend` objects: a context, and a memory manager."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from weft.core.contract.backend_options import NO_OPTIONS, Options
 
 
 class BackendContext:
-    """Is told when a network that uses the backend comes and goes (A10); lives as long as the runtime.
+    """Is told when a network that uses the backend is loaded and unloaded (A10); lives as long as the runtime.
 
-    Override what you need. Returning False refuses: the load or the unload stops with an error that names the
-    backend; after an unload it says that cleaning up failed. True and None are a yes. A load that fails
-    or is refused is followed by the two unload notices, to every context that was told of it.
+    Override what you need. Returning False refuses: the load or unload stops with an error that names the
+    backend; from `after_unload` it means that cleaning up failed. True and None agree. If a load fails
+    or is refused, every context that was told of it gets the two unload notices.
     """
 
     options: Options = NO_OPTIONS
-    """The options of the networks that it is told of, a value for each that the creator declares; Weft sets it."""
+    """The options of the networks it is told of: a value for each option of the creator. Weft sets it."""
 
     def before_load(self, network: int) -> bool:
-        """Hear that a network is about to be loaded; return False to refuse it."""
+        """Return False to refuse a network that is about to be loaded."""
         return True
 
     def after_load(self, network: int) -> bool:
-        """Hear that a network was loaded; return False to refuse it."""
+        """Return False to refuse a network that was just loaded."""
         return True
 
     def before_unload(self, network: int) -> bool:
-        """Hear that a network is about to be unloaded; return False to keep it."""
+        """Return False to keep a network that is about to be unloaded."""
         return True
 
     def after_unload(self, network: int) -> bool:
-        """Hear that a network is gone; return False to say that cleaning up failed."""
+        """Clean up after a network that was unloaded; return False if that failed."""
         return True
 
 

@@ -1,7 +1,7 @@
-"""Put the node or device into whatever is raised while it works (contract section 4), and know what is no error.
+"""Adds the node or device to errors raised while it works (contract section 4), and tells errors from other exceptions.
 
-A SystemExit, a GeneratorExit, a KeyboardInterrupt and whatever a signal's handler raises are not the failure of what
-was under way: they pass through Weft as they are, and so does what a function of the user's raises (debug, progress).
+SystemExit, GeneratorExit, KeyboardInterrupt and exceptions from signal handlers are not failures of the work that they
+interrupt, so they pass through Weft unchanged. So do exceptions from a user's function (debug, progress).
 Only a backend that is being discovered cannot end the program (A15).
 """
 
@@ -21,13 +21,13 @@ SHOWN = 8
 
 
 FAILURES = (Exception, SystemExit, GeneratorExit)
-"""What a backend may raise as its own failure while it is looked for, unless a signal's handler raised it."""
+"""What counts as a backend's own failure while it is discovered, unless a signal handler raised it."""
 
 
 def sent_by_signal(e: BaseException) -> bool:
-    """Tell whether the handler of a signal raised an exception: it is the program's then, wherever it came.
+    """Tell whether a signal handler raised an exception; then it belongs to the program, wherever it was raised.
 
-    Handlers are those that are registered now. One that has replaced itself before it raises is not known any more.
+    Only the handlers registered now are known, not one that replaced itself before it raised.
     """
     codes = {_code(h) for h in map(signal.getsignal, signal.valid_signals()) if callable(h)}
     frame = e.__traceback__
@@ -39,19 +39,19 @@ def sent_by_signal(e: BaseException) -> bool:
 
 
 def _code(handler: Callable[..., object]) -> CodeType | None:
-    """Return the code that a handler runs first, or None where that is not Python's."""
+    """Return the code object that a handler runs first, or None if it is not Python code."""
     while isinstance(handler, partial):
         handler = handler.func
     return getattr(handler, "__code__", None) or getattr(type(handler).__call__, "__code__", None)
 
 
 _OF_USER = "_weft_of_user"
-"""The attribute of an exception that came out of a function of the user's."""
+"""Attribute that marks an exception from a user's function."""
 
 
 @contextmanager
 def users_function() -> Iterator[None]:
-    """Let what is raised inside, by a function that the user gave, pass through Weft as it is."""
+    """Let exceptions of a user's function, called inside, pass through Weft unchanged."""
     try:
         yield
     except Exception as e:
@@ -60,17 +60,17 @@ def users_function() -> Iterator[None]:
 
 
 def is_error(e: BaseException) -> bool:
-    """Tell whether an exception is the failure of what was under way."""
+    """Tell whether an exception is a failure of the work that it interrupted."""
     return isinstance(e, Exception) and _OF_USER not in vars(e) and not sent_by_signal(e)
 
 
 def ends_program(e: BaseException) -> bool:
-    """Tell whether an exception is the program's and not to be held against a backend that is examined."""
+    """Tell whether an exception belongs to the program, and not to the backend under examination."""
     return isinstance(e, KeyboardInterrupt) or sent_by_signal(e)
 
 
 def do_all(steps: Iterable[Callable[[], object]]) -> None:
-    """Do every step, whatever some of them raise; then raise the first that is no error, or else the first error."""
+    """Run every step even if some raise; then raise the first exception that is not an error, else the first error."""
     raised: list[BaseException] = []
     try:
         for step in steps:
@@ -81,12 +81,12 @@ def do_all(steps: Iterable[Callable[[], object]]) -> None:
         if raised:
             raise min(raised, key=is_error)
     finally:
-        raised.clear()  # the frames of which hold this one
+        raised.clear()  # the exceptions' frames refer to this one
 
 
 @contextmanager
 def caught(tell: Callable[[Exception], object]) -> Iterator[None]:
-    """Tell of an error that is raised inside, and go on after the block; what is no error passes."""
+    """Report an error raised inside to `tell` and continue after the block; exceptions that are not errors pass."""
     try:
         yield
     except Exception as e:
@@ -96,10 +96,10 @@ def caught(tell: Callable[[Exception], object]) -> Iterator[None]:
 
 
 class blame:  # noqa: N801  (it is read as a function, as contextlib.suppress is)
-    """Add `where` to the errors that are raised inside: a WeftError keeps its class, others become ExecutionError.
+    """Add `where` to errors raised inside: a WeftError keeps its class, others become ExecutionError.
 
-    Those name the callback, too ("AcmeBackend.onResizeEnd"). What is called for each of many nodes is put into a `try`
-    instead, and re-raised within this: then the names are put together for a failure only.
+    The latter name the callback, too ("AcmeBackend.onResizeEnd"). Code that runs for each of many nodes catches errors
+    in a `try` and re-raises them inside this, so that only a failure pays for composing the names.
     """
 
     __slots__ = ("_callback", "_what", "_where")
@@ -125,17 +125,17 @@ class blame:  # noqa: N801  (it is read as a function, as contextlib.suppress is
 
 
 def callback_of(owner: object, name: str) -> str:
-    """Return a callback as messages name it."""
+    """Return a callback's name as messages show it."""
     return f"{type(owner).__name__}.{name}"
 
 
 def at_node(node: Node, device: str) -> str:
-    """Return the place of a failure in one node."""
+    """Return the location of a failure in one node."""
     return f"{_named(node)} on {device}"
 
 
 def at_nodes(nodes: Sequence[Node], device: str) -> str:
-    """Return the place of a failure of a device that ran these nodes and does not say which failed."""
+    """Return the location of a failure on a device that ran these nodes and does not say which failed."""
     named = ", ".join(_named(n) for n in nodes[:SHOWN])
     more = f" and {len(nodes) - SHOWN} more" if len(nodes) > SHOWN else ""
     return f"{device}, which ran {named}{more}"

@@ -15,19 +15,19 @@ from weft.errors import BackendError
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a node has to do at the least; all events of the node name the same."""
+    """The least work that a node must do; all events of the node name the same."""
 
     node: str
     flops: int
-    """As the op counts them, two for a multiply-add."""
+    """As the op counts them: two for a multiply-add."""
     nbytes: int
-    """Of its inputs and weights, each read once, and its outputs, written once; without padding."""
+    """Bytes of its inputs and weights, each read once, and its outputs, written once; without padding."""
 
     @classmethod
     def of(cls, node: str, op: Op, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> Work:
         """Return the work of a node whose shapes are known."""
         written = [prod(t.shape) for t in outputs]
-        # A dict, since a value that is read twice comes from memory once.
+        # A dict, because a value that is read twice comes from memory once.
         read = {t.name: (prod(t.shape), t.dtype.itemsize) for t in inputs if t is not None}
         most, base = max(written, default=0), op.base if isinstance(op, Fused) else op
         nbytes = sum((min(n, most) if base.reads_part else n) * size for n, size in read.values())
@@ -38,25 +38,25 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that took time in the last run: a node, a kernel, a copy, or what a backend calls it."""
+    """Something that took time in the last run: a node, a kernel, a copy, or whatever a backend names."""
 
     device: str
     name: str
     seconds: float
     work: Work | None = None
-    """What the node that it is part of has to do, where the backend says so."""
+    """The work of the node that it belongs to, if the backend says so."""
 
 
 @dataclass(eq=False)
 class Profile:
-    """The events of a session's last run, in the order of their report, and the backends' counters."""
+    """The events of a session's last run, in the order reported, and the backends' counters."""
 
     events: list[Event] = field(default_factory=list)
     _counted: dict[ProfilingContext, dict[str, float]] = field(default_factory=dict)
 
     @property
     def counters(self) -> dict[tuple[str, str], float]:
-        """Return each counter by (device, name): the newest value, summed over the parts of the network there."""
+        """Return each counter by (device, name): the newest values, summed over the network's parts on that device."""
         sums: dict[tuple[str, str], float] = {}
         for context, values in self._counted.items():
             for name, value in values.items():
@@ -64,11 +64,11 @@ class Profile:
         return sums
 
     def keep(self, contexts: Collection[ProfilingContext]) -> None:
-        """Forget the counters of all other contexts: their parts are gone."""
+        """Forget the counters of all other contexts, whose parts no longer exist."""
         self._counted = {c: values for c, values in self._counted.items() if c in contexts}
 
     def seconds(self, device: str | None = None) -> float:
-        """Return the time of all events, or of those of one device."""
+        """Return the total time of all events, or of those of one device."""
         return sum(e.seconds for e in self.events if device in (None, e.device))
 
     def __str__(self) -> str:
@@ -84,9 +84,9 @@ class ProfilingContext:
     profile: Profile
 
     def event(self, name: str, seconds: float, work: Work | None = None) -> None:
-        """Report that something took so long in this run, and which node's work it is part of.
+        """Report how long something took in this run, and which node's work it belongs to.
 
-        BackendError for a name that is no text, and for seconds that are no number from 0 on.
+        BackendError if the name is not a text or the seconds are not a number from 0 on.
         """
         check_answers.reported(f"{self.device}: ProfilingContext.event", name, seconds)
         if work is not None and not isinstance(work, Work):
@@ -98,6 +98,6 @@ class ProfilingContext:
         self.profile.events.append(Event(self.device, name, seconds, work))
 
     def counter(self, name: str, value: float) -> None:
-        """Report the newest value of a counter; BackendError unless that is a number and the name a text."""
+        """Report the newest value of a counter; BackendError unless the value is a number and the name a text."""
         check_answers.reported(f"{self.device}: ProfilingContext.counter", name, value, least=None)
         self.profile._counted.setdefault(self, {})[name] = value

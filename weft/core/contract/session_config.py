@@ -1,4 +1,4 @@
-"""What a session asks of its backends, in the contract's words: devices, storage, memory, precision, power."""
+"""What a session asks of its backends, in the contract's terms: devices, storage, memory, precision, power."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import Enum
 
 
 class ForwardType(Enum):
-    """The kinds of device that can be asked for, with MNN's numbers."""
+    """The kinds of device that a user can ask for, with MNN's numbers."""
 
     CPU = 0
     OPENCL = 3
@@ -23,8 +23,8 @@ class ForwardType(Enum):
 class StorageType(Enum):
     """How long a tensor's memory lives, and whether it is reused.
 
-    STATIC: from acquire to release or the end of the backend; a clear leaves it. For constants.
-    DYNAMIC: from acquire to release, then reused; freed by a clear. For activations.
+    STATIC: from acquire to release or the end of the backend; a clear keeps it. For constants.
+    DYNAMIC: from acquire to release, then reused; a clear frees it. For activations.
     DYNAMIC_SEPERATE (the contract's spelling): from acquire to clear; a release does nothing. For inputs.
     """
 
@@ -34,7 +34,7 @@ class StorageType(Enum):
 
 
 class MemoryMode(Enum):
-    """NORMAL: no limit. LIMIT: thrifty; smaller scratch and no second copies of weights."""
+    """NORMAL: no limit. LIMIT: save memory, with smaller scratch and no second copies of weights."""
 
     NORMAL = "normal"
     LIMIT = "limit"
@@ -43,14 +43,14 @@ class MemoryMode(Enum):
 class Precision(Enum):
     """HIGH: strict fp32. NORMAL: fp32 storage, fp32-class accuracy. LOW: fp16 storage, fp32 accumulation.
 
-    On GPUs with matrix units NORMAL computes convolutions and products with constant weights from sums of two halves
-    for each number: a layer is within about 1e-6 of fp32 by norm. Their activations may reach 1.6e7; beyond that they
-    count as infinite. Those below 2^-6 lose up to 2^-28 (4e-9) each: a layer all of whose activations are about 1e-3
-    is off by 2e-6, and one of 1e-4 by 2e-5. Weights may be of any size. Elsewhere NORMAL is HIGH.
+    On GPUs with matrix units, NORMAL splits each number into two halves to compute convolutions and products with
+    constant weights: a layer is within about 1e-6 of fp32 by norm. Its activations may reach 1.6e7; larger ones become
+    infinite. Activations below 2^-6 lose up to 2^-28 (4e-9) each: a layer whose activations are all about 1e-3
+    is off by 2e-6, and one of 1e-4 by 2e-5. Weights may have any size. On other devices NORMAL is HIGH.
 
-    At HIGH all arithmetic is fp32, though GPUs may spare multiplications of large convolutions by Winograd's method:
-    such a layer is within about 2e-6 of the exact one by norm. Its error goes with the largest of 6 x 6 inputs: one of
-    1e4 among those of 1 leaves 0.2 in outputs near it. Memory mode LIMIT does without, as does `winograd=False`.
+    At HIGH all arithmetic is fp32, but GPUs may use Winograd's algorithm to save multiplications in large convolutions:
+    such a layer is within about 2e-6 of the exact one by norm. Its error follows the largest of 6 x 6 inputs: one of
+    1e4 among inputs of 1 leaves 0.2 in the outputs near it. Memory mode LIMIT and `winograd=False` avoid it.
     """
 
     HIGH = "high"
@@ -59,7 +59,7 @@ class Precision(Enum):
 
 
 class Power(Enum):
-    """A wish about clocks; no backend of Weft can influence them, and the report says so."""
+    """A request about clocks; no backend of Weft can set them, and the report says so."""
 
     NORMAL = "normal"
     HIGH = "high"
@@ -74,13 +74,13 @@ class BackendConfig:
     precision: Precision = Precision.HIGH
     power: Power = Power.NORMAL
     fusing: bool = True
-    """Whether a backend may compute several nodes in one: without, every value is rounded to its stored type."""
+    """Whether a backend may fuse several nodes into one; if not, every value is rounded to its stored type."""
     winograd: bool = True
-    """Whether a convolution may spare multiplications by Winograd's method, at a larger error."""
+    """Whether a convolution may use Winograd's algorithm, with fewer multiplications and a larger error."""
 
     @property
     def switched_off(self) -> tuple[str, ...]:
-        """Return what a backend must not do, by name."""
+        """Return the names of what a backend must not do."""
         return tuple(name for name in ("fusing", "winograd") if not getattr(self, name))
 
 

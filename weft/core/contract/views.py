@@ -1,7 +1,7 @@
 """What a backend may do to its part of a network: `OptimizeSubgraph(view) -> OptimizationViews` (A5).
 
-The names are Arm NN's. Slots are value names: the input slots of a part are the values that it reads and
-does not make, constants aside, and its output slots are the values that it makes and others read.
+The names are Arm NN's. Slots are value names. A part's input slots are the values that it reads and does
+not make, except constants; its output slots are the values that it makes and others read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from weft.errors import BackendError, ModelError
 
 @dataclass(frozen=True, eq=False)
 class SubgraphView:
-    """Nodes of one backend as a graph of their own, to be looked at and not to be changed."""
+    """Nodes of one backend as a graph of their own; read it, do not change it."""
 
     graph: Graph
 
@@ -40,7 +40,7 @@ class SubgraphView:
         return tuple(self.graph.outputs)
 
     def part(self, nodes: Iterable[Node]) -> SubgraphView:
-        """Return some of the nodes as a view of their own, with the slots that they then have."""
+        """Return some of the nodes as a separate view, with the slots they then have."""
         chosen = sorted({self._places[n.name] for n in _nodes(nodes) if n.name in self._places})
         own = [self.graph.nodes[k] for k in chosen]
         made = [o for n in own for o in n.outputs if o]
@@ -48,7 +48,7 @@ class SubgraphView:
         around = replace(self.graph, nodes=near, outputs=[o for o in made if o in self._results])
         return SubgraphView(subgraph(around, self.graph.name, own))
 
-    # A network may have thousands of parts: each is made of what it touches, not of a look at the whole.
+    # A network may have thousands of parts, so making one must not scan the whole network.
 
     @cached_property
     def _places(self) -> dict[str, int]:
@@ -69,7 +69,7 @@ class SubgraphView:
 
 @dataclass(frozen=True, eq=False)
 class Substitution:
-    """A part and the graph that takes its place, with the same input and output slots."""
+    """A part and the graph that replaces it, with the same input and output slots."""
 
     part: SubgraphView
     replacement: Graph
@@ -85,7 +85,7 @@ class FailedPart:
 
 @dataclass(eq=False)
 class OptimizationViews:
-    """What became of a view: every node of it is in exactly one of the four lists."""
+    """The result for a view: every node of it is in exactly one of the four lists."""
 
     substitutions: list[Substitution] = field(default_factory=list)
     failed: list[FailedPart] = field(default_factory=list)
@@ -93,24 +93,24 @@ class OptimizationViews:
     deleted: list[SubgraphView] = field(default_factory=list)
 
     def substitute(self, part: SubgraphView, replacement: Graph) -> None:
-        """Put a graph in the place of a part; its inputs and outputs are the part's."""
+        """Replace a part by a graph with the part's inputs and outputs."""
         _hold(_no_graph(replacement), "substitute")
         self.substitutions.append(Substitution(_part(part, "substitute"), replacement))
 
     def fail(self, part: SubgraphView, reason: str) -> None:
-        """Give a part back, for the next backend that supports it; `reason` is a sentence for the user."""
+        """Give a part back for the next backend that supports it; `reason` is a sentence for the user."""
         self.failed.append(FailedPart(_part(part, "fail"), reason))
 
     def keep(self, part: SubgraphView) -> None:
-        """Leave a part as it is: the backend runs it node by node."""
+        """Leave a part unchanged: the backend runs it node by node."""
         self.untouched.append(_part(part, "keep"))
 
     def delete(self, part: SubgraphView) -> None:
-        """Drop a part whose results nobody reads any more."""
+        """Remove a part whose results nothing reads any more."""
         self.deleted.append(_part(part, "delete"))
 
     def keep_rest(self, view: SubgraphView) -> OptimizationViews:
-        """Leave every node of the view that is in none of the lists as it is, and return these views."""
+        """Keep every node of the view that is in no list yet, and return these views."""
         _part(view, "keep_rest")
         _hold(self._kinds(), "keep_rest")
         known = {n.name for part in self._parts() for n in part.nodes}
@@ -124,7 +124,7 @@ class OptimizationViews:
         return [*changed, *self.untouched, *self.deleted]
 
     def check(self, view: SubgraphView, device: str) -> None:
-        """Raise BackendError, naming the backend and each slot or node, unless the views cover `view` rightly."""
+        """Raise BackendError, naming the backend and each slot or node, unless each node is in exactly one list."""
         problems = self._kinds() or self._problems(view)
         if problems:
             raise BackendError(
@@ -135,16 +135,16 @@ class OptimizationViews:
             )
 
     def _kinds(self) -> list[str]:
-        """Return what in the lists is not what belongs there; a backend may have put it there itself."""
+        """Return the list entries of the wrong type; a backend may have put them there itself."""
         fields = {"substitutions": Substitution, "failed": FailedPart}
         problems = []
         for name in ("substitutions", "failed", "untouched", "deleted"):
             held, kind = getattr(self, name), fields.get(name, SubgraphView)
             if not isinstance(held, list):
-                problems.append(f"{name} is {shown(held)} and no list")
+                problems.append(f"{name} is {shown(held)}, not a list")
                 continue
             strange = [e for e in held if not isinstance(e, kind)]
-            problems += [f"{name} holds {shown(e)}, which is no {kind.__name__}" for e in strange]
+            problems += [f"{name} holds {shown(e)}, which is not a {kind.__name__}" for e in strange]
         if problems:
             return problems
         parts = [*(s.part for s in self.substitutions), *(f.part for f in self.failed)]
@@ -156,10 +156,10 @@ class OptimizationViews:
         return [f"{first} failed with the reason {shown(why)}; write a sentence" for first, why in reasons]
 
     def _problems(self, view: SubgraphView) -> list[str]:
-        """Return what is wrong with parts, slots and reasons."""
+        """Return what is wrong with the parts, slots and reasons."""
         problems = _coverage(view, self._parts())
         for s in self.substitutions:
-            part = view.part(s.part.nodes)  # with the slots that it has, whatever its maker says
+            part = view.part(s.part.nodes)  # the slots it really has, whatever the backend put in the part
             problems += _slots("input", part.inputs, s.replacement.inputs)
             problems += _slots("output", part.outputs, s.replacement.outputs)
             problems += _values(part, s.replacement) or _specs(part, s.replacement)
@@ -178,14 +178,14 @@ class OptimizationViews:
 
 
 def _hold(problems: Sequence[str], method: str, fix: str = "") -> None:
-    """Raise BackendError if something is wrong with what a method of the views was given."""
+    """Raise BackendError if a method of the views was given wrong arguments."""
     if problems:
         where = f"OptimizationViews.{method}"
-        raise BackendError("views were made of what they do not take", where=where, why=problems[0], fix=fix)
+        raise BackendError("OptimizationViews got a wrong argument", where=where, why=problems[0], fix=fix)
 
 
 def _part(part: object, method: str) -> Any:
-    wrong = [] if isinstance(part, SubgraphView) else [f"it got {shown(part)}, which is no SubgraphView"]
+    wrong = [] if isinstance(part, SubgraphView) else [f"it got {shown(part)}, which is not a SubgraphView"]
     _hold(wrong, method, "use view.part(nodes), or the view itself for all of them")
     return part
 
@@ -197,14 +197,14 @@ def _nodes(nodes: Iterable[Node]) -> list[Node]:
     wrong = [n for n in chosen if not isinstance(n, Node)]
     if wrong:
         why = f"it got {shown(wrong[0])}"
-        raise BackendError("part was called with what is no node", where="SubgraphView.part", why=why)
+        raise BackendError("part was called with something that is not a node", where="SubgraphView.part", why=why)
     return chosen
 
 
 def _no_graph(graph: object) -> list[str]:
-    """Return in which way this is no graph at all."""
+    """Return why this object is not a valid Graph."""
     if not isinstance(graph, Graph):
-        return [f"the replacement is {shown(graph)}, which is no Graph"]
+        return [f"the replacement is {shown(graph)}, which is not a Graph"]
     lists = {"inputs": (list, str), "outputs": (list, str), "nodes": (list, Node)}
     for name, (kind, item) in lists.items():
         held = getattr(graph, name)
@@ -233,17 +233,17 @@ def _coverage(view: SubgraphView, parts: list[SubgraphView]) -> list[str]:
 def _slots(kind: str, wanted: Iterable[str], given: Iterable[str]) -> list[str]:
     want, got = dict.fromkeys(wanted), dict.fromkeys(given)
     lost = [f"a substitution lost {kind} slot {s!r}" for s in want if s not in got]
-    return lost + [f"a substitution has {kind} slot {s!r}, which its part has not" for s in got if s not in want]
+    return lost + [f"a substitution has {kind} slot {s!r}, which its part does not have" for s in got if s not in want]
 
 
 def _values(part: SubgraphView, graph: Graph) -> list[str]:
-    """Return what is wrong with the values of a replacement: what it makes, reads and says of them."""
+    """Return what is wrong with the values that a replacement makes, reads and describes."""
     slots = (*part.inputs, *part.outputs)
     before, after = part.graph.specs, graph.specs
     made = {o for n in graph.nodes for o in n.outputs if o}
     known = {*made, *part.inputs, *graph.constants, *part.graph.constants}
     new = "" if part.nodes else ", ".join(repr(n.name) for n in graph.nodes)
-    problems = [f"{new} takes the place of no nodes"] if new else []
+    problems = [f"{new} replaces no nodes"] if new else []
     problems += [f"a substitution makes no value for output slot {o!r}" for o in part.outputs if o not in made]
     problems += [
         f"{n.name!r} reads {i!r}, which is no input slot of its part"
@@ -261,9 +261,9 @@ def _values(part: SubgraphView, graph: Graph) -> list[str]:
 
 
 def _specs(part: SubgraphView, graph: Graph) -> list[str]:
-    """Return where a replacement does not take its inputs, or makes something else than it says or its part made.
+    """Return where a replacement's specs do not match its ops or the part that it replaces.
 
-    What a kernel reads is as large as its spec says, so a wrong one would read memory of others.
+    A kernel reads as much as a spec says, so a wrong spec would read other tensors' memory.
     """
     asked = graph.copy()
     asked.specs = {**graph.specs, **part.graph.specs}
@@ -276,7 +276,7 @@ def _specs(part: SubgraphView, graph: Graph) -> list[str]:
 
 
 def _collisions(graph: Graph, gone: set[str], substitutions: Iterable[Substitution]) -> list[str]:
-    """Return the values that a replacement makes and the network has elsewhere."""
+    """Return the values of replacements whose names the network already uses elsewhere."""
     taken = {*graph.inputs, *(o for n in graph.nodes if n.name not in gone for o in n.outputs)}
     constants = dict(graph.constants)
     problems = []
@@ -284,7 +284,7 @@ def _collisions(graph: Graph, gone: set[str], substitutions: Iterable[Substituti
         for node in s.replacement.nodes:
             for o in (o for o in node.outputs if o):
                 if o in taken or o in constants:
-                    problems.append(f"{node.name!r} makes {o!r}, which the network has already")
+                    problems.append(f"{node.name!r} makes {o!r}, which the network already has")
                 taken.add(o)
         for name, value in s.replacement.constants.items():
             if name in taken:
@@ -299,7 +299,7 @@ def _first(part: SubgraphView) -> str:
 
 
 def subgraph(graph: Graph, name: str, nodes: Iterable[Node]) -> Graph:
-    """Return some nodes of a graph, in the given order, as a graph with slots, constants and specs of its own."""
+    """Return some nodes of a graph, in the given order, as a graph with its own slots, constants and specs."""
     chosen = list(nodes)
     made = {o for n in chosen for o in n.outputs if o}
     read = dict.fromkeys(i for n in chosen for i in n.inputs if i)
@@ -315,14 +315,14 @@ def subgraph(graph: Graph, name: str, nodes: Iterable[Node]) -> Graph:
 
 
 def substitute(graph: Graph, views: OptimizationViews, device: str) -> Graph:
-    """Return the graph with the substitutions made and the deleted parts gone, its nodes sorted."""
+    """Return the graph with the substitutions and deletions made, its nodes sorted."""
     out = graph.copy()
     gone = {n.name for s in views.substitutions for n in s.part.nodes}
     gone |= {n.name for part in views.deleted for n in part.nodes}
     problems = _collisions(graph, gone, views.substitutions)
     if problems:
         why, fix = "; ".join(problems), "choose names with graph.fresh_name"
-        raise BackendError("a substitution takes names that are taken", where=device, why=why, fix=fix)
+        raise BackendError("a substitution uses names that are taken", where=device, why=why, fix=fix)
     last = {s.part.nodes[-1].name: s for s in views.substitutions if s.part.nodes}
     nodes: list[Node] = []
     for node in graph.nodes:
@@ -331,7 +331,7 @@ def substitute(graph: Graph, views: OptimizationViews, device: str) -> Graph:
         elif node.name in last:
             nodes += last[node.name].replacement.nodes
     for s in views.substitutions:
-        # Of its slots and of the rest of the network it says nothing new.
+        # It cannot redefine its slots or values of the rest of the network.
         brought = s.replacement.constants.keys() - graph.constants.keys()
         made = {o for n in s.replacement.nodes for o in n.outputs} | brought
         out.constants |= {v: s.replacement.constants[v] for v in brought}
@@ -342,7 +342,7 @@ def substitute(graph: Graph, views: OptimizationViews, device: str) -> Graph:
         out.nodes = sort_nodes(nodes, {*out.inputs, *out.constants})
     except ModelError as e:
         why = f"{e.what}: {e.why}"
-        raise BackendError("a substitution cannot take the place of its part", where=device, why=why) from e
+        raise BackendError("a substitution cannot replace its part", where=device, why=why) from e
     return out
 
 

@@ -1,1 +1,1 @@
-"""The registry of backends: who is there, and whether its hardware is."""
+"""The registry of backends, and the check whether their hardware is present."""

@@ -1,6 +1,6 @@
 """The registry of backends: by string id and by forward type.
 
-Backends of a program are inserted. Others are found, by a `Finder`, when the registry is first asked: those
+A program inserts its own backends. A `Finder` finds others when the registry is first asked: first those
 that installed packages announce, then those in the folders of `WEFT_DYNAMIC_BACKEND_PATHS`.
 """
 
@@ -53,13 +53,13 @@ _NAME = re.compile(r"([A-Za-z][A-Za-z0-9_]*)(?::(\d+))?")
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A device that was picked: the creator of its backend, its index, why it was picked, and the user's options."""
+    """A chosen device: the creator of its backend, its index, why it was chosen, and the user's options."""
 
     creator: BackendCreator
     index: int
     why: str = ""
     given: Options = NO_OPTIONS
-    """The user's options that are not the defaults."""
+    """The user's options that differ from the defaults."""
     info: DeviceInfo | None = None
 
     @property
@@ -73,12 +73,12 @@ class Choice:
         return Options({**defaults(self.creator), **self.given})
 
     def with_options(self, given: Mapping[str, Value]) -> Choice:
-        """Return the device with these options, which the creator is known to take, and no others."""
+        """Return the device with exactly these options, which the creator must take."""
         usual = defaults(self.creator)
         return replace(self, given=Options({k: v for k, v in given.items() if usual.get(k) != v}))
 
     def prepare(self) -> None:
-        """Have the device opened ahead, if the creator can do that for these options."""
+        """Open the device early, if the creator can do that for these options."""
         if not self.given:
             _note_opened(self.creator)
             self.creator.onPrepare(self.index)
@@ -115,7 +115,7 @@ class Choice:
 
 
 _opened: WeakKeyDictionary[BackendCreator, int] = WeakKeyDictionary()
-"""The process in which each creator first opened a device; a creator that is closed is forgotten."""
+"""The process in which each creator first opened a device; closing a creator removes it."""
 
 
 def _note_opened(creator: BackendCreator) -> None:
@@ -133,7 +133,7 @@ def _close(creator: BackendCreator) -> None:
 
 
 def close_opened() -> None:
-    """Have every creator close the devices that it opened in this process: a forked one leaves its parent's alone."""
+    """Close the devices that creators opened in this process; a forked process does not close its parent's."""
     with BackendRegistry._lock:
         mine = [creator for creator, process in _opened.items() if process == os.getpid()]
     do_all(partial(_close_logged, creator) for creator in mine)
@@ -145,13 +145,13 @@ def _close_logged(creator: BackendCreator) -> None:
 
 
 class BackendRegistry:
-    """Backends by id and forward type; an id or slot can be taken once."""
+    """Backends by id and forward type; each id and type can be taken once."""
 
     _lock = threading.RLock()
-    """Of all registries: a backend that one of them is loading may ask another."""
+    """Shared by all registries: a backend that one of them is loading may ask another."""
 
     _all: ClassVar[WeakSet[BackendRegistry]] = WeakSet()
-    """All that hold backends: a creator is closed when the last of them drops it."""
+    """All registries with backends: a creator is closed when the last of them drops it."""
 
     def __init__(self, finder: Finder | None = None) -> None:
         self.finder = finder
@@ -171,7 +171,7 @@ class BackendRegistry:
     ) -> None:
         """Register a creator under a forward type or an id (and under its own id and type).
 
-        A class of backends will do where there is one device. BackendError if the id or the type is taken.
+        For a single device, a Backend class is enough. BackendError if the id or the type is taken.
         """
         with self._lock:
             self._put(key, Entry(as_creator(creator), origin))
@@ -191,13 +191,13 @@ class BackendRegistry:
         if holder is not None:
             raise BackendError(f"{slot} is taken", why=f"held by {holder}", fix="choose another, or remove the holder")
         creator.id, creator.forward_type = id_, kind
-        # A new dict, for other threads may be reading the old one.
+        # A new dict: other threads may be reading the old one.
         self._by_id = {**self._by_id, id_.lower(): entry}
         if kind is not None:
             self._by_type = {**self._by_type, kind: entry}
 
     def remove(self, key: DeviceName) -> None:
-        """Unregister a backend, and close its devices unless another registry holds it too."""
+        """Unregister a backend, and close its devices unless another registry holds it, too."""
         with self._lock:
             self._drop(self._entry(key))
 
@@ -215,10 +215,10 @@ class BackendRegistry:
     def insert_dynamic(
         self, creator: BackendCreator, origin: str, *, id: str = "", by_path: bool = False, version: str = ""
     ) -> bool:
-        """Register a creator that was found at `origin`, under `id` or its own; tell whether that was done.
+        """Register a creator found at `origin`, under `id` or its own id; return whether that succeeded.
 
-        `version` counts where it has none. It is skipped, with a warning, if the id is taken (the first wins)
-        or cannot be one.
+        `version` is used if the creator has none. If the id is taken (the first wins) or not valid, the creator is
+        skipped with a warning.
         """
         with self._lock:
             name = id or creator.id
@@ -234,21 +234,21 @@ class BackendRegistry:
             return True
 
     def skip(self, origin: str, reason: str, *, by_path: bool = False) -> None:
-        """Warn that what is at `origin` is not used, and remember the reason."""
+        """Warn that the backend at `origin` is not used, and remember the reason."""
         reason = brief(reason)
         plugin_log.warning("%s is skipped: %s", origin, reason, extra={"skipped": origin})
         self._failures[origin] = (reason, by_path)
 
     def rescan(self, paths: Sequence[Folder] | None = None) -> None:
-        """Look in folders again: what came from folders is closed and removed, what is there now is inserted.
+        """Search folders again: close and remove backends that came from folders, insert those there now.
 
-        `paths` take the place of `WEFT_DYNAMIC_BACKEND_PATHS` from now on; None goes back to the variable.
+        `paths` replaces `WEFT_DYNAMIC_BACKEND_PATHS` from now on; None returns to the variable.
         """
         if isinstance(paths, (str, os.PathLike)):
             raise ConfigError(f"{str(paths)!r} is one path, not a list of paths", fix=f"write [{str(paths)!r}]")
         with self._lock:
             if self._searching:
-                raise BackendError("a backend cannot have folders searched while it is being loaded")
+                raise BackendError("a backend cannot start a search of folders while it is being loaded")
             self._search(packages_alone=True)
             self._forget_paths()
             self._paths = None if paths is None else tuple(paths)
@@ -263,7 +263,7 @@ class BackendRegistry:
     def derive(self, paths: Sequence[Folder]) -> BackendRegistry:
         """Return a registry for one runtime: the present backends, but from folders only those in `paths`.
 
-        No paths, no backends from folders. `close` it in the end.
+        With no paths it has no backends from folders. `close` it in the end.
         """
         made = BackendRegistry(self.finder)
         with self._lock:
@@ -278,7 +278,7 @@ class BackendRegistry:
     def close(self) -> None:
         """Unregister the backends that came from folders; all others stay registered.
 
-        Those that no other registry holds are closed; of a derived one, also those that were removed elsewhere.
+        Backends that no other registry holds are closed; a derived registry also closes those removed elsewhere.
         """
         with self._lock:
             self._asked_paths = True
@@ -293,7 +293,7 @@ class BackendRegistry:
 
     @staticmethod
     def _each(close: Callable[[Entry], None], entries: Iterable[Entry]) -> None:
-        """Close one after another, whatever some of them raise; errors are logged."""
+        """Close one entry after another, even if some raise; log the errors."""
 
         def close_one(entry: Entry) -> None:
             with caught(lambda e: plugin_log.warning("closing %s failed: %s: %s", entry, type(e).__name__, e)):
@@ -302,7 +302,7 @@ class BackendRegistry:
         do_all(partial(close_one, entry) for entry in entries)
 
     def _search(self, *, packages_alone: bool = False) -> None:
-        """Find what there is to find, once. What a backend asks while it is loaded is answered without it."""
+        """Find backends, once. Queries from a backend that is being loaded do not start another search."""
         if self.finder is None or (self._asked_packages and self._asked_paths and not self._searching):
             return
         with self._lock:
@@ -323,7 +323,7 @@ class BackendRegistry:
     # -- queries -------------------------------------------------------------------------------------------
 
     def is_registered(self, key: DeviceName) -> bool:
-        """Tell whether there is a backend of that id or forward type; it may be absent still."""
+        """Tell whether a backend has that id or forward type; its hardware may still be absent."""
         self._search()
         return (key.lower() in self._by_id) if isinstance(key, str) else (key in self._by_type)
 
@@ -342,17 +342,17 @@ class BackendRegistry:
         return {e.creator.id: e.origin for e in self._by_id.values()}
 
     def is_known_elsewhere(self, id: str) -> bool:
-        """Tell whether other processes find a backend, too: unless this program registered it by a call."""
+        """Tell whether other processes find the backend, too; they do not if this program registered it by a call."""
         return self.origins().get(id, "registry.insert") not in ("registry.insert", "insertExtraBackendCreator")
 
     @property
     def failures(self) -> dict[str, str]:
-        """Return what was found and is not used: the reason, by where it was found."""
+        """Return the backends that were found and are not used: the reason, by origin."""
         self._search()
         return {origin: reason for origin, (reason, _) in self._failures.items()}
 
     def absent(self) -> dict[str, str]:
-        """Return the backends that cannot run here, each with the reason: no device is there, or none works."""
+        """Return the backends that cannot run here and why: no device is present, or none works."""
         reasons = {}
         for creator in self.creators():
             devices, why = present(creator)
@@ -367,16 +367,16 @@ class BackendRegistry:
         return [d for c in self.creators() for d in present(c)[0] if unusable(c, d.index) is None]
 
     def unusable(self) -> list[tuple[DeviceInfo, str]]:
-        """Return the devices that are there and on which nothing can run, each with the reason."""
+        """Return the devices that are present but unusable, each with the reason."""
         found = [(d, unusable(c, d.index)) for c in self.creators() for d in present(c)[0]]
         return [(d, why) for d, why in found if why is not None]
 
     def take_options(self, given: BackendOptions | None) -> dict[str, dict[str, Value]]:
-        """Return options by backend id, each value in its type; ConfigError has all that are wrong."""
+        """Return options by backend id, each value in its type; ConfigError lists all that are wrong."""
         if given is None:
             return {}
         if not isinstance(given, Mapping):
-            raise wrong_options([f"{brief(repr(given))} is no dict of options by backend"])
+            raise wrong_options([f"{brief(repr(given))} is not a dict of options by backend"])
         problems: list[str] = []
         found: dict[str, tuple[BackendCreator, Mapping[str, object]]] = {}
         for key, values in given.items():
@@ -397,9 +397,9 @@ class BackendRegistry:
     def choose(self, device: DeviceName | Sequence[DeviceName], *, pass_over: bool = True) -> list[Choice]:
         """Return the devices for a name or a list of names in order of preference.
 
-        An id alone means the first device of its backend that works, "id:N" the one with that index and no other.
-        Of several names, those whose device is absent or unusable are passed over with a warning, and the next
-        choice says so; if all are, or without `pass_over`, NoDevice has the reasons.
+        An id alone means the first device of its backend that works; "id:N" means exactly the device with that index.
+        In a list, absent or unusable devices are skipped with a warning, and the next choice says so. If all are, or
+        without `pass_over`, NoDevice gives the reasons.
         """
         names = [device] if isinstance(device, (str, ForwardType)) else device
         if not isinstance(names, Sequence) or not names:
@@ -482,7 +482,7 @@ class BackendRegistry:
         return Choice(creator, index, info=info)
 
     def find(self, key: DeviceName) -> BackendCreator:
-        """Return the creator of that id or forward type; NoDevice with the registered ids if there is none."""
+        """Return the creator of that id or forward type; NoDevice lists the registered ids if there is none."""
         return self._entry(key).creator
 
     def _entry(self, key: DeviceName) -> Entry:
@@ -514,5 +514,5 @@ registry = BackendRegistry()
 
 
 def insertExtraBackendCreator(key: DeviceName, creator: BackendCreator | type[Backend]) -> None:
-    """Register a backend under a forward type (USER_0 ...) or an id; a taken one is refused, naming the holder."""
+    """Register a backend under a forward type (USER_0 ...) or an id; if it is taken, BackendError names the holder."""
     registry.insert(key, creator, origin="insertExtraBackendCreator")

@@ -1,4 +1,4 @@
-"""What the registry holds: creators, with where they came from; and what finds them."""
+"""Entries of the registry: creators with their origins; and the protocol of what finds them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WEFT = "weft"
 
 
 def checked_version(version: object, what: str) -> tuple[int, int]:
-    """Return the version of the interface that a backend was written for; BackendError if it cannot be used here."""
+    """Return the interface version that a backend was written for; BackendError if it cannot be used here."""
     parts = version if isinstance(version, (tuple, list)) else ()
     are_numbers = all(isinstance(p, Integral) and not isinstance(p, bool) and int(p) >= 0 for p in parts)
     if len(parts) != 2 or not are_numbers:
@@ -48,7 +48,7 @@ def checked_version(version: object, what: str) -> tuple[int, int]:
 
 
 def check_creator(creator: BackendCreator) -> None:
-    """Raise BackendError if what a creator says of itself is not what the contract says, however it arrived."""
+    """Raise BackendError if a creator's attributes break the contract, however it was registered."""
     if creator.api_version is not None:
         creator.api_version = checked_version(creator.api_version, "api_version is")
     rank: object = creator.auto_rank
@@ -63,12 +63,12 @@ def check_creator(creator: BackendCreator) -> None:
     }
     wrong = [f"{name} is {brief(repr(value))}, not {kind}" for name, (value, fits, kind) in facts.items() if not fits]
     if wrong:
-        raise BackendError("a backend's creator is not made as it must be", why="; ".join(wrong))
+        raise BackendError("a backend's creator has wrong attributes", why="; ".join(wrong))
     check_declared(creator)
 
 
 class ClassCreator(BackendCreator):
-    """Makes backends of a class that has no creator of its own: one device, which is there if the class is complete."""
+    """Makes backends of a class without a creator of its own: one device, present if the class is complete."""
 
     def __init__(self, made: type[Backend]) -> None:
         self.made, self.version, self.options = made, made.version, made.options
@@ -86,7 +86,7 @@ class ClassCreator(BackendCreator):
         return self.made(info)
 
     def devices(self) -> list[DeviceInfo]:
-        """Return the one device, named after the class; what computes in the host's memory is software."""
+        """Return the one device, named after the class; a host memory backend counts as software."""
         return [DeviceInfo(self.id, 0, self.made.__name__, self.version, software=self.made.host_memory)]
 
 
@@ -114,13 +114,13 @@ def _made(kind: type[BackendCreator]) -> BackendCreator:
 
 
 def version_of(creator: BackendCreator) -> str:
-    """Return a backend's own version, or that of what it was found in; "" is that of Weft."""
+    """Return a backend's own version, or that of where it was found; "" means Weft's."""
     return creator.version or creator.found_version
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A registered creator, and where it came from: "weft", a call, an entry point or a file."""
+    """A registered creator and its origin: "weft", a call, an entry point or a file."""
 
     creator: BackendCreator
     origin: str
@@ -136,7 +136,7 @@ class Finder(Protocol):
     """Finds backends outside the program and gives them to `insert_dynamic`; it raises nothing."""
 
     def insert_installed(self, registry: BackendRegistry) -> None:
-        """Insert what installed packages announce."""
+        """Insert the backends that installed packages announce."""
 
     def insert_from(self, registry: BackendRegistry, paths: Sequence[Folder]) -> None:
-        """Insert what lies in folders."""
+        """Insert the backends found in folders."""

@@ -1,4 +1,4 @@
-"""What a creator says of its hardware, held against the contract: whoever does not answer properly is absent."""
+"""Checks what a creator says about its hardware; a creator that does not answer properly counts as absent."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def described(error: BaseException) -> str:
 
 
 def present(creator: BackendCreator) -> tuple[list[DeviceInfo], str | None]:
-    """Return the devices of a kind in the order of their indices; or none, and why nothing of it can run here.
+    """Return the devices of a kind in the order of their indices; or none, and why none of it can run here.
 
-    They bear the creator's id, whatever they were given. A creator that fails to answer is absent, with what
-    it raised or returned as the reason.
+    Devices get the creator's id, whatever id they were given. A creator that fails to answer is absent; the reason is
+    what it raised or returned.
     """
     asked = "absent"
     try:
@@ -44,7 +44,7 @@ def present(creator: BackendCreator) -> tuple[list[DeviceInfo], str | None]:
 
 
 def unusable(creator: BackendCreator, index: int) -> str | None:
-    """Return why nothing can run on a device that is there, or None; a creator that fails to answer gives a reason."""
+    """Return why nothing can run on a present device, or None; a failure of the creator to answer is a reason, too."""
     try:
         why: object = creator.unusable(index)
     except FAILURES as e:
