@@ -165,8 +165,8 @@ def test_M14_all_that_is_wrong_is_said_at_once(creator: WithOptions) -> None:
 @pytest.mark.parametrize(
     ("declared", "why"),
     [
-        ("gain", "options is 'gain', which is no list"),
-        (3, "options is 3, which is no list"),
+        ("gain", "options is 'gain', which is not a list"),
+        (3, "options is 3, which is not a list"),
         (["gain"], "'gain' is not a BackendOption"),
         ([GAIN, GAIN], "'gain' is declared twice"),
         ([weft.BackendOption("Gain", 1, "x")], "'Gain' is no name for an option"),

@@ -225,7 +225,7 @@ def test_a_process_that_hangs_or_cannot_try_says_so(
         assert driver_trial._tried_in_child("no such device") == (False, None)
         m.setattr(child_process, "start", lambda *_, **__: (_ for _ in ()).throw(OSError(12, "no memory")))
         assert driver_trial._tried_in_child("any") == (False, None)
-    assert ["used untried" in r.message for r in caplog.records] == [True, True]
+    assert ["used without a test" in r.message for r in caplog.records] == [True, True]
     monkeypatch.setattr(driver_trial, "TIMEOUT", 0.001)
     tried, why = driver_trial._tried_in_child(driver_trial.facts_of(devices, 0))
     assert tried and why is not None and "did not end within 0.001 s" in why

@@ -1,1 +1,1 @@
-"""The OpenCL devices; nothing here imports pyopencl before a device is asked for."""
+"""The OpenCL devices; nothing here imports pyopencl before a caller asks for a device."""

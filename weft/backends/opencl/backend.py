@@ -6,4 +6,4 @@ from weft.backends.gpu.backend import GpuBackend
 
 
 class OpenCLBackend(GpuBackend):
-    """Run a pipeline through OpenCL; `addCreator` on this class replaces an op on OpenCL alone."""
+    """Runs a pipeline through OpenCL; `addCreator` on this class replaces an op on OpenCL alone."""

@@ -1,4 +1,4 @@
-"""What an OpenCL device can do: its limits as they are, and the units that its driver does not name."""
+"""What an OpenCL device can do: its limits, and matrix units that its driver does not report."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from weft.backends.gpu.device.device import DeviceCaps
 
 _NVIDIA_LOCAL_MEMORY = 48 * 1024 - 1
 _NVIDIA_ITEMS = 256
-"""Its compiler does not look at the size of a group, and may give each item so many registers that no more fit."""
+"""NVIDIA's compiler ignores the work-group size and may use so many registers per work-item that no more fit."""
 _MAX_GRID = ((1 << 31) - 1, 65535, 65535)
 
 
@@ -17,7 +17,7 @@ def caps_of(device: cl.Device) -> DeviceCaps:
     x, y, z = (int(size) for size in device.max_work_item_sizes[:3])
     local = int(device.local_mem_size)
     items = int(device.max_work_group_size)
-    if "NVIDIA" in device.platform.name:  # larger launches fail there, or larger groups, whatever is reported
+    if "NVIDIA" in device.platform.name:  # beyond these limits launches fail there, whatever it reports
         local, items = min(local, _NVIDIA_LOCAL_MEMORY), min(items, _NVIDIA_ITEMS)
     return DeviceCaps(
         max_local_items=items,
@@ -39,12 +39,12 @@ def caps_of(device: cl.Device) -> DeviceCaps:
 
 
 def _has_matrix_units(device: cl.Device) -> bool:
-    """Tell whether it is an NVIDIA GPU of compute capability 8.0 or later, whose compiler takes PTX within C."""
+    """Tell whether it is an NVIDIA GPU of compute capability 8.0 or later, whose compiler accepts PTX in C."""
     return _capability(device) >= (8, 0)
 
 
 def _capability(device: cl.Device) -> tuple[int, int]:
-    """Return the compute capability of an NVIDIA GPU, (0, 0) of anything else."""
+    """Return the compute capability of an NVIDIA GPU; (0, 0) for other devices."""
     try:
         if "NVIDIA" in device.platform.name:
             return int(device.compute_capability_major_nv), int(device.compute_capability_minor_nv)

@@ -66,7 +66,7 @@ def words(code: int) -> str:
 
 
 def failure(code: int, what: str, where: str, *, waiting: bool = False) -> DeviceError:
-    """Return the exception for an error code; `waiting`: it was reported for work that had been accepted."""
+    """Return the exception for an error code; `waiting`: it was reported for work that the driver had accepted."""
     if code in _MEMORY:
         return OutOfMemory(what, where=where, why=words(code), fix="use a smaller batch, or precision low")
     if code in (_LOST_WHEN_WAITING if waiting else _LOST_AT_ONCE):
@@ -78,7 +78,7 @@ def failure(code: int, what: str, where: str, *, waiting: bool = False) -> Devic
 
 
 def listed(labels: Sequence[str]) -> str:
-    """Return the labels of a recording as one line."""
+    """Return a recording's labels as one line."""
     named = list(dict.fromkeys(label for label in labels if label))
     more = f" and {len(named) - _SHOWN_LABELS} more" if len(named) > _SHOWN_LABELS else ""
     return (", ".join(named[:_SHOWN_LABELS]) or "no labels") + more

@@ -1,9 +1,9 @@
-"""Processes that compile kernels side by side, for a driver that compiles one kernel of a process at a time.
+"""Child processes that compile kernels in parallel, for drivers that compile one kernel per process at a time.
 
-NVIDIA's OpenCL driver is one: threads gain nothing there. A process has to open the device first, so they are
-started when a few kernels had to be compiled, and until they are ready the program compiles by itself. What they
-compile is in the cache on disk, from which the program loads it; what they refuse, or fail at, the program compiles
-itself, so that errors are its own. They end when nobody `hold`s them any more, and with the program.
+NVIDIA's OpenCL driver is one: threads gain nothing there. A child process must open the device first, so they are
+started only after a few kernels were compiled; until they are ready, the program compiles by itself. They put their
+results into the cache on disk, and the program loads them. Kernels that they refuse or fail at, the program compiles
+itself, so that it raises the error. They end when no block `hold`s them any more, and with the program.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from weft.kernels.source import KernelSource
 log = logging.getLogger("weft.opencl")
 
 LEAST = 6
-"""Kernels that must have been asked for before processes are started."""
+"""Kernels to be requested before child processes are started."""
 MOST = 8
 MARK = b"weft-compiler "
-"""How the lines of answers begin: drivers print what they like."""
+"""The start of each answer line: drivers print lines of their own."""
 TIMEOUT = 60.0
-"""Seconds after which a process that does not answer is given up."""
+"""Seconds without an answer after which a child process is given up."""
 _LENGTH = struct.Struct("<Q")
 
 
 def process_count() -> int:
-    """Return how many processes compile: `WEFT_BUILD_PROCESSES`, or as many as half of the cores, up to a limit."""
+    """Return how many child processes compile: `WEFT_BUILD_PROCESSES`, or half as many as cores, up to a limit."""
     given = config.build_processes()
     mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(MOST, mine // 2) if given is None else given
 
 
 class Compilers:
-    """The processes of one device. It may be used from several threads."""
+    """The compiling child processes of one device; several threads may use it."""
 
     def __init__(self, device: Mapping[str, Any], count: int) -> None:
-        """`device` says which one it is (see `main`); with a `count` of 0 there are none."""
+        """Prepare for the device that `device` describes (see `main`); a `count` of 0 means no child processes."""
         usable = count > 0 and config.cache_enabled() and child_process.has_interpreter()
         self._device, self._count = json.dumps(device), count if usable else 0
         self._lock = threading.Lock()
@@ -58,7 +58,7 @@ class Compilers:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Let processes be started, and keep them, while a block runs."""
+        """Allow child processes to start, and keep them, while a block runs."""
         with self._lock:
             self._held += 1
         try:
@@ -70,17 +70,17 @@ class Compilers:
                 if not self._held:
                     self._asked, self._begun = 0, []
                     self._ready.clear()
-            for process in ended:  # a context takes its time to close
+            for process in ended:  # closing a context takes time
                 threading.Thread(target=process.end, name="weft-compilers", daemon=True).start()
 
     def compile(self, source: KernelSource, values: Mapping[str, int | float]) -> bool:
-        """Have a process compile a kernel into the cache on disk; False if none is free, or it did not."""
+        """Have a child process compile a kernel into the cache on disk; False if none is free or it failed."""
         process = self._take()
         if process is None:
             return False
         try:
             done = process.compile(source, values)
-        except (OSError, EOFError, TimeoutError, ValueError) as e:  # ValueError: of a file that is closed
+        except (OSError, EOFError, TimeoutError, ValueError) as e:  # ValueError: its pipe is closed
             log.info("a process that compiles is given up: %r", e)
             process.kill()
             return False
@@ -104,14 +104,14 @@ class Compilers:
             log.info("processes that compile cannot be started: %s", e)
 
     def _offer(self, process: _Process) -> None:
-        """Let others take a process that has nothing to do, unless it ends because nobody holds it any more."""
+        """Make an idle child process available, unless it is ending because no block holds it any more."""
         with self._lock:
             if process in self._begun:
                 self._ready.append(process)
 
 
 class _Process:
-    """One process; it calls `ready` with itself, in a thread, when it has the device open."""
+    """One child process; a thread calls `ready` with it once it has opened the device."""
 
     def __init__(self, device: str, ready: Any) -> None:
         program = child_process.program(__name__)
@@ -127,7 +127,7 @@ class _Process:
                 ready(self)
 
     def compile(self, source: KernelSource, values: Mapping[str, int | float]) -> bool:
-        """Return whether the kernel is in the cache now; an error of its files if the process has ended, or is to."""
+        """Return whether the kernel is in the cache now; raise the pipes' error if the process has ended."""
         task = pickle.dumps((source, dict(values)))
         assert self._popen.stdin is not None
         self._popen.stdin.write(_LENGTH.pack(len(task)) + task)
@@ -140,12 +140,12 @@ class _Process:
         except Empty:
             raise TimeoutError("a process that compiles does not answer") from None
         if not answer:
-            self._answers.put(answer)  # for whoever asks next
+            self._answers.put(answer)  # for the next caller
             raise EOFError
         return answer
 
     def _listen(self) -> None:
-        """Queue the answers, and an empty one when the process ends: a pipe has no reads with a timeout on Windows."""
+        """Queue the answers, and an empty one when the process ends; Windows cannot read a pipe with a timeout."""
         assert self._popen.stdout is not None
         for line in self._popen.stdout:
             if line.startswith(MARK):
@@ -153,11 +153,11 @@ class _Process:
         self._answers.put(b"")
 
     def kill(self) -> None:
-        """End it at once."""
+        """End the process at once."""
         self._popen.kill()
 
     def end(self) -> None:
-        """Let it end, and wait for that."""
+        """Let the process end, and wait for it."""
         assert self._popen.stdin is not None and self._popen.stdout is not None
         with suppress(OSError):
             self._popen.stdin.close()
@@ -166,15 +166,15 @@ class _Process:
         except subprocess.TimeoutExpired:
             self._popen.kill()
             self._popen.wait()
-        self._listener.join()  # who waits for an answer hears of the end
+        self._listener.join()  # it tells waiting callers of the end
         self._popen.stdout.close()
 
 
-# -- the side of a process -------------------------------------------------------------------------------------
+# -- in the child process ---------------------------------------------------------------------------------------
 
 
 def main(text: str) -> None:
-    """Compile what comes, on the device that is meant, until there is no more; then end without the driver's say."""
+    """Compile tasks from stdin on the given device until stdin closes; then exit without the driver's exit code."""
     import sys
 
     import pyopencl as cl
@@ -193,7 +193,7 @@ def main(text: str) -> None:
         try:
             programs.get(*pickle.loads(task))
             _say(b"done")
-        except Exception:  # the program compiles it itself, and says why it is refused
+        except Exception:  # the program compiles it again and reports the error
             _say(b"refused")
         programs.close()
     os._exit(0)
@@ -205,5 +205,5 @@ def _next(stream: BinaryIO) -> bytes | None:
 
 
 def _say(word: bytes) -> None:
-    # In a line of its own, whatever a driver printed before.
+    # On a line of its own: a driver may have printed before.
     os.write(1, b"\n" + MARK + word + b"\n")

@@ -1,4 +1,4 @@
-"""Registers OpenCL: what must be installed, which devices there are, how one is opened."""
+"""Registers OpenCL: what must be installed, which devices exist, how one is opened."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class OpenCLCreator(GpuCreator):
     auto_rank = 2
 
     def missing(self) -> str | None:
-        """Return why there is no OpenCL here."""
+        """Return why OpenCL is missing here, or None."""
         return absent_reason()
 
     def devices(self) -> list[DeviceInfo]:
@@ -30,17 +30,17 @@ class OpenCLCreator(GpuCreator):
         return enumerate_devices()
 
     def unusable(self, index: int) -> str | None:
-        """Return why nothing runs on a device that a driver lists: a small kernel is tried on it."""
+        """Return why a listed device is unusable, or None: tries a small kernel on it."""
         return why_unusable(index)
 
     def backend_class(self) -> type[GpuBackend]:
-        """Return the class of the backends, to which creators of single ops can be added."""
+        """Return the backend class, to which creators of single ops can be added."""
         from weft.backends.opencl.backend import OpenCLBackend
 
         return OpenCLBackend
 
     def open(self, index: int) -> GpuDevice:
-        """Open a device; pyopencl is imported only now."""
+        """Open a device; imports pyopencl."""
         from weft.backends.opencl.device import open_device
 
         return open_device(index, OpenCLDialect())

@@ -35,7 +35,7 @@ _TOUCH_FROM = 1 << 20
 
 
 def open_device(index: int, dialect: Dialect) -> OpenCLDevice:
-    """Return the OpenCL device of this index, opened; NoDevice says which there are."""
+    """Open and return the OpenCL device with this index; NoDevice lists the present ones."""
     device = raw_device(index)
     info = describe(device, index)
     try:
@@ -45,11 +45,10 @@ def open_device(index: int, dialect: Dialect) -> OpenCLDevice:
 
 
 class OpenCLDevice(GpuDevice):
-    """An OpenCL device with one context and, per thread, one in-order queue and one for uploads beside it.
+    """An OpenCL device with one context. Each thread has one in-order queue, and a second queue for uploads.
 
-    What one thread submits and copies happens in that order, after what it sent before. Between threads, wait for
-    a recording before another thread builds on its results; an upload is finished when it returns, a download waits
-    for all.
+    One thread's work and copies run in the order in which it sent them. Another thread must wait for a recording before
+    it uses its results. An upload is finished when it returns; a download waits for the work of all threads.
     """
 
     def __init__(self, info: DeviceInfo, caps: DeviceCaps, dialect: Dialect, device: cl.Device) -> None:
@@ -75,11 +74,11 @@ class OpenCLDevice(GpuDevice):
         self.programs = Programs(self._context, device, self.compilers)
 
     def _learn(self) -> None:
-        """Take over what pays on such a device: the CPU as one takes the cores that copy."""
+        """Set what pays on such a device: on a CPU, overlap takes cores from the copies."""
         self.sends_ahead = self.computes_ahead = not self.caps.software
 
     def pretend(self, profile: DeviceProfile) -> None:
-        """Have less than there is."""
+        """Pretend to have less than the device has."""
         super().pretend(profile)
         self._learn()
 
@@ -109,10 +108,10 @@ class OpenCLDevice(GpuDevice):
         return buffer
 
     def free(self, buffer: GpuBuffer) -> None:
-        """Give a buffer back; a second time, or in a forked process, it does nothing.
+        """Release a buffer; a second time, or in a forked process, this does nothing.
 
-        Only references are dropped: the driver frees the memory with the last of them, so that a numpy
-        view of pinned memory, or a recording not yet released, never points to nothing.
+        It only drops references: the driver frees the memory with the last one, so a numpy
+        view of pinned memory or an unreleased recording never points to freed memory.
         """
         if fork_guard.why_not():
             return
@@ -159,7 +158,7 @@ class OpenCLDevice(GpuDevice):
     # -- kernels and recordings ------------------------------------------------------------------------
 
     def compile(self, source: KernelSource, values: Mapping[str, int | float]) -> OpenCLKernel:
-        """Return the kernel with these constants, from memory, from the disk cache, or freshly built."""
+        """Return the kernel with these constants, from memory, from the disk cache, or newly built."""
         self._need_open()
         check_kernel(source, values, self.caps, self._where)
         kernel = self.programs.get(source, values)
@@ -168,13 +167,13 @@ class OpenCLDevice(GpuDevice):
         return kernel
 
     def hold_kernels(self, count: int) -> None:
-        """Hold so many programs beside those in use, those that were asked for last."""
+        """Keep the `count` most recently used programs, besides those in use."""
         self.programs.hold(count)
         with self._lock:
             self.stats.live_kernels = self.programs.held
 
     def building(self) -> AbstractContextManager[None]:
-        """Let processes compile side by side where the driver does not."""
+        """Let child processes compile in parallel where the driver does not."""
         return self.compilers.hold()
 
     def record(self, commands: Sequence[Command], profile: bool = False) -> Recording:
@@ -192,18 +191,18 @@ class OpenCLDevice(GpuDevice):
         return recording
 
     def submit(self, recording: Recording) -> None:
-        """Enqueue a recording on the calling thread's queue and make the device start."""
+        """Enqueue a recording on the calling thread's queue and start the device."""
         if recording.profile:
             self._submit_profiled(recording)
         else:
             self._start(recording, self._queues.current)
 
     def send(self, recording: Recording) -> None:
-        """Enqueue uploads on a queue of their own, beside which the device computes."""
+        """Enqueue uploads on the upload queue; the device computes meanwhile."""
         self._start(recording, self._queues.uploads)
 
     def wait(self, recording: Recording) -> None:
-        """Wait until the last submit of the recording is done; in a forked process it would never be."""
+        """Wait until the last submit of the recording is done; do nothing in a forked process, where it never ends."""
         queue = recording.queue
         if queue is None or fork_guard.why_not():
             return
@@ -220,7 +219,7 @@ class OpenCLDevice(GpuDevice):
             raise failure(code, what, self._where, waiting=True)
 
     def queued_seconds(self, commands: Sequence[Command]) -> float | None:
-        """Return the span of commands that wait in a queue as a whole; None on a CPU, whose events are right."""
+        """Return the duration of commands enqueued as a whole; None on a CPU, whose event times are right."""
         if self.caps.software or self._native is None:
             return None
         recording = self.record(commands)
@@ -237,7 +236,7 @@ class OpenCLDevice(GpuDevice):
             self.release(recording)
 
     def release(self, recording: Recording) -> None:
-        """Free a recording's kernels and pieces of buffers; a second time, or in a forked process, it does nothing."""
+        """Free a recording's kernels and sub-buffers; a second time, or in a forked process, this does nothing."""
         if fork_guard.why_not():
             return
         with self._lock:
@@ -255,14 +254,14 @@ class OpenCLDevice(GpuDevice):
             raise failure(e.code, "the driver gives no timestamps", self._where) from e
 
     def span(self, recording: Recording, first: int, last: int) -> float | None:
-        """Return seconds from the start of one command to the end of another in the last run, if they are known."""
+        """Return seconds from the start of one command to the end of another in the last run; None if unknown."""
         try:
             return recording.span(first, last)
         except cl.Error as e:
             raise failure(e.code, "the driver gives no timestamps", self._where) from e
 
     def close(self) -> None:
-        """Wait for all work and free everything; later calls raise ClosedError. A forked process has none of it."""
+        """Wait for all work and free everything; later calls raise ClosedError. Does nothing in a forked process."""
         if fork_guard.why_not():
             return
         with self._lock:
@@ -270,7 +269,7 @@ class OpenCLDevice(GpuDevice):
                 return
             self._closed = True
             buffers, recordings = list(self._buffers), list(self._recordings)
-        with suppress(cl.Error):  # a lost device is closed all the same
+        with suppress(cl.Error):  # close a lost device too
             self._queues.finish()
         for recording in recordings:
             self.release(recording)
@@ -293,13 +292,13 @@ class OpenCLDevice(GpuDevice):
             recording.start(queue)
         except DeviceError:
             with suppress(cl.Error):
-                queue.finish()  # what came before the refused command may use what the caller frees now
+                queue.finish()  # earlier commands may use what the caller frees now
             raise
         with self._lock:
             self.stats.submits += 1
 
     def _submit_profiled(self, recording: Recording) -> None:
-        """Run on the queue with timestamps, between the calling thread's earlier and later work."""
+        """Run on the profiling queue, between the calling thread's earlier and later work."""
         with self._profile_lock:
             if self._profile_queue is None:
                 flags = cl.command_queue_properties.PROFILING_ENABLE
@@ -315,7 +314,7 @@ class OpenCLDevice(GpuDevice):
     def _device_memory(self, size: int) -> cl.Buffer:
         handle = cl.Buffer(self._context, cl.mem_flags.READ_WRITE, size)
         if size >= _TOUCH_FROM:
-            # Drivers allocate at first use: use it now, so that a lack of memory shows here and not in a run.
+            # Drivers allocate at first use. Use it now, so that a lack of memory shows here and not in a run.
             cl.enqueue_copy(self._queues.current(), handle, np.zeros(_GRANULE, np.uint8), is_blocking=True)
         return handle
 
@@ -384,7 +383,7 @@ class OpenCLDevice(GpuDevice):
 
 
 def _rounded(nbytes: int) -> int:
-    """Return the size to ask the driver for; not 0, which it refuses."""
+    """Return the size to request from the driver, never 0, which it refuses."""
     return max(-(-nbytes // _GRANULE), 1) * _GRANULE
 
 

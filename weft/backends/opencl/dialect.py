@@ -29,7 +29,7 @@ def _aligned(align: int) -> str:
 
 @dataclass(frozen=True)
 class OpenCLDialect(Dialect):
-    """OpenCL C: constants are macros, fp16 is storage only (vload_half), so cl_khr_fp16 is not needed."""
+    """OpenCL C. Constants are macros; fp16 is storage only (vload_half), so cl_khr_fp16 is not needed."""
 
     name: ClassVar[str] = "opencl"
     prelude: ClassVar[str] = "prelude.opencl.mako"
@@ -37,9 +37,9 @@ class OpenCLDialect(Dialect):
     def assemble(self, parts: KernelParts) -> str:
         """Return prelude, signature, work-group arrays and body.
 
-        No element is written through one argument and touched through another: pieces of one buffer are apart.
-
-        The constants are macros that `compile` defines, or arguments that it puts where LATE_CONSTANTS is.
+        Arguments are `restrict`: no element is written through one and accessed through another, since bound pieces
+        of one buffer do not overlap. Constants are macros that `compile` defines, or arguments that it puts at
+        LATE_CONSTANTS.
         """
         params = ", ".join(
             f"__global {'' if a.written else 'const '}{self._element(a)}* restrict {a.name}" for a in parts.args
@@ -60,7 +60,7 @@ class OpenCLDialect(Dialect):
         return _TYPES[arg.dtype]
 
     def load(self, arg: Arg, index: str) -> str:
-        """Return an element as f32 or i32; of a raw int64 the low half, since indices fit in it."""
+        """Return an element as f32 or i32; of a raw int64 the lower half, which is enough for indices."""
         if arg.dtype is DType.FLOAT16:
             return f"vload_half({index}, {arg.name})"
         if arg.kind == "raw" and arg.dtype is DType.INT64:

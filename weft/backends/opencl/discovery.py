@@ -1,4 +1,4 @@
-"""Which OpenCL devices there are, in which order, and if none, why; imports pyopencl only when it is asked."""
+"""Finds the OpenCL devices and their order, or why there are none; imports pyopencl only when called."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _VENDORS = (
     "intel-opencl-icd)"
 )
 _EMULATION = "FPGA Emulation"
-"""Intel's runtime can bring a second platform, for those who write programs for FPGAs: it is the CPU once more."""
+"""Intel's runtime may bring a second platform, for developing FPGA programs; it is the same CPU again."""
 
 
 def absent_reason() -> str | None:
@@ -47,7 +47,7 @@ def enumerate_devices() -> list[DeviceInfo]:
 
 
 def why_unusable(index: int) -> str | None:
-    """Return why nothing can run on the device of this index and what to install, or None; it is tried for that."""
+    """Return why this device is unusable and what to install, or None; runs a small kernel to find out."""
     devices = raw_devices()
     if not 0 <= index < len(devices):
         return None
@@ -56,10 +56,10 @@ def why_unusable(index: int) -> str | None:
 
 
 def raw_devices() -> list[Any]:
-    """Return pyopencl's device objects in the order of their indices, whatever order the loader has.
+    """Return pyopencl's device objects in the order of their indices, independent of the loader's order.
 
-    GPUs and accelerators come before CPUs. Of the drivers for CPUs, Intel's comes first, as it is the quickest, then
-    others by name, the newest first; the devices of a driver stay in the driver's order.
+    GPUs and accelerators come before CPUs. Of the CPU drivers, Intel's comes first because it is the fastest, then
+    others by name, the newest first. Devices of one driver keep the driver's order.
     """
     cl = import_module("pyopencl")
     found = [(platform, device) for platform in _platforms() for device in _devices_of(platform)]
@@ -76,7 +76,7 @@ def raw_devices() -> list[Any]:
 
 
 def raw_device(index: int) -> Any:
-    """Return pyopencl's device of this index; NoDevice says which there are."""
+    """Return pyopencl's device with this index; NoDevice lists the present ones."""
     reason = absent_reason()
     devices = [] if reason else raw_devices()
     if 0 <= index < len(devices):
@@ -126,5 +126,5 @@ def _devices_of(platform: Any) -> list[Any]:
     cl = import_module("pyopencl")
     try:
         return list(platform.get_devices())
-    except cl.Error:  # a driver without hardware reports it so, and must not hide the other platforms
+    except cl.Error:  # a driver without hardware raises this; it must not hide other platforms
         return []

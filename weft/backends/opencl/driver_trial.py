@@ -1,10 +1,9 @@
-"""Does a device compile and run a kernel? Each is tried once, in a process of its own, before it is relied on.
+"""Tests whether a device compiles and runs a kernel, once, in a child process, before Weft relies on it.
 
-A driver may list a device for which it compiles nothing, such as one that is older than the CPU, or end the process
-when it tries to. So a process that is made for it builds one small kernel, runs it and compares the numbers. A device
-that is right is remembered on disk, with the driver's version and libraries and the kind of CPU, so that an upgrade
-has it tried again; one that is not is tried again by every program that asks for it. `WEFT_SELFTEST` says where it is
-tried, as it does for kernels.
+A driver may list a device for which it compiles nothing, such as a driver older than the CPU, or crash when it
+tries. So a child process builds one small kernel, runs it and compares the numbers. A passed test is kept on disk with
+the driver's version and libraries and the kind of CPU, so that an upgrade repeats the test. A failed test is not kept:
+every program that asks for the device repeats it. `WEFT_SELFTEST` decides where the test runs, as for kernels.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ log = logging.getLogger("weft.opencl")
 
 POCL = "Portable Computing Language"
 TIMEOUT = 120.0
-"""Seconds after which a device that is tried is given up: a driver's first compilation may take long."""
+"""Seconds after which a test is given up: a driver's first compilation may take long."""
 _MARK = "weft-trial "
 _RIGHT = b"right"
 _SCHEMA = 1
@@ -63,13 +62,13 @@ _LASTING_FACTS = (
 )  # fmt: skip
 _lock = threading.Lock()
 _known: dict[str, str | None] = {}
-"""The verdicts of this process, by device."""
+"""This process's verdicts, by device."""
 
 
 def why_unusable(devices: list[cl.Device], index: int) -> str | None:
-    """Return why nothing can run on a device and what to install, or None if it computes what it should.
+    """Return why a device is unusable and what to install, or None if it computes correctly.
 
-    `devices` are all of the machine in the order in which every process finds them.
+    `devices` are all of the machine, in the order in which every process finds them.
     """
     mode = config.selftest()
     if mode == "off":
@@ -83,7 +82,7 @@ def why_unusable(devices: list[cl.Device], index: int) -> str | None:
 
 
 def facts_of(devices: list[cl.Device], index: int) -> str:
-    """Return what a device is known by in every process: what it says of itself, and how many before it say so too."""
+    """Return a device's identity in every process: its own description, and the number of equal ones before it."""
     own = [_described(device) for device in devices]
     return json.dumps((*own[index], own[:index].count(own[index])))
 
@@ -106,7 +105,7 @@ def _tried(device: cl.Device, facts: str, *, in_child: bool) -> str | None:
 
 
 def try_device(device: cl.Device) -> str | None:
-    """Return what is wrong with a device, or None if it built and ran a kernel; its driver may end the process."""
+    """Return what is wrong with a device, or None if it built and ran a kernel; its driver may crash the process."""
     program = None
     try:
         context = cl.Context([device])
@@ -136,12 +135,12 @@ def _log_of(program: Any, device: cl.Device) -> str:
 
 
 def _tried_in_child(facts: str) -> tuple[bool, str | None]:
-    """Return whether a process of its own tried the device, and what was wrong."""
+    """Return whether a child process tried the device, and what was wrong."""
     try:
         program = child_process.program(__name__)
         process = child_process.start(program, facts, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
     except OSError as e:
-        log.warning("an OpenCL device is used untried: %s cannot be started: %s", sys.executable, e.strerror)
+        log.warning("an OpenCL device is used without a test: %s cannot be started: %s", sys.executable, e.strerror)
         return False, None
     with process:
         try:
@@ -153,8 +152,8 @@ def _tried_in_child(facts: str) -> tuple[bool, str | None]:
             process.kill()
     lines = [line[len(_MARK) :] for line in out.decode(errors="replace").splitlines() if line.startswith(_MARK)]
     said = shortened(error.decode(errors="replace"))[:1]
-    if not lines:  # it did not get as far as the device, so that nothing is known of it
-        log.warning("an OpenCL device is used untried: the process that is to try it ended early: %s", said)
+    if not lines:  # it ended before it reached the device, so nothing is known about the device
+        log.warning("an OpenCL device is used without a test: the child process that tests it ended early: %s", said)
         return False, None
     answer = json.loads(lines[-1])
     if answer == "begun":
@@ -176,26 +175,26 @@ def _advice(devices: list[cl.Device], index: int) -> str:
 
 
 def for_the_cpu() -> str:
-    """Return how to get an OpenCL driver for this machine's CPU."""
+    """Return how to install an OpenCL driver for this machine's CPU."""
     pip = sys.platform == "linux" and platform.machine() == "x86_64"
     return f"pip install {pip_driver.PACKAGES}" if pip else "apt install pocl-opencl-icd"
 
 
 @lru_cache(maxsize=1)
 def can_link() -> bool:
-    """Tell whether there is what PoCL needs to link a kernel: a linker and the C library's start files."""
+    """Tell whether PoCL can link kernels: it needs a linker and the C library's start files."""
     start_files = (f for folder in _LIBRARY_FOLDERS for f in Path(folder).glob("crti.o"))
     return sys.platform != "linux" or (shutil.which("ld") is not None and any(start_files))
 
 
 def _machine() -> list[str]:
-    """Return what a compiler may ask of the CPU."""
+    """Return the CPU's features that a compiler may depend on."""
     lines = [platform.machine()]
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
             for line in file:
                 name, colon, value = line.partition(":")
-                if not colon:  # the facts of the first core end here
+                if not colon:  # the first core's facts end here
                     break
                 lines += [value.strip()] if name.strip() in _LASTING_FACTS else []
     except OSError:
@@ -204,7 +203,7 @@ def _machine() -> list[str]:
 
 
 def _loaded_libraries() -> list[tuple[str, int, int]]:
-    """Return path, size and time of the drivers' libraries in this process, where the system tells them."""
+    """Return path, size and time of the driver libraries loaded in this process, where the system tells."""
     names = set(pip_driver.libraries())
     try:
         mapped = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
@@ -221,11 +220,11 @@ def _loaded_libraries() -> list[tuple[str, int, int]]:
     return found
 
 
-# -- the side of the process -----------------------------------------------------------------------------------
+# -- in the child process ----------------------------------------------------------------------------------------
 
 
 def main(facts: str) -> None:
-    """Try the device that is known by its facts; say when that begins and what comes of it."""
+    """Test the device with these facts; print when the test begins and what it finds."""
     from weft.backends.opencl.discovery import raw_devices
 
     devices = raw_devices()
@@ -234,9 +233,9 @@ def main(facts: str) -> None:
             _say("begun")
             _say(try_device(device))
             break
-    os._exit(0)  # what a driver does at the end of a process is not what is tried
+    os._exit(0)  # a driver's crash at exit is not part of the test
 
 
 def _say(answer: str | None) -> None:
-    # In a line of its own, whatever a driver printed before.
+    # On a line of its own: a driver may have printed before.
     os.write(1, f"\n{_MARK}{json.dumps(answer)}\n".encode())

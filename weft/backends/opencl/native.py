@@ -1,4 +1,4 @@
-"""The OpenCL functions of the replay, called through ctypes: no event objects, arguments made once."""
+"""OpenCL functions for the replay, called through ctypes: no event objects, arguments built once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pyopencl as cl
 from weft.backends.opencl import pip_driver
 
 Call = partial[int]
-"""A call with its arguments; it returns the error code."""
+"""A call with its arguments bound; it returns the error code."""
 
 log = logging.getLogger("weft.opencl")
 
@@ -27,9 +27,9 @@ _Sizes = ctypes.c_size_t * 3
 
 
 class NativeCalls:
-    """Makes calls of OpenCL without further arguments; they return the error code.
+    """Builds OpenCL calls with all arguments bound; they return the error code.
 
-    ctypes is given values of the exact C types, so that nothing is converted when a call is made. The
+    ctypes gets values of the exact C types, so that a call converts nothing. The
     queue is one shared `c_void_p`, whose value is set before a replay.
     """
 
@@ -65,13 +65,13 @@ class NativeCalls:
         return partial(self._copy, queue, source_handle, target_handle, *sizes, _ZERO, _NULL, _NULL)
 
     def flush(self, queue: ctypes.c_void_p) -> Call:
-        """Return the call that makes the device start with what is in the queue."""
+        """Return the call that starts the device on what is in the queue."""
         return partial(self._flush, queue)
 
     def finish(self, queue: int) -> int:
         """Wait for all work of a queue; return the error code.
 
-        A thread that waits in pyopencl when the interpreter ends would abort the process.
+        It avoids pyopencl: a thread that waits there when the interpreter exits would abort the process.
         """
         code: int = self._finish(ctypes.c_void_p(queue))
         return code
@@ -86,9 +86,9 @@ class NativeCalls:
 
 @lru_cache(maxsize=1)
 def start_drivers() -> None:
-    """Have the OpenCL loader load and start all drivers, once, without stopping other threads as pyopencl would.
+    """Make the OpenCL loader load and start all drivers once, without blocking other threads as pyopencl would.
 
-    It finds the driver that pip installed, too, unless something else had started it before.
+    It also finds the driver that pip installed, unless something else started the loader before.
     """
     with pip_driver.offered():
         for library in _candidates():
@@ -98,7 +98,7 @@ def start_drivers() -> None:
 
 
 def load(device: cl.Device) -> NativeCalls | None:
-    """Return the calls of the OpenCL library that pyopencl uses, or None if it cannot be found for sure."""
+    """Return the calls of the OpenCL library that pyopencl uses, or None if it cannot be identified with certainty."""
     for library in _candidates():
         try:
             if _answers(library, device):
@@ -110,10 +110,10 @@ def load(device: cl.Device) -> NativeCalls | None:
 
 
 def _candidates() -> Iterator[ctypes.CDLL]:
-    """Yield libraries: a symbol sought in pyopencl's extension is found in what it is linked to."""
+    """Yield candidate libraries; a symbol looked up in pyopencl's extension is found in the library it links to."""
     names: tuple[Callable[[], str | None], ...] = (
         lambda: getattr(cl._cl, "__file__", None),
-        lambda: ctypes.util.find_library("OpenCL"),  # starts processes, so only where it is needed
+        lambda: ctypes.util.find_library("OpenCL"),  # starts processes, so it comes last
     )
     for find in names:
         name = find()

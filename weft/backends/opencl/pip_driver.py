@@ -1,11 +1,11 @@
-"""The OpenCL driver that pip installed: where it lies, and how the loader comes to find it.
+"""Finds the OpenCL driver that pip installed, and shows it to the loader.
 
-`pip install ".[opencl-cpu]"` brings Intel's OpenCL runtime for CPUs (x86-64, Linux). The loader would not find it: its
-`.icd` file names a folder of the machine that it was packed on. So pyopencl's loader is given one that names the
-library, for as long as it starts, in the folder where it looks beside that of the system: `PYOPENCL_HOME`. The
-system's drivers stay as they are, and the environment too. Nothing is added where `OCL_ICD_VENDORS` or
-`OPENCL_VENDOR_PATH` say which drivers are wanted, where the system names the same runtime, or where pyopencl uses a
-loader that is not its own.
+`pip install ".[opencl-cpu]"` installs Intel's OpenCL runtime for CPUs (x86-64, Linux). The loader would not find it:
+its `.icd` file names a folder of the machine that packed it. So, while pyopencl's loader starts, `PYOPENCL_HOME`
+names a folder with an `.icd` file for the library, which it searches beside the system's folder. The
+system's drivers and the environment stay unchanged. Nothing is added if `OCL_ICD_VENDORS` or
+`OPENCL_VENDOR_PATH` select drivers, if the system has the same runtime, or if pyopencl does not use its own
+loader.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from weft import config
 log = logging.getLogger("weft.opencl")
 
 PACKAGES = "intel-opencl-rt intel-cmplr-lib-rt"
-"""What to install with pip."""
+"""The packages to install with pip."""
 PLATFORM = "Intel(R) OpenCL"
-"""What the runtime calls itself."""
+"""The runtime's platform name."""
 _PACKAGE = "intel-opencl-rt"
 _LIBRARY = "libintelocl.so"
 _SYSTEM = Path("/etc/OpenCL/vendors")
@@ -37,7 +37,7 @@ _SYSTEM = Path("/etc/OpenCL/vendors")
 
 @contextmanager
 def offered() -> Iterator[None]:
-    """Let the OpenCL loader, if it starts within the block, find the driver that pip installed."""
+    """Let the OpenCL loader find the driver that pip installed, if the loader starts within the block."""
     library = _usable()
     if library is None:
         yield
@@ -45,7 +45,7 @@ def offered() -> Iterator[None]:
     try:
         folder = tempfile.TemporaryDirectory(prefix="weft-opencl-")
     except OSError as e:
-        log.warning("%s is not offered to the OpenCL loader: no temporary folder can be made: %s", library, e)
+        log.warning("%s is not shown to the OpenCL loader: no temporary folder can be made: %s", library, e)
         yield
         return
     with folder as home:
@@ -59,12 +59,12 @@ def offered() -> Iterator[None]:
 
 
 def problem() -> str | None:
-    """Return why a driver that pip installed is not used, and what to do, or None."""
+    """Return why a driver that pip installed is not used and what to do, or None."""
     return _found()[1]
 
 
 def libraries() -> list[str]:
-    """Return the names of the libraries of drivers that the loader may have loaded, where they can be known."""
+    """Return the file names of the driver libraries that the loader may have loaded, as far as known."""
     folders = (_SYSTEM, _folder_of_wheel(), *config.opencl_vendors())
     names = {name for folder in folders for name in _names_in(folder)}
     library = _found()[0]
@@ -79,7 +79,7 @@ def _usable() -> Path | None:
 
 
 def _found() -> tuple[Path | None, str | None]:
-    """Return the library, if it is to be offered; else why not, if somebody should know."""
+    """Return the library to show to the loader; else the reason why not, if users should know it."""
     library = _installed()
     if library is None or config.opencl_vendors() or _LIBRARY in _names_in(_SYSTEM):
         return None, None
@@ -95,7 +95,7 @@ def _found() -> tuple[Path | None, str | None]:
 
 @lru_cache(maxsize=1)
 def _installed() -> Path | None:
-    """Return the library of Intel's runtime where pip put it, or None."""
+    """Return the path of Intel's runtime library where pip put it, or None."""
     if sys.platform != "linux":
         return None
     try:
@@ -111,12 +111,12 @@ def _installed() -> Path | None:
 
 
 def _folder_of_wheel() -> Path:
-    """Return where pyopencl's wheel keeps its loader, which looks for drivers there, too."""
+    """Return the folder of the loader in pyopencl's wheel; the loader searches it for drivers, too."""
     return Path(str(import_module("pyopencl").__file__)).parent / ".libs"
 
 
 def _names_in(place: Path) -> set[str]:
-    """Return the file names of the libraries that the .icd files of a folder name; a file may be one itself."""
+    """Return the file names of the libraries that a folder's .icd files name; `place` may be one such file."""
     try:
         files = [place] if place.is_file() else sorted(place.glob("*.icd"))
         texts = [file.read_text(encoding="utf-8").strip() if file.suffix == ".icd" else str(file) for file in files]

@@ -1,4 +1,4 @@
-"""From a rendered kernel to a program: memory, then the disk cache, then the driver's compiler."""
+"""Finds or builds the program of a rendered kernel: in memory, in the disk cache, or with the driver's compiler."""
 
 from __future__ import annotations
 
@@ -25,47 +25,47 @@ from weft.kernels.source import ConstantKind, KernelSource
 log = logging.getLogger("weft.opencl")
 
 BUILD_OPTIONS = ("-cl-std=CL1.2", "-cl-single-precision-constant")
-"""Nothing that loosens arithmetic: precision HIGH means fp32 with the errors the language allows by default.
+"""No option loosens arithmetic: precision HIGH means fp32 with the errors that the language allows by default.
 
-`-cl-mad-enable` would allow less accurate intermediate results and gains nothing where contraction to fma
-is on by default, which is what the language says.
+`-cl-mad-enable` would allow less accurate intermediate results. It gains nothing where contraction to fma
+is already on, which is the language's default.
 """
 _CACHE_FORMAT = "1"
 LOCAL_SIZE = ("LX", "LY", "LZ")
 _NVIDIA_REGISTERS = 1 << 16
-"""Of a multiprocessor: its compiler does not look at the size of the group, and may give each item too many."""
+"""Registers of an NVIDIA multiprocessor; its compiler ignores the work-group size and may give each item too many."""
 _ITEMS_WITH_ALL_REGISTERS = 256
 _INT_MIN, _INT_MAX = -(1 << 31), (1 << 31) - 1
 
 
 @dataclass(frozen=True, eq=False)
 class Built:
-    """A program as the driver built it; it goes when nobody refers to it."""
+    """A program built by the driver; it is freed with its last reference."""
 
     program: cl._cl._Program
 
 
 @dataclass(frozen=True, eq=False)
 class OpenCLKernel:
-    """A built kernel; a recording makes a kernel object of its own from it for each launch."""
+    """A built kernel; a recording creates a separate kernel object from it for each launch."""
 
     built: Built
-    """Refers to the program, which others find as long as one kernel of it is used."""
+    """Keeps the program alive, and findable for others, while one of its kernels is used."""
     entry: str
     local: Size3
     arguments: int
     constants: tuple[np.generic, ...] = ()
-    """The values of the constants that are arguments, behind the buffers."""
+    """Values of the constants that are arguments after the buffers."""
 
 
 class Programs:
-    """The kernels of one device, built at most once each; usable from several threads."""
+    """The kernels of one device, each built at most once; several threads may use it."""
 
     def __init__(self, context: cl.Context, device: cl.Device, compilers: Compilers | None = None) -> None:
         self._context, self._device, self._compilers = context, device, compilers
         self._disk = DiskCache("opencl")
-        # A CPU's compiler takes a second a kernel: there one program serves all shapes. A GPU's is quick and
-        # its kernels gain from constants that are known.
+        # A CPU's compiler takes a second a kernel, so one program serves all shapes there. A GPU's is fast, and
+        # its kernels gain from known constants.
         self._late = bool(device.type & cl.device_type.CPU)
         self._programs: Kept[tuple[str, str, str], Built] = Kept(KERNELS_KEPT)
         self._lock = threading.Lock()
@@ -78,7 +78,7 @@ class Programs:
         return self.built_from_source + self.loaded_from_disk
 
     def get(self, source: KernelSource, values: Mapping[str, int | float]) -> OpenCLKernel:
-        """Return the kernel with these constants, building it if it is not in memory."""
+        """Return the kernel with these constants; builds it if it is not in memory."""
         takes_late = self._late and "LATE_CONSTANTS" in source.text
         late = [c for c in source.constants if takes_late and c[0] not in LOCAL_SIZE]
         early = [c for c in source.constants if c not in late]
@@ -91,7 +91,7 @@ class Programs:
         return OpenCLKernel(built, source.entry, local, len(source.args), given)
 
     def disk_key(self, source: KernelSource, header: str) -> str:
-        """Return what the binary depends on, as the key of the disk cache."""
+        """Return the disk cache key: everything that the binary depends on."""
         device, platform = self._device, self._device.platform
         where = (platform.name, platform.version, device.name, device.driver_version)
         patch = (ptx.VERSION,) if ptx.MARK in source.text else ()
@@ -102,12 +102,12 @@ class Programs:
         self._programs.clear()
 
     def hold(self, count: int) -> None:
-        """Hold so many programs beside those in use."""
+        """Keep `count` programs besides those in use."""
         self._programs.limit(count)
 
     @property
     def held(self) -> int:
-        """Return how many programs there are, used or held for later use."""
+        """Return the number of programs in use or kept."""
         return len(self._programs)
 
     def _make(
@@ -123,8 +123,8 @@ class Programs:
             self._check_local(program, source, local)
             binary = self._keep(key, program)
             if binary is not None and self._late:
-                # A CPU's driver keeps what its compiler made as long as the program lives: Intel's 2 to 5 MB a kernel.
-                # Loaded from its binary, the same program takes 0.2 to 0.9 MB, and a hundredth of the compiler's time.
+                # A CPU's driver keeps its compiler's data while the program lives: Intel's 2 to 5 MB a kernel. The
+                # same program loaded from its binary takes 0.2 to 0.9 MB, and a hundredth of the compiler's time.
                 program = self._from_binary(binary, source, local, takes) or program
         with self._lock:
             self.loaded_from_disk += from_disk
@@ -132,9 +132,9 @@ class Programs:
         return program
 
     def _kept(self, key: str, source: KernelSource, local: Size3, takes: int) -> cl._cl._Program | None:
-        """Return the program whose binary is on disk, or None; what the driver does not take is thrown away.
+        """Return the program whose binary is on disk, or None; discards a binary that the driver refuses.
 
-        `takes` is the number of the kernel's arguments.
+        `takes` is the kernel's number of arguments.
         """
         binary = self._disk.get(key)
         program = self._from_binary(binary, source, local, takes) if binary is not None else None
@@ -145,7 +145,7 @@ class Programs:
     def _from_binary(
         self, binary: bytes, source: KernelSource, local: Size3, takes: int
     ) -> cl._cl._Program | None:
-        """Return the program of a binary, or None if the driver refuses it or it holds another kernel."""
+        """Return a binary's program, or None if the driver refuses it or it holds another kernel."""
         try:
             program = cl._cl._Program(self._context, [self._device], [binary])
             _build(program, self._device, local)
@@ -153,7 +153,7 @@ class Programs:
             if kernel.num_args != takes:
                 raise CompileError(f"it takes {kernel.num_args} arguments in place of {takes}")
             self._check_local(program, source, local)
-        except (cl.Error, CompileError, RuntimeError, ValueError) as e:  # the last two: of pyopencl, before the driver
+        except (cl.Error, CompileError, RuntimeError, ValueError) as e:  # the last two: from pyopencl itself
             why = words(e.code) if isinstance(e, cl.Error) else str(e)
             log.info("the driver refuses the binary of kernel %s: %s", source.entry, why)
             return None
@@ -171,7 +171,7 @@ class Programs:
     def _uncovered(
         self, covered: cl._cl._Program, source: KernelSource, header: str, local: Size3
     ) -> cl._cl._Program:
-        """Return the program with its covered instructions; see `ptx`."""
+        """Return the program with its hidden instructions uncovered; see `ptx`."""
         binaries = cast("list[bytes]", covered.get_info(cl.program_info.BINARIES))
         text = ptx.uncover(bytes(binaries[0]))
         if text is None:
@@ -185,11 +185,11 @@ class Programs:
         return program
 
     def _keep(self, key: str, program: cl._cl._Program) -> bytes | None:
-        """Put the program's binary on disk and return it; None if the driver does not give it out."""
+        """Write the program's binary to disk and return it; None if the driver does not return it."""
         try:
             binaries = cast("list[bytes]", program.get_info(cl.program_info.BINARIES))
         except cl.Error as e:
-            log.info("the driver does not give out the binary of a kernel: %s", words(e.code))
+            log.info("the driver does not return the binary of a kernel: %s", words(e.code))
             return None
         if not binaries or not binaries[0]:
             return None
@@ -204,7 +204,7 @@ class Programs:
         raise CompileError(
             f"the kernel {source.entry!r} cannot run with work-groups of {local[0]}x{local[1]}x{local[2]}",
             where=self._device.name.strip(),
-            why=f"it needs so many registers or so much local memory that a group has at most {most} items",
+            why=f"it needs so many registers or so much local memory that a work-group has at most {most} work-items",
             fix="choose a smaller LX, LY or LZ",
         )
 
@@ -217,7 +217,7 @@ class Programs:
 
 
 def late_define(late: Sequence[tuple[str, ConstantKind]]) -> str:
-    """Return the macro that stands in the signature for the constants that are arguments."""
+    """Return the macro that adds the late constants to the kernel's signature, as arguments."""
     return f"#define LATE_CONSTANTS {''.join(f', const {kind} {name}' for name, kind in late)}\n"
 
 
@@ -237,7 +237,7 @@ def defines(
 
 
 def literal(value: int | float, kind: ConstantKind) -> str:
-    """Return a constant as OpenCL C, exact: ints of 32 bits, floats rounded to fp32."""
+    """Return a constant as exact OpenCL C: 32-bit ints, floats rounded to fp32."""
     if kind == "int":
         number = int(value)
         if not _INT_MIN <= number <= _INT_MAX:
@@ -253,12 +253,12 @@ def literal(value: int | float, kind: ConstantKind) -> str:
         return "NAN"
     if math.isinf(single):
         return "INFINITY" if single > 0 else "(-INFINITY)"
-    text = f"{single:.8e}f"  # nine digits give every fp32 back
+    text = f"{single:.8e}f"  # nine digits identify every fp32 value
     return f"({text})" if text.startswith("-") else text
 
 
 def build_options(platform: str, local: Size3) -> tuple[str, ...]:
-    """Return the options for a kernel of this local size; NVIDIA's compiler is told how few registers it has."""
+    """Return the options for a kernel of this local size; NVIDIA's compiler is told how many registers it may use."""
     items = math.prod(local)
     if "NVIDIA" not in platform or items <= _ITEMS_WITH_ALL_REGISTERS:
         return BUILD_OPTIONS
@@ -266,7 +266,7 @@ def build_options(platform: str, local: Size3) -> tuple[str, ...]:
 
 
 def _build(program: cl._cl._Program, device: cl.Device, local: Size3) -> None:
-    # The public Program.build adds options of its own, a second disk cache, and warnings for harmless logs.
+    # The public Program.build adds its own options, a second disk cache, and warnings for harmless logs.
     program._build(" ".join(build_options(device.platform.name, local)).encode(), [device])
 
 

@@ -1,8 +1,8 @@
-"""Instructions that NVIDIA's OpenCL compiler does not know, brought in through the PTX that it writes.
+"""Adds instructions that NVIDIA's OpenCL compiler does not know to the PTX that it writes.
 
-It compiles for sm_90, which lacks what only sm_90a has (wgmma). A kernel says such instructions in inline
-assembly behind `//@`: to the compiler a comment, which it copies into its PTX with the registers filled in.
-Here the comments are uncovered and the target is changed; the driver then assembles the text.
+It compiles for sm_90, which lacks what only sm_90a has (wgmma). A kernel hides such instructions in inline
+assembly behind `//@`. The compiler takes that for a comment and copies it into its PTX with the registers filled in.
+This module uncovers the comments and changes the target; the driver then assembles the text.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import re
 
 MARK = "//@"
 VERSION = "1"
-"""Of what `uncover` does: a part of the key under which programs are kept."""
+"""The version of `uncover`, part of the key under which programs are cached."""
 _TARGET = re.compile(r"^(\s*\.target\s+sm_90)(?=[\s,]|$)", re.MULTILINE)
 
 
 def uncover(binary: bytes) -> bytes | None:
-    """Return a program's PTX with the covered instructions for sm_90a, or None if it is not PTX for sm_90."""
+    """Return a program's PTX with the hidden instructions uncovered, for sm_90a; None if it is not PTX for sm_90."""
     try:
         text = binary.rstrip(b"\0").decode("ascii")
     except UnicodeDecodeError:

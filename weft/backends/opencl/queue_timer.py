@@ -1,9 +1,9 @@
-"""The device's time of work that waits in the queue as a whole, so that neither the host nor events add to it.
+"""Measures the device's time for work enqueued as a whole, so that neither the host nor events add to it.
 
-An event object for each launch costs an NVIDIA GPU 2 us or more a launch, and its times are never below 4 us; and
-where a launch takes less than the host needs to enqueue it, the device waits. So the work is enqueued without events
-behind a kernel that keeps the device busy until all of it is there; the span is from that kernel's end to the start
-of one that does nothing. The gaps between launches count.
+On an NVIDIA GPU an event object costs 2 us or more a launch, and never shows less than 4 us. And
+the device waits if a launch takes less time than the host needs to enqueue it. So the work is enqueued without events
+behind a kernel that keeps the device busy until all of it is enqueued. The result spans from that kernel's end to the
+start of an empty kernel, including the gaps between launches.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ FIRST_ROUNDS, MOST_ROUNDS = 1 << 16, 1 << 28
 
 
 class QueueTimer:
-    """A queue of its own on a device, for one thread at a time."""
+    """A separate queue on a device, for one thread at a time."""
 
     def __init__(self, context: cl.Context, device: cl.Device) -> None:
         self._queue = cl.CommandQueue(context, device, cl.command_queue_properties.PROFILING_ENABLE)
-        # The public Program.build warns of every log, and some drivers' say that all went well.
+        # The public Program.build warns of every log, and some drivers log that all went well.
         program = cl._cl._Program(context, SOURCE)
         program._build(b"", [device])
         self._spin, self._last = cl.Kernel(program, "spin"), cl.Kernel(program, "last")
@@ -37,9 +37,9 @@ class QueueTimer:
         self._rounds = FIRST_ROUNDS
 
     def seconds(self, enqueue: Callable[[cl.CommandQueue], None]) -> float | None:
-        """Return the span of what is enqueued; None if the host is too slow even behind the longest wait.
+        """Return the duration of what `enqueue` adds; None if the host is too slow even behind the longest wait.
 
-        It may be enqueued several times, until it comes in time. Earlier work of other queues must be done.
+        It may call `enqueue` several times, until the host keeps up. Earlier work of other queues must be done.
         """
         while self._rounds <= MOST_ROUNDS:
             self._spin.set_args(self._out, np.int32(self._rounds))
@@ -54,5 +54,5 @@ class QueueTimer:
             if in_time:
                 return float(end.profile.start - first.profile.end) * 1e-9
             self._rounds *= 2
-        self._rounds = FIRST_ROUNDS  # another time the host may be quicker
+        self._rounds = FIRST_ROUNDS  # the host may be faster next time
         return None

@@ -1,4 +1,4 @@
-"""The command queues of a device: one in-order queue per thread that uses it, and one for uploads ahead of it."""
+"""The command queues of a device: for each thread one in-order queue and one for uploads."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ log = logging.getLogger("weft.opencl")
 
 @dataclass(eq=False)
 class _Lane:
-    """A thread's in-order queue, and one for uploads beside it, made when it is first needed.
+    """A thread's in-order queue, and a second one for uploads, created at first use.
 
-    An NVIDIA GPU copies and computes at a time, but not what is in one in-order queue. Where a driver makes no second
-    queue, uploads go with the rest.
+    An NVIDIA GPU copies and computes at the same time, but not within one in-order queue. If the driver creates no
+    second queue, uploads use the first.
     """
 
     queue: cl.CommandQueue
     uploads: cl.CommandQueue | None = None
     behind: bool = False
-    """Whether there are uploads for which the queue does not wait yet."""
+    """Whether the main queue still has to wait for some uploads."""
 
     def catch_up(self) -> None:
-        """Have what is enqueued from now on wait for the uploads."""
+        """Make later commands of the main queue wait for the uploads."""
         assert self.uploads is not None
         done = cl.enqueue_marker(self.uploads)
-        self.uploads.flush()  # or the other queue might wait for what never starts
+        self.uploads.flush()  # otherwise the main queue could wait for a command that never starts
         cl.enqueue_barrier(self.queue, wait_for=[done])
         self.behind = False
 
@@ -44,7 +44,7 @@ class _Lane:
 
 
 class _Lease:
-    """A thread's hold on a lane; it ends with the thread."""
+    """A thread's hold on a lane; it is freed when the thread ends."""
 
     __slots__ = ("__weakref__", "lane")
 
@@ -53,9 +53,9 @@ class _Lease:
 
 
 class QueuePool:
-    """In-order queues, one per thread: a thread's work stays in order, threads do not wait for each other.
+    """In-order queues, one per thread: each thread's work stays in order, and threads do not wait for each other.
 
-    A queue whose thread has ended goes to the next new thread.
+    When a thread ends, its queue goes to the next new thread.
     """
 
     def __init__(self, context: cl.Context, device: cl.Device) -> None:
@@ -66,14 +66,14 @@ class QueuePool:
         self._lock = threading.Lock()
 
     def current(self) -> cl.CommandQueue:
-        """Return the calling thread's queue, in which what comes now waits for all uploads before."""
+        """Return the calling thread's queue; later commands in it wait for all earlier uploads."""
         lane = self._lane()
         if lane.behind:
             lane.catch_up()
         return lane.queue
 
     def uploads(self) -> cl.CommandQueue:
-        """Return the calling thread's queue for uploads that wait for nothing but each other."""
+        """Return the calling thread's upload queue; uploads wait only for each other."""
         lane = self._lane()
         if lane.uploads is None:
             try:
@@ -92,17 +92,17 @@ class QueuePool:
             lane.finish()
 
     def close(self) -> None:
-        """Forget all queues; the driver frees each when its last user lets go."""
+        """Forget all queues; the driver frees each with its last user."""
         with self._lock:
             self._all.clear()
-            self._local = threading.local()  # the leases that end with it give their lanes back
+            self._local = threading.local()  # this ends the leases, which return their lanes
             self._idle.clear()
 
     def _lane(self) -> _Lane:
         lease: _Lease | None = getattr(self._local, "lease", None)
         if lease is None:
             lease = self._local.lease = _Lease(self._take())
-            # Runs wherever the thread's locals die, so it must not lock: deque.append is atomic.
+            # A finalizer may run anywhere, so it must not lock: deque.append is atomic.
             weakref.finalize(lease, self._idle.append, lease.lane).atexit = False
         return lease.lane
 

@@ -1,4 +1,4 @@
-"""A list of commands with everything bound, and the two ways of replaying it."""
+"""A list of commands with everything bound, and two ways to replay it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from weft.core.graph.layout import Array
 from weft.errors import DeviceError
 
 FLUSH_AFTER = 4
-"""So many commands into a replay the device is told to start, while the rest is still being enqueued."""
+"""After this many commands of a replay the device is told to start, while the rest is being enqueued."""
 
 
 @dataclass(frozen=True)
 class Step(ABC):
-    """One enqueued operation; `index` is its command's place in the recording."""
+    """One enqueued operation; `index` is its command's position in the recording."""
 
     index: int
     label: str
@@ -46,7 +46,7 @@ class LaunchStep(Step):
     items: Size3
     local: Size3
     built: Built
-    """Held, so that the program is found, and not built again, while the recording lives."""
+    """Keeps the program alive while the recording lives, so that it is not built again."""
 
     def native(self, api: NativeCalls, queue: ctypes.c_void_p) -> Call:
         """Return the direct call."""
@@ -117,7 +117,7 @@ Start = Callable[[cl.CommandQueue], None]
 
 @dataclass(eq=False)
 class Recording:
-    """Commands that can be started many times; `start` enqueues them all, the way chosen when recording."""
+    """Commands that can be started many times; `start` enqueues them all, in the way that `prepare` chose."""
 
     where: str
     commands: int
@@ -131,11 +131,11 @@ class Recording:
     start: Start = field(init=False)
 
     def prepare(self, api: NativeCalls | None) -> None:
-        """Choose how to replay: by direct calls if there are any, else (or with timestamps) by pyopencl."""
+        """Choose how to replay: with direct calls if possible, else (or for timestamps) through pyopencl."""
         self.start = self._start_with_events if self.profile or api is None else self._direct(api)
 
     def timings(self) -> list[float]:
-        """Return seconds per command of the last run; 0.0 for what enqueues nothing."""
+        """Return seconds per command of the last run; 0.0 for commands that enqueue nothing."""
         if not self.profile or not self.events:
             return []
         seconds = [0.0] * self.commands
@@ -144,7 +144,7 @@ class Recording:
         return seconds
 
     def span(self, first: int, last: int) -> float | None:
-        """Return seconds from the start of one command to the end of another in the last run, if they are known."""
+        """Return seconds from the start of one command to the end of another in the last run; None if unknown."""
         if not self.profile or not self.events:
             return None
         pairs = list(zip(self.steps, self.events, strict=True))
@@ -163,7 +163,7 @@ class Recording:
         def start(target: cl.CommandQueue) -> None:
             queue.value = target.int_ptr
             left = iter(calls)
-            code = next(filter(None, map(Call.__call__, left)), 0)  # a loop in C, up to the first that fails
+            code = next(filter(None, map(Call.__call__, left)), 0)  # a loop in C that stops at the first failure
             if code:
                 raise self._refused(code, labels[len(calls) - length_hint(left) - 1])
 
@@ -187,14 +187,14 @@ class Recording:
 
 
 class Recorder:
-    """Turns commands into steps; checks every binding, so that a replay has nothing left to check."""
+    """Turns commands into steps and checks every binding, so that a replay need not check."""
 
     def __init__(self, context: cl.Context, where: str, caps: DeviceCaps) -> None:
         self._context, self._where, self._caps = context, where, caps
         self._pieces: dict[tuple[int, int, int], cl.Buffer] = {}
 
     def record(self, commands: Sequence[Command], profile: bool) -> Recording:
-        """Return the commands with kernels made, arguments set and pieces of buffers cut."""
+        """Return the commands with kernels created, arguments set and sub-buffers made."""
         steps: list[Step] = []
         for index, command in enumerate(commands):
             if isinstance(command, LaunchCommand):
@@ -234,7 +234,7 @@ class Recorder:
             return []
         taken, given = _host_bytes(source), _host_bytes(target)
         if taken is not None and given is not None:
-            # A host copy cannot be put into the queue; two transfers keep the order.
+            # The queue cannot take a copy from host to host; two transfers keep the order.
             between = cl.Buffer(self._context, cl.mem_flags.READ_WRITE, source.nbytes)
             return [WriteStep(index, label, between, 0, taken), ReadStep(index, label, between, 0, given)]
         if taken is not None:
@@ -245,7 +245,7 @@ class Recorder:
         return [CopyStep(index, label, *pieces, source.nbytes)]
 
     def _piece(self, binding: Binding, label: str) -> cl.Buffer:
-        """Return the buffer itself if all of it is bound, else a sub-buffer, cut once per recording."""
+        """Return the buffer itself if all of it is bound, else a sub-buffer, made once per recording."""
         whole: cl.Buffer = binding.buffer.handle
         if binding.buffer.host is not None:
             raise self._wrong(label, f"a kernel cannot use memory of kind {binding.buffer.kind.name}")

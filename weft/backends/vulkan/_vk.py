@@ -1,7 +1,7 @@
 """The only door to the `vulkan` package: its raw functions, structs that stay alive, results in words.
 
-The package's own wrappers cost 5-11 us a call and forget what nested structs point to, so only its cffi
-objects are used: `lib` (functions and enums), `ffi`, and `Arena` to build structs.
+The package's own wrappers cost 5-11 us a call and free what nested structs point to. So Weft uses only its cffi
+objects: `lib` (functions and enums), `ffi`, and `Arena` to build structs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from vulkan import _vulkan  # type: ignore[import-untyped,import-not-found,unuse
 from weft.errors import DeviceError, DeviceLost, OutOfMemory
 
 vk: Any = _vulkan
-"""The constants of the API as plain ints; VK_WHOLE_SIZE is wrong there, hence the one below."""
+"""The API's constants as plain ints; the package's VK_WHOLE_SIZE is wrong, hence the one below."""
 ffi: Any = _vulkan.ffi
 lib: Any = _vulkan.lib
 NULL: Any = ffi.NULL
@@ -31,7 +31,7 @@ _WORDS: dict[int, tuple[str, str, str]] = {
     -1: ("VK_ERROR_OUT_OF_HOST_MEMORY", "the host has no memory left", "close other programs"),
     -2: ("VK_ERROR_OUT_OF_DEVICE_MEMORY", "the device has no memory left", "close other sessions"),
     -3: ("VK_ERROR_INITIALIZATION_FAILED", "the driver could not start", _DRIVER),
-    -4: ("VK_ERROR_DEVICE_LOST", "the device stopped answering", "see the system log; open the session anew"),
+    -4: ("VK_ERROR_DEVICE_LOST", "the device stopped answering", "see the system log; open the session again"),
     -5: ("VK_ERROR_MEMORY_MAP_FAILED", "the memory cannot be mapped for the host", "use smaller buffers"),
     -6: ("VK_ERROR_LAYER_NOT_PRESENT", "a layer is not installed", "apt install vulkan-validationlayers"),
     -7: ("VK_ERROR_EXTENSION_NOT_PRESENT", "the driver lacks an extension", _DRIVER),
@@ -52,14 +52,14 @@ def words(result: int) -> str:
 
 
 def failure(result: int, what: str, where: str = "") -> DeviceError:
-    """Return the error that stands for a VkResult."""
+    """Return the error for a VkResult."""
     kind: type[DeviceError] = {-1: OutOfMemory, -2: OutOfMemory, -4: DeviceLost}.get(result, DeviceError)
     fix = _WORDS.get(result, ("", "", _LEARN))[2]
     return kind(what, where=where, why=words(result), fix=fix)
 
 
 def check(result: int, what: str, where: str = "") -> None:
-    """Raise the error that stands for `result` unless it is VK_SUCCESS; `what` says what failed."""
+    """Raise the error for `result` unless it is VK_SUCCESS; `what` says what failed."""
     if result != 0:
         raise failure(result, what, where)
 
@@ -75,19 +75,19 @@ def _fields(name: str) -> dict[str, Any]:
 @lru_cache(maxsize=256)
 def _structure_type(name: str) -> int:
     """Return the sType of a struct: VkSubmitInfo is VK_STRUCTURE_TYPE_SUBMIT_INFO."""
-    if name == "VkPhysicalDeviceShaderFloat16Int8Features":  # where digits do not follow the rule
+    if name == "VkPhysicalDeviceShaderFloat16Int8Features":  # its digits do not follow the rule
         return int(vk.VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_FLOAT16_INT8_FEATURES)
     return int(getattr(vk, "VK_STRUCTURE_TYPE_" + _WORD_STARTS.sub("_", name[2:]).upper()))
 
 
 class Arena:
-    """Builds C structs and keeps alive everything they point to; hold it as long as the structs are used."""
+    """Builds C structs and keeps everything they point to alive; hold it as long as the structs are used."""
 
     def __init__(self) -> None:
         self._held: list[Any] = []
 
     def keep(self, made: Any) -> Any:
-        """Return `made` and hold on to it."""
+        """Keep `made` alive and return it."""
         self._held.append(made)
         return made
 

@@ -6,4 +6,4 @@ from weft.backends.gpu.backend import GpuBackend
 
 
 class VulkanBackend(GpuBackend):
-    """Run a pipeline through Vulkan; `addCreator` on this class replaces an op on Vulkan alone."""
+    """Runs a pipeline through Vulkan; `addCreator` on this class replaces an op on Vulkan alone."""

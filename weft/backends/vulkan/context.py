@@ -1,4 +1,4 @@
-"""The logical device: its queue, the locks around it, and how work is submitted and waited for."""
+"""The logical device: its queue, its locks, and how to submit work and wait for it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from weft.backends.vulkan.physical import MATRIX_EXTENSIONS, MATRIX_FEATURES, Ph
 from weft.errors import NoDevice
 
 SPIN_SECONDS = 0.002
-"""How long `wait` polls before it sleeps: a sleeping wait wakes up some 30 us late."""
+"""How long `wait` polls before it sleeps: a sleeping wait wakes up about 30 us late."""
 _ONE_SECOND = 1_000_000_000
 _NOT_READY = 1
 _TIMEOUT = 2
 
 
 class Context:
-    """An open logical device with one queue; everything else of the backend hangs on it."""
+    """An open logical device with one queue; the backend's other objects belong to it."""
 
     def __init__(self, physical: Physical) -> None:
         self.physical = physical
@@ -74,7 +74,7 @@ class Context:
         return create(lib.vkCreateDevice, physical.handle, info, "VkDevice", what)
 
     def _barriers(self) -> None:
-        """Prepare the two barriers: between commands, and at the end of every command buffer."""
+        """Prepare the two pipeline barriers: between commands, and at the end of every command buffer."""
         writes = vk.VK_ACCESS_SHADER_WRITE_BIT | vk.VK_ACCESS_TRANSFER_WRITE_BIT
         both = writes | vk.VK_ACCESS_SHADER_READ_BIT | vk.VK_ACCESS_TRANSFER_READ_BIT
         self._stages = vk.VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT | vk.VK_PIPELINE_STAGE_TRANSFER_BIT
@@ -84,7 +84,7 @@ class Context:
         )
 
     def barrier(self, commands: Any) -> None:
-        """Record: everything before is finished and visible before anything after begins."""
+        """Record a pipeline barrier: everything before it is finished and visible before anything after it begins."""
         lib.vkCmdPipelineBarrier(commands, self._stages, self._stages, 0, 1, self._between, 0, NULL, 0, NULL)
 
     def last_barrier(self, commands: Any) -> None:
@@ -111,7 +111,7 @@ class Context:
         return create(lib.vkCreateFence, self.device, info, "VkFence", "a fence cannot be made")
 
     def submit(self, info: Any, fence: Any, fences: Any, *, counted: bool = False) -> None:
-        """Reset the fence and submit prebuilt work; the queue takes one thread at a time."""
+        """Reset the fence and submit prebuilt work; locks the queue, which only one thread may use at a time."""
         result = lib.vkResetFences(self.device, 1, fences)
         if result == 0:
             with self._queue_lock:
@@ -121,7 +121,7 @@ class Context:
             raise failure(result, "work cannot be submitted", self.physical.name)
 
     def wait(self, fence: Any, fences: Any) -> None:
-        """Wait for a fence: poll a while on a GPU; on the CPU polling takes the device's own cores."""
+        """Wait for a fence; polls first on a GPU, but not on a CPU, where polling takes the cores that compute."""
         device = self.device
         if not self.physical.software:
             get_status = lib.vkGetFenceStatus
@@ -134,20 +134,20 @@ class Context:
             if result != _NOT_READY:
                 raise failure(result, "the device failed while it ran", self.physical.name)
         result = _TIMEOUT
-        while result == _TIMEOUT:  # a second at a time, so that Ctrl-C is heard
+        while result == _TIMEOUT:  # wake up each second, so that Ctrl-C works
             result = lib.vkWaitForFences(device, 1, fences, 1, _ONE_SECOND)
         if result != 0:
             raise failure(result, "the device failed while it ran", self.physical.name)
 
     def finished(self, fence: Any) -> bool:
-        """Tell whether a fence that was submitted is signalled."""
+        """Tell whether a submitted fence is signalled."""
         result = lib.vkGetFenceStatus(self.device, fence)
         if result not in (0, _NOT_READY):
             raise failure(result, "the device failed while it ran", self.physical.name)
         return bool(result == 0)
 
     def idle(self) -> None:
-        """Wait for all work; a lost device counts as idle, since nothing of it runs any more."""
+        """Wait for all work; a lost device counts as idle, because nothing runs on it any more."""
         with self._queue_lock:
             result = lib.vkDeviceWaitIdle(self.device)
         if result != vk.VK_ERROR_DEVICE_LOST:
@@ -160,5 +160,5 @@ class Context:
                 setattr(self.stats, name, getattr(self.stats, name) + change)
 
     def destroy(self) -> None:
-        """Destroy the logical device; everything made of it is gone before."""
+        """Destroy the logical device; everything created from it must be destroyed already."""
         lib.vkDestroyDevice(self.device, NULL)

@@ -1,4 +1,4 @@
-"""Registers Vulkan: what must be installed, which devices there are, how one is opened."""
+"""Registers Vulkan: what must be installed, which devices exist, how one is opened."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class VulkanCreator(GpuCreator):
     auto_rank = 1
 
     def missing(self) -> str | None:
-        """Return why there is no Vulkan here."""
+        """Return why Vulkan is missing here, or None."""
         return absent_reason()
 
     def devices(self) -> list[DeviceInfo]:
@@ -32,13 +32,13 @@ class VulkanCreator(GpuCreator):
         return enumerate_devices()
 
     def backend_class(self) -> type[GpuBackend]:
-        """Return the class of the backends, to which creators of single ops can be added."""
+        """Return the backend class, to which creators of single ops can be added."""
         from weft.backends.vulkan.backend import VulkanBackend
 
         return VulkanBackend
 
     def open(self, index: int) -> GpuDevice:
-        """Open a device; the `vulkan` package is imported only now."""
+        """Open a device; imports the `vulkan` package."""
         from weft.backends.vulkan.device import open_device
 
         return open_device(index, GlslDialect())

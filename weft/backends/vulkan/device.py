@@ -1,4 +1,4 @@
-"""The Vulkan device: everything the shared GPU code asks for, on one compute queue."""
+"""The Vulkan device: everything that the shared GPU code needs, on one compute queue."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = ["VulkanDevice", "absent_reason", "enumerate_devices", "open_device", 
 
 
 class _Parts:
-    """What a device owns; apart from the device, so that it is closed when the device is forgotten."""
+    """What a device owns; a separate object, so that the device is closed when it is garbage collected."""
 
     def __init__(self, context: Context, memory: Memory, pipelines: Pipelines, transfer: Transfer) -> None:
         self.context = context
@@ -44,7 +44,7 @@ class _Parts:
         self.lock = threading.Lock()
 
     def close(self) -> None:
-        """Destroy everything, users before what they use; in a forked process nothing of it is there."""
+        """Destroy everything, users before what they use; a forked process has nothing to destroy."""
         if fork_guard.why_not():
             return
         self.context.idle()
@@ -66,7 +66,7 @@ _open: weakref.WeakValueDictionary[int, VulkanDevice] = weakref.WeakValueDiction
 
 @atexit.register
 def _end() -> None:
-    """Close what is open at the end of the process, sessions first; beside a daemon thread, which may use it, save."""
+    """Close all devices at exit, sessions first; while a daemon thread may still use them, only save their caches."""
     shutdown.end()
     alone = all(t is threading.main_thread() or t.name == HELPER for t in threading.enumerate())
     for device in list(_open.values()):
@@ -89,24 +89,25 @@ class VulkanDevice(GpuDevice):
         _open[id(self)] = self
 
     def _learn(self) -> None:
-        """Take over what pays with these memory types on such a device.
+        """Set what pays with this device's memory types.
 
-        One queue runs everything in order. Where the host writes to the device's memory there is nothing to send:
-        on an H200 19 MB took 0.80 ms so and 0.95 ms in chunks. A device that is the CPU takes the cores that copy.
+        One queue runs everything in order. If the host writes to the device's memory, sending in chunks gains nothing:
+        on an H200 19 MB took 0.80 ms without and 0.95 ms with chunks. On a CPU device, overlap takes cores from the
+        copies.
         """
         self.computes_on_uploads = self._held.memory.writes_to_device
         self.sends_ahead = not self.caps.software and not self._held.memory.writes_to_device
         self.computes_ahead = not self.caps.software
 
     def pretend(self, profile: DeviceProfile) -> None:
-        """Have less than there is, memory types included."""
+        """Pretend to have less than the device has, including memory types."""
         super().pretend(profile)
         self._held.memory.pretend(profile, self.caps.max_allocation)
         self._learn()
 
     def _closed(self) -> ClosedError:
         return ClosedError(
-            f"the Vulkan device {self.info.name} is closed", fix="open it anew, or create a new session"
+            f"the Vulkan device {self.info.name} is closed", fix="open it again, or create a new session"
         )
 
     @property
@@ -116,24 +117,24 @@ class VulkanDevice(GpuDevice):
         return self._held
 
     def allocate(self, nbytes: int, kind: MemoryKind = MemoryKind.DEVICE) -> GpuBuffer:
-        """Return a buffer of at least `nbytes`; OutOfMemory says how much was asked and what there is."""
+        """Return a buffer of at least `nbytes`; OutOfMemory says how much was requested and how much there is."""
         return self._parts.memory.allocate(nbytes, kind)
 
     def free(self, buffer: GpuBuffer) -> None:
-        """Give a buffer back; its `host` array must not be used any more. A forked process has none of it."""
-        if self._finalizer.alive and not fork_guard.why_not():  # closing freed it
+        """Release a buffer; its `host` array must not be used any more. Does nothing in a forked process."""
+        if self._finalizer.alive and not fork_guard.why_not():  # a closed device has freed it already
             self._held.memory.free(buffer)
 
     def upload(self, buffer: GpuBuffer, offset: int, data: Array) -> None:
-        """Copy a contiguous array's bytes into a DEVICE buffer; returns when `data` may be changed."""
+        """Copy a contiguous array's bytes into a DEVICE buffer; return once `data` may be changed."""
         self._parts.transfer.upload(buffer, offset, data)
 
     def download(self, buffer: GpuBuffer, offset: int, out: Array) -> None:
-        """Copy bytes of a DEVICE buffer into the contiguous array `out`; waits for all earlier work."""
+        """Copy bytes of a DEVICE buffer into the contiguous array `out`, after all earlier work."""
         self._parts.transfer.download(buffer, offset, out)
 
     def compile(self, source: KernelSource, values: Mapping[str, int | float]) -> Kernel:
-        """Return the pipeline with these constants, from memory or freshly built from its SPIR-V."""
+        """Return the pipeline with these constants, from memory or newly built from its SPIR-V."""
         check_kernel(source, values, self.caps, self.info.name)
         pipelines = self._parts.pipelines
         kernel = pipelines.kernel(source, values)
@@ -141,7 +142,7 @@ class VulkanDevice(GpuDevice):
         return kernel
 
     def hold_kernels(self, count: int) -> None:
-        """Hold so many pipelines beside those in use, those that were asked for last."""
+        """Keep the `count` most recently used pipelines, besides those in use."""
         pipelines = self._parts.pipelines
         pipelines.hold(count)
         self.stats.live_kernels = pipelines.held
@@ -156,24 +157,24 @@ class VulkanDevice(GpuDevice):
         return recording
 
     def submit(self, recording: Any) -> None:
-        """Start a recording; returns before it is done."""
+        """Start a recording; return before it is done."""
         if not self._finalizer.alive:
             raise self._closed()
         recording.submit()
 
     def wait(self, recording: Any) -> None:
-        """Wait until the last submit of the recording is done; DeviceLost if the device gave up.
+        """Wait until the last submit of the recording is done; DeviceLost if the device failed.
 
-        In a forked process it would never be: nothing is waited for there.
+        Returns at once in a forked process, where the submit would never end.
         """
-        if self._finalizer.alive and not fork_guard.why_not():  # closing waited for everything
+        if self._finalizer.alive and not fork_guard.why_not():  # closing has waited for everything
             recording.wait()
 
     def release(self, recording: Any) -> None:
-        """Free a recording; it is waited for if it still runs. A second release does nothing.
+        """Free a recording, after waiting for it if it still runs. A second release does nothing.
 
-        Of a lost device nothing runs any more, so that its loss is no error here; of one whose process was forked
-        nothing is there.
+        The loss of its device is no error here, because nothing runs on a lost device. In a forked process there is
+        nothing to free.
         """
         if fork_guard.why_not():
             return
@@ -197,20 +198,20 @@ class VulkanDevice(GpuDevice):
         return timings
 
     def span(self, recording: Any, first: int, last: int) -> float | None:
-        """Return seconds from the start of one command to the end of another in the last run, if they are known."""
+        """Return seconds from the start of one command to the end of another in the last run; None if unknown."""
         if not self._finalizer.alive:
             raise self._closed()
         span: float | None = recording.span(first, last)
         return span
 
     def keep(self, *, at_the_end: bool = False) -> None:
-        """Save the driver's cache of kernels if it has grown enough, or at the end at all; closing does so, too."""
+        """Save the driver's pipeline cache if it has grown enough, or at exit if at all; closing does, too."""
         with suppress(WeftError):
             if self._finalizer.alive and not fork_guard.why_not():
                 self._held.pipelines.save(at_the_end=at_the_end)
 
     def close(self) -> None:
-        """Destroy everything the device holds, buffers and recordings included; closing twice is fine."""
+        """Destroy everything that the device holds, including buffers and recordings; a second close does nothing."""
         self._finalizer()
 
 
@@ -223,7 +224,7 @@ def enumerate_devices() -> list[DeviceInfo]:
 
 
 def open_device(index: int, dialect: Dialect) -> VulkanDevice:
-    """Open the device that `enumerate_devices` lists under `index`; NoDevice says what there is."""
+    """Open the device that `enumerate_devices` lists under `index`; NoDevice lists the present ones."""
     found = physical_devices()
     if not 0 <= index < len(found):
         listed = ", ".join(f"vulkan:{i} {p.name}" for i, p in enumerate(found)) or "there is none"

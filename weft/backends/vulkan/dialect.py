@@ -28,7 +28,7 @@ _EXTENSIONS = {
 
 @dataclass(frozen=True)
 class GlslDialect(Dialect):
-    """GLSL: constants are specialization constants, so that one SPIR-V serves every shape."""
+    """GLSL: constants are specialization constants, so one SPIR-V serves every shape."""
 
     name: ClassVar[str] = "glsl"
     prelude: ClassVar[str] = "prelude.glsl.mako"
@@ -45,7 +45,7 @@ class GlslDialect(Dialect):
         for i, (name, kind) in enumerate(parts.constants):
             lines.append(f"layout(constant_id = {i + 3}) const {kind} {name} = 1;")
         for i, a in enumerate(parts.args):
-            access = "restrict " if a.written else "restrict readonly "  # pieces of one buffer are apart
+            access = "restrict " if a.written else "restrict readonly "  # bound pieces of one buffer do not overlap
             views = [(v.type, v.name) for v in parts.views if v.arg == a.name]
             for element, name in ((self._element(a), a.name), *views):
                 block = f"{access}buffer B_{name} {{ {element} {name}[]; }};"
@@ -66,7 +66,7 @@ class GlslDialect(Dialect):
         return "f16vec4" if arg.dtype is DType.FLOAT16 else "vec4"
 
     def load(self, arg: Arg, index: str) -> str:
-        """Return an element as f32 or i32; of an int64 the low half, since indices fit in it."""
+        """Return an element as f32 or i32; of an int64 the lower half, which is enough for indices."""
         if arg.dtype.is_float:
             return f"float({arg.name}[{index}])"
         return f"int({arg.name}[{index}]{'.x' if arg.dtype is DType.INT64 else ''})"
@@ -76,7 +76,7 @@ class GlslDialect(Dialect):
         if arg.dtype is DType.INT64:
             return f"{arg.name}[{index}] = ivec2({value}, ({value}) < 0 ? -1 : 0);"
         if arg.dtype.itemsize == 1:
-            # Storage is all that is asked of the device for bytes; conversions of floats to them are arithmetic.
+            # Weft requires only storage of bytes; converting floats to them would need arithmetic on them.
             return f"{arg.name}[{index}] = {_TYPES[arg.dtype]}(int({value}));"
         return f"{arg.name}[{index}] = {_TYPES[arg.dtype]}({value});"
 
@@ -85,7 +85,7 @@ class GlslDialect(Dialect):
         return f"{arg.name}[{index}].y" if arg.dtype is DType.INT64 else super().load_high(arg, index)
 
     def store_pair(self, arg: Arg, index: str, low: str, high: str) -> str:
-        """Return the statement that stores an integer of two halves."""
+        """Return the statement that stores an integer given as two halves."""
         if arg.dtype is DType.INT64:
             return f"{arg.name}[{index}] = ivec2({low}, {high});"
         return super().store_pair(arg, index, low, high)

@@ -1,8 +1,8 @@
-"""GLSL to SPIR-V: find a compiler on this machine and drive it.
+"""GLSL to SPIR-V: finds a compiler on this machine and runs it.
 
-Three are known, in this order: the shared library that `GLSLANG_LIBRARY` names, the one that an installed
-`slangpy` brings (found without importing it), and `glslangValidator` or `glslc` on the PATH. All compile for
-SPIR-V 1.3, the version that every Vulkan 1.1 driver takes, but for kernels with extensions that ask for more.
+Three are known, in this order: the shared library that `GLSLANG_LIBRARY` names, the one in an installed
+`slangpy` (found without importing it), and `glslangValidator` or `glslc` on the PATH. All compile to
+SPIR-V 1.3, which every Vulkan 1.1 driver accepts, except kernels with extensions that require a later version.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from weft.errors import ConfigError
 from weft.kernels.refused import kernel_refused
 
 TOOLCHAIN = "vulkan1.1-spirv1.3-1"
-"""Names what is asked of every compiler; part of the key under which their output is kept on disk."""
+"""Names what is requested of every compiler; part of the key of their output in the disk cache."""
 
 SPIRV_MAGIC = b"\x03\x02\x23\x07"
 INSTALL_HINT = (
@@ -33,12 +33,12 @@ INSTALL_HINT = (
 )
 _COMPUTE_STAGE = 6
 _NEWER = "#extension GL_NV_cooperative_matrix2"
-"""What asks for SPIR-V 1.6, that is Vulkan 1.3; drivers with that extension have it."""
+"""The extension that requires SPIR-V 1.6, that is Vulkan 1.3; drivers with the extension support it."""
 _Output = ctypes.CFUNCTYPE(None, ctypes.POINTER(ctypes.c_char), ctypes.c_size_t, ctypes.c_void_p)
 
 
 class Compiler(ABC):
-    """Turns the text of a compute shader into SPIR-V."""
+    """Compiles the text of a compute shader into SPIR-V."""
 
     description: str
 
@@ -77,7 +77,7 @@ class _Request(ctypes.Structure):
 
 
 class _Received:
-    """What the library hands over by its callback, and what went wrong there: ctypes drops exceptions."""
+    """Collects what the library passes to its callback, and any exception there, since ctypes drops it."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -110,9 +110,9 @@ class LibraryCompiler(Compiler):
         self._function.argtypes = [ctypes.POINTER(_Request)]
 
     def translate(self, text: str, name: str) -> tuple[bytes, str]:
-        """Compile in this process; one call at a time, since glslang keeps global state.
+        """Compile in this process, one call at a time, because glslang keeps global state.
 
-        Never in the main thread: a signal during the call would be raised where a callback begins, and be lost.
+        It never runs in the main thread: an exception of a signal handler would be raised in a callback, and lost.
         """
         if threading.current_thread() is not threading.main_thread():
             return self._translate(text, name)
@@ -143,7 +143,7 @@ class LibraryCompiler(Compiler):
 
 
 class CommandCompiler(Compiler):
-    """A program on the PATH, one process a kernel."""
+    """A program on the PATH, run once for each kernel."""
 
     def __init__(self, program: str, *options: str) -> None:
         self.description = program
@@ -172,7 +172,7 @@ class CommandCompiler(Compiler):
 
 
 def _slangpy_library() -> str | None:
-    """Return the glslang inside an installed slangpy; importing it would cost 0.4 s and load a GPU stack."""
+    """Return the glslang library of an installed slangpy; importing slangpy would cost 0.4 s and load a GPU stack."""
     try:
         spec = importlib.util.find_spec("slangpy")
     except (ImportError, ValueError):
@@ -190,9 +190,9 @@ def _library(path: str) -> LibraryCompiler:
 
 
 def advice() -> str:
-    """Return what to do where `find_compiler` finds none."""
+    """Return what to do if `find_compiler` finds none."""
     if config.glsl_compiler_disabled():
-        return f"unset WEFT_NO_COMPILER; where no compiler is there then, {INSTALL_HINT}"
+        return f"unset WEFT_NO_COMPILER; if there is still no compiler, {INSTALL_HINT}"
     return INSTALL_HINT
 
 
@@ -208,7 +208,7 @@ def find_compiler() -> Compiler | None:
         try:
             return _library(inside)
         except ConfigError:
-            pass  # an older or newer slangpy without this entry point: a program may still be there
+            pass  # this slangpy lacks the entry point: try the programs
     validator = shutil.which("glslangValidator")
     if validator:
         return CommandCompiler(validator, "-V", "--target-env", "vulkan1.1", "-S", "comp")

@@ -1,4 +1,4 @@
-"""The Vulkan instance of this process, with the validation layer when it is asked for."""
+"""The Vulkan instances of this process, with the validation layer if requested."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PORTABILITY = "VK_KHR_portability_enumeration"
 _WANTED_API = (1 << 22) | (3 << 12)
 
 _MOMENT = 0.05
-"""Seconds after which the callback of a message has ended."""
+"""Seconds after which a message callback has certainly returned."""
 
 _lock = threading.Lock()
 _instances: dict[bool, Any] = {}
@@ -32,12 +32,12 @@ _lasting: list[Any] = []
 
 
 def validation_messages() -> list[str]:
-    """Return the warnings and errors of the validation layer so far; the list may be cleared."""
+    """Return the validation layer's warnings and errors so far; callers may clear the list."""
     return _messages
 
 
 def instance() -> Any:
-    """Return the instance of this process; there is one with and one without validation."""
+    """Return this process's instance; there is one with validation and one without."""
     validated = config.vulkan_validation()
     with _lock:
         if validated not in _instances:
@@ -87,13 +87,13 @@ def _extensions(layer: Any) -> set[str]:
 
 
 def _validation(arena: Arena, extensions: list[str]) -> Any:
-    """Return the structs that turn synchronization validation on; DeviceError if the layer is missing."""
+    """Return the structs that enable synchronization validation; DeviceError if the layer is missing."""
     layers = enumerate_all(
         lib.vkEnumerateInstanceLayerProperties, "VkLayerProperties", "the layers of Vulkan cannot be listed"
     )
     if VALIDATION_LAYER not in {string(layer.layerName) for layer in layers}:
         raise DeviceError(
-            "the Vulkan validation layer is asked for and is not installed",
+            "the Vulkan validation layer is requested but not installed",
             where="WEFT_VULKAN_VALIDATION=1",
             why=f"the loader finds no {VALIDATION_LAYER}",
             fix="apt install vulkan-validationlayers, or unset WEFT_VULKAN_VALIDATION",
@@ -117,19 +117,19 @@ def _heard(severity: int, kind: int, data: Any, user: Any) -> int:
 
 
 def _not_heard(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-    """Look after what is raised while a message is heard, since it cannot pass through the driver.
+    """Handle an exception raised in the message callback, which cannot pass through the driver.
 
-    Python raises a Ctrl-C in the first of its code that runs, which may be there: it is asked for once more, a
-    moment later, since here it would be lost again.
+    Python raises a Ctrl-C in the next Python code that runs, which may be the callback. Send it again a moment
+    later, because here it would be lost.
     """
     if issubclass(kind, KeyboardInterrupt):
         threading.Timer(_MOMENT, _interrupt_main_thread).start()
     else:
-        log.error("a message of the vulkan validation was lost: %s", error, exc_info=error)
+        log.error("a message of the Vulkan validation layer was lost: %s", error, exc_info=error)
 
 
 def _interrupt_main_thread() -> None:
-    """Interrupt the main thread as Ctrl-C does, a system call that it waits in, too, where signals can do that."""
+    """Interrupt the main thread as Ctrl-C does; if signals allow it, also in a waiting system call."""
     main = threading.main_thread().ident
     if hasattr(signal, "pthread_kill") and main is not None:
         signal.pthread_kill(main, signal.SIGINT)
@@ -138,7 +138,7 @@ def _interrupt_main_thread() -> None:
 
 
 def _listener() -> Any:
-    """Return what the layer calls with each message."""
+    """Return the callback that gets each message of the layer."""
     return ffi.callback(
         "VkBool32(VkDebugUtilsMessageSeverityFlagBitsEXT, VkDebugUtilsMessageTypeFlagsEXT, "
         "const VkDebugUtilsMessengerCallbackDataEXT*, void*)",
@@ -148,7 +148,7 @@ def _listener() -> Any:
 
 
 def _listen(made: Any) -> None:
-    """Collect what the layer says; the callback lives as long as the process, as the instance does."""
+    """Collect the layer's messages; the callback lives as long as the process, like the instance."""
     arena = Arena()
     callback = arena.keep(_listener())
     info = arena.new(
@@ -162,5 +162,5 @@ def _listen(made: Any) -> None:
     name = ffi.new("char[]", b"vkCreateDebugUtilsMessengerEXT")
     function = ffi.cast("PFN_vkCreateDebugUtilsMessengerEXT", lib.vkGetInstanceProcAddr(made, name))
     messenger = ffi.new("VkDebugUtilsMessengerEXT*")
-    check(function(made, info, NULL, messenger), "the validation layer's messages cannot be heard")
+    check(function(made, info, NULL, messenger), "the validation layer's messages cannot be received")
     _lasting.append((arena, messenger))

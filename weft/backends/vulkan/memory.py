@@ -1,4 +1,4 @@
-"""Buffers: which memory each kind gets, and what is said when there is none left."""
+"""Buffers: which memory type each kind gets, and the errors when memory runs out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _VISIBLE = 0x2
 _COHERENT = 0x4
 _CACHED = 0x8
 _SPECIAL = 0x10 | 0x20 | 0x40 | 0x80
-"""Lazily allocated, protected and AMD's uncached types: each needs a feature that is not enabled."""
+"""Memory types that are lazily allocated, protected or AMD's uncached: each needs a feature that is not enabled."""
 _OUT_OF_MEMORY = (-1, -2)
 _MIB = 1 << 20
 
@@ -34,12 +34,12 @@ class Block:
     memory: Any
     coherent: bool
     mapped: Any = None
-    """The memory as the device has it, where a profile pretends that it is not coherent: the host has a copy."""
+    """The device's real memory, if a profile pretends that it is not coherent; the host then has a copy."""
 
 
 @dataclass(frozen=True)
 class _Choice:
-    """Memory types that will do: with all of `required`, none of `forbidden`, in a whole heap if `whole`."""
+    """Suitable memory types: all flags of `required`, none of `forbidden`; if `whole`, in a heap as large as any."""
 
     required: int
     forbidden: int = 0
@@ -55,7 +55,7 @@ _UPLOAD = (
 _CHOICES = {
     MemoryKind.DEVICE: (_Choice(_LOCAL, _VISIBLE), _Choice(_LOCAL)),
     MemoryKind.UPLOAD: _UPLOAD,
-    # What several threads write faster than the bus takes it: the host's own memory, through its caches.
+    # Host memory, through the CPU's caches: several threads write it faster than the bus takes it.
     MemoryKind.STREAM: (
         _Choice(_VISIBLE | _CACHED | _COHERENT, _LOCAL),
         _Choice(_VISIBLE | _COHERENT, _LOCAL),
@@ -70,7 +70,7 @@ _CHOICES = {
 
 
 class Memory:
-    """Makes and frees the buffers of a device, one allocation each: they are few and large."""
+    """Allocates and frees the buffers of a device, one allocation each: they are few and large."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -81,16 +81,16 @@ class Memory:
         self._heaps = [int(properties.memoryHeaps[i].size) for i in range(properties.memoryHeapCount)]
         types = [properties.memoryTypes[i] for i in range(properties.memoryTypeCount)]
         self._types = [(int(t.propertyFlags), int(t.heapIndex)) for t in types]
-        """Flags and heap, which a profile may reduce."""
+        """Flags and heap of each type; a profile may reduce them."""
         self._real: dict[int, int] = {}
-        """The driver's index of each of `_types`, where a profile changed them."""
+        """The driver's index of each of `_types`, if a profile changed them."""
         self._largest_allocation = context.physical.caps().max_allocation
         local = [self._heaps[heap] for flags, heap in self._types if flags & _LOCAL]
         self._largest_local = max(local, default=0)
         self.max_count = int(context.physical.limits.maxMemoryAllocationCount)
 
     def allocate(self, nbytes: int, kind: MemoryKind, *, counted: bool = True) -> GpuBuffer:
-        """Return a buffer of at least `nbytes`; memory for staging is not counted in the device's stats."""
+        """Return a buffer of at least `nbytes`; staging buffers are not `counted` in the device's stats."""
         if nbytes < 0:
             raise BackendError("a buffer cannot have a negative size", why=f"{nbytes} bytes were asked for")
         size = max(4, -(-nbytes // 4) * 4)
@@ -114,7 +114,7 @@ class Memory:
         return buffer
 
     def pretend(self, profile: DeviceProfile, largest: int) -> None:
-        """Offer what a profile leaves of the memory types, and no allocation of more than `largest` bytes."""
+        """Apply a profile's limits to the memory types, and limit one allocation to `largest` bytes."""
         self._profile, self._largest_allocation = profile, largest
         types = []
         for index, (flags, heap) in enumerate(self._types):
@@ -126,7 +126,7 @@ class Memory:
         self._real = dict(enumerate(index for *_, index in types))
 
     def flush(self, buffers: Sequence[GpuBuffer]) -> None:
-        """Make what the host wrote to memory that is not coherent visible to the device."""
+        """Make the host's writes to non-coherent memory visible to the device."""
         for buffer in buffers:
             if buffer.handle.mapped is not None and buffer.host is not None:
                 copy_into(buffer.handle.mapped, buffer.host)
@@ -135,7 +135,7 @@ class Memory:
         check(result, "what the host wrote cannot be made visible to the device", self._context.physical.name)
 
     def invalidate(self, buffers: Sequence[GpuBuffer]) -> None:
-        """Make what the device wrote to memory that is not coherent visible to the host."""
+        """Make the device's writes to non-coherent memory visible to the host."""
         _arena, ranges = _ranges(buffers)
         result = lib.vkInvalidateMappedMemoryRanges(self._context.device, len(buffers), ranges)
         check(result, "results cannot be made visible to the host", self._context.physical.name)
@@ -144,7 +144,7 @@ class Memory:
                 copy_into(buffer.host, buffer.handle.mapped)
 
     def free(self, buffer: GpuBuffer) -> None:
-        """Give a buffer back."""
+        """Release a buffer."""
         with self._lock:
             counted = self._live.pop(buffer, None)
             if counted is None:
@@ -161,16 +161,16 @@ class Memory:
 
     @property
     def writes_to_device(self) -> bool:
-        """Tell whether memory of kind UPLOAD is the device's own, all of which the host can write to."""
+        """Tell whether UPLOAD memory is the device's own, all of it writable by the host."""
         return any(self._matches(flags, heap, _CHOICES[MemoryKind.UPLOAD][0]) for flags, heap in self._types)
 
     def destroy(self) -> None:
-        """Free every buffer that is left."""
+        """Free every remaining buffer."""
         for buffer in list(self._live):
             self.free(buffer)
 
     def _check(self, size: int, kind: MemoryKind) -> None:
-        """Refuse at once what no heap holds, before the driver is asked for something out of its limits."""
+        """Refuse a size that no heap can hold, before the driver gets a request beyond its limits."""
         if size > self._largest_allocation:
             raise self._refusal(size, kind, f"one allocation has at most {_size(self._largest_allocation)}")
         heap = max((self._heaps[h] for f, h in self._types if self._fits(f, h, kind)), default=0)
@@ -193,7 +193,7 @@ class Memory:
         return flags & choice.required == choice.required and not flags & (choice.forbidden | _SPECIAL)
 
     def _candidates(self, kind: MemoryKind, bits: int) -> list[int]:
-        """Return the memory types for `kind`, the best first; within a choice the driver's order counts."""
+        """Return the memory types for `kind`, the best first; within a choice, in the driver's order."""
         found: list[int] = []
         for choice in _CHOICES[kind]:
             for index, (flags, heap) in enumerate(self._types):
@@ -228,7 +228,7 @@ class Memory:
         return block
 
     def _memory(self, buffer: Any, size: int, kind: MemoryKind) -> tuple[Any, int]:
-        """Return memory for a buffer and the index of its type; if a heap is full the next choice follows."""
+        """Return memory for a buffer and the index of its type; if a heap is full, the next choice is tried."""
         needs = ffi.new("VkMemoryRequirements*")
         lib.vkGetBufferMemoryRequirements(self._context.device, buffer, needs)
         out = ffi.new("VkDeviceMemory*")
@@ -273,7 +273,7 @@ class Memory:
 
 
 def _ranges(buffers: Sequence[GpuBuffer]) -> tuple[Arena, Any]:
-    """Return the memory of buffers as the driver wants it, after what keeps it alive."""
+    """Return the memory ranges of buffers for the driver, preceded by the arena that keeps them alive."""
     arena = Arena()
     ranges = [arena.new("VkMappedMemoryRange", memory=b.handle.memory, size=WHOLE_SIZE) for b in buffers]
     return arena, arena.array("VkMappedMemoryRange", ranges)

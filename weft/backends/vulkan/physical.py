@@ -1,4 +1,4 @@
-"""The devices that the drivers offer: names, limits, queues, features."""
+"""The devices that the drivers list: names, limits, queues, features."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _RANK = {2: 0, 1: 1, 3: 2, 0: 3, 4: 5}
 _CPU = 4
 _MIB = 1 << 20
 _LLVMPIPE_ROUNDS = 65535
-"""Mesa's LP_MAX_TGSI_LOOP_ITERATIONS: all loops of a shader's item together; then it goes on behind them."""
+"""Mesa's LP_MAX_TGSI_LOOP_ITERATIONS: the most iterations of all loops of one work-item; then it skips the rest."""
 MATRIX_EXTENSIONS = {"VK_KHR_cooperative_matrix", "VK_KHR_vulkan_memory_model", "VK_KHR_shader_float16_int8"}
 MATRIX_FEATURES = {
     "VkPhysicalDeviceCooperativeMatrixFeaturesKHR": "cooperativeMatrix",
     "VkPhysicalDeviceVulkanMemoryModelFeatures": "vulkanMemoryModel",
     "VkPhysicalDeviceShaderFloat16Int8Features": "shaderFloat16",
 }
-"""What kernels with cooperative matrices need of a device, by feature struct."""
+"""What kernels with cooperative matrices require of a device, by feature struct."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Physical:
         self.timestamp_period = float(self.limits.timestampPeriod)
 
     def _read_more(self, base: Any) -> None:
-        """Ask for the properties that lie outside the 1.0 struct, each only if the device knows it."""
+        """Read the properties outside the 1.0 struct, each only if the device supports it."""
         wanted = ["VkPhysicalDeviceMaintenance3Properties", "VkPhysicalDeviceSubgroupProperties"]
         if self.api >= _API_1_2 or "VK_KHR_driver_properties" in self.extensions:
             wanted.append("VkPhysicalDeviceDriverProperties")
@@ -102,7 +102,7 @@ class Physical:
 
     @cached_property
     def family(self) -> QueueFamily | None:
-        """Return the queue family to use: one that computes and does not draw is free of a display's work."""
+        """Return the queue family to use, preferably one that cannot draw, since it has no display work."""
         found = []
         for index, each in enumerate(
             enumerate_all(
@@ -122,7 +122,7 @@ class Physical:
         return memory
 
     def available(self, heap: int) -> int | None:
-        """Return the bytes of a heap that this process can still get; None if the driver does not say."""
+        """Return the bytes of a heap that this process can still allocate; None if the driver does not say."""
         if "VK_EXT_memory_budget" not in self.extensions:
             return None
         arena = Arena()
@@ -133,7 +133,7 @@ class Physical:
         return max(0, int(budget.heapBudget[heap]) - int(budget.heapUsage[heap]))
 
     def features(self) -> dict[str, Any]:
-        """Return the feature structs that the device knows, by struct name, as far as Weft uses them."""
+        """Return the device's feature structs that Weft uses, by struct name."""
         names = ["VkPhysicalDevice16BitStorageFeatures"]
         if self.api >= _API_1_2 or "VK_KHR_8bit_storage" in self.extensions:
             names.append("VkPhysicalDevice8BitStorageFeatures")
@@ -150,7 +150,7 @@ class Physical:
         return found
 
     def matrix_units(self) -> bool:
-        """Tell whether subgroups of 32 multiply matrices of 16 x 16 in fp16 and add in fp32."""
+        """Tell whether subgroups of 32 multiply 16 x 16 fp16 matrices and add in fp32."""
         features = self.features()
         if not all(name in features and getattr(features[name], f) for name, f in MATRIX_FEATURES.items()):
             return False
@@ -170,9 +170,9 @@ class Physical:
 
     @cached_property
     def workgroup_matrices(self) -> bool:
-        """Tell whether whole work-groups, of 128 and of 256 items, multiply matrices as Weft's kernels want them.
+        """Tell whether whole work-groups, of 128 and of 256 items, multiply matrices as Weft's kernels need it.
 
-        Their kernels are SPIR-V 1.6, where a local size that is a constant asks for maintenance4.
+        These kernels are SPIR-V 1.6, where a constant local size requires maintenance4.
         """
         if workgroup_matrices.EXTENSION not in self.extensions or not self.matrix_units():
             return False
@@ -183,7 +183,7 @@ class Physical:
         return all(i in steps and max(steps[i].m, steps[i].n, steps[i].k) <= 64 for i in (128, 256))
 
     def shuffles(self) -> bool:
-        """Tell whether subgroups always have 32 items, in the order of their numbers, that can exchange values."""
+        """Tell whether subgroups always have 32 work-items, in the order of their numbers, that can exchange values."""
         sizes = self._extra.get("VkPhysicalDeviceSubgroupSizeControlProperties")
         known = self._extra["VkPhysicalDeviceSubgroupProperties"]
         return (
@@ -194,7 +194,7 @@ class Physical:
         )
 
     def compute_units(self) -> int:
-        """Return how many work-groups' worth of hardware there is; 1 if the driver does not say."""
+        """Return the number of compute units; 1 if the driver does not say."""
         if self.software:
             return os.cpu_count() or 1
         nv = self._extra.get("VkPhysicalDeviceShaderSMBuiltinsPropertiesNV")

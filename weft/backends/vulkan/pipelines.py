@@ -1,7 +1,7 @@
 """Kernels: SPIR-V and constants become pipelines, once per device, with the driver's cache kept on disk.
 
-Pipelines, and the shader modules they are built from, are destroyed when nobody uses them and others were used since
-(`weft.backends.gpu.device.built_kernels`): a program that meets ever new shapes would hold more and more of them.
+Pipelines and their shader modules are destroyed when nothing uses them and others were used since
+(`weft.backends.gpu.device.built_kernels`). Otherwise a program with ever new shapes would hold more and more of them.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ log = logging.getLogger("weft.vulkan")
 
 _LOCAL_SIZE = ("LX", "LY", "LZ")
 _MODULES = 64
-"""Shader modules that are held for further pipelines; each is needed only while one is built from it."""
+"""Shader modules kept for further pipelines; each is needed only while a pipeline is built from it."""
 _LARGEST_CACHE = 64 << 20
-"""Bytes of the driver's cache from which on it is begun anew: it holds the code of pipelines that are long gone."""
+"""Above this size the driver's cache is started again: it holds the code of pipelines that no longer exist."""
 _WORTH_SAVING = 1.1
-"""How many times larger than on disk the driver's cache must be to be written before the end."""
+"""The driver's cache is written before exit only once it has grown by this factor."""
 _HEADER = struct.Struct("<IIII16s")
-"""How the driver's cache begins: size of the header, version 1, vendor, device, UUID."""
+"""The header of the driver's cache: size of the header, version 1, vendor, device, UUID."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +46,7 @@ class Interface:
 
 
 class _Owned:
-    """An object of Vulkan; it is destroyed with the last reference to it, or by `destroy` before the device is."""
+    """A Vulkan object; destroyed with its last reference, or by `destroy` before its device is."""
 
     def __init__(self, context: Context, destroy: Any, handle: Any) -> None:
         self.handle = handle
@@ -59,7 +59,7 @@ class _Owned:
 
 
 def _destroy(destroy: Any, device: Any, handle: Any) -> None:
-    if not fork_guard.why_not():  # a forked process has none of it
+    if not fork_guard.why_not():  # a forked process has nothing to destroy
         destroy(device, handle, NULL)
 
 
@@ -72,7 +72,7 @@ class Kernel(_Owned):
 
 
 class Pipelines:
-    """Builds and holds the kernels of a device."""
+    """Builds and keeps the kernels of a device."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -84,22 +84,22 @@ class Pipelines:
         physical = context.physical
         self._key = f"{physical.cache_id} {physical.name} {physical.driver}"
         self._kept_bytes = 0
-        """Of the driver's cache on disk."""
+        """Bytes of the driver's cache on disk."""
         self._cache = self._open_cache()
         self._unsaved = False
 
     def kernel(self, source: KernelSource, values: Mapping[str, int | float]) -> Kernel:
-        """Return the kernel with these constants; a second call with the same ones costs a look-up."""
+        """Return the kernel with these constants; a repeated call costs one look-up."""
         constants = pack_constants(source, values)
         return self._kernels.get((source.digest, constants), lambda: self._build(source, values, constants))
 
     def hold(self, count: int) -> None:
-        """Hold so many pipelines beside those in use."""
+        """Keep `count` pipelines besides those in use."""
         self._kernels.limit(count)
 
     @property
     def held(self) -> int:
-        """Return how many pipelines there are, used or held for later use."""
+        """Return the number of pipelines in use or kept."""
         return len(self._kernels)
 
     def _build(self, source: KernelSource, values: Mapping[str, int | float], constants: bytes) -> Kernel:
@@ -109,11 +109,11 @@ class Pipelines:
         except (OutOfMemory, DeviceLost):
             raise
         except DeviceError:
-            # What was kept may be damaged, or the work of a compiler that erred: then it is made anew.
+            # The cached SPIR-V may be damaged, or come from a faulty compiler: compile it again.
             anew = spirv_for(source, anew=True)
             if anew == spirv:
                 raise
-            log.warning("the driver refused the SPIR-V of kernel %s that was kept; it is compiled anew", source.entry)
+            log.warning("the driver refused the cached SPIR-V of kernel %s; it is compiled again", source.entry)
             self._modules.drop(source.digest)
             made = self._pipeline(source, values, constants, anew)
         self._unsaved = True
@@ -135,7 +135,7 @@ class Pipelines:
         )
         info = arena.new("VkComputePipelineCreateInfo", stage=stage[0], layout=interface.layout)
         out = ffi.new("VkPipeline*")
-        cache = self._cache  # held here: another thread may put a new one in its place
+        cache = self._cache  # keep it alive: another thread may replace it
         result = lib.vkCreateComputePipelines(self._context.device, cache.handle, 1, info, NULL, out)
         if result in (-1, -2, -4):
             raise failure(result, f"kernel {source.entry} cannot be built", self._context.physical.name)
@@ -187,7 +187,7 @@ class Pipelines:
         return Interface(count, set_layout, layout)
 
     def _open_cache(self) -> _Owned:
-        """Return the driver's cache with what the disk has; without it, if the driver refuses that."""
+        """Return the driver's cache with the content on disk; without it if the driver refuses it."""
         blob = self._disk.get(self._key)
         if blob is not None and self._is_for_this_device(blob):
             try:
@@ -197,13 +197,13 @@ class Pipelines:
             except OutOfMemory:
                 raise
             except DeviceError as e:
-                log.warning("the driver refused its own cache of kernels, which is made anew: %s", e.why)
+                log.warning("the driver refused its own pipeline cache, which is rebuilt: %s", e.why)
         if blob is not None:
             self._disk.discard(self._key)
         return self._new_cache(b"")
 
     def _is_for_this_device(self, blob: bytes) -> bool:
-        """Tell whether data of the driver's cache say that this device made them: drivers need not look themselves."""
+        """Tell whether cache data say that this device made them; drivers need not check that themselves."""
         if len(blob) < _HEADER.size:
             return False
         size, version, vendor, device, uuid = _HEADER.unpack_from(blob)
@@ -214,33 +214,33 @@ class Pipelines:
         arena = Arena()
         data = arena.keep(ffi.from_buffer(blob)) if blob else NULL
         info = arena.new("VkPipelineCacheCreateInfo", initialDataSize=len(blob), pInitialData=data)
-        what = "the driver's cache of kernels cannot be made"
+        what = "the driver's pipeline cache cannot be created"
         made = create(lib.vkCreatePipelineCache, self._context.device, info, "VkPipelineCache", what)
         return _Owned(self._context, lib.vkDestroyPipelineCache, made)
 
     def save(self, *, at_the_end: bool = False) -> None:
-        """Keep the driver's cache on disk if kernels were built since the last time and it has grown by a tenth.
+        """Write the driver's cache to disk if kernels were built since the last write and it has grown by a tenth.
 
-        It is written as a whole: with each new shape that would be more and more. `at_the_end` any new kernel counts.
+        It is written as a whole, which would cost more with each new shape. `at_the_end` any new kernel is enough.
         """
         with self._lock:
             if not self._unsaved:
                 return
             self._unsaved, cache = False, self._cache
         size = ffi.new("size_t*")
-        device, what = self._context.device, "the driver's cache of kernels cannot be read"
+        device, what = self._context.device, "the driver's pipeline cache cannot be read"
         check(lib.vkGetPipelineCacheData(device, cache.handle, size, NULL), what)
         if not at_the_end and size[0] < self._kept_bytes * _WORTH_SAVING:
             self._unsaved = True
             return
         if size[0] > _LARGEST_CACHE:
             with self._lock:
-                if self._cache is cache:  # and it is destroyed when the last thread has built from it
+                if self._cache is cache:  # the old cache is destroyed when the last thread has built from it
                     self._cache, self._kept_bytes = self._new_cache(b""), 0
             return
         data = ffi.new("char[]", max(1, size[0]))
         result = lib.vkGetPipelineCacheData(device, cache.handle, size, data)
-        if result == vk.VK_INCOMPLETE:  # it grew in between: the next save gets it
+        if result == vk.VK_INCOMPLETE:  # it grew in between: the next save writes it
             return
         check(result, what)
         self._disk.put(self._key, bytes(ffi.buffer(data, size[0])))

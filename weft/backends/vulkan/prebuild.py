@@ -1,9 +1,9 @@
-"""The kernels that a wheel brings compiled, so that common networks run where no GLSL compiler is.
+"""The compiled kernels of a wheel, so that common networks run without a GLSL compiler.
 
-`standard.json` lists them as requests, one a line; scripts/update_standard_kernels.py writes it. The build
-of a wheel renders and compiles each into `weft/spirv.zip`, in which `weft.backends.vulkan.spirv` looks
-first. A kernel is found there by the hash of its text, so that a list that lags behind the templates
-ships kernels that nobody asks for, never wrong ones. Each is sealed with that hash, as blobs of the cache are with
+`standard.json` lists them as requests, one a line; scripts/update_standard_kernels.py writes it. Building a
+wheel renders and compiles each into `weft/spirv.zip`, where `weft.backends.vulkan.spirv` looks
+first. It finds a kernel there by the hash of its text, so an outdated list ships kernels that
+nothing requests, but never wrong ones. Each entry is sealed with that hash, as blobs of the cache are with
 their keys.
 """
 
@@ -35,7 +35,7 @@ def build(target: Path, requests: Iterable[KernelRequest] | None = None) -> int:
     """Compile the standard kernels (or those given) into a zip, equal for equal input; return their number."""
     compiler = glslang.find_compiler()
     if compiler is None:
-        raise CompileError("there is no GLSL compiler to build the kernels with", fix=glslang.advice())
+        raise CompileError("no GLSL compiler was found to build the kernels", fix=glslang.advice())
     dialect = GlslDialect()
     sources = {}
     for request in standard_requests() if requests is None else requests:
@@ -50,7 +50,7 @@ def build(target: Path, requests: Iterable[KernelRequest] | None = None) -> int:
 
 
 def shipped_kernels() -> int:
-    """Return how many compiled kernels this installation brings; a damaged set counts as none."""
+    """Return how many compiled kernels this installation has; a damaged set counts as none."""
     try:
         with zipfile.ZipFile(Path(str(resources.files("weft"))) / SPIRV) as archive:
             return len(archive.namelist())
@@ -59,12 +59,12 @@ def shipped_kernels() -> int:
 
 
 def standard_requests(path: Path = MANIFEST) -> list[KernelRequest]:
-    """Return the kernels on the list."""
+    """Return the listed kernels."""
     return [_decode(row) for row in json.loads(path.read_text(encoding="utf-8"))]
 
 
 def write_requests(requests: Iterable[KernelRequest], path: Path = MANIFEST) -> None:
-    """Write the list: sorted, one request a line, so that a change reads well in a diff."""
+    """Write the list, sorted and one request a line, for readable diffs."""
     rows = sorted(json.dumps(_encode(r), separators=(",", ":")) for r in requests)
     path.write_text("[\n" + ",\n".join(rows) + "\n]\n", encoding="utf-8")
 

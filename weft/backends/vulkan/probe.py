@@ -1,4 +1,4 @@
-"""Whether Vulkan can be used here, and if not, what to install. Importing this module loads nothing."""
+"""Tells whether Vulkan can be used here, and if not, what to install. Importing this module loads nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _FIX_PACKAGE = "pip install vulkan cffi"
 
 
 def absent_reason() -> str | None:
-    """Return why no Vulkan device can be used, with what to do about it, or None if one can."""
+    """Return why no Vulkan device can be used and what to do about it, or None if one can."""
     try:
         import vulkan  # type: ignore[import-untyped,import-not-found,unused-ignore]  # noqa: F401
     except ImportError:

@@ -40,7 +40,7 @@ class Recording:
         self._timed = [i for i, c in enumerate(commands) if not isinstance(c, BarrierCommand)]
         self._count = len(commands)
         self._kernels = [c.kernel for c in commands if isinstance(c, LaunchCommand)]
-        """Held, since a kernel that nobody refers to is destroyed."""
+        """Keeps the kernels alive: a kernel is destroyed with its last reference."""
         self._profiled = profile and context.timestamps and bool(self._timed)
         self.pending = False
         self._ran = False
@@ -54,7 +54,7 @@ class Recording:
             self.destroy()
             raise
 
-    # -- making it ---------------------------------------------------------------------------------------
+    # -- creating it -------------------------------------------------------------------------------------
 
     def _check(self, commands: Sequence[Command]) -> None:
         for command in commands:
@@ -95,7 +95,7 @@ class Recording:
             self._queries = create(lib.vkCreateQueryPool, context.device, info, "VkQueryPool", _NO_RECORDING)
 
     def _write_sets(self, launches: Sequence[LaunchCommand]) -> None:
-        """Make one descriptor set for each distinct list of pieces, all from one pool."""
+        """Create one descriptor set for each distinct list of pieces, all from one pool."""
         unique = {_set_key(c): c for c in launches if c.bindings}
         if not unique:
             return
@@ -125,7 +125,7 @@ class Recording:
             write.sType = vk.VK_STRUCTURE_TYPE_WRITE_DESCRIPTOR_SET
             write.dstSet = sets[i]
             write.descriptorType = vk.VK_DESCRIPTOR_TYPE_STORAGE_BUFFER
-            # one write runs on over the consecutive bindings 0, 1, ...
+            # one write covers the consecutive bindings 0, 1, ...
             write.descriptorCount = len(command.bindings)
             write.pBufferInfo = pieces + at
             for piece in command.bindings:
@@ -186,7 +186,7 @@ class Recording:
         lib.vkCmdDispatch(self._commands, *command.grid)
 
     def _prepare_submit(self, commands: Sequence[Command]) -> None:
-        """Build what a submit passes to the driver, once; and find what to flush before it and invalidate after it."""
+        """Build what a submit passes to the driver, and find the buffers to flush before it and invalidate after it."""
         self._submit_info = self._arena.new(
             "VkSubmitInfo", commandBufferCount=1, pCommandBuffers=[self._commands]
         )
@@ -196,32 +196,32 @@ class Recording:
     # -- running it --------------------------------------------------------------------------------------
 
     def submit(self) -> None:
-        """Start it; a run that ended need not have been waited for, as fences signal in the order of submits."""
+        """Start it; a finished run need not have been waited for, because fences signal in the order of submits."""
         if self.pending and not self._context.finished(self._fence):
             raise BackendError(
-                "a recording is submitted that still runs",
+                "a recording was submitted while it still runs",
                 fix="wait for it first, or record it a second time",
             )
-        self.pending = False  # if it is refused, there is nothing to wait for
+        self.pending = False  # if the submit is refused, there is nothing to wait for
         if self._written:
             self._memory.flush(self._written)
         try:
             self._context.submit(self._submit_info, self._fence, self._fences, counted=True)
             self.pending = self._ran = True
         except BaseException as e:
-            if not is_error(e):  # such as Ctrl-C: whether it runs is not known
+            if not is_error(e):  # such as Ctrl-C, which leaves unknown whether it runs
                 self._context.idle()
                 self.pending = False
             raise
 
     def wait(self) -> None:
-        """Wait until it is done; returns at once if it was not submitted."""
+        """Wait until it is done; return at once if it was not submitted."""
         if not self.pending:
             return
         try:
             self._context.wait(self._fence, self._fences)
         except Exception as e:
-            # a lost device runs nothing any more; there is nothing left to wait for
+            # nothing runs on a lost device, so there is nothing left to wait for
             self.pending = not is_error(e)
             raise
         self.pending = False
@@ -239,7 +239,7 @@ class Recording:
         return seconds
 
     def span(self, first: int, last: int) -> float | None:
-        """Return seconds from the start of one command to the end of another in the last run, if they are known."""
+        """Return seconds from the start of one command to the end of another in the last run; None if unknown."""
         ticks = self._ticks()
         if ticks is None:
             return None
@@ -249,7 +249,7 @@ class Recording:
         return float(max(0, end - start) * self._context.physical.timestamp_period * 1e-9)
 
     def _ticks(self) -> Any | None:
-        """Return the start and end of every timed command of the last run; None if they are not known."""
+        """Return the start and end of every timed command of the last run; None if they are unknown."""
         if not self._profiled or not self._ran or self.pending:
             return None
         ticks = ffi.new("uint64_t[]", 2 * len(self._timed))
@@ -263,7 +263,7 @@ class Recording:
         return ticks
 
     def destroy(self) -> None:
-        """Destroy what it holds; nothing of it runs."""
+        """Destroy what it holds; it must not be running."""
         device = self._context.device
         lib.vkDestroyFence(device, self._fence, NULL)
         lib.vkDestroyQueryPool(device, self._queries, NULL)
@@ -288,7 +288,7 @@ def _check_piece(piece: Binding, where: str) -> None:
 
 
 def _incoherent(commands: Sequence[Command], kinds: tuple[MemoryKind, ...]) -> list[GpuBuffer]:
-    """Return the buffers of these kinds in use of which host and device see each other's writes only when told to."""
+    """Return the used buffers of these kinds whose memory is not coherent between host and device."""
     found: dict[GpuBuffer, None] = {}
     for command in commands:
         pieces: tuple[Binding, ...] = ()

@@ -1,4 +1,4 @@
-"""The SPIR-V of a kernel: shipped with the package, kept on disk, or compiled now."""
+"""The SPIR-V of a kernel: shipped with the package, cached on disk, or compiled now."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def shipped_name(digest: str) -> str:
 
 
 class ShippedSet:
-    """The SPIR-V that the wheel brings: a zip with a sealed entry for each kernel; it may be absent."""
+    """The SPIR-V in the wheel: a zip with one sealed entry per kernel; it may be absent."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
@@ -49,7 +49,7 @@ class ShippedSet:
                 return None
         found = unseal(digest, sealed)
         if found is None:
-            log.warning("the shipped SPIR-V of kernel %s is damaged, or is that of another kernel", digest)
+            log.warning("the shipped SPIR-V of kernel %s is damaged or belongs to another kernel", digest)
         return found
 
     def _open(self) -> zipfile.ZipFile | None:
@@ -67,10 +67,10 @@ shipped = ShippedSet()
 
 
 def spirv_for(source: KernelSource, *, anew: bool = False) -> bytes:
-    """Return the SPIR-V of a rendered kernel; CompileError if it is neither at hand nor to be compiled.
+    """Return the SPIR-V of a rendered kernel; CompileError if there is none and none can be compiled.
 
-    The shipped set comes first: it is found by the exact text, is read-only and needs no file of the user's. With
-    `anew`, what is at hand was refused by a driver: what the cache has is thrown away, and the kernel is compiled.
+    The shipped set comes first: it is found by the exact text, is read-only and needs no user's file. With
+    `anew`, a driver refused the existing SPIR-V: drop the cached one and compile the kernel again.
     """
     cache = DiskCache("spirv")
     key = f"{source.digest} {glslang.TOOLCHAIN}"
@@ -82,12 +82,12 @@ def spirv_for(source: KernelSource, *, anew: bool = False) -> bytes:
             return found
     compiler = glslang.find_compiler()
     if compiler is None:
-        looked = "the driver refused the one at hand" if anew else "it is not among the shipped kernels"
+        looked = "the driver refused the existing one" if anew else "it is not among the shipped kernels"
         raise CompileError(
             f"kernel {source.entry} needs a GLSL compiler and there is none",
             where=f"the SPIR-V of kernel {source.entry} ({source.digest})",
             why=f"{looked}, not in the disk cache, and no compiler was found"
-            + (" (WEFT_NO_COMPILER=1 forbids to look for one)" if config.glsl_compiler_disabled() else ""),
+            + (" (WEFT_NO_COMPILER=1 forbids looking for one)" if config.glsl_compiler_disabled() else ""),
             fix=glslang.advice(),
         )
     spirv = compiler.compile(source.text, source.entry)

@@ -1,4 +1,4 @@
-"""Uploads and downloads at load time: through one staging buffer per direction, in pieces, blocking."""
+"""Uploads and downloads at load time: blocking, in pieces, through one staging buffer per direction."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from weft.errors import BackendError
 
 SMALLEST = 1 << 20
 LARGEST = 32 << 20
-"""Staging grows to this many bytes; what is larger goes in pieces."""
+"""A staging buffer grows up to this many bytes; larger data is copied in pieces."""
 _FAILED = "data cannot be copied to or from the device"
 
 
 class Transfer:
-    """Copies between numpy and DEVICE buffers; one at a time."""
+    """Copies between numpy and DEVICE buffers, one copy at a time."""
 
     def __init__(self, context: Context, memory: Memory) -> None:
         self._context = context
@@ -55,7 +55,7 @@ class Transfer:
         """Copy bytes of a DEVICE buffer into a contiguous array, after all earlier work."""
         content = _bytes_of(out)
         if not content.flags.writeable:
-            raise BackendError("a download goes into an array that is read-only")
+            raise BackendError("a download needs a writable array")
         _check(buffer, offset, content.size)
         with self._lock:
             for start, count, staging in self._pieces(content.size, MemoryKind.DOWNLOAD):
@@ -69,7 +69,7 @@ class Transfer:
         """Return (start, size, staging buffer) of the pieces of a copy; grows the staging buffer."""
         if nbytes == 0:
             return []
-        self._wait()  # for the copy before, if Ctrl-C interrupted it
+        self._wait()  # for the previous copy, if Ctrl-C interrupted it
         wanted = min(LARGEST, max(SMALLEST, 1 << (nbytes - 1).bit_length()))
         held = self._staging.get(kind)
         if held is None or held.nbytes < wanted:
@@ -91,7 +91,7 @@ class Transfer:
             context.submit(self._info, self._fence, self._fences)
             self._running = True
         except BaseException as e:
-            if not is_error(e):  # such as Ctrl-C: whether it runs is not known
+            if not is_error(e):  # such as Ctrl-C, which leaves unknown whether it runs
                 context.idle()
                 self._running = False
             raise
@@ -113,7 +113,7 @@ class Transfer:
 
 def _bytes_of(data: Array) -> Any:
     if not data.flags.c_contiguous:
-        raise BackendError("an array that is not contiguous is copied to or from the device")
+        raise BackendError("a copy to or from the device needs a contiguous array")
     return data.reshape(-1).view("uint8")
 
 

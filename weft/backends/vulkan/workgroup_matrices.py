@@ -1,6 +1,6 @@
-"""VK_NV_cooperative_matrix2: matrices that a whole work-group holds, loaded through descriptions of tensors.
+"""VK_NV_cooperative_matrix2: matrices held by a whole work-group and loaded through tensor layouts.
 
-The `vulkan` package does not know this extension, so its structs are declared here; they go to the driver
+The `vulkan` package does not know this extension, so its structs are declared here and passed to the driver
 as plain addresses.
 """
 
@@ -22,7 +22,7 @@ _WANTED = (
     "cooperativeMatrixPerElementOperations",
     "cooperativeMatrixTensorAddressing",
 )
-"""What Weft's kernels use of the extension."""
+"""The features of the extension that Weft's kernels use."""
 
 
 class _Features(ctypes.Structure):
@@ -61,7 +61,7 @@ _GET_SIZES = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.POINTER(ct
 
 @dataclass(frozen=True, slots=True)
 class Granularity:
-    """The steps in which matrices of fp16, summed in fp32, may grow in a work-group of so many items."""
+    """The steps in which the sizes of fp16 matrices, summed in fp32, may grow in a work-group of `items` items."""
 
     items: int
     m: int
@@ -74,7 +74,7 @@ def _address(handle: Any) -> int:
 
 
 def supported(physical: Any) -> bool:
-    """Tell whether a physical device, by its Vulkan handle, has all features of the extension that are wanted."""
+    """Tell whether a physical device (a Vulkan handle) has all features of the extension that Weft uses."""
     arena, found = Arena(), _Features(sType=_FEATURES_TYPE)
     chain = ffi.cast("void*", ctypes.addressof(found))
     lib.vkGetPhysicalDeviceFeatures2(physical, arena.new("VkPhysicalDeviceFeatures2", pNext=chain))
@@ -82,14 +82,14 @@ def supported(physical: Any) -> bool:
 
 
 def enable(arena: Arena, following: Any) -> Any:
-    """Return the struct to chain at the creation of a device; it lives as long as the arena."""
+    """Return the struct to chain when creating a device; it lives as long as the arena."""
     wanted = dict.fromkeys(_WANTED, 1)
     made = arena.keep(_Features(sType=_FEATURES_TYPE, pNext=_address(following), **wanted))
     return ffi.cast("void*", ctypes.addressof(made))
 
 
 def granularities(physical: Any) -> list[Granularity]:
-    """Return the sizes for fp16 products summed in fp32 by a work-group; empty if the driver has none."""
+    """Return the sizes for fp16 products that a work-group sums in fp32; empty if the driver has none."""
     name = ffi.new("char[]", b"vkGetPhysicalDeviceCooperativeMatrixFlexibleDimensionsPropertiesNV")
     address = lib.vkGetInstanceProcAddr(instance(), name)
     if address == NULL:

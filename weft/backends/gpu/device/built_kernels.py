@@ -1,4 +1,4 @@
-"""Built kernels by key: each is built once, those that are used stay, and of the others the last used ones."""
+"""Built kernels by key: each is built once; kernels in use stay, and the most recently used of the others."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 KERNELS_KEPT = 256
-"""Built kernels that a device holds beside those in use, unless the option `kernels_kept` says otherwise."""
+"""Built kernels that a device keeps besides those in use; the option `kernels_kept` changes it."""
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
 class _Turn:
-    """Lets other threads wait for the one that makes an object; it is gone when nobody waits."""
+    """Lets other threads wait for the one that makes an object; it disappears with the last waiting thread."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
 
 
 class Kept(Generic[K, V]):
-    """Objects by key, which may be asked for by several threads.
+    """Objects by key, which several threads may request.
 
-    It holds the `limit` objects that were asked for last. Others live as long as somebody else refers to them, and are
-    found here until then, so that no object is made twice while the first one is used. Objects free what they have
-    when the last reference goes; they must allow weak references.
+    It keeps the `limit` most recently requested objects. Others can be found here as long as something else refers to
+    them, so no object is made twice while the first one is used. An object frees its resources with its last reference;
+    it must allow weak references.
     """
 
     def __init__(self, limit: int) -> None:
@@ -37,7 +37,7 @@ class Kept(Generic[K, V]):
         self._lock = threading.Lock()
 
     def get(self, key: K, make: Callable[[], V]) -> V:
-        """Return the object under `key`, as the last that was used; it is made if there is none."""
+        """Return the object under `key`, making it if there is none, and mark it as the most recently used."""
         held = self._find(key)
         if held is not None:
             return held
@@ -45,7 +45,7 @@ class Kept(Generic[K, V]):
             turn = self._turns.get(key)
             if turn is None:
                 turn = self._turns[key] = _Turn()
-        with turn.lock:  # others make other objects meanwhile
+        with turn.lock:  # other threads may make other objects meanwhile
             held = self._find(key)
             if held is None:
                 held = make()
@@ -63,27 +63,27 @@ class Kept(Generic[K, V]):
             self._alive[key] = self._recent[key] = held
             self._recent.move_to_end(key)
             gone = self._surplus()
-        del gone  # after the lock is given back: freeing may take its time
+        del gone  # outside the lock: freeing may take time
 
     def limit(self, count: int) -> None:
-        """Hold so many objects from now on."""
+        """Keep this many objects from now on."""
         with self._lock:
             self._limit = count
             gone = self._surplus()
         del gone
 
     def _surplus(self) -> list[tuple[K, V]]:
-        """Take out, and return, what is more than the limit."""
+        """Remove and return the objects beyond the limit."""
         return [self._recent.popitem(last=False) for _ in range(len(self._recent) - self._limit)]
 
     def drop(self, key: K) -> None:
-        """Forget the object under `key`: the next one that asks for it makes it anew."""
+        """Forget the object under `key`; the next `get` makes it again."""
         with self._lock:
             gone = self._alive.pop(key, None), self._recent.pop(key, None)
         del gone
 
     def clear(self) -> list[V]:
-        """Forget all objects, and return those that are alive."""
+        """Forget all objects and return those alive."""
         with self._lock:
             alive = list(self._alive.values())
             self._recent.clear()

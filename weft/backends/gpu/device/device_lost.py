@@ -1,4 +1,4 @@
-"""What to do where a device is lost: the driver gives up on it, and nothing of it can be used any more."""
+"""Notes that a device was lost: its driver gave up, and nothing of it can be used any more."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from weft.errors import DeviceLost
 
 
 class NotingLoss:
-    """A context in which a device that is lost is noted, so that the next session opens it anew.
+    """A context that marks its device as gone if the device is lost inside, so that the next session opens it again.
 
-    It has no state and serves all runs: a generator's context would cost a small network more than its copies.
+    One object serves all runs: it has no state. A generator's context would cost a small network more than its copies.
     """
 
     __slots__ = ("_device",)

@@ -1,7 +1,7 @@
-"""A process that was forked cannot use the drivers that its parent had started: threads and contexts stay behind.
+"""Refuses devices in a process that was forked after its parent had started a driver.
 
-CUDA's and Mesa's contexts and PoCL's threads are gone in the child, and a call of theirs hangs or fails there. So
-it is refused, with what to do instead. Drivers that nobody had asked for anything survive a fork.
+CUDA's and Mesa's contexts and PoCL's threads do not exist in the child, and calls to them hang or fail. So Weft
+refuses them and says what to do instead. A driver that was not used before the fork works.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import os
 
 from weft.errors import DeviceError
 
-WHY = "this process was forked after Weft had started the driver, whose threads and contexts the child has not"
+WHY = "this process was forked after Weft had started the driver, whose threads and contexts do not exist in the child"
 FIX = 'start processes by multiprocessing\'s "spawn" method, or fork before anything asks Weft for a device'
 
 _started = _forked = False
 
 
 def start() -> None:
-    """Note that a driver is asked for something."""
+    """Record that a driver is being used."""
     global _started
     _started = True
 

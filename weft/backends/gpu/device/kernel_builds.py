@@ -1,4 +1,4 @@
-"""Kernels on their way: drivers build them in threads while the rest of a network is planned and uploaded."""
+"""Kernel builds: threads build kernels while the rest of a network is planned and uploaded."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ MOST_THREADS = 8
 
 
 def thread_count(caps: DeviceCaps) -> int:
-    """Return how many kernels to build at a time: a CPU's compiler has the cores to itself already."""
+    """Return how many kernels to build at a time; one on a CPU, whose compiler already uses all cores."""
     return 1 if caps.software else min(MOST_THREADS, os.cpu_count() or 1)
 
 
 class Build:
-    """A kernel with its constants; built when it is first asked for, unless a thread was started before."""
+    """A kernel with its constants; built at first use, unless a thread was started earlier."""
 
     __slots__ = ("_device", "_future", "_kernel", "source", "values")
 
@@ -32,16 +32,16 @@ class Build:
 
     @property
     def done(self) -> bool:
-        """Tell whether nothing is under way."""
+        """Tell whether no build is running."""
         return self._future is None or self._future.done()
 
     def start(self, pool: ThreadPoolExecutor) -> None:
-        """Build it in a thread of the pool."""
+        """Build the kernel in a thread of the pool."""
         self._future = pool.submit(self._device.compile, self.source, self.values)
 
     @property
     def kernel(self) -> Any:
-        """Return the device's kernel, waiting for it; CompileError if it was refused, each time again."""
+        """Return the device's kernel, waiting for it; CompileError, at every call, if the compiler refused it."""
         if self._kernel is None:
             future = self._future
             self._kernel = future.result() if future else self._device.compile(self.source, self.values)
@@ -50,7 +50,7 @@ class Build:
 
 
 class Builds:
-    """What one pipeline has in hand. `finish` or `drop` ends the threads; no kernel is built after them."""
+    """The builds of one pipeline. `finish` or `drop` ends their threads; no kernel is built after that."""
 
     def __init__(self, device: GpuDevice) -> None:
         self._device = device
@@ -59,7 +59,7 @@ class Builds:
         self._hold = ExitStack()
 
     def add(self, owner: str, builds: Iterable[Build]) -> None:
-        """Begin to build what the owner needs; where there are no threads, build it now, and raise its error."""
+        """Start to build what the owner needs; without threads, build it now and raise its error."""
         threads = thread_count(self._device.caps)
         for build in builds:
             if threads == 1:
@@ -73,11 +73,11 @@ class Builds:
 
     @property
     def done(self) -> bool:
-        """Tell whether all that was added is built, or refused."""
+        """Tell whether everything added is built or refused."""
         return all(build.done for _, build in self._begun)
 
     def finish(self, blame: Callable[[str], AbstractContextManager[None]]) -> None:
-        """Wait for all; of several errors the one that was added first is raised, inside `blame(owner)`."""
+        """Wait for all builds; of several errors raise the one added first, inside `blame(owner)`."""
         try:
             for owner, build in self._begun:
                 with blame(owner):
@@ -86,7 +86,7 @@ class Builds:
             self.drop()
 
     def drop(self) -> None:
-        """Give up what was not begun, and wait for what was."""
+        """Cancel builds that have not started, and wait for those that have."""
         pool, self._pool, self._begun = self._pool, None, []
         with self._hold:
             if pool is not None:

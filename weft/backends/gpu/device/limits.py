@@ -1,6 +1,6 @@
-"""What a device layer refuses before its driver is asked: kernels and launches beyond the device's limits.
+"""Checks kernels and launches against the device's limits before the driver sees them.
 
-Drivers need not check, and some crash. A device that pretends to be another one (`profiles`) has no other check.
+Drivers need not check, and some crash. For a device that pretends to be another (`profiles`), this is the only check.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from weft.kernels.source import KernelSource
 
 
 def shared_bytes(source: KernelSource, values: Mapping[str, int | float]) -> int:
-    """Return the bytes of work-group memory that a kernel takes with these constants; SizeError if that is unknown."""
+    """Return a kernel's bytes of work-group memory with these constants; SizeError if they cannot be computed."""
     return sum(shared_size.shared_bytes(kind, size, values) for kind, size in source.shared)
 
 
 def check_kernel(source: KernelSource, values: Mapping[str, int | float], caps: DeviceCaps, where: str) -> None:
-    """Raise CompileError for a kernel that is out of a device's limits."""
+    """Raise CompileError for a kernel that exceeds a device's limits."""
     local = [int(values.get(name, 1)) for name in ("LX", "LY", "LZ")]
     items, problems = prod(local), []
     if items > caps.max_local_items or not all(1 <= n <= m for n, m in zip(local, caps.max_local_size, strict=True)):
@@ -34,7 +34,7 @@ def check_kernel(source: KernelSource, values: Mapping[str, int | float], caps: 
     try:
         taken = shared_bytes(source, values)
     except SizeError as e:
-        problems.append(f"what it takes of work-group memory is not known: {e}")
+        problems.append(f"the work-group memory that it takes is not known: {e}")
     else:
         if taken > room:
             problems.append(f"it takes {taken} bytes of work-group memory; there are {room}")
@@ -52,7 +52,7 @@ def check_kernel(source: KernelSource, values: Mapping[str, int | float], caps: 
 
 
 def check_launch(command: LaunchCommand, name: str, caps: DeviceCaps) -> None:
-    """Raise DeviceError for a launch that is out of a device's limits."""
+    """Raise DeviceError for a launch that exceeds a device's limits."""
     where = f"{command.label or name} (kernel {name})"
     if min(command.grid) < 0 or any(n > most for n, most in zip(command.grid, caps.max_grid, strict=True)):
         raise DeviceError(

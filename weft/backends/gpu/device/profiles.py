@@ -1,8 +1,8 @@
-"""Device profiles: a device pretends to have less than it has, so that software stands in for GPUs that are not here.
+"""Device profiles: a device pretends to have less than it has, so that software can stand in for absent GPUs.
 
-A profile is a name of `PROFILES`, single limits, or both: "v3dv", "items=128,range=64MiB", "adreno,fp16=0". It only
-takes away: what the device cannot do itself stays so. The device layer holds the limits as a driver would: an
-allocation, a kernel or an argument beyond them is refused.
+A profile is a name from `PROFILES`, single limits, or both: "v3dv", "items=128,range=64MiB", "adreno,fp16=0". It only
+takes away: it cannot add what the device does not have. The device layer enforces the limits like a driver: it refuses
+an allocation, a kernel or an argument beyond them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _UNITS = {"": 1, "kib": _KIB, "mib": _MIB, "gib": _GIB}
 
 @dataclass(frozen=True, slots=True)
 class DeviceProfile:
-    """What a device pretends at most to have; 0 and True leave what it has."""
+    """The most that a device pretends to have; 0 and True keep the device's own."""
 
     name: str = ""
     range: int = 0
@@ -30,7 +30,7 @@ class DeviceProfile:
     allocation: int = 0
     """Bytes of one allocation."""
     memory: int = 0
-    """Bytes that all sessions on the device hold together, as the option `memory_limit` has it."""
+    """Bytes that all sessions on the device hold together, like the option `memory_limit`."""
     local: int = 0
     """Bytes of work-group memory."""
     items: int = 0
@@ -40,13 +40,13 @@ class DeviceProfile:
     grid: int = 0
     """Work-groups of a launch along each axis."""
     alignment: int = 0
-    """Bytes, of multiples of which a kernel argument may start; at least 16."""
+    """A kernel argument must start at a multiple of this many bytes; at least 16."""
     buffers: int = 0
     """Arguments of one kernel."""
     subgroup: int = 0
     """Work-items of a subgroup."""
     units: int = 0
-    """Compute units of a GPU, 1 if its driver does not say: kernels are chosen as for a GPU, even on a CPU."""
+    """Compute units of a GPU, 1 if its driver does not report them; kernels are chosen as for a GPU, even on a CPU."""
     fp16: bool = True
     """Whether kernels load and store 16-bit elements."""
     int8: bool = True
@@ -58,7 +58,7 @@ class DeviceProfile:
 
     @property
     def limits(self) -> dict[str, int | bool]:
-        """Return what it takes away, by the names of the fields."""
+        """Return the limits it sets, by field name."""
         free = DeviceProfile()
         held = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "name"}
         return {name: value for name, value in held.items() if value != getattr(free, name)}
@@ -67,7 +67,7 @@ class DeviceProfile:
         return ", ".join([*([self.name] if self.name else []), *(f"{k}={_text(k, v)}" for k, v in self.limits.items())])
 
     def apply(self, caps: DeviceCaps) -> DeviceCaps:
-        """Return the capabilities of the device that is pretended."""
+        """Return the capabilities of the pretended device."""
         (x, y, z), (across, down, deep) = caps.max_local_size, caps.max_grid
         items = _least(caps.max_local_items, self.items)
         allocation = _least(caps.max_allocation, self.allocation)
@@ -83,7 +83,7 @@ class DeviceProfile:
             max_buffers=_least(caps.max_buffers, self.buffers),
             fp16_storage=caps.fp16_storage and self.fp16,
             int8_storage=caps.int8_storage and self.int8,
-            warpgroup_units=caps.warpgroup_units and not self.local,  # what they take is beyond `local_memory`
+            warpgroup_units=caps.warpgroup_units and not self.local,  # they need more than `local_memory`
         )
         if self.units:
             made = replace(made, compute_units=self.units, software=False)
@@ -103,7 +103,7 @@ PROFILES = {
     p.name: p
     for p in (
         DeviceProfile("none"),
-        # What Vulkan 1.1 promises and nothing beyond, in the least memory that is of use.
+        # What Vulkan 1.1 guarantees and nothing more, in the least useful memory.
         DeviceProfile(
             "smallest", range=64 * _MIB, allocation=256 * _MIB, local=16 * _KIB, items=128, depth=64, grid=65535,
             alignment=256, buffers=8, subgroup=1, units=1, fp16=False, int8=False, window=False, coherent=False,
@@ -142,7 +142,7 @@ PROFILES = {
         ),
     )
 }  # fmt: skip
-"""Devices to stand in for: where versions of a driver differ, the least that one of them reports."""
+"""Devices to stand in for; where driver versions differ, the smallest value that one of them reports."""
 
 _SWITCHES = frozenset(f.name for f in fields(DeviceProfile) if isinstance(f.default, bool))
 _NUMBERS = frozenset(f.name for f in fields(DeviceProfile)) - _SWITCHES - {"name"}
@@ -160,13 +160,13 @@ _ALLOWED: dict[str, tuple[Callable[[int], bool], str]] = {
     "subgroup": (lambda n: n in _SUBGROUPS, "a power of two up to 128"),
     "units": (lambda n: n <= 4096, "at most 4096, 0 for as many as there are"),
 }
-"""What a limit may be: below it no device that Weft runs on was ever seen, and kernels count on it."""
+"""Valid values of limits: no device that runs Weft was ever seen below them, and kernels rely on them."""
 
 
 def parse_profile(text: str, where: str = "WEFT_DEVICE_PROFILE") -> DeviceProfile | None:
-    """Return the profile of a text such as "adreno,items=128", None of an empty one.
+    """Return the profile of a text such as "adreno,items=128"; None for an empty text.
 
-    ConfigError names all mistakes, and `where` the text was given.
+    ConfigError names all mistakes; `where` says where the text came from.
     """
     problems: list[str] = []
     made = DeviceProfile()

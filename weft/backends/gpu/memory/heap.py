@@ -1,4 +1,4 @@
-"""The buffers of an open device, within the user's limit: `memory_limit`, or `memory` of a device profile."""
+"""The buffers of an open device, within a limit: the option `memory_limit`, or `memory` of a device profile."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from weft.errors import OutOfMemory
 
 @dataclass(eq=False)
 class DeviceHeap:
-    """Allocates and frees for all sessions on a device; they together hold at most `limit` bytes, 0 for any number.
+    """Allocates and frees for all sessions on a device; together they hold at most `limit` bytes (0: no limit).
 
-    Weights, activations, and what inputs and outputs pass through count. The buffers through which Vulkan copies
-    weights are the device's own and do not.
+    Weights, activations and staging buffers for inputs and outputs count. The staging buffers through which Vulkan
+    copies weights belong to the device and do not.
     """
 
     device: GpuDevice
     limit: int = 0
     pretended: int = 0
-    """The bytes that the device pretends to have, 0 for what it has: a limit, too."""
+    """The bytes that the device pretends to have, which is a limit, too; 0 for its real size."""
     held: int = 0
-    """Bytes of the buffers that were not freed."""
+    """Bytes of all buffers not freed yet."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def allocate(self, nbytes: int, kind: MemoryKind = MemoryKind.DEVICE) -> GpuBuffer:
@@ -31,7 +31,7 @@ class DeviceHeap:
             most = min(filter(None, (self.limit, self.pretended)), default=None)
             if most is not None and self.held + nbytes > most:
                 raise self._refused(nbytes, most)
-            self.held += nbytes  # before the driver is asked, which other threads do meanwhile
+            self.held += nbytes  # count first: other threads allocate while the driver does
         try:
             return self.device.allocate(nbytes, kind)
         except BaseException:
@@ -39,7 +39,7 @@ class DeviceHeap:
             raise
 
     def free(self, buffer: GpuBuffer) -> None:
-        """Give a buffer back; once."""
+        """Release a buffer, once."""
         nbytes = buffer.nbytes
         self.device.free(buffer)
         self._give(nbytes)

@@ -1,4 +1,4 @@
-"""Where the tensors of a pipeline lie: slots, shared by the views of one root (contract M5 to M8)."""
+"""Where the tensors of a pipeline lie: slots, which the views of one root share (contract M5 to M8)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from weft.core.host.memory_plan import BufferManager, Slot
 from weft.kernels.template import PLACE
 
 SMALLEST = 16
-"""Bytes of the smallest slot: an empty tensor has an address too, and drivers bind no empty range."""
+"""Bytes of the smallest slot: even an empty tensor has an address, and drivers bind no empty range."""
 
 
 @dataclass(eq=False, slots=True)
 class Region:
     """The memory of one tensor: a slot, or some channel blocks of one (`first` of `blocks`; 0: all of it).
 
-    Some images of a batch are `length` bytes from byte `start` on, with all blocks of channels; 0 is all of the slot.
+    For some images of a batch: `length` bytes from byte `start` on, with all channel blocks; 0 is the whole slot.
     """
 
     slot: Slot
@@ -33,17 +33,17 @@ class Region:
     length: int = 0
 
     def binding(self) -> Binding:
-        """Return the bytes of the whole slot, or of these images; only after the plan is made."""
+        """Return the bytes of the whole slot, or of these images; valid only after the plan is made."""
         return Binding(self.slot.buffer, self.slot.offset + self.start, self.length or self.slot.nbytes)
 
 
 def is_packed(tensor: Tensor) -> bool:
-    """Tell whether kernels see the tensor as blocks of four channels: one without channels is linear."""
+    """Tell whether kernels access the tensor in blocks of four channels; a tensor without channels is linear."""
     return tensor.layout.packed and len(tensor.shape) >= 2
 
 
 def touched(tensor: Tensor) -> Binding:
-    """Return the bytes of the tensor's slot, and which blocks of channels of it belong to the tensor."""
+    """Return the bytes of the tensor's slot, and which of its channel blocks belong to the tensor."""
     region: Region = tensor.memory
     whole = region.binding()
     if not region.blocks:
@@ -53,10 +53,10 @@ def touched(tensor: Tensor) -> Binding:
 
 @dataclass
 class Placement:
-    """Gives the tensors of one pipeline their regions; slots of views live from the first to the last of them.
+    """Gives the tensors of one pipeline their regions; a slot shared by views lives from the first to the last of them.
 
-    Nodes of one dependency level run side by side, so what dies in a level, and their scratch, is released after it.
-    Levels that run in parts of a batch are run again and again, so what dies in them is released after all of them.
+    Nodes of one dependency level run in parallel, so slots that die in a level, and scratch, are released after it.
+    Levels that run in parts of a batch run repeatedly, so slots that die in them are released after all of them.
     """
 
     manager: BufferManager
@@ -65,12 +65,12 @@ class Placement:
     _roots: dict[str, tuple[Slot, int]] = field(default_factory=dict)
     _depth: dict[str, int] = field(default_factory=dict)
     _held: int = -1
-    """The last of the levels that run in parts."""
+    """The last level that runs in parts of a batch."""
     _level: int = 0
     _dying: list[Slot] = field(default_factory=list)
 
     def follow(self, graph: Graph, views: dict[str, View], in_parts: int = -1) -> None:
-        """Take over the values, views and levels of a rewritten network, and the last level that runs in parts."""
+        """Set the values, views and levels of a rewritten network, and the last level that runs in parts of a batch."""
         self.views, self._depth, self._held = views, depths(graph), in_parts
         self._root_bytes = {v.root: value_bytes(graph, v.root) for v in views.values()}
 
@@ -80,7 +80,7 @@ class Placement:
         self.manager.begin()
 
     def root_name(self, tensor: Tensor) -> str:
-        """Return the name of the value whose memory the tensor lies in."""
+        """Return the name of the value whose memory holds the tensor."""
         view = self.views.get(tensor.name)
         return view.root if view else tensor.name
 
@@ -100,7 +100,7 @@ class Placement:
         return Region(slot, view.first if view else 0, view.blocks if view else 0)
 
     def adopt(self, tensor: Tensor, source: Tensor) -> bool:
-        """Let a tensor, and the views of it, lie where a tensor of another pipeline lies; False if it is a view."""
+        """Let a tensor and its views use the memory of another pipeline's tensor; False if it is itself a view."""
         region: Region = source.memory
         if self.root_name(tensor) != tensor.name or region.blocks:
             return False
@@ -110,7 +110,7 @@ class Placement:
         return True
 
     def is_whole(self, tensor: Tensor) -> bool:
-        """Tell whether the tensor is all of what its slot is for: no view of another one's memory."""
+        """Tell whether the tensor fills its slot and is not a view of another tensor's memory."""
         region: Region = tensor.memory
         return (
             self.root_name(tensor) == tensor.name
@@ -119,12 +119,12 @@ class Placement:
         )
 
     def settle(self, tensor: Tensor, buffer: GpuBuffer) -> None:
-        """Let a tensor that `is_whole`, and the views of it, lie in a buffer of at least its size."""
+        """Place a tensor that `is_whole`, and its views, in a buffer of at least its size."""
         region: Region = tensor.memory
         self.manager.place(region.slot, buffer)
 
     def release(self, tensor: Tensor, storage: StorageType) -> None:
-        """Take a region back; the slot goes when its last view does."""
+        """Release a region; the slot is released with its last view."""
         region: Region = tensor.memory
         root = self.root_name(tensor)
         if storage is not StorageType.STATIC and root in self._roots:
@@ -139,7 +139,7 @@ class Placement:
             self.manager.release(region.slot)
 
     def bury(self) -> None:
-        """Release what died in the level before."""
+        """Release the slots that died in the previous level."""
         for slot in self._dying:
             self.manager.release(slot)
         self._dying = []
@@ -150,7 +150,7 @@ class Placement:
         self.manager.allocate()
 
     def clear(self) -> None:
-        """Free all that is not STATIC."""
+        """Free everything except STATIC memory."""
         self.manager.clear()
         self._roots.clear()
         self._dying = []
@@ -167,7 +167,7 @@ def value_bytes(graph: Graph, name: str) -> int:
 
 
 def place_constants(tensor: Tensor, name: str) -> Mapping[str, int]:
-    """Return the constants by which a kernel finds a c4 argument, in the order of `template.PLACE`."""
+    """Return the constants by which a kernel addresses a c4 argument, in the order of `template.PLACE`."""
     region: Region = tensor.memory
     _, c, *rest = tensor.shape
     places, blocks = prod(rest), region.blocks or -(-c // PACK)
