@@ -1,4 +1,4 @@
-"""Scaled dot-product attention as one op; the passes in `weft.core.passes.patterns` make it of its parts."""
+"""Scaled dot-product attention as one op; the passes in `weft.core.passes.patterns` build it from its parts."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Attention(Op):
     packed: int = 0
 
     def extents(self, shapes: Sequence[Shape]) -> Extents:
-        """Return the sizes for the shapes of the inputs but the mask; ModelError if they do not fit."""
+        """Return the sizes for the shapes of all inputs except the mask; ModelError if they do not fit."""
         if self.heads:
             shapes = [self._split(s) for s in self._parts(shapes)]
         q, k, v = shapes
@@ -121,6 +121,6 @@ class Attention(Op):
         return np.ascontiguousarray(out).astype(dtype, copy=False)
 
     def flops(self, inputs: Sequence[Shape | None], outputs: Sequence[Shape]) -> int:
-        """Return those of the two products, two for a multiply-add; the softmax between them is not counted."""
+        """Return the operations of the two products, two for a multiply-add; the softmax is not counted."""
         each = self.extents([shape for shape in inputs[: self.count()] if shape is not None])
         return 2 * prod(each.scores) * (each.depth + each.width)

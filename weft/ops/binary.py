@@ -34,12 +34,12 @@ def divide(a: Array, b: Array) -> Array:
     if not np.issubdtype(a.dtype, np.integer):
         return np.asarray(a / b)
     quotient, rest = np.divmod(a, b)
-    # A zero divisor has no defined quotient; its rest is 0, so it is left alone.
+    # A zero divisor has no defined quotient; its remainder is 0, so the quotient stays unchanged.
     return np.asarray(quotient + ((rest != 0) & ((a < 0) != (b < 0))).astype(a.dtype))
 
 
 def power(base: Array, exponent: Array) -> Array:
-    """Return base to the exponent; an integer base with a negative or fractional exponent goes by float64."""
+    """Return base to the exponent; an integer base with a negative or fractional exponent is computed in float64."""
     if not np.issubdtype(base.dtype, np.integer):
         return np.asarray(np.power(base, exponent.astype(base.dtype)))
     if not np.issubdtype(exponent.dtype, np.integer) or np.any(exponent < 0):
@@ -57,7 +57,7 @@ Div = pair("Div", "a / b, integers rounded towards zero", "{0} / {1}", divide)
 
 @dataclass(frozen=True)
 class _Comparison(Elementwise):
-    """A relation of two inputs."""
+    """A comparison of two inputs."""
 
     def result_type(self, types: Sequence[DType]) -> DType:
         """Return bool."""
@@ -118,7 +118,7 @@ class Mod(Elementwise):
     types: ClassVar[Types] = NUMERIC
 
     def scalar(self, present: tuple[bool, ...]) -> str:
-        """Return C's fmod, moved by b where the signs differ and they may not."""
+        """Return C's fmod, shifted by b where the result must have the other sign."""
         rest = "fmod({0}, {1})"
         if self.fmod:
             return rest
@@ -143,7 +143,7 @@ class Pow(Elementwise):
         return power(base, exponent)
 
     def check(self, specs: Sequence[TensorSpec]) -> None:
-        """Refuse what is not a number; the two may differ."""
+        """Refuse types that are not numbers; base and exponent may differ."""
         check_type(self, specs[0], WIDE, "the base")
         check_type(self, specs[1], NUMERIC, "the exponent")
 
@@ -183,7 +183,7 @@ class SwiGLU(Elementwise):
         return np.asarray(a * sigmoid(self.alpha * a) * b)
 
     def shape(self, specs: Sequence[TensorSpec]) -> Shape:
-        """Return the shape of both."""
+        """Return the shape of both inputs."""
         if specs[0].dims != specs[1].dims:
             raise misfit(self, f"inputs must have one shape, got {specs[0]} and {specs[1]}")
         return specs[0].dims
@@ -221,7 +221,7 @@ class Clip(Elementwise):
     op_class: ClassVar[OpClass] = "exact"
 
     def given(self, inputs: Sequence[TensorSpec | None]) -> list[TensorSpec]:
-        """Return x and the limits there are."""
+        """Return x and the limits that are present."""
         return [s for s in take_inputs(self, inputs, 1, 2) if s is not None]
 
     def shape(self, specs: Sequence[TensorSpec]) -> Shape:
@@ -232,7 +232,7 @@ class Clip(Elementwise):
         return specs[0].dims
 
     def scalar(self, present: tuple[bool, ...]) -> str:
-        """Return the comparison with each limit that is present."""
+        """Return the expression with each limit that is present."""
         low, high = (*present, False, False)[1:3]
         lifted = "fmax({0}, {1})" if low else "{0}"
         return f"fmin({lifted}, {{2}})" if high else lifted
@@ -253,7 +253,7 @@ class _Variadic(Elementwise):
     function: ClassVar[Callable[..., Any]]
 
     def scalar(self, present: tuple[bool, ...]) -> str:
-        """Return the fold over as many inputs as there are."""
+        """Return the fold over the inputs that are present."""
         terms = [f"{{{i}}}" for i in range(len(present))]
         return reduce(self.fold.format, terms)
 

@@ -1,4 +1,4 @@
-"""Concatenation and its opposite."""
+"""Concatenation and its inverse."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from weft.ops.shape import MAX_LISTED, given, ints, known_ints, one_axis, one_ty
 @register_op
 @dataclass(frozen=True)
 class Concat(MovingOp):
-    """All inputs, one behind the other along `axis`."""
+    """All inputs, one after the other along `axis`."""
 
     axis: int
 
@@ -64,7 +64,7 @@ class Split(MovingOp):
         return tuple(TensorSpec((*x.dims[:axis], size, *x.dims[axis + 1 :]), x.dtype) for size in sizes)
 
     def sizes(self, total: int, sizes: Shape | None) -> Shape:
-        """Return the sizes of the parts; ModelError if they do not make up the whole."""
+        """Return the sizes of the parts; ModelError if they do not add up to the whole."""
         if sizes is None:
             count = self.num_outputs or self.outputs
             if not 1 <= count <= min(max(total, 1), MAX_LISTED):

@@ -61,14 +61,14 @@ class Conv(Op):
         return _convolve(widen(x), widen(w), b, self).astype(x.dtype, copy=False)
 
     def flops(self, inputs: Sequence[Shape | None], outputs: Sequence[Shape]) -> int:
-        """Return two for each output element and weight of its channel."""
+        """Return two for each output element and each weight of its channel."""
         return 2 * prod(outputs[0]) * prod((inputs[1] or ())[1:])
 
 
 @register_op
 @dataclass(frozen=True)
 class ConvTranspose(Op):
-    """The gradient of Conv by its input; inputs X, W (in, out / group, ...), B."""
+    """The gradient of Conv with respect to its input; inputs X, W (in, out / group, ...), B."""
 
     op_class: ClassVar[OpClass] = "reduction"
     most_inputs: ClassVar[int | None] = 3
@@ -82,7 +82,7 @@ class ConvTranspose(Op):
     strides: tuple[int, ...] = ()
 
     def window(self, x: Shape, w: Shape) -> Window:
-        """Return the window of the convolution that this turns around: its outputs are our inputs."""
+        """Return the window of the convolution that this reverses: its outputs are our inputs."""
         return slide_back(
             x[2:],
             w[2:],
@@ -123,7 +123,7 @@ class ConvTranspose(Op):
         return (y if b is None else y + _by_channel(b, y)).astype(x.dtype, copy=False)
 
     def flops(self, inputs: Sequence[Shape | None], outputs: Sequence[Shape]) -> int:
-        """Return two for each input element and weight of its channel."""
+        """Return two for each input element and each weight of its channel."""
         return 2 * prod(inputs[0] or ()) * prod((inputs[1] or ())[1:])
 
 

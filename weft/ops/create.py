@@ -1,4 +1,4 @@
-"""Ops that make a tensor out of a size or of places."""
+"""Ops that make a tensor from a size or from indices."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Range(Op):
         return (TensorSpec((self.count(start, limit, delta),), dtype),)
 
     def count(self, start: Array, limit: Array, delta: Array) -> int:
-        """Return how many numbers there are; ModelError if there is no end to them."""
+        """Return how many numbers there are; ModelError if they never end."""
         if start.size != 1 or limit.size != 1 or delta.size != 1:
             raise unfit("start, limit and delta must be one number each")
         first: float = start.item()
@@ -59,7 +59,7 @@ class Range(Op):
         step: float = delta.item()
         if step == 0 or not all(isfinite(v) for v in (first, last, step)):
             raise unfit(f"a range from {first} to {last} in steps of {step} has no end")
-        # Python's integers are exact where a quotient of floats would not be.
+        # Python's integers are exact; a quotient of floats would not be.
         whole = isinstance(first, int)
         count = max(-((first - last) // step) if whole else (last - first) / step, 0)
         if count > MAX_ELEMENTS:

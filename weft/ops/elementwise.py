@@ -1,17 +1,17 @@
-"""What all element-wise ops share: broadcasting, types, and the expression that kernels paste.
+"""What all element-wise ops share: broadcasting, types, and the expression that kernels contain.
 
 An element-wise op is a numpy function and the same function as one scalar expression:
 
     Abs = elementwise("Abs", "|x|", "fabs({0})", np.abs, types=NUMERIC, op_class="exact")
 
-A GPU pastes the expression into a kernel of its own or into another kernel's store, so an op that has
-one runs, and fuses, on every device. In an expression `{0}`, `{1}` are the inputs by position, `{alpha}`
+A GPU puts the expression into a separate kernel or into another kernel's store, so an op that has
+one runs, and fuses, on every device. In an expression `{0}`, `{1}` are the inputs by position, `{alpha}` is
 an attribute, all of them f32. It may use + - * /, comparisons, `c ? a : b`, decimal literals and
 
     fabs fmin fmax exp expm1 log log1p sqrt tanh erf pow floor ceil rint fmod
     sin cos tan asin acos atan sinh cosh asinh acosh atanh is_nan is_inf
 
-with C's meaning, but for fmin and fmax, which return NaN when either operand is NaN.
+with C's meaning, except that fmin and fmax return NaN if either operand is NaN.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ SIGNED: Types = FLOATS | {DType.INT8, DType.INT16, DType.INT32, DType.INT64}
 INTEGERS: Types = frozenset(DType) - FLOATS - {DType.BOOL}
 NUMERIC: Types = FLOATS | INTEGERS
 WIDE: Types = FLOATS | {DType.INT32, DType.INT64, DType.UINT32, DType.UINT64}
-"""What ONNX lets products and sums take: the floats and the integers of 32 bits and more."""
+"""The types that ONNX allows in products and sums: floats, and integers of 32 bits and more."""
 BOOLEAN: Types = frozenset({DType.BOOL})
 ANY: Types = frozenset(DType)
 
 
 def misfit(op: Op, why: str) -> ModelError:
-    """Return the error of an op whose inputs or attributes do not fit."""
+    """Return the error for an op whose inputs or attributes do not fit."""
     return ModelError(f"{op} does not fit its inputs", why=why)
 
 
@@ -84,7 +84,7 @@ def broadcast(op: Op, shapes: Sequence[Shape]) -> Shape:
 
 
 def widen(array: Array) -> Array:
-    """Return float16 as float32, in which it is computed; any other array as it is."""
+    """Return float16 as float32, in which it is computed; any other array unchanged."""
     return array.astype(np.float32) if array.dtype == np.float16 else array
 
 
@@ -100,14 +100,14 @@ class Elementwise(Op):
 
     is_elementwise: ClassVar[bool] = True
     arity: ClassVar[int] = 1
-    """The number of inputs; 0 for any number from one up."""
+    """The number of inputs; 0 for one or more."""
     types: ClassVar[Types] = FLOATS
     expr: ClassVar[str | None] = None
-    """The function as a scalar expression, before `expression` parenthesises it; None: no GPU form."""
+    """The function as a scalar expression, before `expression` adds parentheses; None: no GPU form."""
     op_class: ClassVar[OpClass] = "arithmetic"
 
     def compute(self, *inputs: Any, **_: Any) -> Array:
-        """Return the result for numpy inputs (None for a missing one); float16 comes as float32."""
+        """Return the result for numpy inputs (None for a missing one); float16 arrives as float32."""
         raise NotImplementedError(type(self).__name__)
 
     def result_type(self, types: Sequence[DType]) -> DType:
@@ -115,7 +115,7 @@ class Elementwise(Op):
         return types[0]
 
     def check(self, specs: Sequence[TensorSpec]) -> None:
-        """Raise ModelError where the inputs that are present do not fit; by default by type alone."""
+        """Raise ModelError if the inputs that are present do not fit; by default only types are checked."""
         for spec in specs:
             check_type(self, spec, self.types)
         if len({s.dtype for s in specs}) > 1:
@@ -129,7 +129,7 @@ class Elementwise(Op):
         """Return the GPU form with attributes filled in, or None if there is none.
 
         What remains are `{0}`, `{1}`, ... for the inputs by position; `present` tells which are given.
-        Each is parenthesised, as is the whole, so any sub-expression may be put in its place.
+        Each is in parentheses, and so is the whole, so any sub-expression may replace it.
         """
         source = self.scalar(present)
         if source is None:
@@ -142,7 +142,7 @@ class Elementwise(Op):
         return "(" + re.sub(r"\{(\d+)\}", r"({\1})", source) + ")"
 
     def scalar(self, present: tuple[bool, ...]) -> str | None:
-        """Return `expr`, or what it is for these inputs."""
+        """Return `expr`, or the expression for these inputs."""
         return self.expr
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
@@ -154,14 +154,14 @@ class Elementwise(Op):
         return (TensorSpec(self.shape(specs), self.result_type([s.dtype for s in specs])),)
 
     def given(self, inputs: Sequence[TensorSpec | None]) -> list[TensorSpec]:
-        """Return the inputs that are present; ModelError if one that is needed is not."""
+        """Return the inputs that are present; ModelError if a required one is missing."""
         return required_inputs(self, inputs, self.arity or len(inputs))
 
     def reference(self, *inputs: Array | None) -> Array:
         """Return the result of `compute` in the output's type."""
         types = [DType.of(a.dtype) for a in inputs if a is not None]
         while len(inputs) > max(self.arity, 1) and inputs[-1] is None:
-            inputs = inputs[:-1]  # as `infer` does it: one that is missing at the end need not be told
+            inputs = inputs[:-1]  # like `infer`: a missing last input may be left out
         with np.errstate(all="ignore"):
             result = self.compute(*(None if a is None else widen(a) for a in inputs))
             return np.asarray(result).astype(self.result_type(types).numpy, copy=False)
@@ -185,7 +185,7 @@ def elementwise(
 
     body = {
         "__doc__": f"Compute {what}.",
-        # The module of the row, as namedtuple does it, so that the class pickles and errors point there.
+        # The caller's module, as in namedtuple, so that the class pickles and errors point there.
         "__module__": sys._getframe(1).f_globals["__name__"],
         "arity": arity,
         "types": types,

@@ -1,4 +1,4 @@
-"""Ops that read or write at places that another tensor gives."""
+"""Ops that read or write at indices that another tensor gives."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REDUCTIONS: dict[str, Callable[..., Array]] = {
 @register_op
 @dataclass(frozen=True)
 class Gather(MovingOp):
-    """The slices along `axis` at the given places; inputs data, indices."""
+    """The slices along `axis` at the given indices; inputs data, indices."""
 
     most_inputs: ClassVar[int | None] = 2
     reads_part: ClassVar[bool] = True
@@ -49,7 +49,7 @@ class Gather(MovingOp):
 @register_op
 @dataclass(frozen=True)
 class GatherElements(MovingOp):
-    """For each element of `indices` the one at its place, moved along `axis`; inputs data, indices."""
+    """For each element of `indices` the element that it selects along `axis`; inputs data, indices."""
 
     most_inputs: ClassVar[int | None] = 2
     reads_part: ClassVar[bool] = True
@@ -71,7 +71,7 @@ class GatherElements(MovingOp):
 @register_op
 @dataclass(frozen=True)
 class GatherND(MovingOp):
-    """The slices at the places that the last axis of `indices` names; inputs data, indices."""
+    """The slices at the indices that the last axis of `indices` holds; inputs data, indices."""
 
     most_inputs: ClassVar[int | None] = 2
     reads_part: ClassVar[bool] = True
@@ -100,7 +100,7 @@ class GatherND(MovingOp):
 @register_op
 @dataclass(frozen=True)
 class ScatterElements(Op):
-    """Data with each update written at its place, moved along `axis`; inputs data, indices, updates."""
+    """Data with each update written at its index along `axis`; inputs data, indices, updates."""
 
     most_inputs: ClassVar[int | None] = 3
     axis: int = 0
@@ -182,7 +182,7 @@ def _along(axis: int, x: Shape, places: Shape) -> int:
 
 
 def _grid(places: Array, dims: Shape, axis: int) -> tuple[Array, ...]:
-    """Return the index that reads each element's own place, but for the one along `axis`."""
+    """Return an index that reads each element at its own position, except along `axis`."""
     index = list(np.ogrid[tuple(slice(size) for size in places.shape)])
     index[axis] = places
     return tuple(index)

@@ -46,7 +46,7 @@ class MatMul(Op):
             return np.asarray(np.matmul(widen(a), widen(b))).astype(a.dtype, copy=False)
 
     def flops(self, inputs: Sequence[Shape | None], outputs: Sequence[Shape]) -> int:
-        """Return two for each output element and element of a row of A."""
+        """Return two for each output element and each element of a row of A."""
         return 2 * prod(outputs[0]) * (inputs[0] or (0,))[-1]
 
 
@@ -86,13 +86,13 @@ class Gemm(Op):
         left, right = widen(a), widen(b)
         with np.errstate(all="ignore"):
             out = (left.T if self.transA else left) @ (right.T if self.transB else right)
-            # Scaling by 1 is skipped for speed, and since it would take integers through floats.
+            # Skip scaling by 1: it costs time, and would convert integers to floats.
             out = out if self.alpha == 1 else self.alpha * out
             if c is not None and self.beta != 0:
                 out = out + (widen(c) if self.beta == 1 else self.beta * widen(c))
             return np.asarray(out).astype(a.dtype, copy=False)
 
     def flops(self, inputs: Sequence[Shape | None], outputs: Sequence[Shape]) -> int:
-        """Return two for each output element and element of a row of A."""
+        """Return two for each output element and each element of a row of A."""
         rows = inputs[0] or (0, 0)
         return 2 * prod(outputs[0]) * rows[0 if self.transA else 1]

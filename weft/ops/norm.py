@@ -1,4 +1,4 @@
-"""Normalizations: by stored statistics, by those of the tensor itself, or by neighbouring channels."""
+"""Normalizations: by stored statistics, by those of the tensor itself, or over adjacent channels."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from weft.ops.elementwise import widen
 from weft.ops.shape import given, many_axes, one_axis, optional, unfit
 
 STASH_FLOAT = 1
-"""The only `stash_type` that Weft knows: statistics in float32."""
+"""The only supported `stash_type`: statistics in float32."""
 
 
 def float_spec(spec: TensorSpec, least_rank: int = 0) -> TensorSpec:
-    """Return the spec; ModelError if it is not of floating-point numbers or of too small a rank."""
+    """Return the spec; ModelError if it is not of floats or its rank is too small."""
     if not spec.dtype.is_float or len(spec.dims) < least_rank:
         raise ModelError(f"{spec} does not fit", why=f"a float tensor of rank {least_rank} or more is needed")
     return spec
@@ -179,7 +179,7 @@ class RMSNormalization(Op):
 @register_op
 @dataclass(frozen=True)
 class LRN(Op):
-    """Each element divided by a power of the squares at its place in `size` neighbouring channels."""
+    """Each element divided by a power of the squares at its position in `size` adjacent channels."""
 
     op_class: ClassVar[OpClass] = "reduction"
     most_inputs: ClassVar[int | None] = 1

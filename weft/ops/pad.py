@@ -1,4 +1,4 @@
-"""Pad: more at the ends of the axes, or less."""
+"""Pad: adds elements at the ends of the axes, or removes them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Pads = tuple[tuple[int, int], ...]
 @register_op
 @dataclass(frozen=True)
 class Pad(MovingOp):
-    """The tensor with elements put before and behind it; inputs data, pads, constant_value, axes.
+    """The tensor with elements added before and after it; inputs data, pads, constant_value, axes.
 
-    A negative pad cuts off; cutting comes before padding.
+    A negative pad crops; cropping comes before padding.
     """
 
     most_inputs: ClassVar[int | None] = 4
@@ -47,7 +47,7 @@ class Pad(MovingOp):
         return (sized([d + b + a for d, (b, a) in zip(x.dims, pads, strict=True)], x.dtype),)
 
     def pairs(self, rank: int, pads: Shape, axes: Shape | None) -> Pads:
-        """Return the elements before and behind for each axis of the input."""
+        """Return the elements to add before and after, for each axis of the input."""
         chosen = many_axes(range(rank) if axes is None else axes, rank)
         if len(pads) != 2 * len(chosen):
             raise ModelError(f"pads {pads} does not fit", why=f"{2 * len(chosen)} numbers are needed")
@@ -75,7 +75,7 @@ class Pad(MovingOp):
 
 
 def source(mode: str, size: int, before: int, after: int) -> Array:
-    """Return, for each place of a padded axis, the place of the input that it copies (not for constant)."""
+    """Return, for each position of a padded axis, the input position that it copies (not for mode constant)."""
     at = np.arange(-before, size + after)
     if mode == "edge":
         return at.clip(0, size - 1)

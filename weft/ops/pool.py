@@ -1,4 +1,4 @@
-"""Pools: the largest, the mean or a norm of what a window sees, or of the whole image."""
+"""Pools: the largest, the mean or a norm of a window, or of the whole image."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ class Pool(Op):
         return sized((*x.dims[:2], *window.outputs), x.dtype)
 
     def flops(self, inputs: Sequence[Shape | None], outputs: Sequence[Shape]) -> int:
-        """Return one for each output element and place of the window."""
+        """Return one for each output element and each position of the window."""
         return prod(outputs[0]) * prod(self.kernel_shape)
 
 
 @register_op
 @dataclass(frozen=True)
 class MaxPool(Pool):
-    """The largest input in a sliding window, and its flat index where `outputs`, the node's, is 2."""
+    """The largest input in a sliding window, and its flat index if the node has 2 `outputs`."""
 
     flags: ClassVar[tuple[str, ...]] = ("ceil_mode", "storage_order")
     storage_order: int = 0
@@ -128,9 +128,9 @@ class AveragePool(Pool):
         return (total / self.counts(window)).astype(x.dtype, copy=False)
 
     def counts(self, window: Window) -> Array:
-        """Return by how much each output's sum is divided, an array of the shape of `window.outputs`.
+        """Return the divisor of each output's sum, in the shape of `window.outputs`.
 
-        What a last window of ceil_mode sees behind the padding never counts.
+        With ceil_mode, what the last window covers beyond the padding never counts.
         """
         counts = np.ones((), np.int64)
         for axis in range(window.rank):
@@ -213,7 +213,7 @@ class GlobalMaxPool(GlobalPool):
 
 
 def fold(padded: Array, window: Window, combine: Callable[..., Array]) -> Array:
-    """Return what an associative function makes of each window, one dimension after the other."""
+    """Return the result of an associative function over each window, one dimension after the other."""
     for axis in range(window.rank):
         lead = (slice(None),) * (padded.ndim - window.rank + axis)
         span = (window.outputs[axis] - 1) * window.strides[axis] + 1

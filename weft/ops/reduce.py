@@ -31,7 +31,7 @@ INDICES: Types = frozenset({DType.INT32, DType.INT64})
 
 
 def normalize_axis(op: Op, axis: int, rank: int) -> int:
-    """Return the axis counted from the front; ModelError if there is none of that number."""
+    """Return the axis counted from the front; ModelError if it does not exist."""
     if not -rank <= axis < rank:
         raise misfit(op, f"axis {axis} does not exist in an input of rank {rank}")
     return axis + rank if axis < 0 else axis
@@ -55,7 +55,7 @@ class Reduction(Op):
     op_class: ClassVar[OpClass] = "reduction"
 
     def combine(self, x: Array, axes: tuple[int, ...]) -> Array:
-        """Return x reduced over `axes`, each of which stays with size 1; float16 comes as float32."""
+        """Return x reduced over `axes`, each of which stays with size 1; float16 arrives as float32."""
         raise NotImplementedError(type(self).__name__)
 
     def resolve(self, axes: Array | None, rank: int) -> tuple[int, ...]:
@@ -279,7 +279,7 @@ class _Scan(Op):
     exclusive: int = 0
     reverse: int = 0
     first: ClassVar[int]
-    """What stands before the first element."""
+    """The result before the first element."""
     function: ClassVar[np.ufunc]
     op_class: ClassVar[OpClass] = "reduction"
 

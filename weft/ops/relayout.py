@@ -1,4 +1,4 @@
-"""The op that changes how a tensor lies; backends put it between ops that want different layouts."""
+"""The op that changes a tensor's layout; backends insert it between ops that need different layouts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Relayout(MovingOp):
 
 @gpu_op(Relayout)
 class RelayoutOnGpu(GpuOp):
-    """One pass over the output's storage."""
+    """Makes one pass over the output's storage."""
 
     placement = Placement.EITHER
     fuses_into_store = False
@@ -56,7 +56,7 @@ class RelayoutOnGpu(GpuOp):
 
 
 def launch_relayout(k: KernelBuilder, x: Tensor, y: Tensor) -> None:
-    """Launch the copy of `x` into `y`, of one shape, with whatever layouts and float types they have."""
+    """Launch a copy of `x` to `y`, of the same shape, converting layout and float type."""
     _, c, *rest = y.shape if len(y.shape) >= 2 else (1, 1, y.shape[0] if y.shape else 1)
     hw = prod(rest)
     packed = y.layout.packed and len(y.shape) >= 2
@@ -75,7 +75,7 @@ def launch_relayout(k: KernelBuilder, x: Tensor, y: Tensor) -> None:
 
 
 def _form(tensor: Tensor) -> str:
-    """Return how the kernel finds elements: of both packed layouts by vectors, whose places are constants."""
+    """Return how the kernel addresses elements: in both packed layouts by vectors, with `PLACE` constants."""
     if len(tensor.shape) < 2:
         return Layout.NCHW.value
     return "packed" if tensor.layout.packed else tensor.layout.value

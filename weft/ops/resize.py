@@ -1,4 +1,4 @@
-"""Resize: a tensor sampled anew along some of its axes."""
+"""Resize: a tensor resampled along some of its axes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CHOICES = {
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How one axis is sampled: output size, and outputs an input is stretched over; the region for crops."""
+    """How one axis is sampled: the output size, the scale of outputs per input, and the region for crops."""
 
     axis: int
     size: int
@@ -43,7 +43,7 @@ class Sampling:
 
 @dataclass(frozen=True, eq=False)
 class Taps:
-    """What each output along an axis is made of: (size, taps) places and weights, and which are outside."""
+    """The inputs of each output along an axis: (size, taps) positions and weights, and which lie outside."""
 
     places: Array
     weights: Array
@@ -53,9 +53,9 @@ class Taps:
 @register_op
 @dataclass(frozen=True)
 class Resize(Op):
-    """The tensor sampled at more or fewer places along some axes; inputs X, roi, scales, sizes."""
+    """The tensor sampled at more or fewer positions along some axes; inputs X, roi, scales, sizes."""
 
-    # Weights come of coordinates that float32 rounds, so an error grows with the place, as in a sum.
+    # Interpolation weights come from rounded coordinates, so the error grows with the coordinate.
     op_class: ClassVar[OpClass] = "reduction"
     most_inputs: ClassVar[int | None] = 4
     flags: ClassVar[tuple[str, ...]] = ("antialias", "exclude_outside")
@@ -102,7 +102,7 @@ class Resize(Op):
         return self.plan(dims, constants[1:])
 
     def plan(self, dims: Shape, parameters: Sequence[Array | None]) -> tuple[Sampling, ...]:
-        """Return how each axis that is resized is sampled, for inputs roi, scales, sizes."""
+        """Return how each resized axis is sampled, for inputs roi, scales, sizes."""
         axes = many_axes(self.axes, len(dims)) if self.axes else tuple(range(len(dims)))
         roi, scales, sizes = (optional(parameters, k) for k in range(3))
         lengths = [dims[axis] for axis in axes]
@@ -135,7 +135,7 @@ class Resize(Op):
         return [floor(scale * np.float32(d) + np.float32(0.5)) for d in lengths], [scale] * len(lengths)
 
     def taps(self, part: Sampling, length: int) -> Taps:
-        """Return what each output along an axis of `length` inputs is made of."""
+        """Return the positions and weights of each output along an axis of `length` inputs."""
         at = self._coordinates(part, length)
         outside = np.zeros(at.shape, np.bool_)
         if self.coordinate_transformation_mode == "tf_crop_and_resize":
@@ -156,7 +156,7 @@ class Resize(Op):
         return Taps(places.clip(0, length - 1).astype(np.int64), weights.astype(np.float32), outside)
 
     def _coordinates(self, part: Sampling, length: int) -> Array:
-        """Return the place in the input of each output along an axis; in float32, as ONNX Runtime does."""
+        """Return the input coordinate of each output along an axis; in float32, as ONNX Runtime does."""
         half, mode = np.float32(0.5), self.coordinate_transformation_mode
         at, scale = np.arange(part.size, dtype=np.float32), part.scale
         if mode == "asymmetric":
@@ -225,7 +225,7 @@ def _round(at: Array, mode: str) -> Array:
 
 
 def _cubic(distance: Array, a: float) -> Array:
-    """Return the weights of Keys' cubic convolution for samples that far away."""
+    """Return the weights of Keys' cubic convolution for samples at these distances."""
     x = np.abs(distance)
     near = ((a + 2) * x - (a + 3)) * x * x + 1
     far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a

@@ -1,4 +1,4 @@
-"""Ops that change how a tensor is indexed and nothing else, and the checks that shape rules share."""
+"""Ops that only change how a tensor is indexed, and the checks that shape rules share."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def unfit(why: str) -> ModelError:
 
 
 def optional(values: Sequence[T | None], index: int) -> T | None:
-    """Return the input at that place, None where it is missing."""
+    """Return the input at that position, None if it is missing."""
     return values[index] if index < len(values) else None
 
 
 def given(values: Sequence[T | None], index: int) -> T:
-    """Return the input at that place; ModelError if it is missing."""
+    """Return the input at that position; ModelError if it is missing."""
     value = optional(values, index)
     if value is None:
         raise unfit(f"input {index} is missing")
@@ -40,7 +40,7 @@ def given(values: Sequence[T | None], index: int) -> T:
 
 
 def known(constants: Constants, index: int, name: str) -> Array:
-    """Return the value of an input that gives a shape; ModelError if only a run can tell it."""
+    """Return the value of an input that decides a shape; ModelError if it is computed at run time."""
     value = optional(constants, index)
     if value is None:
         raise ModelError(
@@ -51,7 +51,7 @@ def known(constants: Constants, index: int, name: str) -> Array:
 
 
 def known_ints(constants: Constants, index: int, name: str) -> Shape:
-    """Return the integers of an input that gives a shape."""
+    """Return the integers of an input that decides a shape."""
     value = known(constants, index, name)
     if value.ndim > 1 or value.size > MAX_LISTED or not np.issubdtype(value.dtype, np.integer):
         raise ModelError(
@@ -74,7 +74,7 @@ def one_axis(axis: int, rank: int) -> int:
 
 
 def many_axes(axes: Sequence[int], rank: int) -> Shape:
-    """Return the axes counted from the front; ModelError if one does not exist or comes twice."""
+    """Return the axes counted from the front; ModelError if one does not exist or is given twice."""
     out = tuple(one_axis(axis, rank) for axis in axes)
     if len(set(out)) < len(out):
         raise unfit(f"an axis is given twice in {tuple(axes)}")
@@ -82,7 +82,7 @@ def many_axes(axes: Sequence[int], rank: int) -> Shape:
 
 
 def sized(shape: Sequence[int], dtype: DType) -> TensorSpec:
-    """Return the spec of a result; ModelError where no machine could hold it."""
+    """Return the spec of a result; ModelError if no machine could hold it."""
     if len(shape) > MAX_RANK or any(d < 0 for d in shape) or prod(max(d, 1) for d in shape) > MAX_ELEMENTS:
         why = f"{tuple(shape)} (at most {MAX_RANK} dimensions and {MAX_ELEMENTS} elements)"
         fix = "give the inputs smaller shapes, or mend what the model says of its sizes"
@@ -187,7 +187,7 @@ class Squeeze(MovingOp):
 @register_op
 @dataclass(frozen=True)
 class Unsqueeze(MovingOp):
-    """The tensor with axes of size one put in; inputs data, axes (places in the result)."""
+    """The tensor with axes of size one inserted; inputs data, axes (positions in the result)."""
 
     most_inputs: ClassVar[int | None] = 2
 
@@ -216,11 +216,11 @@ class Transpose(MovingOp):
     perm: tuple[int, ...] = ()
 
     def order(self, rank: int) -> Shape:
-        """Return the axes of the input in the order of the output; ModelError if `perm` is none of `rank`."""
+        """Return the input's axes in the output's order; ModelError if `perm` is not an order of `rank` axes."""
         if not self.perm:
             return tuple(reversed(range(rank)))
         if sorted(self.perm) != list(range(rank)):
-            raise unfit(f"perm {self.perm} is no order of {rank} axes")
+            raise unfit(f"perm {self.perm} is not an order of {rank} axes")
         return self.perm
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
@@ -375,7 +375,7 @@ class DepthToSpace(MovingOp):
         n, c, h, w = image(given(inputs, 0))
         b = self.blocksize
         if b < 1 or c % (b * b) or self.mode not in ("DCR", "CRD"):
-            raise unfit(f"{c} channels are no blocks of {b}x{b} in mode {self.mode!r}")
+            raise unfit(f"{c} channels are not blocks of {b}x{b} in mode {self.mode!r}")
         return (TensorSpec((n, c // (b * b), h * b, w * b), given(inputs, 0).dtype),)
 
     def reference(self, *inputs: Array | None) -> Array:
@@ -401,7 +401,7 @@ class SpaceToDepth(MovingOp):
         n, c, h, w = image(given(inputs, 0))
         b = self.blocksize
         if b < 1 or h % b or w % b:
-            raise unfit(f"{h}x{w} pixels are no blocks of {b}x{b}")
+            raise unfit(f"{h}x{w} pixels are not blocks of {b}x{b}")
         return (TensorSpec((n, c * b * b, h // b, w // b), given(inputs, 0).dtype),)
 
     def reference(self, *inputs: Array | None) -> Array:

@@ -1,4 +1,4 @@
-"""Slice: a part of a tensor, every so many elements, forwards or backwards."""
+"""Slice: a part of a tensor, with a step, forwards or backwards."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Slice(MovingOp):
         return (TensorSpec(tuple(len(r) for r in self.ranges(x.dims, constants[1:])), x.dtype),)
 
     def ranges(self, dims: Shape, parameters: Sequence[Array | None]) -> tuple[range, ...]:
-        """Return the places that are read along each axis, for inputs starts, ends, axes, steps."""
+        """Return the positions that are read along each axis, for inputs starts, ends, axes, steps."""
         starts, ends = ints(given(parameters, 0)), ints(given(parameters, 1))
         axes, steps = optional(parameters, 2), optional(parameters, 3)
         chosen = tuple(range(len(starts))) if axes is None else ints(axes)
@@ -55,7 +55,7 @@ class Slice(MovingOp):
 
 
 def _range(size: int, start: int, end: int, step: int) -> range:
-    """Return the places that ONNX means: negative ones from the back, then clamped into the axis."""
+    """Return the positions that ONNX means: negative ones count from the back, then all are clamped to the axis."""
     start, end = (at + size if at < 0 else at for at in (start, end))
     low, high = (0, size) if step > 0 else (-1, size - 1)
     return range(min(max(start, 0), high), min(max(end, low), high), step)

@@ -25,7 +25,7 @@ class AlongAxis(Op):
     op_class: ClassVar[OpClass] = "transcendental"
 
     def lines(self, x: Array, axis: int) -> Array:
-        """Return x normalised along `axis`, which is not empty; float16 comes as float32."""
+        """Return x normalised along `axis`, which is not empty; float16 arrives as float32."""
         raise NotImplementedError(type(self).__name__)
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:

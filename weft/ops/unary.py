@@ -45,7 +45,7 @@ def _erf_fit(wide: bool) -> tuple[float, Any]:
 
 
 def erf_array(x: Array) -> Array:
-    """Return the error function of a floating-point array, correctly rounded but for float64 (1e-13)."""
+    """Return the error function of a floating-point array, correctly rounded except for float64 (1e-13)."""
     wide = x.dtype == np.float64
     limit, fit = _erf_fit(wide)
     out = np.empty(x.shape, x.dtype)
@@ -125,7 +125,7 @@ BitwiseNot = elementwise(
 
 @dataclass(frozen=True)
 class _Predicate(Elementwise):
-    """A question about a floating-point number."""
+    """A test of a floating-point number."""
 
     op_class: ClassVar[OpClass] = "exact"
 
@@ -140,7 +140,7 @@ IsNaN = elementwise("IsNaN", "whether x is NaN", None, np.isnan, op_class="exact
 @register_op
 @dataclass(frozen=True)
 class IsInf(_Predicate):
-    """Compute whether x is an infinity of a sign that is asked about."""
+    """Compute whether x is an infinity of a requested sign."""
 
     flags: ClassVar[tuple[str, ...]] = ("detect_negative", "detect_positive")
     detect_negative: int = 1
@@ -309,7 +309,7 @@ class Cast(Elementwise):
         return x.astype(self.to.numpy)
 
     def scalar(self, present: tuple[bool, ...]) -> str | None:
-        """Return that nothing is computed: kernels load any float and store any."""
+        """Return the input: kernels load and store any float."""
         return "{0}" if self.to.is_float else None
 
     def result_type(self, types: Sequence[DType]) -> DType:

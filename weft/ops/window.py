@@ -1,4 +1,4 @@
-"""The geometry that convolutions and pools share: where a small window looks, and how often it fits."""
+"""The geometry of convolutions and pools: which inputs a window covers, and how often it fits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weft.errors import ModelError
 
 MAX_GROWTH = 64
 SMALL = 2**22
-"""Padding that makes an image this many times as large, and larger than this, is taken for a mistake."""
+"""Padding that makes an image this many times as large, and larger than this, counts as a mistake."""
 AUTO_PADS = ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
 
 

@@ -14,7 +14,7 @@ from weft.ops.gpu.move import Strides, launch_move, row_major
 
 @gpu_op(Concat)
 class ConcatOnGpu(GpuOp):
-    """Along the channels of NC4HW4 the parts are written in place by whoever makes them."""
+    """In NC4HW4, a concat of channels is a view: the producers of the inputs write their part of it."""
 
     placement = Placement.EITHER
     packed_family = "block_copy"
@@ -22,13 +22,13 @@ class ConcatOnGpu(GpuOp):
     moves_bits = True
 
     def fits_channels(self, op: Concat, inputs: Sequence[Shape | None], output: Shape) -> bool:
-        """Accept channel concats in which each part but the last fills its blocks."""
+        """Accept channel concats in which each input but the last fills whole blocks."""
         return len(output) >= 3 and op.axis % len(output) == 1 and all(s and s[1] % PACK == 0 for s in inputs[:-1])
 
     def launches(
         self, op: Concat, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
-        """Copy the parts that do not already lie in the output."""
+        """Copy the inputs that do not already lie in the output."""
         y = outputs[0]
         axis = op.axis % len(y.shape)
         start = 0
@@ -44,7 +44,7 @@ class ConcatOnGpu(GpuOp):
 
 
 def _packed(k: KernelBuilder, x: Tensor) -> Tensor:
-    """Return a constant in NC4HW4; any other tensor lies so already."""
+    """Return a constant in NC4HW4; any other tensor unchanged, since it is packed already."""
     value = x.constant
     return x if value is None else k.constant(f"{x.name}.c4", lambda: value, Layout.NC4HW4)
 

@@ -1,4 +1,4 @@
-"""Element-wise ops: one template, whose text is the op's expression."""
+"""Element-wise ops: one template, filled with the op's expression."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from weft.ops.elementwise import Elementwise
 
 @gpu_op(Elementwise)
 class ElementwiseOnGpu(GpuOp):
-    """Broadcast in either layout; scalar constants become constants of the kernel."""
+    """Broadcasts in either layout; scalar constants become constants of the kernel."""
 
     placement = Placement.EITHER
     packed_family = "elementwise_c4"
@@ -29,7 +29,7 @@ class ElementwiseOnGpu(GpuOp):
         return None
 
     def fits_channels(self, op: Elementwise, inputs: Sequence[Shape | None], output: Shape) -> bool:
-        """Accept what is broadcast along whole axes: batch, channels, or all spatial ones."""
+        """Accept operands that are broadcast along whole axes: batch, channels, or all spatial ones."""
         return len(output) >= 3 and all(s is None or fits_packed(s, output) for s in inputs)
 
     def launches(
@@ -97,9 +97,9 @@ def _packed_constant(k: KernelBuilder, t: Tensor, output: Shape) -> Tensor:
 
 
 def collapse(shapes: Sequence[Shape], output: Shape) -> tuple[list[list[int]], list[int]]:
-    """Return operands' strides and the output's sizes over as few axes as broadcasting allows.
+    """Return the operands' strides and the output's sizes over as few axes as broadcasting allows.
 
-    Neighbouring axes join where every operand either runs through both or is repeated along both.
+    Adjacent axes merge if each operand is either indexed along both or repeated along both.
     """
     full = [(1,) * (len(output) - len(s)) + tuple(s) for s in shapes]
     axes: list[list[int]] = []
@@ -126,14 +126,14 @@ def collapse(shapes: Sequence[Shape], output: Shape) -> tuple[list[list[int]], l
 
 
 def prefers_fours(caps: DeviceCaps) -> bool:
-    """Tell whether an item should compute four elements: compilers for CPUs make vectors of items as they like."""
+    """Tell whether a work-item should compute four elements; a CPU's compiler vectorizes over work-items instead."""
     return not caps.software and "elementwise_wide" not in caps.without
 
 
 def _names_in_fours(
     k: KernelBuilder, reads: dict[str, Tensor], y: Tensor, strides: list[list[int]], sizes: list[int]
 ) -> tuple[str, ...]:
-    """Return which of operands and output "y" can be taken in vectors of four; none if the output cannot."""
+    """Return which operands, and "y", can be accessed in vectors of four; none if the output cannot."""
     last = sizes[-1] if sizes else 1
     if last % PACK or not all(t.dtype.is_float for t in (*reads.values(), y)) or not prefers_fours(k.caps):
         return ()
@@ -153,7 +153,7 @@ def _launch_linear(
         total //= PACK
         sizes[-1] //= PACK
         for name, row in zip(reads, strides, strict=True):
-            if name in fours:  # the last step is one element, and will be one vector
+            if name in fours:  # the last step stays 1: one element becomes one vector
                 row[:-1] = [step // PACK for step in row[:-1]]
     ints = {"TOTAL": total}
     if not plain:

@@ -1,7 +1,7 @@
-"""The families of portable kernels, with the cases that show each right: small shapes with remainders, strides, groups.
+"""The families of portable kernels, with cases that test each: small shapes with remainders, strides, groups.
 
-A family is what fails, and is replaced, as a whole. Those with a fallback are asked for in the modules that launch them
-(`DeviceCaps.without`); of the others the launch itself is refused (`weft.backends.gpu.support`).
+A family fails and is replaced as a whole. For families with a fallback, the modules that launch them check
+`DeviceCaps.without`; launches of the others are refused (`weft.backends.gpu.support`).
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ Given = Shape | Array | None
 
 
 def one(op: Op, *inputs: Given, constants: Sequence[int] = (), precision: Precision = HIGH, prefer: str = "") -> Case:
-    """Return the case of one node in fp32."""
+    """Return the case for one node, in fp32 by default."""
     return one_node(op, *inputs, constants=constants, precision=precision, prefer=prefer)
 
 
 def conv(
     x: Shape, w: Shape, *, bias: bool = True, prefer: str = "", precision: Precision = HIGH, **attrs: object
 ) -> Case:
-    """Return the case of a convolution."""
+    """Return the case for a convolution."""
     op = Conv(kernel_shape=w[2:], **attrs)  # type: ignore[arg-type]
     given = (x, w, w[:1]) if bias else (x, w)
     return one(op, *given, constants=(1, 2)[: len(given) - 1], prefer=prefer, precision=precision)
@@ -64,7 +64,7 @@ def many(
     inputs: Mapping[str, Array],
     constants: Mapping[str, Array] | None = None,
 ) -> Case:
-    """Return the case of several nodes, which runs as a network does: with conversions of layouts."""
+    """Return the case for several nodes, which runs like a network, including layout conversions."""
     made = tuple(Node(out, op, names, (out,)) for op, names, out in nodes)
     return Case(text, made, inputs, constants or {}, HIGH)
 
@@ -85,17 +85,17 @@ def truths(*shape: int) -> Array:
 
 
 def filling(caps: DeviceCaps) -> DeviceCaps:
-    """Return the capabilities as those of a GPU with units to fill."""
+    """Return the capabilities as those of a GPU with many compute units to fill."""
     return replace(caps, software=False, compute_units=max(caps.compute_units, MANY_UNITS))
 
 
 def few_units(caps: DeviceCaps) -> DeviceCaps:
-    """Return the capabilities as those of a GPU that small problems fill: more launches then cost little."""
+    """Return the capabilities as those of a GPU that small problems fill, where more launches cost little."""
     return replace(caps, compute_units=2)
 
 
 def in_place_of(*names: str) -> Callable[[DeviceCaps], DeviceCaps]:
-    """Return what makes the fallback of these families run."""
+    """Return a function that disables these families in the capabilities, so that their fallbacks run."""
     return lambda caps: replace(caps, without=caps.without | set(names))
 
 
@@ -112,7 +112,7 @@ def family(
     disable: Callable[[DeviceCaps], DeviceCaps] | None = None,
     seconds: float = KernelFamily.seconds,
 ) -> KernelFamily:
-    """Register a family; its template has its name unless others are given."""
+    """Register a family; its template has the same name unless others are given."""
     return register_family(
         KernelFamily(
             name,

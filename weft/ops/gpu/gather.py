@@ -1,4 +1,4 @@
-"""Gather, GatherElements and GatherND on GPUs: raw elements from constant or computed places."""
+"""Gather, GatherElements and GatherND on GPUs: copies of raw elements at constant or computed indices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Gather(GpuOp):
     def why_not(
         self, op: object, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
     ) -> str | None:
-        """Refuse to read from nothing: there is no place to read instead of one outside."""
+        """Refuse an empty input: for an index out of range kernels read another element, and it has none."""
         x = inputs[0]
         assert x is not None
         if prod(outputs[0].shape) and not prod(x.shape):
@@ -39,7 +39,7 @@ def _launch(
     kind: ArgKind = "raw",
     at_once: int = 1,
 ) -> None:
-    """Launch a kernel over the elements of y, the last of the tensors x, places and y; `at_once` neighbours an item."""
+    """Launch a kernel over y, the last of the tensors x, places and y; an item moves `at_once` adjacent elements."""
     x, places, y = tensors
     raw = kind not in ("linear", "fours")
     total = prod(y.shape) // at_once
@@ -60,14 +60,14 @@ def _launch(
 
 @gpu_op(Gather)
 class GatherOnGpu(_Gather):
-    """Slices along one axis; of what is no float, a single constant place is a strided copy."""
+    """Slices along one axis; unless x is of floats, a single constant index is a strided copy."""
 
     fuses_into_store = True
 
     def launches(
         self, op: Gather, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
-        """Launch one item for each element of the output."""
+        """Launch one work-item for each element, or each vector, of the output."""
         x, places, y = inputs[0], inputs[1], outputs[0]
         assert x is not None and places is not None
         axis = op.axis % len(x.shape)
@@ -87,12 +87,12 @@ class GatherOnGpu(_Gather):
 
 @gpu_op(GatherElements)
 class GatherElementsOnGpu(_Gather):
-    """Each element from its own place, moved along one axis."""
+    """Takes each element at its own index along one axis."""
 
     def launches(
         self, op: GatherElements, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
-        """Launch one item for each element of the output."""
+        """Launch one work-item for each element of the output."""
         x, places, y = inputs[0], inputs[1], outputs[0]
         assert x is not None and places is not None
         rank, axis = len(x.shape), op.axis % len(x.shape)
@@ -104,12 +104,12 @@ class GatherElementsOnGpu(_Gather):
 
 @gpu_op(GatherND)
 class GatherNDOnGpu(_Gather):
-    """Slices at places along several axes."""
+    """Slices at indices along several axes."""
 
     def launches(
         self, op: GatherND, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
-        """Launch one item for each element of the output."""
+        """Launch one work-item for each element, or each vector, of the output."""
         x, places, y = inputs[0], inputs[1], outputs[0]
         assert x is not None and places is not None
         depth, batch = places.shape[-1], op.batch_dims
@@ -127,6 +127,6 @@ class GatherNDOnGpu(_Gather):
 
 
 def _kind(k: KernelBuilder, x: Tensor, inner: int) -> tuple[ArgKind, int]:
-    """Return the kind of argument by which slices of `inner` elements are moved, and the elements at once."""
+    """Return the argument kind for moving slices of `inner` elements, and the number of elements moved at once."""
     at_once = elements_at_once(k.caps, x.dtype.itemsize, [(inner, 1, 1)])
     return RAW_KINDS.get(at_once * x.dtype.itemsize, "raw") if at_once > 1 else "raw", at_once

@@ -1,4 +1,4 @@
-"""Integers on GPUs: arithmetic and relations exact for all 64 bits, and conversions from and to floats."""
+"""Integers on GPUs: arithmetic and comparisons, exact for all 64 bits, and conversions from and to floats."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ OPERATIONS: dict[type[Op], str] = {
     Greater: "greater",
     GreaterOrEqual: "greater_equal",
 }
-"""What the template calls them."""
+"""Their names in the template."""
 HALF = 1 << 32
 
 
 def is_integer(tensor: Tensor | None) -> bool:
-    """Tell whether a tensor holds integers; truth values are none."""
+    """Tell whether a tensor holds integers; bools do not count."""
     return tensor is not None and not tensor.dtype.is_float and tensor.dtype is not DType.BOOL
 
 
 def launch_integers(k: KernelBuilder, operation: str, inputs: Sequence[Tensor | None], y: Tensor) -> None:
-    """Launch an operation of integers, broadcast to the shape of `y`."""
+    """Launch an integer operation, broadcast to the shape of `y`."""
     given = [t for t in inputs if t is not None]
     ints = {"TOTAL": prod(y.shape)}
     reads: dict[str, Tensor] = {}
@@ -87,7 +87,7 @@ def launch_integers(k: KernelBuilder, operation: str, inputs: Sequence[Tensor | 
 
 @gpu_op(Add, Sub, Mul, Neg, Abs, Max, Min)
 class ArithmeticOnGpu(ElementwiseOnGpu):
-    """Floats by the op's expression; integers, which always lie in NCHW, exactly."""
+    """Floats by the op's expression; integers exactly, and always in NCHW."""
 
     integers = INTEGERS
 
@@ -103,18 +103,18 @@ class ArithmeticOnGpu(ElementwiseOnGpu):
 
 @gpu_op(Cast)
 class CastOnGpu(ElementwiseOnGpu):
-    """Between floats loads and stores convert; integers and truth values lie in NCHW."""
+    """Loads and stores convert between floats; integers and bools are in NCHW."""
 
     integers = INTEGERS | {DType.BOOL}
 
     def why_not(
         self, op: Elementwise, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
     ) -> str | None:
-        """Accept the types that kernels load and store, which is all that is asked."""
+        """Accept: the supported element types are all that matters."""
         return None
 
     def fits_channels(self, op: Elementwise, inputs: Sequence[Shape | None], output: Shape) -> bool:
-        """Accept conversions to floats: only floats ever lie in NC4HW4."""
+        """Accept conversions to floats: only floats can be in NC4HW4."""
         return isinstance(op, Cast) and op.to.is_float and super().fits_channels(op, inputs, output)
 
     def launches(

@@ -30,7 +30,7 @@ EXPRESSIONS: dict[type[Elementwise], str] = {
 
 @gpu_op(*EXPRESSIONS, IsInf)
 class TruthOnGpu(GpuOp):
-    """Expressions of floats and truth values that are stored as bytes of 0 or 1; relations of integers."""
+    """Expressions of floats and bools, stored as bytes of 0 or 1; comparisons of integers."""
 
     fuses_into_store = False
     integers = INTEGERS | {DType.BOOL}
@@ -54,7 +54,7 @@ def _infinity(op: IsInf) -> str:
 
 @gpu_op(Where)
 class WhereOnGpu(GpuOp):
-    """Elements of any type, moved as bits."""
+    """Chooses elements of any type, moved as bits."""
 
     fuses_into_store = False
     moves_bits = True
@@ -68,7 +68,7 @@ class WhereOnGpu(GpuOp):
     def launches(
         self, op: Where, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
-        """Launch over the output, its axes joined as far as broadcasting allows."""
+        """Launch over the output, with axes merged as far as broadcasting allows."""
         y = outputs[0]
         reads = {name: t for name, t in zip(("condition", "a", "b"), inputs, strict=True) if t is not None}
         strides, sizes = collapse([t.shape for t in reads.values()], y.shape)

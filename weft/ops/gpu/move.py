@@ -1,4 +1,4 @@
-"""Ops that only move elements: one strided copy serves them all; reshapes need not even that."""
+"""Ops that only move elements: one strided copy serves them all; a reshape often needs no copy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from weft.ops.slicing import Slice
 
 @dataclass(frozen=True, slots=True)
 class Strides:
-    """Where the element at a coordinate lies: `offset` plus the sum of coordinate times step."""
+    """The position of the element at a coordinate: `offset` plus the sum of coordinate times step."""
 
     steps: tuple[int, ...]
     offset: int = 0
@@ -31,9 +31,9 @@ def row_major(shape: Shape) -> tuple[int, ...]:
 def launch_move(
     k: KernelBuilder, x: Tensor, y: Tensor, shape: Shape, source: Strides, target: Strides
 ) -> None:
-    """Copy, for every coordinate of `shape`, the element of `x` that `source` says to where `target` says.
+    """Copy an element of `x` to `y` for every coordinate of `shape`; `source` and `target` give the positions.
 
-    Neighbouring axes are joined where both sides step through them evenly.
+    Adjacent axes are merged where both sides step through them evenly.
     """
     axes = [(size, s, t) for size, s, t in zip(shape, source.steps, target.steps, strict=True) if size != 1]
     joined: list[tuple[int, int, int]] = []
@@ -69,9 +69,9 @@ def launch_move(
 def elements_at_once(
     caps: DeviceCaps, itemsize: int, axes: Sequence[tuple[int, int, int]], others: Sequence[int] = ()
 ) -> int:
-    """Return how many neighbouring elements can be moved as one of 4, 8 or 16 bytes; 1 if none can.
+    """Return how many adjacent elements can be moved as one unit of 4, 8 or 16 bytes; 1 if none can.
 
-    `axes` are sizes with the steps of source and target; `others` all else that must be whole then.
+    `axes` are sizes with the steps of source and target; `others` are further numbers that it must divide.
     """
     *outer, (size, *last) = axes
     if last != [1, 1] or "move_wide" in caps.without:
@@ -89,7 +89,7 @@ class _Move(GpuOp):
     def why_not(
         self, op: object, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
     ) -> str | None:
-        """Refuse parameters that are computed at run time, and inputs that are constants."""
+        """Refuse parameters that are computed at run time."""
         for t in inputs[1:]:
             if t is not None and t.constant is None:
                 return f"its parameter {t.name!r} is computed at run time"
@@ -98,7 +98,7 @@ class _Move(GpuOp):
 
 @gpu_op(Reshape, Flatten, Squeeze, Unsqueeze, Identity, Dropout)
 class AliasOnGpu(_Move):
-    """The output is the input's memory under another shape; copied only where it must be its own."""
+    """Reuses the input's memory under another shape; copies only where the output needs its own."""
 
     placement = Placement.ALIAS
 

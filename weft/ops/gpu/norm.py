@@ -1,4 +1,4 @@
-"""Normalizations on GPUs: by stored statistics, by those of lines or images, or by neighbouring channels."""
+"""Normalizations on GPUs: by stored statistics, by those of lines or images, or over adjacent channels."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from weft.ops.norm import (
 
 @gpu_op(BatchNormalization)
 class BatchNormOnGpu(GpuOp):
-    """Where it could not be folded: y = x * factor + shift, both computed once from the four parameters."""
+    """Batch norms that could not be folded: y = x * factor + shift, both computed once from the four parameters."""
 
     placement = Placement.EITHER
     packed_family = "elementwise_c4"
@@ -71,7 +71,7 @@ class BatchNormOnGpu(GpuOp):
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """What is normalized together, and how: the constants of the walk, and the text of the template.
+    """What is normalized together, and how: the constants of the walk, and the expressions in the template.
 
     `parameters` are the arguments "scale" and "shift", each element repeated `inner` times.
     """
@@ -86,18 +86,18 @@ class Lines:
     inner: int = 1
 
     def sizes(self) -> list[int]:
-        """Return the elements of the parameters."""
+        """Return the number of elements of each parameter."""
         return [prod(t.shape) for t in self.parameters.values()]
 
     def side_by_side(self) -> bool:
-        """Tell whether the lines lie one behind the other, and the parameters beside them, element by element."""
+        """Tell whether lines are contiguous, one after the other, and parameters match them element by element."""
         at, length = self.ints, self.ints["LENGTH"]
         one_run = at["R2"] == length and at["RS2"] == 1 and at["K2"] == prod(at[f"K{d}"] for d in range(3))
         return one_run and at["KS2"] in (0, length) and self.inner == 1 and all(self.sizes())
 
 
 def _launch_rows(k: KernelBuilder, x: Tensor, outputs: Sequence[Tensor], lines: Lines, team: Team) -> None:
-    """Launch a normalization of lines that lie one behind the other."""
+    """Launch a normalization of contiguous lines."""
     length = lines.ints["LENGTH"]
     sizes = {name: prod(t.shape) for name, t in lines.parameters.items()}
     whole = tuple(name for name, size in sizes.items() if size == length)
@@ -115,7 +115,7 @@ def _launch_rows(k: KernelBuilder, x: Tensor, outputs: Sequence[Tensor], lines: 
 
 
 def launch_lines(k: KernelBuilder, x: Tensor, outputs: Sequence[Tensor], lines: Lines) -> None:
-    """Launch a normalization in NCHW; `outputs` are y and, if asked for, the means and the factors."""
+    """Launch a normalization in NCHW; `outputs` are y and, if requested, the means and the factors."""
     count = prod(lines.ints[f"K{d}"] for d in range(3))
     team = choose_team(k, count, lines.ints["LENGTH"], lines.sizes()) if lines.side_by_side() else None
     if team is not None:
@@ -139,7 +139,7 @@ def launch_lines(k: KernelBuilder, x: Tensor, outputs: Sequence[Tensor], lines: 
 
 @gpu_op(LayerNormalization, RMSNormalization)
 class LayerNormOnGpu(GpuOp):
-    """Lines of the last axes, in NCHW."""
+    """Normalizes lines of the last axes, in NCHW."""
 
     def why_not(
         self,
@@ -157,7 +157,7 @@ class LayerNormOnGpu(GpuOp):
         return None
 
     def stores_wider(self, op: object, inputs: Sequence[TensorSpec], output: TensorSpec) -> bool:
-        """Accept: the store converts, whatever is read."""
+        """Accept: the store converts to fp32."""
         return True
 
     def launches(
@@ -167,7 +167,7 @@ class LayerNormOnGpu(GpuOp):
         inputs: Sequence[Tensor | None],
         outputs: Sequence[Tensor],
     ) -> None:
-        """Launch one item or group a line."""
+        """Launch one work-item or work-group a line."""
         x = inputs[0]
         assert x is not None
         axes = tuple(range(op.axis % len(x.shape), len(x.shape)))
@@ -185,13 +185,13 @@ class LayerNormOnGpu(GpuOp):
 
 
 def _covered(shape: Shape, x: Shape) -> Shape:
-    """Return the last axes of `x` from the first one on along which an operand of `shape` varies."""
+    """Return the last axes of `x`, from the first one along which an operand of `shape` varies."""
     first = next((axis for axis, size in enumerate(shape) if size != 1), len(shape))
     return x[len(x) - len(shape) + first :]
 
 
 def _spread(k: KernelBuilder, t: Tensor, shape: Shape) -> Tensor:
-    """Return a constant broadcast to `shape`; another tensor as it is."""
+    """Return a constant broadcast to `shape`; another tensor unchanged."""
     value = t.constant
     if value is None:
         return t
@@ -201,7 +201,7 @@ def _spread(k: KernelBuilder, t: Tensor, shape: Shape) -> Tensor:
 
 @gpu_op(InstanceNormalization, GroupNormalization)
 class ImageNormOnGpu(GpuOp):
-    """Images of one channel, or of a group of channels, with a scale and a shift for each channel."""
+    """Normalizes images of one channel or of a group of channels, with a scale and a shift for each channel."""
 
     placement = Placement.EITHER
     packed_family = "normalize_images"
@@ -230,7 +230,7 @@ class ImageNormOnGpu(GpuOp):
         inputs: Sequence[Tensor | None],
         outputs: Sequence[Tensor],
     ) -> None:
-        """Launch one group an image."""
+        """Launch one work-group an image."""
         x, y = inputs[0], outputs[0]
         assert x is not None
         each = _channels_together(op, x.shape)
@@ -259,7 +259,7 @@ def _channels_together(op: InstanceNormalization | GroupNormalization, shape: Sh
 def _launch_images(
     k: KernelBuilder, x: Tensor, y: Tensor, parameters: dict[str, Tensor], each: int, epsilon: float
 ) -> None:
-    """Launch one group a block of channels, or a group of `each` channels, in NC4HW4."""
+    """Launch one work-group for each channel block, or for each group of `each` channels, in NC4HW4."""
     n, c, *rest = x.shape
     blocks = -(-c // PACK)
     parts = max(each // PACK, 1)
@@ -279,7 +279,7 @@ def _launch_images(
 
 @gpu_op(LpNormalization)
 class LpNormOnGpu(GpuOp):
-    """Lines along one axis, divided by their norm, in NCHW."""
+    """Divides lines along one axis by their norm, in NCHW."""
 
     def launches(
         self,
@@ -288,7 +288,7 @@ class LpNormOnGpu(GpuOp):
         inputs: Sequence[Tensor | None],
         outputs: Sequence[Tensor],
     ) -> None:
-        """Launch one item or group a line."""
+        """Launch one work-item or work-group a line."""
         x = inputs[0]
         assert x is not None
         ints, contiguous = part_axes(x.shape, (op.axis % len(x.shape),))
@@ -301,7 +301,7 @@ class LpNormOnGpu(GpuOp):
 
 @gpu_op(MeanVarianceNormalization)
 class MeanVarianceOnGpu(GpuOp):
-    """Lines along any axes, in NCHW."""
+    """Normalizes lines along any axes, in NCHW."""
 
     def launches(
         self,
@@ -310,7 +310,7 @@ class MeanVarianceOnGpu(GpuOp):
         inputs: Sequence[Tensor | None],
         outputs: Sequence[Tensor],
     ) -> None:
-        """Launch one item or group a line."""
+        """Launch one work-item or work-group a line."""
         x = inputs[0]
         assert x is not None
         ints, contiguous = part_axes(x.shape, tuple(a % len(x.shape) for a in op.axes))
@@ -320,7 +320,7 @@ class MeanVarianceOnGpu(GpuOp):
 
 @gpu_op(LRN)
 class LrnOnGpu(GpuOp):
-    """One item computes one pixel of four channels."""
+    """Computes one pixel of four channels in each work-item."""
 
     placement = Placement.CHANNELS
 

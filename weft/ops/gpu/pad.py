@@ -1,4 +1,4 @@
-"""Pad on GPUs: of raw elements in NCHW, or of whole pixels in NC4HW4."""
+"""Pad on GPUs: raw elements in NCHW, or whole pixels in NC4HW4."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from weft.ops.pad import Pad, Pads
 from weft.ops.shape import ints as as_ints
 
 Walk = list[tuple[int, int, int, int]]
-"""For each axis: places in the input, the step from one to the next, what is put before and behind."""
+"""For each axis: its size in the input, the step between elements, and the elements added before and after."""
 
 
 @gpu_op(Pad)
 class PadOnGpu(GpuOp):
-    """All four modes; one item computes one place of the output."""
+    """All four modes; each work-item computes one element or pixel of the output."""
 
     placement = Placement.EITHER
     fuses_into_store = False
@@ -43,7 +43,7 @@ class PadOnGpu(GpuOp):
     def launches(
         self, op: Pad, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
-        """Launch over the output's axes, those without pads joined."""
+        """Launch over the output's axes, those without pads merged."""
         x, y = inputs[0], outputs[0]
         assert x is not None
         values = [t.constant if t is not None else None for t in (*inputs, None, None, None)[1:4]]
@@ -77,7 +77,7 @@ class PadOnGpu(GpuOp):
 
 
 def join_axes(shape: Shape, pads: Pads) -> Walk:
-    """Return the axes of a padded tensor, neighbours without pads joined."""
+    """Return the axes of a padded tensor, adjacent ones without pads merged."""
     joined: Walk = []
     for size, step, (before, after) in zip(shape, row_major(shape), pads, strict=True):
         if joined and (before, after) == (0, 0) == joined[-1][2:]:
@@ -88,7 +88,7 @@ def join_axes(shape: Shape, pads: Pads) -> Walk:
 
 
 def _constants(mode: str, walk: Walk) -> dict[str, int]:
-    """Return the constants of the template; a negative pad cuts off before the others are put on."""
+    """Return the constants of the template; negative pads crop before the others add."""
     ints = {"X0": 0}
     for d, (size, step, before, after) in enumerate(walk):
         left = size + min(before, 0) + min(after, 0)

@@ -12,21 +12,21 @@ from weft.ops.gpu.conv.problem import window_constants
 from weft.ops.pool import AveragePool, GlobalAveragePool, GlobalMaxPool, LpPool, MaxPool, Pool
 
 BLOCKS_AT_ONCE = 16
-"""Blocks of channels that a group of a global pool reads of each pixel: 128 bytes of halves."""
+"""Channel blocks that a work-group of a global pool reads of each pixel: 128 bytes of halves."""
 PIXELS_AT_ONCE = 16
-"""Pixels that it reads at a time."""
+"""Pixels that it reads at once."""
 
 
 @gpu_op(MaxPool, AveragePool, LpPool)
 class PoolOnGpu(GpuOp):
-    """One item computes one pixel of four channels."""
+    """Computes one pixel of four channels in each work-item."""
 
     placement = Placement.CHANNELS
 
     def why_not(
         self, op: Pool, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
     ) -> str | None:
-        """Refuse the indices of a max pool."""
+        """Refuse the second output of a max pool, its indices."""
         return "the Indices output of MaxPool has no GPU kernel" if len(outputs) > 1 else None
 
     def launches(
@@ -63,12 +63,12 @@ class PoolOnGpu(GpuOp):
 
 @gpu_op(GlobalAveragePool, GlobalMaxPool)
 class GlobalPoolOnGpu(GpuOp):
-    """One group reduces one block of channels, or several that lie side by side."""
+    """Reduces one channel block, or several adjacent ones, in each work-group."""
 
     placement = Placement.CHANNELS
 
     def stores_wider(self, op: object, inputs: Sequence[TensorSpec], output: TensorSpec) -> bool:
-        """Accept: the store converts, whatever is read."""
+        """Accept: the store converts to fp32."""
         return True
 
     def launches(
@@ -80,7 +80,7 @@ class GlobalPoolOnGpu(GpuOp):
 
 
 def launch_global(k: KernelBuilder, x: Tensor, y: Tensor, mode: str) -> None:
-    """Launch the maximum or the average of each channel's whole image: a group reduces blocks that lie side by side."""
+    """Launch the maximum or average of each channel's whole image; a work-group reduces adjacent blocks."""
     blocks, places = -(-x.shape[1] // PACK), prod(x.shape[2:])
     wide, items = 1, k.tree_items()
     if x.layout is Layout.NHWC4:

@@ -18,7 +18,7 @@ class _Rearrange(GpuOp):
 
 @gpu_op(Tile)
 class TileOnGpu(_Rearrange):
-    """Each axis is read as many times as it is repeated, with step 0 from one time to the next."""
+    """Reads each axis repeatedly, with step 0 between repetitions."""
 
     def launches(
         self, op: Tile, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
@@ -40,7 +40,7 @@ class TileOnGpu(_Rearrange):
 
 @gpu_op(DepthToSpace)
 class DepthToSpaceOnGpu(_Rearrange):
-    """The axes of the input (n, b, b, c, h, w), or with CRD (n, c, b, b, h, w), in another order."""
+    """Permutes the axes (n, b, b, c, h, w) of the input, or with CRD (n, c, b, b, h, w)."""
 
     def launches(
         self, op: DepthToSpace, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
@@ -59,7 +59,7 @@ class DepthToSpaceOnGpu(_Rearrange):
 
 @gpu_op(SpaceToDepth)
 class SpaceToDepthOnGpu(_Rearrange):
-    """The axes of the input (n, c, h, b, w, b) in another order."""
+    """Permutes the axes (n, c, h, b, w, b) of the input."""
 
     def launches(
         self, op: SpaceToDepth, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
@@ -75,7 +75,7 @@ class SpaceToDepthOnGpu(_Rearrange):
 def _launch_permuted(
     k: KernelBuilder, x: Tensor, y: Tensor, split: tuple[int, ...], order: tuple[int, ...]
 ) -> None:
-    """Launch a copy of `x`, whose axes are split into these sizes, with the axes in another order."""
+    """Launch a copy of `x`, with its axes split into these sizes and then permuted."""
     steps = row_major(split)
     shape = tuple(split[a] for a in order)
     launch_move(k, x, y, shape, Strides(tuple(steps[a] for a in order)), Strides(row_major(shape)))

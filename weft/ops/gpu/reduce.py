@@ -1,4 +1,4 @@
-"""Reductions over axes on GPUs, the places of extremes, and running sums."""
+"""Reductions over axes on GPUs, the positions of extremes, and running sums."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from weft.ops.reduce import (
 )
 
 SHORT = 32
-"""Elements that one item reads in a row; more are divided among the items of a group."""
+"""The most elements that one work-item reads in a row; more are divided among a work-group."""
 MANY = 1024
-"""Outputs that fill a device with one item each."""
+"""Outputs that fill a device at one work-item each."""
 LONG = 4096
-"""Elements for which a group takes as many items as it may."""
+"""From this many elements a work-group uses as many work-items as it may."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A reduction as kernel text: of each element v a term t, how terms join, and what is stored of acc."""
+    """A reduction as kernel text: the term of each element v, how terms join, and what is stored of acc."""
 
     term: str = "v"
     finish: str = "acc"
@@ -69,7 +69,7 @@ def part_axes(shape: Shape, axes: Shape) -> tuple[dict[str, int], bool]:
     """Return how kernels walk a reduction of up to rank 6, and whether its last reduced axis is contiguous.
 
     The constants are LENGTH (elements of a line), K0 K1 K2 and KS0 KS1 KS2 (sizes and steps over the lines)
-    and R. and RS. (within a line). Neighbouring axes of one kind are joined: no more than three remain.
+    and R. and RS. (within a line). Adjacent axes of one kind are merged, so at most three remain.
     """
     joined: list[tuple[bool, int, int]] = []
     for axis, (size, step) in enumerate(zip(shape, row_major(shape), strict=True)):
@@ -85,15 +85,15 @@ def part_axes(shape: Shape, axes: Shape) -> tuple[dict[str, int], bool]:
         groups = [(size, step) for reduced, size, step in joined if reduced is kind]
         groups = [(1, 0)] * (3 - len(groups)) + groups
         for number, (size, step) in enumerate(groups):
-            # An empty axis is never walked, but its size is divided by.
+            # An empty axis is never walked, but kernels divide by its size.
             ints |= {f"{letter}{number}": max(size, 1), f"{letter}S{number}": step}
     return ints, bool(joined) and joined[-1][0]
 
 
 def choose_group(k: KernelBuilder, lines: int, length: int, contiguous: bool) -> tuple[bool, Size3, Size3]:
-    """Return whether one item should do a whole line, and the grid and local size for that choice.
+    """Return whether one work-item should reduce a whole line, and the grid and local size for that choice.
 
-    Items side by side read side by side: within a line if it is contiguous, else in one line each.
+    Adjacent work-items read adjacent elements: of one line if it is contiguous, else of one line each.
     """
     if length <= SHORT or (lines >= MANY and not contiguous):
         return True, *k.for_items(lines)
@@ -103,13 +103,13 @@ def choose_group(k: KernelBuilder, lines: int, length: int, contiguous: bool) ->
 
 @gpu_op(*RECIPES)
 class ReduceOnGpu(GpuOp):
-    """One kernel for all ten; means and maxima of whole images are taken in NC4HW4."""
+    """One kernel for all ten reductions; means and maxima of whole images can run in NC4HW4."""
 
     placement = Placement.EITHER
     packed_family = "pool_global"
 
     def fits_channels(self, op: Reduction, inputs: Sequence[Shape | None], output: Shape) -> bool:
-        """Accept what can only be a reduction of the spatial axes, as a global pool is."""
+        """Accept only reductions that must be over the spatial axes, like a global pool."""
         x = inputs[0]
         if not isinstance(op, (ReduceMean, ReduceMax)) or x is None or len(x) < 3 or 0 in x:
             return False
@@ -146,7 +146,7 @@ class ReduceOnGpu(GpuOp):
 
 @gpu_op(ArgMax, ArgMin)
 class ArgExtremeOnGpu(GpuOp):
-    """Lines along one axis, in NCHW."""
+    """Finds extremes of lines along one axis, in NCHW."""
 
     fuses_into_store = False
     integers = frozenset({DType.INT64})
@@ -158,7 +158,7 @@ class ArgExtremeOnGpu(GpuOp):
         outputs: Sequence[Tensor],
         caps: DeviceCaps,
     ) -> str | None:
-        """Refuse integers, which f32 cannot tell apart."""
+        """Refuse integers, since f32 cannot represent all of them."""
         x = inputs[0]
         assert x is not None
         return None if x.dtype.is_float else f"GPU kernels compare in float32; {x.name!r} is {x.dtype.value}"
@@ -170,7 +170,7 @@ class ArgExtremeOnGpu(GpuOp):
         inputs: Sequence[Tensor | None],
         outputs: Sequence[Tensor],
     ) -> None:
-        """Launch one item or group a line."""
+        """Launch one work-item or work-group a line."""
         x, y = inputs[0], outputs[0]
         assert x is not None
         axis = op.axis % len(x.shape)
@@ -191,7 +191,7 @@ class ArgExtremeOnGpu(GpuOp):
 
 @gpu_op(CumSum, CumProd)
 class ScanOnGpu(GpuOp):
-    """Lines along one axis, each walked by one item, in NCHW."""
+    """Scans lines along one axis, one work-item each, in NCHW."""
 
     def why_not(
         self,
@@ -205,7 +205,7 @@ class ScanOnGpu(GpuOp):
         return "its axis is computed at run time" if axis is None or axis.constant is None else None
 
     def rounds(self, op: CumSum | CumProd, inputs: Sequence[Tensor | None]) -> int:
-        """Return the elements of a line."""
+        """Return the number of elements of a line."""
         x, axis = inputs[0], inputs[1]
         assert x is not None and axis is not None and axis.constant is not None
         return x.shape[int(axis.constant.item()) % len(x.shape)]
@@ -217,7 +217,7 @@ class ScanOnGpu(GpuOp):
         inputs: Sequence[Tensor | None],
         outputs: Sequence[Tensor],
     ) -> None:
-        """Launch one item a line."""
+        """Launch one work-item a line."""
         x, axis = inputs[0], inputs[1]
         assert x is not None and axis is not None and axis.constant is not None
         at = int(axis.constant.item()) % len(x.shape)

@@ -1,4 +1,4 @@
-"""Resize on GPUs: the places and weights of each axis are tables that the op's reference also goes by."""
+"""Resize on GPUs: tables hold the positions and weights of each axis; the op's reference uses the same tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from weft.ops.resize import Resize, Sampling, Taps
 
 @gpu_op(Resize)
 class ResizeOnGpu(GpuOp):
-    """All modes; one item computes one place of the output."""
+    """All modes; each work-item computes one element or pixel of the output."""
 
     placement = Placement.EITHER
     fuses_into_store = False
@@ -27,7 +27,7 @@ class ResizeOnGpu(GpuOp):
     def why_not(
         self, op: Resize, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
     ) -> str | None:
-        """Refuse to interpolate doubles, and the two samplings that NC4HW4 could not show."""
+        """Refuse to interpolate doubles, and to resample batch or channels to the same size, which NC4HW4 hides."""
         x, y = inputs[0], outputs[0]
         assert x is not None
         if op.mode != "nearest" and x.dtype.itemsize > 4:
@@ -40,14 +40,14 @@ class ResizeOnGpu(GpuOp):
         return None
 
     def fits_channels(self, op: Resize, inputs: Sequence[Shape | None], output: Shape) -> bool:
-        """Accept what leaves batch and channels as they are."""
+        """Accept resizes that leave batch and channels unchanged."""
         x = inputs[0]
         return len(output) >= 3 and x is not None and x[:2] == output[:2]
 
     def launches(
         self, op: Resize, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
-        """Launch over the output's axes, those that are not sampled joined."""
+        """Launch over the output's axes, those that are not sampled merged."""
         x = inputs[0]
         assert x is not None
         parts = _plan(op, inputs)
@@ -57,7 +57,7 @@ class ResizeOnGpu(GpuOp):
 
 @dataclass(frozen=True)
 class Resampling:
-    """A resize with known shapes: which axes are sampled how, and the tables this means."""
+    """A resize with known shapes: how each axis is sampled, and the tables for that."""
 
     op: Resize
     x: Tensor
@@ -72,16 +72,16 @@ class Resampling:
 
     @property
     def nearest(self) -> bool:
-        """Tell whether each output is one input."""
+        """Tell whether each output copies one input."""
         return self.op.mode == "nearest" or not self.parts
 
     @property
     def cropped(self) -> bool:
-        """Tell whether some outputs lie outside of the input."""
+        """Tell whether some outputs lie outside the input."""
         return any(t.outside.any() for t in self.tables)
 
     def axes(self) -> list[tuple[int | None, int, int]]:
-        """Return (axis if it is sampled, size in the output, step in the input); others are joined."""
+        """Return (axis if it is sampled, size in the output, step in the input); adjacent other axes are merged."""
         first = 2 if self.packed else 0
         sampled = {part.axis for part in self.parts}
         joined: list[tuple[int | None, int, int]] = []
@@ -148,5 +148,5 @@ def _plan(op: Resize, inputs: Sequence[Tensor | None]) -> tuple[Sampling, ...]:
 
 
 def _places(taps: Taps) -> Array:
-    """Return the places as one list of int32, -1 where an output is outside of the input."""
+    """Return the positions as one list of int32, -1 where an output lies outside the input."""
     return np.where(taps.outside[:, None], -1, taps.places).astype(np.int32).reshape(-1)

@@ -14,16 +14,16 @@ from weft.ops.softmax import AlongAxis, LogSoftmax, Softmax
 
 @gpu_op(Softmax, LogSoftmax)
 class SoftmaxOnGpu(GpuOp):
-    """Lines of `length` elements, `inner` apart, in NCHW."""
+    """Softmax of lines of `length` elements, `inner` apart, in NCHW."""
 
     def stores_wider(self, op: object, inputs: Sequence[TensorSpec], output: TensorSpec) -> bool:
-        """Accept: the store converts, whatever is read."""
+        """Accept: the store converts to fp32."""
         return True
 
     def launches(
         self, op: AlongAxis, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
-        """Launch one item or group a line."""
+        """Launch one work-item, team or work-group a line."""
         x, y = inputs[0], outputs[0]
         assert x is not None
         axis = op.axis % max(len(x.shape), 1)

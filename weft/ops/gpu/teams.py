@@ -1,4 +1,4 @@
-"""Teams: the work-items that share one line of elements, each keeping its part of the line in registers."""
+"""Teams: work-items that share one line of elements, each with its part of the line in registers."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from weft.kernels.special import Case, SpecialKernel, one_node, register_special
 from weft.ops.softmax import Softmax
 
 SHORTEST = 16
-"""Elements of a line from which on a team pays; shorter ones are done by one item each."""
+"""A team pays from this many elements of a line; one work-item does a shorter line."""
 SIDE_BY_SIDE = 32
-"""Items that run as one on the devices where it matters; a team of no more exchanges values without a barrier."""
+"""Subgroup size of the devices where it matters; a team of at most this size needs no barrier to exchange values."""
 LARGEST = 256
 MOST = {True: 8, False: 16}
-"""Vectors of four, or elements, that one item keeps: beyond that registers become scarce."""
+"""Most vectors of four (True) or elements (False) that a work-item keeps; beyond that registers become scarce."""
 GROUP = 256
-"""Items of a work-group, if there are lines enough: many small groups begin slower than they are done."""
+"""Work-items of a work-group, if there are enough lines; a GPU starts small work-groups slower than it runs them."""
 
 
 def _cases() -> Sequence[Case]:
-    """Return lines of a softmax that a part of a subgroup, a subgroup and several of them share."""
+    """Return softmaxes whose lines are shared by a part of a subgroup, by one subgroup and by several."""
     return [one_node(Softmax(axis=-1), shape) for shape in ((37, 20), (9, 384), (5, 1000), (3, 4099))]
 
 
@@ -44,7 +44,7 @@ SPECIAL = register_special(
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """A team of `items` for each line, each with `each` vectors of four (`fours`) or elements, `rows` teams a group."""
+    """A team of `items` for each line; each item has `each` vectors (`fours`) or elements; `rows` teams a group."""
 
     items: int
     each: int
@@ -64,7 +64,7 @@ class Team:
         floats: dict[str, float] | None = None,
         variant: dict[str, Any] | None = None,
     ) -> None:
-        """Launch a template of lines; of `writes`, those behind the first have one element a line."""
+        """Launch a template over lines; all of `writes` but the first have one element a line."""
         four: ArgKind = "fours"
         kinds = {name: four for name in (*reads, next(iter(writes))) if self.fours}
         ints = {"LINES": lines, "LENGTH": length, "UNITS": length // self.width, "ROWS": self.rows, **(ints or {})}
@@ -83,14 +83,14 @@ class Team:
 
     @property
     def width(self) -> int:
-        """Return the elements that an item takes at a time."""
+        """Return the number of elements that a work-item accesses at once."""
         return PACK if self.fours else 1
 
 
 def choose_team(k: KernelBuilder, lines: int, length: int, sizes: Sequence[int] = ()) -> Team | None:
-    """Return the team for lines that lie one behind the other, or None: too short or too long for one.
+    """Return the team for contiguous lines; None if they are too short or too long for one.
 
-    `sizes` are the elements of operands that repeat along the lines.
+    `sizes` are the numbers of elements of operands that repeat along the lines.
     """
     if length < SHORTEST or not lines or "rows_in_teams" in k.caps.without:
         return None
@@ -101,5 +101,5 @@ def choose_team(k: KernelBuilder, lines: int, length: int, sizes: Sequence[int] 
         return None
     rows = max(min(GROUP, k.caps.max_local_items) // items, 1)
     while rows * items > SIDE_BY_SIDE and rows > 1 and lines < 2 * rows * k.caps.compute_units:
-        rows //= 2  # rather a unit for each line than a full group
+        rows //= 2  # spread lines over the compute units rather than fill work-groups
     return Team(items, -(-units // items), rows, fours)
