@@ -21,14 +21,14 @@ from weft.models import scenes
 
 SCENE = 54
 PANEL = 256
-"""Pixels along each side of a picture in the drawing."""
+"""Side of a picture in the drawing, in pixels."""
 MARGIN, CAPTION, LEGEND = 16, 44, 40
 PAPER, INK = (250, 250, 248), (30, 30, 34)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What one device made of the scene."""
+    """One device's result for the scene."""
 
     label: str
     name: str
@@ -64,7 +64,7 @@ def ask(device: weft.DeviceInfo, picture: NDArray[np.float32], runs: int) -> Ans
 
 
 def report(answers: Sequence[Answer], truth: NDArray[np.uint8]) -> None:
-    """Print the table and how much of the scene was seen rightly."""
+    """Print the table, with the share of pixels classified correctly."""
     reference = answers[0]
     rows = []
     for a in answers:
@@ -81,12 +81,12 @@ def report(answers: Sequence[Answer], truth: NDArray[np.uint8]) -> None:
 
 
 def panel(pixels: NDArray[np.uint8]) -> Image.Image:
-    """Return a picture (height, width, 3) at the size of a panel, with its pixels kept square."""
+    """Return a picture (height, width, 3) scaled to the size of a panel, with square pixels."""
     return Image.fromarray(pixels).resize((PANEL, PANEL), Image.Resampling.NEAREST)
 
 
 def draw(picture: NDArray[np.float32], truth: NDArray[np.uint8], answers: Sequence[Answer]) -> Image.Image:
-    """Return the scene, the truth and each device's answer side by side, over a legend."""
+    """Return the scene, the true classes and each device's result side by side, above a legend."""
     colours = models.palette()
     scene = (picture[0].transpose(1, 2, 0) * 255).round().astype(np.uint8)
     panels = [("the scene", "drawn from a seed", scene), ("the truth", "class of each pixel", colours[truth])]
@@ -112,7 +112,7 @@ def draw(picture: NDArray[np.float32], truth: NDArray[np.uint8], answers: Sequen
 def shortened(
     pen: ImageDraw.ImageDraw, words: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont
 ) -> str:
-    """Return the words, cut so that they fit above a panel."""
+    """Return the words, shortened to fit above a panel."""
     if pen.textlength(words, font) <= PANEL:
         return words
     while pen.textlength(words + "...", font) > PANEL:

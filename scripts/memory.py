@@ -1,4 +1,4 @@
-"""How much of the machine's memory a process holds."""
+"""Measures how much of the machine's memory a process holds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def resident_megabytes(process: int | None = None) -> float:
-    """Return how much a process, or this one, holds in memory; 0 if it has ended."""
+    """Return how much memory a process, or this one, holds; 0 if it has ended."""
     try:
         fields = Path(f"/proc/{process or os.getpid()}/statm").read_text().split()
     except OSError:

@@ -1,4 +1,4 @@
-"""Which kernels a network asks for on some device, found without the device: nothing is compiled or run."""
+"""Finds the kernels that a network needs on some device, without the device: compiles and runs nothing."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from weft.kernels.template import KernelRequest, render
 
 
 class NullDevice(GpuDevice):
-    """A device of given capabilities that takes every command and does nothing."""
+    """A device with given capabilities that accepts every command and does nothing."""
 
     def allocate(self, nbytes: int, kind: MemoryKind = MemoryKind.DEVICE) -> GpuBuffer:
-        """Return a buffer; on the host there is memory behind it, on the device there is not."""
+        """Return a buffer; host kinds have memory, DEVICE ones have none."""
         host = None if kind is MemoryKind.DEVICE else np.empty(nbytes, np.uint8)
         return GpuBuffer(nbytes, kind, None, host)
 
@@ -76,7 +76,7 @@ class NullCreator(GpuCreator):
 
 @contextmanager
 def _recorded() -> Iterator[set[KernelRequest]]:
-    """Give the set of requests that are rendered in the block."""
+    """Yield the set of requests that are rendered in the block."""
     requests: set[KernelRequest] = set()
 
     def record(request: KernelRequest, dialect: Dialect) -> KernelSource:
@@ -90,9 +90,9 @@ def _recorded() -> Iterator[set[KernelRequest]]:
 def plan_kernels(
     graph: Graph, caps: DeviceCaps, precision: Precision, shapes: Mapping[str, Shape] | None = None
 ) -> set[KernelRequest]:
-    """Return the kernels that a session of this network renders on a device of these capabilities.
+    """Return the kernels that a session of this network renders on a device with these capabilities.
 
-    Raise UnsupportedOps if such a device does not run the network whole.
+    Raise UnsupportedOps if such a device does not run the whole network.
     """
     choices = [Choice(NullCreator(caps), 0)]
     with _recorded() as requests:

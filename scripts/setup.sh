@@ -1,6 +1,6 @@
-# Shared by scripts/demo, scripts/test and scripts/check; sourced from the repository's root, not run.
+# Shared by scripts/demo, scripts/test and scripts/check, which source it from the repository's root.
 #
-# PYTHON, if it is set, names an interpreter that has everything already; nothing is installed for it then.
+# PYTHON, if set, names an interpreter that has everything; then nothing is installed.
 
 say() { printf '%s\n' "weft: $*" >&2; }
 
@@ -9,7 +9,7 @@ fail() {
     exit 1
 }
 
-# Print the newest interpreter from 3.10 on, or nothing.
+# Print the newest interpreter from 3.10 on, if there is one.
 find_python() {
     local name
     for name in python3.14 python3.13 python3.12 python3.11 python3.10 python3; do
@@ -21,7 +21,7 @@ find_python() {
     done
 }
 
-# Tell whether this machine can install Debian packages here and now.
+# Tell whether this user can install Debian packages on this machine now.
 can_apt() {
     command -v apt-get >/dev/null || return 1
     [[ $(id -u) == 0 ]] && return 0
@@ -46,24 +46,24 @@ missing_packages() {
     done
 }
 
-# Tell whether the Vulkan loader and some driver's manifest lie where the loader looks.
+# Tell whether the Vulkan loader and some driver's manifest are where the loader looks.
 has_vulkan_driver() {
     [[ -n ${VK_DRIVER_FILES:-}${VK_ICD_FILENAMES:-} ]] && return 0
     compgen -G '/usr/share/vulkan/icd.d/*.json' >/dev/null || compgen -G '/etc/vulkan/icd.d/*.json' >/dev/null ||
         return 1
-    # Debian keeps ldconfig where a plain user's PATH does not look.
+    # Debian's ldconfig is in a folder that is not on a plain user's PATH.
     PATH="$PATH:/sbin:/usr/sbin" ldconfig -p | grep 'libvulkan\.so\.1' >/dev/null
 }
 
 # Tell whether PyPI has an OpenCL driver for this machine's CPU: the extra [opencl-cpu] brings it.
 pip_has_opencl() { [[ $(uname -s) == Linux && $(uname -m) == x86_64 ]]; }
 
-# Tell whether some OpenCL driver is named where the loader looks.
+# Tell whether some OpenCL driver is registered where the loader looks.
 has_opencl_driver() {
     [[ -n ${OCL_ICD_VENDORS:-}${OPENCL_VENDOR_PATH:-} ]] || compgen -G '/etc/OpenCL/vendors/*.icd' >/dev/null
 }
 
-# Print the Debian package that lets this machine's Python make virtual environments, if it is missing.
+# Print the Debian package with the venv module of this machine's Python, if it is missing.
 venv_package() {
     local python
     python=$(find_python)
@@ -71,7 +71,7 @@ venv_package() {
         "$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])'
 }
 
-# Make .venv, if it is not there, and install Weft with the given extras into it, if anything changed.
+# Make .venv if it is missing, and install Weft with the given extras into it if anything changed.
 make_environment() {
     local extras=$1 python stamp
     python=$(find_python)

@@ -34,11 +34,11 @@ CLASSES = len(scenes.CLASSES)
 CHANNELS = 24
 PEAK_RATE = 8e-3
 FRESH = 1_000_000
-"""Number of the first scene to measure with; training scenes count from zero and never get there."""
+"""The first scene used for measuring; training scenes count from zero and never reach it."""
 
 
 class Writer:
-    """Collect ONNX nodes and weights."""
+    """Collects ONNX nodes and weights."""
 
     def __init__(self) -> None:
         self.nodes: list[onnx.NodeProto] = []
@@ -58,7 +58,7 @@ class Writer:
 
 
 class Conv(nn.Conv2d):
-    """Convolve such that stride one keeps the size."""
+    """A convolution that keeps the size at stride one."""
 
     def __init__(
         self, inner: int, outer: int, kernel: int = 3, *,
@@ -82,10 +82,10 @@ class Conv(nn.Conv2d):
 
 
 class Norm(nn.BatchNorm2d):
-    """Normalise each channel."""
+    """Normalises each channel."""
 
     def write(self, to: Writer, x: str, name: str) -> str:
-        """Write the ONNX node, kept apart from the convolution before it."""
+        """Write the ONNX node, separate from the convolution before it."""
         tensors = {
             "scale": self.weight,
             "bias": self.bias,
@@ -97,7 +97,7 @@ class Norm(nn.BatchNorm2d):
 
 
 class Cell(nn.Module):
-    """Convolve, normalise, and cut off below zero where `relu` is set."""
+    """Convolves and normalises; clips negative values if `relu` is set."""
 
     def __init__(self, conv: Conv, relu: bool = True) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class Cell(nn.Module):
 
 
 class Residual(nn.Module):
-    """Add to the input what a row of cells makes of it."""
+    """Adds the result of a row of cells to their input."""
 
     def __init__(self, *cells: Cell) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class Residual(nn.Module):
 
 
 def separable(dilation: int) -> Residual:
-    """Make a block of a depthwise and a pointwise convolution: wide reach for few products."""
+    """Make a block of a depthwise and a pointwise convolution: a wide window for few products."""
     depthwise = Cell(Conv(CHANNELS, CHANNELS, dilation=dilation, groups=CHANNELS))
     return Residual(depthwise, Cell(Conv(CHANNELS, CHANNELS, 1), relu=False))
 
@@ -149,9 +149,9 @@ def dense(dilation: int) -> Residual:
 
 
 class ShapesNet(nn.Module):
-    """Mark the pixels of a picture with classes, at half of its resolution.
+    """Classifies the pixels of a picture, at half of its resolution.
 
-    Dilated convolutions see 77 pixels far to each side without the resolution ever going further down,
+    Dilated convolutions see 77 pixels far to each side without a further loss of resolution,
     so nothing has to be scaled up again.  The first layer's output is joined to the last block's, for
     sharp edges.
     """
@@ -203,7 +203,7 @@ def to_onnx(net: ShapesNet) -> onnx.ModelProto:
 
 
 def varied(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Turn, mirror and recolour a batch at random: more scenes for free."""
+    """Turn, mirror and recolour a batch at random: more scenes at no cost."""
     turns = int(torch.randint(4, ()))
     images, labels = images.rot90(turns, (2, 3)), labels.rot90(turns, (1, 2))
     if torch.rand(()) < 0.5:
@@ -215,17 +215,17 @@ def train(net: ShapesNet, count: int, steps: int, size: int = 16) -> None:
     """Fit the network to the first `count` scenes."""
     pictures, labels = scenes.batch(0, count)
     images, classes = torch.from_numpy(pictures), torch.from_numpy(labels).long()
-    # The background is most of every picture; shapes count double so that they are not given up for it.
+    # Most of every picture is background; shapes count double so that they are not lost to it.
     weights = torch.tensor([1.0] + [2.0] * (CLASSES - 1))
     optimiser = torch.optim.AdamW(net.parameters(), lr=PEAK_RATE, weight_decay=1e-4)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, PEAK_RATE, steps, pct_start=0.2)
-    # The layout that torch's convolutions are quickest with on a CPU.
+    # The memory format in which torch's convolutions are fastest on a CPU.
     net.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
     begin, total = time.perf_counter(), 0.0
     for step in range(1, steps + 1):
         chosen = torch.randint(count, (size,))
         image, wide = varied(images[chosen], classes[chosen])
-        # Thinned out after the turn: the other way round, the classes would be off by a pixel.
+        # Subsample after the turn: before it, the classes would be off by a pixel.
         target = wide[:, :: scenes.STRIDE, :: scenes.STRIDE]
         loss = functional.cross_entropy(net(image), target, weights)
         optimiser.zero_grad()
@@ -239,7 +239,7 @@ def train(net: ShapesNet, count: int, steps: int, size: int = 16) -> None:
 
 
 def measure(model: onnx.ModelProto, count: int) -> tuple[float, NDArray[np.float64]]:
-    """Return the share of right pixels, and each class's intersection over union, on fresh scenes."""
+    """Return the share of correct pixels, and each class's intersection over union, on new scenes."""
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     table = np.zeros((CLASSES, CLASSES), np.int64)
     for first in range(0, count, 20):
@@ -252,7 +252,7 @@ def measure(model: onnx.ModelProto, count: int) -> tuple[float, NDArray[np.float
 
 
 def deviation(net: ShapesNet, model: onnx.ModelProto) -> float:
-    """Return how far ONNX Runtime's probabilities are from torch's, at most."""
+    """Return the largest difference between ONNX Runtime's and torch's probabilities."""
     images, _ = scenes.batch(FRESH, 8)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     net.eval()

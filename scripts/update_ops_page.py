@@ -1,6 +1,6 @@
-"""Write docs/ops.md, what each op computes and its attributes, from the classes of the ops.
+"""Write docs/ops.md, what each op computes and its attributes, from the op classes.
 
-Run it after a change of an op that a test calls for:
+Run it when a test asks for it after a change of an op:
 
     python -m scripts.update_ops_page
 """
@@ -17,7 +17,7 @@ from weft.core.graph.op import Op, op_types
 
 PAGE = Path(__file__).parents[1] / "docs" / "ops.md"
 INTERNAL = {"Copy", "Debug", "Fused", "Relayout"}
-"""Ops that Weft puts into a network by itself and runs by itself."""
+"""Ops that only Weft puts into a network, and that it runs itself."""
 HEAD = """\
 # The ops and their attributes
 
@@ -72,7 +72,7 @@ def _attribute(field: Field[Any]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return text for a cell of a table."""
+    """Return text for a table cell."""
     return text.replace("|", "\\|").replace("*", "\\*")
 
 

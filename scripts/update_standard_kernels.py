@@ -1,10 +1,10 @@
-"""Write weft/backends/vulkan/standard.json, the kernels that a wheel brings compiled to SPIR-V.
+"""Write weft/backends/vulkan/standard.json, the list of kernels that a wheel has compiled to SPIR-V.
 
 Run it after a change of an op, a template or a tile that a test calls for (about 15 s, no device needed):
 
     python -m scripts.update_standard_kernels
 
-The list is what a few common networks ask for on devices of several kinds. See weft.backends.vulkan.prebuild.
+The list holds the kernels of a few common networks on several kinds of devices. See weft.backends.vulkan.prebuild.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from weft.frontends.onnx import load
 from weft.kernels.template import KernelRequest
 
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
-"""Nine networks with made-up weights inside the onnx package."""
+"""Nine networks with artificial weights in the onnx package."""
 REAL = Path(__file__).parents[2] / "shared" / "models"
-"""Real networks, where they are at hand; not part of the project."""
+"""Real networks, if present; not part of the project."""
 REAL_NAMES = ("squeezenet", "squeezenet_fp16", "ultraface_rfb_320")
 BATCHES = (1, 8)
 
@@ -57,19 +57,19 @@ PROFILES = {
     "many": replace(_GPU, compute_units=96),
     "large": replace(_GPU, local_memory=48 << 10, compute_units=132),
 }
-"""Devices of several kinds; what they differ in decides which variant of a kernel is taken."""
+"""Several kinds of devices; their differences decide which variant of a kernel is used."""
 
 
 @dataclass(frozen=True)
 class Network:
-    """A network with the shapes that it is planned for."""
+    """A network and the shapes to plan it for."""
 
     name: str
     graph: Graph = field(repr=False)
     shapes: dict[str, Shape] = field(default_factory=dict)
 
     def requests(self) -> set[KernelRequest]:
-        """Return the kernels that it asks for on all profiles, stored as fp32 and as fp16."""
+        """Return the kernels that it needs on all profiles, stored as fp32 and as fp16."""
         return {
             request
             for caps in PROFILES.values()
@@ -79,7 +79,7 @@ class Network:
 
 
 def public_networks() -> dict[str, Callable[[], Network]]:
-    """Return makers of the networks that are at hand everywhere: of onnx, of the benchmarks, and our own."""
+    """Return makers of the networks that are always present: those of onnx, of the benchmarks, and our own."""
     makers: dict[str, Callable[[], Network]] = {"doctor": lambda: Network("doctor", small_network())}
     for path in sorted(LIGHT.glob("light_*.onnx")):
         makers[path.stem] = partial(_from_file, path)
@@ -101,12 +101,12 @@ def _of_the_benchmarks(name: str, batch: int) -> Network:
 
 
 def real_networks(folder: Path = REAL) -> dict[str, Callable[[], Network]]:
-    """Return makers of the networks of a folder of real ones."""
+    """Return makers of the networks in a folder of real ones."""
     return {name: partial(_from_file, folder / f"{name}.onnx") for name in REAL_NAMES}
 
 
 def main() -> None:
-    """Plan everything and write the list, saying what changed."""
+    """Plan all networks and write the list, printing what changed."""
     parser = argparse.ArgumentParser(
         description="Write the list of the kernels that a wheel brings compiled."
     )

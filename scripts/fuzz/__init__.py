@@ -1,4 +1,4 @@
-"""A fuzzer of all that comes into Weft from outside: files, caches, other people's backends.
+"""A fuzzer of everything that enters Weft from outside: files, caches, other people's backends.
 
     python -m scripts.fuzz --seconds 3600 --jobs 2 --report fuzz.json
     python -m scripts.fuzz --target onnx-fields,weft-fields --device cpu,vulkan --seconds 600 --seed 7 --report r.json
@@ -27,11 +27,11 @@ adds a module from elsewhere):
         def make(self, draw: random.Random, folder: Path) -> None: ...         # write the files of one case
         def check(self, folder: Path) -> str: ...                              # look at them; return the word to count
 
-`make` takes every choice from `draw`, so that a case depends on its number alone. `check` reads nothing but the
-folder, so that a case that was kept can be replayed. A `WeftError` that is the right answer is caught there and
-counted ("refused"). Any other exception that leaves `check` is a finding, and so is `raise Finding(key, text)`, for
+`make` takes every choice from `draw`, so that a case depends only on its number. `check` reads nothing but the
+folder, so that a kept case can be replayed. `check` catches a `WeftError` that is the right answer and
+counts it ("refused"). Any other exception that leaves `check` is a finding, and so is `raise Finding(key, text)`, for
 wrong numbers and the like; findings with one key are listed once, with their count. `self.device` is the device to
-use; `self.scratch` is a folder that lasts as long as the process. `seconds` and `megabytes` are what a case may take.
+use; `self.scratch` is a folder that lasts as long as the process. `seconds` and `megabytes` limit one case.
 """
 
 from __future__ import annotations

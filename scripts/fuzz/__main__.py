@@ -23,9 +23,9 @@ from scripts.fuzz.target import DEVICES, Target, find_targets
 from scripts.fuzz.worker import outcome, quiet
 
 TURN = 120.0
-"""Seconds that one target has on one device before another's turn comes."""
+"""Seconds of one target on one device before the next pair's turn."""
 SHORTEST_TURN = 15.0
-"""So that a target does more in it than get ready."""
+"""The shortest turn, so that a target does more than its preparation."""
 UNLIMITED = 2**62
 
 
@@ -52,9 +52,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """Return a parser of what says which targets there are."""
+    """Return a parser for the option that decides which targets exist."""
     parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--module", action="append", default=[], help="import targets from there, too")
+    parser.add_argument("--module", action="append", default=[], help="also import targets from this module")
     return parser
 
 
@@ -68,15 +68,15 @@ def _arguments(arguments: list[str] | None, targets: dict[str, type[Target]]) ->
     add(
         "--device", type=_words(DEVICES), default=list(DEVICES), metavar="A,B", help="devices; by default all"
     )
-    add("--seconds", type=float, default=None, help="for all together, by the clock (default: 60)")
-    add("--cases", type=int, default=None, help="so many of each target and device, whatever time they take")
-    add("--seed", type=int, default=0, help="the stream of cases")
-    add("--case", type=int, default=None, help="make and look at this one case, here")
-    add("--replay", type=Path, default=None, metavar="FOLDER", help="look at a case that was kept, here")
+    add("--seconds", type=float, default=None, help="wall-clock time for all targets together (default: 60)")
+    add("--cases", type=int, default=None, help="this many cases of each target and device, however long they take")
+    add("--seed", type=int, default=0, help="the seed of the stream of cases")
+    add("--case", type=int, default=None, help="make and check only this case, in this process")
+    add("--replay", type=Path, default=None, metavar="FOLDER", help="check a kept case, in this process")
     add("--jobs", type=int, default=1, help="processes at a time")
-    add("--nice", type=int, default=10, help="by how much to lower the priority")
+    add("--nice", type=int, default=10, help="how much to lower the priority")
     add("--report", type=Path, default=None, metavar="FILE", help="counts and findings as JSON")
-    add("--list", action="store_true", help="the targets that there are")
+    add("--list", action="store_true", help="list the targets")
     return parser.parse_args(arguments)
 
 
@@ -95,7 +95,7 @@ def _words(known: Collection[str]) -> Callable[[str], list[str]]:
 
 
 def _run(pairs: list[Shift], asked: argparse.Namespace, report: Report) -> None:
-    """Let the pairs have their turns, round after round, until the time or the cases are over."""
+    """Give each pair of target and device its turn, round after round, until the time or the cases run out."""
     stop = Event()
     before = {s: signal.signal(s, lambda *_: stop.set()) for s in (signal.SIGINT, signal.SIGTERM)}
     run = Run(asked.seed, UNLIMITED if asked.cases is None else asked.cases, report.add, stop.is_set)
@@ -140,7 +140,7 @@ def _run(pairs: list[Shift], asked: argparse.Namespace, report: Report) -> None:
 
 
 def _one(pairs: list[Shift], seed: int, number: int) -> int:
-    """Make and look at one case on each device, in this process, so that a debugger can be there."""
+    """Make and check one case on each device, in this process, so that a debugger can be used."""
     found = 0
     for pair in pairs:
         with tempfile.TemporaryDirectory(prefix="weft-fuzz-") as scratch:
@@ -158,7 +158,7 @@ def _one(pairs: list[Shift], seed: int, number: int) -> int:
 
 
 def _replay(kept: Path, targets: dict[str, type[Target]]) -> int:
-    """Look at the files of a case that was kept."""
+    """Check the files of a kept case."""
     finding = json.loads((kept / "finding.json").read_text())
     with tempfile.TemporaryDirectory(prefix="weft-fuzz-") as scratch:
         target = _ready(targets[finding["target"]], finding["device"], Path(scratch))

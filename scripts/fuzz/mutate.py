@@ -1,4 +1,4 @@
-"""Changes to bytes and to JSON, each taken from a stream of choices."""
+"""Changes to bytes and to JSON, with every choice taken from a random stream."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ REALS = (0.0, -0.0, 1.0, -1.0, 0.5, 1e-45, 3e38, 1e300, float("inf"), float("-in
 
 
 def change_bytes(data: bytes, draw: random.Random) -> bytes:
-    """Return the bytes with a few of them changed, put in, taken out or cut off."""
+    """Return the bytes with a few of them changed, inserted, removed or cut off."""
     out = bytearray(data)
     for _ in range(draw.choice((1, 1, 1, 2, 4))):
         place, length = draw.randrange(len(out) or 1), draw.choice((1, 1, 2, 8))
@@ -50,7 +50,7 @@ def change_bytes(data: bytes, draw: random.Random) -> bytes:
 
 
 def change_json(value: Any, draw: random.Random) -> None:
-    """Change one place somewhere in a JSON value: another value, one from elsewhere, gone, or there twice."""
+    """Change one place in a JSON value: replace it, copy another place to it, remove it, or duplicate it."""
     places = list(json_places(value))
     holder, key = draw.choice(places)
     action = draw.randrange(8)
@@ -69,7 +69,7 @@ def change_json(value: Any, draw: random.Random) -> None:
 
 
 def json_places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Give every (container, key) of a JSON value."""
+    """Yield every (container, key) of a JSON value."""
     waiting = [value]
     while waiting:
         holder = waiting.pop()
@@ -80,7 +80,7 @@ def json_places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def copied(value: Any) -> Any:
-    """Return a JSON value that shares nothing with the given one."""
+    """Return a deep copy of a JSON value."""
     return json.loads(json.dumps(value))
 
 

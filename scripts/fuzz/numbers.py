@@ -1,4 +1,4 @@
-"""How numbers of a device compare with those of the oracle."""
+"""Compares a device's numbers with those of the oracle."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from scripts.fuzz.target import Finding
 from weft.core.graph.layout import Array
 
 RELATIVE = {2: 2e-2, 4: 1e-3, 8: 1e-3}
-"""Of a number, and of the largest of its tensor a tenth of that, by bytes of an element.
+"""Tolerances by element size, relative to a number and to a tenth of the largest of its tensor.
 
-Loose: a mutant multiplies and cancels as it likes. What is looked for is memory of others, and another meaning.
+They are loose, because a mutant multiplies and cancels freely. The fuzzer looks for other tensors' memory and for
+another meaning.
 """
 
 
 def compare(mine: Sequence[Array], theirs: Sequence[Array], nudged: Sequence[Array] = ()) -> str:
-    """Return "right", or why the numbers cannot be compared; Finding where they differ without a reason.
+    """Return "right", or why the numbers cannot be compared; raise Finding if they differ without a reason.
 
-    `nudged` are the oracle's for inputs that differ by a rounding error.
+    `nudged` are the oracle's results for inputs changed by a rounding error.
     """
     if len(mine) != len(theirs):
         raise Finding("another number of outputs", f"{len(mine)} instead of {len(theirs)}")
@@ -55,7 +56,7 @@ def _near(a: Array, b: Array) -> Array:
 
 
 def _shaky(b: Array, nudged: Array, wrong: Array) -> bool:
-    """Tell whether the oracle itself says something else at all those places after a rounding error."""
+    """Tell whether a rounding error in the inputs changes the oracle's own result at all those places."""
     if b.shape != nudged.shape:
         return True
     with np.errstate(all="ignore"):

@@ -97,7 +97,7 @@ def _model(
     constants: dict[str, Array] | None = None,
     opset: int = 17,
 ) -> ModelProto:
-    """Return a model of an image x and outputs of unknown shapes."""
+    """Return a model with an image x as input and outputs of unknown shapes."""
     inputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, dims) for n, dims in IMAGE.items()]
     made = [helper.make_value_info(name, onnx.TypeProto()) for name in outputs]
     for value in made:
@@ -108,7 +108,7 @@ def _model(
 
 
 def _node(op_type: str, inputs: str = "x", outputs: str = "y", **attributes: object) -> NodeProto:
-    """Return a node; names are separated by blanks, and `_` stands for one that is not given."""
+    """Return a node; spaces separate names, and `_` stands for a missing input."""
     read, made = (["" if name == "_" else name for name in text.split()] for text in (inputs, outputs))
     return helper.make_node(op_type, read, made, **attributes)  # type: ignore[arg-type]
 
@@ -126,7 +126,7 @@ def convolution() -> ModelProto:
 
 
 def classifier() -> ModelProto:
-    """Return a model with the flags that ONNX has for pools, reductions, norms and products."""
+    """Return a model with ONNX's flags of pools, reductions, norms and products."""
     nodes = [
         _node("BatchNormalization", "x s b s s", "a", epsilon=1e-5, momentum=0.9, training_mode=0),
         _node("AveragePool", "a", "c", kernel_shape=[3, 3], strides=[2, 2], ceil_mode=1, count_include_pad=1),
@@ -142,7 +142,7 @@ def classifier() -> ModelProto:
 
 
 def old() -> ModelProto:
-    """Return a model whose nodes are all lifted from an old form."""
+    """Return a model whose nodes must all be converted from an old opset."""
     nodes = [
         _node("Pad", "x", "a", pads=[0, 0, 1, 1, 0, 0, 1, 1], value=1.0),
         _node("Slice", "a", "b", starts=[0, 1], ends=[2, 4], axes=[1, 2]),
@@ -156,7 +156,7 @@ def old() -> ModelProto:
 
 
 def shapes() -> ModelProto:
-    """Return a model whose shapes come out of constants."""
+    """Return a model whose shapes are computed from constants."""
     nodes = [
         _node("Shape", "x", "s"),
         _node("Gather", "s i", "g", axis=0),
@@ -176,7 +176,7 @@ def shapes() -> ModelProto:
 
 
 def functions() -> ModelProto:
-    """Return a model with a function that is called with an attribute."""
+    """Return a model that calls a function with an attribute."""
     imports = [helper.make_opsetid("", 17), helper.make_opsetid("local", 1)]
     body = [_node("Gemm", "a a", "t", transB=1, alpha=0.5), _node("Relu", "t", "b")]
     body[0].attribute.add(name="beta", ref_attr_name="beta", type=1)
@@ -193,13 +193,13 @@ def functions() -> ModelProto:
 
 @cache
 def networks() -> list[ModelProto]:
-    """Return models of several nodes."""
+    """Return models with several nodes."""
     return [convolution(), classifier(), old(), shapes(), functions()]
 
 
 @cache
 def single_ops() -> list[ModelProto]:
-    """Return a model of one node for every row of the op table that ONNX can say, in several opsets."""
+    """Return models of one node, for every row of the op table that ONNX can express, in several opsets."""
     made = []
     for number, row in enumerate(all_cases()):
         if sum(i.size if (i := a) is not None else 0 for a in row.arrays()) < 20_000:
@@ -215,7 +215,7 @@ def draw_model(draw: random.Random) -> ModelProto:
 
 
 def places(message: Message) -> Iterator[tuple[Message, str]]:
-    """Give every field that is set, with its message; documentation is left out."""
+    """Yield every field that is set, with its message; leaves out documentation."""
     waiting = [message]
     while waiting:
         current = waiting.pop()
@@ -226,7 +226,7 @@ def places(message: Message) -> Iterator[tuple[Message, str]]:
 
 
 def change_fields(model: ModelProto, draw: random.Random) -> None:
-    """Give a few fields of a model other values."""
+    """Change a few fields of a model to other values."""
     for _ in range(draw.randint(1, 4)):
         parent, name = draw.choice(list(places(model)))
         field = parent.DESCRIPTOR.fields_by_name[name]
@@ -238,7 +238,7 @@ def change_fields(model: ModelProto, draw: random.Random) -> None:
         elif field.type == field.TYPE_ENUM:
             setattr(parent, name, draw.choice(list(field.enum_type.values_by_number)))
         else:
-            with suppress(ValueError):  # a number that the field is too narrow for
+            with suppress(ValueError):  # the field is too narrow for the number
                 setattr(parent, name, _other(value, name, draw))
 
 
@@ -253,7 +253,7 @@ def _change_list(values: object, of_messages: bool, draw: random.Random) -> None
         values.extend([draw.choice(items)] * draw.choice((1, 2, 40)))  # type: ignore[attr-defined]
     else:
         place = draw.randrange(len(items))
-        with suppress(ValueError):  # a number that the field is too narrow for
+        with suppress(ValueError):  # the field is too narrow for the number
             values[place] = _other(items[place], "", draw)  # type: ignore[index]
 
 

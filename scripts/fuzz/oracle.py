@@ -1,4 +1,4 @@
-"""ONNX Runtime in a process of its own: what it cannot bear must not look as if Weft could not."""
+"""ONNX Runtime in a child process, so that its crashes do not look like Weft's."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Oracle:
-    """A process that runs models; it is started when it is needed, and anew when it has died."""
+    """A process that runs models; started on demand, and again after it has died."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -69,7 +69,7 @@ def _receive(stream: IO[bytes]) -> Any:
     if len(head) < 8:
         raise EOFError
     (length,) = struct.unpack("<q", head)
-    return pickle.loads(stream.read(length))  # from our own child
+    return pickle.loads(stream.read(length))  # the stream comes from our own child process
 
 
 def _answer(path: str, every: list[dict[str, Array]]) -> list[list[Array]] | str:
@@ -78,7 +78,7 @@ def _answer(path: str, every: list[dict[str, Array]]) -> list[list[Array]] | str
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
-    # Its rewrites are not what is asked about: the oracle is the plain kernel.
+    # No graph rewrites: the oracle is the plain kernel.
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
@@ -91,7 +91,7 @@ def main() -> None:
     """Answer until the pipe is closed."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what it prints itself must not come between the answers
+    os.dup2(2, 1)  # keep its own prints out of the answers
     while True:
         try:
             path, every = _receive(sys.stdin.buffer)

@@ -1,4 +1,4 @@
-"""What a run of the fuzzer found and counted: kept beside the report, and printed as a table at the end."""
+"""Findings and counts of a run of the fuzzer: written to the report, and printed as a table at the end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PACKAGES = ("weft", "numpy", "onnx", "onnxruntime", "pyopencl", "vulkan")
 
 @dataclass
 class Report:
-    """The findings by their keys, and the shifts. `folder` gets the files of cases."""
+    """The findings by key, and the shifts. `folder` receives the files of cases."""
 
     command: str
     folder: Path | None
@@ -35,7 +35,7 @@ class Report:
     _lock: Lock = field(default_factory=Lock)
 
     def add(self, found: Found) -> None:
-        """Note a finding and keep its files."""
+        """Record a finding and keep its files."""
         with self._lock:
             key = f"{found.target}: {found.key}"
             self.counts[key] += 1
@@ -76,7 +76,7 @@ class Report:
         return "\n".join(lines)
 
     def write(self, path: Path) -> None:
-        """Write everything as JSON; what was there is replaced in one step."""
+        """Write everything as JSON, replacing the file atomically."""
         content: dict[str, Any] = {
             "command": self.command,
             "begun": self.begun.isoformat(timespec="seconds"),
@@ -110,7 +110,7 @@ def _shown(found: Found) -> dict[str, object]:
 
 
 def _special(folder: str, names: list[str]) -> list[str]:
-    """Return what cannot be copied: pipes and devices, which a replay makes again from the number."""
+    """Return the names that cannot be copied: pipes and devices, which a replay makes again from the case's number."""
     paths = [Path(folder) / name for name in names]
     return [p.name for p in paths if not (p.is_symlink() or p.is_file() or p.is_dir())]
 

@@ -1,4 +1,4 @@
-"""Runs shifts of cases in child processes and notices how each of them ends."""
+"""Runs shifts of cases in child processes and records how each of them ends."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from scripts.fuzz.target import Target
 from scripts.memory import resident_megabytes
 
 LOOK = 0.25
-"""Seconds between two looks at a child's memory and clock."""
+"""Seconds between two checks of a child's memory and time."""
 WAITING = 6
-"""How many times a target's seconds a case may take by the clock: other processes want the cores, too."""
+"""A case may take this many times its target's seconds by the wall clock, since other processes use the cores, too."""
 WARM = 200
-"""Cases in which a child may grow; of more than three times as many, a third: it must meet every driver first."""
+"""Cases in which a child may grow, as it meets every driver; of more than three times as many cases, a third."""
 LAST = 50
-"""Cases at the end that show what a child holds for good."""
+"""The last cases, which show what a child holds permanently."""
 MOST_FAULTS = 3
-"""Children that end before their first case, one after the other, before a target is given up."""
+"""A target is given up after this many children in a row ended before their first case."""
 GROWTH = 300
-"""Megabytes by which it may grow from there to its end."""
+"""Megabytes by which a child may grow after that."""
 ROOT = Path(__file__).parents[2]
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -51,7 +51,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Run:
-    """What all shifts share: the stream of cases and where it ends, who is told of findings, and when to stop."""
+    """What all shifts share: the stream of cases and its end, where findings go, and when to stop."""
 
     seed: int
     last: int
@@ -61,7 +61,7 @@ class Run:
 
 @dataclass
 class Shift:
-    """What one target did on one device."""
+    """The work of one target on one device."""
 
     target: type[Target]
     device: str
@@ -69,21 +69,21 @@ class Shift:
     words: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
     growth: float = 0.0
-    """Megabytes by which the children grew after the first third of their cases, at most."""
+    """The most megabytes by which a child grew after the first third of its cases."""
     given_back: float = 0.0
-    """Megabytes that they gave back at their end, kernels that nobody used and free memory; not part of `growth`."""
+    """Megabytes that the children freed at their end: unused kernels and free memory; not part of `growth`."""
     faults: int = 0
-    """Children that ended before their first case, one after the other."""
+    """Children in a row that ended before their first case."""
 
     @property
     def cases(self) -> int:
-        """Return how many were looked at."""
+        """Return the number of cases checked."""
         return sum(self.words.values())
 
 
 @dataclass
 class Child:
-    """A worker process, the case that it is at, and what it took so far."""
+    """A worker process, its current case, and what it has used."""
 
     process: subprocess.Popen[bytes]
     log: Path
@@ -93,23 +93,23 @@ class Child:
     ready: float = 0.0
     """Its megabytes before its first case."""
     held: list[float] = field(default_factory=list)
-    """Its megabytes after each case, as it says itself: it may be many cases ahead."""
+    """Its megabytes after each case, as it reports them: it may be many cases ahead of what was read."""
     settled: float | None = None
-    """Its megabytes at the end, without kernels that nobody uses."""
+    """Its megabytes at the end, without unused kernels."""
 
     def clock(self) -> float:
-        """Return the processor seconds that the process has taken."""
+        """Return the processor seconds that the process has used."""
         fields = self._read("stat").rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / TICKS if len(fields) > 12 else 0.0
 
     def megabytes(self) -> float:
-        """Return how much of memory the process holds."""
+        """Return the share of the machine's memory that the process holds."""
         return resident_megabytes(self.process.pid)
 
     def grown(self) -> float:
-        """Return by how much it grew for good after the first third of its cases, or the first WARM.
+        """Return its permanent growth after the first third of its cases, or after the first WARM.
 
-        A single large case does not count, nor do kernels that a device holds for those who may want them again.
+        A single large case does not count, and neither do kernels that a device keeps for later use.
         """
         if len(self.held) < WARM + LAST:
             return 0.0
@@ -117,7 +117,7 @@ class Child:
         return max(min(*self.held[-LAST:], self.settled or float("inf")) - warm, 0.0)
 
     def given_back(self) -> float:
-        """Return the megabytes that it gave back at its end: kernels that nobody uses, and memory that was free."""
+        """Return the megabytes that it freed at its end: unused kernels, and free memory."""
         return max(min(self.held[-LAST:]) - self.settled, 0.0) if self.held and self.settled else 0.0
 
     def _read(self, name: str) -> str:
@@ -127,7 +127,7 @@ class Child:
             return ""
 
     def stop(self) -> None:
-        """End it, letting it say where it is."""
+        """End it, after it has reported its current case."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGABRT)
             try:
@@ -138,7 +138,7 @@ class Child:
 
 
 def work(shift: Shift, run: Run, scratch: Path, seconds: float) -> None:
-    """Look at cases for so long or until the last; a child that ends early is a finding, and another goes on."""
+    """Run cases for a time or until the last; a child that ends early is a finding, and another one continues."""
     begun = monotonic()
     while shift.next < run.last and shift.faults < MOST_FAULTS and not run.stopped():
         left = begun + seconds - monotonic()
@@ -168,7 +168,7 @@ def _child(shift: Shift, run: Run, scratch: Path, seconds: float) -> None:
             env=environment,
             pass_fds=[write],
             stdin=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for the parent, which ends the children
+            start_new_session=True,  # Ctrl-C goes to the parent, which ends the children
             stdout=out,
             stderr=out,
         )
@@ -193,7 +193,7 @@ def _child(shift: Shift, run: Run, scratch: Path, seconds: float) -> None:
 
 
 def _watch(shift: Shift, run: Run, child: Child, lines: _Lines) -> tuple[str, str] | None:
-    """Note what a child says until it ends; return how it ended, if that is a finding."""
+    """Record what a child reports until it ends; return how it ended if that is a finding."""
     limit = shift.target.seconds
     allowed = shift.target.megabytes
     while True:
@@ -247,7 +247,7 @@ def _ended(shift: Shift, run: Run, child: Child, said: dict[str, Any]) -> None:
 
 
 def _key(kind: str, text: str, tail: str) -> str:
-    """Return the innermost function of Weft in the trace that a dying process left."""
+    """Return the innermost function of Weft in the trace of a dying process."""
     lines = [line.strip() for line in tail.splitlines() if "/weft/" in line and "File " in line]
     if kind in ("growth", "memory"):
         return kind
@@ -256,7 +256,7 @@ def _key(kind: str, text: str, tail: str) -> str:
 
 
 class _Lines:
-    """What a child writes into its pipe, a line at a time."""
+    """Reads what a child writes into its pipe, line by line."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor, self._rest, self.over = descriptor, b"", False
@@ -264,7 +264,7 @@ class _Lines:
         self._selector.register(descriptor, selectors.EVENT_READ)
 
     def wait(self, seconds: float) -> list[dict[str, Any]]:
-        """Return what came; `over` is set once nothing more can come."""
+        """Return new lines; `over` is set once no more can follow."""
         if not self._selector.select(seconds):
             return []
         got = os.read(self._descriptor, 1 << 16)

@@ -1,4 +1,4 @@
-"""What a target of the fuzzer is, and the table of all."""
+"""The targets of the fuzzer: their base class and their table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEVICES = ("cpu", "opencl", "vulkan")
 
 
 class Finding(Exception):
-    """Something that must not be; `key` is the same for all cases that show the same fault."""
+    """A fault; `key` is the same for all cases that show the same one."""
 
     def __init__(self, key: str, text: str) -> None:
         self.key, self.text = key, text
@@ -22,21 +22,21 @@ class Finding(Exception):
 
 
 class Target(ABC):
-    """Makes and looks at the cases of one kind on one device; see the docstring of `scripts.fuzz`."""
+    """Makes and checks the cases of one kind on one device; see the docstring of `scripts.fuzz`."""
 
     name: ClassVar[str]
     about: ClassVar[str]
     devices: ClassVar[tuple[str, ...]] = DEVICES
     seconds: ClassVar[float] = 30.0
-    """The processor time that one case may take; waiting may take several times that."""
+    """The processor seconds that one case may take; its wall-clock time may be several times that."""
     megabytes: ClassVar[int] = 2000
-    """The memory by which one process may grow, however many cases it looks at."""
+    """The megabytes by which one process may grow, however many cases it runs."""
 
     def __init__(self, device: str, scratch: Path) -> None:
         self.device, self.scratch = device, scratch
 
     def prepare(self) -> None:
-        """Make what all cases share; called once, before the first case."""
+        """Prepare what all cases share; called once, before the first case."""
         return
 
     @abstractmethod
@@ -45,7 +45,7 @@ class Target(ABC):
 
     @abstractmethod
     def check(self, folder: Path) -> str:
-        """Look at a case and return the word under which it counts; raise what is a finding."""
+        """Check a case and return the word under which to count it; raise what is a finding."""
 
     def close(self) -> None:
         """Free what `prepare` made."""
@@ -74,5 +74,5 @@ def find_targets(modules: Iterable[str] = ()) -> dict[str, type[Target]]:
 
 
 def case_stream(name: str, seed: int, number: int) -> random.Random:
-    """Return where a case takes its choices from."""
+    """Return the random stream of a case."""
     return random.Random(f"{name} {seed} {number}")

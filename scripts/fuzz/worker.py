@@ -1,4 +1,4 @@
-"""The child process that makes and looks at cases, and says of each what became of it.
+"""The child process that makes and checks cases, and reports the result of each.
 
 It writes lines of JSON to the descriptor that it was given, since drivers write to the standard streams as they like:
 
@@ -34,7 +34,7 @@ from weft.backends.gpu.creator import GpuCreator
 
 
 def main() -> None:
-    """Work through the cases that the parent asked for."""
+    """Run the cases that the parent ordered."""
     order = json.loads(sys.argv[1])
     faulthandler.enable()
     quiet()
@@ -47,16 +47,16 @@ def main() -> None:
 
 
 def quiet() -> None:
-    """Keep back what Weft and numpy say of each of thousands of strange files."""
+    """Silence what Weft and numpy say about thousands of strange files."""
     warnings.simplefilter("ignore")
-    logging.getLogger("weft").addHandler(logging.NullHandler())  # or they would be printed, as nobody else listens
+    logging.getLogger("weft").addHandler(logging.NullHandler())  # otherwise Python prints what no handler takes
 
 
 def work(order: dict[str, Any], say: Any) -> None:
-    """Look at the cases of an order: from `first` on, for so many `seconds` or until `last`."""
+    """Check the cases of an order: from `first` on, for `seconds` seconds or until `last`."""
     scratch = Path(order["scratch"])
     end = monotonic() + order["seconds"]
-    importlib.import_module(order["module"])  # and no other: each has imports of its own
+    importlib.import_module(order["module"])  # only this one: each module has imports of its own
     target = TARGETS[order["target"]](order["device"], scratch / "kept")
     target.scratch.mkdir(parents=True, exist_ok=True)
     target.prepare()
@@ -67,7 +67,7 @@ def work(order: dict[str, Any], say: Any) -> None:
         folder.mkdir(parents=True)
         say(begin=number)
         became = outcome(target, order["seed"], number, folder)
-        if "kind" in became:  # the next case must not take its files away
+        if "kind" in became:  # keep its files from the next case
             became["folder"] = str(folder.rename(scratch / f"found{number}"))
         say(end=number, held=resident_megabytes(), **became)
         number += 1
@@ -76,7 +76,7 @@ def work(order: dict[str, Any], say: Any) -> None:
 
 
 def settled() -> float:
-    """Return the megabytes that this process holds after open devices have let go of the kernels that nobody uses.
+    """Return the megabytes that this process holds after open devices have dropped their unused kernels.
 
     A device holds up to 256 of them by design (the option `kernels_kept`), which is no growth without end.
     """
@@ -91,7 +91,7 @@ def settled() -> float:
 
 
 def outcome(target: Target, seed: int, number: int, folder: Path) -> dict[str, str]:
-    """Return what became of one case, as the parent is told it."""
+    """Return the report on one case for the parent."""
     try:
         target.make(case_stream(target.name, seed, number), folder)
         return {"word": target.check(folder)}
@@ -102,7 +102,7 @@ def outcome(target: Target, seed: int, number: int, folder: Path) -> dict[str, s
 
 
 def key_of(error: BaseException) -> str:
-    """Return what is the same for all errors of one fault: their type, and where in Weft they come from."""
+    """Return what all errors of one fault share: their type, and their place in Weft."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f"{os.sep}weft{os.sep}" in f.filename]
     place = (
         f"{'/'.join(Path(frames[-1].filename).parts[-2:])}: {frames[-1].name}"

@@ -5,11 +5,11 @@
     python -m scripts.soak kill --rounds 200                           kill -9 at random moments
     python -m scripts.soak kill --rounds 40 --device opencl --job tune --seed 7
 
-`grow` prints resident memory, open files, threads and what the device counts at marks at which nothing runs, and exits
-with 1 if something grows after the first third, or if a result is wrong. Of the shapes all are new, so that each needs
-kernels of its own; `--kernels-kept` is the option of GPU backends that says how many of them stay.
+`grow` prints resident memory, open files, threads and the device's counters at marks at which nothing runs. It exits
+with 1 if something grows after the first third, or if a result is wrong. All shapes are new, so that each needs
+new kernels; `--kernels-kept` sets the GPU backends' option that limits how many of them stay.
 
-`kill` starts processes that load, tune or save, with caches that are empty or filled, and kills each at a random
-moment; then a process that is not killed must find the right numbers, whole files and nothing to warn of. With
-`--after N` the processes are killed before they open, make or rename the N-th file inside the caches, instead.
+`kill` starts processes that load, tune or save, with empty or filled caches, and kills each at a random
+moment. Then another process must find correct numbers, whole files and nothing to warn of. With
+`--after N`, the processes are killed before they open, create or rename the N-th file inside the caches instead.
 """

@@ -15,7 +15,7 @@ DEVICES = ("cpu", "opencl", "vulkan")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run what the command line asks for; return 1 if something is wrong."""
+    """Run what the command line requests; return 1 if something is wrong."""
     asked = _parser().parse_args(arguments)
     if asked.what == "grow":
         os.nice(asked.nice)

@@ -1,4 +1,4 @@
-"""What grows with many sessions in many threads, and with many shapes in one session."""
+"""Finds what grows with many sessions in many threads, and with many shapes in one session."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from scripts.memory import resident_megabytes
 from scripts.soak.networks import image, is_right, network, one_kernel
 
 KINDS = 6
-"""So many networks are loaded in turns: their kernels and results are known after the first marks."""
+"""Number of networks loaded in turn: their kernels and results are known after the first marks."""
 RSS_SHARE, RSS_LEAST = 0.05, 12.0
-"""Resident memory, in MB, may vary by the larger of this share of it and this much: allocators hold what was freed."""
+"""Resident memory may vary by this share or this many MB, whichever is larger: allocators keep freed memory."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """What is held at a moment at which nothing runs."""
+    """What the process holds at a moment at which nothing runs."""
 
     done: int
     rss_mb: float
@@ -37,7 +37,7 @@ class Mark:
 
 
 def take(done: int, stats: Any) -> Mark:
-    """Return what this process holds, and its device; `stats` is None on the CPU."""
+    """Return what this process and its device hold; `stats` is None on the CPU."""
     gc.collect()
     held = (
         (stats.live_bytes, stats.live_buffers, stats.live_recordings, stats.live_kernels)
@@ -49,7 +49,7 @@ def take(done: int, stats: Any) -> Mark:
 
 
 def growth(marks: Sequence[Mark]) -> Iterator[str]:
-    """Yield what is more in the last third of the marks than in the middle one."""
+    """Yield what is larger in the last third of the marks than in the middle one."""
     third = max(len(marks) // 3, 1)
     for name in asdict(marks[0]):
         before, after = (median(getattr(m, name) for m in part) for part in (marks[third:-third], marks[-third:]))
@@ -61,7 +61,7 @@ def growth(marks: Sequence[Mark]) -> Iterator[str]:
 def sessions(
     device: str, threads: int, total: int, marks: int, options: Mapping[str, Any], say: Callable[[Mark], None]
 ) -> list[str]:
-    """Load, run and close so many sessions in threads; return what grew or was wrong."""
+    """Load, run and close `total` sessions in threads; return what grew or was wrong."""
     wrong: list[str] = []
     known: dict[int, Any] = {}
     side = 12
@@ -85,7 +85,7 @@ def sessions(
     taken: list[Mark] = []
     numbers = count()
     for _ in range(marks):
-        with ThreadPoolExecutor(threads) as pool:  # new threads for each mark: they must not leave anything, either
+        with ThreadPoolExecutor(threads) as pool:  # new threads each time: they must leave nothing either
             list(pool.map(one, islice(numbers, total // marks)))
         taken.append(take((len(taken) + 1) * (total // marks), stats))
         say(taken[-1])
@@ -96,19 +96,19 @@ def sessions(
 def shapes(
     device: str, total: int, marks: int, options: Mapping[str, Any], say: Callable[[Mark], None]
 ) -> list[str]:
-    """Run one session with so many shapes, each new; return what grew or was wrong."""
+    """Run one session with `total` shapes, each of them new; return what grew or was wrong."""
     wrong: list[str] = []
     taken: list[Mark] = []
     with weft.load(one_kernel(), device, fallback="error", **options) as session:
         for number in range(total):
-            # All about equally large, so that buffers do not grow: rows of 40 heights.
+            # All have about the same size, so that buffers do not grow: rows of 40 heights.
             height, width = 8 + number % 40, 100 + number // 40
             x = image(number, height, width)
             (y,) = session.run(x)
             if number % 50 == 0 and not is_right(one_kernel(), x, y):
                 wrong.append(f"{height}x{width} is wrong on {device}")
             if (number + 1) % (total // marks) == 0:
-                session.run(image(0, 8, 8))  # the same at each mark
+                session.run(image(0, 8, 8))  # the same input at each mark
                 taken.append(take(number + 1, _stats(session)))
                 say(taken[-1])
     return [*wrong, *growth(taken)]

@@ -1,4 +1,4 @@
-"""Processes that are killed while they load, tune or save; and the one after them, which must be right."""
+"""Kills processes while they load, tune or save, and checks that the next process works."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 300.0
-"""Seconds after which a process that was not killed hangs."""
+"""Seconds after which a process that was not killed counts as hanging."""
 SIDE = 16
 SAVED = "net.weft"
 WRITES = ("open", "os.mkdir", "os.rename", "os.remove", "tempfile.mkstemp")
-"""The audit events of what changes folders and files; `open` counts where it is for writing."""
+"""The audit events that change folders and files; `open` counts if it is for writing."""
 
 
 # -- what the children do ------------------------------------------------------------------------------------
 
 
 def die_after(events: int, folder: Path) -> None:
-    """Kill this process before it does the so-manieth thing that changes what lies below a folder."""
+    """Kill this process before its N-th change of something below a folder."""
     left = events
 
     def hear(event: str, arguments: tuple[object, ...]) -> None:
@@ -66,7 +66,7 @@ def tune(device: str, folder: Path) -> None:
 
 
 def save(device: str, folder: Path) -> None:
-    """Save an optimised network in the place of the one that is there."""
+    """Save an optimised network over the existing one."""
     import weft
     from scripts.soak.networks import network
 
@@ -77,7 +77,7 @@ JOBS: dict[str, Callable[[str, Path], None]] = {"load": load, "tune": tune, "sav
 
 
 def check(device: str, folder: Path) -> list[str]:
-    """Return what is wrong at a start after one that was killed."""
+    """Return what is wrong in a start that follows a killed process."""
     import weft
     from scripts.soak.networks import image, is_right, network
     from weft.backends.gpu.tuning.tuning_table import read_tables
@@ -114,7 +114,7 @@ def start(*arguments: object, folder: Path) -> subprocess.Popen[str]:
 
 
 def finish(child: subprocess.Popen[str], seconds: float | None = None) -> str:
-    """Kill a child, and what it started, after so many seconds; return why it failed by itself, or ""."""
+    """Kill a child, and the processes it started, after some seconds; return why it failed by itself, or ""."""
     try:
         _, said = child.communicate(timeout=LIMIT if seconds is None else seconds)
     except subprocess.TimeoutExpired:
@@ -142,7 +142,7 @@ def checked(device: str, folder: Path) -> list[str]:
 
 
 def rounds(number: int, devices: list[str], jobs: list[str], seed: int, after: int, say: Callable[[str], None]) -> int:
-    """Kill so many processes, each followed by one that is checked; return how many were followed by a problem."""
+    """Kill `number` processes, and check another one after each; return how many checks found a problem."""
     draw, bad = random.Random(seed), 0
     with tempfile.TemporaryDirectory(prefix="weft-kill-") as name:
         folder = Path(name)

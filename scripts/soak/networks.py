@@ -22,7 +22,7 @@ def network(variant: int, height: int | str = "h", width: int | str = "w") -> we
 
 
 def one_kernel() -> weft.Network:
-    """Return a network of any height and width that is one kernel on a GPU, built anew for each shape."""
+    """Return a network for any height and width that is one kernel on a GPU, built again for each shape."""
     net = weft.Network("one kernel")
     x = net.add_input("x", (1, CHANNELS, "h", "w"))
     offsets = np.linspace(-1, 1, CHANNELS, dtype=np.float32).reshape(1, CHANNELS, 1, 1)
@@ -36,7 +36,7 @@ def image(variant: int, height: int, width: int) -> Array:
 
 
 def is_right(net: weft.Network, x: Array, y: Array) -> bool:
-    """Tell whether the CPU computes y from x, too."""
+    """Tell whether the CPU also computes y from x."""
     with weft.load(net, "cpu") as session:
         (expected,) = session.run(x)
     return y.shape == expected.shape and bool(np.allclose(y, expected, rtol=1e-4, atol=1e-6))
