@@ -1,7 +1,7 @@
-"""How Weft is built: hatchling, and in a wheel the Vulkan kernels compiled to SPIR-V and a bill of materials.
+"""Builds Weft with hatchling; a wheel also gets the Vulkan kernels as SPIR-V, and a bill of materials.
 
-pip calls the functions of PEP 517 below; a wheel needs more to be built than an editable install, which
-is why they are not hatchling's own. hatchling calls `KernelHook`.
+pip calls the PEP 517 functions below. One of them is our own, because building a wheel requires more than building
+an editable install. hatchling calls `KernelHook`.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ __all__ = [
 ]
 
 KERNEL_REQUIREMENTS = ["mako>=1.3", "numpy>=1.26", "platformdirs>=4.0"]
-"""What rendering the kernels imports."""
+"""The packages that rendering the kernels imports."""
 
 BILL = "weft.cdx.json"
-"""The bill of materials in the wheel's `*.dist-info/sboms` (PEP 770), in CycloneDX's JSON."""
+"""The bill of materials in the wheel's `*.dist-info/sboms` (PEP 770), as CycloneDX JSON."""
 COMPILER = "slangpy==0.43.1; sys_platform == 'linux' and platform_machine in 'x86_64 aarch64'"
-"""Brings glslang; elsewhere a glslangValidator or glslc on the PATH serves."""
+"""Contains glslang; on other platforms the build uses a glslangValidator or glslc on the PATH."""
 
 
 def get_requires_for_build_wheel(config_settings: dict[str, Any] | None = None) -> list[str]:
-    """Return what building a wheel needs: hatchling's own wishes, and a compiler for the kernels."""
+    """Return what building a wheel requires: hatchling's own requirements, and a compiler for the kernels."""
     wishes: list[str] = _hatchling.get_requires_for_build_wheel(config_settings)
     return [*wishes, *KERNEL_REQUIREMENTS, COMPILER]
 
@@ -60,14 +60,14 @@ DATA = {
     "weft/backends/gpu/tuning/tuned/nvidia-h200.json": ("file", "Which kernels are quickest on an H200, by weft tune"),
     "weft/backends/vulkan/standard.json": ("file", "Which Vulkan kernels a wheel brings compiled"),
 }
-"""What a wheel holds that is neither Python nor a template of kernels, and where it comes from: all of it is Weft's."""
+"""The files of a wheel that are neither Python nor kernel templates, and their origin: all of them are Weft's own."""
 
 
 def bill_of_materials(root: Path, version: str, spirv: Path | None = None, made_by: str = "") -> dict[str, Any]:
-    """Return what a wheel carries, in the terms of CycloneDX 1.6; `spirv` was compiled by `made_by`.
+    """Return a wheel's contents as a CycloneDX 1.6 document; `made_by` compiled `spirv`.
 
-    No third party's code is in it: what Weft depends on is in the wheel's metadata and comes from its own packages.
-    It has neither time nor serial number, so that the same tree gives the same wheel.
+    A wheel has no third-party code: its metadata lists the packages that Weft depends on.
+    The document has neither time nor serial number, so the same tree gives the same wheel.
     """
     reference = f"pkg:pypi/weft@{version}"
     licenses = [{"license": {"id": "Apache-2.0"}}]
@@ -110,14 +110,14 @@ def _compiler_of_kernels() -> str:
             return f"the glslang of slangpy {version_of('slangpy')}"
         except PackageNotFoundError:
             pass
-    return Path(description).name  # not the path: it is of the machine that builds
+    return Path(description).name  # not the path, which depends on the build machine
 
 
 class KernelHook(BuildHookInterface[Any]):
-    """Put `weft/spirv.zip` and the bill into a wheel; without a compiler there are no kernels, and it says so."""
+    """Puts `weft/spirv.zip` and the bill of materials into a wheel; without a compiler it warns and adds no kernels."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile the standard kernels, unless the install is editable: that one compiles as it goes."""
+        """Compile the standard kernels, unless the install is editable: then Weft compiles kernels at run time."""
         if self.target_name != "wheel" or version == "editable":
             return
         sys.path.insert(0, self.root)
@@ -145,7 +145,7 @@ class KernelHook(BuildHookInterface[Any]):
         build_data["sbom_files"].append(str(path))
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        """Remove what `initialize` made."""
+        """Remove the files of `initialize`."""
         if hasattr(self, "_folder"):
             self._folder.cleanup()
 

@@ -1,6 +1,6 @@
-"""The command `weft` as it is installed: an interrupt ends it quietly, also while its modules are imported.
+"""The installed command `weft`: Ctrl-C ends it quietly, even while its modules are being imported.
 
-It lies outside of the package because whatever is in it is imported after `import weft`, which takes time.
+It is outside the package because a module inside is imported only after `import weft`, which takes time.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 import sys
 
 INTERRUPTED = 130
-"""The exit status after Ctrl-C, as shells have it."""
+"""The exit status that shells use after Ctrl-C."""
 
 
 def main() -> None:
     """Run the command line of this process and exit with its status."""
     try:
-        from weft.cli import main as run  # only now: see above
+        from weft.cli import main as run  # late: an interrupt of the import is caught, too
 
         run()
     except KeyboardInterrupt:

@@ -1,8 +1,8 @@
-"""The pytest plugin of Weft's conformance kit: options, and nothing else unless they are given.
+"""The pytest plugin of Weft's conformance kit; it does nothing unless its options are given.
 
     pytest --pyargs weft.conformance --weft-backend acme
 
-It lies outside of the package because pytest loads plugins in every run, and `import weft` takes time.
+It is outside the package because pytest loads plugins in every run, and `import weft` takes time.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of the kit."""
     group = parser.getgroup("weft", "conformance of a backend (with --pyargs weft.conformance)")
     group.addoption("--weft-backend", metavar="NAME", help='the device to examine: "acme", "vulkan:1"')
-    group.addoption("--weft-only", metavar="WORD", action="append", default=[], help="checks, ops, parts of rows")
+    group.addoption("--weft-only", metavar="WORD", action="append", default=[], help="checks, ops or parts of rows")
     group.addoption("--weft-precision", metavar="PRECISION", default="high", help="high, normal or low")
     group.addoption("--weft-backend-path", metavar="DIR", action="append", default=[], help="a folder with backends")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Open the device that was named, so that one that is not there ends the run before any test."""
+    """Open the named device, so that a missing one ends the run before any test."""
     if session.config.getoption("weft_backend"):
-        from weft.conformance.options import kit_of  # only now: see above
+        from weft.conformance.options import kit_of  # late: it imports weft
 
         kit_of(session.config)

@@ -1,6 +1,6 @@
-"""The environment variables of Weft, and those of others that it goes by; no other module reads the environment.
+"""The environment variables that Weft uses, its own and others'; no other module reads the environment.
 
-One that is empty counts as not set. What makes no sense is a ConfigError, where it is used and in `check`.
+An empty variable counts as not set. An invalid value raises ConfigError where it is used and in `check`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CACHE_MIB, MOST_CACHE_MIB = 1024, 65_536
 _lent: list[object] = []
 """The tables of `variables`, for good: a thread may still be reading one."""
 SELFTESTS = ("auto", "child", "process", "off")
-"""What `WEFT_SELFTEST` may be; the first is meant where it is not set."""
+"""The values of `WEFT_SELFTEST`; the first is the default."""
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
@@ -39,7 +39,7 @@ def _switch(name: str, default: bool) -> bool:
 
 
 def check() -> None:
-    """Raise ConfigError for the first switch, number or choice that makes no sense, whether or not it is used."""
+    """Raise ConfigError for the first switch, number or choice that is not valid, whether or not it is used."""
     switches = (cache_enabled, tuning_enabled, glsl_compiler_disabled, vulkan_validation, check_passes)
     for read in (*switches, build_processes, cache_limit, selftest):
         read()
@@ -61,15 +61,15 @@ def cache_enabled() -> bool:
 
 
 def tuning_enabled() -> bool:
-    """Tell whether kernels are chosen by the tables of `weft tune`; `WEFT_TUNING=0` leaves the defaults."""
+    """Tell whether the tables of `weft tune` choose kernels; with `WEFT_TUNING=0` the defaults do."""
     return _switch("WEFT_TUNING", True)
 
 
 def selftest() -> str:
     """Return how devices and kernels are tested, from `WEFT_SELFTEST`, one of `SELFTESTS`.
 
-    auto, which it is if it is not set: in child processes, and of devices in software no portable kernels. child and
-    process: all kernels of every device, in child processes or in this one. off: nothing.
+    auto, the default: in child processes, without the portable kernels of software devices. child and process: all
+    kernels of every device, in child processes or in this one. off: not at all.
     """
     given = os.environ.get("WEFT_SELFTEST", "")
     chosen = given.strip().lower() or SELFTESTS[0]
@@ -83,7 +83,7 @@ def selftest() -> str:
 
 
 def device_profile() -> str:
-    """Return what devices pretend to be, from `WEFT_DEVICE_PROFILE`; empty for what they are."""
+    """Return the profile that devices pretend to have, from `WEFT_DEVICE_PROFILE`; empty for none."""
     return os.environ.get("WEFT_DEVICE_PROFILE", "").strip()
 
 
@@ -95,7 +95,7 @@ def cache_limit() -> int:
 
 
 def build_processes() -> int | None:
-    """Return how many processes compile kernels beside the program, from `WEFT_BUILD_PROCESSES`; None to choose."""
+    """Return how many child processes compile kernels, from `WEFT_BUILD_PROCESSES`; None if it is not set."""
     fix = f"set it to 0 for none or to a number up to {MOST_PROCESSES}, or unset it"
     return _number("WEFT_BUILD_PROCESSES", 0, MOST_PROCESSES, "no number of processes", fix)
 
@@ -146,28 +146,28 @@ def variables(**changed: str) -> Iterator[None]:
 
 
 def opencl_vendors() -> list[Path]:
-    """Return where the user has the OpenCL loader look for drivers: `OCL_ICD_VENDORS`, `OPENCL_VENDOR_PATH`."""
+    """Return where the user makes the OpenCL loader look for drivers: `OCL_ICD_VENDORS`, `OPENCL_VENDOR_PATH`."""
     given = (os.environ.get(name) for name in ("OCL_ICD_VENDORS", "OPENCL_VENDOR_PATH"))
     return [Path(place) for place in given if place]
 
 
 def glslang_library() -> str | None:
-    """Return the path in `GLSLANG_LIBRARY`: a glslang shared library to compile Vulkan kernels with."""
+    """Return the path in `GLSLANG_LIBRARY`, a glslang shared library that compiles Vulkan kernels."""
     return os.environ.get("GLSLANG_LIBRARY") or None
 
 
 def glsl_compiler_disabled() -> bool:
-    """Tell whether `WEFT_NO_COMPILER=1` forbids to look for a GLSL compiler (shipped SPIR-V only)."""
+    """Tell whether `WEFT_NO_COMPILER=1` forbids looking for a GLSL compiler (shipped SPIR-V only)."""
     return _switch("WEFT_NO_COMPILER", False)
 
 
 def vulkan_validation() -> bool:
-    """Tell whether `WEFT_VULKAN_VALIDATION=1` asks for the validation layer with synchronization validation."""
+    """Tell whether `WEFT_VULKAN_VALIDATION=1` enables the validation layer with synchronization validation."""
     return _switch("WEFT_VULKAN_VALIDATION", False)
 
 
 def check_passes() -> bool:
-    """Tell whether `WEFT_CHECK_PASSES=1` asks that every pass is held against all that it declares."""
+    """Tell whether `WEFT_CHECK_PASSES=1` checks every pass against everything that it declares."""
     return _switch("WEFT_CHECK_PASSES", False)
 
 

@@ -1,17 +1,17 @@
 """Every error that Weft raises, in one tree.
 
     WeftError
-    |- ConfigError            an option, a device name or an environment variable makes no sense
+    |- ConfigError            an option, a device name or an environment variable is not valid
     |- ModelError             the model file or graph is wrong or not understood
     |  |- UnsupportedOps      nodes that no front end or no backend takes, all of them at once
     |- PassError              a pass broke what it declares, or failed
     |- InputError             an array handed to a session does not fit
     |- BackendError           a backend broke its contract, or was registered wrongly
     |- DeviceError            the device, its driver or its memory
-    |  |- NoDevice            nothing to run on under that name
-    |  |- OutOfMemory         a request that the device cannot meet
+    |  |- NoDevice            no usable device with that name
+    |  |- OutOfMemory         memory that the device cannot provide
     |  |- CompileError        a kernel that the device's compiler refused
-    |  |- DeviceLost          the device stopped answering
+    |  |- DeviceLost          the device stopped responding
     |- ExecutionError         a node failed while it was prepared or run
     |- ClosedError            use of a session or device after it was closed
 
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
 
 MOST_OF_A_REASON = 500
-"""Characters of a text of others that a message shows."""
+"""The most characters of someone else's text that a message shows."""
 
 
 def brief(text: str, most: int = MOST_OF_A_REASON) -> str:
-    """Return a text as messages show it: what goes beyond that many characters is counted, not shown."""
+    """Return a text for a message: at most `most` characters, and the number of those left out."""
     return text if len(text) <= most else f"{text[:most]}... ({len(text) - most} more characters)"
 
 
 class WeftError(Exception):
-    """Say what happened, where, why and what to do next; the root of all errors of Weft."""
+    """The root of all errors of Weft; says what happened, where, why and what to do next."""
 
     def __init__(self, what: str, *, where: str = "", why: str = "", fix: str = "") -> None:
         self.what, self.where, self.why, self.fix = what, where, why, fix
@@ -46,7 +46,7 @@ class WeftError(Exception):
 
 
 class ConfigError(WeftError):
-    """An option, a device name or an environment variable makes no sense."""
+    """An option, a device name or an environment variable is not valid."""
 
 
 class ModelError(WeftError):
@@ -56,7 +56,7 @@ class ModelError(WeftError):
 class UnsupportedOps(ModelError):
     """Some nodes cannot run; `problems` lists each node with every reason.
 
-    `refusals` is the same as a table, where backends were asked: node, op, device and reason of each.
+    `refusals` is the same as a table, if backends were asked: node, op, device and reason of each refusal.
     """
 
     def __init__(
@@ -79,23 +79,23 @@ class BackendError(WeftError):
 
 
 class DeviceError(WeftError):
-    """The device, its driver or its memory refused."""
+    """The device or its driver failed, or refused a request."""
 
 
 class NoDevice(DeviceError):
-    """No device answers to the name that was asked for."""
+    """There is no usable device with the requested name."""
 
 
 class OutOfMemory(DeviceError):
-    """The device cannot provide the memory that was asked for."""
+    """The device cannot provide the requested memory."""
 
 
 class CompileError(DeviceError):
-    """A kernel did not compile; the message shows what the compiler said and names a file with the source."""
+    """A kernel did not compile; the message shows the compiler's log and names a file with the source."""
 
 
 class DeviceLost(DeviceError):
-    """The device stopped answering in the middle of the work."""
+    """The device stopped responding while it was working."""
 
 
 class ExecutionError(WeftError):

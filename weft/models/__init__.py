@@ -20,11 +20,11 @@ from weft.errors import ModelError
 from weft.models.scenes import CLASSES
 
 SHAPES_CLASSES: tuple[str, ...] = CLASSES
-"""What the channels of the shapes network stand for, in order."""
+"""The classes of the shapes network's channels, in order."""
 
 
 def path(name: str) -> Path:
-    """Return where the shipped model `name` lies, such as "shapes"; ModelError if there is none."""
+    """Return the path of the shipped model `name`, such as "shapes"; ModelError if there is none."""
     folder = Path(__file__).parent
     shipped = sorted(file.stem for file in folder.glob("*.onnx"))
     stem = name.removesuffix(".onnx")

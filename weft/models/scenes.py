@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 SIZE = 128
-"""Width and height of a scene in pixels, as the network takes it."""
+"""Width and height of a scene in pixels, as the network expects them."""
 
 STRIDE = 2
-"""Pixels of the picture to one pixel of the network's output, along each side."""
+"""Pixels of the picture per pixel of the network's output, along each side."""
 
 CLASSES = ("background", "circle", "square", "triangle", "ring")
-"""The classes by number: what `labels` and the channels of the network's output stand for."""
+"""The classes by number, as in `labels` and in the channels of the network's output."""
 
 Floats = NDArray[np.float32]
 
@@ -35,7 +35,7 @@ class Shape:
     hole: float
 
     def distance(self, size: int) -> Floats:
-        """Return how far outside of the shape's edge each pixel lies; inside it is negative."""
+        """Return each pixel's distance outside the shape's edge; inside it is negative."""
         across = np.arange(size, dtype=np.float32)
         dx, dy = across[None, :] - np.float32(self.x), across[:, None] - np.float32(self.y)
         name = CLASSES[self.kind]
@@ -44,7 +44,7 @@ class Shape:
             outer = away - np.float32(self.radius)
             inner = np.float32(self.hole * self.radius) - away
             return np.asarray(np.maximum(outer, inner) if name == "ring" else outer, np.float32)
-        # A regular polygon is where no side's normal reaches further than the inscribed circle.
+        # Inside a regular polygon, no side's normal reaches further than the inscribed circle.
         sides = {"square": 4, "triangle": 3}[name]
         angles = self.turn + np.arange(sides) * (2 * np.pi / sides)
         reach = [dx * np.float32(np.cos(a)) + dy * np.float32(np.sin(a)) for a in angles]
@@ -86,7 +86,7 @@ def _scratch(rng: np.random.Generator, size: int) -> Floats:
 
 
 def _colour(rng: np.random.Generator, under: Floats) -> Floats:
-    """Pick a colour that can be told from the one that it is painted on."""
+    """Pick a colour that differs visibly from the one below it."""
     while True:
         colour = rng.uniform(0, 1, 3).astype(np.float32)
         if np.abs(colour - under).max() > 0.3:
@@ -103,7 +103,7 @@ def _paint(rng: np.random.Generator, picture: Floats, cover: Floats) -> None:
 
 
 def _layout(rng: np.random.Generator, size: int) -> list[Shape]:
-    """Place up to nine shapes that touch now and then, but do not hide one another."""
+    """Place up to nine shapes that may touch but do not hide each other."""
     shapes: list[Shape] = []
     for _ in range(int(rng.integers(3, 10))):
         radius = rng.uniform(0.09, 0.22) * size
@@ -137,5 +137,5 @@ def batch(first: int, count: int, size: int = SIZE) -> tuple[Floats, NDArray[np.
 
 
 def targets(labels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return the classes at the pixels that the network's output stands for."""
+    """Return the classes at the pixels that the network classifies."""
     return labels[..., ::STRIDE, ::STRIDE]
