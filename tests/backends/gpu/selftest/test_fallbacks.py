@@ -37,7 +37,7 @@ def runtime_of(api: str) -> GpuRuntime:
 
 
 @pytest.mark.parametrize("name", WITH_FALLBACKS)
-def test_each_twin_is_right_and_the_family_is_not_launched(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_fallback_is_right_and_the_family_is_not_launched(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     family, runtime = FAMILIES[name], runtime_of("vulkan")
     caps = family.disable(family.forced(runtime.device.caps))
     assert name in caps.without

@@ -157,7 +157,7 @@ def net_of(name: str) -> tuple[Net, str]:
         ("elementwise_c4", "elementwise"),
     ],
 )
-def test_a_wrong_family_is_replaced_by_its_twin(
+def test_a_wrong_family_is_replaced_by_its_fallback(
     name: str, fallback: str, api: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     net, out = net_of(name)
@@ -176,7 +176,7 @@ def test_a_wrong_family_is_replaced_by_its_twin(
 
 
 @pytest.mark.parametrize("names", ["pool", "relayout", "move", "conv_gemm conv_direct"])
-def test_nodes_of_a_wrong_family_without_a_twin_go_to_the_next_device(
+def test_nodes_of_a_wrong_family_without_a_fallback_go_to_the_next_device(
     names: str, api: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     net, out = net_of(names.split()[0])

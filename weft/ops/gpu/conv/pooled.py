@@ -68,7 +68,7 @@ def pays(
     pool = op.pool.window(x.dims)
     taps = op.conv.window((*x.dims[:2], *pool.outputs), weight)
     if TiledConv.name in caps.without:
-        return False  # it has no twin that takes the maximum
+        return False  # no fallback takes the maximum
     if op.conv.group != 1 or not taps.is_pointwise or op.pool.outputs > 1 or not _sees_pixels(pool):
         return False
     channels, blocks = output[1], -(-x.dims[1] // PACK)
