@@ -1,1 +1,1 @@
-"""The targets: one module each, found by being here."""
+"""The targets: one module each; every module in this folder is a target."""

@@ -1,9 +1,9 @@
-"""Backends in C that break the rules of `weft_backend.h` in every way that a loader can be defended against.
+"""Backends in C that break the rules of `weft_backend.h` in every way that a loader can defend against.
 
-One library is compiled once for each kind of table; what it answers, it reads from the case's file when it is loaded.
-A table may have fields that are NULL, a wrong size, a version of another Weft; counts and strings may be out of range,
-strings without their NUL, and each function may fail, or say nonsense, at its n-th call. What native code cannot be
-defended against, pointers that lead nowhere and writes out of bounds, is not tried: it ends the process.
+One library is compiled for each kind of table; when it is loaded it reads its answers from the case's file.
+A table may have NULL fields, a wrong size, or the version of another Weft; counts and strings may be out of range,
+strings may lack their NUL, and each function may fail or answer nonsense at its n-th call. Pointers to nowhere and
+writes out of bounds are not tried: a loader cannot defend against them, and they end the process.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ FACTS = (
 ).split()
 """What a library says of itself, one number each."""
 WAYS = 7
-"""How a function goes wrong: fails with a message, without one, with one that has no NUL, with bytes that are no UTF-8,
-with a status of -2^31, says yes where that means nothing, and with one message that fills the buffer."""
+"""How a function goes wrong: it fails with a message, without one, with one that has no NUL, with bytes that are not
+UTF-8, or with a status of -2^31; it says yes where that means nothing; or it fills the buffer with one message."""
 
 SOURCE = r"""
 #include <limits.h>
@@ -230,7 +230,7 @@ class CBackends(Target):
         self.network = _network()
 
     def make(self, draw: random.Random, folder: Path) -> None:
-        """Write what the library is told: facts, the functions it has, and which call of each goes wrong how."""
+        """Write the library's instructions: facts, the functions it has, and which call of each goes wrong, and how."""
         facts = _good()
         present = set(FUNCTIONS)
         if draw.random() < 0.5:
@@ -248,7 +248,7 @@ class CBackends(Target):
         (folder / "told.txt").write_text(" ".join(map(str, numbers)))
 
     def check(self, folder: Path) -> str:
-        """Return what became of the library; its states, buffers and devices must all be given back."""
+        """Return what became of the library; all its states, buffers and devices must be released."""
         numbers = [int(n) for n in (folder / "told.txt").read_text().split()]
         facts, functions = len(FACTS), len(FUNCTIONS)
         arrays = [
@@ -296,7 +296,7 @@ def _good() -> dict[str, int]:
 
 
 def _spoil(facts: dict[str, int], present: set[str], draw: random.Random) -> None:
-    """Change one thing that a library says of itself, or take a function away."""
+    """Change one thing that a library says of itself, or remove a function."""
     odd = (-1, 0, 1, 2, 63, 64, 65, 127, 128, 255, 1023, 1024, 4096, 2**31 - 1, -(2**31))
     kind = draw.randrange(9)
     if kind == 0:
@@ -305,7 +305,7 @@ def _spoil(facts: dict[str, int], present: set[str], draw: random.Random) -> Non
         facts[draw.choice(("major", "minor"))] = draw.choice((0, 1, 2, 3, 2**32 - 1))
     elif kind == 2:
         facts["id"] = draw.randrange(10)
-    elif kind == 3:  # never above what the table has: Weft would read what is not there, as it is told
+    elif kind == 3:  # never above the table's real size: Weft would read beyond it, as it is told to
         facts["size"] = draw.randrange(ctypes.sizeof(CBackend) + 1)
     elif kind == 4:
         facts["version"], facts["null_table"] = draw.randrange(3), int(draw.random() < 0.2)
@@ -331,7 +331,7 @@ def _network() -> weft.Graph:
 
 
 def _hold(counted: dict[str, int], failed: dict[str, int], present: set[str]) -> None:
-    """Raise Finding unless each state and buffer was given back once, and each device closed that was opened."""
+    """Raise Finding unless each state and buffer was released once, and each opened device was closed."""
     pairs = [("create", "destroy"), ("allocate", "free")]
     if "close" in present:
         pairs += [(opens, "close") for opens in ("open", "open_with") if counted[opens]]

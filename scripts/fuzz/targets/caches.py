@@ -1,4 +1,4 @@
-"""The caches on disk: files changed, swapped, or replaced by what is no file, between two starts."""
+"""The caches on disk: files changed, swapped, or replaced by something else, between two starts."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from weft.frontends.builder.slots import Layer
 from weft.kernels.template import render
 
 PLAN = "plan.json"
-"""The changes of a case: a pipe or a link to a device cannot be kept with a finding, their names can."""
+"""The changes of a case, by name: a finding can keep the name, but not a pipe or a link to a device."""
 LASTING = {"folder", "linked folder"}
-"""What the next start meets again: a folder is not Weft's to change."""
+"""What the next start meets again: Weft must not change a folder."""
 
 
 def flip(path: Path, other: Path, at: float) -> None:
@@ -36,34 +36,34 @@ def flip(path: Path, other: Path, at: float) -> None:
 
 
 def swap(path: Path, other: Path, at: float) -> None:
-    """Let two files take each other's names."""
+    """Swap the names of two files."""
     content = path.read_bytes()
     path.write_bytes(other.read_bytes())
     other.write_bytes(content)
 
 
 def truncate(path: Path, other: Path, at: float) -> None:
-    """Cut the end off."""
+    """Cut off the end."""
     os.truncate(path, int(at * path.stat().st_size))
 
 
 def append(path: Path, other: Path, at: float) -> None:
-    """Let another file follow."""
+    """Append another file."""
     path.write_bytes(path.read_bytes() + other.read_bytes())
 
 
 def noise(path: Path, other: Path, at: float) -> None:
-    """Write random bytes, as many as there were."""
+    """Write as many random bytes."""
     path.write_bytes(random.Random(at).randbytes(path.stat().st_size))
 
 
 def huge(path: Path, other: Path, at: float) -> None:
-    """Let the file seem to have gigabytes."""
+    """Make the file gigabytes long, mostly a hole."""
     os.truncate(path, 3 << 30)
 
 
 def replaced(make: Callable[[Path, Path], None]) -> Callable[[Path, Path, float], None]:
-    """Return the change that puts something else in the place of a file."""
+    """Return the change that puts something else in a file's place."""
 
     def change(path: Path, other: Path, at: float) -> None:
         path.unlink()
@@ -73,7 +73,7 @@ def replaced(make: Callable[[Path, Path], None]) -> Callable[[Path, Path, float]
 
 
 def bind_socket(path: Path) -> None:
-    """Make a socket; its name may have 107 bytes, so it is given from the folder."""
+    """Make a socket; a socket's name may have 107 bytes, so it is relative to the folder."""
     here = Path.cwd()
     os.chdir(path.parent)
     try:
@@ -90,7 +90,7 @@ def full_folder(path: Path) -> None:
 
 
 def linked_folder(path: Path, other: Path, at: float) -> None:
-    """Let the folder of the file be a link to one elsewhere."""
+    """Replace the file's folder by a link to one elsewhere."""
     elsewhere = path.parents[2] / f"{path.parents[1].name} elsewhere"
     if not path.parent.is_symlink():
         elsewhere.mkdir(exist_ok=True)
@@ -122,7 +122,7 @@ CHANGES: dict[str, Callable[[Path, Path, float], None]] = {
 
 @target
 class Caches(Target):
-    """A start after which files of the cache were changed, and one after that."""
+    """Changes cache files before a start, and starts once more after it."""
 
     name = "caches"
     about = "files of the kernel cache and tuning tables, changed and replaced"
@@ -130,7 +130,7 @@ class Caches(Target):
     seconds = 60.0
 
     def prepare(self) -> None:
-        """Fill a cache, tune, and compute the numbers that are right."""
+        """Fill a cache, tune, and compute the right numbers."""
         self.warned: list[str] = []
         heard = logging.Handler(logging.WARNING)
         heard.emit = lambda record: self.warned.append(record.getMessage())  # type: ignore[method-assign]
@@ -144,7 +144,7 @@ class Caches(Target):
             np.testing.assert_allclose(self.right, session.run(self.x)[0], rtol=1e-4, atol=1e-5)
 
     def network(self) -> weft.Network:
-        """Return a network with kernels of several kinds, two of them from one template."""
+        """Return a network with several kinds of kernels, two of them from one template."""
         net, rng = weft.Network("caches"), np.random.default_rng(1)
         y: Layer = net.add_input("x", (1, 8, 12, 12))
         for channels in (8, 12):
@@ -157,7 +157,7 @@ class Caches(Target):
 
     @contextmanager
     def start(self, cache: Path) -> Iterator[weft.Session]:
-        """Yield a session on a device that is opened anew, with the caches in a folder."""
+        """Yield a session on a newly opened device, with the caches in a folder."""
         os.environ["WEFT_CACHE_DIR"] = str(cache)
         os.environ.pop("WEFT_CACHE", None)
         render.cache_clear()
@@ -169,7 +169,7 @@ class Caches(Target):
             creator.close()
 
     def make(self, draw: random.Random, folder: Path) -> None:
-        """Write which files are to be changed, and how."""
+        """Write which files to change, and how."""
         changes = [
             {"change": draw.choice(list(CHANGES)), "file": draw.random(), "other": draw.random(), "at": draw.random()}
             for _ in range(draw.choice((1, 1, 2, 4, 12)))
@@ -177,7 +177,7 @@ class Caches(Target):
         (folder / PLAN).write_text(json.dumps(changes))
 
     def check(self, folder: Path) -> str:
-        """Return what was changed, after two starts with the right numbers; the second has nothing to warn of."""
+        """Return what was changed, after two starts with the right numbers; the second must not warn."""
         first, second = self.scratch / "first", self.scratch / "second"
         for left in self.scratch.glob("*"):
             if left != self.whole:
@@ -186,7 +186,7 @@ class Caches(Target):
         changes = json.loads((folder / PLAN).read_text())
         done = {each["change"] for each in changes if self.change(first, **each)}
         self.compare(first, "the first start")
-        first.rename(second)  # so that what is said of its files is said anew
+        first.rename(second)  # a new name, so that warnings about its files are given again
         said = self.compare(second, "the next start")
         expected = done & {*LASTING, "full folder"}
         in_tables = [text for text in said if "tuning" in text]
@@ -195,7 +195,7 @@ class Caches(Target):
         return f"right after {'several' if len(done) > 1 else min(done, default='nothing')}"
 
     def change(self, cache: Path, change: str, file: float, other: float, at: float) -> bool:
-        """Change a file of the cache; False if it was changed to something else already."""
+        """Change a file of the cache; False if an earlier change replaced it."""
         names = sorted(path.relative_to(self.whole) for path in self.whole.rglob("*") if path.is_file())
         path, another = (cache / names[int(share * len(names))] for share in (file, other))
         if not (path.is_file() and another.is_file()) or path.is_symlink() or another.is_symlink():
@@ -206,7 +206,7 @@ class Caches(Target):
         return True
 
     def compare(self, cache: Path, which: str) -> list[str]:
-        """Run once, and return the warnings; a Finding if the numbers are not right."""
+        """Run once and return the warnings; raise Finding if the numbers are wrong."""
         self.warned.clear()
         with self.start(cache) as session:
             result: Array = session.run(self.x)[0]

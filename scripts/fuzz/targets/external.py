@@ -1,4 +1,4 @@
-"""External data: what a model says of the files beside it, and what lies there instead of them."""
+"""External data: what a model says of the files beside it, and what is in their place."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from weft.errors import WeftError
 from weft.frontends.onnx import load
 
 SECRET = np.frombuffer(b"what lies outside of the folder\n" * 64, np.float32)
-"""What a file outside of the model's folder holds: no model may get at it."""
+"""The content of a file outside the model's folder, which no model may read."""
 LOCATIONS = (
     *("", ".", "..", "../secret", "sub/../../secret", "/etc/passwd", "sub", "\0", "weights.bin/", "./weights.bin"),
     *("sub//more.bin", "C:\\secret", "..\\secret", "n" * 5000, "\u2028"),
@@ -27,13 +27,13 @@ LOCATIONS = (
 
 @target
 class ExternalData(OnnxTarget):
-    """Models whose weights lie in files beside them."""
+    """Models whose weights are in files beside them."""
 
     name = "external-data"
     about = "models with weights in other files: entries, lengths, links, pipes, folders"
 
     def make(self, draw: random.Random, folder: Path) -> None:
-        """Write a model, its files, and what it must not read."""
+        """Write a model, its files, and files that it must not read."""
         inside = folder / "model"
         (inside / "sub").mkdir(parents=True)
         (folder / "secret").write_bytes(SECRET.tobytes())
@@ -42,7 +42,7 @@ class ExternalData(OnnxTarget):
         content = bytearray()
         for tensor in model.graph.initializer:
             value = numpy_helper.to_array(tensor)
-            if value.dtype.kind != "f":  # shapes, which ONNX Runtime looks for in the model alone
+            if value.dtype.kind != "f":  # shapes, which ONNX Runtime accepts only inside the model
                 continue
             content += b"\0" * draw.choice((0, 0, 0, 1, 8))
             location = draw.choice(("weights.bin", "weights.bin", "sub/more.bin"))
@@ -55,7 +55,7 @@ class ExternalData(OnnxTarget):
         for path in (inside / "weights.bin", inside / "sub" / "more.bin"):
             path.write_bytes(content)
         for _ in range(draw.choice((1, 1, 2, 3))):
-            with suppress(OSError, ValueError, IndexError):  # what an earlier change took away
+            with suppress(OSError, ValueError, IndexError):  # an earlier change removed it
                 self._change(model, inside, draw)
         (inside / "model.onnx").write_bytes(model.SerializeToString())
 
@@ -65,7 +65,7 @@ class ExternalData(OnnxTarget):
         entry = draw.choice(tensor.external_data)
         path = draw.choice((inside / "weights.bin", inside / "sub" / "more.bin"))
         action = draw.randrange(9)
-        if action in (5, 6) and not path.is_file():  # to read a pipe would be to wait for its writer
+        if action in (5, 6) and not path.is_file():  # reading a pipe would wait for its writer
             return
         if action == 0:
             entry.value = draw.choice(LOCATIONS)
@@ -101,7 +101,7 @@ class ExternalData(OnnxTarget):
             entry.value = draw.choice(LOCATIONS) if draw.random() < 0.2 else entry.value
 
     def check(self, folder: Path) -> str:
-        """Return whether the model was refused or right; what lies outside of its folder must not be in it."""
+        """Return whether the model was refused or right; it must not contain what lies outside its folder."""
         inside = folder / "model"
         with suppress(WeftError):
             held = b"".join(c.tobytes() for c in load(inside / "model.onnx").constants.values())

@@ -23,7 +23,7 @@ from weft.frontends.onnx import load
 
 MOST_ELEMENTS = 1 << 22
 MOST_WORK = 10**9
-"""Operations of a model that is still run: more says nothing more and takes long on a device without a GPU."""
+"""Most operations of a model that is run: a larger one shows nothing more and takes long without a GPU."""
 
 
 class OnnxTarget(Target):
@@ -39,7 +39,7 @@ class OnnxTarget(Target):
         weft.load(networks()[0], self.device).close()
 
     def check(self, folder: Path) -> str:
-        """Return whether the model was refused, or computed what ONNX Runtime does."""
+        """Return whether the model was refused, or gave ONNX Runtime's results."""
         path = folder / self.file
         try:
             graph = load(path)
@@ -79,7 +79,7 @@ class OnnxTarget(Target):
 
 @target
 class OnnxFields(OnnxTarget):
-    """Fields of the protobuf message with other values of their type."""
+    """Changes fields of the protobuf message to other values of their type."""
 
     name = "onnx-fields"
     about = "ONNX models with fields changed, run and compared with ONNX Runtime"
@@ -93,7 +93,7 @@ class OnnxFields(OnnxTarget):
 
 @target
 class OnnxBytes(OnnxTarget):
-    """Bytes of the file."""
+    """Changes bytes of the file."""
 
     name = "onnx-bytes"
     about = "ONNX files with bytes changed, run and compared with ONNX Runtime"
@@ -105,7 +105,7 @@ class OnnxBytes(OnnxTarget):
 
 
 def reason_for(graph: Graph) -> str:
-    """Return why the numbers of a model may be others than the oracle's, or ""; each reason is a rule of ONNX."""
+    """Return why a model's numbers may differ from the oracle's, or ""; each reason is a rule of ONNX."""
     sizes = {name: spec.shape for name, spec in graph.specs.items()}
     for node in graph:
         empty = any(0 in sizes.get(i, ()) for i in node.inputs)
@@ -115,14 +115,14 @@ def reason_for(graph: Graph) -> str:
 
 
 def large(bound: Graph) -> bool:
-    """Tell whether a graph of known sizes has values, or does work, beyond what is worth running."""
+    """Tell whether a graph with known input sizes has values, or needs work, too large to run."""
     if sum(bound.specs[i].size for i in bound.inputs) > MOST_ELEMENTS:
         return True
     return large_shapes(infer_shapes(fold_constants(bound)))
 
 
 def large_shapes(graph: Graph) -> bool:
-    """Tell the same of a graph in which all shapes are known."""
+    """Tell the same for a graph with all shapes known."""
     if any(spec.size > MOST_ELEMENTS for spec in graph.specs.values()):
         return True
     work = 0
@@ -133,7 +133,7 @@ def large_shapes(graph: Graph) -> bool:
 
 
 def draw_feeds(graph: Graph) -> dict[str, Array]:
-    """Return numbers for the inputs, the same ones for a graph of the same inputs."""
+    """Return numbers for the inputs, the same for each graph with the same inputs."""
     feeds = {}
     for name in graph.inputs:
         spec = graph.specs[name]
@@ -144,7 +144,7 @@ def draw_feeds(graph: Graph) -> dict[str, Array]:
 
 
 def nudged(feeds: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the floats changed by a rounding error: where that matters to a result, so may any rounding."""
+    """Return the floats changed by a rounding error; if that changes a result, any rounding may."""
     out = {}
     for name, value in feeds.items():
         factor = 1 + (2e-3 if value.dtype.itemsize == 2 else 1e-6)

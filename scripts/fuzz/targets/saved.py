@@ -1,4 +1,4 @@
-"""Saved networks (.weft): bytes changed, and what the file says changed with every checksum right."""
+"""Saved networks (.weft): bytes changed, or the content changed with every checksum right."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from weft.core.saved.archive import MANIFEST, write_archive
 from weft.errors import WeftError
 
 EACH = 7
-"""Of the models of one op, every so many is saved; the number of them has no factor in common with the families'."""
+"""One of this many one-op models is saved; the number has no factor in common with the sizes of the op families."""
 
 
 class SavedTarget(Target):
-    """Saves good networks of the device, and loads what became of the files."""
+    """Saves good networks of the device, changes the files and loads them."""
 
     file = "network.weft"
 
     def prepare(self) -> None:
-        """Save networks of one part, of several, and at low precision."""
+        """Save networks with one part, with several, and at low precision."""
         self.files: list[Path] = []
         for number, model in enumerate([*networks(), *single_ops()[::EACH]]):
             several = number < len(networks()) and self.device != "cpu"
@@ -41,12 +41,12 @@ class SavedTarget(Target):
                 devices = [self.device] if self.device == "cpu" else [self.device, "cpu"]
                 try:
                     weft.optimize(model, devices, shapes=shapes, hints=hints, precision=precision).save(path)
-                except WeftError:  # a model whose shapes follow from what is fed
+                except WeftError:  # a model whose shapes depend on its input values
                     continue
                 self.files.append(path)
 
     def check(self, folder: Path) -> str:
-        """Return whether the file was refused, or computed what it says."""
+        """Return whether the file was refused, or computed what it describes."""
         try:
             network = OptimizedNetwork.load(folder / self.file)
             if large_shapes(network.graph):
@@ -68,7 +68,7 @@ class SavedTarget(Target):
 
 @target
 class SavedBytes(SavedTarget):
-    """Bytes of the file; most are found by a checksum."""
+    """Changes bytes of the file; a checksum finds most of them."""
 
     name = "weft-bytes"
     about = "saved networks with bytes changed"
@@ -80,7 +80,7 @@ class SavedBytes(SavedTarget):
 
 @target
 class SavedFields(SavedTarget):
-    """What the file says, in an archive that is whole."""
+    """Changes the content, in an archive that is whole."""
 
     name = "weft-fields"
     about = "saved networks that say something else, packed anew"
@@ -91,7 +91,7 @@ class SavedFields(SavedTarget):
             members = {name: archive.read(name) for name in archive.namelist()}
         manifest = json.loads(members[MANIFEST])
         for _ in range(draw.choice((1, 1, 1, 2, 3))):
-            # What an earlier change left may not be of the form that a later one looks for.
+            # An earlier change may have left another form than a later one expects.
             with suppress(TypeError, KeyError, IndexError, AttributeError, ValueError):
                 change_json(manifest, draw) if draw.random() < 0.3 else _change_network(manifest, draw)
         members[MANIFEST] = json.dumps(manifest).encode("ascii", "surrogatepass")
@@ -103,7 +103,7 @@ class SavedFields(SavedTarget):
 
 
 def _change_network(manifest: dict[str, Any], draw: random.Random) -> None:
-    """Change what nodes read, write and are, and what is said of values: alike in the whole and in its parts."""
+    """Change nodes' inputs, outputs and ops, and values' specs, alike in the network and in its parts."""
     nodes: list[dict[str, Any]] = manifest["nodes"]
     graphs = [manifest["graph"], *(p["graph"] for p in manifest["parts"])]
     action = draw.randrange(6)
