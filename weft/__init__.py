@@ -44,8 +44,8 @@ from weft.errors import WeftError
 from weft.frontends import FRONT_ENDS as _FRONT_ENDS
 from weft.frontends.builder.network import Network, parse
 from weft.loading import devices, load, optimize
+from weft.plugins import PackagedFrontEnds as _PackagedFrontEnds
 from weft.plugins import PluginFinder as _PluginFinder
-from weft.plugins.front_ends import PackagedFrontEnds as _PackagedFrontEnds
 
 __version__ = "0.1.0"
 

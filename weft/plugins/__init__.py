@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from weft.core.registry.backend_registry import BackendRegistry
     from weft.core.registry.entries import Folder
+    from weft.core.registry.front_ends import FrontEndRegistry
 
 
 class PluginFinder:
@@ -32,6 +33,16 @@ class PluginFinder:
             from weft.plugins import folders
 
             folders.insert_all(registry, paths)
+
+
+class PackagedFrontEnds:
+    """What the registry of front ends finds those of packages with; the work is imported when it is first needed."""
+
+    def insert_installed(self, registry: FrontEndRegistry) -> None:
+        """Insert the front ends that installed packages announce."""
+        from weft.plugins import front_ends
+
+        front_ends.insert_all(registry)
 
 
 def include_dir() -> Path:
