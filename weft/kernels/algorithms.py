@@ -1,11 +1,11 @@
-"""Algorithms that compete for the same work, and the chooser that takes one of them and can say why.
+"""Algorithms that compete for the same work, and the chooser that picks one of them and can say why.
 
 An `Algorithm` says whether it fits a problem, what its candidates are and what each is estimated to cost, and what it
 launches. `Rivals` are the algorithms that tuning compares with each other. A `Chooser` asks its rivals in order; the
-first of which an algorithm fits decide. Untuned, the cheapest candidate is taken; where the table of `weft tune` has a
-choice for the problem, that is (`KernelBuilder.choose`).
+first with an algorithm that fits decide. They pick the choice in the table of `weft tune` if there is one for the
+problem, else the cheapest candidate (`KernelBuilder.choose`).
 
-Costs are rules of thumb, some fitted to measurements: they order candidates, and are no times.
+Costs are rules of thumb, some fitted to measurements: they rank candidates and do not predict times.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ PlanT = TypeVar("PlanT", bound="Plan[Any]")
 TileT = TypeVar("TileT")
 Facts = Mapping[str, "int | str | bool"]
 NEVER = float("inf")
-"""The cost of a candidate that is for tuning alone."""
+"""The cost of a candidate that only tuning may pick."""
 REMEMBERED = 1024
-"""Problems whose decision a chooser remembers: networks repeat their layers."""
+"""Number of problems whose decisions a chooser remembers: networks repeat their layers."""
 _RESIDENT, _FILLING = 2048, 512
-"""Items that a compute unit holds, and those that keep it busy."""
+"""Work-items that a compute unit holds, and the number that keeps it busy."""
 
 
 class Plan(Protocol[ProblemT_co]):
-    """A problem with the tensors that it is about."""
+    """A problem with its tensors."""
 
     @property
     def k(self) -> KernelBuilder:
-        """Return what collects the launches."""
+        """Return the builder that collects the launches."""
         ...
 
     @property
     def problem(self) -> ProblemT_co:
-        """Return the facts that decide how it is solved."""
+        """Return the facts that decide how to solve it."""
         ...
 
 
@@ -63,7 +63,7 @@ class Algorithm(ABC, Generic[ProblemT, PlanT, TileT]):
     """One way to compute an op on GPUs; one object serves all devices."""
 
     name: str
-    """How reports name it: mostly the template that it launches."""
+    """Its name in reports: mostly the template that it launches."""
 
     @abstractmethod
     def why_not(self, problem: ProblemT) -> str | None:
@@ -79,7 +79,7 @@ class Algorithm(ABC, Generic[ProblemT, PlanT, TileT]):
 
     @abstractmethod
     def launch(self, plan: PlanT, tile: TileT) -> None:
-        """Launch a candidate; weights are packed as it wants them."""
+        """Launch a candidate, packing the weights as it needs them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,17 +87,17 @@ class Rivals(Generic[ProblemT, PlanT]):
     """Algorithms that compete for the same problems."""
 
     name: str
-    """The name that tuning tables know their problems by."""
+    """The name of their problems in tuning tables."""
     algorithms: tuple[Algorithm[ProblemT, PlanT, Any], ...]
     facts: Callable[[ProblemT], Facts] | None = None
     """Returns what decides the launches besides the candidate, for tuning tables; None: nothing is left to tuning."""
     why_not: Callable[[ProblemT], str | None] = field(default=lambda problem: None)
-    """Returns why none of them is asked about a problem, or None."""
+    """Returns why none of them applies to a problem, or None."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Offer:
-    """A candidate with the algorithm whose it is."""
+    """A candidate with its algorithm."""
 
     algorithm: Algorithm[Any, Any, Any] | None
     candidate: Candidate
@@ -105,9 +105,9 @@ class Offer:
 
 @dataclass(frozen=True, eq=False)
 class Decision:
-    """What a chooser makes of a problem: who was asked, what was offered, and what is taken untuned.
+    """A chooser's decision on a problem: which algorithms it asked, their offers, and the choice without tuning.
 
-    Printed, it tells all of that.
+    Printing it shows all of that.
     """
 
     name: str

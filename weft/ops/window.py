@@ -53,17 +53,17 @@ class Window:
 
     @property
     def padded(self) -> Shape:
-        """Return the sizes of what `pad` returns."""
+        """Return the sizes of `pad`'s result."""
         each = zip(self.inputs, self.begin, self.reach, strict=True)
         return tuple(max(r, b + i) for i, b, r in each)
 
     @property
     def is_pointwise(self) -> bool:
-        """Tell whether every output reads the one input at its own place."""
+        """Tell whether every output reads only the input at its own position."""
         return self.inputs == self.outputs and prod(self.kernel + self.strides) == 1 and not any(self.begin)
 
     def taps(self) -> Iterator[Shape]:
-        """Iterate over the places in the kernel, the last dimension fastest."""
+        """Iterate over the kernel's positions, the last dimension fastest."""
         return product(*(range(k) for k in self.kernel))
 
     def pad(self, x: Array, fill: float) -> Array:
@@ -80,14 +80,14 @@ class Window:
         return padded[(slice(None),) * (padded.ndim - self.rank) + inner]
 
     def tap(self, padded: Array, at: Shape) -> Array:
-        """Return the view (..., *outputs) of what each output reads at one place of the kernel."""
+        """Return the view (..., *outputs) of the input that each output reads at one position of the kernel."""
         index = [slice(None)] * (padded.ndim - self.rank)
         for k, d, s, o in zip(at, self.dilations, self.strides, self.outputs, strict=True):
             index.append(slice(k * d, k * d + (o - 1) * s + 1, s))
         return padded[tuple(index)]
 
     def patches(self, padded: Array) -> Array:
-        """Return the read-only view (..., *kernel, *outputs) of what each output reads."""
+        """Return the read-only view (..., *kernel, *outputs) of the inputs that each output reads."""
         lead = padded.ndim - self.rank
         steps = padded.strides[lead:]
         inner = [t * d for t, d in zip(steps, self.dilations, strict=True)]
@@ -109,9 +109,9 @@ def slide(
     auto_pad: str = "NOTSET",
     ceil_mode: int = 0,
 ) -> Window:
-    """Return the window that these ONNX attributes mean; an empty one has its default.
+    """Return the window that these ONNX attributes describe; an empty attribute has its default.
 
-    Raise ModelError where an attribute has the wrong length or sign or the window does not fit once.
+    Raise ModelError if an attribute has a wrong length or sign, or the window does not fit even once.
     """
     strides, dilations, begin, end = _complete(inputs, kernel, strides, dilations, pads, auto_pad)
     extent = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
@@ -124,7 +124,7 @@ def slide(
         for i, s, e, b, a in zip(inputs, strides, extent, begin, end, strict=True):
             room = i + b + a - e
             count = (-(-room // s) if ceil_mode and auto_pad == "NOTSET" else room // s) + 1
-            # A window that starts in the end padding sees nothing but padding: ONNX drops it.
+            # A window that starts in the end padding covers only padding: ONNX drops it.
             outputs.append(count - 1 if ceil_mode and (count - 1) * s >= i + b else count)
     if min(inputs) < 1 or min(outputs) < 1:
         raise ModelError(
@@ -144,7 +144,7 @@ def slide_back(
     output_padding: Sequence[int] = (),
     output_shape: Sequence[int] = (),
 ) -> Window:
-    """Return the window of the convolution that a ConvTranspose with these attributes turns around.
+    """Return the window of the convolution that a ConvTranspose with these attributes reverses.
 
     Its `outputs` are the inputs of the ConvTranspose and its `inputs` are the outputs; `end` covers
     what the sliding window reaches (an output padding makes the last inputs unread, not padded).
@@ -173,7 +173,7 @@ def slide_back(
 
 
 def split_padding(total: Sequence[int], auto_pad: str) -> tuple[Shape, Shape]:
-    """Return the padding before and behind; an odd one is behind for SAME_UPPER and before otherwise."""
+    """Return the padding before and after; an odd element goes after for SAME_UPPER, else before."""
     half = tuple(t // 2 for t in total)
     rest = tuple(t - h for t, h in zip(total, half, strict=True))
     return (half, rest) if auto_pad == "SAME_UPPER" else (rest, half)
@@ -211,7 +211,7 @@ def _complete(
 
 
 def _checked(window: Window) -> Window:
-    """Return the window with steps that are never taken set to 1, as they may be of any size."""
+    """Return the window with unused steps set to 1, since they may have any size."""
     padded, real = prod(window.padded), prod(window.inputs)
     if padded > max(MAX_GROWTH * real, SMALL):
         raise ModelError("the padding is impossibly large", why=f"{padded} positions for {real} inputs")
