@@ -30,6 +30,7 @@ from weft.backends.gpu.device.device import (
     MemoryKind,
 )
 from weft.core.contract.backend import API_VERSION, Creator, ExplainsRefusal, is_compatible
+from weft.core.contract.lowered import Launch, Lowered
 from weft.core.contract.profile import ProfilingContext
 from weft.core.contract.views import FailedPart, Substitution, subgraph
 from weft.core.graph.graph import Names, infer_node
@@ -96,7 +97,9 @@ __all__ = [
     "KernelBuilder",
     "KernelParts",
     "KernelSource",
+    "Launch",
     "LaunchCommand",
+    "Lowered",
     "MemoryKind",
     "ModelError",
     "Names",

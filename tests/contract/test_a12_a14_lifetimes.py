@@ -18,6 +18,7 @@ from tests.helpers.native_sources import VAULT
 from tests.helpers.nets import Net, branching, chain, feeds
 from tests.helpers.plugins import ROOT, needs_compiler, write
 from weft.core.contract.backend import Backend, BackendInfo, Execution
+from weft.core.contract.lowered import Lowered
 from weft.core.contract.views import OptimizationViews, SubgraphView
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.interpreter import outputs
@@ -48,7 +49,7 @@ class Counting(Mock):
         self.calls["OptimizeSubgraph"] += 1
         return OptimizationViews().keep_rest(view)
 
-    def lower(self, graph: Graph) -> Graph:
+    def lower(self, graph: Graph) -> Graph | Lowered:
         self.calls["lower"] += 1
         return super().lower(graph)
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.op_rows import GPUS, HALVED, ROWS, SAMPLE, Net, assert_agree, reference, refusal, run
-from weft.backends.gpu.backend import GpuBackend
+from weft.backends.gpu.lowering.lower import Target
 from weft.conformance.cases.table import Case
 from weft.conformance.checks.table import feeds_of, graph_of, halved
 from weft.core.graph.graph import Graph, Node, infer_shapes
@@ -87,7 +87,7 @@ IMAGES = [
 @pytest.mark.parametrize("device", GPUS)
 def test_row_with_channels_last(monkeypatch: pytest.MonkeyPatch, device: str, row: Case) -> None:
     """Run a row on images that lie in NHWC4, as they do in fp16 on devices with matrix units."""
-    monkeypatch.setattr(GpuBackend, "packed_layout", lambda self: Layout.NHWC4)
+    monkeypatch.setattr(Target, "packed_layout", Layout.NHWC4)
     arrays = halved(row.arrays())
     graph = behind_pools(row) if row in PACKED else graph_of(row)
     outputs = run(graph, feeds_of(row, arrays), device, "low")

@@ -69,6 +69,9 @@ def inspect(
             help="Print what became of a node or value, and which rewrite did it; may be repeated.",
         ),
     ] = None,
+    launches: Annotated[
+        bool, typer.Option("--launches", help="Print the nodes that each device runs, with what they launch.")
+    ] = False,
     unsupported: Annotated[bool, typer.Option("--unsupported", help="Print only what cannot run.")] = False,
     backend_path: BackendPathOption = None,
     backend_option: BackendOptionOption = None,
@@ -79,9 +82,9 @@ def inspect(
     """Show a network's inputs, outputs and ops, and how it would be divided over devices.
 
     A table has every node that a device refuses, with the reason; then come the subgraphs in the order of
-    execution, and the copies between them with their bytes. The exit status is 1 if the network has ops
-    that Weft does not know. Without a model, --passes lists the rewrites. --why prints the life of a node or value,
-    by its name in the model or in the network that runs, and nothing else; of a saved network too.
+    execution, with what their devices launch, and the copies between them with their bytes. The exit status is 1 if the
+    network has ops that Weft does not know. Without a model, --passes lists the rewrites. --why prints the life of a
+    node or value, by its name in the model or in the network that runs, and nothing else; of a saved network too.
     """
     if model is None:
         if not passes:
@@ -110,7 +113,7 @@ def inspect(
     config = BackendConfig(precision=precision, fusing=fusing, winograd=winograd)
     options = OptimizerOptions(config, resolved(registry, parse_hints(hint)), limits=limits)
     own = parse_backend_options(backend_option)
-    _division(bound, _chosen(devices), options, own, nodes=nodes, short=unsupported, why=why or [])
+    _division(bound, _chosen(devices), options, own, nodes=nodes, launches=launches, short=unsupported, why=why or [])
 
 
 def _chosen(devices: str) -> list[Choice]:
@@ -167,6 +170,7 @@ def _division(
     own: BackendOptions,
     *,
     nodes: bool,
+    launches: bool,
     short: bool,
     why: list[str],
 ) -> None:
@@ -197,6 +201,7 @@ def _division(
         note(text)
     if not short:
         _subgraphs(network, nodes)
+        _launches(network, launches)
 
 
 def _say_why(network: OptimizedNetwork, names: list[str]) -> None:
@@ -233,3 +238,13 @@ def _subgraphs(network: OptimizedNetwork, nodes: bool) -> None:
             line(f"on {part.device}:", "bold")
             for node in part.graph.nodes:
                 line(f"  {node}")
+
+
+def _launches(network: OptimizedNetwork, each: bool) -> None:
+    """Print what the device of each part launches: how much, or every node with its launches."""
+    for part in network.parts:
+        if part.listing is not None:
+            head, *rest = str(part.listing).splitlines()
+            line(f"{part.graph.name} on {part.device}: {head}", "bold")
+            for text in rest if each else ():
+                line(text)

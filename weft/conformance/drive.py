@@ -16,6 +16,8 @@ from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Array, Layout, Shape
 from weft.core.graph.tensor import Tensor
 from weft.core.placement.assign import describe, described
+from weft.core.placement.lowering import lower_part
+from weft.core.placement.optimized_network import Part
 from weft.errors import BackendError
 
 Called = TypeVar("Called")
@@ -82,8 +84,10 @@ class Drive:
 
     def __enter__(self) -> Drive:
         try:
-            lowered: object = self.backend.lower(self.graph.copy())
-            self.graph = check_answers.of_kind(lowered, Graph, "lower", "a Graph")
+            lowered = lower_part(Part(self.backend.info.device, self.graph), self.backend).lowered
+            if lowered is not None:
+                self.backend.onLowered(lowered)
+                self.graph = lowered.graph
             self._create()
             self._resize()
         except BaseException:

@@ -139,10 +139,14 @@ class KernelBuilder(ABC):
         """
 
     @abstractmethod
-    def constant(self, key: str, make: Callable[[], Array], layout: Layout = Layout.NCHW) -> Tensor:
-        """Return a STATIC tensor with the logical array that `make` returns, stored in `layout` and in its own type.
+    def constant(
+        self, key: str, make: Callable[[], Array], layout: Layout = Layout.NCHW, spec: TensorSpec | None = None
+    ) -> Tensor:
+        """Return a STATIC tensor with the logical array that `make` returns, stored in `layout`.
 
-        Each `key` is uploaded once. A resize keeps the constants that it asks for again.
+        It is uploaded once for each `key`, in the type it has, and kept over resizes that ask for it. `spec` is the
+        shape and type of that array: with it `make` is called only where the array is uploaded, and without it
+        whenever launches are planned, so give it where `make` takes long.
         """
 
     @abstractmethod

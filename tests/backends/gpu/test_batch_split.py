@@ -175,7 +175,7 @@ def test_what_the_parts_leave_to_tuning_counts_for_each_of_them(device: str) -> 
     with weft.load(chain(), device=device, fallback="error") as session:
         recording, (pipeline,) = recorded(session), session.pipelines
         every = [pick for task in pipeline.tasks for pick in getattr(task.execution, "picks", ())]
-        assert {id(x) for pick in every for x in pick.launches} <= {id(x) for x in recording.planned}
+        assert {id(x) for pick in every for x in pick.launches} <= {id(x.plan) for x in recording.planned}
         for task in pipeline.tasks:
             execution: Any = task.execution
             if execution.label in recording.front.nodes and execution.picks:

@@ -17,7 +17,8 @@ from tests.helpers.nets import Net, branching, feeds, kinds
 from tests.helpers.null_gpu import null_gpu
 from tests.helpers.random_nets import SLOW, networks
 from weft.backends.gpu.lowering.fusion import can_fuse
-from weft.backends.gpu.lowering.layouts import View, assign_layouts, find_views
+from weft.backends.gpu.lowering.layouts import assign_layouts, find_views
+from weft.core.contract.lowered import ValueView
 from weft.core.graph.dtypes import DType
 from weft.core.graph.fused_op import Fused
 from weft.core.graph.graph import Graph
@@ -117,7 +118,8 @@ def fire(*channels: int, more: bool = False) -> Graph:
 
 def test_a_concat_of_full_blocks_costs_nothing() -> None:
     views = find_views(laid_out(fire(4, 8, 6)))
-    assert views == {"part0": View("both", 0, 5), "part1": View("both", 1, 5), "part2": View("both", 3, 5)}
+    firsts = {"part0": 0, "part1": 1, "part2": 3}
+    assert views == {name: ValueView("both", first, 5) for name, first in firsts.items()}
     with planned(fire(4, 8, 6)) as session:
         labels = [launch.label for launch in session._loaded.pipelines[0].backend.recording.launches]  # type: ignore[attr-defined]
     assert not any("both" in label for label in labels)
@@ -176,7 +178,7 @@ def test_a_reshape_is_another_name_for_the_same_memory() -> None:
     graph = net.finish(net.add("Tanh", flat, name="y"))
     # Not rewritten before: one reshape of a reshape is what the passes would leave.
     views = find_views(assign_layouts(fold_constants(graph)))
-    assert views["r"] == View("e") and views["f"] == View("e")
+    assert views["r"] == ValueView("e") and views["f"] == ValueView("e")
     assert_plays(graph)
 
 

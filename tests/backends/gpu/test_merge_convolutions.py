@@ -16,8 +16,8 @@ from tests.helpers.gpu_plans import assert_plays
 from tests.helpers.nets import Net, feeds
 from tests.helpers.null_gpu import null_gpu
 from tests.ops.gpu.test_conv_planar import GPUS, kernels, planned_kernels
-from weft.backends.gpu.backend import GpuBackend
 from weft.backends.gpu.lowering.fusion import can_fuse
+from weft.backends.gpu.lowering.lower import Target
 from weft.backends.gpu.lowering.merge_convolutions import merge_siblings
 from weft.conformance.cases.table import tolerance
 from weft.core.graph.dtypes import DType
@@ -29,7 +29,7 @@ from weft.core.passes.fuse import fuse_epilogues
 BOTH = ["relayout", "conv_gemm", "relayout"]
 
 
-LIMIT = "weft.backends.gpu.backend.products_in_vain"
+LIMIT = "weft.backends.gpu.lowering.lower.products_in_vain"
 
 
 @pytest.fixture
@@ -268,7 +268,7 @@ def fires_on_an_image() -> Graph:
 @pytest.mark.parametrize("precision", ["high", "low"])
 @pytest.mark.parametrize("device", GPUS)
 def test_channels_may_lie_last(device: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GpuBackend, "packed_layout", lambda self: Layout.NHWC4)
+    monkeypatch.setattr(Target, "packed_layout", Layout.NHWC4)
     let_them_merge(monkeypatch, 1 << 23)
     graph = fires_on_an_image()
     (want,) = outputs(graph, feeds(graph))

@@ -31,13 +31,13 @@ def product() -> Graph:
 def optimised(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the batches that are optimised, as they come."""
     seen: list[int] = []
-    optimize: Callable[..., OptimizedNetwork] = optimizer.optimize
+    divide: Callable[..., OptimizedNetwork] = optimizer.divide
 
     def noted(bound: Graph, *given: object, **options: object) -> OptimizedNetwork:
         seen.append(bound.specs["x"].dims[0])
-        return optimize(bound, *given, **options)
+        return divide(bound, *given, **options)
 
-    monkeypatch.setattr(sessions, "optimize", noted)
+    monkeypatch.setattr(sessions, "divide", noted)
     return seen
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import weft
 from tests.helpers.conv_problems import take
-from weft.backends.gpu.backend import GpuBackend
+from weft.backends.gpu.lowering.lower import Target
 from weft.conformance.cases.table import tolerance
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Layout
@@ -51,7 +51,7 @@ def test_every_tile_computes_the_convolution(
     device: str, tile: DepthwiseTile, layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     take(monkeypatch, depthwise.DepthwiseInTiles(), tile)
-    monkeypatch.setattr(GpuBackend, "packed_layout", lambda self: layout)
+    monkeypatch.setattr(Target, "packed_layout", layout)
     for shape in SHAPES:
         graph = network(*shape)
         inputs = [np.random.default_rng(1).standard_normal(graph.specs[i].dims, np.float32) for i in graph.inputs]

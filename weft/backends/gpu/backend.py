@@ -15,19 +15,9 @@ import numpy as np
 from weft.backends.gpu.device.device import Binding, CopyCommand, MemoryKind
 from weft.backends.gpu.device.kernel_builds import Builds
 from weft.backends.gpu.execution import GpuExecution, Workplace
-from weft.backends.gpu.lowering.fusion import can_fuse, fuse_pools, why_not_fused
-from weft.backends.gpu.lowering.layouts import (
-    assign_layouts,
-    base_inputs,
-    base_op,
-    find_views,
-    packed_layout,
-    splits_products,
-    values_read,
-)
-from weft.backends.gpu.lowering.merge_convolutions import merge_siblings, products_in_vain
+from weft.backends.gpu.lowering.fusion import can_fuse, why_not_fused
+from weft.backends.gpu.lowering.lower import GpuPlan, Target, lower
 from weft.backends.gpu.memory.slots import SMALLEST, Placement, Region
-from weft.backends.gpu.recording.batch_split import NO_FRONT, find_front
 from weft.backends.gpu.recording.chunked_upload import worthwhile
 from weft.backends.gpu.recording.recording import PipelineRecording, access, run_once
 from weft.backends.gpu.recording.schedule import Access
@@ -35,9 +25,10 @@ from weft.backends.gpu.runtime import GpuRuntime
 from weft.backends.gpu.support import why_not
 from weft.core.contract.backend import Backend, BackendInfo, Execution, MemoryMode, StorageType
 from weft.core.contract.error_context import at_node, blame
+from weft.core.contract.lowered import Lowered
 from weft.core.contract.views import OptimizationViews, SubgraphView
 from weft.core.graph.fused_op import Fused
-from weft.core.graph.graph import Graph, Node, depths
+from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import PACK, Array, Layout, convert, storage_shape
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
@@ -75,14 +66,14 @@ class GpuBackend(Backend):
         self.placement = Placement(self._memory)
         self.recording = PipelineRecording(runtime.heap, info.profiling)
         self._builds = Builds(self.device)
-        self._workplace = Workplace(
-            self.device, self.placement, self.recording, self._builds, runtime.tuning, self.faster_arithmetic(),
-            info.config.memory is MemoryMode.LIMIT, info.config.winograd,
-        )  # fmt: skip
+        self._target = Target(
+            self.device, runtime.tuning, info.config, self._is_special, info.profiling is not None
+        )
+        self._workplace = Workplace(self._target, self.placement, self.recording, self._builds)
         self._makers: dict[str, Node] = {}
-        """The nodes of the lowered part, by their first outputs."""
-        self._read: set[str] = set()
-        """The values that some node of the lowered part reads."""
+        """The nodes of the part that runs here, by their first outputs."""
+        self._read: frozenset[str] = frozenset()
+        """The values of it that kernels read."""
 
     # -- support and rewriting -----------------------------------------------------------------------------
 
@@ -127,33 +118,23 @@ class GpuBackend(Backend):
             views.substitute(part, replace(part.graph.copy(), nodes=[fused]))
         return views.keep_rest(view)
 
-    def lower(self, graph: Graph) -> Graph:
-        """Let convolutions do the work of others, choose layouts, and find values that need no memory of their own."""
-        if self._may_keep and self.info.config.fusing:
-            graph = merge_siblings(graph, self._is_special, products_in_vain(self.device))
-        if self.info.config.fusing:
-            graph = fuse_pools(graph, self._is_special, self.device.caps, self.faster_arithmetic())
-        without = self.device.caps.without
-        graph = assign_layouts(graph, self._is_special, self.packed_layout(), self._reads_planar, without)
-        depth = depths(graph)
-        # Side by side in the order means side by side in the memory plan, and so on the device.
-        graph.nodes.sort(key=lambda node: depth[node.outputs[0]])
-        self._makers = {next(o for o in node.outputs if o): node for node in graph.nodes}
-        views = find_views(graph, self._is_special)
-        self._read = {views[i].root if i in views else i for i in values_read(graph, views, self._is_special)}
-        early = self.device.computes_ahead and self._may_keep and self.info.profiling is None
-        front = find_front(graph, views, self._is_special, self.device) if early else NO_FRONT
-        self.placement.follow(graph, views, front.depth)
-        self.recording.front = front
-        return graph
+    def lower(self, graph: Graph) -> Lowered:
+        """Return the part with its layouts, views and launches; see `weft.backends.gpu.lowering`."""
+        return lower(graph, self._target)
 
-    def packed_layout(self) -> Layout:
-        """Return how images lie."""
-        return packed_layout(self.device.caps, self.info.config.precision)
+    def onLowered(self, lowered: Lowered) -> None:
+        """Take over the views for the memory plan, and the launches for the executions."""
+        plan = lowered.plan
+        assert isinstance(plan, GpuPlan)
+        self._makers = {next(o for o in node.outputs if o): node for node in lowered.graph.nodes}
+        self._read = plan.read
+        self._workplace.plans.update(plan.nodes)
+        self.placement.follow(lowered.graph, lowered.views, plan.front.depth)
+        self.recording.front = plan.front
 
     def faster_arithmetic(self) -> bool:
         """Tell whether matrix units may multiply fp32 as sums of halves."""
-        return splits_products(self.device.caps, self.info.config.precision)
+        return self._target.split_products
 
     def _can_fuse(self, graph: Graph, base: Node, step: Node, position: int) -> bool:
         if self._is_special(base.op) or self._is_special(step.op):
@@ -162,12 +143,6 @@ class GpuBackend(Backend):
         read = [i for i in (*base.inputs, *step.inputs[:position], *step.inputs[position + 1 :]) if i]
         fits = len(read) + len(base.outputs) <= self.device.caps.max_buffers
         return fits and can_fuse(graph, base, step, position)
-
-    def _reads_planar(self, graph: Graph, node: Node) -> bool:
-        form = find_gpu_op(node.op)
-        inputs = base_inputs(node.op, graph.input_specs(node))
-        output, split = graph.specs[node.outputs[0]], self.faster_arithmetic()
-        return form is not None and form.reads_planar(base_op(node.op), inputs, output, self.device.caps, split)
 
     def _is_special(self, op: Op) -> bool:
         return self.find_creator(op.type) is not None
@@ -208,6 +183,7 @@ class GpuBackend(Backend):
     def onClearBuffer(self) -> bool:
         """Free the recording and all memory that is not STATIC."""
         self._builds.drop()
+        self._workplace.plans.clear()
         self.recording.drop()
         self.placement.clear()
         return True
@@ -260,6 +236,7 @@ class GpuBackend(Backend):
 
     def onResizeEnd(self) -> None:
         """Wait for the kernels, then record everything: addresses are known now."""
+        self._workplace.plans.clear()
         self._builds.finish(self._blame)
         self.recording.seal()
         self.device.keep()

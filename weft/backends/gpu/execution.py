@@ -1,44 +1,36 @@
-"""The execution of a node on a GPU: its launches, made at each resize, and its constants."""
+"""The execution of a node on a GPU: its planned launches with memory, addresses and kernels; and its constants."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from weft.backends.gpu.device.device import GpuDevice
-from weft.backends.gpu.device.kernel_builds import Builds
-from weft.backends.gpu.lowering.launch_builder import NodeBuilder, PlannedLaunch
-from weft.backends.gpu.lowering.layouts import base_inputs, base_op
-from weft.backends.gpu.memory.slots import Placement
+from weft.backends.gpu.device.kernel_builds import Build, Builds
+from weft.backends.gpu.lowering.launch_builder import PlannedConstant, PlannedLaunch
+from weft.backends.gpu.lowering.lower import NodePlan, Target, plan_node, tuned_plan
+from weft.backends.gpu.memory.slots import Placement, Region, Spot
 from weft.backends.gpu.recording.batch_split import part_of
-from weft.backends.gpu.recording.recording import PipelineRecording
+from weft.backends.gpu.recording.recording import BoundLaunch, PipelineRecording
 from weft.backends.gpu.tuning.tunables import Choices, Pick
-from weft.backends.gpu.tuning.tuning_table import NodeChoices, TuningTable
 from weft.core.contract.backend import Recorded, StorageType
 from weft.core.contract.profile import Work
-from weft.core.graph.dtypes import DType
-from weft.core.graph.layout import Array, Layout, to_storage
+from weft.core.graph.layout import to_storage
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
-from weft.kernels.launch import find_gpu_op
+from weft.core.host.memory_plan import Slot
 
 
 @dataclass(frozen=True, slots=True)
 class Workplace:
     """What the executions of one pipeline work with; they do not know the backend object."""
 
-    device: GpuDevice
+    target: Target
     placement: Placement
     recording: PipelineRecording
     builds: Builds
-    tuning: TuningTable | None = None
-    """What decides where ops leave something open; None: their defaults."""
-    split_products: bool = False
-    """See `KernelBuilder.split_products`."""
-    thrifty: bool = False
-    """See `KernelBuilder.thrifty`."""
-    winograd: bool = True
-    """See `KernelBuilder.winograd`."""
+    plans: dict[str, Sequence[NodePlan]] = field(default_factory=dict)
+    """What was planned for the nodes of the part, by label, until the end of the resize."""
 
 
 class GpuExecution(Recorded):
@@ -57,74 +49,85 @@ class GpuExecution(Recorded):
         """The inputs and outputs that these are about: some images, for a node that runs on parts of the batch."""
 
     @property
-    def split_products(self) -> bool:
-        """Return what the op's `KernelBuilder` says of that."""
-        return self._place.split_products
+    def target(self) -> Target:
+        """Return what the launches are planned for."""
+        return self._place.target
 
     def onResize(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
-        """Choose and render the kernels, have them built, and hand their launches to the backend."""
+        """Bind the planned launches, have their kernels built, and hand them to the backend."""
         self._used.clear()
-        self._place.builds.add(self.label, [launch.build for launch in self._planned(inputs, outputs)])
+        plans = self._place.plans.get(self.label)
+        if plans is None:  # a creator that was to make the execution left the node to us
+            plans = [self._plan(inputs, outputs)]
+        launches = [self._recorded(plans, part, inputs, outputs) for part in range(len(plans))]
+        self._place.builds.add(self.label, [launch.build for each in launches for launch in each])
+        self.picks = [pick for plan in plans for pick in plan.picks]
         if self._place.recording.profiling is not None:
             self._place.recording.work[self.label] = Work.of(self.label, self.op, inputs, outputs)
         self._place.recording.tuned += sum(len(pick.launches) for pick in self.picks if pick.made)
         for key in self._constants.keys() - self._used:
             self._place.placement.release(self._constants.pop(key), StorageType.STATIC)
 
-    def _planned(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> list[PlannedLaunch]:
-        """Return the launches, which the recording has now: those of a node of the front once for each part."""
-        recording = self._place.recording
-        front = recording.front
-        if self.label not in front.nodes:
+    def _recorded(
+        self, plans: Sequence[NodePlan], part: int, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+    ) -> list[BoundLaunch]:
+        """Return the launches on one part of the batch, or on all of it, which the recording has now."""
+        recording, parts = self._place.recording, len(plans)
+        launches = self._bound(plans[part], inputs, outputs)
+        if parts == 1:
             self.planned = inputs, outputs
-            launches = self.launches(inputs, outputs)
             recording.launches += launches
-            return launches
-        every, picks = list[PlannedLaunch](), list[Pick]()
-        for part in range(front.parts):
-            some = [t if t is None or t.constant is not None else part_of(t, part, front.parts) for t in inputs]
-            self.planned = some, [part_of(t, part, front.parts) for t in outputs]
-            launches = self.launches(*self.planned)
+        else:
+            some = [t if t is None or t.constant is not None else part_of(t, part, parts) for t in inputs]
+            self.planned = some, [part_of(t, part, parts) for t in outputs]
             recording.ahead.setdefault(part, []).extend(launches)
-            every, picks = every + launches, picks + self.picks
-        self.picks = picks
-        return every
+        return launches
 
-    def launches(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> list[PlannedLaunch]:
-        """Return the launches for these shapes; a choice whose kernels changed since it was tuned is not taken."""
-        choices = NodeChoices(self._place.tuning) if self._place.tuning is not None else None
-        builder = self.plan(inputs, outputs, choices)
-        while choices is not None and not choices.stand(builder.picks):
-            self._used.clear()
-            builder = self.plan(inputs, outputs, choices)
-        self.picks = builder.picks
-        return builder.launched
+    def launches(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> list[BoundLaunch]:
+        """Return launches for tensors that have memory, planned now, with what was tuned."""
+        return self._bound(self._plan(inputs, outputs), inputs, outputs)
 
     def plan(
         self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], choices: Choices | None
-    ) -> NodeBuilder:
-        """Return the node's launches and picks, with its constants uploaded; nothing is built yet."""
-        form = find_gpu_op(self.op)
-        assert form is not None
-        place = self._place
-        builder = NodeBuilder(
-            place.device, place.placement, self.op, self.label, inputs, self.constant, choices,
-            place.split_products, place.thrifty, place.winograd,
-        )  # fmt: skip
-        form.launches(base_op(self.op), builder, base_inputs(self.op, inputs), outputs)
-        for scratch in builder.scratches:
-            place.placement.release(scratch, StorageType.DYNAMIC)
-        return builder
+    ) -> tuple[list[BoundLaunch], list[Pick]]:
+        """Return the launches and picks for tensors that have memory; nothing is built yet."""
+        placed = [_placed(t) for t in inputs]
+        plan = plan_node(self.target, self.op, self.label, placed, [_spotted(t) for t in outputs], choices)
+        return self._bound(plan, inputs, outputs), plan.picks
 
-    def constant(self, key: str, make: Callable[[], Array], layout: Layout) -> Tensor:
-        """Return the uploaded constant of that key; one that a resize does not ask for is freed after it."""
-        key = f"{key}.{layout.value}"
+    def _plan(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> NodePlan:
+        placed = [_placed(t) for t in inputs]
+        return tuned_plan(self.target, self.op, self.label, placed, [_spotted(t) for t in outputs])
+
+    def _bound(
+        self, plan: NodePlan, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+    ) -> list[BoundLaunch]:
+        """Return the launches of a plan on tensors that have memory, with their scratch and constants."""
+        binder = _Binder()
+        for planned, real in zip((*plan.inputs, *plan.outputs), (*inputs, *outputs), strict=True):
+            if planned is not None and real is not None and isinstance(planned.memory, Spot):
+                binder.add(planned, real)
+        for constant in plan.constants:
+            binder.add(constant.tensor, self._uploaded(constant))
+        scratches = [self._scratch(planned, binder) for planned in plan.scratches]
+        for scratch in scratches:
+            self._place.placement.release(scratch, StorageType.DYNAMIC)
+        return [binder.bound(launch, self._place.target) for launch in plan.launches]
+
+    def _scratch(self, planned: Tensor, binder: _Binder) -> Tensor:
+        made = replace(planned, memory=self._place.placement.acquire(planned, StorageType.DYNAMIC))
+        binder.add(planned, made)
+        return made
+
+    def _uploaded(self, constant: PlannedConstant) -> Tensor:
+        """Return a constant in device memory; one that a resize does not ask for is freed after it."""
+        key = constant.key
         self._used.add(key)
         if key not in self._constants:
-            value = make()
-            tensor = Tensor(f"{self.label}.{key}", value.shape, DType.of(value.dtype), layout)
+            value, layout = constant.take(), constant.tensor.layout
+            tensor = replace(constant.tensor, memory=None)
             region = self._place.placement.acquire(tensor, StorageType.STATIC)
-            self._place.device.upload(region.slot.buffer, region.slot.offset, to_storage(value, layout))
+            self.target.device.upload(region.slot.buffer, region.slot.offset, to_storage(value, layout))
             tensor.memory = region
             self._constants[key] = tensor
         return self._constants[key]
@@ -134,3 +137,41 @@ class GpuExecution(Recorded):
         for tensor in self._constants.values():
             self._place.placement.release(tensor, StorageType.STATIC)
         self._constants = {}
+
+
+class _Binder:
+    """Gives planned tensors the memory of real ones."""
+
+    def __init__(self) -> None:
+        self._slots: dict[Hashable, Slot] = {}
+        self._real: dict[int, Tensor] = {}
+
+    def add(self, planned: Tensor, real: Tensor) -> None:
+        """Note where a tensor that was planned with lies; others at spots in its root lie there, too."""
+        spot: Spot = planned.memory
+        region: Region = real.memory
+        self._slots[spot.root] = region.slot
+        if spot.length == region.length:  # else it is some images of it
+            self._real[id(planned)] = real
+
+    def bound(self, launch: PlannedLaunch, target: Target) -> BoundLaunch:
+        """Return the launch with memory, and with a kernel that is to be built."""
+        reads, writes = ([self._tensor(t) for t in tensors] for tensors in (launch.reads, launch.writes))
+        return BoundLaunch(launch, Build(target.device, launch.source, launch.values), tuple(reads), tuple(writes))
+
+    def _tensor(self, planned: Tensor) -> Tensor:
+        real = self._real.get(id(planned))
+        if real is None:
+            spot: Spot = planned.memory
+            real = self._real[id(planned)] = replace(planned, memory=spot.on(self._slots[spot.root]))
+        return real
+
+
+def _spotted(tensor: Tensor) -> Tensor:
+    """Return a tensor that has memory as one to plan with."""
+    region: Any = tensor.memory
+    return replace(tensor, memory=region.spot)
+
+
+def _placed(tensor: Tensor | None) -> Tensor | None:
+    return tensor if tensor is None or tensor.constant is not None else _spotted(tensor)

@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from weft.core.contract.backend_options import NO_OPTIONS, BackendOption, Options
 from weft.core.contract.contexts import BackendContext, MemoryManager
+from weft.core.contract.lowered import Lowered
 from weft.core.contract.profile import ProfilingContext
 from weft.core.contract.session_config import (
     BackendConfig,
@@ -45,11 +46,13 @@ __all__ = [
     "is_compatible",
 ]
 
-API_VERSION = (1, 1)
+API_VERSION = (1, 2)
 """(major, minor) of the interface in this file. A backend written for another major or a newer minor
 cannot be used (A20). A change that breaks backends raises the major, an addition the minor.
+
 1.1 added options (`BackendCreator.options`, `BackendInfo.options`, `BackendContext.options`) and
-`BackendInfo.forward_type`."""
+`BackendInfo.forward_type`. 1.2 added `Backend.onLowered`; `Backend.lower` is called when a network is optimised, on any
+object of the device, and may return `Lowered`."""
 
 
 def is_compatible(backend: tuple[int, int], ours: tuple[int, int] = API_VERSION) -> bool:
@@ -307,13 +310,19 @@ class Backend(ABC):
         """
         return OptimizationViews().keep_rest(view)
 
-    def lower(self, graph: Graph) -> Graph:
-        """Return the part that this object will run, with layouts chosen for it; unchanged by default.
+    def lower(self, graph: Graph) -> Graph | Lowered:
+        """Return the part as it will run, with layouts chosen for it; unchanged by default.
 
-        Called once a resize, on the object that runs the part. Inputs and outputs must keep their names, shapes,
-        types and the NCHW layout.
+        The last step of optimising, done anew for each shape; the graph is a copy. A `Lowered` also lists the launches,
+        which `print(network)`, `weft inspect` and the report then show. Inputs and outputs keep their names, shapes,
+        types and the NCHW layout. The object that is asked need not be the one that runs the part, which gets what is
+        returned here in `onLowered`.
         """
         return graph
+
+    def onLowered(self, lowered: Lowered) -> None:
+        """Take over what `lower` made of the part that this object runs, before its executions are made."""
+        return None
 
     def canImport(self, source: Backend) -> bool:
         """Tell whether this backend's tensors can use the memory of `source`'s tensors without a copy."""

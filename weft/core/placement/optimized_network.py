@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from weft.core.contract.backend import BackendConfig
 from weft.core.contract.backend_options import Options
+from weft.core.contract.lowered import Listing, Lowered
 from weft.core.contract.views import SubgraphView
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Array
@@ -99,6 +100,15 @@ class Part:
 
     device: str
     graph: Graph
+    lowered: Lowered | None = None
+    """What its backend makes of it, for these shapes and this device; None where it runs the graph as it is."""
+    told: Listing | None = None
+    """What a saved network says of that."""
+
+    @property
+    def listing(self) -> Listing | None:
+        """Return what its device launches, as far as that is known."""
+        return self.told if self.lowered is None else self.lowered.listing
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,8 +117,9 @@ class OptimizedNetwork:
 
     `graph` has every node in the order of execution, the copies between devices among them (op `Copy`);
     `parts` are the subgraphs, in the same order; a part whose input is another part's output, without a
-    copy between them, uses that part's memory. `refusals` has a line for each node and each device that
-    comes before the node's own in the order of preference.
+    copy between them, uses that part's memory. `Part.listing` says what a device runs for its part, launch by
+    launch. `refusals` has a line for each node and each device that comes before the node's own in the order of
+    preference.
     """
 
     graph: Graph
@@ -174,7 +185,7 @@ class OptimizedNetwork:
         results = set(self.graph.outputs)
         graph.constants = {o: c for o, c in self.graph.constants.items() if o in results}
         kept = self.weights and len(graph.constants) == len(self.graph.constants)
-        parts = tuple(Part(p.device, _named(p.graph)) for p in self.parts)
+        parts = tuple(Part(p.device, _named(p.graph), _bare(p.lowered), p.told) for p in self.parts)
         return replace(self, graph=graph, parts=parts, weights=kept)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -198,7 +209,14 @@ class OptimizedNetwork:
         lines = [f"network {self.graph.name}: {len(self.parts)} subgraph(s) on {', '.join(self.devices)}"]
         for node in self.graph.nodes:
             lines.append(f"  {where.get(node.name, 'copy'):12} {node}")
+        for part in self.parts:
+            if part.listing is not None:
+                lines.append(f"{part.graph.name} on {part.device}: {part.listing}")
         return "\n".join([*lines, *(f"note: {n}" for n in self.notes)])
+
+
+def _bare(lowered: Lowered | None) -> Lowered | None:
+    return lowered and replace(lowered, graph=_named(lowered.graph), plan=None)
 
 
 def _named(graph: Graph) -> Graph:

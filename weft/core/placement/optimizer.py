@@ -9,6 +9,7 @@ Each step is a function of its own that can be called and printed alone:
     add_debug_nodes    when asked                                 weft/core/placement/debug_nodes.py
     partition          as few subgraphs as possible               weft/core/placement/partition.py
     insert_copies      copies, or imports, between subgraphs      here
+    lower_network      layouts, views and launches of each part   weft/core/placement/lowering.py
 
 Debug nodes come before the partition, since they are nodes that must have a place, and after the backends'
 optimisers, so that they see what will run.
@@ -32,6 +33,7 @@ from weft.core.placement.check_network import imports
 from weft.core.placement.debug_nodes import DebugSink, add_debug_nodes
 from weft.core.placement.decompose import expand_refused
 from weft.core.placement.hints import Hints, lost_hints
+from weft.core.placement.lowering import lower_network
 from weft.core.placement.optimized_network import Copy, OptimizedNetwork, Part, PreCompiled
 from weft.core.placement.partition import CHOICES, partition
 from weft.core.placement.prepare import Network, prepare_network
@@ -70,6 +72,19 @@ def optimize(
     refusals that came up when an earlier result was loaded. `prepared` is what `prepare_network` made of the
     graph, where that was done before.
     """
+    return lower_network(divide(bound, backends, options, host=host, before=before, prepared=prepared), backends)
+
+
+def divide(
+    bound: Graph,
+    backends: Backends,
+    options: OptimizerOptions,
+    *,
+    host: str = "cpu:0",
+    before: Assignment | None = None,
+    prepared: Network | None = None,
+) -> OptimizedNetwork:
+    """Return what `optimize` returns before the backends lower their parts."""
     prepared = prepared or prepare_network(
         bound, options.config.precision, options.limits, options.passes
     )

@@ -33,6 +33,7 @@ from typing import (
 
 import numpy as np
 
+from weft.core.contract.lowered import Launch, ListedNode, ListedValue, Listing, Size3, ValueView
 from weft.core.graph.dtypes import DType
 from weft.core.graph.fused_op import Step
 from weft.core.graph.layout import Array, Layout
@@ -360,3 +361,51 @@ def parse_spec(value: Json) -> TensorSpec:
     if any(type(d) not in (int, str) or (type(d) is int and d < 0) for d in dims):
         raise Damaged(f"{str(dims)[:40]} is not a shape")
     return TensorSpec(tuple(dims), DType[value["dtype"]])
+
+
+# -- what a device launches ----------------------------------------------------------------------------------
+
+
+def listing_json(listing: Listing) -> Json:
+    """Return the JSON of a listing."""
+    return {
+        "nodes": [[n.name, n.kind, n.flops, [_listed_json(v) for v in n.outputs]] for n in listing.nodes],
+        "launches": [[x.node, x.kernel, [*x.grid], [*x.local], x.read, x.written] for x in listing.launches],
+    }
+
+
+def _listed_json(value: ListedValue) -> Json:
+    view = value.view and [value.view.root, value.view.first, value.view.blocks]
+    return [value.name, spec_json(value.spec), value.layout.name, view]
+
+
+def parse_listing(value: Json) -> Listing:
+    """Return a listing of its JSON."""
+    return Listing(
+        tuple(_listed_node(*each) for each in expect(value["nodes"], list)),
+        tuple(_launch(*each) for each in expect(value["launches"], list)),
+    )
+
+
+def _listed_node(name: Json, kind: Json, flops: Json, outputs: Json) -> ListedNode:
+    values = tuple(_listed_value(*each) for each in expect(outputs, list))
+    return ListedNode(expect(name, str), expect(kind, str), expect(flops, int), values)
+
+
+def _listed_value(name: Json, spec: Json, layout: Json, view: Json) -> ListedValue:
+    return ListedValue(expect(name, str), parse_spec(spec), Layout[layout], None if view is None else _view(*view))
+
+
+def _view(root: Json, first: Json, blocks: Json) -> ValueView:
+    return ValueView(expect(root, str), expect(first, int), expect(blocks, int))
+
+
+def _launch(node: Json, kernel: Json, grid: Json, local: Json, read: Json, written: Json) -> Launch:
+    return Launch(
+        expect(node, str), expect(kernel, str), _size(grid), _size(local), expect(read, int), expect(written, int)
+    )
+
+
+def _size(value: Json) -> Size3:
+    x, y, z = ints(value)
+    return x, y, z

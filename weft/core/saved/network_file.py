@@ -1,7 +1,8 @@
 """Optimised networks as files, so that a second start need not optimise again (F8).
 
 A file has the extension .weft by custom. It is a zip of `network.json`, the constants as .npy files, and the
-bytes of what backends compiled themselves. It holds no Python objects, paths or dates: equal networks give
+bytes of what backends compiled themselves. What devices launch is listed in it to be read: a load plans that anew, and
+says in a note where it differs. It holds no Python objects, paths or dates: equal networks give
 equal files. It fits the versions of the backends that it was made for, and no others.
 """
 
@@ -17,6 +18,7 @@ from typing import TypeVar, get_args
 
 from weft.core.contract.backend import BackendConfig, MemoryMode, Power, Precision
 from weft.core.contract.backend_options import Options, Value
+from weft.core.contract.lowered import Listing
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Array, Layout
@@ -44,7 +46,9 @@ from weft.core.saved.codec import (
     UnknownOp,
     Unsavable,
     expect,
+    listing_json,
     npy_header,
+    parse_listing,
     parse_npy,
     parse_spec,
     spec_json,
@@ -87,7 +91,10 @@ def save(network: OptimizedNetwork, path: str | os.PathLike[str]) -> None:
         },
         "nodes": nodes.encoded,
         "graph": graphs[0],
-        "parts": [{"device": p.device, "graph": g} for p, g in zip(network.parts, graphs[1:], strict=True)],
+        "parts": [
+            {"device": p.device, "graph": g, "listing": p.listing and listing_json(p.listing)}
+            for p, g in zip(network.parts, graphs[1:], strict=True)
+        ],
         "refusals": [[r.node, r.op, r.device, r.reason] for r in network.refusals],
         "notes": list(network.notes),
         "passes": [[p.name, p.before, p.after, p.changed] for p in network.passes],
@@ -227,7 +234,7 @@ class _Reader:
         nodes = self._nodes(expect(m["nodes"], list))
         network = OptimizedNetwork(
             self._graph(m["graph"], nodes),
-            tuple(Part(p["device"], self._graph(p["graph"], nodes)) for p in parts),
+            tuple(Part(p["device"], self._graph(p["graph"], nodes), told=_listing(p["listing"])) for p in parts),
             devices,
             BackendConfig(
                 MemoryMode[m["config"]["memory"]],
@@ -320,6 +327,10 @@ class _Reader:
             {name: self._array(expect(k, int)) for name, k in encoded["constants"].items()},
             {name: Layout[layout] for name, layout in encoded["layouts"].items()},
         )
+
+
+def _listing(value: Json) -> Listing | None:
+    return None if value is None else parse_listing(value)
 
 
 def _device(name: str) -> str:

@@ -131,8 +131,9 @@ class LoadedNetwork:
         records = [self._record(t) for transfers in self._transfers.values() for t in transfers]
         user = [self._choices[d] for d in network.devices if d in self._choices]
         self.report = make_report(
-            user, self.pipelines, by_node(network.refusals), records, self.config, network.notes, network.journal
-        )
+            user, self.pipelines, by_node(network.refusals), records, self.config, network.notes, network.journal,
+            network.parts,
+        )  # fmt: skip
         self.network = network.without_constants() if self.config.memory is MemoryMode.LIMIT else network
 
     def _pipeline(

@@ -120,7 +120,10 @@ class Pipeline:
             self._clear()
         if self.thrifty:
             self._drop_tasks()
-        self.graph = self._lowered(part.graph)
+        self.graph = part.graph
+        if part.lowered is not None:
+            self.graph = part.lowered.graph
+            self._do("onLowered", part.lowered)
         self._create()
         self.mapped = {}
         self._do("onResizeBegin")
@@ -174,18 +177,6 @@ class Pipeline:
     def _granted(self, answer: object, callback: str, otherwise: str, node: Node | None = None) -> bool:
         """Return whether a callback did what it was asked; its name is put together only for an error."""
         return answer is True or check_answers.granted(answer, self._at(callback, node), otherwise)
-
-    def _lowered(self, graph: Graph) -> Graph:
-        made, at = self._call("lower", graph), self._at("lower")
-        what = "the graph that the backend runs"
-        lowered = check_answers.of_kind(made, Graph, at, what, "return the graph as it came")
-        if (lowered.inputs, lowered.outputs) != (graph.inputs, graph.outputs):
-            raise BackendError(
-                "the backend lowered its part to one with other inputs and outputs",
-                where=at,
-                why=f"they were {graph.inputs} -> {graph.outputs} and are {lowered.inputs} -> {lowered.outputs}",
-            )
-        return lowered
 
     def _create(self) -> None:
         """Have an execution made for each node that has none which serves it."""

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from weft.core.contract import check_answers
 from weft.core.contract.backend import Backend, BackendConfig
 from weft.core.contract.error_context import caught
+from weft.core.contract.lowered import Launch
 from weft.core.passes.journal import Journal
+from weft.core.placement.optimized_network import Part
 from weft.core.registry.backend_registry import Choice
 from weft.core.registry.probe import described
 from weft.core.session.pipeline import Pipeline
@@ -54,6 +56,8 @@ class Report:
     """What each device is, and which driver runs it, where its backend says so."""
     journal: Journal = field(default_factory=Journal)
     """Which pass made, changed, merged or removed which node; `Session.optimized.why(name)` tells it of one."""
+    launches: tuple[tuple[str, Launch], ...] = ()
+    """What every run launches, each with its device, where a backend plans launches (`Backend.lower`)."""
 
     @property
     def memory_bytes(self) -> int:
@@ -92,8 +96,9 @@ def make_report(
     config: BackendConfig,
     remarks: Sequence[str] = (),
     journal: Journal | None = None,
+    parts: Sequence[Part] = (),
 ) -> Report:
-    """Return the report of a session with these pipelines."""
+    """Return the report of a session with these pipelines, which run these parts."""
     counts: dict[str, int] = {}
     placement: dict[str, str] = {}
     statistics: dict[str, dict[str, int]] = {}
@@ -112,7 +117,8 @@ def make_report(
     order = tuple(p.device for p in pipelines)
     infos = {c.device.removesuffix(":0"): c.info for c in choices if c.info and c.info.driver}
     drivers = {label: f"{info.name}, {info.driver}" for label, info in infos.items() if label in counts}
+    launches = tuple((p.device, x) for p in parts if p.lowered is not None for x in p.lowered.launches)
     return Report(
         devices, counts, placement, refusals, tuple(copies), statistics, config, distinct, order, drivers,
-        journal or Journal(),
+        journal or Journal(), launches,
     )  # fmt: skip

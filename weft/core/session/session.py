@@ -19,8 +19,9 @@ from weft.core.graph.validate import validate
 from weft.core.placement.assign import Assignment
 from weft.core.placement.check_network import check_devices
 from weft.core.placement.hints import Hints, check_hints
+from weft.core.placement.lowering import lower_network
 from weft.core.placement.optimized_network import OptimizedNetwork
-from weft.core.placement.optimizer import OptimizerOptions, optimize
+from weft.core.placement.optimizer import OptimizerOptions, divide
 from weft.core.registry.backend_registry import Choice
 from weft.core.session import shutdown
 from weft.core.session.arguments import Outputs, take_inputs, take_outputs, take_shapes
@@ -298,7 +299,8 @@ class Session:
         if self._fixed is not None:
             check_devices(self._fixed, {p.device: self._loaded.ask(p.device) for p in self._fixed.parts})
         while True:
-            network = self._fixed or self._recent.find(shapes) or self._optimize(bound, before)
+            divided = self._fixed or self._recent.find(shapes) or self._divide(bound, before)
+            network = lower_network(divided, {p.device: self._loaded.ask(p.device) for p in divided.parts})
             try:
                 self._loaded.load(network)
             except NodeRefused as e:
@@ -307,13 +309,13 @@ class Session:
                 continue
             self._warn(network)
             if self._fixed is None and self.config.memory is not MemoryMode.LIMIT:
-                self._recent.keep(shapes, network)
+                self._recent.keep(shapes, divided)
             return
 
-    def _optimize(self, bound: Graph, before: Assignment) -> OptimizedNetwork:
+    def _divide(self, bound: Graph, before: Assignment) -> OptimizedNetwork:
         backends = {c.device: self._loaded.ask(c.device) for c in self._choices}
         prepared = self._ahead.take() if self._ahead else None
-        network = optimize(bound, backends, self.options, host=self._host, before=before, prepared=prepared)
+        network = divide(bound, backends, self.options, host=self._host, before=before, prepared=prepared)
         self._recent.share_weights(network)
         return network
 

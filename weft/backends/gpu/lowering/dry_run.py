@@ -9,7 +9,7 @@ from typing import Any
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array, Layout
 from weft.core.graph.op import Op
-from weft.core.graph.tensor import Tensor
+from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, Placement
 
 
@@ -25,8 +25,12 @@ class _Listener(KernelBuilder):
         if any(t.nbytes for t in writes.values()):
             self.templates.add(template)
 
-    def constant(self, key: str, make: Callable[[], Array], layout: Layout = Layout.NCHW) -> Tensor:
+    def constant(
+        self, key: str, make: Callable[[], Array], layout: Layout = Layout.NCHW, spec: TensorSpec | None = None
+    ) -> Tensor:
         """Return a tensor without memory."""
+        if spec is not None:
+            return Tensor(key, spec.dims, spec.dtype, layout)
         value = make()
         return Tensor(key, value.shape, DType.of(value.dtype), layout, constant=value)
 

@@ -1,50 +1,68 @@
-"""From what an op wants launched to kernels and planned launches."""
+"""From what an op wants launched to planned launches: nothing is built, uploaded or given memory here."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any
 
 import numpy as np
 
 from weft.backends.gpu.device.device import GpuDevice
-from weft.backends.gpu.device.kernel_builds import Build
-from weft.backends.gpu.memory.slots import Placement, Region, is_packed, place_constants
+from weft.backends.gpu.memory.slots import Spot, is_packed, place_constants
 from weft.backends.gpu.tuning.tunables import Choices, Pick, problem_key
-from weft.core.contract.backend import StorageType
+from weft.core.contract.lowered import Launch
 from weft.core.graph.dtypes import DType
 from weft.core.graph.fused_op import RUNNING, Fused
 from weft.core.graph.layout import PACK, Array, Layout
 from weft.core.graph.op import Op
-from weft.core.graph.tensor import Tensor
-from weft.errors import ExecutionError
+from weft.core.graph.tensor import Tensor, TensorSpec
+from weft.errors import BackendError, ExecutionError
 from weft.kernels.algorithms import Decision, Offer
 from weft.kernels.launch import MAX_ELEMENTS, SUM_PARTS, KernelBuilder, Size3
-from weft.kernels.source import Arg, ArgKind
+from weft.kernels.source import Arg, ArgKind, KernelSource
 from weft.kernels.special import wrong_templates
 from weft.kernels.template import KernelRequest, Operand, Stage, render
 from weft.ops.elementwise import Elementwise
 
-Upload = Callable[[str, Callable[[], Array], Layout], Tensor]
-"""Returns the constant of a key in device memory, uploading what the function returns the first time."""
 
+@dataclass(frozen=True, eq=False)
+class PlannedLaunch(Launch):
+    """A launch with its kernel's source and constants; its tensors lie at spots that have no memory yet."""
 
-@dataclass(frozen=True, slots=True)
-class PlannedLaunch:
-    """A launch whose tensors have no address yet, and whose kernel may still be built."""
-
-    build: Build
+    label: str
+    source: KernelSource
+    values: Mapping[str, int | float]
     reads: tuple[Tensor, ...]
     writes: tuple[Tensor, ...]
-    grid: Size3
-    label: str
 
-    @property
-    def kernel(self) -> Any:
-        """Return the device's kernel, waiting for it."""
-        return self.build.kernel
+
+class PlannedConstant:
+    """What an op wants in device memory for all runs: a key, and how the array is made that is uploaded for it."""
+
+    __slots__ = ("_made", "_make", "key", "tensor")
+
+    def __init__(
+        self, label: str, key: str, make: Callable[[], Array], layout: Layout, spec: TensorSpec | None
+    ) -> None:
+        self.key, self._make = key, make
+        self._made: Array | None = None
+        if spec is None:
+            self._made = make()
+            spec = TensorSpec(self._made.shape, DType.of(self._made.dtype))
+        self.tensor = Tensor(f"{label}.{key}", spec.dims, spec.dtype, layout, Spot(("constant", key)))
+
+    def take(self) -> Array:
+        """Return the logical array; BackendError if it is not what the op said that it would be."""
+        made, self._made = self._made if self._made is not None else self._make(), None
+        told, is_ = TensorSpec(self.tensor.shape, self.tensor.dtype), TensorSpec(made.shape, DType.of(made.dtype))
+        if told != is_:
+            raise BackendError(
+                f"constant {self.tensor.name!r} is not what its op said",
+                why=f"it is {is_}, and the op said {told}",
+                fix="give KernelBuilder.constant the shape and type of what `make` returns, or no spec",
+            )
+        return made
 
 
 def _places(tensors: Mapping[str, Tensor]) -> dict[str, int]:
@@ -67,12 +85,12 @@ class NodeBuilder(KernelBuilder):
     def __init__(
         self,
         device: GpuDevice,
-        placement: Placement,
         op: Op,
         label: str,
         inputs: Sequence[Tensor | None],
-        upload: Upload,
         choices: Choices | None = None,
+        *,
+        node: str = "",
         split_products: bool = False,
         thrifty: bool = False,
         winograd: bool = True,
@@ -81,11 +99,12 @@ class NodeBuilder(KernelBuilder):
         self.winograd = winograd
         if thrifty:
             self.caps = replace(device.caps, without=device.caps.without | {SUM_PARTS})
-        self._device, self._placement, self._op, self._label = device, placement, op, label
-        self._inputs, self._upload, self._choices = inputs, upload, choices
+        self._device, self._op, self._label, self._node = device, op, label, node or label
+        self._inputs, self._choices = inputs, choices
         self.launched: list[PlannedLaunch] = []
         self.picks: list[Pick] = []
         self.scratches: list[Tensor] = []
+        self.constants: dict[str, PlannedConstant] = {}
 
     # -- the interface of ops ----------------------------------------------------------------------------
 
@@ -135,13 +154,12 @@ class NodeBuilder(KernelBuilder):
         source = render(request, self._device.dialect)
         sizes = dict(zip(("LX", "LY", "LZ"), local, strict=True))
         known = {**ints, **floats, **sizes, **_places({**sources, **writes})}
-        build = Build(self._device, source, {name: known[name] for name, _ in source.constants})
-        self._add(build, tuple(sources.values()), tuple(writes.values()), grid, template)
-
-    def _add(
-        self, build: Build, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], grid: Size3, template: str
-    ) -> None:
-        planned = PlannedLaunch(build, reads, writes, grid, f"{self._label}/{template}")
+        values = {name: known[name] for name, _ in source.constants}
+        read, written = (sum(t.nbytes for t in tensors.values()) for tensors in (sources, writes))
+        planned = PlannedLaunch(
+            self._node, template, grid, local, read, written,
+            f"{self._label}/{template}", source, values, tuple(sources.values()), tuple(writes.values()),
+        )  # fmt: skip
         self.launched.append(planned)
         if self.picks:
             self.picks[-1].launches.append(planned)
@@ -157,14 +175,19 @@ class NodeBuilder(KernelBuilder):
         self.picks.append(Pick(key, decision, taken or decision.default, taken is not None))
         return offers[taken or decision.default]
 
-    def constant(self, key: str, make: Callable[[], Array], layout: Layout = Layout.NCHW) -> Tensor:
-        """Return the constant of that key, uploading it the first time."""
-        return self._upload(key, make, layout)
+    def constant(
+        self, key: str, make: Callable[[], Array], layout: Layout = Layout.NCHW, spec: TensorSpec | None = None
+    ) -> Tensor:
+        """Return the constant of that key, which is made and uploaded when the node is prepared to run."""
+        key = f"{key}.{layout.value}"
+        if key not in self.constants:
+            self.constants[key] = PlannedConstant(self._label, key, make, layout, spec)
+        return self.constants[key].tensor
 
     def scratch(self, shape: tuple[int, ...], dtype: DType, layout: Layout = Layout.NCHW) -> Tensor:
-        """Return memory for the time of this node."""
-        tensor = Tensor(f"{self._label}.scratch{len(self.scratches)}", shape, dtype, layout)
-        tensor.memory = self._placement.acquire(tensor, StorageType.DYNAMIC)
+        """Return what gets memory for the time of this node."""
+        number = len(self.scratches)
+        tensor = Tensor(f"{self._label}.scratch{number}", shape, dtype, layout, Spot(("scratch", number)))
         self.scratches.append(tensor)
         return tensor
 
@@ -172,9 +195,9 @@ class NodeBuilder(KernelBuilder):
         """Tell whether both are views of one root, at places that fit."""
         if inner.memory is None:
             return False
-        part: Region = inner.memory
-        whole: Region = outer.memory
-        return part.slot is whole.slot and part.first == whole.first + first
+        part: Spot = inner.memory
+        whole: Spot = outer.memory
+        return part.root == whole.root and part.first == whole.first + first
 
     def rows(self, tensor: Tensor) -> tuple[int, int] | None:
         """Return the elements from pixel to pixel and the first one, if the channels of a pixel lie side by side."""
@@ -187,7 +210,7 @@ class NodeBuilder(KernelBuilder):
     def is_alias(self, x: Tensor, y: Tensor) -> bool:
         """Tell whether both are the same memory under two names."""
         mine, other = x.memory, y.memory
-        return isinstance(mine, Region) and isinstance(other, Region) and mine.slot is other.slot and not other.blocks
+        return isinstance(mine, Spot) and isinstance(other, Spot) and mine.root == other.root and not other.blocks
 
     def reads_rows(self, output: Tensor) -> bool:
         """Tell whether each operand of the fused steps that has the output's shape lies as rows of channels.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import TypeVar
 
+from weft.core.contract.lowered import ValueView
 from weft.core.contract.session_config import Precision
 from weft.core.graph.fused_op import Fused
 from weft.core.graph.graph import Graph, Names, Node
@@ -17,18 +18,6 @@ from weft.ops.relayout import Relayout
 
 T = TypeVar("T")
 LINEAR = Layout.NCHW
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """A value that lies inside another's memory: `first` and `blocks` count channel blocks.
-
-    `blocks` is 0 for an alias: the same bytes under another name.
-    """
-
-    root: str
-    first: int = 0
-    blocks: int = 0
 
 
 def base_op(op: Op) -> Op:
@@ -189,13 +178,13 @@ def assign_layouts(
     return _Assigner(graph, special, packed, planar, without).run()
 
 
-def find_views(graph: Graph, special: Special = lambda op: False) -> dict[str, View]:
+def find_views(graph: Graph, special: Special = lambda op: False) -> dict[str, ValueView]:
     """Return the values that need no memory of their own, by name, each with its outermost root.
 
     Channel concats become views where all inputs but the last have a multiple of four channels; reshapes
     and conversions that move nothing become aliases, of an output too: what it is made of then lies there.
     """
-    views: dict[str, View] = {}
+    views: dict[str, ValueView] = {}
     produced, results = {o: n for n in graph.nodes for o in n.outputs if o}, set(graph.outputs)
     for node in reversed(graph.nodes):
         if base_op(node.op).type == "Concat" and _is_packed(graph, node.outputs[0]):
@@ -203,22 +192,22 @@ def find_views(graph: Graph, special: Special = lambda op: False) -> dict[str, V
     fixed = {*graph.outputs, *(view.root for view in views.values())}
     for node in reversed(graph.nodes):
         target, source = node.outputs[0], node.inputs[0] if node.inputs else ""
-        lies = View(target) if target in results else views.get(target)
+        lies = ValueView(target) if target in results else views.get(target)
         free = source in produced and source not in views and source not in fixed and not special(node.op)
         if free and lies is not None and not lies.blocks and _moves_nothing(graph, node, views):
             views[source] = lies
     for node in graph.nodes:
         if not special(node.op) and _moves_nothing(graph, node, views) and node.outputs[0] not in results:
             source = node.inputs[0]
-            views[node.outputs[0]] = views.get(source, View(source))
+            views[node.outputs[0]] = views.get(source, ValueView(source))
     return views
 
 
-def values_read(graph: Graph, views: Mapping[str, View], special: Special = lambda op: False) -> set[str]:
+def values_read(graph: Graph, views: Mapping[str, ValueView], special: Special = lambda op: False) -> set[str]:
     """Return the values that kernels read: not those that only aliases are made of."""
 
     def is_alias(node: Node) -> bool:
-        lies = [views.get(name, View(name)) for name in (node.outputs[0], *node.inputs[:1])]
+        lies = [views.get(name, ValueView(name)) for name in (node.outputs[0], *node.inputs[:1])]
         return not special(node.op) and _moves_nothing(graph, node, views) and lies[0] == lies[-1]
 
     return {i for node in graph.nodes if not is_alias(node) for i in node.inputs}
@@ -229,24 +218,24 @@ def _is_packed(graph: Graph, name: str) -> bool:
 
 
 def _view_concat(
-    graph: Graph, node: Node, produced: dict[str, Node], views: dict[str, View], results: set[str]
+    graph: Graph, node: Node, produced: dict[str, Node], views: dict[str, ValueView], results: set[str]
 ) -> None:
     target = node.outputs[0]
-    outer = views.get(target, View(target, 0, -(-graph.specs[target].dims[1] // 4)))
+    outer = views.get(target, ValueView(target, 0, -(-graph.specs[target].dims[1] // 4)))
     parts = [i for i in node.inputs if i]
     free = all(i in produced and i not in views and i not in results for i in parts)
     if not free or len(set(parts)) != len(parts) or any(graph.specs[i].dims[1] % 4 for i in parts[:-1]):
         return
     first = outer.first
     for i in parts:
-        views[i] = View(outer.root, first, outer.blocks)
+        views[i] = ValueView(outer.root, first, outer.blocks)
         first += -(-graph.specs[i].dims[1] // 4)
 
 
-def _moves_nothing(graph: Graph, node: Node, views: Mapping[str, View]) -> bool:
+def _moves_nothing(graph: Graph, node: Node, views: Mapping[str, ValueView]) -> bool:
     op, form = node.op, find_gpu_op(node.op)
     source = node.inputs[0] if node.inputs else ""
-    if source in graph.constants or not source or views.get(source, View("")).blocks:
+    if source in graph.constants or not source or views.get(source, ValueView("")).blocks:
         return False
     if form is not None and form.placement is Placement.ALIAS:
         return True

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 
 from weft.backends.gpu.device.device import Binding, GpuBuffer
-from weft.backends.gpu.lowering.layouts import View
 from weft.core.contract.backend import StorageType
+from weft.core.contract.lowered import ValueView
 from weft.core.graph.graph import Graph, depths
 from weft.core.graph.layout import PACK, Layout, storage_size
 from weft.core.graph.tensor import Tensor
@@ -17,6 +17,30 @@ from weft.kernels.template import PLACE
 
 SMALLEST = 16
 """Bytes of the smallest slot: even an empty tensor has an address, and drivers bind no empty range."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """Where a tensor will lie: what a `Region` says, of a root that has no memory yet.
+
+    The root of a value is its name, or that of the value inside which it lies (`ValueView`).
+    """
+
+    root: Hashable
+    first: int = 0
+    blocks: int = 0
+    start: int = 0
+    length: int = 0
+
+    @classmethod
+    def of(cls, name: str, views: Mapping[str, ValueView]) -> Spot:
+        """Return where a value will lie."""
+        view = views.get(name)
+        return cls(name) if view is None else cls(view.root, view.first, view.blocks)
+
+    def on(self, slot: Slot) -> Region:
+        """Return the same place in the memory that the root has got."""
+        return Region(slot, self.first, self.blocks, self.start, self.length)
 
 
 @dataclass(eq=False, slots=True)
@@ -31,6 +55,11 @@ class Region:
     blocks: int = 0
     start: int = 0
     length: int = 0
+
+    @property
+    def spot(self) -> Spot:
+        """Return the same as the place of a tensor that is only planned."""
+        return Spot(self.slot, self.first, self.blocks, self.start, self.length)
 
     def binding(self) -> Binding:
         """Return the bytes of the whole slot, or of these images; valid only after the plan is made."""
@@ -60,7 +89,7 @@ class Placement:
     """
 
     manager: BufferManager
-    views: dict[str, View] = field(default_factory=dict)
+    views: Mapping[str, ValueView] = field(default_factory=dict)
     _root_bytes: dict[str, int] = field(default_factory=dict)
     _roots: dict[str, tuple[Slot, int]] = field(default_factory=dict)
     _depth: dict[str, int] = field(default_factory=dict)
@@ -69,7 +98,7 @@ class Placement:
     _level: int = 0
     _dying: list[Slot] = field(default_factory=list)
 
-    def follow(self, graph: Graph, views: dict[str, View], in_parts: int = -1) -> None:
+    def follow(self, graph: Graph, views: Mapping[str, ValueView], in_parts: int = -1) -> None:
         """Set the values, views and levels of a rewritten network, and the last level that runs in parts of a batch."""
         self.views, self._depth, self._held = views, depths(graph), in_parts
         self._root_bytes = {v.root: value_bytes(graph, v.root) for v in views.values()}
@@ -168,7 +197,7 @@ def value_bytes(graph: Graph, name: str) -> int:
 
 def place_constants(tensor: Tensor, name: str) -> Mapping[str, int]:
     """Return the constants by which a kernel addresses a c4 argument, in the order of `template.PLACE`."""
-    region: Region = tensor.memory
+    region: Region | Spot = tensor.memory
     _, c, *rest = tensor.shape
     places, blocks = prod(rest), region.blocks or -(-c // PACK)
     block_step, pixel_step = (1, blocks) if tensor.layout is Layout.NHWC4 else (places, 1)

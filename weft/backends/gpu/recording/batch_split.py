@@ -13,9 +13,10 @@ from itertools import groupby
 from math import prod
 
 from weft.backends.gpu.device.device import GpuDevice
-from weft.backends.gpu.lowering.layouts import Special, View, base_op
-from weft.backends.gpu.memory.slots import Region, value_bytes
+from weft.backends.gpu.lowering.layouts import Special, base_op
+from weft.backends.gpu.memory.slots import Region, Spot, value_bytes
 from weft.backends.gpu.recording.chunked_upload import LEAST
+from weft.core.contract.lowered import ValueView
 from weft.core.graph.fused_op import Fused
 from weft.core.graph.graph import Graph, Node, depths
 from weft.core.graph.layout import PACK, Array
@@ -47,7 +48,7 @@ class Front:
 NO_FRONT = Front()
 
 
-def find_front(graph: Graph, views: Mapping[str, View], special: Special, device: GpuDevice) -> Front:
+def find_front(graph: Graph, views: Mapping[str, ValueView], special: Special, device: GpuDevice) -> Front:
     """Return the front of a part of the network whose layouts are assigned; NO_FRONT if it has none.
 
     `graph.nodes` are in the order of their depths.
@@ -74,7 +75,7 @@ def find_front(graph: Graph, views: Mapping[str, View], special: Special, device
 class _Finder:
     graph: Graph
     results: frozenset[str]
-    views: Mapping[str, View]
+    views: Mapping[str, ValueView]
     special: Special
     device: GpuDevice
     images: int
@@ -117,7 +118,7 @@ class _Finder:
 
 def part_of(tensor: Tensor, part: int, parts: int) -> Tensor:
     """Return some images of a tensor as a tensor in the same memory: part number `part` of so many equal ones."""
-    region: Region = tensor.memory
+    region: Region | Spot = tensor.memory
     images = tensor.shape[0] // parts
     if region.blocks:
         size = images * region.blocks * PACK * prod(tensor.shape[2:]) * tensor.dtype.itemsize

@@ -17,6 +17,7 @@ from weft.backends.gpu.device.device import (
     MemoryKind,
 )
 from weft.backends.gpu.device.device_lost import NotingLoss
+from weft.backends.gpu.device.kernel_builds import Build
 from weft.backends.gpu.lowering.launch_builder import PlannedLaunch
 from weft.backends.gpu.memory.heap import DeviceHeap
 from weft.backends.gpu.memory.slots import Region, touched
@@ -29,11 +30,37 @@ from weft.core.contract.profile import ProfilingContext, Work
 from weft.core.graph.layout import Array
 from weft.core.graph.tensor import Tensor
 from weft.errors import DeviceError
+from weft.kernels.launch import Size3
 
 log = logging.getLogger("weft.gpu")
 
 SPAN = "span"
 """The profile's counter of seconds from the start of a run's first launch to the end of its last."""
+
+
+@dataclass(frozen=True, slots=True)
+class BoundLaunch:
+    """A planned launch with its memory, of which the address may still be open, and its kernel, perhaps not built."""
+
+    plan: PlannedLaunch
+    build: Build
+    reads: tuple[Tensor, ...]
+    writes: tuple[Tensor, ...]
+
+    @property
+    def kernel(self) -> Any:
+        """Return the device's kernel, waiting for it."""
+        return self.build.kernel
+
+    @property
+    def grid(self) -> Size3:
+        """Return the number of work-groups."""
+        return self.plan.grid
+
+    @property
+    def label(self) -> str:
+        """Return what profiles and messages call the launch: the node's first output and the kernel."""
+        return self.plan.label
 
 
 @dataclass
@@ -43,7 +70,7 @@ class PipelineRecording:
     heap: DeviceHeap
     profiling: ProfilingContext | None = None
     """Where the device's times of a run are reported to; taking them makes a run slower."""
-    launches: list[PlannedLaunch] = field(default_factory=list)
+    launches: list[BoundLaunch] = field(default_factory=list)
     imports: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """Tensors of other pipelines on the device, each with the one that every run copies it to first."""
     work: dict[str, Work] = field(default_factory=dict)
@@ -52,7 +79,7 @@ class PipelineRecording:
     """How many of the launches' kernels were chosen by a tuning table."""
     front: Front = NO_FRONT
     """The nodes that run in parts of the batch, before the rest of it is there."""
-    ahead: dict[int, list[PlannedLaunch]] = field(default_factory=dict)
+    ahead: dict[int, list[BoundLaunch]] = field(default_factory=dict)
     """The launches of these nodes, by part."""
     _staged: list[tuple[GpuBuffer, Tensor]] = field(default_factory=list)
     _lent: dict[str, tuple[GpuBuffer, Tensor]] = field(default_factory=dict)
@@ -80,7 +107,7 @@ class PipelineRecording:
         return sum(buffer.nbytes for buffer, _ in (*self._lent.values(), *self._staged))
 
     @property
-    def planned(self) -> list[PlannedLaunch]:
+    def planned(self) -> list[BoundLaunch]:
         """Return all launches of a run, in the order of their submits."""
         return [*(launch for part in sorted(self.ahead) for launch in self.ahead[part]), *self.launches]
 
@@ -217,7 +244,7 @@ def run_once(device: GpuDevice, accesses: Sequence[Access]) -> None:
         device.release(handle)
 
 
-def access(launch: PlannedLaunch) -> Access:
+def access(launch: BoundLaunch) -> Access:
     """Return a launch as a command with what it reads and writes."""
     bindings = tuple(t.memory.binding() for t in (*launch.reads, *launch.writes))
     command = LaunchCommand(launch.kernel, bindings, launch.grid, launch.label)

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weft.backends.gpu.device.kernel_builds import thread_count
-from weft.backends.gpu.lowering.layouts import packed_layout, splits_products
+from weft.backends.gpu.lowering.layouts import packed_layout
 from weft.core.contract.backend import BackendConfig, BackendInfo
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Node, infer_shapes
 from weft.core.graph.interpreter import outputs
 from weft.core.graph.layout import Array, Layout, from_storage
 from weft.core.graph.tensor import Tensor, TensorSpec
+from weft.core.placement.lowering import lower_part
 from weft.core.placement.optimized_network import Part
 from weft.core.session.pipeline import Pipeline
 from weft.errors import CompileError, DeviceError, OutOfMemory, WeftError
@@ -125,6 +126,7 @@ class _ReadyNode:
 
     def __init__(self, case: Case, runtime: GpuRuntime) -> None:
         # Late: it needs the runtime, whose tests these are.
+        from weft.backends.gpu.lowering.lower import Target
         from weft.backends.gpu.tuning.node_bench import NodeBench
 
         self._case, (node,), graph, caps = case, case.nodes, _graph(case), runtime.device.caps
@@ -140,8 +142,8 @@ class _ReadyNode:
 
         self._outputs = [tensor(o) for o in graph.outputs]
         inputs = [tensor(i) if i else None for i in node.inputs]
-        split = splits_products(caps, case.precision)
-        self._bench = NodeBench(runtime, node.op, inputs, self._outputs, label="selftest", split_products=split)
+        target = Target(runtime.device, config=BackendConfig(precision=case.precision))
+        self._bench = NodeBench(runtime, node.op, inputs, self._outputs, label="selftest", target=target)
         try:
             self._bench.feed([case.inputs.get(i) for i in node.inputs])
             self._launches = self._bench.preferring(case.prefer) if case.prefer else self._bench.default()
@@ -173,7 +175,7 @@ class _ReadyGraph:
         self._case, self._graph = case, _graph(case)
         own = runtime.device.info
         backend = GpuBackend(BackendInfo(own.id, own.index, BackendConfig(precision=case.precision)), runtime)
-        part = Part(backend.info.device, self._graph)
+        part = lower_part(Part(backend.info.device, self._graph), backend)
         self._pipeline = Pipeline(part, backend)
         try:
             self._pipeline.resize(part, {}, set(self._graph.outputs), first=True)

@@ -13,9 +13,9 @@ import numpy as np
 from weft.backends.gpu.device.device import BarrierCommand, Command
 from weft.backends.gpu.device.kernel_builds import Builds
 from weft.backends.gpu.execution import GpuExecution, Workplace
-from weft.backends.gpu.lowering.launch_builder import PlannedLaunch
+from weft.backends.gpu.lowering.lower import Target
 from weft.backends.gpu.memory.slots import Placement, Region
-from weft.backends.gpu.recording.recording import PipelineRecording, access
+from weft.backends.gpu.recording.recording import BoundLaunch, PipelineRecording, access
 from weft.backends.gpu.recording.schedule import schedule
 from weft.backends.gpu.runtime import GpuRuntime
 from weft.core.contract.backend import StorageType
@@ -47,7 +47,7 @@ class Variant:
     """The launches of the node with one candidate."""
 
     text: str
-    launches: tuple[PlannedLaunch, ...]
+    launches: tuple[BoundLaunch, ...]
     digest: str
 
     def build(self) -> None:
@@ -95,7 +95,7 @@ class NodeBench:
         outputs: Sequence[Tensor],
         *,
         label: str = "node",
-        split_products: bool = False,
+        target: Target | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self._device, self._clock = runtime.device, clock
@@ -105,7 +105,7 @@ class NodeBench:
         )
         self._placement = Placement(self._memory)
         recording, builds = PipelineRecording(runtime.heap), Builds(device)
-        place = Workplace(device, self._placement, recording, builds, split_products=split_products)
+        place = Workplace(target or Target(device), self._placement, recording, builds)
         self._execution = GpuExecution(op, place, label)
         self._rng = np.random.default_rng(0)
         copies: dict[int, Tensor] = {}
@@ -137,18 +137,18 @@ class NodeBench:
 
     def default(self) -> Variant:
         """Return the launches that the op chooses itself."""
-        return Variant("default", tuple(self._execution.plan(self._inputs, self._outputs, None).launched), "")
+        launches, _ = self._execution.plan(self._inputs, self._outputs, None)
+        return Variant("default", tuple(launches), "")
 
     def preferring(self, start: str) -> Variant:
         """Return the launches with the first candidates whose texts begin so, and the op's defaults elsewhere."""
-        launched = self._execution.plan(self._inputs, self._outputs, _Preferred(start)).launched
-        return Variant(start, tuple(launched), "")
+        launches, _ = self._execution.plan(self._inputs, self._outputs, _Preferred(start))
+        return Variant(start, tuple(launches), "")
 
     def plan(self, key: str, text: str) -> Variant:
         """Return the launches with a candidate for one problem, and the op's defaults for others."""
-        builder = self._execution.plan(self._inputs, self._outputs, _Forced(key, text))
-        pick = next(p for p in builder.picks if p.key == key)
-        return Variant(text, tuple(builder.launched), pick.digest)
+        launches, picks = self._execution.plan(self._inputs, self._outputs, _Forced(key, text))
+        return Variant(text, tuple(launches), next(p for p in picks if p.key == key).digest)
 
     def seconds(self, variant: Variant, once: float) -> float:
         """Return the time of one run on the device: the smallest median of several rows of runs.

@@ -50,8 +50,7 @@ class Pick:
         """Return the hash of the sources, sizes and grids of the launches that the choice led to."""
         hashed = hashlib.blake2b(digest_size=16)
         for launch in self.launches:
-            local = [launch.build.values[axis] for axis in ("LX", "LY", "LZ")]
-            hashed.update(f"{launch.build.source.digest} {launch.grid} {local}\n".encode())
+            hashed.update(f"{launch.source.digest} {launch.grid} {list(launch.local)}\n".encode())
         return hashed.hexdigest()
 
 

@@ -124,7 +124,7 @@ def open_problems(pipelines: Sequence[Pipeline]) -> list[Problem]:
 
 
 def _times(pipeline: Pipeline) -> dict[int, float]:
-    """Return the seconds of each launch in one run of a pipeline, whatever lies in its memory."""
+    """Return the seconds of each planned launch in one run of a pipeline, whatever lies in its memory."""
     backend = pipeline.backend
     assert isinstance(backend, GpuBackend)
     backend.recording.wait()
@@ -138,7 +138,7 @@ def _times(pipeline: Pipeline) -> dict[int, float]:
         by_command = dict(zip(map(id, commands), device.timings(handle), strict=False))
     finally:
         device.release(handle)
-    return {id(x): by_command.get(id(a.command), 0.0) for x, a in zip(launches, accesses, strict=True)}
+    return {id(x.plan): by_command.get(id(a.command), 0.0) for x, a in zip(launches, accesses, strict=True)}
 
 
 def _most_promising_first(variants: Sequence[Variant], decision: Decision) -> list[Variant]:
@@ -195,7 +195,7 @@ class _Tuner:
         made = task.execution
         with NotingLoss(self.runtime.device), NodeBench(
             self.runtime, made.op, *made.planned,
-            label=made.label, split_products=made.split_products, clock=self.clock,
+            label=made.label, target=replace(made.target, tuning=None), clock=self.clock,
         ) as bench:  # fmt: skip
             work = Contest(bench, bench.plan(pick.key, pick.default))
             rest = self._untried(problem, work)
