@@ -30,7 +30,15 @@ class SavedTarget(Target):
     file = "network.weft"
 
     def prepare(self) -> None:
-        """Save networks with one part, with several, and at low precision."""
+        """Save networks of one part, of several, and at low precision; open what a file may name.
+
+        A changed file may say OpenCL or Vulkan on any target: a driver that opens late looks like growth.
+        """
+        first = networks()[0]
+        shapes = {i.name: (1, 3, 8, 8) for i in first.graph.input}
+        for device in ("opencl", "vulkan"):
+            with suppress(WeftError), weft.load(first, device, shapes=shapes) as session:
+                session.run(draw_feeds(session.optimized.graph))
         self.files: list[Path] = []
         for number, model in enumerate([*networks(), *single_ops()[::EACH]]):
             several = number < len(networks()) and self.device != "cpu"

@@ -228,6 +228,17 @@ def test_load_takes_steps_in_proportion_to_the_nodes(
     assert_linear(shape, monkeypatch)
 
 
+@pytest.mark.parametrize("shape, most", [(chain, 7_500), (ends, 13_500), (residual, 8_200), (readers, 8_500)])
+def test_a_node_more_takes_so_many_steps_to_load(
+    shape: Callable[[int], Graph], most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fifth above what it takes, most of it in Python: 100,000 nodes are to load in well under 30 s."""
+    monkeypatch.delenv("WEFT_CHECK_PASSES", raising=False)
+    graphs = [shape(count) for count in (2, FEW, MANY)]
+    _, few, many = (steps(g, monkeypatch, "cpu") for g in graphs)
+    assert many - few <= most * (len(graphs[2].nodes) - len(graphs[1].nodes))
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_load_on_a_gpu_takes_steps_in_proportion_to_the_nodes(
     shape: Callable[[int], Graph], monkeypatch: pytest.MonkeyPatch
