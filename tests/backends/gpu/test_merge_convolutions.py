@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import weft
 from benchmarks.models import squeezenet1_1
-from tests.backends.gpu.tuning.test_shipped_table import card
+from tests.helpers.cards import card
 from tests.helpers.gpu_plans import assert_plays
 from tests.helpers.nets import Net, feeds
 from tests.helpers.null_gpu import null_gpu

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 import weft
 from benchmarks.models import squeezenet1_1
-from tests.backends.gpu.tuning.test_shipped_table import H200, card
+from scripts.update_shipped_choices import CARDS
+from tests.helpers.cards import card
 from tests.helpers.gpu_plans import assert_plays
 from tests.helpers.nets import Net, feeds
 from tests.helpers.null_gpu import null_gpu
@@ -83,7 +84,7 @@ def test_groups_and_three_dimensions_are_packed() -> None:
         (32, "low", "relayout"),
     ],
 )
-@pytest.mark.parametrize("api", list(H200))
+@pytest.mark.parametrize("api", list(CARDS))
 def test_kernels_on_matrix_units_get_packed_images(
     api: str, batch: int, precision: str, first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 import weft
 from benchmarks.models import squeezenet1_1
-from tests.backends.gpu.tuning.test_shipped_table import H200, card
+from scripts.update_shipped_choices import CARDS
+from tests.helpers.cards import card
 from tests.helpers.conv_problems import take
 from tests.helpers.gpu_plans import assert_plays
 from tests.helpers.nets import Net, feeds, op
@@ -78,7 +79,7 @@ def test_another_pool_is_a_launch(graph: Graph) -> None:
 @pytest.mark.parametrize(
     ("batch", "precision", "pools"), [(1, "high", 0), (1, "normal", 0), (1, "low", 0), (32, "high", 3), (32, "low", 3)]
 )
-@pytest.mark.parametrize("api", list(H200))
+@pytest.mark.parametrize("api", list(CARDS))
 def test_large_batches_keep_their_pools(
     api: str, batch: int, precision: str, pools: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,41 +1,22 @@
-"""The table that Weft brings for the H200: its choices are of the kernels as they are, by a plan without the card."""
+"""The trials of `weft tune` on the H200, and the choices that Weft brings: of the kernels as they are, by plans."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-import weft
 from benchmarks import models
-from tests.backends.gpu.selftest.test_special_kinds import OPENCL, VULKAN
-from tests.helpers.null_gpu import NullDevice, null_gpu
+from scripts.update_shipped_choices import CARDS, TRIALS, choices, plan
 from weft.backends.gpu.tuning.tunables import Pick
-from weft.backends.gpu.tuning.tuning_table import Entries, TuningTable
-from weft.backends.opencl.dialect import OpenCLDialect
-from weft.backends.vulkan.dialect import GlslDialect
-from weft.core.contract.backend import DeviceInfo
+from weft.backends.gpu.tuning.tuning_table import SHIPPED, Entries, Entry, Trial, TuningTable
 
 PRECISIONS = ("high", "normal", "low")
 README = Path(__file__).parents[4] / "benchmarks" / "README.md"
-H200 = {
-    "opencl": DeviceInfo("opencl", 0, "NVIDIA H200", "NVIDIA CUDA 580.159.04"),
-    "vulkan": DeviceInfo("vulkan", 0, "NVIDIA H200", "NVIDIA 580.159.04"),
-}
 
 
-def card(device: NullDevice, api: str) -> None:
-    """Let a device without kernels be an H200, as far as plans can tell."""
-    device.dialect = OpenCLDialect() if api == "opencl" else GlslDialect()
-    device.caps = replace(OPENCL, local_memory=(48 << 10) - 1) if api == "opencl" else VULKAN
-    device.info = H200[api]
-    device.launches_overlap = api == "vulkan"
-    device.computes_ahead = True  # of which the first layers of a large batch are asked for in halves
-
-
-@pytest.fixture(params=list(H200))
+@pytest.fixture(params=list(CARDS))
 def api(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("WEFT_SELFTEST", "off")
     monkeypatch.setenv("WEFT_CACHE", "0")
@@ -43,15 +24,15 @@ def api(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return name
 
 
+def entries_of(api: str, folder: Path) -> Entries:
+    """Return the table of the card in a folder."""
+    return TuningTable(CARDS[api].info, shipped=folder).entries()
+
+
 @cache
 def picks(api: str, network: str, batch: int, precision: str) -> tuple[Pick, ...]:
-    """Return what a network leaves open on the card; nothing of the device is kept with it."""
-    with null_gpu() as device:
-        card(device, api)
-        model = models.MODELS[network](batch).SerializeToString()
-        with weft.load(model, "null", precision=precision, fallback="error") as session:
-            every = [p for task in session.pipelines[0].tasks for p in getattr(task.execution, "picks", ())]
-            return tuple(replace(p, launches=[]) for p in every if len(p.candidates) > 1)
+    """Return what a network leaves open on the card, chosen by the trials."""
+    return plan(api, network, batch, precision, TRIALS)
 
 
 def stale(entries: Entries, pick: Pick) -> bool:
@@ -64,7 +45,7 @@ def stale(entries: Entries, pick: Pick) -> bool:
 @pytest.mark.parametrize("network", list(models.MODELS))
 def test_no_choice_is_of_kernels_that_have_changed(api: str, network: str, precision: str) -> None:
     """Whoever changes a tuned kernel tunes it again on the card, or takes its choices out of the table."""
-    entries = TuningTable(H200[api]).entries()
+    entries = entries_of(api, TRIALS)
     old = {
         pick.key: (entries[pick.key].choice, pick.chosen)
         for batch in (1, 32)
@@ -74,12 +55,39 @@ def test_no_choice_is_of_kernels_that_have_changed(api: str, network: str, preci
     assert old == {}
 
 
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("network", list(models.MODELS))
+def test_what_weft_brings_chooses_as_the_trials_do(api: str, network: str, precision: str) -> None:
+    """Whoever tunes on the card writes the choices anew: python -m scripts.update_shipped_choices."""
+    brought = entries_of(api, SHIPPED)
+    for batch in (1, 32):
+        for pick in picks(api, network, batch, precision):
+            if pick.made:  # in another layout the kernels of a problem are others than those that were timed
+                assert brought.get(pick.key, Entry(pick.default)).choice == pick.chosen
+
+
+def test_what_weft_brings_are_choices_alone(api: str) -> None:
+    trials = entries_of(api, TRIALS)
+    for key, entry in entries_of(api, SHIPPED).items():
+        assert entry.choice is not None and entry.choice == trials[key].choice
+        assert entry.trials == {entry.choice: trials[key].trials[entry.choice]}
+
+
+def test_choices_that_are_the_default_are_left_out() -> None:
+    timed = {text: Trial(text, us=us) for text, us in (("a", 1.0), ("b", 2.0))}
+    trials = {name: Entry("a", timed) for name in ("alone", "several", "unknown")}
+    trials |= {"other": Entry("b", timed), "untimed": Entry(None, timed)}
+    kept = choices(trials, {"alone": {"a"}, "several": {"a", "b"}, "other": {"a"}, "untimed": {"a"}})
+    assert {key: entry.choice for key, entry in kept.items()} == {"several": "a", "unknown": "a", "other": "b"}
+    assert all(entry.trials == {entry.choice: timed[str(entry.choice)]} for entry in kept.values())
+
+
 @pytest.mark.parametrize("network", list(models.MODELS))
 def test_the_table_has_all_of_a_network_at_batch_1_in_fp16_on_vulkan(
     network: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WEFT_SELFTEST", "off")
-    entries = TuningTable(H200["vulkan"]).entries()
+    entries = entries_of("vulkan", TRIALS)
     open_ = [pick for pick in picks("vulkan", network, 1, "low") if pick.key not in entries]
     assert [pick.key for pick in open_] == []
 
@@ -87,7 +95,7 @@ def test_the_table_has_all_of_a_network_at_batch_1_in_fp16_on_vulkan(
 def test_a_choice_is_about_as_fast_as_anything_tried_beside_it(api: str) -> None:
     """Times of different clocks in one entry would say otherwise. The finalists' last times are not in the table."""
     slow = {}
-    for key, entry in TuningTable(H200[api]).entries().items():
+    for key, entry in entries_of(api, TRIALS).items():
         times = {text: trial.us for text, trial in entry.trials.items() if trial.us is not None}
         if entry.choice not in times or times[entry.choice] > 1.25 * min(times.values()):
             slow[key] = entry.choice
@@ -107,6 +115,6 @@ def test_the_readme_says_what_the_table_covers(api: str) -> None:
     name = {"opencl": "OpenCL", "vulkan": "Vulkan"}[api]
     cells = [covered(api, batch, precision) for batch in (1, 32) for precision in PRECISIONS]
     row = f"| {name} | {' | '.join(cells)} |"
-    section = README.read_text().partition("## What the shipped table covers")[2].partition("\n## ")[0]
+    section = README.read_text().partition("## What the tuned tables cover")[2].partition("\n## ")[0]
     (stated,) = [line for line in section.splitlines() if line.startswith(f"| {name} ")]
     assert stated == row, f"{README.name} has a row of another table; the right one is\n{row}"
