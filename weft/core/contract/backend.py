@@ -46,13 +46,13 @@ __all__ = [
     "is_compatible",
 ]
 
-API_VERSION = (1, 2)
+API_VERSION = (1, 1)
 """(major, minor) of the interface in this file. A backend written for another major or a newer minor
 cannot be used (A20). A change that breaks backends raises the major, an addition the minor.
 
-1.1 added options (`BackendCreator.options`, `BackendInfo.options`, `BackendContext.options`) and
-`BackendInfo.forward_type`. 1.2 added `Backend.onLowered`; `Backend.lower` is called when a network is optimised, on any
-object of the device, and may return `Lowered`."""
+1.1 added options (`BackendCreator.options`, `BackendInfo.options`, `BackendContext.options`),
+`BackendInfo.forward_type` and `Backend.onLowered`. `Backend.lower` is called when a network is optimised, on any object
+of the device, and may return a `Lowered`."""
 
 
 def is_compatible(backend: tuple[int, int], ours: tuple[int, int] = API_VERSION) -> bool:
