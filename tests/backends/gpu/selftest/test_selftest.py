@@ -27,7 +27,7 @@ from weft.core.contract.backend import DeviceInfo
 from weft.core.graph.graph import Graph
 from weft.core.registry.backend_registry import registry
 from weft.errors import BackendError, CompileError, ConfigError, DeviceError, DeviceLost, OutOfMemory
-from weft.kernels import launch, special
+from weft.kernels import algorithms, launch, special
 from weft.kernels.launch import DeviceCaps
 
 SHIPPED = [k for k in (*special.special_kernels(), *special.kernel_families()) if k.module.startswith("weft.")]
@@ -360,7 +360,7 @@ def test_the_key_of_a_verdict_changes_with_every_module_that_chooses_launches(mo
     forms = [type(form) for form in launch._GPU_OPS.values() if type(form).__module__.startswith("weft.")]
     assert {Path(inspect.getfile(form)) for form in forms} <= read
     assert {Path(str(sys.modules[kind.module].__file__)) for kind in SHIPPED} <= read
-    assert {Path(launch_builder.__file__), Path(tuner.__file__)} <= read
+    assert {Path(launch_builder.__file__), Path(tuner.__file__), Path(algorithms.__file__)} <= read
 
 
 def test_a_verdict_of_other_code_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import weft.backends.gpu
+import weft.kernels
 import weft.ops
 from weft import config
 from weft.backends.gpu.selftest import value_check
@@ -226,7 +227,7 @@ def _code(module: str) -> str:
 def _launchers() -> str:
     """Return the hash of the modules that choose launches, or say what they compute, wherever they are in a package."""
     hashed = hashlib.blake2b(digest_size=16)
-    for package in (weft.backends.gpu, weft.ops):
+    for package in (weft.backends.gpu, weft.kernels, weft.ops):
         for folder in package.__path__:
             for file in sorted(Path(folder).rglob("*.py")):
                 hashed.update(file.read_bytes())
