@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import GraphProto, ModelProto, TensorProto, helper
 
@@ -57,6 +57,11 @@ def models(draw: st.DrawFn) -> ModelProto:
     return model
 
 
+# A busy machine makes models slowly, which says nothing of the reader.
+ANY_SPEED = settings(suppress_health_check=[HealthCheck.too_slow])
+
+
+@ANY_SPEED
 @given(models(), st.integers(0, 200))
 def test_what_is_cut_and_the_rest_are_the_model(model: ModelProto, worth: int) -> None:
     data = model.SerializeToString()
@@ -65,6 +70,7 @@ def test_what_is_cut_and_the_rest_are_the_model(model: ModelProto, worth: int) -
     assert len(cut(memoryview(data), worth).data) >= len(held)
 
 
+@ANY_SPEED
 @given(models(), st.data())
 def test_damaged_bytes_that_protobuf_still_reads_are_read_alike(model: ModelProto, data: st.DataObject) -> None:
     damaged = bytearray(model.SerializeToString())
