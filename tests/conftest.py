@@ -1,7 +1,8 @@
-"""What all tests share: a private cache, the validation layer, and the devices that must be there.
+"""What all tests share: a private cache, the validation layer, the devices that must be there, and what is long.
 
 A device that is missing fails the run before any test, because a skipped test looks like one that passed.
-The environment is set before weft is imported; processes that tests start inherit it.
+The environment is set before weft is imported; processes that tests start inherit it. Tests marked `long` run with
+`--all` only: they repeat on more sizes, devices or examples what the others already show.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.helpers.run_length import VARIABLE
+
 REQUIRED = {
     "opencl": "pip install pyopencl intel-opencl-rt intel-cmplr-lib-rt; apt install pocl-opencl-icd",
     "vulkan": "apt install mesa-vulkan-drivers vulkan-validationlayers && pip install vulkan",
@@ -22,6 +25,11 @@ REQUIRED = {
 OPENCL_DRIVERS = 2 if platform.machine() == "x86_64" else 1
 """How many OpenCL drivers the tests need: two of different vendors, where PyPI has one for the CPU."""
 IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
+QUICK_DRIVERS = {"GALLIVM_PERF": "nopt"}
+"""Have llvmpipe compile without optimising, in half the time: most kernels run once.
+
+Intel's runtime has a like setting, not to vectorise, with which it computes NaN for some kernels.
+"""
 
 if not IS_WORKER:
     os.environ["WEFT_CACHE_DIR"] = tempfile.mkdtemp(prefix="weft-test-cache-")
@@ -29,6 +37,33 @@ if not IS_WORKER:
     os.environ["WEFT_CHECK_PASSES"] = "1"
     for unwanted in ("WEFT_CACHE", "WEFT_DYNAMIC_BACKEND_PATHS", "WEFT_NO_COMPILER", "WEFT_SELFTEST"):
         os.environ.pop(unwanted, None)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option of the long run."""
+    parser.addoption("--all", action="store_true", help="run the long tests as well, and let llvmpipe optimise")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tell tests how long the run is, and llvmpipe how to compile."""
+    if IS_WORKER:
+        return
+    if config.getoption("all"):
+        os.environ[VARIABLE] = "1"
+        return
+    os.environ.pop(VARIABLE, None)
+    for name, value in QUICK_DRIVERS.items():
+        os.environ.setdefault(name, value)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the long tests to the long run."""
+    if config.getoption("all"):
+        return
+    long = [item for item in items if item.get_closest_marker("long")]
+    if long:
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

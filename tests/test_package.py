@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -100,9 +101,19 @@ def layer_of(module: str) -> str:
     return next(name for name in names if name in LAYERS and (name != "weft" or module == "weft"))
 
 
-def imports_of(path: Path) -> Iterator[str]:
-    """Give the modules of Weft that a file imports, anywhere in it, for other than type checking."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+@cache
+def parsed(path: Path) -> ast.Module:
+    """Return the syntax tree of a file."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
+def imports_of(path: Path) -> tuple[str, ...]:
+    """Return the modules of Weft that a file imports, anywhere in it, for other than type checking."""
+    return tuple(_imports_in(path, parsed(path)))
+
+
+def _imports_in(path: Path, tree: ast.Module) -> Iterator[str]:
     for_types = {
         id(inner)
         for outer in ast.walk(tree)
@@ -126,12 +137,14 @@ def is_module(name: str) -> bool:
     return base.is_dir() or base.with_suffix(".py").is_file()
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_imports_point_downwards(path: Path) -> None:
-    own = layer_of(name_of(path))
-    for imported in imports_of(path):
-        other = layer_of(imported)
-        assert other == own or LAYERS[other] < LAYERS[own], f"{name_of(path)} imports {imported}"
+def test_imports_point_downwards() -> None:
+    wrong = [
+        f"{name_of(path)} imports {imported}"
+        for path in SOURCES
+        for imported in imports_of(path)
+        if (own := layer_of(name_of(path))) != (other := layer_of(imported)) and LAYERS[other] >= LAYERS[own]
+    ]
+    assert wrong == []
 
 
 CORE = ["graph", "contract", "registry", "host", "passes", "placement", "saved", "session"]
@@ -168,14 +181,16 @@ def test_what_runs_a_network_is_called_from_above_alone() -> None:
                 assert SESSION.index(other) < SESSION.index(path.stem), f"{name_of(path)} imports {imported}"
 
 
-@pytest.mark.parametrize("path", [p for p in SOURCES if "backends" in p.parts], ids=name_of)
-def test_backends_know_only_what_they_share(path: Path) -> None:
-    parts = path.relative_to(PACKAGE / "backends").parts
-    allowed = {"gpu"} if parts[0] in ("opencl", "vulkan") else set()
-    for imported in imports_of(path):
-        other = imported.split(".")[2:3]
-        if imported.startswith("weft.backends.") and other:
-            assert other[0] in {parts[0], *allowed}, f"{name_of(path)} imports {imported}"
+def test_backends_know_only_what_they_share() -> None:
+    wrong = []
+    for path in (p for p in SOURCES if "backends" in p.parts):
+        own = path.relative_to(PACKAGE / "backends").parts[0]
+        known = {own, "gpu"} if own in ("opencl", "vulkan") else {own}
+        for imported in imports_of(path):
+            other = imported.split(".")[2:3]
+            if imported.startswith("weft.backends.") and other and other[0] not in known:
+                wrong.append(f"{name_of(path)} imports {imported}")
+    assert wrong == []
 
 
 def test_front_ends_see_the_core_and_the_ops() -> None:
@@ -199,7 +214,7 @@ def test_shared_code_names_no_api(folder: str) -> None:
 
 def words_of_code(path: Path) -> Iterator[str]:
     """Give the names and strings in a file, docstrings left out."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = parsed(path)
     prose = {
         id(node.value)
         for node in ast.walk(tree)
@@ -239,14 +254,31 @@ def test_every_module_imports_and_exports_what_it_says() -> None:
 # -- one door each -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_one_door_each(path: Path) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv"):
-            assert path.name == "config.py", f"{path} reads the environment"
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
-            assert "cli" in path.parts, f"{path} prints"
+def test_one_door_each() -> None:
+    wrong = []
+    for path in SOURCES:
+        for node in ast.walk(parsed(path)):
+            reads = isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv")
+            prints = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+            if reads and path.name != "config.py":
+                wrong.append(f"{name_of(path)} reads the environment")
+            if prints and "cli" not in path.parts:
+                wrong.append(f"{name_of(path)} prints")
+    assert wrong == []
+
+
+# -- the tests -------------------------------------------------------------------------------------------------
+
+
+def test_no_test_imports_a_test() -> None:
+    # The device of an example runs the tests of every device: there they are what is examined, not a helper.
+    runs_others = ROOT / "tests" / "examples" / "test_cuda_example.py"
+    wrong = []
+    for path in {*(ROOT / "tests").rglob("*.py")} - {runs_others}:
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.ImportFrom) and re.match(r"tests\b(?!\.helpers\b)", node.module or ""):
+                wrong.append(f"{path.relative_to(ROOT)} imports {node.module}")
+    assert wrong == []
 
 
 # -- which Pythons ---------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.helpers.fakes import registered
+from tests.helpers.fakes import Maker, registered
 from tests.helpers.faults.answers import DecidesLate
 from tests.helpers.faults.every_fault import FAULTS
 from weft.backends.cpu.backend import CpuBackend
@@ -19,16 +19,7 @@ CHOSEN = [*(name for name in CHECKS if name != "table"), *ROWS]
 """Every check, and rows of a few ops."""
 SLOW = {"table", "outputs", "support", "large", "threads", "leaks"}
 """Checks that take four fifths of the time: a fault is shown to those of them that must find it."""
-
-
-class Maker(BackendCreator):
-    """Makes backends of a class, and keeps none of them."""
-
-    def __init__(self, made: type[Backend]) -> None:
-        self.made = made
-
-    def onCreate(self, info: BackendInfo) -> Backend:
-        return self.made(info)
+SHOWN = [pytest.param(False, id="to its check"), pytest.param(True, id="to all quick checks", marks=pytest.mark.long)]
 
 
 def examine(made: type[Backend], only: Sequence[str] = CHOSEN) -> ConformanceReport:
@@ -36,11 +27,12 @@ def examine(made: type[Backend], only: Sequence[str] = CHOSEN) -> ConformanceRep
         return run("acme", only=only)
 
 
+@pytest.mark.parametrize("to_all", SHOWN)
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_is_found_by_the_right_check(name: str) -> None:
+def test_a_fault_is_found_by_the_right_check(name: str, to_all: bool) -> None:
     fault = FAULTS[name]
-    quick = [c for c in CHECKS if c not in SLOW or c == fault.check != "table"]
-    report = examine(fault.made, [*quick, *(ROWS if fault.check == "table" else ())])
+    shown = [c for c in CHECKS if (to_all and c not in SLOW) or c == fault.check != "table"]
+    report = examine(fault.made, [*shown, *(ROWS if fault.check == "table" else ())])
     assert not report.ok
     bad = [f for f in report.findings if f.verdict.is_bad]
     found = [f for f in bad if f.check == fault.check]

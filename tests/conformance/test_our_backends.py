@@ -31,6 +31,7 @@ def test_a_gpu_keeps_the_contract_at_fp16(device: str) -> None:
     assert report.ok, report
 
 
+@pytest.mark.long
 def test_the_whole_kit_on_the_cpu() -> None:
     report = run("cpu")
     assert report.ok, report

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 import weft
-from tests.conformance.test_kit_finds_faults import Maker
 from tests.helpers.cli import Cli
-from tests.helpers.fakes import registered
+from tests.helpers.fakes import Maker, registered
 from tests.helpers.faults.every_fault import FAULTS
 from weft.backends.cpu.backend import CpuBackend
 from weft.conformance import CHECKS

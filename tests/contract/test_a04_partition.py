@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import weft.ops  # noqa: F401  (registers the ops)
 from tests.helpers.nets import Net, op
+from tests.helpers.run_length import examples
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.op import Op
@@ -209,7 +210,7 @@ def test_A4_every_node_is_in_one_part_of_its_device_and_no_part_waits_for_a_late
 
 
 @given(assigned(most=9))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_A4_there_are_no_fewer_parts_in_any_order(case: tuple[Graph, dict[str, str]]) -> None:
     graph, device = case
     assert len(partition(graph, device)) == fewest(graph, device)

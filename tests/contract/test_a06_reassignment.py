@@ -15,6 +15,7 @@ import weft
 from tests.helpers.fakes import Mock, Replace, compiled, mock, mocks
 from tests.helpers.nets import chain, feeds, kinds
 from tests.helpers.random_nets import SLOW, networks
+from tests.helpers.run_length import examples
 from weft.core.contract.views import OptimizationViews, SubgraphView
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.interpreter import outputs
@@ -242,7 +243,7 @@ def check_parts(network: OptimizedNetwork, prepared: Graph, made: dict[str, type
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=SLOW)
 def test_A6_any_network_on_any_backends_gives_the_numbers_of_one_backend(data: st.DataObject) -> None:
     graph = data.draw(networks(9))
     prepared = prepare_network(graph, weft.Precision.HIGH).graph

@@ -11,6 +11,7 @@ from tests.helpers.nets import feeds
 from tests.helpers.random_folds import fold_networks
 from tests.helpers.random_moves import move_networks
 from tests.helpers.random_nets import SLOW, networks
+from tests.helpers.run_length import examples
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.interpreter import outputs, values
@@ -28,7 +29,7 @@ TOLERANCE = 2e-5
 """Relative to the largest number of a result: what is left of folding weights in a row of convolutions."""
 GRAPHS = st.one_of(move_networks(), fold_networks(), networks())
 ALONE = [find_pass(name) for name in dict.fromkeys(p.name for p in PASSES)]
-many = settings(max_examples=150, deadline=None, suppress_health_check=SLOW)
+many = settings(max_examples=examples(150), deadline=None, suppress_health_check=SLOW)
 
 
 def assert_kept(before: Graph, after: Graph, *, exact: bool) -> None:
@@ -63,7 +64,7 @@ def test_a_pass_keeps_numbers_names_and_specs_and_adds_no_node(each: Pass, graph
 
 
 @given(graph=GRAPHS)
-@settings(many, max_examples=400)
+@settings(many, max_examples=examples(400))
 def test_all_passes_in_order_leave_nothing_for_a_second_time(graph: Graph) -> None:
     after = run_passes(graph)
     assert_kept(graph, after, exact=False)

@@ -15,6 +15,7 @@ import weft
 from tests.helpers.fakes import AsynchronousBackend, mock, mocks
 from tests.helpers.nets import Net, chain, feeds
 from tests.helpers.random_nets import SLOW, networks
+from tests.helpers.run_length import examples
 from weft.core.contract.backend import Backend
 from weft.core.graph.graph import Graph, bind
 from weft.core.graph.interpreter import outputs
@@ -364,7 +365,7 @@ def tangled(draw: st.DrawFn) -> tuple[Graph, dict[str, str]]:
 
 @pytest.mark.parametrize(("precision", "memory"), [("high", "normal"), ("high", "limit"), ("low", "normal")])
 @given(case=tangled())
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 def test_A8_any_network_on_three_devices(precision: str, memory: str, case: tuple[Graph, dict[str, str]]) -> None:
     graph, hints = case
     live = {n.name for n in weft.optimize(graph, "cpu").graph.nodes}

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.run_length import examples
 from tests.helpers.saved_networks import changed, content, of_ops, refusal, rewritten, small, whole
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
@@ -157,7 +158,7 @@ def survives(saved: bytes, damaged: bytes, folder: Path) -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(400), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_F8_flipped_bytes_are_noticed_or_change_nothing(
     data: st.DataObject, tmp_path: Path, cpu_1_2: None
 ) -> None:
@@ -196,7 +197,7 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 @given(data=st.data())
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(400), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_F8_json_of_any_other_content_is_a_network_or_refused(
     data: st.DataObject, tmp_path: Path, cpu_1_2: None
 ) -> None:

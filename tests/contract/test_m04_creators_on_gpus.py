@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import weft
+from tests.helpers.convolutions import convolution
 from tests.helpers.nets import feeds
-from tests.ops.gpu.test_conv_tiles import network
 from weft.backends.opencl.backend import OpenCLBackend
 from weft.backends.vulkan.backend import VulkanBackend
 from weft.core.graph.tensor import Tensor
@@ -46,7 +46,7 @@ def special(request: pytest.FixtureRequest) -> Iterator[str]:
 
 def test_M4_a_creator_on_one_gpu_backend_is_used_there_and_nowhere_else(special: str) -> None:
     other = next(name for name in BACKENDS if name != special)
-    graph = network(1, 3, 5, 6, 3, 1, 1)
+    graph = convolution(1, 3, 5, 6, 3, 1, 1)
     with weft.load(graph, device=special, fallback="error") as session:
         session.run(feeds(graph))
         assert NotingRelu.ran == [special]

@@ -17,6 +17,7 @@ from benchmarks import models
 from tests.helpers.fakes import Creator, RecordingBackend, registered
 from tests.helpers.nets import branching
 from tests.helpers.null_gpu import null_gpu
+from tests.helpers.run_length import examples
 from weft.core.contract.backend import Backend, BackendInfo, StorageType
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Layout
@@ -207,7 +208,7 @@ Step = tuple[bool, int]
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 300)), max_size=40), st.sampled_from([1, 16, 64]))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_M8_pieces_that_live_together_never_overlap(steps: list[Step], alignment: int) -> None:
     plan: ArenaPlan[int] = ArenaPlan(alignment)
     live: list[int] = []

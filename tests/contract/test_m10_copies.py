@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.run_length import examples
 from weft.core.contract.backend import Backend, BackendInfo, StorageType
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array, Layout, from_storage, storage_shape, to_storage
@@ -182,7 +183,7 @@ def test_M10_inside_a_device(
 
 
 @given(shape=shapes(), first=forms, second=forms)
-@settings(max_examples=60, deadline=None, suppress_health_check=CHECKS)
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=CHECKS)
 @example(shape=(1, 5, 3, 3), first=FORMS[0], second=FORMS[-1])
 def test_M10_between_two_devices(
     two: tuple[Backend, Backend], shape: tuple[int, ...], first: Form, second: Form

@@ -314,9 +314,9 @@ CHECKS: dict[str, Callable[[str], None]] = {
         steady.test_a_run_allocates_no_device_memory_and_compiles_nothing, memory="limit"
     ),
     "a resize compiles nothing": steady.test_a_resize_to_shapes_of_before_compiles_nothing,
-    "sessions leave nothing behind": partial(steady.test_a_hundred_sessions_leave_nothing_behind, once=steady.use),
+    "sessions leave nothing behind": partial(steady.test_sessions_leave_nothing_behind, once=steady.use, window=50),
     "forgotten sessions leave nothing behind": partial(
-        steady.test_a_hundred_sessions_leave_nothing_behind, once=steady.drop
+        steady.test_sessions_leave_nothing_behind, once=steady.drop, window=50
     ),
     "a close frees the memory": steady.test_what_a_session_had_on_the_device_is_free_after_its_close,
     "two threads, two sessions": steady.test_two_sessions_on_one_device_from_two_threads_give_the_right_answers,

@@ -13,6 +13,7 @@ import weft
 from tests.helpers.built import HUNDRED, X, one_input, run
 from tests.helpers.nets import feeds
 from tests.helpers.random_nets import SLOW, networks
+from tests.helpers.run_length import examples
 from weft import models
 from weft.core.graph.interpreter import outputs, values
 from weft.errors import ModelError
@@ -150,7 +151,7 @@ def test_one_value_may_be_shown_under_several_names_and_an_input_too() -> None:
 # -- any graph -----------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=SLOW)
 @given(networks())
 def test_any_graph_comes_back_as_it_was(graph: weft.Graph) -> None:
     graph.outputs = list(dict.fromkeys(graph.outputs))

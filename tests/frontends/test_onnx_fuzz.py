@@ -15,6 +15,7 @@ from onnx import ModelProto
 
 from scripts.fuzz.mutate import change_bytes
 from scripts.fuzz.onnx_cases import change_fields, networks
+from tests.helpers.run_length import examples
 from weft.core.graph.graph import bind, infer_shapes
 from weft.errors import WeftError
 from weft.frontends.onnx import load
@@ -22,7 +23,7 @@ from weft.frontends.onnx import load
 SECONDS_FOR_ONE = 5.0
 MEGABYTES_FOR_ALL = 400
 BOUNDED = settings(
-    derandomize=True, max_examples=600, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    derandomize=True, max_examples=examples(600), deadline=None, database=None, suppress_health_check=list(HealthCheck)
 )
 
 SEEDS = networks()

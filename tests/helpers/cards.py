@@ -1,11 +1,32 @@
-"""Null devices that look like the cards whose trials there are."""
+"""Null devices that look like the cards whose trials there are, and what plans see of an H200."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from scripts.update_shipped_choices import CARDS
 from tests.helpers.null_gpu import NullDevice
+from weft.backends.gpu.selftest import value_check
 from weft.backends.opencl.dialect import OpenCLDialect
 from weft.backends.vulkan.dialect import GlslDialect
+from weft.kernels.launch import DeviceCaps
+from weft.kernels.special import SpecialKernel, special_kernels
+
+H200 = DeviceCaps(
+    max_local_items=1024, max_local_size=(1024, 1024, 64), local_memory=48 << 10, max_buffer_range=(1 << 32) - 4,
+    fp16_storage=True, int8_storage=True, matrix_units=True, compute_units=132,
+)  # fmt: skip
+"""What both APIs offer on it."""
+OPENCL = replace(H200, max_local_items=256, channels_last=True, shuffles=True, warpgroup_units=True)
+VULKAN = replace(H200, channels_last=True, shuffles=True, workgroup_matrices=True)
+
+KINDS = {kind.name: kind for kind in special_kernels() if kind.module.startswith("weft.")}
+"""Weft's own: other tests register kinds for their time."""
+
+
+def alone(kind: SpecialKernel, caps: DeviceCaps) -> DeviceCaps:
+    """Return the capabilities that its test finds."""
+    return value_check._without(caps, kind, list(KINDS.values()))
 
 
 def card(device: NullDevice, api: str) -> None:

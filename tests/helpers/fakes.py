@@ -324,3 +324,13 @@ def mocks(**made: type[Backend]) -> Iterator[list[str]]:
         for id_, cls in made.items():
             stack.enter_context(registered(Creator(cls), id_))
         yield list(made)
+
+
+class Maker(BackendCreator):
+    """Makes backends of a class, and keeps none of them."""
+
+    def __init__(self, made: type[Backend]) -> None:
+        self.made = made
+
+    def onCreate(self, info: BackendInfo) -> Backend:
+        return self.made(info)

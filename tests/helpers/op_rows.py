@@ -6,11 +6,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
 import weft
+from tests.helpers.opened import opened
 from weft.conformance.cases.table import Case, all_cases, tolerance
 from weft.conformance.checks.table import feeds_of, graph_of
 from weft.core.graph.dtypes import DType
@@ -20,9 +25,12 @@ from weft.core.graph.layout import Array
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import TensorSpec
 from weft.errors import UnsupportedOps
+from weft.kernels.source import KernelSource
 from weft.ops.elementwise import Elementwise
 
 GPUS = ("opencl", "vulkan")
+ROW_BY_ROW = ("opencl", pytest.param("vulkan", marks=pytest.mark.long))
+"""Where a table of rows runs row by row. llvmpipe compiles a kernel for each size: `each_kernel_once` spares that."""
 FLOATS = frozenset({"float32", "float16"})
 ANY = frozenset(t.value for t in DType)
 INTEGERS = frozenset({"int64", "int32", "int8", "uint8"})
@@ -84,6 +92,53 @@ def run(graph: Graph, feeds: dict[str, Array], device: str, precision: str = "hi
         outputs = session.run(feeds)
         assert set(session.report.placement.values()) <= {device}
     return outputs
+
+
+@contextmanager
+def kernels_asked_for(device: str) -> Iterator[set[str]]:
+    """Collect the digests of the kernel sources that a device compiles while a block runs."""
+    asked, compile_kernel = set[str](), opened(device).compile
+
+    def compile_and_note(source: KernelSource, values: Mapping[str, int | float]) -> Any:
+        asked.add(source.digest)
+        return compile_kernel(source, values)
+
+    with mock.patch.object(opened(device), "compile", compile_and_note):
+        yield asked
+
+
+def each_kernel_once(
+    rows: Iterable[Case],
+    device: str,
+    setup: Callable[[Case], tuple[Graph, dict[str, Array]]],
+    check: Callable[[Case, list[Array]], None],
+    precision: str = "high",
+) -> None:
+    """Load every row on the device; run the first, and those that need a kernel that none before needed, and check."""
+    known, ran = set[str](), False
+    for row in rows:
+        try:
+            graph, feeds = setup(row)
+            with (
+                kernels_asked_for(device) as asked,
+                weft.load(graph, device, precision=precision, fallback="error") as session,
+            ):
+                assert set(session.report.placement.values()) <= {device}
+                if ran and asked <= known:
+                    continue
+                known, ran = known | asked, True
+                outputs = session.run(feeds)
+            check(row, outputs)
+        except Exception as error:
+            raise AssertionError(f"{row.id} on {device} at precision {precision}: {error}") from error
+
+
+def by_op(rows: Iterable[Case]) -> dict[str, list[Case]]:
+    """Return the rows of each op."""
+    found: dict[str, list[Case]] = {}
+    for row in rows:
+        found.setdefault(row.op, []).append(row)
+    return found
 
 
 def reference(op: Op, arrays: list[Array | None]) -> list[Array]:

@@ -9,8 +9,10 @@ import numpy as np
 from hypothesis import HealthCheck
 from hypothesis import strategies as st
 
-from tests.helpers.nets import Net
+import weft
+from tests.helpers.nets import Net, feeds
 from weft.core.graph.graph import Graph
+from weft.core.graph.interpreter import outputs
 
 Draw = st.DrawFn
 SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large)
@@ -133,3 +135,13 @@ def networks(draw: Draw, steps: int = 9, batches: Sequence[int] = (1, 2), sides:
         values.append(last)
     others = draw(st.lists(st.sampled_from(values[1:] or values), max_size=2))
     return net.finish(last, *others)
+
+
+def assert_right(graph: Graph, device: str, precision: str, tolerance: float) -> None:
+    """Fail unless the device computes what the references of the ops do."""
+    with weft.load(graph, device=device, precision=precision, fallback="error") as session:
+        for seed in range(2):
+            fed = feeds(graph, seed)
+            for got, expected in zip(session.run(fed), outputs(graph, fed), strict=True):
+                scale = max(float(np.abs(expected).max(initial=0)), 1.0)
+                np.testing.assert_allclose(got / scale, expected / scale, rtol=0, atol=tolerance)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import weft
+from tests.helpers.cards import H200
 from tests.helpers.conv_problems import conv_problem
 from tests.helpers.nets import Net
 from tests.helpers.null_gpu import null_gpu
-from tests.ops.gpu.test_conv_matrix import H200
 from weft.backends.gpu.device.profiles import PROFILES
 from weft.core.graph.dtypes import DType
 from weft.errors import ExecutionError

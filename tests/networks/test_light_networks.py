@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from functools import cache
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -129,8 +130,17 @@ def assert_on(session: weft.Session, device: str) -> None:
     assert set(session.report.nodes_by_device) == {device}, session.report.refusals
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", [*NETWORKS, *LARGE])
+QUICK = {"squeezenet", "shufflenet"}
+"""The networks that llvmpipe computes in a few seconds; the others take it up to a minute each."""
+
+
+def _runs() -> list[Any]:
+    """Return the networks and devices, those long that take much time."""
+    every = ((name, device) for device in DEVICES for name in (*NETWORKS, *LARGE))
+    return [pytest.param(*e, marks=[pytest.mark.long] * (e[1] == "vulkan" and e[0] not in QUICK)) for e in every]
+
+
+@pytest.mark.parametrize(("name", "device"), _runs())
 def test_a_light_network_runs_whole_on_every_device(device: str, name: str) -> None:
     with weft.load(FOLDER / f"light_{name}.onnx", device=device, fallback="error") as session:
         assert_on(session, device)

@@ -6,22 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 
-import weft
-from tests.helpers.nets import Net, feeds
-from tests.helpers.random_nets import SLOW, networks
+from tests.helpers.nets import Net
+from tests.helpers.random_nets import SLOW, assert_right, networks
+from tests.helpers.run_length import examples
 from weft.core.graph.graph import Graph
-from weft.core.graph.interpreter import outputs
 
 DEVICES = ("cpu", "opencl", "vulkan")
-
-
-def assert_right(graph: Graph, device: str, precision: str, tolerance: float) -> None:
-    with weft.load(graph, device=device, precision=precision, fallback="error") as session:
-        for seed in range(2):
-            fed = feeds(graph, seed)
-            for got, expected in zip(session.run(fed), outputs(graph, fed), strict=True):
-                scale = max(float(np.abs(expected).max(initial=0)), 1.0)
-                np.testing.assert_allclose(got / scale, expected / scale, rtol=0, atol=tolerance)
 
 
 def without_bias(kind: str) -> Graph:
@@ -35,7 +25,7 @@ def without_bias(kind: str) -> Graph:
 
 @pytest.mark.parametrize("device", DEVICES)
 @given(graph=networks(10))
-@settings(max_examples=20, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=examples(20), deadline=None, suppress_health_check=SLOW)
 @example(graph=without_bias("Conv"))
 @example(graph=without_bias("Gemm"))
 @example(graph=without_bias("MatMul"))

@@ -2,7 +2,8 @@
 
 `op_rows` says which it must be: a GPU that begins to refuse a row fails here, and so does one that takes a row
 nobody expected it to take. Rows of float32 also run with precision "low", against the reference of the same row in
-float16.
+float16. Every row runs on the CPU and on OpenCL; Vulkan loads every row and runs each kernel once, all rows with
+`--all`.
 """
 
 from __future__ import annotations
@@ -13,46 +14,82 @@ import pytest
 from tests.helpers.op_rows import (
     GPUS,
     HALVED,
+    ROW_BY_ROW,
     ROWS,
     RUNS_ON_GPUS,
     SAMPLE,
     Net,
     assert_agree,
     assert_refused,
+    by_op,
+    each_kernel_once,
     reference,
     refusal,
     run,
 )
 from weft.conformance.cases.table import Case
 from weft.conformance.checks.table import feeds_of, graph_of, halved
+from weft.core.graph.layout import Array
 from weft.core.graph.op import op_types
 from weft.ops.gpu import elementwise
 from weft.ops.pool import MaxPool
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
-@pytest.mark.parametrize("device", ["cpu", *GPUS])
+@pytest.mark.parametrize("device", ["cpu", *ROW_BY_ROW])
 def test_row(device: str, row: Case) -> None:
     """Run the row, or see it refused."""
     piece = refusal(row) if device in GPUS else None
     if piece is not None:
         assert_refused(row, device, piece)
         return
-    actual = run(graph_of(row), feeds_of(row, row.arrays()), device)
+    assert_right(row, run(graph_of(row), feeds_of(row, row.arrays()), device))
+
+
+def assert_right(row: Case, actual: list[Array]) -> None:
     expected = reference(row.make_op(), row.arrays())
     assert [a.dtype for a in actual] == [e.dtype for e in expected]
     assert_agree(actual, expected, row.make_op())
 
 
+TAKEN = by_op(row for row in ROWS if refusal(row) is None and any(i and not i.constant for i in row.inputs))
+
+
+@pytest.mark.parametrize("op", [op for op in TAKEN if op not in ("Shape", "Size")])
+def test_each_kernel_of_an_op_on_vulkan(op: str) -> None:
+    """Load all rows of an op, and run those that need another kernel than the rows before."""
+    each_kernel_once(TAKEN[op], "vulkan", lambda row: (graph_of(row), feeds_of(row, row.arrays())), assert_right)
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if refusal(row) is not None], ids=str)
+def test_row_that_vulkan_refuses(row: Case) -> None:
+    assert_refused(row, "vulkan", refusal(row) or "")
+
+
 @pytest.mark.parametrize("row", HALVED, ids=str)
-@pytest.mark.parametrize("device", GPUS)
+@pytest.mark.parametrize("device", ROW_BY_ROW)
 def test_row_with_precision_low(device: str, row: Case) -> None:
     """Run a row of float32, stored as float16, and compare with its reference in float16.
 
     What is fed are halves: a step that is fused behind the conversion of an input sees it before it is rounded.
     """
     actual = run(graph_of(row), feeds_of(row, halved(row.arrays())), device, precision="low")
+    assert_right_as_halves(row, actual)
+
+
+def assert_right_as_halves(row: Case, actual: list[Array]) -> None:
     assert_agree(actual, reference(row.make_op(), halved(row.arrays())), row.make_op())
+
+
+@pytest.mark.parametrize("op", by_op(HALVED))
+def test_each_kernel_of_an_op_on_vulkan_with_precision_low(op: str) -> None:
+    each_kernel_once(
+        by_op(HALVED)[op],
+        "vulkan",
+        lambda row: (graph_of(row), feeds_of(row, halved(row.arrays()))),
+        assert_right_as_halves,
+        "low",
+    )
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -9,12 +9,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.helpers.op_rows import GPUS, HALVED, ROWS, SAMPLE, Net, assert_agree, reference, refusal, run
+from tests.helpers.op_rows import (
+    GPUS,
+    HALVED,
+    ROW_BY_ROW,
+    ROWS,
+    SAMPLE,
+    Net,
+    assert_agree,
+    by_op,
+    each_kernel_once,
+    reference,
+    refusal,
+    run,
+)
+from tests.helpers.run_length import examples
 from weft.backends.gpu.lowering.lower import Target
 from weft.conformance.cases.table import Case
 from weft.conformance.checks.table import feeds_of, graph_of, halved
 from weft.core.graph.graph import Graph, Node, infer_shapes
-from weft.core.graph.layout import Layout
+from weft.core.graph.layout import Array, Layout
 from weft.core.graph.op import op_types
 from weft.core.graph.tensor import TensorSpec
 from weft.kernels.launch import Placement, find_gpu_op
@@ -67,12 +81,31 @@ PACKED = [
 
 @pytest.mark.parametrize("row", PACKED, ids=str)
 @pytest.mark.parametrize("precision", ["high", "low"])
-@pytest.mark.parametrize("device", GPUS)
+@pytest.mark.parametrize("device", ROW_BY_ROW)
 def test_row_behind_pools(device: str, precision: str, row: Case) -> None:
     """Run a row on inputs that lie in NC4HW4, for the kernels that read it as it is."""
-    arrays = halved(row.arrays()) if precision == "low" else row.arrays()
-    outputs = run(behind_pools(row), feeds_of(row, arrays), device, precision)
-    assert_agree(outputs[:1], reference(row.make_op(), arrays), row.make_op())
+    outputs = run(behind_pools(row), feeds_of(row, arrays_at(precision, row)), device, precision)
+    assert_agree(outputs[:1], reference(row.make_op(), arrays_at(precision, row)), row.make_op())
+
+
+def arrays_at(precision: str, row: Case) -> list[Array | None]:
+    """Return the arrays of a row, as the device stores them."""
+    return halved(row.arrays()) if precision == "low" else row.arrays()
+
+
+@pytest.mark.parametrize("op", by_op(PACKED))
+@pytest.mark.parametrize("precision", ["high", "low"])
+def test_each_kernel_of_an_op_behind_pools_on_vulkan(precision: str, op: str) -> None:
+    def check(row: Case, outputs: list[Array]) -> None:
+        assert_agree(outputs[:1], reference(row.make_op(), arrays_at(precision, row)), row.make_op())
+
+    each_kernel_once(
+        by_op(PACKED)[op],
+        "vulkan",
+        lambda row: (behind_pools(row), feeds_of(row, arrays_at(precision, row))),
+        check,
+        precision,
+    )
 
 
 IMAGES = [
@@ -83,19 +116,34 @@ IMAGES = [
 """What may be told how images lie."""
 
 
-@pytest.mark.parametrize("row", IMAGES, ids=str)
-@pytest.mark.parametrize("device", GPUS)
-def test_row_with_channels_last(monkeypatch: pytest.MonkeyPatch, device: str, row: Case) -> None:
-    """Run a row on images that lie in NHWC4, as they do in fp16 on devices with matrix units."""
+@pytest.fixture
+def channels_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let images lie in NHWC4, as they do in fp16 on devices with matrix units."""
     monkeypatch.setattr(Target, "packed_layout", Layout.NHWC4)
-    arrays = halved(row.arrays())
+
+
+def image_row(row: Case) -> tuple[Graph, dict[str, Array]]:
     graph = behind_pools(row) if row in PACKED else graph_of(row)
-    outputs = run(graph, feeds_of(row, arrays), device, "low")
-    expected = reference(row.make_op(), arrays)
+    return graph, feeds_of(row, halved(row.arrays()))
+
+
+def assert_image_is_right(row: Case, outputs: list[Array]) -> None:
+    expected = reference(row.make_op(), halved(row.arrays()))
     assert_agree(outputs[: len(expected)], expected, row.make_op())
 
 
-FEW = settings(max_examples=30, derandomize=True, deadline=None, database=None)
+@pytest.mark.parametrize("row", IMAGES, ids=str)
+@pytest.mark.parametrize("device", ROW_BY_ROW)
+def test_row_with_channels_last(channels_last: None, device: str, row: Case) -> None:
+    assert_image_is_right(row, run(*image_row(row), device, "low"))
+
+
+@pytest.mark.parametrize("op", by_op(IMAGES))
+def test_each_kernel_of_an_op_with_channels_last_on_vulkan(channels_last: None, op: str) -> None:
+    each_kernel_once(by_op(IMAGES)[op], "vulkan", image_row, assert_image_is_right, "low")
+
+
+FEW = settings(max_examples=examples(30), derandomize=True, deadline=None, database=None)
 SIZES = st.integers(1, 3)
 
 

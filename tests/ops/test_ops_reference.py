@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx.reference import ReferenceEvaluator
 
+from tests.helpers.run_length import examples
 from weft.conformance.cases.table import Case, all_cases, build_model, case, f32, feeds, tolerance
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array
@@ -185,7 +186,7 @@ def test_expressions_agree_with_references(compiled_expressions: ctypes.CDLL) ->
 
 
 SHAPES = st.lists(st.integers(0, 4), max_size=5).map(tuple)
-FAST = settings(max_examples=200, deadline=None)
+FAST = settings(max_examples=examples(200), deadline=None)
 
 
 @FAST
@@ -232,7 +233,7 @@ SPECS = st.builds(
 MINE = sorted(n for n, c in op_types().items() if c.__module__ in {f"weft.ops.{m}" for m in OP_MODULES})
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=examples(1000), deadline=None)
 @given(st.sampled_from(MINE), st.lists(st.none() | SPECS, max_size=4), st.integers(-(1 << 63), 1 << 63))
 def test_infer_refuses_but_never_crashes(name: str, specs: list[TensorSpec | None], axis: int) -> None:
     """Give ops absurd inputs and attributes: they infer something or raise ModelError."""

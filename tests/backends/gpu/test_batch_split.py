@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given, settings
 
 import weft
-from tests.backends.gpu.test_large_inputs import STARTS, opened
 from tests.helpers.nets import Net, feeds
-from tests.helpers.random_nets import SLOW, networks
-from tests.networks.test_random_nets_on_devices import assert_right
+from tests.helpers.opened import STARTS, opened
+from tests.helpers.random_nets import SLOW, assert_right, networks
 from weft.backends.gpu.recording import batch_split, chunked_upload
 from weft.backends.gpu.recording.recording import PipelineRecording
 from weft.backends.gpu.tuning.tuner import open_problems
@@ -99,8 +98,16 @@ def check_against_the_whole(session: weft.Session, whole: weft.Session, graph: G
             np.testing.assert_allclose(got, want, *tolerance(DType.FLOAT16, "reduction"))
 
 
-@pytest.mark.parametrize(("device", "ahead"), WAYS)
-@pytest.mark.parametrize(("precision", "parts"), [("high", 2), ("high", 4), ("low", 2)])
+PARTS = [("high", 2), ("high", 4), ("low", 2)]
+"""Precisions and numbers of parts; where nothing is sent ahead the first stands for all in the short run."""
+WAYS_AND_PARTS = [
+    pytest.param(*way, *parts, marks=[pytest.mark.long] * (not way[1] and parts != PARTS[0]))
+    for way in WAYS
+    for parts in PARTS
+]
+
+
+@pytest.mark.parametrize(("device", "ahead", "precision", "parts"), WAYS_AND_PARTS)
 @pytest.mark.parametrize("make", [chain, branches, scratch, a_constant_for_each_image])
 def test_results_are_right_whatever_runs_in_parts(
     device: str, ahead: bool, precision: str, parts: int, make: Callable[[], Graph], monkeypatch: pytest.MonkeyPatch

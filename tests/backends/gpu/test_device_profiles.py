@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -125,7 +126,20 @@ def opened(api: str) -> GpuDevice:
     return creator.runtime(0).device
 
 
-@pytest.mark.parametrize("name", NAMES)
+COMPILED_BY_CPUS = {"smallest"}
+"""The profiles of which OpenCL's compiler for CPUs is asked in the short run; each has many kernels of its own."""
+
+
+def _profiles() -> list[Any]:
+    """Return each profile with each API."""
+    return [
+        pytest.param(name, api, marks=[pytest.mark.long] * (api == "opencl" and name not in COMPILED_BY_CPUS))
+        for name in NAMES
+        for api in GPUS
+    ]
+
+
+@pytest.mark.parametrize(("name", "api"), _profiles())
 def test_rows_of_the_op_table_are_right_on_every_profile(
     name: str, api: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

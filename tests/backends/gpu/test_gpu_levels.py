@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.helpers.gpu_plans import planned
 from tests.helpers.nets import Net
 from tests.helpers.random_nets import SLOW, networks
+from tests.helpers.run_length import examples
 from weft.backends.gpu.device.device import BarrierCommand, Binding, CopyCommand, GpuBuffer, MemoryKind
 from weft.backends.gpu.memory import slots as memory_module
 from weft.backends.gpu.recording import recording as recording_module
@@ -35,7 +36,7 @@ def conflict(one: tuple[list[Piece], list[Piece]], other: tuple[list[Piece], lis
 
 
 @given(st.lists(st.tuples(pieces, pieces), max_size=12))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_commands_of_one_level_may_run_in_any_order(commands: list[tuple[list[Piece], list[Piece]]]) -> None:
     buffers = [GpuBuffer(64, MemoryKind.DEVICE, None) for _ in range(2)]
 
@@ -85,7 +86,7 @@ accessed = st.lists(places, max_size=2)
 
 
 @given(st.lists(st.tuples(accessed, accessed), max_size=30))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 def test_levels_are_those_that_a_comparison_of_all_pairs_gives(commands: list[tuple[list[Any], list[Any]]]) -> None:
     buffers = [GpuBuffer(64, MemoryKind.DEVICE, None) for _ in range(2)]
 
@@ -126,7 +127,7 @@ def covers(tensor: Tensor, piece: Piece) -> bool:
 
 
 @given(graph=networks(12))
-@settings(max_examples=60, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=SLOW)
 def test_launches_that_may_run_side_by_side_do_not_touch_each_other(graph: Graph) -> None:
     seen: list[tuple[list[Any], list[Any]]] = []
 

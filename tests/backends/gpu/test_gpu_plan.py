@@ -16,6 +16,7 @@ from tests.helpers.gpu_plans import assert_plays, planned, play
 from tests.helpers.nets import Net, branching, feeds, kinds
 from tests.helpers.null_gpu import null_gpu
 from tests.helpers.random_nets import SLOW, networks
+from tests.helpers.run_length import examples
 from weft.backends.gpu.lowering.fusion import can_fuse
 from weft.backends.gpu.lowering.layouts import assign_layouts, find_views
 from weft.core.contract.lowered import ValueView
@@ -28,7 +29,7 @@ from weft.core.passes import run_passes
 from weft.core.passes.constants import fold_constants
 from weft.core.passes.fuse import fuse_epilogues
 
-many = settings(max_examples=120, deadline=None, suppress_health_check=SLOW)
+many = settings(max_examples=examples(120), deadline=None, suppress_health_check=SLOW)
 
 
 @given(graph=networks(12))
@@ -38,7 +39,7 @@ def test_a_plan_gives_the_numbers_of_the_network(graph: Graph) -> None:
 
 
 @given(graph=networks(8))
-@settings(many, max_examples=40)
+@settings(many, max_examples=examples(40))
 def test_a_plan_in_fp16_gives_them_too(graph: Graph) -> None:
     assert_plays(graph, "low", 0.05)
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import weft
-from tests.backends.gpu.test_large_inputs import opened
 from tests.helpers.nets import Net
+from tests.helpers.opened import opened
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Array
 

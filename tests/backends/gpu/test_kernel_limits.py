@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from tests.backends.gpu.selftest.test_special_kinds import KINDS, OPENCL, VULKAN, alone
+from tests.helpers.cards import KINDS, OPENCL, VULKAN, alone
 from tests.helpers.null_gpu import CAPS, null_gpu
 from weft.backends.gpu.device.limits import check_kernel, shared_bytes
 from weft.backends.gpu.device.profiles import parse_profile

@@ -13,8 +13,7 @@ import pytest
 import weft
 from tests.helpers.nets import Net
 from tests.helpers.null_gpu import NullDevice, null_gpu
-from weft.backends.gpu.creator import GpuCreator
-from weft.backends.gpu.device.device import GpuDevice
+from tests.helpers.opened import STARTS, opened
 from weft.backends.gpu.recording import chunked_upload
 from weft.backends.gpu.recording.chunked_upload import Stream
 from weft.backends.vulkan import context
@@ -28,8 +27,6 @@ from weft.errors import DeviceError, DeviceLost, ExecutionError
 DEVICES = ("cpu", "opencl", "vulkan")
 AHEAD = DEVICES[1:]
 """The devices that send ahead here."""
-STARTS = {"opencl": ("send", "submit"), "vulkan": ("submit",)}
-"""What starts a recording on a device; where uploads have no way of their own, `send` submits."""
 SHAPE = (5, 3, 300, 301)
 """5.4 MB: above what is sent in chunks, which are not all of one size."""
 CHUNKS = -(-4 * int(np.prod(SHAPE)) // chunked_upload.CHUNK)
@@ -72,12 +69,6 @@ def random(seed: int) -> Array:
 def relu(*arrays: Array) -> Array:
     result: Array = np.maximum(sum(arrays), 0)
     return result
-
-
-def opened(device: str) -> GpuDevice:
-    creator = registry.find(device)
-    assert isinstance(creator, GpuCreator)
-    return creator.runtime(0).device
 
 
 LAYOUTS: dict[str, Callable[[Array], Array]] = {

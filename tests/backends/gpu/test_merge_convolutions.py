@@ -13,9 +13,11 @@ import weft
 from benchmarks.models import squeezenet1_1
 from tests.helpers.cards import card
 from tests.helpers.gpu_plans import assert_plays
+from tests.helpers.launches import kernels, planned_kernels
 from tests.helpers.nets import Net, feeds
 from tests.helpers.null_gpu import null_gpu
-from tests.ops.gpu.test_conv_planar import GPUS, kernels, planned_kernels
+from tests.helpers.op_rows import GPUS
+from tests.helpers.run_length import examples
 from weft.backends.gpu.lowering.fusion import can_fuse
 from weft.backends.gpu.lowering.lower import Target
 from weft.backends.gpu.lowering.merge_convolutions import merge_siblings
@@ -239,7 +241,7 @@ def siblings(draw: st.DrawFn) -> tuple[Callable[[], Graph], bool]:
 
 @pytest.mark.parametrize("precision", ["high", "low"])
 @pytest.mark.parametrize("device", GPUS)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(siblings())
 def test_any_shape(device: str, precision: str, made: tuple[Callable[[], Graph], bool]) -> None:
     graph, flat = made[0](), made[1]

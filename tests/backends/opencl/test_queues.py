@@ -10,8 +10,8 @@ import pyopencl as cl
 import pytest
 
 import weft
-from tests.backends.gpu.test_large_inputs import opened
 from tests.helpers.nets import Net
+from tests.helpers.opened import opened
 from weft.backends.gpu.device.device import Binding, CopyCommand, GpuBuffer, MemoryKind
 from weft.backends.gpu.recording import batch_split
 from weft.backends.opencl.device import OpenCLDevice

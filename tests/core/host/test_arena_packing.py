@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.run_length import examples
 from weft.core.host.arena_packing import SEARCH_VISITS, Block, live_peak, pack
 
 Blocks = list[Block]
@@ -52,7 +53,7 @@ def test_M8_the_work_grows_with_the_blocks_and_not_with_their_square(shape: Call
 
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 900)), min_size=330, max_size=400))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_M8_blocks_that_live_together_lie_apart_beyond_the_pairs_that_are_looked_at(
     given_blocks: list[tuple[int, int]],
 ) -> None:

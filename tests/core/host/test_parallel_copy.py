@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.run_length import examples
 from weft.core.graph.layout import Array
 from weft.core.host import parallel_copy
 from weft.core.host.parallel_copy import Copier, copy_into
@@ -67,7 +68,7 @@ def assignments(draw: st.DrawFn) -> tuple[Array, Array]:
 
 
 @pytest.mark.usefixtures("tiny_pieces")
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(data=st.data())
 @pytest.mark.filterwarnings("ignore::numpy.exceptions.ComplexWarning")
 def test_copy_is_an_assignment(copier: Copier, data: st.DataObject) -> None:

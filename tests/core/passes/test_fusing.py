@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from tests.helpers.nets import Net, chain, kinds
 from tests.helpers.random_nets import SLOW, networks
 from tests.helpers.rewrites import assert_same, fusable
+from tests.helpers.run_length import examples
 from weft.core.graph.fused_op import Fused
 from weft.core.graph.graph import Graph, Node
 from weft.core.passes.fuse import MOST_STEPS, fuse_epilogues, fuse_groups
@@ -95,7 +96,7 @@ def test_groups_tell_what_was_fused_into_what() -> None:
     assert fuse_groups(graph, lambda *_: False) == []
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=examples(30), deadline=None, suppress_health_check=SLOW)
 @given(networks())
 def test_groups_share_no_node_and_keep_the_order(graph: Graph) -> None:
     groups = fuse_groups(graph, fusable)

@@ -14,6 +14,7 @@ import weft
 from tests.helpers.nets import Net, kinds, op
 from tests.helpers.random_nets import SLOW, networks
 from tests.helpers.rewrites import assert_same, fusable
+from tests.helpers.run_length import examples
 from weft.backends.gpu.lowering.fusion import can_fuse
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
@@ -32,7 +33,7 @@ from weft.core.passes.precision import set_storage
 from weft.errors import ExecutionError
 
 Pass = Callable[[Graph], Graph]
-many = settings(max_examples=80, deadline=None, suppress_health_check=SLOW)
+many = settings(max_examples=examples(80), deadline=None, suppress_health_check=SLOW)
 
 
 def f32(*numbers: float) -> Array:

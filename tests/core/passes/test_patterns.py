@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.helpers.nets import Net, kinds
 from tests.helpers.random_nets import SLOW
 from tests.helpers.rewrites import assert_same
+from tests.helpers.run_length import examples
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Array
 from weft.core.passes import PASSES, find_pass, run_passes
@@ -23,7 +24,7 @@ from weft.core.passes.patterns import (
     join_projections,
 )
 
-few = settings(max_examples=40, deadline=None, suppress_health_check=SLOW)
+few = settings(max_examples=examples(40), deadline=None, suppress_health_check=SLOW)
 
 
 def number(value: float, *shape: int) -> Array:

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import weft
+from tests.helpers.cards import H200
 from tests.helpers.emulated_gpus import emulated_gpu
 from tests.helpers.nets import Net
 from tests.helpers.op_rows import ROWS, assert_agree, reference
-from tests.ops.gpu.test_conv_matrix import H200
 from weft.backends.vulkan import glslang
 from weft.backends.vulkan.dialect import GlslDialect
 from weft.conformance.cases.table import Case, tolerance

@@ -11,24 +11,14 @@ import numpy as np
 import pytest
 
 import weft
-from tests.helpers.nets import Net
+from tests.helpers.cards import H200
+from tests.helpers.convolutions import assert_compiles, matrices
 from tests.helpers.null_gpu import null_gpu
 from weft.backends.gpu import runtime as gpu_runtime
 from weft.backends.gpu.selftest import value_check, verdict_store
 from weft.backends.gpu.selftest.verdict_store import Verdict
-from weft.backends.vulkan import glslang
 from weft.backends.vulkan.dialect import GlslDialect
-from weft.core.graph.dtypes import DType
-from weft.core.graph.graph import Graph
-from weft.kernels.launch import DeviceCaps
-from weft.kernels.source import Arg
-from weft.kernels.template import KernelRequest, render
 from weft.ops.gpu.conv.matrix import SIDE, SPECIAL, TILES, MatrixTile, choose_tile, legal_tiles, pack_weights
-
-H200 = DeviceCaps(
-    max_local_items=1024, max_local_size=(1024, 1024, 64), local_memory=48 << 10, max_buffer_range=(1 << 32) - 4,
-    fp16_storage=True, int8_storage=True, matrix_units=True, compute_units=132,
-)  # fmt: skip
 
 
 @pytest.mark.parametrize("tile", TILES, ids=repr)
@@ -54,17 +44,6 @@ def test_weights_lie_as_rows_with_four_channels_for_an_item(shape: tuple[int, ..
     assert not found[:, ci:].any() and np.count_nonzero(rows) == np.count_nonzero(weight)
 
 
-def assert_compiles(template: str, variant: dict[str, Any], ints: str, wide: bool) -> None:
-    """Fail unless a convolution's template, with what all of them are told and these ints, becomes SPIR-V."""
-    kinds = dict.fromkeys(("x", "w"), "wide") if wide else {}
-    args = [Arg(n, DType.FLOAT16, kinds.get(n, "c4"), n == "y") for n in ("x", "w", "b", "y")]  # type: ignore[arg-type]
-    names = [*ints.split(), *"COUNT DD DH DW ID IH IW KD KH KW OD OH OW PD PH PIXELS PW SD SH SW".split()]
-    source = render(KernelRequest(template, tuple(sorted(variant.items())), tuple(args), tuple(names)), GlslDialect())
-    compiler = glslang.find_compiler()
-    assert compiler is not None
-    assert compiler.compile(source.text, source.entry).startswith(glslang.SPIRV_MAGIC)
-
-
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("pointwise", [False, True])
 @pytest.mark.parametrize(("tile", "parted"), [*((t, False) for t in TILES), *((t, True) for t in TILES[::3])], ids=repr)
@@ -82,13 +61,6 @@ def test_small_problems_get_small_tiles_and_deep_ones_slices() -> None:
     deep = choose_tile(H200, 49, 512, 9 * 512)
     assert deep.lz > 1 and deep.rows <= 16
     assert all(t.lz == 1 for t in legal_tiles(H200, 32)), "one step cannot be shared out"
-
-
-def matrices() -> Graph:
-    net = Net()
-    x = net.input("x", 2, 24, 64)
-    y = net.add("MatMul", x, np.ones((64, 32), np.float32))
-    return net.finish(net.add("Add", net.add("Relu", y), np.ones(32, np.float32), name="y"))
 
 
 @pytest.mark.parametrize("found", ["", "a convolution of (1, 2) with (3, 4) was wrong by 1.0e+00"])

@@ -14,20 +14,15 @@ from benchmarks.models import squeezenet1_1
 from scripts.update_shipped_choices import CARDS
 from tests.helpers.cards import card
 from tests.helpers.gpu_plans import assert_plays
+from tests.helpers.launches import kernels, planned_kernels
 from tests.helpers.nets import Net, feeds
 from tests.helpers.null_gpu import null_gpu
+from tests.helpers.op_rows import GPUS
+from tests.helpers.run_length import examples
 from weft.conformance.cases.table import tolerance
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.interpreter import outputs
-
-GPUS = ("opencl", "vulkan")
-
-
-def kernels(session: weft.Session) -> list[str]:
-    """Return the templates that a session on one GPU launches, those of nodes that run in parts once."""
-    launches = session.pipelines[0].backend.recording.planned  # type: ignore[attr-defined]
-    return [label.rpartition("/")[2] for label in dict.fromkeys(launch.label for launch in launches)]
 
 
 def image(channels: int, *, batch: int = 1, readers: int = 1, add: bool = False, kernel: int = 3) -> Graph:
@@ -36,11 +31,6 @@ def image(channels: int, *, batch: int = 1, readers: int = 1, add: bool = False,
     made = [net.conv(x, channels if add else 8, kernel, pads=(kernel // 2,) * 4) for _ in range(readers)]
     summed = net.add("Add", made[0], x) if add else made[0]
     return net.finish(net.add("GlobalAveragePool", net.add("Relu", summed), name="y"), *made[1:])
-
-
-def planned_kernels(graph: Graph, precision: str = "high") -> list[str]:
-    with null_gpu(), weft.load(graph, "null", precision=precision, fallback="error") as session:
-        return kernels(session)
 
 
 # -- where it is done ------------------------------------------------------------------------------------------
@@ -106,7 +96,7 @@ sizes, small = st.integers(1, 12), st.integers(1, 3)
 
 
 @pytest.mark.parametrize("device", GPUS)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(
     st.tuples(small, st.integers(1, 4), sizes, sizes),
     st.integers(1, 9),

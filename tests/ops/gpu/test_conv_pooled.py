@@ -15,9 +15,11 @@ from scripts.update_shipped_choices import CARDS
 from tests.helpers.cards import card
 from tests.helpers.conv_problems import take
 from tests.helpers.gpu_plans import assert_plays
+from tests.helpers.launches import kernels, planned_kernels
 from tests.helpers.nets import Net, feeds, op
 from tests.helpers.null_gpu import null_gpu
-from tests.ops.gpu.test_conv_planar import GPUS, kernels, planned_kernels
+from tests.helpers.op_rows import GPUS
+from tests.helpers.run_length import examples
 from weft.backends.gpu.tuning.tuner import tune_pipelines
 from weft.conformance.cases.table import tolerance
 from weft.core.graph.dtypes import DType
@@ -130,7 +132,7 @@ sizes, small = st.integers(1, 9), st.integers(1, 3)
 
 
 @pytest.mark.parametrize("device", GPUS)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(
     st.tuples(small, st.integers(1, 20), sizes, sizes),
     st.integers(1, 40),

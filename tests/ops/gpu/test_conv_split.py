@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import weft
+from tests.helpers.cards import H200
 from tests.helpers.conv_problems import take
+from tests.helpers.convolutions import convolution, matrices
 from tests.helpers.emulated_gpus import APIS, emulated_gpu
 from tests.helpers.null_gpu import null_gpu
-from tests.ops.gpu.test_conv_matrix import H200, matrices
-from tests.ops.gpu.test_conv_tiles import network
 from weft.backends.gpu import runtime
 from weft.backends.vulkan import glslang
 from weft.backends.vulkan.dialect import GlslDialect
@@ -185,7 +185,7 @@ def test_only_normal_splits_and_only_on_matrix_units(
 def test_a_sliced_tile_computes_the_convolution(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tile = SplitTile(1, 1, 1, 1, 2, 4)
     take(monkeypatch, split.SplitConv(), tile)
-    graph = network(1, 14, 20, 5, 3, 1, 1)
+    graph = convolution(1, 14, 20, 5, 3, 1, 1)
     inputs = [np.random.default_rng(1).standard_normal(graph.specs[i].dims, np.float32) for i in graph.inputs]
     (want,) = weft.load(graph, device="cpu").run(*inputs)
     with emulated_gpu(api), weft.load(graph, "emulated", precision="normal", fallback="error") as session:

@@ -7,10 +7,9 @@ import pytest
 
 import weft
 from tests.helpers.conv_problems import take
+from tests.helpers.convolutions import convolution
 from weft.conformance.cases.table import tolerance
 from weft.core.graph.dtypes import DType
-from weft.core.graph.op import op_types
-from weft.ops.conv import Conv
 from weft.ops.gpu.conv import gemm
 from weft.ops.gpu.conv.sum_parts import InParts
 
@@ -20,25 +19,6 @@ SHAPES = [
     (2, 36, 33, 7, 1, 1, 0),
     (1, 20, 70, 6, 3, 1, 1),
 ]
-
-
-def network(n: int, ci: int, co: int, size: int, kernel: int, stride: int, pad: int) -> weft.Graph:
-    """Return one convolution with bias, residual add and Relu as a graph."""
-    rng = np.random.default_rng(7)
-    op = Conv(kernel_shape=(kernel, kernel), strides=(stride, stride), pads=(pad,) * 4)
-    nodes = [
-        weft.Node("conv", op, ("x", "w", "b"), ("c",)),
-        weft.Node("add", op_types()["Add"](), ("c", "residual"), ("a",)),
-        weft.Node("relu", op_types()["Relu"](), ("a",), ("y",)),
-    ]
-    graph = weft.Graph("conv", ["x", "residual"], ["y"], nodes)
-    graph.constants["w"] = rng.standard_normal((co, ci, kernel, kernel), np.float32)
-    graph.constants["b"] = rng.standard_normal(co, np.float32)
-    graph.specs = {k: weft.TensorSpec(v.shape, DType.FLOAT32) for k, v in graph.constants.items()}
-    graph.specs["x"] = weft.TensorSpec((n, ci, size, size), DType.FLOAT32)
-    (c,) = op.infer([graph.specs["x"], graph.specs["w"], graph.specs["b"]], [None] * 3)
-    graph.specs["residual"] = c
-    return graph
 
 
 @pytest.mark.parametrize("device", ["opencl", "vulkan"])
@@ -71,7 +51,7 @@ def assert_convolutions(device: str, kernels: list[str]) -> None:
     """Fail unless a device computes what the CPU does, by these launches between those that change the layout."""
     rtol, atol = tolerance(DType.FLOAT32, "reduction")
     for shape in SHAPES:
-        graph = network(*shape)
+        graph = convolution(*shape)
         inputs = [np.random.default_rng(1).standard_normal(graph.specs[i].dims, np.float32) for i in graph.inputs]
         (want,) = weft.load(graph, device="cpu").run(*inputs)
         with weft.load(graph, device=device, fallback="error") as session:

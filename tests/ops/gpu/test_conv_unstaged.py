@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from tests.helpers.cards import H200
 from tests.helpers.conv_problems import conv_problem, take
+from tests.helpers.convolutions import assert_compiles, assert_runs_on, uneven_convolution
 from tests.helpers.emulated_gpus import APIS
-from tests.ops.gpu.test_conv_matrix import H200, assert_compiles
-from tests.ops.gpu.test_conv_wgmma import assert_runs_on, network
 from weft.ops.gpu.conv import unstaged
 from weft.ops.gpu.conv.sum_parts import InParts, tile_and_parts
 from weft.ops.gpu.conv.unstaged import CHUNK, TILES, UnstagedTile, choose_tile, legal_tiles, pack_weights
@@ -52,7 +52,7 @@ def test_convolution_by_value(
     stride: int,
     residual: bool,
 ) -> None:
-    network_of = network(ci, co, kernel, stride, residual)
+    network_of = uneven_convolution(ci, co, kernel, stride, residual)
     kernels = ("conv_unstaged", "sum_parts") if isinstance(tile, InParts) else ("conv_unstaged",)
     assert_runs_on(kernels, *network_of, api, {"channels_last": True})
 

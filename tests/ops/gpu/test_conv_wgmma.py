@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
 import weft
+from tests.helpers.cards import H200
 from tests.helpers.conv_problems import conv_problem, take
+from tests.helpers.convolutions import assert_runs_on, uneven_convolution
 from tests.helpers.emulated_gpus import emulated_gpu
 from tests.helpers.nets import Net
-from tests.ops.gpu.test_conv_matrix import H200
 from weft.backends.opencl import ptx
-from weft.core.graph.graph import Graph
 from weft.ops.conv import Conv
 from weft.ops.gpu.conv import split_wgmma, wgmma
 from weft.ops.gpu.conv.problem import ConvPlan
@@ -22,35 +21,6 @@ from weft.ops.gpu.conv.sum_parts import InParts, tile_and_parts
 from weft.ops.gpu.conv.wgmma import SHARED, WgmmaConv, WgmmaTile, pack_weights, steps_of, tiles
 
 NARROW, WIDE, SLICED = WgmmaTile(1, 16, 3), WgmmaTile(2, 32, 4), WgmmaTile(1, 16, 3, 2)
-
-
-def network(ci: int, co: int, kernel: int, stride: int, residual: bool) -> tuple[Graph, tuple[int, ...]]:
-    """Return a convolution of uneven images with bias, perhaps a residual, and Relu; and the shape of its input."""
-    net, rng = Net(), np.random.default_rng(3)
-    shape = (2, ci, 11, 9)
-    x = net.input("x", *shape)
-    weight = (rng.standard_normal((co, ci, kernel, kernel)) / kernel).astype(np.float16).astype(np.float32)
-    bias = rng.standard_normal(co).astype(np.float16).astype(np.float32)
-    op = Conv(kernel_shape=(kernel, kernel), strides=(stride, stride), pads=(kernel // 2,) * 4)
-    y = net.add(op, x, weight, bias)
-    if residual:
-        y = net.add("Add", y, net.add("MaxPool", x, kernel_shape=(1, 1)))
-    return net.finish(net.add("Relu", y, name="y")), shape
-
-
-def assert_runs_on(
-    kernels: tuple[str, ...], graph: Graph, shape: tuple[int, ...], api: str, caps: dict[str, Any]
-) -> None:
-    """Fail unless the emulated device computes what the CPU does, by these kernels."""
-    x = np.random.default_rng(1).standard_normal(shape).astype(np.float16).astype(np.float32)
-    with weft.load(graph, "cpu") as session:
-        (expected,) = session.run(x)
-    with emulated_gpu(api, **caps), weft.load(graph, "emulated", precision="low", fallback="error") as session:
-        (pipeline,) = session.pipelines
-        labels = [launch.label for launch in pipeline.backend.recording.launches]  # type: ignore[attr-defined]
-        (actual,) = session.run(x)
-    assert {label.split("/")[-1] for label in labels} >= set(kernels), labels
-    assert np.abs(actual - expected).max() <= 2e-3 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize(
@@ -79,7 +49,7 @@ def test_convolution_by_value(
     take(monkeypatch, wgmma.WgmmaConv(), tile)
     caps = {"warpgroup_units": True, "channels_last": True, "compute_units": 2}
     kernels = ("conv_wgmma", "sum_parts") if isinstance(tile, InParts) else ("conv_wgmma",)
-    assert_runs_on(kernels, *network(ci, co, kernel, stride, residual), "opencl", caps)
+    assert_runs_on(kernels, *uneven_convolution(ci, co, kernel, stride, residual), "opencl", caps)
 
 
 def test_without_the_large_form_tiles_stay_within_the_limit() -> None:
@@ -108,14 +78,14 @@ def test_a_driver_that_enforces_the_limit_gets_the_small_form(monkeypatch: pytes
         "warpgroup_units": True, "channels_last": True, "compute_units": 2, "without": frozenset({"conv_wgmma"}),
         "local_memory": limit,
     }  # fmt: skip
-    assert_runs_on(("conv_wgmma",), *network(40, 40, 3, 1, True), "opencl", caps)
+    assert_runs_on(("conv_wgmma",), *uneven_convolution(40, 40, 3, 1, True), "opencl", caps)
     assert taken and max(taken) <= limit
     taken.clear()
-    assert_runs_on(("conv_wgmma",), *network(40, 40, 3, 1, True), "opencl", {**caps, "without": frozenset()})
+    assert_runs_on(("conv_wgmma",), *uneven_convolution(40, 40, 3, 1, True), "opencl", {**caps, "without": frozenset()})
     assert max(taken) > limit, "or the limit would not matter here"
     caps["without"] = frozenset({"conv_wgmma", "conv_wgmma_small"})
     with pytest.raises(AssertionError, match="conv_"):
-        assert_runs_on(("conv_wgmma",), *network(40, 40, 3, 1, True), "opencl", caps)
+        assert_runs_on(("conv_wgmma",), *uneven_convolution(40, 40, 3, 1, True), "opencl", caps)
 
 
 @pytest.mark.parametrize(("cols", "each"), [(16, 4), (48, 4), (32, 8), (96, 8)])

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import weft
+from tests.helpers.cards import H200
 from tests.helpers.conv_problems import conv_problem, take_where_it_fits
 from tests.helpers.emulated_gpus import APIS, emulated_gpu
 from tests.helpers.nets import Net
-from tests.helpers.op_rows import ROWS, assert_agree, reference, run
-from tests.ops.gpu.test_conv_matrix import H200
+from tests.helpers.op_rows import ROW_BY_ROW, ROWS, assert_agree, each_kernel_once, reference, run
 from weft.backends.gpu.tuning.tuner import tune_pipelines
 from weft.backends.gpu.tuning.tuning_table import Entry
 from weft.conformance.cases.table import Case, tolerance
@@ -190,11 +190,24 @@ def has_constant_weights(row: Case) -> bool:
     return row.op == "Conv" and row.inputs[1] is not None and row.inputs[1].constant
 
 
-@pytest.mark.parametrize("device", APIS)
-@pytest.mark.parametrize("row", [row for row in ROWS if has_constant_weights(row)], ids=str)
+WITH_CONSTANT_WEIGHTS = [row for row in ROWS if has_constant_weights(row)]
+
+
+@pytest.mark.parametrize("device", ROW_BY_ROW)
+@pytest.mark.parametrize("row", WITH_CONSTANT_WEIGHTS, ids=str)
 def test_rows_of_the_table(tile: WinogradTile, device: str, row: Case) -> None:
-    """Those that it does not fit are computed as ever. The reference is exact: the errors are Winograd's alone."""
-    actual = run(graph_of(row), feeds_of(row, row.arrays()), device)
+    """Those that it does not fit are computed as ever."""
+    assert_exact(row, run(graph_of(row), feeds_of(row, row.arrays()), device))
+
+
+def test_each_kernel_of_the_rows_on_vulkan(tile: WinogradTile) -> None:
+    each_kernel_once(
+        WITH_CONSTANT_WEIGHTS, "vulkan", lambda row: (graph_of(row), feeds_of(row, row.arrays())), assert_exact
+    )
+
+
+def assert_exact(row: Case, actual: list[Array]) -> None:
+    """Compare with an exact reference: the errors are Winograd's alone."""
     exact = reference(row.make_op(), [None if a is None else a.astype(np.float64) for a in row.arrays()])
     assert_agree(actual, [e.astype(a.dtype) for e, a in zip(exact, actual, strict=True)], row.make_op())
 

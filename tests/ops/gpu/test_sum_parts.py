@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 import weft
+from tests.helpers.cards import H200
 from tests.helpers.conv_problems import take
+from tests.helpers.convolutions import assert_runs_on, uneven_convolution
 from tests.helpers.gpu_plans import planned
 from tests.helpers.nets import Net
 from tests.helpers.null_gpu import null_gpu
-from tests.ops.gpu.test_conv_matrix import H200
-from tests.ops.gpu.test_conv_wgmma import assert_runs_on, network
 from weft.backends.gpu.device.device import BarrierCommand
 from weft.backends.gpu.lowering.launch_builder import NodeBuilder
 from weft.backends.gpu.recording import recording
@@ -83,7 +83,7 @@ def test_convolution_on_matrix_units_by_value(
     tile: InParts[MatrixTile], ci: int, kernel: int, residual: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     take(monkeypatch, matrix.MatrixConv(), tile)
-    made = network(ci, ci, kernel, 1, residual)
+    made = uneven_convolution(ci, ci, kernel, 1, residual)
     assert_runs_on(("conv_matrix", "sum_parts"), *made, "opencl", {"channels_last": True})
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import weft
+from tests.helpers.cards import H200
 from tests.helpers.nets import Net
 from tests.helpers.null_gpu import null_gpu
-from tests.ops.gpu.test_conv_matrix import H200
 from weft.backends.gpu import runtime as gpu_runtime
 from weft.backends.vulkan import glslang
 from weft.backends.vulkan.dialect import GlslDialect

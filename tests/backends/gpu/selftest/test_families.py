@@ -11,7 +11,7 @@ import pytest
 
 import weft
 from scripts.update_standard_kernels import PROFILES as STANDARD
-from tests.backends.gpu.selftest.test_special_kinds import OPENCL, VULKAN
+from tests.helpers.cards import OPENCL, VULKAN
 from tests.helpers.null_gpu import NullDevice, null_gpu
 from tests.helpers.op_rows import Net, run
 from weft.backends.gpu.backend import GpuBackend

@@ -6,25 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from tests.helpers.cards import KINDS, OPENCL, VULKAN, alone
 from tests.helpers.null_gpu import null_gpu
-from tests.ops.gpu.test_conv_matrix import H200
 from weft.backends.gpu.runtime import GpuRuntime
 from weft.backends.gpu.selftest import value_check
 from weft.backends.opencl.dialect import OpenCLDialect
 from weft.backends.vulkan.dialect import GlslDialect
-from weft.kernels.launch import DeviceCaps
-from weft.kernels.special import SpecialKernel, special_kernels
-
-KINDS = {kind.name: kind for kind in special_kernels() if kind.module.startswith("weft.")}
-"""Weft's own: other tests register kinds for their time."""
-OPENCL = replace(H200, max_local_items=256, channels_last=True, shuffles=True, warpgroup_units=True)
-VULKAN = replace(H200, channels_last=True, shuffles=True, workgroup_matrices=True)
-
-
-def alone(kind: SpecialKernel, caps: DeviceCaps) -> DeviceCaps:
-    """Return the capabilities that its test finds."""
-    return value_check._without(caps, kind, list(KINDS.values()))
-
+from weft.kernels.special import SpecialKernel
 
 HERE = [("opencl", name) for name in KINDS if KINDS[name].present(alone(KINDS[name], OPENCL))]
 HERE += [("vulkan", name) for name in KINDS if KINDS[name].present(alone(KINDS[name], VULKAN))]
