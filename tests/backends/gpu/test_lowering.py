@@ -338,6 +338,28 @@ def test_what_an_op_says_of_a_constant_is_held_against_it(monkeypatch: pytest.Mo
             weft.load(graph, "null", fallback="error")
 
 
+def test_a_resize_plans_without_making_constants_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    from weft.ops.gpu.softmax import SoftmaxOnGpu
+
+    made: list[int] = []
+
+    def array() -> np.ndarray[Any, Any]:
+        made.append(1)
+        return np.zeros(4, np.float32)
+
+    def launches(self: GpuOp, op: Any, k: Any, inputs: Any, outputs: Any) -> None:
+        reads = {"x": inputs[0], "t": k.constant("table", array)}
+        k.launch("move", reads=reads, writes={"y": outputs[0]}, grid=(1, 1, 1), local=(1, 1, 1))
+
+    net = Net()
+    graph = net.finish(net.add("Softmax", net.input("x", "N", 3), name="y"))
+    monkeypatch.setattr(SoftmaxOnGpu, "launches", launches)
+    monkeypatch.setattr("weft.backends.gpu.lowering.launch_builder.render", lambda request, dialect: _source())
+    with null_gpu(), weft.load(graph, "null", shapes={"x": (2, 3)}, fallback="error") as session:
+        session.resize({"x": (5, 3)})
+        assert made == [1]
+
+
 def _source() -> Any:
     from weft.kernels.source import KernelSource
 

@@ -91,6 +91,7 @@ class NodeBuilder(KernelBuilder):
         choices: Choices | None = None,
         *,
         node: str = "",
+        known: Mapping[str, TensorSpec] | None = None,
         split_products: bool = False,
         thrifty: bool = False,
         winograd: bool = True,
@@ -100,7 +101,7 @@ class NodeBuilder(KernelBuilder):
         if thrifty:
             self.caps = replace(device.caps, without=device.caps.without | {SUM_PARTS})
         self._device, self._op, self._label, self._node = device, op, label, node or label
-        self._inputs, self._choices = inputs, choices
+        self._inputs, self._choices, self._known = inputs, choices, known or {}
         self.launched: list[PlannedLaunch] = []
         self.picks: list[Pick] = []
         self.scratches: list[Tensor] = []
@@ -181,7 +182,7 @@ class NodeBuilder(KernelBuilder):
         """Return the constant of that key, which is made and uploaded when the node is prepared to run."""
         key = f"{key}.{layout.value}"
         if key not in self.constants:
-            self.constants[key] = PlannedConstant(self._label, key, make, layout, spec)
+            self.constants[key] = PlannedConstant(self._label, key, make, layout, spec or self._known.get(key))
         return self.constants[key].tensor
 
     def scratch(self, shape: tuple[int, ...], dtype: DType, layout: Layout = Layout.NCHW) -> Tensor:

@@ -32,9 +32,9 @@ from weft.core.contract.error_context import at_node, blame
 from weft.core.contract.lowered import Lowered, ValueView
 from weft.core.contract.session_config import BackendConfig, MemoryMode
 from weft.core.graph.graph import Graph, Node, depths
-from weft.core.graph.layout import Layout
+from weft.core.graph.layout import Array, Layout
 from weft.core.graph.op import Op
-from weft.core.graph.tensor import Tensor
+from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.core.placement.assign import describe
 from weft.kernels.launch import find_gpu_op
 
@@ -53,6 +53,11 @@ class Target:
     special: Special = lambda op: False
     profiled: bool = False
     """The device's times are taken in each run."""
+    known: dict[str, tuple[Op, tuple[Array, ...], dict[str, TensorSpec]]] = field(default_factory=dict, compare=False)
+    """The shapes and types of constants that were made before, by label, with the op and the weights behind them.
+
+    A resize need not make them again to plan with them. Nothing else depends on it; none is held where memory is short.
+    """
 
     @property
     def split_products(self) -> bool:
@@ -111,11 +116,18 @@ def plan_node(
     """Return the launches of a node whose tensors lie at spots, as some choices make them."""
     form = find_gpu_op(op)
     assert form is not None
+    weights = tuple(t.constant for t in inputs if t is not None and t.constant is not None)
+    before = target.known.get(label)
+    same = before is not None and before[0] == op and [*map(id, before[1])] == [*map(id, weights)]
+    known = before[2] if before is not None and same else {}
     builder = NodeBuilder(
-        target.device, op, label, inputs, choices,
+        target.device, op, label, inputs, choices, known=known,
         node=node, split_products=target.split_products, thrifty=target.thrifty, winograd=target.config.winograd,
     )  # fmt: skip
     form.launches(base_op(op), builder, base_inputs(op, inputs), outputs)
+    if not target.thrifty:
+        made = {k: TensorSpec(c.tensor.shape, c.tensor.dtype) for k, c in builder.constants.items()}
+        target.known[label] = op, weights, {**known, **made}
     return NodePlan(
         inputs, outputs, builder.launched, builder.scratches, list(builder.constants.values()), builder.picks
     )
