@@ -12,7 +12,9 @@ import pytest
 import weft
 from tests.helpers.nets import branching, feeds
 from tests.helpers.timed_gpu import GEMM, TimedDevice, convolutions, timed_gpu
+from weft.backends.gpu.backend import GpuBackend
 from weft.backends.gpu.device import kernel_builds
+from weft.core.contract.lowered import Lowered
 from weft.core.graph.interpreter import outputs
 from weft.core.registry.backend_registry import registry
 from weft.errors import CompileError
@@ -98,3 +100,24 @@ def test_drivers_build_in_threads(name: str, threads: None, monkeypatch: pytest.
         (y,) = session.run(feeds(graph))
     np.testing.assert_allclose(y, outputs(graph, feeds(graph))[0], rtol=1e-4, atol=1e-6)
     registry.find(name).close()
+
+
+def test_kernels_are_built_while_the_network_is_planned(
+    device: TimedDevice, threads: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, built = threading.Event(), []
+    compile_, on_lowered = device.compile, GpuBackend.onLowered
+
+    def notes(source: KernelSource, values: Mapping[str, int | float]) -> Any:
+        built.append(source.entry)
+        begun.set()
+        return compile_(source, values)
+
+    def planned(backend: GpuBackend, lowered: Lowered) -> None:
+        assert begun.wait(60), "no build had begun when the plan was done"
+        on_lowered(backend, lowered)
+
+    monkeypatch.setattr(device, "compile", notes)
+    monkeypatch.setattr(GpuBackend, "onLowered", planned)
+    with weft.load(convolutions((6, 7, 8)), device="null", fallback="error") as session:
+        assert len(built) == session.report.statistics["null"]["launches"], "each launch asked for its kernel once"

@@ -67,7 +67,7 @@ class GpuBackend(Backend):
         self.recording = PipelineRecording(runtime.heap, info.profiling)
         self._builds = Builds(self.device)
         self._target = Target(
-            self.device, runtime.tuning, info.config, self._is_special, info.profiling is not None
+            self.device, runtime.tuning, info.config, self._is_special, info.profiling is not None, self._builds
         )
         self._workplace = Workplace(self._target, self.placement, self.recording, self._builds)
         self._makers: dict[str, Node] = {}

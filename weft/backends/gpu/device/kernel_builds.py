@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
@@ -35,9 +36,18 @@ class Build:
         """Tell whether no build is running."""
         return self._future is None or self._future.done()
 
+    @property
+    def key(self) -> Hashable:
+        """Return what tells this kernel from others."""
+        return self.source, tuple(sorted(self.values.items()))
+
     def start(self, pool: ThreadPoolExecutor) -> None:
         """Build the kernel in a thread of the pool."""
         self._future = pool.submit(self._device.compile, self.source, self.values)
+
+    def follow(self, other: Build) -> None:
+        """Take the kernel, or the error, of a build of the same kernel."""
+        self._future = other._future
 
     @property
     def kernel(self) -> Any:
@@ -56,20 +66,42 @@ class Builds:
         self._device = device
         self._pool: ThreadPoolExecutor | None = None
         self._begun: list[tuple[str, Build]] = []
+        self._early: dict[Hashable, deque[Build]] = {}
+        """What was prefetched and nobody asked for yet."""
         self._hold = ExitStack()
+
+    def prefetch(self, source: KernelSource, values: Mapping[str, int | float]) -> None:
+        """Start to build a kernel that `add` is likely to ask for; if the compiler refuses it, `add` says so.
+
+        Planning takes the host as long as builds take the threads. Without threads nothing is built here.
+        """
+        pool = self._threads()
+        if pool is not None:
+            build = Build(self._device, source, values)
+            build.start(pool)
+            self._early.setdefault(build.key, deque()).append(build)
 
     def add(self, owner: str, builds: Iterable[Build]) -> None:
         """Start to build what the owner needs; without threads, build it now and raise its error."""
-        threads = thread_count(self._device.caps)
         for build in builds:
-            if threads == 1:
+            pool = self._threads()
+            if pool is None:
                 _ = build.kernel
                 continue
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(threads, "weft-build")
-                self._hold.enter_context(self._device.building())
-            build.start(self._pool)
+            early = self._early.get(build.key)
+            if early:
+                build.follow(early.popleft())
+            else:
+                build.start(pool)
             self._begun.append((owner, build))
+
+    def _threads(self) -> ThreadPoolExecutor | None:
+        """Return the threads that build, starting them if need be; None where one thread is all there is."""
+        threads = thread_count(self._device.caps)
+        if self._pool is None and threads > 1:
+            self._pool = ThreadPoolExecutor(threads, "weft-build")
+            self._hold.enter_context(self._device.building())
+        return self._pool
 
     @property
     def done(self) -> bool:
@@ -88,6 +120,7 @@ class Builds:
     def drop(self) -> None:
         """Cancel builds that have not started, and wait for those that have."""
         pool, self._pool, self._begun = self._pool, None, []
+        self._early.clear()
         with self._hold:
             if pool is not None:
                 pool.shutdown(wait=True, cancel_futures=True)

@@ -1,7 +1,7 @@
 """From a part of a network to what a GPU runs: layouts, views, and every launch, before anything has memory.
 
 It depends on the graph with its shapes and on a `Target` alone, changes neither, and is done once for each of them: a
-pipeline only binds what comes out to memory, kernels and addresses.
+pipeline only binds what comes out to memory, kernels and addresses. Threads may build the kernels meanwhile.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from weft.backends.gpu.device.device import GpuDevice
+from weft.backends.gpu.device.kernel_builds import Builds
 from weft.backends.gpu.lowering.fusion import fuse_pools
 from weft.backends.gpu.lowering.launch_builder import NodeBuilder, PlannedConstant, PlannedLaunch
 from weft.backends.gpu.lowering.layouts import (
@@ -53,6 +54,8 @@ class Target:
     special: Special = lambda op: False
     profiled: bool = False
     """The device's times are taken in each run."""
+    builds: Builds | None = field(default=None, compare=False)
+    """Where kernels are built while the nodes after theirs are planned; None: none is built before it is bound."""
     known: dict[str, tuple[Op, tuple[Array, ...], dict[str, TensorSpec]]] = field(default_factory=dict, compare=False)
     """The shapes and types of constants that were made before, by label, with the op and the weights behind them.
 
@@ -193,6 +196,9 @@ class _Planner:
             with blame(at_node(node, device), callback=callback):
                 label = next(o for o in node.outputs if o)
                 plans[label] = self._plans(node, label)
+            if self.target.builds is not None:
+                for launch in (launch for plan in plans[label] for launch in plan.launches):
+                    self.target.builds.prefetch(launch.source, launch.values)
         return plans
 
     def _plans(self, node: Node, label: str) -> list[NodePlan]:
