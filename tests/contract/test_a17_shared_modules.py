@@ -41,7 +41,10 @@ def table(registry: BackendRegistry, id: str) -> object:
 
 
 @pytest.mark.parametrize("module", [".acme_common", ".acme_parts.tables"])
-def test_A17_two_backends_share_one_module_beside_them(module: str, tmp_path: Path) -> None:
+def test_A17_two_backends_share_one_module_beside_them(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
     new_registry().rescan([tmp_path])  # what the search itself imports
     path, modules = list(sys.path), set(sys.modules)
     one, two = put(tmp_path, "one", module), put(tmp_path, "two", module)

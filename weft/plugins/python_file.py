@@ -114,9 +114,10 @@ def _execute(name: str, file: Path) -> None:
 
 
 def _spec(name: str, file: Path) -> ModuleSpec:
-    inside: list[str] | None = [] if file.name == "__init__.py" else None
-    spec = spec_from_file_location(name, file, loader=_Loader(name, str(file)), submodule_search_locations=inside)
+    spec = spec_from_file_location(name, file, loader=_Loader(name, str(file)))
     assert spec is not None
+    # A package has no place to search: Python's own finder would come before `_Finder`, and write bytecode.
+    spec.submodule_search_locations = [] if file.name == "__init__.py" else None
     return spec
 
 
