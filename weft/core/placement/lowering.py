@@ -21,9 +21,12 @@ from weft.errors import BackendError
 def lower_network(network: OptimizedNetwork, backends: Mapping[str, Backend]) -> OptimizedNetwork:
     """Return the network with its parts lowered by backend objects of their devices.
 
+    There may be none of the host's, where debug nodes run: they stay as they are.
     Where it told of other launches before, as a saved one does that was made on another device, it gets a note.
     """
-    parts = tuple(lower_part(part, backends[part.device]) for part in network.parts)
+    parts = tuple(
+        lower_part(part, backends[part.device]) if part.device in backends else part for part in network.parts
+    )
     notes = [_note(before, now) for before, now in zip(network.parts, parts, strict=True)]
     return replace(network, parts=parts, notes=(*network.notes, *filter(None, notes)))
 
