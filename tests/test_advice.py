@@ -16,7 +16,7 @@ from weft.models import path
     ("wrong", "advice"),
     [
         (lambda folder: weft.load(None, "cpu"), "weft.Network"),  # type: ignore[arg-type]
-        (lambda folder: weft.load(None, "cpu"), "optimised network"),  # type: ignore[arg-type]
+        (lambda folder: weft.load(None, "cpu"), "weft.OptimizedNetwork"),  # type: ignore[arg-type]
         (lambda folder: weft.load("", "cpu"), "the path of an ONNX file"),
         (lambda folder: weft.load(folder / "no.onnx", "cpu"), "the path of an ONNX file"),
         (lambda folder: weft.load(folder / "no.weft", "cpu"), "`weft optimize`"),

@@ -110,6 +110,7 @@ def load(
     if progress is not None and not callable(progress):
         raise ConfigError(f"progress={brief(repr(progress))} cannot be called", fix="pass a function of two numbers")
     if front_ends.choose(model).optimized:
+        network = front_ends.read(model, ReadOptions(backends=held.registry))
         plain = device == "auto" and config == BackendConfig() and fallback == "cpu"
         if not plain or shapes or hints or debug or limits or passes:
             raise ConfigError(
@@ -117,7 +118,6 @@ def load(
                 why="it was optimised for its devices, shapes and precision already",
                 fix="pass these options to weft.optimize",
             )
-        network = front_ends.read(model, ReadOptions(backends=held.registry))
         assert isinstance(network, OptimizedNetwork)  # what `read` of such a front end returns
         return load_optimized(network, held, profile=profile, backend_options=backend_options, progress=progress)
     most, own = Limits.of(limits), _passes(passes)

@@ -131,7 +131,7 @@ def test_what_no_front_end_reads_is_an_error_with_those_that_are_known(tmp_path:
         )
     with pytest.raises(ModelError, match="cannot load a model from int") as caught:
         weft.load(3)
-    assert "Graph (graphs)" in caught.value.why and "onnx.ModelProto" in caught.value.why
+    assert "Graph (graphs)" in caught.value.fix and "onnx.ModelProto" in caught.value.fix
 
 
 def test_what_is_taken_or_makes_no_sense_is_refused() -> None:

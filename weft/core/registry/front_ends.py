@@ -146,8 +146,8 @@ class FrontEndRegistry:
             )
         raise ModelError(
             f"cannot load a model from {type(model).__name__}",
-            why=f"a model is a path, or an object that a front end takes: {self._listed(lambda f: f.types)}{skipped}",
-            fix="pass one of these",
+            why=f"it is neither a path nor an object that a front end takes{skipped}",
+            fix=f"pass the path of a model, or one of {self._listed(lambda f: f.types)}",
         )
 
     def read(self, model: object, options: ReadOptions | None = None) -> object:
@@ -208,7 +208,8 @@ class FrontEndRegistry:
     def _listed(self, of: Callable[[FrontEnd], Iterable[object]]) -> str:
         lines = []
         for front_end, origin in self._held.values():
-            what = ", ".join(_name(each) for each in of(front_end) if each)
+            names = [_name(each, short=origin == WEFT) for each in of(front_end) if each]
+            what = ", ".join(dict.fromkeys(names))
             if what:
                 lines.append(f"{what} ({front_end.name}{'' if origin == WEFT else f', from {origin}'})")
         return "; ".join(lines)
@@ -218,8 +219,12 @@ def _suffix(model: str | os.PathLike[str]) -> str:
     return PurePath(os.fsdecode(os.fspath(model))).suffix
 
 
-def _name(each: object) -> str:
-    return each.__name__ if isinstance(each, type) else str(each)
+def _name(each: object, short: bool) -> str:
+    """Return a suffix as it is, and a class by its full name, or as users import it: "weft.Network", "bytes"."""
+    if isinstance(each, type):
+        each = each.__qualname__ if each.__module__ == "builtins" else f"{each.__module__}.{each.__qualname__}"
+    first, *rest = str(each).split(".")
+    return f"{first}.{rest[-1]}" if short and first and rest else str(each)
 
 
 def _problems(front_end: object) -> list[str]:
