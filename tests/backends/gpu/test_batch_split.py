@@ -82,6 +82,14 @@ def a_constant_for_each_image() -> Graph:
     return net.finish(net.add("GlobalAveragePool", net.conv(x, 8), name="y"))
 
 
+def a_joined_constant_for_each_image() -> Graph:
+    """A constant for each image, joined along the channels, which ends the front, too."""
+    net = Net()
+    x = net.conv(net.input("x", BATCH, 4, 16, 16), 4, 3, pads=(1,) * 4)
+    x = net.add("Concat", x, net.random(BATCH, 4, 16, 16), axis=1)
+    return net.finish(net.add("GlobalAveragePool", net.conv(x, 8), name="y"))
+
+
 def check(session: weft.Session, graph: Graph, runs: int = 3) -> None:
     """Compare runs with other inputs each, so that what is left of the run before would be seen."""
     for seed in range(runs):
@@ -107,8 +115,11 @@ WAYS_AND_PARTS = [
 ]
 
 
+NETWORKS = [chain, branches, scratch, a_constant_for_each_image, a_joined_constant_for_each_image]
+
+
 @pytest.mark.parametrize(("device", "ahead", "precision", "parts"), WAYS_AND_PARTS)
-@pytest.mark.parametrize("make", [chain, branches, scratch, a_constant_for_each_image])
+@pytest.mark.parametrize("make", NETWORKS)
 def test_results_are_right_whatever_runs_in_parts(
     device: str, ahead: bool, precision: str, parts: int, make: Callable[[], Graph], monkeypatch: pytest.MonkeyPatch
 ) -> None:

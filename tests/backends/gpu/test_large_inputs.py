@@ -324,6 +324,21 @@ def test_after_a_failed_submit_the_next_run_waits_for_what_was_sent(device: Orde
         assert [what for what, _ in device.log[4:]] == ["submit"] * (CHUNKS + 1) + ["wait"]
 
 
+@pytest.mark.parametrize("sent", [1, CHUNKS])
+def test_after_a_failed_submit_all_that_another_device_wrote_is_sent(device: Ordered, sent: int) -> None:
+    with weft.load(network(), device="null", fallback="error") as session:
+        device.log.clear()
+        device.refuse = sent
+        (pipeline,) = session.pipelines
+        with pytest.raises(DeviceError, match="no submit any more"):
+            pipeline.execute()
+        device.refuse = -1
+        device.log.clear()
+        pipeline.execute()  # the memory was written by a copy between devices, not by `fill`
+        pipeline.wait()
+        assert [what for what, _ in device.log] == ["wait"] * sent + ["submit"] * (CHUNKS + 1) + ["wait"]
+
+
 @pytest.mark.parametrize("sent", [0, 1, CHUNKS])
 def test_a_device_that_is_lost_at_a_submit_is_gone(device: Ordered, sent: int) -> None:
     with weft.load(network(), device="null", fallback="error") as session:

@@ -100,8 +100,9 @@ class _Finder:
         return pixels >= PIXELS_A_UNIT * self.device.caps.likely_units
 
     def _operands(self, node: Node) -> list[Array]:
-        """Return the constants that are joined with the values element by element, not the weights."""
-        joined = isinstance(base_op(node.op), Elementwise)
+        """Return the constants that lie as the values do, not the weights."""
+        base = base_op(node.op)
+        joined = isinstance(base, Elementwise) or base.type == "Concat"
         weights = 0 if joined else node.op.arity if isinstance(node.op, Fused) else len(node.inputs)
         names = node.inputs[weights:]
         return [self.graph.constants[i] for i in names if i in self.graph.constants]

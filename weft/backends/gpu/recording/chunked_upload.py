@@ -58,6 +58,8 @@ class Stream:
         self.recordings: list[Any] = [device.record(job.commands) for job in jobs]
         self._uploads = [job.uploads for job in jobs]
         self._sent = 0
+        self._broken = False
+        """The run after what was sent did not begin."""
 
     def fill(self, source: Array) -> None:
         """Copy an array to the host's memory of the input, submitting meanwhile; the last run is done."""
@@ -66,7 +68,13 @@ class Stream:
 
     def finish(self) -> None:
         """Submit what is left: all, if that memory was written by somebody else."""
+        if self._broken:
+            self.settle()  # what was sent is of another run
         self._send(self._ends[-1])
+
+    def break_off(self) -> None:
+        """Note that the run to which the jobs belong did not begin; the next run sends everything anew."""
+        self._broken = True
 
     def end(self) -> None:
         """Note that the run which was submitted after the jobs has ended."""
@@ -78,6 +86,7 @@ class Stream:
             for recording in self.recordings[: self._sent]:
                 self._device.wait(recording)
             self._sent = 0
+        self._broken = False
 
     def release(self) -> None:
         """Free the recordings."""

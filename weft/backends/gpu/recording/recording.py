@@ -177,13 +177,16 @@ class PipelineRecording:
     def submit(self) -> None:
         """Start the run."""
         with self._noting_loss:
-            for stream in self._streams.values():
-                stream.finish()
-            self._running = True  # before, or nobody waits where an interrupt comes in between
             try:
+                for stream in self._streams.values():
+                    stream.finish()
+                self._running = True  # before, or nobody waits where an interrupt comes in between
                 self.device.submit(self._handle)
             except Exception as e:
-                self._running = not is_error(e)
+                if is_error(e):
+                    self._running = False
+                    for stream in self._streams.values():
+                        stream.break_off()
                 raise
 
     def wait(self) -> None:

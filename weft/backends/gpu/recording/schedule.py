@@ -45,8 +45,8 @@ def levels(accesses: Sequence[Access]) -> list[list[Command]]:
 class _Buffer:
     """The levels of the commands that touch a buffer so far, by the bytes that they touch.
 
-    Views of one tensor lie at the same bytes and share some only if they share channels: by their channels they are
-    noted once more, and the bytes tell apart what is of other tensors.
+    Views of one tensor lie at the same bytes, but two of them conflict only if they share channels. So they are noted
+    by channels as well, and bytes decide between different tensors.
     """
 
     def __init__(self, pieces: Sequence[Binding]) -> None:
