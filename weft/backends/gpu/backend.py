@@ -67,8 +67,9 @@ class GpuBackend(Backend):
         self.recording = PipelineRecording(runtime.heap, info.profiling)
         self._builds = Builds(self.device)
         self._target = Target(
-            self.device, runtime.tuning, info.config, self._is_special, info.profiling is not None, self._builds
-        )
+            self.device, runtime.tuning, info.config, self._is_special, info.profiling is not None,
+            self._builds if info.loads else None,
+        )  # fmt: skip
         self._workplace = Workplace(self._target, self.placement, self.recording, self._builds)
         self._makers: dict[str, Node] = {}
         """The nodes of the part that runs here, by their first outputs."""

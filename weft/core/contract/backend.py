@@ -9,8 +9,9 @@ tensors, and is called when a pipeline is resized and run. The camelCase names a
       -> onAllocateBuffer -> onResizeEnd
     per run: onExecuteBegin -> Execution.onExecute per node -> onExecuteEnd
 
-A changed shape repeats the order from `onResizeBegin`, after `onClearBuffer`. The `onExecute` of a `Recorded` execution
-does nothing, so runs skip it: a part that is one recording makes as many calls for 10,000 nodes as for 10.
+A changed shape repeats the order from `onResizeBegin`, after `onClearBuffer`; before that, `onLowered` hands over the
+new launches, and `onCreate` is called again for executions that do not serve any shape. The `onExecute` of a `Recorded`
+execution does nothing, so runs skip it: a part that is one recording makes as many calls for 10,000 nodes as for 10.
 """
 
 from __future__ import annotations
@@ -79,6 +80,8 @@ class BackendInfo:
     """A value for each option that the creator declares: the user's, or the default."""
     kept_options: Options = NO_OPTIONS
     """Those of `options` that an optimised network keeps; see `BackendOption.saved`."""
+    loads: bool = False
+    """Whether a network is to be loaded on the object, so that `lower` may prepare for it; not so in `weft.optimize`."""
 
     @property
     def device(self) -> str:
@@ -89,7 +92,7 @@ class BackendInfo:
 class Execution(ABC):
     """One node on one backend, for the shapes and types that `onCreate` saw.
 
-    When they change, `onCreate` is called again, and its result replaces this execution.
+    When they change, `onCreate` is called again, and its result replaces this execution, unless `any_shape` is set.
     """
 
     any_shape: bool = False

@@ -152,7 +152,7 @@ class PassManager:
         rewired = not same_nodes(graph.nodes, after.nodes)
         changed = rewired or not _has_same_constants(graph, after)
         _check_interface(item, graph, after)
-        if changed and checked:
+        if checked and (changed or after is not graph):  # specs alone may have changed
             _check_graph(item, after)
         left = {name: why for name, why in self.context.left.items() if name not in before_left}
         if rewired or left:

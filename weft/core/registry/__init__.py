@@ -1,1 +1,1 @@
-"""The registry of backends, and the check whether their hardware is present."""
+"""The registries of backends and of front ends, and the check whether a backend's hardware is present."""

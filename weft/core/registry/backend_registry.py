@@ -84,13 +84,18 @@ class Choice:
             self.creator.onPrepare(self.index)
 
     def open(
-        self, config: BackendConfig, memory: MemoryManager | None = None, profiling: ProfilingContext | None = None
+        self,
+        config: BackendConfig,
+        memory: MemoryManager | None = None,
+        profiling: ProfilingContext | None = None,
+        *,
+        loads: bool = False,
     ) -> Backend:
-        """Return a new backend on the device."""
+        """Return a new backend on the device; `loads` tells that a network is to run on it."""
         creator = self.creator
         info = BackendInfo(
             creator.id, self.index, config, version_of(creator), memory, profiling, creator.forward_type, self.options,
-            kept_by_networks(creator, self.options),
+            kept_by_networks(creator, self.options), loads,
         )  # fmt: skip
         _note_opened(self.creator)
         try:

@@ -125,8 +125,8 @@ class FrontEndRegistry:
     def find(self, model: object) -> FrontEnd | None:
         """Return the front end for a path or an object; None if there is none."""
         found = self._find(model)
-        if found is None and not self._asked:
-            self._search()
+        if found is None:
+            self._search()  # waits for a thread that searches already
             found = self._find(model)
         return found
 

@@ -105,7 +105,7 @@ class LoadedNetwork:
         if device not in self._managers:
             self._managers[device] = _memory_manager(choice)
         profiling = ProfilingContext(device, self.profile) if self.profile is not None else None
-        return choice.open(self.config, self._managers[device], profiling)
+        return choice.open(self.config, self._managers[device], profiling, loads=True)
 
     # -- loading ---------------------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 """From a part of a network to what a GPU runs: layouts, views, and every launch, before anything has memory.
 
 It depends on the graph with its shapes and on a `Target` alone, changes neither, and is done once for each of them: a
-pipeline only binds what comes out to memory, kernels and addresses. Threads may build the kernels meanwhile.
+pipeline only binds what comes out to memory, kernels and addresses. Where a load follows, threads build the kernels
+meanwhile.
 """
 
 from __future__ import annotations
