@@ -83,17 +83,17 @@ def load(
     dimensions, by input name; without it they are bound by the first run. `fusing=False` and `winograd=False`
     forbid a backend to compute several nodes in one, and to use Winograd's method; docs/use.md states the errors.
 
-    Nodes that no named device supports go to the CPU with a warning; `fallback="error"` forbids any device
-    but the first, and raises UnsupportedOps. `hints` puts nodes on devices of the list, by name or pattern
-    ({"head/*": "cpu"}); where such a device refuses the node, it goes down the list, or with
-    `fallback="error"` it is an error, even if the first device takes it. `debug` is told of every output of
-    every node in each run, or names a file that gets these records as lines of JSON; what it raises ends the run and
-    comes out as it is. With `profile`,
-    `Session.profile` says what the last run cost. `progress` is called after each node is prepared, with the
-    number prepared and that of all nodes of one device's part; what it raises stops the load and comes out
-    as it is. `backend_options` are options of the backends by id, {"vulkan": {"tuning": False}}; `weft devices
-    --options` lists them, and ConfigError names what no backend takes. `runtime` holds the session and its
-    backends' contexts; by default that of the process.
+    Nodes that no named device supports go to the CPU with a warning; with `fallback="error"` they raise
+    UnsupportedOps, and so does a node that would not run on its first device. `hints` puts nodes on devices
+    of the list, by name or pattern ({"head/*": "cpu"}); where such a device refuses the node, it goes down
+    the list, or with `fallback="error"` it is an error, even if the first device takes it. `debug` is told of
+    every output of every node in each run, or names a file that gets these records as lines of JSON; what it
+    raises ends the run and comes out as it is. With `profile`, `Session.profile` says what the last run cost.
+    `progress` is called after each node is prepared, with the number prepared and that of all nodes of one
+    device's part; what it raises stops the load and comes out as it is. `backend_options` are options of the
+    backends by id, {"vulkan": {"tuning": False}}; `weft devices --options` lists them, and ConfigError names
+    what no backend takes. `runtime` holds the session and its backends' contexts; by default that of the
+    process.
 
     `limits` are what the model may cost before it runs, `Limits` or some of them by name:
     {"nodes": 1_000_000}. A model that goes beyond one is refused with ModelError; what folding constants

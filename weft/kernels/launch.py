@@ -87,7 +87,7 @@ class DeviceCaps:
     warpgroup_units: bool = False
     """Four subgroups of 32 multiply fp16 matrices together, with up to WARPGROUP_MEMORY bytes (sm_90a)."""
     without: frozenset[str] = frozenset()
-    """Names of special kernels (`weft.kernels.special`) that failed their tests on the device or were switched off."""
+    """Special kernels and families, by name (`weft.kernels.special`), that failed their tests or are switched off."""
     workgroup_matrices: bool = False
     """A whole work-group multiplies fp16 matrices of many tiles; it loads and stores them by itself."""
     splits_products: bool = True

@@ -81,7 +81,7 @@ class BackendInfo:
     kept_options: Options = NO_OPTIONS
     """Those of `options` that an optimised network keeps; see `BackendOption.saved`."""
     loads: bool = False
-    """Whether a network is to be loaded on the object, so that `lower` may prepare for it; not so in `weft.optimize`."""
+    """Whether a network is to be loaded on the object, so `lower` may prepare for it; not so in `weft.optimize`."""
 
     @property
     def device(self) -> str:

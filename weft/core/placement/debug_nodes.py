@@ -38,7 +38,7 @@ DebugSink = Callable[[DebugRecord], None]
 @register_op
 @dataclass(frozen=True, eq=False)
 class Debug(Op):
-    """Describe the value to the sink. It has no outputs, runs on the host, and only its reader order matters."""
+    """Describe the value to the sink. It has no outputs and runs on the host; only its place in the order matters."""
 
     node: str
     slot: int

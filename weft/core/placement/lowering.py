@@ -21,8 +21,8 @@ from weft.errors import BackendError
 def lower_network(network: OptimizedNetwork, backends: Mapping[str, Backend]) -> OptimizedNetwork:
     """Return the network with its parts lowered by backend objects of their devices.
 
-    There may be none of the host's, where debug nodes run: they stay as they are.
-    Where it told of other launches before, as a saved one does that was made on another device, it gets a note.
+    Parts on the host, where debug nodes run, stay as they are if there is no backend object for it.
+    If the network listed other launches before, as a file from another device does, a note says so.
     """
     parts = tuple(
         lower_part(part, backends[part.device]) if part.device in backends else part for part in network.parts

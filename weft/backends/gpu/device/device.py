@@ -1,7 +1,7 @@
 """The GPU door: what an API must provide so that all of Weft's kernels run on it.
 
 Subclass `GpuDevice` and give it a `Dialect`. The only methods to write are allocate, free, upload, download, compile,
-record, submit, wait and close. Everything else (placement, memory plan, launches, levels) is shared.
+record, release, submit and wait. Everything else (memory plan, launches, levels) is shared.
 """
 
 from __future__ import annotations

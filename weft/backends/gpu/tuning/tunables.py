@@ -32,7 +32,7 @@ class Pick:
     decision: Decision
     chosen: str
     made: bool
-    """Whether it was chosen, be it the default, or nothing was known."""
+    """Whether a table or the tuner chose it; False for the default where nothing was known."""
     launches: list[PlannedLaunch] = field(default_factory=list)
 
     @property

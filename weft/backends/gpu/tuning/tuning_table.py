@@ -1,8 +1,8 @@
 """What tuning found, on disk: for each device a table of problems, their choice, and every candidate's time or failure.
 
 A table serves one device name, driver and API. An entry is used for exactly its problem, and only while
-its choice leads to kernels of the source that was timed. What this machine found goes before what Weft brings, of
-which nothing is written to the user's file; but what is stale of the one is no reason to leave the other.
+its choice leads to kernels of the source that was timed. What this machine found goes before what Weft brings.
+What Weft brings is never written to the user's file, and still counts where the user's entry is stale.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def pays(
     """Tell whether both are better one launch: where the portable GEMM runs, for little work and few channels.
 
     Kernels on matrix units, which run fp16 and split fp32, load vectors as they lie: they are worth it from
-    `conv_split.WORTH` on.
+    `split.WORTH` on.
     """
     pool = op.pool.window(x.dims)
     taps = op.conv.window((*x.dims[:2], *pool.outputs), weight)

@@ -21,11 +21,11 @@ from weft.ops.gpu.matmul.problem import ProductPlan, ProductProblem, why_not_wei
 
 
 class AsConvolution(NamedTuple):
-    """What divides the work is chosen among convolutions."""
+    """No tile of its own: the chooser of convolutions decides that."""
 
 
 class ProductAsConvolution(Algorithm[ProductProblem, ProductPlan, AsConvolution]):
-    """What computes the convolution is chosen among all that do."""
+    """A product with constant weights as a 1 x 1 convolution, by whichever algorithm suits that."""
 
     name = "product as a convolution"
 
