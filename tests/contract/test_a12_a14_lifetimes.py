@@ -177,8 +177,8 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Backend]]:
     known: list[weakref.ref[Backend]] = []
     open_ = Choice.open
 
-    def noting(self: Choice, *given: Any) -> Backend:
-        backend = open_(self, *given)
+    def noting(self: Choice, *given: Any, **named: Any) -> Backend:
+        backend = open_(self, *given, **named)
         known.append(weakref.ref(backend))
         return backend
 
