@@ -57,7 +57,11 @@ DATA = {
         "A segmentation network, trained by scripts/train_shapes.py on scenes that weft/models/scenes.py draws",
     ),
     "weft/plugins/weft_backend.h": ("file", "The C header for backends in shared libraries"),
-    "weft/backends/gpu/tuning/tuned/nvidia-h200.json": ("file", "Which kernels are quickest on an H200, by weft tune"),
+    "weft/backends/gpu/tuning_tables/tuned/nvidia-h200.json": (
+        "file",
+        "Which kernels are quickest on an H200, by weft tune",
+    ),
+    "weft/kernels/device_models.json": ("file", "What kinds of device do in a time, measured or from datasheets"),
     "weft/backends/vulkan/standard.json": ("file", "Which Vulkan kernels a wheel brings compiled"),
 }
 """The files of a wheel that are neither Python nor kernel templates, and their origin: all of them are Weft's own."""

@@ -14,7 +14,7 @@ INTERRUPTED = 130
 def main() -> None:
     """Run the command line of this process and exit with its status."""
     try:
-        from weft.cli import main as run  # late: an interrupt of the import is caught, too
+        from weft.cli import main as run  # late, so that an interrupt of the import is caught too
 
         run()
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""A peer in a process of its own, so that what it keeps of the device slows nobody else."""
+"""Runs a peer in a child process, so that what it keeps open on the device does not slow others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOST = 300.0
 
 
 def apart(function: Callable[..., T], *arguments: Any, seconds: float = MOST) -> T:
-    """Return what a function of a module returns in a new process, which then ends; what it raises is raised here.
+    """Return what a function of a module returns in a new process, which then ends; raise here what it raises.
 
     TimeoutError after so many seconds, and if the process ends by itself.
     """

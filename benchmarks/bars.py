@@ -1,7 +1,7 @@
-"""The bars that Weft is to clear on a real GPU, and the table of where it stands.
+"""The bars that Weft must reach on a real GPU, and the table of where it stands.
 
-A time counts only with a right output: a bar whose row of Weft has a larger error than its precision allows, or none,
-is not reached, and a peer's row like that is no peer. ncnn's networks have no weights, so there is nothing to check.
+A time counts only with a right output. If Weft's row has a larger error than its precision allows, or no error, its bar
+is not reached; a peer's row like that does not count. ncnn's networks have no weights, so there is nothing to check.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ MNN = {
     ("resnet50", 1): 3.94, ("mobilenet_v2", 1): 1.34, ("squeezenet1_1", 1): 0.59,
     ("resnet50", 32): 26.8, ("mobilenet_v2", 32): 4.3, ("squeezenet1_1", 32): 6.2,
 }  # fmt: skip
-"""MNN 3.6.1's OpenCL on an H200 with these networks, ms from host to host, fp32; taken before, not in the run."""
+"""MNN 3.6.1's OpenCL on an H200 with these networks, ms from host to host, fp32; measured earlier, not in the run."""
 ACCURACY = {"fp32": 1e-5, "normal": 1e-5, "fp16": 1e-2}
 """The largest error by norm of each precision."""
 UNCHECKED = ("ncnn vulkan",)
-"""Whose outputs nothing is known of."""
+"""Peers whose outputs cannot be checked."""
 GEMM_BARS = {1024: {"vulkan": 0.6, "opencl": 0.8}, 4096: {"vulkan": 0.45, "opencl": 0.9}}
 DEVICE_BARS = {
     "fp16": {"vulkan": 0.6, "opencl": 0.8},
@@ -55,7 +55,7 @@ class Bar:
 
     @property
     def met(self) -> bool | None:
-        """Tell whether the bar is reached, which a wrong output never does; None where that is not known."""
+        """Tell whether the bar is reached; never with a wrong output; None if it was not measured."""
         if self.wrong:
             return False
         return None if self.ratio is None else self.ratio >= self.needed
@@ -128,7 +128,7 @@ def _time(row: Row, time: str) -> float | None:
     if time == "host":
         return row.host_ms
     known = [t for t in (row.device_ms, row.host_ms) if t is not None]
-    # A run contains its work on the device: where taking the times slowed that down, the whole run is the bound.
+    # A run contains its work on the device, so a whole run is the bound where taking the times slowed it down.
     return None if row.device_ms is None else min(known)
 
 
@@ -138,7 +138,7 @@ def _runtimes(rows: _Rows, network: str) -> Iterator[Bar]:
         for precision, theirs in (("fp32", ["fp32"]), ("normal", ["fp32"]), ("fp16", ["fp32", "fp16"])):
             name, its = rows.peer(network, batch, lambda w: w in RUNTIMES, theirs, "host")
             known = MNN.get((network, batch))
-            if known is not None and its is not None and known < its:  # by itself it proves nothing of this run
+            if known is not None and its is not None and known < its:  # alone it proves nothing about this run
                 name, its = "mnn opencl fp32, before", known
             for api in APIS:
                 ours, wrong = rows.weft(network, batch, api, precision, "host")

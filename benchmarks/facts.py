@@ -8,14 +8,14 @@ import shlex
 import sys
 
 from weft import config
-from weft.backends.gpu.tuning.tuning_table import FOLDER
+from weft.backends.gpu.tuning_tables.tuning_table import FOLDER
 
 OURS = "WEFT_"
-"""How the names of Weft's variables begin."""
+"""The prefix of Weft's variables."""
 
 
 def command(module: str) -> str:
-    """Return the command line of this process, in which that module runs, so that a shell takes it again."""
+    """Return the command line of this process, which runs `module`, in a form to paste into a shell."""
     return shlex.join(["python", "-m", module, *sys.argv[1:]])
 
 
@@ -25,9 +25,9 @@ def variables() -> dict[str, str]:
 
 
 def tuning() -> str:
-    """Return what kernels are chosen by: a hash of the user's tables, which are read over those that Weft brings.
+    """Return a hash of the user's tuning tables, which override those that Weft brings.
 
-    These are part of the source.
+    Those are part of the source, whose hash is recorded too.
     """
     if not config.tuning_enabled():
         return "none: WEFT_TUNING=0"

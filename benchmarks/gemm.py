@@ -1,15 +1,15 @@
 """Matrix products of fp16 (precision "low"): Weft's MatMul on each API against cuBLAS, interleaved in one process.
 
 The time is that of the GPU per launch, as a difference: a chain of products, each reading the one before it, runs
-with many and with one of them, and the difference of the medians (host array to host array) goes to the launches
-between. What both runs have in common cancels out: submitting, waiting, transfers, which are of n x 8 numbers only.
-Gaps and barriers between launches count. Where a product takes less time than an OpenCL enqueue, the chain starts
-behind a product that is large enough for the host to be ahead of the device until the end.
+with many and with one of them, and the difference of the medians (host array to host array) is divided by the launches
+between. What both runs have in common cancels out: submitting, waiting, and transfers, of n x 8 numbers only.
+Gaps and barriers between launches count. If a product takes less time than an OpenCL enqueue, the chain starts
+behind a product that is large enough to keep the host ahead of the device until the end.
 
 The right operand is a weight: Weft may store it as it likes, as in any network; the left one is what the launch
 before has written. cuBLAS runs the same chain, with the same numbers, as a CUDA graph between two CUDA events.
 The last outputs that were timed, of both chains, are compared with what is right; the error is the larger.
-Rounds go over all contenders in turn, since the card's clock follows its power and so what ran just before.
+Rounds go over all contenders in turn, because the GPU's clock follows its power, and so what ran just before.
 """
 
 from __future__ import annotations
@@ -81,14 +81,14 @@ class Chain:
         return helper.make_model(graph, opset_imports=opsets, ir_version=helper.find_min_ir_version_for(opsets))
 
     def result(self, launches: int) -> Array:
-        """Return what is right, from the back, where the matrices are thin."""
+        """Return the right output, computed from the back, where the matrices are thin."""
         value: Array = np.eye(THIN)
         for _, weight in reversed(self.weights(launches)):
             value = weight.astype(np.float64) @ value
         return self.x.astype(np.float64) @ value
 
     def results(self, launches: int) -> tuple[Array, Array]:
-        """Return what is right for one product, and for so many more."""
+        """Return the right outputs for chains of one product and of `launches` more."""
         return self.result(1), self.result(1 + launches)
 
 
@@ -159,7 +159,7 @@ class CublasChain(Contender):
         super().__init__(CUBLAS, launches)
 
     def _captured(self, names: Sequence[str]) -> tuple[Any, Any]:
-        """Return the graph of a chain and the tensor that it leaves its output in."""
+        """Return the graph of a chain and the tensor of its output."""
         import torch
 
         with torch.inference_mode():
@@ -214,7 +214,7 @@ def measure(size: int, devices: Sequence[str], cublas: bool, counts: Counts, rec
             record.attempt(f"gemm {size} cublas", lambda: contenders.append(CublasChain(chain, launches)))
         for _ in range(2 if counts.trial else 9):
             for contender in contenders:
-                # Only short launches wait for the host; between long ones the card must not rest from its power limit.
+                # Only short launches wait for the host; between long ones the GPU must stay at its power limit.
                 with cores.quickest() if size <= SMALL else nullcontext():
                     contender.sample(2 if counts.trial else 5)
         right = chain.results(launches)

@@ -5,9 +5,9 @@
 The networks are those of `benchmarks/models.py` with random weights. Each runs at batch 1 and 32 on Weft's Vulkan and
 OpenCL (high = fp32, normal = fp32 accuracy by faster means, low = fp16), in PyTorch (CUDA graph and eager, both layouts
 of pictures, TF32 on and off, fp16), ncnn (its own benchmark networks, in FOLDER) and ONNX Runtime on the CPU, all in
-this process, and in tinygrad in processes of its own. Matrix products of fp16 against cuBLAS come after the first batch
-size. A peer that is not there, or fails, is listed with the reason. What a time covers is said at the head of each
-side's module: own.py, peers_*.py, gemm.py.
+this process, and in tinygrad in child processes. Matrix products of fp16 against cuBLAS come after the first batch
+size. A peer that is missing or fails is listed with the reason. The docstring of each side's module says what a time
+covers: own.py, peers_*.py, gemm.py.
 
 Every row is printed, and written to the JSON file, as it is taken. The last thing printed is the table of the bars
 (bars.py): each ratio is the peer's time over Weft's.
@@ -32,19 +32,19 @@ import weft
 from benchmarks import cores, gemm, models, own, peers_ncnn, peers_onnxruntime, peers_tinygrad, peers_torch
 from benchmarks.bars import APIS, bars, complaint, table
 from benchmarks.facts import command, tuning, variables
-from benchmarks.measure import PRODUCTS, Case, Counts, Record, build
+from benchmarks.measure import PRODUCTS, Counts, Record, Workload, build
 from benchmarks.minilm import Sizes, minilm_l6
 from benchmarks.options import number, numbers, output, words
 
 TRIAL = Sizes(layers=2, hidden=192, inner=384, vocabulary=400, positions=64)
-"""The extents of the encoder in a trial: small, and with as many heads as PyTorch's side takes."""
+"""The sizes of the encoder in a trial: small, with as many heads as PyTorch's side needs."""
 PEERS: dict[str, Callable[[], str]] = {
     "torch": peers_torch.facts,
     "ncnn": peers_ncnn.facts,
     "onnxruntime": lambda: version("onnxruntime"),
     "tinygrad": peers_tinygrad.facts,
 }
-"""Every peer, and what tells its version and device or says why it is not there."""
+"""Every peer, and a function that returns its version and device or raises why it is missing."""
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -140,7 +140,7 @@ def _products(sizes: Sequence[int], devices: Sequence[str], cublas: bool, counts
         gc.collect()
 
 
-def _case(network: str, batch: int, image: int, record: Record) -> Case:
+def _case(network: str, batch: int, image: int, record: Record) -> Workload:
     case = build(network, batch, image)
     shapes = ", ".join(f"{name} {'x'.join(map(str, a.shape))}" for name, a in case.inputs.items())
     print(f"[{record.seconds:4.0f} s] {network}: {shapes}, {case.flops / 1e9:.3f} GFLOP a run", flush=True)
@@ -176,7 +176,7 @@ def _present(names: Sequence[str], record: Record) -> list[str]:
         try:
             record.facts["versions"][name] = PEERS[name]()
             found.append(name)
-        except Exception as e:  # a peer that is not there raises what it likes
+        except Exception as e:  # a missing peer may raise anything
             record.miss(name, f"{type(e).__name__}: {e}")
     return found
 

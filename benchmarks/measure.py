@@ -19,21 +19,21 @@ from benchmarks import cores, models
 Array = NDArray[Any]
 T = TypeVar("T")
 FASTER = 0.98
-"""A part of the time of all calls before that only a higher clock, or warmer caches, explain."""
+"""A call faster by this share than all calls before means that the clock or the caches are still warming up."""
 MOST_WARM = 5.0
 """Seconds of calls that are not counted, whatever they show."""
 SAME = ("devices", "source", "python", "tuning")
-"""Facts that a run which goes on with another one has in common with it."""
+"""Facts that a run which resumes another one must share with it."""
 PRODUCTS = "products"
-"""The part of a run that `Record.gemm` is."""
+"""The name of the part of a run that measures `Record.gemm`."""
 
 
 @dataclass(frozen=True)
 class Counts:
-    """How often things run: calls that are not counted, calls that are, and the seconds after which it is enough.
+    """How often things run: warm-up calls, timed calls, and the seconds after which timing ends.
 
-    The former go on until no call was faster than those before for `warm` seconds: the clock of an idle GPU rises
-    in steps, for seconds, and threads, pinned memory and caches are cold.
+    Warm-up ends when no call was faster than those before for `warm` seconds: the clock of an idle GPU rises in
+    steps, for seconds, and threads, pinned memory and caches are cold.
     """
 
     warmup: int = 5
@@ -41,9 +41,9 @@ class Counts:
     seconds: float = 3.0
     warm: float = 0.4
     wake: Callable[[], None] | None = None
-    """Loads the device before a row: networks that take a fraction of a millisecond hardly raise its clock."""
+    """Loads the device before a row, because networks that take a fraction of a millisecond hardly raise its clock."""
     one_core: bool = False
-    """The calling thread is on the quickest core; not for what works on several of them."""
+    """Whether the calling thread moves to the fastest core; not for work on several cores."""
 
     @property
     def trial(self) -> bool:
@@ -51,9 +51,9 @@ class Counts:
         return self.iterations <= 2
 
     def for_batch(self, batch: int) -> Counts:
-        """Return half of the calls where a run takes many pictures, and one core where it takes one.
+        """Return half of the calls if a run takes many pictures, and one core if it takes one.
 
-        Several threads copy more, and one that is woken begins on the core of the caller.
+        Several threads copy large inputs, and a thread that is woken begins on the core of its caller.
         """
         if batch == 1:
             return replace(self, one_core=True)
@@ -61,13 +61,13 @@ class Counts:
 
     @property
     def at_once(self) -> Counts:
-        """Return the same without warming up: for what runs on right after something like it."""
+        """Return the same without warm-up, for a measurement right after a similar one."""
         return replace(self, warmup=1, warm=0.0, wake=None)
 
 
 @dataclass(frozen=True)
-class Case:
-    """One network at one batch size, its inputs, and what ONNX Runtime makes of them on the CPU."""
+class Workload:
+    """One network at one batch size, its inputs, and ONNX Runtime's outputs for them on the CPU."""
 
     network: str
     batch: int
@@ -98,8 +98,8 @@ class Row:
     note: str = ""
     more: dict[str, float] = field(default_factory=dict)
 
-    def compare(self, got: Sequence[Array], case: Case) -> None:
-        """Hold an output against the reference; the row's error is the largest of all that were, or NaN."""
+    def compare(self, got: Sequence[Array], case: Workload) -> None:
+        """Compare an output with the reference; the row's error is the largest of all outputs compared, or NaN."""
         error = relative_error(got, case.outputs)
         self.error = error if self.error is None else float(np.max([self.error, error]))
 
@@ -185,7 +185,7 @@ class Record:
         self.facts["resumed"] = {key: held.get(key) for key in ("date", "seconds")}
 
     def part(self, what: str, run: Callable[[], None]) -> None:
-        """Measure something unless that was done already; it is done if nothing of it failed or lacked time."""
+        """Measure something unless it is done already: it is done if nothing of it failed or ran out of time."""
         if what in self.done:
             return
         failures = self._failures
@@ -208,7 +208,7 @@ class Record:
             self._failures += 1
 
     def write(self) -> None:
-        """Write the JSON file, if there is to be one."""
+        """Write the JSON file, if one was asked for."""
         if self._path:
             rows = [asdict(row) for row in self.rows]
             found = {"rows": rows, "gemm": self.gemm, "absent": self.absent, "bars": self.bars, "done": self.done}
@@ -216,7 +216,7 @@ class Record:
 
 
 def warm_up(run: Callable[[], object], counts: Counts) -> None:
-    """Make the calls that are not counted; they end after `MOST_WARM` seconds in any case."""
+    """Make the warm-up calls; they end after `MOST_WARM` seconds in any case."""
     if counts.wake is not None:
         counts.wake()
     start = last = time.perf_counter()
@@ -238,7 +238,7 @@ def timed(run: Callable[[], object], counts: Counts) -> tuple[float, float]:
 
 
 class Taken(NamedTuple, Generic[T]):
-    """Milliseconds of calls, the last result, and how often they were timed: the core was disturbed before."""
+    """Milliseconds of calls, the last result, and how often they were timed, because the core was disturbed."""
 
     median: float
     p90: float
@@ -247,7 +247,7 @@ class Taken(NamedTuple, Generic[T]):
 
 
 def timed_result(run: Callable[[], T], counts: Counts) -> Taken[T]:
-    """Time `run` once it is warm; its last result can be compared, and to let go of one is in the time, as it was."""
+    """Time `run` once it is warm; return the last result for comparison. The time includes freeing a result."""
     warm_up(run, counts)
     if counts.trial or not counts.one_core:
         return _take(run, counts)
@@ -322,9 +322,9 @@ def model_of(network: str, batch: int, image: int = 224) -> onnx.ModelProto:
     return make(batch, **keywords)
 
 
-def build(network: str, batch: int, image: int = 224) -> Case:
+def build(network: str, batch: int, image: int = 224) -> Workload:
     """Build a network of `benchmarks.models` and compute its reference; `image` is for those that take pictures."""
     model = model_of(network, batch, image)
     inputs = random_inputs(model)
     outputs = onnxruntime_session(model).run(None, dict(inputs))
-    return Case(network, batch, model, inputs, [np.asarray(o) for o in outputs], models.flops(model))
+    return Workload(network, batch, model, inputs, [np.asarray(o) for o in outputs], models.flops(model))

@@ -42,7 +42,7 @@ SMALL = Sizes(layers=2, hidden=64, heads=4, inner=128, vocabulary=200, positions
 """An encoder for tests."""
 
 
-class _Encoder:
+class Encoder:
     """Collect the nodes and weights of an encoder."""
 
     def __init__(self, sizes: Sizes, opset: int, seed: int) -> None:
@@ -175,7 +175,7 @@ def minilm_l6(
 ) -> onnx.ModelProto:
     """Build the encoder: three int64 inputs of shape (batch, sequence), output (batch, sequence, hidden)."""
     sizes = sizes or Sizes()
-    net = _Encoder(sizes, opset, seed)
+    net = Encoder(sizes, opset, seed)
     x, mask = net.embeddings(), net.mask()
     for number in range(sizes.layers):
         x = net.layer(x, mask, f"/encoder/layer.{number}")

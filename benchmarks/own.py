@@ -23,7 +23,7 @@ from dataclasses import replace
 import numpy as np
 
 import weft
-from benchmarks.measure import Array, Case, Counts, Row, middle, timed_result, warm_up
+from benchmarks.measure import Array, Counts, Row, Workload, middle, timed_result, warm_up
 
 PRECISIONS = {"high": "fp32", "normal": "normal", "low": "fp16"}
 """Weft's names of precisions, and what the rows call them."""
@@ -31,7 +31,7 @@ TRANSFERS = ("upload ", "download ")
 """How the events of transfers begin."""
 
 
-def row(case: Case, device: str, precision: str, counts: Counts) -> Row:
+def row(case: Workload, device: str, precision: str, counts: Counts) -> Row:
     """Load, check and time a network on one device; WeftError if it does not take all of it."""
     found = Row(case.network, case.batch, f"weft {device.split(':')[0]}", PRECISIONS[precision])
     found.more["gflop"] = case.flops / 1e9
@@ -57,7 +57,7 @@ def _tuned(session: weft.Session) -> int:
     return sum(r.tuned for r in recordings if r is not None)
 
 
-def _device_times(found: Row, case: Case, device: str, precision: str, counts: Counts) -> None:
+def _device_times(found: Row, case: Workload, device: str, precision: str, counts: Counts) -> None:
     spans: list[float] = []
     busy: list[float] = []
     with weft.load(case.model, device, precision=precision, fallback="error", profile=True) as session:
@@ -84,7 +84,7 @@ def _device_times(found: Row, case: Case, device: str, precision: str, counts: C
         _queued_times(found, case, device, precision, counts)
 
 
-def _queued_times(found: Row, case: Case, device: str, precision: str, counts: Counts) -> None:
+def _queued_times(found: Row, case: Workload, device: str, precision: str, counts: Counts) -> None:
     """Take the span of runs that wait in the queue as a whole where that is shorter; the other one stays beside it."""
     from benchmarks.queued import QueuedRun
 

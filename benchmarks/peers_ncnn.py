@@ -1,8 +1,8 @@
 """ncnn's side of the measurement: its Vulkan back end on its own benchmark networks.
 
 These come without weights: ncnn fills them with zeros, so there is nothing to compare with ONNX Runtime. ncnn has
-no batch axis: a batch is so many runs one after the other. The picture is made once, outside of the time; a run is
-from the `ncnn.Mat` on the host to one on the host, as numpy's array of it costs nothing. Device times are not taken.
+no batch axis: a batch is that many runs one after the other. The picture is made once and not timed. A run is from
+the `ncnn.Mat` on the host to one on the host, because numpy's array of it costs nothing. Device times are not taken.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from benchmarks.measure import Case, Counts, Row, onnxruntime_session
+from benchmarks.measure import Counts, Row, Workload, onnxruntime_session
 
 
-def row(case: Case, counts: Counts) -> Row:
+def row(case: Workload, counts: Counts) -> Row:
     """Time a network; the error is between some of its own runs."""
     found = Row(case.network, case.batch, "onnxruntime cpu", "fp32")
     session = onnxruntime_session(case.model)

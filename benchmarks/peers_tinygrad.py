@@ -17,7 +17,7 @@ from typing import Any
 import onnx
 
 from benchmarks.apart import apart
-from benchmarks.measure import Array, Case, Counts, Row
+from benchmarks.measure import Array, Counts, Row, Workload
 
 
 def facts() -> str:
@@ -52,19 +52,19 @@ def _loaded(name: str) -> str:
     return next((path for path in paths if Path(path).name.startswith(name)), "")
 
 
-def row(case: Case, counts: Counts) -> Row:
+def row(case: Workload, counts: Counts) -> Row:
     """Compile, check and time a network."""
     return apart(_in_folder, case, counts)
 
 
-def _in_folder(case: Case, counts: Counts) -> Row:
+def _in_folder(case: Workload, counts: Counts) -> Row:
     with tempfile.TemporaryDirectory() as folder:  # weights are read from the file when they are needed
         path = Path(folder) / "network.onnx"
         onnx.save(case.model, path)
         return _row(case, path, counts)
 
 
-def _row(case: Case, path: Path, counts: Counts) -> Row:
+def _row(case: Workload, path: Path, counts: Counts) -> Row:
     _share_driver()
     from tinygrad import Tensor, TinyJit
     from tinygrad.nn.onnx import OnnxRunner

@@ -17,7 +17,7 @@ from typing import Any
 
 import onnx
 
-from benchmarks.measure import Array, Case, Counts, Record, Row, middle, timed
+from benchmarks.measure import Array, Counts, Record, Row, Workload, middle, timed
 
 REPLAYS = 5
 PLANS = (
@@ -30,7 +30,7 @@ PLANS = (
 
 
 def wake(seconds: float = 0.3) -> None:
-    """Multiply matrices for a while, so that the card's clock is up."""
+    """Multiply matrices for a while, to raise the GPU's clock."""
     import torch
 
     a = torch.randn(4096, 4096, device="cuda", dtype=torch.float16)
@@ -51,7 +51,7 @@ def facts() -> str:
     return f"{torch.__version__}, CUDA {torch.version.cuda}, cuDNN {cudnn}, {name}"
 
 
-def measure(case: Case, counts: Counts, record: Record) -> None:
+def measure(case: Workload, counts: Counts, record: Record) -> None:
     """Add the rows of one network: both ways of running, its variants, and precisions."""
     import torch
 
@@ -77,7 +77,7 @@ def torch_side(model: onnx.ModelProto, fold: bool = False) -> Any:
     return TorchNetwork(folded(model) if fold else model)
 
 
-def _row(case: Case, row: Row, way: str, variant: str, counts: Counts) -> Row:
+def _row(case: Workload, row: Row, way: str, variant: str, counts: Counts) -> Row:
     import torch
 
     _set_precision(row.precision)
@@ -121,7 +121,7 @@ def _device_times(start: Callable[[], object], counts: Counts) -> Iterator[float
 class _Side:
     """A network on the device with its inputs and outputs, there and in pinned memory."""
 
-    def __init__(self, case: Case, dtype: Any, variant: str, fold: bool) -> None:
+    def __init__(self, case: Workload, dtype: Any, variant: str, fold: bool) -> None:
         import torch
 
         self._network = torch_side(case.model, fold).to("cuda", dtype, variant)

@@ -49,7 +49,7 @@ class QueuedRun:
         return None if seconds is None else seconds * 1e3
 
     def outputs(self) -> list[Array]:
-        """Return what the last run left: its input is still there, in memory that nothing else uses."""
+        """Return the last run's outputs: their memory is still unchanged."""
         for output in self._outputs:
             output[...] = 0
         for read in self._reads:

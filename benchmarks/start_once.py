@@ -1,4 +1,4 @@
-"""One start of a network in a process that does nothing else; `benchmarks.startup` runs it.
+"""Starts one network in a process that does nothing else; `benchmarks.startup` runs it.
 
     python -m benchmarks.start_once MODEL DEVICE PRECISION
 

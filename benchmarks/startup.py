@@ -1,4 +1,4 @@
-"""Time how long it takes until ResNet-50 gives its first result: on a machine that never ran it, and ever after.
+"""Time the start of ResNet-50 up to its first result: on a machine that never ran it, and on later starts.
 
     python -m benchmarks.startup --devices vulkan,opencl --precision low,high --json startup.json
 
@@ -109,7 +109,7 @@ def _write_model(network: str, image: int, path: Path) -> None:
 
 
 def measure(model: Path, device: str, precision: str, repeats: int) -> Start:
-    """Start a network on one device with empty caches, then with those; so often."""
+    """Start a network on one device with empty caches, then with those that it left; `repeats` times."""
     found = Start(device, precision)
     for _ in range(repeats):
         with tempfile.TemporaryDirectory(prefix="weft-startup-") as folder:
@@ -136,9 +136,9 @@ def _start(model: Path, device: str, precision: str, folder: Path) -> dict[str, 
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Return the environment of a start whose caches lie in `folder`; it makes those that are not there.
+    """Return the environment of a start whose caches lie in `folder`; make those that are missing.
 
-    Weft's other variables are left out: a start without self-tests or tuned choices is none of those that users have.
+    It leaves out Weft's other variables: users do not start without self-tests or tuned choices.
     """
     moved = {name: str(folder / place) for name, place in FOLDERS.items()}
     for place in moved.values():

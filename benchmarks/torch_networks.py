@@ -59,9 +59,10 @@ class TorchNetwork:
 
 
 def folded(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a network whose batch norms are part of the convolutions before them, as who runs it for speed has it.
+    """Return a network with its batch norms folded into the convolutions before them, as users do for speed.
 
-    So does `torch.nn.utils.fuse_conv_bn_eval`. These networks have no other batch norms, and such convolutions no bias.
+    `torch.nn.utils.fuse_conv_bn_eval` does the same. These networks have no other batch norms, and such convolutions
+    have no bias.
     """
     out = onnx.ModelProto()
     out.CopyFrom(model)
@@ -82,7 +83,7 @@ def folded(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _last(index: int, graph: onnx.GraphProto) -> list[str]:
-    """Return the values that the node reads and none after it, whose memory can be used again."""
+    """Return the values that no node after this one reads, whose memory can be reused."""
     later = {name for other in graph.node[index + 1 :] for name in other.input}
     kept = later | {o.name for o in graph.output} | {t.name for t in graph.initializer}
     return [name for name in dict.fromkeys(graph.node[index].input) if name and name not in kept]

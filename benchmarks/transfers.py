@@ -1,4 +1,4 @@
-"""What it costs to bring large inputs to a device: copies on the host by numbers of threads, and whole runs.
+"""Time the transfer of large inputs to a device: host copies by number of threads, and whole runs.
 
     python -m benchmarks.transfers [--devices vulkan,opencl] [--batch 32] [--threads 1,2,4,8,16] [--stream off,on]
 

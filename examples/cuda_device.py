@@ -35,7 +35,8 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array
 from weft.errors import ClosedError, DeviceError, DeviceLost, OutOfMemory
 from weft.kernels.cache import DiskCache
-from weft.kernels.dialect import Dialect, KernelParts
+from weft.kernels.dialect import Dialect, KernelParts, cut_to_bits, extended
+from weft.kernels.formats import from_bits, is_coded, to_bits
 from weft.kernels.launch import DeviceCaps
 from weft.kernels.refused import kernel_refused
 from weft.kernels.source import Arg, KernelSource
@@ -95,8 +96,13 @@ f32x4 first_lanes(f32x4 v, int n) {
 }
 """
 
+_VECTORS = {DType.FLOAT32: "f32x4", DType.FLOAT16: "ushort4"}
 _RAW = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "uint2", 16: "uint4"}
-_TYPES = {"float32": "f32", "float16": "half_bits", "int32": "int", "int64": "long long", "int8": "signed char"}
+_TYPES = {
+    "float32": "f32", "float16": "half_bits", "bfloat16": "unsigned short", "float64": "uint2",
+    "int64": "long long", "int32": "int", "int16": "short", "int8": "signed char",
+    "uint64": "unsigned long long", "uint32": "uint", "uint16": "unsigned short",
+}  # fmt: skip
 _DOUBLE = re.compile(r"(?<![\w.])((?:\d+\.\d*|\.\d+)(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+)(?![\w.])")
 
 
@@ -105,6 +111,7 @@ class CudaDialect(Dialect):
     """CUDA C++ as NVRTC takes it. All constants are macros."""
 
     name: ClassVar[str] = "cuda"
+    reinterprets: ClassVar[tuple[str, str, str]] = ("__float_as_uint(v)", "__uint_as_float(v)", "((uint)(v))")
 
     def prelude_text(self) -> str:
         """Return the names that bodies use."""
@@ -115,29 +122,50 @@ class CudaDialect(Dialect):
         params = ", ".join(f"{'' if a.written else 'const '}{self._element(a)}* {a.name}" for a in parts.args)
         shared = "\n".join(f"  __shared__ {s.type} {s.name}[{s.size}];" for s in parts.shared)
         head = f'extern "C" __global__ void __launch_bounds__(LX * LY * LZ) {parts.entry}({params})'
-        body = _DOUBLE.sub(r"\1f", parts.body)
-        return f"{parts.prelude}{head} {{\n{shared}\n{body}\n}}\n"
+        body, formats = (_DOUBLE.sub(r"\1f", text) for text in (parts.body, self.formats(parts)))
+        return f"{parts.prelude}{formats}{head} {{\n{shared}\n{body}\n}}\n"
 
     def _element(self, arg: Arg) -> str:
-        if arg.in_fours:
-            return "f32x4" if arg.dtype is DType.FLOAT32 else "ushort4"
+        if arg.in_fours and arg.dtype in _VECTORS:
+            return _VECTORS[arg.dtype]
         return _RAW[arg.raw_bytes] if arg.raw_bytes else _TYPES.get(arg.dtype.value, "unsigned char")
 
     def load(self, arg: Arg, index: str) -> str:
-        """Return an element as f32, i32 or f32x4; of a raw int64 the low half, since indices fit in it."""
+        """Return an element as f32, i32 or f32x4; of an int64 the low half."""
         element = f"{arg.name}[{index}]"
+        if is_coded(arg.dtype):
+            return from_bits(arg.dtype, element)
+        if arg.dtype is DType.FLOAT64:
+            return f"from_float64({element}.x, {element}.y)"
         if arg.dtype.is_float:
             return f"widen({element})" if arg.dtype is DType.FLOAT16 else element
-        return f"(int){element}.x" if arg.kind == "raw" and arg.dtype is DType.INT64 else f"(int){element}"
+        if arg.kind == "raw" and arg.dtype.itemsize == 8:
+            return f"(int){element}.x"
+        return extended(arg.dtype, f"(int){element}")
 
     def store(self, arg: Arg, index: str, value: str) -> str:
         """Return the statement that stores an element, or four."""
-        return f"{arg.name}[{index}] = {'narrow' if arg.dtype is DType.FLOAT16 else ''}({value});"
+        if arg.dtype is DType.FLOAT64:
+            return f"{arg.name}[{index}] = make_uint2(low_of_float64({value}), high_of_float64({value}));"
+        if arg.dtype in _VECTORS:
+            return f"{arg.name}[{index}] = {'narrow' if arg.dtype is DType.FLOAT16 else ''}({value});"
+        stored = to_bits(arg.dtype, value) if is_coded(arg.dtype) else cut_to_bits(arg.dtype, value, "(int)")
+        return f"{arg.name}[{index}] = {stored};"
 
-    load4, store4 = load, store  # C++ tells them apart by the type
+    def load4(self, arg: Arg, index: str) -> str:
+        """Return four elements: C++ tells them from one by the type, where there is a type for four."""
+        return self.load(arg, index) if arg.dtype in _VECTORS else self.load_quad(arg, index)
+
+    def store4(self, arg: Arg, index: str, value: str) -> str:
+        """Return the statement that stores four elements."""
+        if arg.dtype in _VECTORS:
+            return self.store(arg, index, value)
+        return f"{{ const f32x4 _w = {value}; {self.store_quad(arg, index, '_w')} }}"
 
     def load_lane(self, arg: Arg, index: str, lane: str) -> str:
         """Return one lane of four in memory."""
+        if arg.dtype not in _VECTORS:
+            return self.load(arg, f"({index}) * 4 + {lane}")
         lanes = f"((const {_TYPES[arg.dtype.value]}*){arg.name})"
         return f"{'widen' if arg.dtype is DType.FLOAT16 else ''}({lanes}[({index}) * 4 + {lane}])"
 

@@ -15,21 +15,23 @@ import numpy as np
 import pyopencl as cl
 
 import weft
-from weft.backends.gpu.creator import GpuCreator
-from weft.backends.gpu.device.device import (
+from weft.backends.opencl.discovery import raw_device
+from weft.extend import (
+    Array,
     Command,
+    CompileError,
     CopyCommand,
+    DeviceCaps,
+    DeviceLost,
     GpuBuffer,
+    GpuCreator,
     GpuDevice,
+    KernelSource,
     LaunchCommand,
     MemoryKind,
+    OpenCLDialect,
+    OutOfMemory,
 )
-from weft.backends.opencl.dialect import OpenCLDialect
-from weft.backends.opencl.discovery import raw_device
-from weft.core.graph.layout import Array
-from weft.errors import CompileError, DeviceLost, OutOfMemory
-from weft.kernels.launch import DeviceCaps
-from weft.kernels.source import KernelSource
 
 # Some drivers' logs say that all went well, which pyopencl takes for a warning.
 warnings.filterwarnings("ignore", category=cl.CompilerWarning)

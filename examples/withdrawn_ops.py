@@ -17,7 +17,17 @@ import numpy as np
 
 import weft
 from weft import Op, Tensor, TensorSpec, register_op
-from weft.extend import Array, Constants, GpuOp, KernelBuilder, ModelError, OpClass, Placement, Shape, gpu_op
+from weft.extend import (
+    Array,
+    Constants,
+    GpuOp,
+    KernelBuilder,
+    ModelError,
+    OpClass,
+    Shape,
+    WantedLayout,
+    gpu_op,
+)
 from weft.ops.elementwise import Elementwise
 from weft.ops.gpu.elementwise import launch_expression
 from weft.ops.gpu.move import Strides, launch_move, row_major
@@ -81,7 +91,7 @@ class ImageScaler(Op):
 class ImageScalerOnGpu(GpuOp):
     """The element-wise kernel with the bias as a constant that is broadcast."""
 
-    placement = Placement.EITHER
+    wanted_layout = WantedLayout.EITHER
 
     def launches(self, op: ImageScaler, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch one expression over the output."""

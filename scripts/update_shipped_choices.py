@@ -12,16 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from unittest.mock import patch
 
 import weft
 from benchmarks.models import MODELS
-from scripts.null_device import NullCreator, NullDevice
+from scripts.plan_kernels import PlanningCreator, PlanningDevice
 from weft.backends.gpu.device.device import DeviceCaps, GpuDevice
-from weft.backends.gpu.tuning import tuning_table
-from weft.backends.gpu.tuning.tunables import Pick
-from weft.backends.gpu.tuning.tuning_table import (
+from weft.backends.gpu.lowering.lower import GpuPlan
+from weft.backends.gpu.tuning_tables import tuning_table
+from weft.backends.gpu.tuning_tables.choice import Choice
+from weft.backends.gpu.tuning_tables.tuning_table import (
     SHIPPED,
     DeviceKey,
     Entries,
@@ -32,6 +34,7 @@ from weft.backends.gpu.tuning.tuning_table import (
 from weft.backends.opencl.dialect import OpenCLDialect
 from weft.backends.vulkan.dialect import GlslDialect
 from weft.core.contract.backend import DeviceInfo
+from weft.core.placement.optimized_network import Part
 from weft.core.registry.backend_registry import registry
 
 TRIALS = Path(__file__).parents[1] / "benchmarks" / "tuned"
@@ -69,7 +72,7 @@ CARDS = {
 """The card whose trials there are, by API."""
 
 
-class _CardCreator(NullCreator):
+class _CardCreator(PlanningCreator):
     """Makes backends on a card without kernels."""
 
     def __init__(self, card: Card) -> None:
@@ -83,23 +86,33 @@ class _CardCreator(NullCreator):
     def open(self, index: int) -> GpuDevice:
         """Return the card."""
         api = self._card.info.id
-        device = NullDevice(self._card.info, self._card.caps, OpenCLDialect() if api == "opencl" else GlslDialect())
+        device = PlanningDevice(self._card.info, self._card.caps, OpenCLDialect() if api == "opencl" else GlslDialect())
         device.launches_overlap = api == "vulkan"
         device.computes_ahead = True  # of which the first layers of a large batch are asked for in halves
         return device
 
 
-def plan(api: str, network: str, batch: int, precision: str, tables: Path) -> tuple[Pick, ...]:
+@lru_cache(maxsize=1)
+def _model(network: str, batch: int) -> bytes:
+    content: bytes = MODELS[network](batch).SerializeToString()
+    return content
+
+
+def _choices(part: Part) -> list[Choice]:
+    assert part.lowered is not None and isinstance(part.lowered.plan, GpuPlan)
+    return [choice for plans in part.lowered.plan.nodes.values() for plan in plans for choice in plan.choices]
+
+
+def plan(api: str, network: str, batch: int, precision: str, tables: Path) -> tuple[Choice, ...]:
     """Return what a network leaves open on the card of an API, chosen by the tables in a folder."""
     creator = _CardCreator(CARDS[api])
     creator.runtime(0).trust()
     creator.runtime(0).tuning = tuning_table.TuningTable(CARDS[api].info, shipped=tables)
     registry.insert(creator.id, creator)
     try:
-        model = MODELS[network](batch).SerializeToString()
-        with weft.load(model, creator.id, precision=precision, fallback="error") as session:
-            every = [p for task in session.pipelines[0].tasks for p in getattr(task.execution, "picks", ())]
-            return tuple(replace(p, launches=[]) for p in every if len(p.candidates) > 1)
+        planned = weft.optimize(_model(network, batch), creator.id, precision=precision, fallback="error")
+        every = [choice for part in planned.parts for choice in _choices(part)]
+        return tuple(replace(p, launches=[]) for p in every if len(p.candidates) > 1)
     finally:
         registry.remove(creator.id)
         creator.close()
@@ -125,8 +138,8 @@ def main() -> None:
             for network in MODELS:
                 for batch in BATCHES:
                     for precision in PRECISIONS:
-                        for pick in plan(api, network, batch, precision, TRIALS):
-                            defaults[card.key].setdefault(pick.key, set()).add(pick.default)
+                        for choice in plan(api, network, batch, precision, TRIALS):
+                            defaults[card.key].setdefault(choice.key, set()).add(choice.default)
     SHIPPED.mkdir(exist_ok=True)
     for path in sorted(TRIALS.glob("*.json")):
         found = {key: choices(entries, defaults.get(key, {})) for key, entries in read_tables(path).items()}

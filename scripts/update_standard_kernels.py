@@ -19,11 +19,11 @@ from pathlib import Path
 import onnx
 
 from benchmarks.models import MODELS
-from scripts.null_device import plan_kernels
+from scripts.plan_kernels import plan_kernels
 from weft import models as shipped
 from weft.backends.gpu.device.device import DeviceCaps
 from weft.backends.vulkan.prebuild import MANIFEST, standard_requests, write_requests
-from weft.cli.probe import small_network
+from weft.cli.trial_run import small_network
 from weft.core.contract.backend import Precision
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Shape
@@ -61,7 +61,7 @@ PROFILES = {
 
 
 @dataclass(frozen=True)
-class Network:
+class KernelNetwork:
     """A network and the shapes to plan it for."""
 
     name: str
@@ -78,9 +78,9 @@ class Network:
         }
 
 
-def public_networks() -> dict[str, Callable[[], Network]]:
+def public_networks() -> dict[str, Callable[[], KernelNetwork]]:
     """Return makers of the networks that are always present: those of onnx, of the benchmarks, and our own."""
-    makers: dict[str, Callable[[], Network]] = {"doctor": lambda: Network("doctor", small_network())}
+    makers: dict[str, Callable[[], KernelNetwork]] = {"doctor": lambda: KernelNetwork("doctor", small_network())}
     for path in sorted(LIGHT.glob("light_*.onnx")):
         makers[path.stem] = partial(_from_file, path)
     for batch in BATCHES:
@@ -92,15 +92,15 @@ def public_networks() -> dict[str, Callable[[], Network]]:
     return makers
 
 
-def _from_file(path: Path, shapes: dict[str, Shape] | None = None) -> Network:
-    return Network(path.stem, load(path), shapes or {})
+def _from_file(path: Path, shapes: dict[str, Shape] | None = None) -> KernelNetwork:
+    return KernelNetwork(path.stem, load(path), shapes or {})
 
 
-def _of_the_benchmarks(name: str, batch: int) -> Network:
-    return Network(f"{name} x{batch}", load(MODELS[name](batch)))
+def _of_the_benchmarks(name: str, batch: int) -> KernelNetwork:
+    return KernelNetwork(f"{name} x{batch}", load(MODELS[name](batch)))
 
 
-def real_networks(folder: Path = REAL) -> dict[str, Callable[[], Network]]:
+def real_networks(folder: Path = REAL) -> dict[str, Callable[[], KernelNetwork]]:
     """Return makers of the networks in a folder of real ones."""
     return {name: partial(_from_file, folder / f"{name}.onnx") for name in REAL_NAMES}
 

@@ -7,16 +7,18 @@ The environment is set before weft is imported; processes that tests start inher
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.helpers.run_length import VARIABLE
+from tests.helpers.run_length import VARIABLE, covering
 
 REQUIRED = {
     "opencl": "pip install pyopencl intel-opencl-rt intel-cmplr-lib-rt; apt install pocl-opencl-icd",
@@ -25,11 +27,8 @@ REQUIRED = {
 OPENCL_DRIVERS = 2 if platform.machine() == "x86_64" else 1
 """How many OpenCL drivers the tests need: two of different vendors, where PyPI has one for the CPU."""
 IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
-QUICK_DRIVERS = {"GALLIVM_PERF": "nopt"}
-"""Have llvmpipe compile without optimising, in half the time: most kernels run once.
-
-Intel's runtime has a like setting, not to vectorise, with which it computes NaN for some kernels.
-"""
+QUICK_DRIVERS = {"GALLIVM_PERF": "nopt", "PYOPENCL_BUILD_OPTIONS": "-cl-opt-disable"}
+"""Have llvmpipe and OpenCL compile without optimising, in half the time or less: most kernels run once."""
 
 if not IS_WORKER:
     os.environ["WEFT_CACHE_DIR"] = tempfile.mkdtemp(prefix="weft-test-cache-")
@@ -57,13 +56,29 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the long tests to the long run."""
+    """Leave the long tests to the long run, and of those marked `covering` the rows that the others cover."""
     if config.getoption("all"):
         return
-    long = [item for item in items if item.get_closest_marker("long")]
+    long = {item for item in items if item.get_closest_marker("long")}
+    products: dict[tuple[Path, str], list[pytest.Function]] = {}
+    for item in items:
+        if item not in long and isinstance(item, pytest.Function) and item.get_closest_marker("covering"):
+            products.setdefault((item.path, item.originalname), []).append(item)
+    for rows in products.values():
+        mark = rows[0].get_closest_marker("covering")
+        assert mark is not None
+        values = [{name: repr(value) for name, value in row.callspec.params.items()} for row in rows]
+        chosen = covering(values, *mark.args)
+        long |= {row for place, row in enumerate(rows) if place not in chosen}
     if long:
-        config.hook.pytest_deselected(items=long)
-        items[:] = [item for item in items if not item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=[item for item in items if item in long])
+        items[:] = [item for item in items if item not in long]
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Keep the garbage collector from what collecting tests left: going through it takes half a second each time."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -94,9 +109,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 @pytest.fixture(autouse=True)
 def decide_anew() -> None:
     """Forget which kernels were chosen: tests change what that rests on."""
-    algorithms = sys.modules.get("weft.kernels.algorithms")
-    if algorithms is not None:
-        algorithms.forget_decisions()
+    chooser = sys.modules.get("weft.kernels.chooser")
+    if chooser is not None:
+        chooser.forget_decisions()
 
 
 def _said_by_validation() -> list[str]:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import weft
@@ -147,7 +148,7 @@ def test_imports_point_downwards() -> None:
     assert wrong == []
 
 
-CORE = ["graph", "contract", "registry", "host", "passes", "placement", "saved", "session"]
+CORE = ["graph", "contract", "registry", "memory", "host", "passes", "placement", "saved", "session"]
 """The folders of the core, lowest first."""
 LATE = {("weft.core.placement.optimized_network", "weft.core.saved.network_file")}
 """`OptimizedNetwork.save` is a method, and what writes the file knows the class: it is imported when it is called."""
@@ -166,9 +167,28 @@ def test_the_folders_of_the_core_build_on_each_other() -> None:
     assert not wrong
 
 
+GPU = [
+    "device", "memory", "recording", "tuning_tables", "lowering", "runtime", "execution", "backend", "tuning",
+    "selftest", "creator",
+]  # fmt: skip
+"""The folders and files of what OpenCL and Vulkan share, lowest first."""
+
+
+def test_the_folders_of_the_gpu_door_build_on_each_other() -> None:
+    wrong = []
+    for path in (PACKAGE / "backends" / "gpu").rglob("*.py"):
+        own = name_of(path).split(".")
+        for imported in imports_of(path):
+            other = imported.split(".")
+            inside = min(len(own), len(other)) > 3 and other[:3] == ["weft", "backends", "gpu"]
+            if inside and GPU.index(other[3]) > GPU.index(own[3]):
+                wrong.append(f"{name_of(path)} imports {imported}")
+    assert not wrong
+
+
 SESSION = [
     "load_gate", "shutdown", "arguments", "notices", "pipeline", "report", "loaded_network", "network_cache",
-    "prefetch", "session", "runtime",
+    "prefetch", "refused", "stage_runner", "session", "runtime",
 ]  # fmt: skip
 """The modules that run a network, lowest first: a runtime calls its sessions, and these what they own."""
 
@@ -328,11 +348,22 @@ def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.Monke
         exec(compile(block, "README.md", "exec"), scope)  # a block goes on where the one before ended
 
 
+def small_model() -> bytes:
+    """Return a network of few kernels with the input of the one that the README shows: each command compiles them."""
+    from onnx import TensorProto
+
+    from tests.helpers.onnx_models import make_model, node
+
+    nodes = [node("Conv", "image w", "a", pads=[1] * 4), node("Relu", "a", "b"), node("GlobalAveragePool", "b", "y")]
+    image, weights = (TensorProto.FLOAT, ("n", 3, 128, 128)), np.full((4, 3, 3, 3), 0.1, np.float32)
+    return bytes(make_model(nodes, {"image": image}, constants={"w": weights}).SerializeToString())
+
+
 def test_the_commands_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from weft.cli import main
 
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "model.onnx").write_bytes((PACKAGE / "models" / "shapes.onnx").read_bytes())
+    (tmp_path / "model.onnx").write_bytes(small_model())
     commands = [line for block in blocks("shell") for line in block.splitlines() if line.startswith("weft ")]
     assert len(commands) >= 5
     for command in commands:

@@ -16,9 +16,9 @@ from weft.errors import ConfigError
 MOST_PROCESSES = 64
 """The most that `WEFT_BUILD_PROCESSES` may ask for."""
 CACHE_MIB, MOST_CACHE_MIB = 1024, 65_536
-"""What blobs may take on disk if `WEFT_CACHE_MIB` does not say, and the most that it may."""
+"""The default and the largest value of `WEFT_CACHE_MIB`."""
 _lent: list[object] = []
-"""The tables of `variables`, for good: a thread may still be reading one."""
+"""The tables that `variables` made. They are never freed: a thread may still be reading one."""
 SELFTESTS = ("auto", "child", "process", "off")
 """The values of `WEFT_SELFTEST`; the first is the default."""
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
@@ -82,6 +82,11 @@ def selftest() -> str:
     return chosen
 
 
+def opencl_build_options() -> tuple[str, ...]:
+    """Return more options for compilers of OpenCL, from `PYOPENCL_BUILD_OPTIONS`, which pyopencl reads for programs."""
+    return tuple(os.environ.get("PYOPENCL_BUILD_OPTIONS", "").split())
+
+
 def device_profile() -> str:
     """Return the profile that devices pretend to have, from `WEFT_DEVICE_PROFILE`; empty for none."""
     return os.environ.get("WEFT_DEVICE_PROFILE", "").strip()
@@ -116,12 +121,12 @@ def environment(**changed: str) -> dict[str, str]:
 
 @contextmanager
 def variables(**changed: str) -> Iterator[None]:
-    """Let C code of this process find variables while a block runs, as a library that reads them when it starts does.
+    """Let C code of this process see variables while a block runs: some libraries read them when they start.
 
-    `os.environ` stays as it is, and so does the C library's table, which another thread may be reading: setenv would
-    move it under its eyes. A copy with the variables takes its place for so long (POSIX only).
+    `os.environ` stays as it is. So does the C library's table, which another thread may be reading: setenv would
+    move it. A copy with the variables takes its place while the block runs (POSIX only).
     """
-    import ctypes  # late, as few processes need it
+    import ctypes  # late, because few processes need it
 
     table = ctypes.c_void_p.in_dll(ctypes.CDLL(None), "environ")
     own = [ctypes.create_string_buffer(os.fsencode(f"{name}={value}")) for name, value in changed.items()]
@@ -137,7 +142,7 @@ def variables(**changed: str) -> Iterator[None]:
     finally:
         if table.value == ctypes.addressof(copy):
             table.value = before
-        else:  # somebody set a variable meanwhile, and so made a table of our copy
+        else:  # a variable was set meanwhile, and the C library replaced our copy
             for name in changed:
                 if name in os.environ:
                     os.environ[name] = os.environ[name]

@@ -4,6 +4,7 @@
     |- ConfigError            an option, a device name or an environment variable is not valid
     |- ModelError             the model file or graph is wrong or not understood
     |  |- UnsupportedOps      nodes that no front end or no backend takes, all of them at once
+    |  |- ValueNeeded         a shape follows from a value that only a run computes
     |- PassError              a pass broke what it declares, or failed
     |- InputError             an array handed to a session does not fit
     |- BackendError           a backend broke its contract, or was registered wrongly
@@ -20,9 +21,11 @@ A message has up to four parts: what happened, where, why (with numbers), and wh
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from weft.core.graph.graph import Graph
     from weft.core.placement.assign import Refusal
 
 
@@ -31,7 +34,7 @@ MOST_OF_A_REASON = 500
 
 
 def brief(text: str, most: int = MOST_OF_A_REASON) -> str:
-    """Return a text for a message: at most `most` characters, and the number of those left out."""
+    """Return a text cut to `most` characters for a message, with the number of characters left out."""
     return text if len(text) <= most else f"{text[:most]}... ({len(text) - most} more characters)"
 
 
@@ -56,14 +59,33 @@ class ModelError(WeftError):
 class UnsupportedOps(ModelError):
     """Some nodes cannot run; `problems` lists each node with every reason.
 
-    `refusals` is the same as a table, if backends were asked: node, op, device and reason of each refusal.
+    If backends were asked, `refusals` has a row for each refusal: node, op, device and reason. If a front end lacks
+    the ops, `by_op` says how many nodes of each there are, and `others` is the network without those nodes.
     """
 
     def __init__(
-        self, what: str, problems: tuple[str, ...], *, fix: str = "", refusals: tuple[Refusal, ...] = ()
+        self,
+        what: str,
+        problems: tuple[str, ...],
+        *,
+        fix: str = "",
+        refusals: tuple[Refusal, ...] = (),
+        by_op: Mapping[str, int] | None = None,
+        others: Graph | None = None,
     ) -> None:
-        self.problems, self.refusals = problems, refusals
+        self.problems, self.refusals, self.by_op, self.others = problems, refusals, by_op or {}, others
         super().__init__(what, why="\n    ".join(("", *problems)), fix=fix)
+
+
+class ValueNeeded(ModelError):
+    """A shape follows from a value that is not known before a run: input `index` of the node, or all if that is None.
+
+    A session plans such a network in stages, so it raises this only where no run can tell the value either.
+    """
+
+    def __init__(self, what: str, *, where: str = "", why: str = "", fix: str = "", index: int | None = None) -> None:
+        self.index = index
+        super().__init__(what, where=where, why=why, fix=fix)
 
 
 class PassError(WeftError):

@@ -1,12 +1,13 @@
-"""What those who add a device, a kernel language or an op work with, in one place.
+"""What authors of devices, kernel languages, ops, passes and front ends work with, in one place.
 
 `weft` itself has the classes that every extension subclasses (`Backend`, `BackendCreator`, `Execution`,
 `Op`); this module has the parts to build them from. Importing it imports no driver.
 
     memory of a backend      BufferManager, Slot, ArenaPlan, convert, copy_tensor
     a backend on the host    HostBackend (tensors are numpy arrays), CpuBackend (which runs every op)
-    a device with kernels    GpuDevice, GpuBackend, GpuCreator, DeviceCaps, the commands, Dialect, KernelSource
-    an op on GPUs            GpuOp, gpu_op, KernelBuilder, Placement, add_shader_folder
+    a device with kernels    GpuDevice, GpuBackend, GpuCreator, DeviceCaps, the commands, KernelSource; a Dialect:
+                             OpenCLDialect, GlslDialect, or your own
+    an op on GPUs            GpuOp, gpu_op, KernelBuilder, WantedLayout, add_shader_folder
     a front end              FrontEnd, ReadOptions, register_front_end, front_ends (the registry)
     a rewrite of networks    graph_pass, Pass, PassGroup, PassContext, Property, SHAPES_INFERRED, Names, infer_node
     errors to raise          OutOfMemory, DeviceLost, CompileError, DeviceError, ExecutionError, ModelError;
@@ -29,7 +30,9 @@ from weft.backends.gpu.device.device import (
     LaunchCommand,
     MemoryKind,
 )
-from weft.core.contract.backend import API_VERSION, Creator, ExplainsRefusal, is_compatible
+from weft.backends.opencl.dialect import OpenCLDialect
+from weft.backends.vulkan.dialect import GlslDialect
+from weft.core.contract.backend import API_VERSION, ExecutionCreator, ExplainsRefusal, is_compatible
 from weft.core.contract.lowered import Launch, Lowered
 from weft.core.contract.profile import ProfilingContext
 from weft.core.contract.views import FailedPart, Substitution, subgraph
@@ -37,8 +40,8 @@ from weft.core.graph.graph import Names, infer_node
 from weft.core.graph.layout import Array, Shape, convert, from_storage, storage_shape, to_storage
 from weft.core.graph.op import Constants, OpClass
 from weft.core.host.host_backend import HostBackend
-from weft.core.host.memory_plan import ArenaPlan, BufferManager, Slot
 from weft.core.host.tensor_copy import copy_tensor
+from weft.core.memory.memory_plan import ArenaPlan, BufferManager, Slot
 from weft.core.passes import Pass, PassContext, PassGroup, Property, graph_pass
 from weft.core.passes.properties import SHAPES_INFERRED
 from weft.core.placement.optimized_network import precompiled
@@ -56,7 +59,7 @@ from weft.errors import (
 )
 from weft.kernels.cache import DiskCache
 from weft.kernels.dialect import Dialect, KernelParts, Shared, View
-from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, Placement, gpu_op
+from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, WantedLayout, gpu_op
 from weft.kernels.refused import kernel_refused
 from weft.kernels.source import Arg, KernelSource
 from weft.kernels.template import add_shader_folder
@@ -77,17 +80,18 @@ __all__ = [
     "Constants",
     "CopyCommand",
     "CpuBackend",
-    "Creator",
     "DeviceCaps",
     "DeviceError",
     "DeviceLost",
     "DeviceStats",
     "Dialect",
     "DiskCache",
+    "ExecutionCreator",
     "ExecutionError",
     "ExplainsRefusal",
     "FailedPart",
     "FrontEnd",
+    "GlslDialect",
     "GpuBackend",
     "GpuBuffer",
     "GpuCreator",
@@ -105,11 +109,11 @@ __all__ = [
     "Names",
     "NoDevice",
     "OpClass",
+    "OpenCLDialect",
     "OutOfMemory",
     "Pass",
     "PassContext",
     "PassGroup",
-    "Placement",
     "ProfilingContext",
     "Property",
     "ReadOptions",
@@ -118,6 +122,7 @@ __all__ = [
     "Slot",
     "Substitution",
     "View",
+    "WantedLayout",
     "add_shader_folder",
     "convert",
     "copy_tensor",

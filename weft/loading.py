@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -34,11 +34,11 @@ from weft.core.placement.hints import check_hints
 from weft.core.placement.optimized_network import OptimizedNetwork
 from weft.core.placement.optimizer import OptimizerOptions
 from weft.core.placement.optimizer import optimize as optimize_graph
-from weft.core.registry.backend_registry import BackendRegistry, Choice, DeviceName, registry
+from weft.core.registry.backend_registry import BackendRegistry, DeviceChoice, DeviceName, registry
 from weft.core.registry.front_ends import ReadOptions, front_ends
 from weft.core.session.loaded_network import opened
 from weft.core.session.pipeline import Progress
-from weft.core.session.prefetch import Ahead
+from weft.core.session.prefetch import MOST_NODES_AT_ONCE, AtOnce, Prefetch
 from weft.core.session.runtime import Runtime, default_runtime, load_optimized
 from weft.core.session.session import Session
 from weft.errors import ConfigError, InputError, WeftError, brief
@@ -76,35 +76,37 @@ def load(
 ) -> Session:
     """Return a session that runs an ONNX model (a path, bytes, a loaded model), a `Network` or a `Graph`.
 
-    Other files and objects are read by the front ends that packages add: see docs/add-a-front-end.md.
+    Front ends that packages add read other files and objects: see docs/add-a-front-end.md.
 
     `device` is a `ForwardType`, an id such as "opencl" or "vulkan:1", or a list of them in order of
     preference. `precision` is "high", "normal" or "low" (fp16 storage). `shapes` binds symbolic
-    dimensions, by input name; without it they are bound by the first run. `fusing=False` and `winograd=False`
-    forbid a backend to compute several nodes in one, and to use Winograd's method; docs/use.md states the errors.
+    dimensions by input name; without it, the first run binds them. `fusing=False` forbids backends to compute
+    several nodes in one kernel, and `winograd=False` to use Winograd's method; docs/use.md states the errors.
 
-    Nodes that no named device supports go to the CPU with a warning; with `fallback="error"` they raise
-    UnsupportedOps, and so does a node that would not run on its first device. `hints` puts nodes on devices
-    of the list, by name or pattern ({"head/*": "cpu"}); where such a device refuses the node, it goes down
-    the list, or with `fallback="error"` it is an error, even if the first device takes it. `debug` is told of
-    every output of every node in each run, or names a file that gets these records as lines of JSON; what it
-    raises ends the run and comes out as it is. With `profile`, `Session.profile` says what the last run cost.
-    `progress` is called after each node is prepared, with the number prepared and that of all nodes of one
-    device's part; what it raises stops the load and comes out as it is. `backend_options` are options of the
-    backends by id, {"vulkan": {"tuning": False}}; `weft devices --options` lists them, and ConfigError names
-    what no backend takes. `runtime` holds the session and its backends' contexts; by default that of the
-    process.
+    Nodes that no named device supports go to the CPU with a warning. With `fallback="error"` they raise
+    UnsupportedOps, and so does a node that its first device does not run. `hints` puts nodes on devices of the
+    list, by name or pattern ({"head/*": "cpu"}). If that device refuses the node, the next in the list is asked;
+    with `fallback="error"` the refusal is an error, even if the first device takes the node.
 
-    `limits` are what the model may cost before it runs, `Limits` or some of them by name:
-    {"nodes": 1_000_000}. A model that goes beyond one is refused with ModelError; what folding constants
+    `debug` is called with every output of every node in each run, or names a file that gets these records as lines
+    of JSON; an exception of `debug` ends the run and is raised as it is. With `profile`, `Session.profile` says what
+    the last run cost. `progress` is called after each node is prepared, with the number of nodes prepared and of all
+    nodes in that device's part; an exception of `progress` stops the load and is raised as it is.
+
+    `backend_options` holds options of the backends by id, {"vulkan": {"tuning": False}}; `weft devices --options`
+    lists them, and ConfigError names those that no backend takes. `runtime` holds the session and its backends'
+    contexts; by default that of the process.
+
+    `limits` bounds what the model may cost before it runs: `Limits`, or some of them by name,
+    {"nodes": 1_000_000}. A model beyond a limit is refused with ModelError, except that what constant folding
     would take beyond `folding_bytes` or `folding_seconds` is computed in every run instead.
 
     `passes` are rewrites of your own, `weft.extend.Pass`, which run among the standard ones: see docs/add-a-pass.md.
-    PassError names one that fails, or whose result is not what it declares.
+    PassError names a pass that fails, or whose result is not what the pass declares.
 
-    An `OptimizedNetwork`, or the path of a saved one ("model.weft"), is loaded as it was optimised: of the
-    options above, only `profile`, `backend_options`, `runtime` and `progress` are taken then. It keeps those of its
-    `backend_options` that it depends on (`BackendOption.saved`); what is given here goes first.
+    An `OptimizedNetwork`, or the path of a saved one ("model.weft"), is loaded as it was optimised, and takes only
+    the options `profile`, `backend_options`, `runtime` and `progress`. It keeps those `backend_options` that it
+    depends on (`BackendOption.saved`); options given here override them.
     """
     config, held = _config(precision, memory, power, fusing, winograd), runtime or default_runtime()
     if progress is not None and not callable(progress):
@@ -121,12 +123,14 @@ def load(
         assert isinstance(network, OptimizedNetwork)  # what `read` of such a front end returns
         return load_optimized(network, held, profile=profile, backend_options=backend_options, progress=progress)
     most, own = Limits.of(limits), _passes(passes)
-    with _reading(model, shapes, config.precision, most, own) as ahead:
+    _check_names(held.registry, device, fallback)
+    kept = config.memory is not MemoryMode.LIMIT
+    with _reading(model, shapes, config.precision, most, own, resizes=kept) as prefetch:
         choices, options, host = _plan(held, device, fallback, hints, debug, config, backend_options, most, own)
         with _prepared(choices if _is_there(model) else []):
-            graph = ahead.graph()
+            graph = prefetch.graph()
         return Session(
-            graph, choices, options, runtime=held, host=host, progress=progress, profile=profile, ahead=ahead
+            graph, choices, options, runtime=held, host=host, progress=progress, profile=profile, prefetch=prefetch
         )
 
 
@@ -151,8 +155,8 @@ def optimize(
     """Return the network rewritten, divided over the devices and optimised by their backends; see `load`.
 
     It can be printed, saved, and loaded by `load` or a `Runtime`. Every input shape must be known: `shapes`
-    gives those that the model leaves open. It keeps those of its `backend_options` that it depends on
-    (`BackendOption.saved`), which its backends get again when it is loaded; all others are given to `load`.
+    gives those that the model leaves open. The network keeps those `backend_options` that it depends on
+    (`BackendOption.saved`), and its backends get them again at load; give all others to `load`.
     """
     config, held = _config(precision, memory, power, fusing, winograd), runtime or default_runtime()
     if front_ends.choose(model).optimized:
@@ -162,17 +166,18 @@ def optimize(
             fix="optimise the model that it was made from, or load it: weft.load takes it as it is",
         )
     most, own = Limits.of(limits), _passes(passes)
-    with _reading(model, shapes, config.precision, most, own) as ahead:
+    _check_names(held.registry, device, fallback)
+    with _reading(model, shapes, config.precision, most, own, resizes=False) as prefetch:
         choices, options, host = _plan(held, device, fallback, hints, debug, config, backend_options, most, own)
-        bound = ahead.bound()
+        bound = prefetch.bound()
         check_hints(bound, options.hints, [c.device for c in choices])
         check_sizes(bound, lambda open_shapes: f"pass, for instance, shapes={open_shapes}")
         with opened(choices, config) as backends:
-            return optimize_graph(bound, backends, options, host=host.device, prepared=ahead.take())
+            return optimize_graph(bound, backends, options, host=host.device, prepared=prefetch.take())
 
 
 def check_sizes(bound: Graph, example: Callable[[dict[str, Shape]], str]) -> None:
-    """Raise InputError if sizes of inputs are not known; `example` says how the shapes of inputs are given."""
+    """Raise InputError if sizes of inputs are not known; `example` shows how the user gives shapes."""
     left = [i for i in bound.inputs if not bound.specs[i].is_static]
     if left:
         shapes = {i: tuple(d if isinstance(d, int) else 1 for d in bound.specs[i].shape) for i in left}
@@ -189,6 +194,13 @@ def devices() -> list[DeviceInfo]:
     return registry.devices()
 
 
+def _check_names(known: BackendRegistry, device: DeviceName | Sequence[DeviceName], fallback: str) -> None:
+    """Refuse wrong names before the model is read, which may take long; `_plan` asks drivers while it is read."""
+    if fallback not in ("cpu", "error"):
+        raise ConfigError(f"fallback={fallback!r} is not known", fix='use "cpu" or "error"')
+    known.check_names(device)
+
+
 def _plan(
     runtime: Runtime,
     device: DeviceName | Sequence[DeviceName],
@@ -199,13 +211,11 @@ def _plan(
     backend_options: BackendOptions | None,
     limits: Limits,
     passes: tuple[AnyPass, ...],
-) -> tuple[list[Choice], OptimizerOptions, Choice]:
-    """Return the devices in order, the options, and where debug nodes run: on the CPU, whatever the devices."""
-    if fallback not in ("cpu", "error"):
-        raise ConfigError(f"fallback={fallback!r} is not known", fix='use "cpu" or "error"')
+) -> tuple[list[DeviceChoice], OptimizerOptions, DeviceChoice]:
+    """Return the devices in order, the options, and the CPU, on which debug nodes run whatever the devices are."""
     known = runtime.registry
     choices = known.choose(device, pass_over=fallback == "cpu")
-    cpu = Choice(known.find(ForwardType.CPU), 0)
+    cpu = DeviceChoice(known.find(ForwardType.CPU), 0)
     if fallback == "cpu" and not any(c.device == cpu.device for c in choices):
         choices.append(cpu)
     *choices, cpu = runtime.with_options([*choices, cpu], backend_options)
@@ -214,7 +224,7 @@ def _plan(
 
 
 def _passes(given: Sequence[AnyPass]) -> tuple[AnyPass, ...]:
-    """Return a user's passes; ConfigError for what is none, or of which there are two."""
+    """Return a user's passes; ConfigError for what is no pass, and for two passes of one name."""
     if isinstance(given, (Pass, PassGroup)):
         given = (given,)
     listed = tuple(given) if isinstance(given, Iterable) else (given,)
@@ -228,7 +238,7 @@ def _passes(given: Sequence[AnyPass]) -> tuple[AnyPass, ...]:
 
 
 def _sink(debug: object) -> DebugSink | None:
-    """Return what is told of values; ConfigError for what cannot be called, nor be written to as a file."""
+    """Return what receives debug records; ConfigError for what is neither a function nor a file that can be written."""
     if debug is None:
         return None
     if isinstance(debug, (str, os.PathLike)):
@@ -272,13 +282,13 @@ def _device(known: BackendRegistry, name: DeviceName) -> str:
 
 
 def _is_there(model: Model) -> bool:
-    """Tell whether a model may be read at all: the error of a wrong path should not wait for a device."""
+    """Tell whether a model's file exists: the error of a wrong path should not wait for a device."""
     return not isinstance(model, (str, os.PathLike)) or Path(model).exists()
 
 
 @contextmanager
-def _prepared(choices: Sequence[Choice]) -> Iterator[None]:
-    """Open devices in threads of their own, as the drivers of GPUs take as long as reading a model."""
+def _prepared(choices: Sequence[DeviceChoice]) -> Iterator[None]:
+    """Open devices in threads while the block runs, because GPU drivers take as long as reading a model."""
     slow = [c for c in choices if type(c.creator).onPrepare is not BackendCreator.onPrepare]
     ends: list[BaseException] = []
     threads = [Thread(target=_prepare, args=(c, ends), name=f"weft-open-{c.device}") for c in slow]
@@ -293,10 +303,10 @@ def _prepared(choices: Sequence[Choice]) -> Iterator[None]:
         raise end
 
 
-def _prepare(choice: Choice, ends: list[BaseException]) -> None:
-    """Open a device; what is raised and is no error, as an exit, is put to `ends` for the thread that waits."""
+def _prepare(choice: DeviceChoice, ends: list[BaseException]) -> None:
+    """Open a device; append what ends the program, such as SystemExit, to `ends` for the waiting thread to raise."""
     try:
-        with suppress(Exception):  # `onCreate` meets it again, where it has a place to be told
+        with suppress(Exception):  # `onCreate` meets the error again, and reports it
             choice.prepare()
     except BaseException as e:
         ends.append(e)
@@ -304,12 +314,22 @@ def _prepare(choice: Choice, ends: list[BaseException]) -> None:
 
 @contextmanager
 def _reading(
-    model: Model, shapes: Mapping[str, Shape] | None, precision: Precision, limits: Limits, own: tuple[AnyPass, ...]
-) -> Iterator[Ahead]:
-    """Read a model in a thread of its own, and make it ready: drivers take as long to tell and open their devices."""
-    pool = ThreadPoolExecutor(1, "weft-read")
+    model: Model,
+    shapes: Mapping[str, Shape] | None,
+    precision: Precision,
+    limits: Limits,
+    own: tuple[AnyPass, ...],
+    *,
+    resizes: bool,
+) -> Iterator[Prefetch]:
+    """Read and prepare a model in a thread, because drivers take as long to list and open their devices.
+
+    A small graph that is read already is prepared in this thread: starting another takes longer.
+    """
+    is_small = isinstance(model, Graph) and len(model.nodes) <= MOST_NODES_AT_ONCE
+    pool: Executor = AtOnce() if is_small else ThreadPoolExecutor(1, "weft-read")
     try:
-        yield Ahead(pool, partial(_graph, model, limits), shapes, precision, limits, own)
+        yield Prefetch(pool, partial(_graph, model, limits), shapes, precision, limits, own, resizes=resizes)
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -47,7 +47,7 @@ class WeftRep(BackendRep):
         """The session that runs it; its report says what runs where."""
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Return the outputs, by place and by name, for a list or tuple of arrays or a dict by name.
+        """Return the outputs, by position and by name, for a list or tuple of arrays or a dict by name.
 
         An array by itself will do where the model has one input. InputError for anything else.
         """
@@ -59,7 +59,7 @@ class WeftRep(BackendRep):
         return outputs
 
     def close(self) -> None:
-        """Free what the model takes."""
+        """Close the session and free its memory."""
         self.session.close()
 
     def __enter__(self) -> WeftRep:
@@ -139,7 +139,7 @@ def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _listed(inputs: Any, names: Sequence[str], reader: str) -> Mapping[str, Any] | Sequence[Any]:
-    """Return inputs as a dict or a list; a list has one for each name, and an array stands for its only one."""
+    """Return inputs as a dict, or as a list with one array for each name; an array alone is the only input."""
     if isinstance(inputs, Mapping):
         return inputs
     wanted = f"{reader} reads {', '.join(names) or 'nothing'}"
@@ -151,7 +151,7 @@ def _listed(inputs: Any, names: Sequence[str], reader: str) -> Mapping[str, Any]
             raise InputError("an array by itself was given", why=wanted, fix="give a list of arrays, or a dict by name")
         inputs = [inputs]
     if len(inputs) != len(names):
-        raise InputError(f"{len(inputs)} input(s) were given", why=wanted)
+        raise InputError(f"{len(inputs)} input(s) were given", why=wanted, fix="give one array for each input")
     given: Sequence[Any] = inputs
     return given
 
@@ -171,7 +171,11 @@ def _check_outputs(node: NodeProto, results: Sequence[Array], info: Info | None)
         if array.dtype != np.dtype(dtype) or array.shape != tuple(shape)
     ]
     if problems:
-        raise InputError(f"outputs of {node.op_type} are not as outputs_info says", why="; ".join(problems))
+        raise InputError(
+            f"outputs of {node.op_type} are not as outputs_info says",
+            why="; ".join(problems),
+            fix="correct outputs_info, or the node",
+        )
 
 
 is_compatible = WeftBackend.is_compatible

@@ -80,7 +80,7 @@ def check(device: str, folder: Path) -> list[str]:
     """Return what is wrong in a start that follows a killed process."""
     import weft
     from scripts.soak.networks import image, is_right, network
-    from weft.backends.gpu.tuning.tuning_table import read_tables
+    from weft.backends.gpu.tuning_tables.tuning_table import read_tables
 
     problems: list[str] = []
     heard = logging.Handler(logging.WARNING)

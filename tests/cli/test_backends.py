@@ -1,4 +1,4 @@
-"""What commands show of backends that others wrote, and hints on the command line."""
+"""What commands show of other people's backends, and hints on the command line."""
 
 from __future__ import annotations
 

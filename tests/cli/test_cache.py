@@ -1,4 +1,4 @@
-"""`weft cache`: what is left of writes that failed, and of a cache that is switched off."""
+"""`weft cache`: files of failed writes, and a cache that is switched off."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from tests.helpers.cli import Cli, double, write_model
 from weft import OptimizationViews, SubgraphView, models
 from weft.backends.cpu.backend import CpuBackend
 from weft.backends.opencl import pip_driver
-from weft.cli import checks, probe
+from weft.cli import checks, trial_run
 from weft.core.registry.backend_registry import registry
 from weft.errors import DeviceError
 from weft.kernels.cache import DiskCache
@@ -90,11 +90,13 @@ def test_doctor_finds_nothing_wrong(cli: Cli) -> None:
         "vulkan:0",
     } <= found.keys()
     assert "a small network within" in found["vulkan:0"]
+    assert found["front end ONNX"] == "reads .onnx, bytes, bytearray, memoryview, onnx.ModelProto"
+    assert found["front end saved networks"].startswith("reads .weft, ")
 
 
 def test_doctor_says_what_to_do(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry.find("opencl"), "absent", lambda: "no platform was found: install a driver")
-    monkeypatch.setattr(checks, "probe", lambda device: 0.5 if device == "cpu:0" else 0.0)
+    monkeypatch.setattr(checks, "trial_run", lambda device: 0.5 if device == "cpu:0" else 0.0)
     done = cli("doctor", status=1)
     assert re.search(r"^opencl\s+FAIL\s+no platform was found", done.out, re.M)
     assert "opencl: install a driver" in done.out
@@ -108,7 +110,7 @@ def test_what_is_not_installed_is_no_failure(cli: Cli, monkeypatch: pytest.Monke
     monkeypatch.setattr(
         registry.find("opencl"), "absent", lambda: "pyopencl cannot be imported: pip install pyopencl"
     )
-    monkeypatch.setattr(checks, "probe", lambda device: 0.0)
+    monkeypatch.setattr(checks, "trial_run", lambda device: 0.0)
     done = cli("doctor")
     assert re.search(r"^opencl\s+absent", done.out, re.M)
     assert "pillow: for pictures as inputs: pip install pillow" in done.out
@@ -140,13 +142,13 @@ def test_a_driver_that_ends_the_process_is_survived(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(subprocess, "run", abort)
     with pytest.raises(DeviceError, match=r"the driver ended the process \(SIGABRT\)") as caught:
-        probe.probe("opencl:0")
+        trial_run.trial_run("opencl:0")
     assert "linking failed" in caught.value.why and "apt install gcc" in caught.value.fix
 
 
-def test_an_error_of_the_probe_comes_back_whole() -> None:
+def test_an_error_of_the_trial_run_comes_back_whole() -> None:
     with pytest.raises(DeviceError, match="there is no device cpu:9") as caught:
-        probe.probe("cpu:9")
+        trial_run.trial_run("cpu:9")
     assert "1 device(s)" in caught.value.why
 
 
@@ -166,22 +168,23 @@ def test_inspect_lists_all_ops_that_are_not_known(cli: Cli, tmp_path: Path) -> N
     model = write_model(tmp_path / "m.onnx", nodes, {"x": (1, 2)}, ["Relu"])
     done = cli("inspect", model, "--unsupported", status=1)
     assert "nodeFoo" in done.out and "nodeBar" in done.out and "nodeRelu" not in done.out
+    assert re.search(r"^Foo +1$", done.out, re.M) and "vulkan:0: 1 of 1 other nodes" in done.out
 
 
 def test_inspect_gives_the_reason_of_each_refusal(cli: Cli, tmp_path: Path) -> None:
     nodes = [
-        helper.make_node("Conv", ["x", "w"], ["y"], name="adapted", kernel_shape=[1, 1]),
+        helper.make_node("MeanVarianceNormalization", ["x"], ["y"], name="adapted", axes=[0, 2, 4, 6]),
         helper.make_node("Relu", ["y"], ["z"], name="plain"),
     ]
-    model = write_model(tmp_path / "m.onnx", nodes, {"x": (1, 2, 4, 4), "w": (2, 2, 1, 1)}, ["z"])
+    model = write_model(tmp_path / "m.onnx", nodes, {"x": (2,) * 7}, ["z"])
     done = cli("inspect", model, "--devices", "vulkan", "--unsupported")
     assert "vulkan:0: 1 of 2 nodes" in done.out
-    assert re.search(r"^adapted +Conv +vulkan:0 +the convolution's weights", done.out, re.M)
+    assert re.search(r"^adapted +MeanVarianceNormalization +vulkan:0 +axes .* are more than three", done.out, re.M)
     assert "subgraph" not in done.out
     done = cli("inspect", model, "--devices", "vulkan,cpu", "--nodes")
     assert "2 subgraph(s), with their nodes after the backends' rewrites: cpu:0 (1) -> vulkan:0 (1)" in done.out
-    assert re.search(r"^copy y: cpu:0 -> vulkan:0 +cpu:0 +vulkan:0 +float32\[1x2x4x4\] +128$", done.out, re.M)
-    assert "1 copies between devices, 128 bytes in every run" in done.out
+    assert re.search(r"^copy y: cpu:0 -> vulkan:0 +cpu:0 +vulkan:0 +float32\[2x2x2x2x2x2x2\] +512$", done.out, re.M)
+    assert "1 copies between devices, 512 bytes in every run" in done.out
     assert "on vulkan:0:" in done.out and "z = Relu" in done.out
 
 
@@ -361,7 +364,7 @@ def test_variables_that_make_no_sense_are_an_error_of_every_command(
 def test_an_unusable_device_is_shown_as_such_with_what_to_do(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     why = "a small kernel does not run: unknown CPU; install another driver: apt install x"
     monkeypatch.setattr(registry.find("opencl"), "unusable", lambda index: why)
-    monkeypatch.setattr(checks, "probe", lambda device: 0.0)
+    monkeypatch.setattr(checks, "trial_run", lambda device: 0.0)
     done = cli("devices")
     assert re.search(r"^opencl:0 .* unusable\s*$", done.out, re.M) and f"opencl:0 is unusable: {why}" in done.out
     assert "opencl is absent" not in done.out
@@ -374,7 +377,7 @@ def test_an_unusable_device_is_shown_as_such_with_what_to_do(cli: Cli, monkeypat
 
 def test_doctor_says_which_driver_pip_installed_in_vain(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pip_driver, "problem", lambda: "it cannot be loaded (libimf.so): pip install more")
-    monkeypatch.setattr(checks, "probe", lambda device: 0.0)
+    monkeypatch.setattr(checks, "trial_run", lambda device: 0.0)
     done = cli("doctor", status=1)
     assert re.search(r"^OpenCL from pip\s+FAIL\s+it cannot be loaded \(libimf.so\)", done.out, re.M)
     assert "OpenCL from pip: pip install more" in done.out

@@ -1,4 +1,4 @@
-"""What the command line feeds to a network: pictures, arrays, random numbers, and what is wrong with them."""
+"""What the command line feeds to a network: pictures, arrays, random numbers, and the errors for bad ones."""
 
 from __future__ import annotations
 
@@ -111,4 +111,4 @@ def test_an_input_that_is_too_large_is_named(cli: Cli, tmp_path: Path) -> None:
     nodes = [helper.make_node("Add", ["first", "second"], ["y"])]
     model = write_model(tmp_path / "m.onnx", nodes, {"first": (1,), "second": ("n",)}, ["y"])
     said = cli("run", model, "-d", "cpu", "--shape", f"second={10**15}", status=2).err
-    assert "memory does not suffice" in said and "for the input 'second'" in said and "next: " in said
+    assert "does not have enough memory" in said and "for the input 'second'" in said and "next: " in said

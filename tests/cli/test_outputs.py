@@ -1,4 +1,4 @@
-"""Mistakes in what the command line writes and ranks, found before the run."""
+"""Mistakes in `--output`, `--top` and `--labels` are found before the run."""
 
 from __future__ import annotations
 

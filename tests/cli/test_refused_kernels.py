@@ -1,4 +1,4 @@
-"""What is said of a kernel that a compiler refuses: little, and where the rest is."""
+"""The error for a kernel that a compiler refuses is short, and names the file with the rest."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from weft.backends.gpu.runtime import GpuRuntime
 from weft.backends.gpu.selftest import verdict_store
 from weft.cli.app import main
 from weft.kernels.special import SpecialKernel, kernel_families
+from weft.kernels.verdict import Verdict
 
 FEW = [family for family in kernel_families() if family.name in ("pool", "conv_gemm", "lrn")]
 
@@ -36,8 +37,8 @@ def test_it_prints_each_family_with_verdict_and_seconds(capsys: pytest.CaptureFi
 def test_what_is_wrong_is_told_and_is_the_exit_status(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def wrong(kind: SpecialKernel, runtime: GpuRuntime) -> verdict_store.Verdict:
-        return verdict_store.Verdict("it was wrong by 1" if kind.name == "conv_gemm" else None, 0.25)
+    def wrong(kind: SpecialKernel, runtime: GpuRuntime) -> Verdict:
+        return Verdict("it was wrong by 1" if kind.name == "conv_gemm" else None, 0.25)
 
     monkeypatch.setattr(verdict_store, "verdict", wrong)
     monkeypatch.setenv("WEFT_CACHE", "0")

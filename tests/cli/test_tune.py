@@ -15,7 +15,7 @@ from tests.helpers.cli import Cli, double, write_model
 from tests.helpers.timed_gpu import TimedDevice, timed_gpu
 from tests.helpers.tuned_nets import TILES, three_tiles
 from weft.backends.gpu.tuning.tuner import Tuned
-from weft.backends.gpu.tuning.tuning_table import DeviceKey, read_tables
+from weft.backends.gpu.tuning_tables.tuning_table import DeviceKey, read_tables
 from weft.cli.tune import _total
 
 
@@ -134,7 +134,7 @@ def test_a_cache_that_cannot_be_written_any_more_is_a_failure(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("weft.backends.gpu.tuning.tuning_table.write_tables", full)
+    monkeypatch.setattr("weft.backends.gpu.tuning_tables.tuning_table.write_tables", full)
     with timed_gpu(), caplog.at_level(logging.WARNING):
         done = cli("tune", model, "-d", "null", status=1)
     (warning,) = caplog.messages

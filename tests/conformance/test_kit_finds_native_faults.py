@@ -1,4 +1,4 @@
-"""The kit's check of C backends can fail: of libraries that break one rule of the header it finds each."""
+"""The kit's check of C backends finds each library that breaks one rule of the header."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of ops outside of ONNX: a model with the op's domain is made, and read by the front end."""
+"""Rows of ops outside ONNX: the kit builds a model with the op's domain, and the front end reads it."""
 
 from __future__ import annotations
 

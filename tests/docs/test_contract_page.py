@@ -1,4 +1,4 @@
-"""docs/contract.md: each row names files that are there, and tests that bear its number."""
+"""docs/contract.md: each row names files that exist, and tests that bear its number."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def test_what_a_row_names_is_there(row: list[str]) -> None:
     assert number in found or number in BY_PAGES or number == "A7" or places == "not yet"
 
 
-def test_no_test_bears_a_row_that_the_page_does_not_name_it_in() -> None:
+def test_the_page_names_each_test_file_that_bears_a_row() -> None:
     for file in sorted((ROOT / "tests").rglob("test_*.py")):
-        name = str(file.relative_to(ROOT))
-        assert not name.startswith("tests/contract/") or name in PAGE, f"docs/contract.md does not name {name}"
+        if re.search(r"^def test_([MAF]\d+|4)_", file.read_text(encoding="utf-8"), re.M):
+            name = str(file.relative_to(ROOT))
+            assert name in PAGE, f"docs/contract.md does not name {name}"

@@ -1,4 +1,4 @@
-"""The pages of docs/: their code runs and prints what they show, and their links lead somewhere."""
+"""The pages of docs/: their code runs and prints what they show, and their links work."""
 
 from __future__ import annotations
 

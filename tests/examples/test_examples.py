@@ -1,4 +1,4 @@
-"""The examples: on networks made here, and on the real ones where they are."""
+"""The examples, on networks made here, and on the real ones if they are there."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 MODELS = ROOT.parent / "shared" / "models"
 DEVICES = ("cpu", "opencl", "vulkan")
+FACES = [pytest.param(d, marks=[pytest.mark.long] * (d == "vulkan")) for d in DEVICES]
+"""On llvmpipe its kernels take ten seconds to compile."""
 needs_models = pytest.mark.skipif(not MODELS.is_dir(), reason=f"the real networks are not in {MODELS}")
 
 
@@ -105,7 +107,7 @@ def test_faces_are_decoded_and_suppressed() -> None:
 
 
 @needs_models
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", FACES)
 def test_the_face_is_found(device: str, tmp_path: Path) -> None:
     files = (MODELS / "ultraface_rfb_320.onnx", MODELS / "face.jpg", tmp_path / "faces.png")
     lines = run("detect_faces.py", *files, "--device", device).splitlines()
@@ -136,9 +138,16 @@ def shrunk_candy(target: Path, size: int) -> Path:
 
 
 @needs_models
-@pytest.mark.parametrize(("device", "size"), [("opencl", 720), ("vulkan", 160)])
+@pytest.mark.parametrize(
+    ("device", "size"),
+    [
+        ("opencl", 160),
+        pytest.param("opencl", 720, marks=pytest.mark.long),
+        pytest.param("vulkan", 160, marks=pytest.mark.long),
+    ],
+)
 def test_candy_is_painted(device: str, size: int, tmp_path: Path) -> None:
-    """The real network; in its own size on OpenCL, in a smaller one where it would take half a minute."""
+    """The real network, in its own size and in a smaller one, which takes less time."""
     model = MODELS / "candy.onnx" if size == 720 else shrunk_candy(tmp_path / "candy.onnx", size)
     with Image.open(MODELS / "face.jpg") as face:
         photo = np.asarray(face.convert("RGB").resize((size, size)), np.float32).transpose(2, 0, 1)[None]

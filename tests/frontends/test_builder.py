@@ -1,4 +1,4 @@
-"""Networks that are built by hand: layers, slots, constants, and what is known before a run."""
+"""Networks built by hand: layers, slots, constants, and what is inferred before a run."""
 
 from __future__ import annotations
 

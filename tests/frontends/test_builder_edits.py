@@ -1,4 +1,4 @@
-"""Networks that are edited before they are optimised, and graphs that come back from a network as they were."""
+"""Networks edited before they are optimised, and graphs that survive the way through a network unchanged."""
 
 from __future__ import annotations
 

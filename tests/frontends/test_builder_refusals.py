@@ -1,4 +1,4 @@
-"""What makes no sense in a network that is built by hand: refused with a reason, all problems together."""
+"""A network built by hand that makes no sense is refused with all problems together."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def shown(net: weft.Network, x: Any) -> weft.Network:
 REFUSED: dict[str, tuple[Callable[[weft.Network, Any], object], str]] = {
     "unknown op": (lambda n, x: n.add_layer("Reul", x), r"there is no op 'Reul': did you mean 'Relu'"),
     "other case": (lambda n, x: n.add_layer("softmax", x), r"did you mean 'Softmax'"),
-    "ONNX only": (lambda n, x: n.add_layer("Loop", x), r"Weft has no op 'Loop'(?s:.)*ONNX defines it"),
+    "ONNX only": (lambda n, x: n.add_layer("ImageDecoder", x), r"Weft has no op 'ImageDecoder'(?s:.)*ONNX defines it"),
     "attributes": (
         lambda n, x: n.add_layer("Conv", x, stride=(2, 2), groups=1),
         r"no attribute 'stride': did you mean 'strides'\?; there is no attribute 'groups': did you mean 'group'"

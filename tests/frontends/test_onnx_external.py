@@ -22,10 +22,11 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnx.external_data_helper import ExternalDataInfo
 
 from tests.helpers.onnx_models import make_model, node, run_graph
-from weft.errors import ModelError, UnsupportedOps
+from weft.errors import ModelError
 from weft.frontends.onnx import external as external_files
 from weft.frontends.onnx import load
 from weft.frontends.onnx.external import ExternalFiles
+from weft.ops.control import If
 
 WEIGHTS = np.arange(6, dtype=np.float32).reshape(2, 3)
 SECRET = b"s" * 64
@@ -335,21 +336,25 @@ def test_external_data_of_another_attribute_and_of_a_function(folder: Path) -> N
     refused(path, "it must stay in the model's folder")
 
 
-def test_external_data_in_a_subgraph_is_not_even_opened(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("location", ["w.bin", "../secret"])
+def test_external_data_in_a_subgraph_is_held_to_the_same_rules(folder: Path, location: str) -> None:
     inner = helper.make_graph(
         [node("Identity", "w", "z")], "g", [], [helper.make_empty_tensor_value_info("z")]
     )
-    inner.initializer.append(external(location="w.bin"))
+    inner.initializer.append(external(location=location))
     model = make_model(
         [node("If", "c", then_branch=inner, else_branch=inner)], constants={"c": np.array(True)}
     )
     path = folder / "model.onnx"
     path.write_bytes(model.SerializeToString())
-    monkeypatch.setattr("weft.frontends.onnx.external.open_below", lambda *_: pytest.fail("opened"))
-    with pytest.raises(UnsupportedOps, match=r"'If_0': If, domain 'ai\.onnx', opset 17"):
-        load(path)
+    if location == "w.bin":
+        (read,) = load(path).nodes
+        assert isinstance(read.op, If) and read.op.then_branch is not None
+        whole = load(save(folder, external(location=location)))
+        np.testing.assert_array_equal(read.op.then_branch.constants["w"], whole.constants["w"])
+    else:
+        with pytest.raises(ModelError, match=r"If_0(?s:.)*it must stay in the model's folder"):
+            load(path)
 
 
 def test_the_entries_are_spelt_as_onnx_spells_them() -> None:

@@ -1,4 +1,4 @@
-"""Model-local functions: their calls are expanded, and those that would never end are refused."""
+"""Model-local functions: their calls are expanded, and endless ones are refused."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from onnx import FunctionProto, ModelProto, NodeProto, helper
+from onnx import FunctionProto, ModelProto, NodeProto, helper, numpy_helper
 
+import weft
 from tests.helpers.onnx_models import make_model, node, run_graph, run_onnxruntime
 from weft.core.graph.layout import Array
 from weft.errors import ModelError, UnsupportedOps
@@ -122,3 +123,32 @@ def test_unused_functions_do_not_matter() -> None:
     assert (
         load(model_of([node("Relu")], function("f", [node("Nonsense", "a", "b")]))).nodes[0].op.type == "Relu"
     )
+
+
+# -- ops that ONNX defines by others ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("opset", [18, 19, 21, 25])
+def test_an_op_that_weft_lacks_is_taken_apart_as_onnx_defines_it(opset: int) -> None:
+    """The body is of opset 18 and is lifted to that of the model; it depends on the node's attributes."""
+    crop = node("CenterCropPad", "x size", "y", axes=[1])
+    model = make_model([crop], constants={"size": np.array([5])}, opset=opset)
+    with weft.load(model, "cpu") as session:
+        np.testing.assert_array_equal(session.run(X)[0], np.pad(X["x"], [(0, 0), (1, 1)]))
+
+
+def test_a_body_that_needs_another_body_is_taken_apart_to_the_end() -> None:
+    nodes = [node("SoftmaxCrossEntropyLoss", "x labels", "y", reduction="none")]
+    model = make_model(nodes, constants={"labels": np.array([1, 2])}, opset=21)
+    graph = load(model)
+    assert "NegativeLogLikelihoodLoss" not in {n.op.type for n in graph}
+    shifted = X["x"] - np.log(np.exp(X["x"]).sum(1, keepdims=True))
+    with weft.load(model, "cpu") as session:
+        np.testing.assert_allclose(session.run(X)[0], -shifted[[0, 1], [1, 2]], rtol=1e-6)
+
+
+def test_a_body_stands_in_a_function_of_the_model_too() -> None:
+    loss = node("NegativeLogLikelihoodLoss", "a labels", "b", reduction="sum")
+    labels = node("Constant", "", "labels", value=numpy_helper.from_array(np.array([2, 0])))
+    model = model_of([call("f")], function("f", [labels, loss]))
+    np.testing.assert_array_equal(run_graph(load(model), X)[0], -(X["x"][0, 2] + X["x"][1, 0]))

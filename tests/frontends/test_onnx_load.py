@@ -1,4 +1,4 @@
-"""ONNX files that are as they should be (contract row F1)."""
+"""Correct ONNX files (contract row F1)."""
 
 from __future__ import annotations
 
@@ -182,6 +182,15 @@ def test_optional_outputs_that_nothing_reads_are_dropped() -> None:
 def test_an_output_may_be_an_input_or_a_constant() -> None:
     graph = load(make_model([node("Relu")], outputs=("y", "x", "c"), constants={"c": np.ones(2, np.float32)}))
     assert graph.outputs == ["y", "x", "c"]
+
+
+def test_an_output_that_is_there_twice_gets_a_second_name() -> None:
+    model = make_model([node("Relu", "x", "y")], outputs=["y", "x", "y"])
+    graph = load(model)
+    assert graph.outputs == ["y", "x", "y.1"]
+    x = np.array([[-1, 2, 3], [4, -5, 6]], np.float32)
+    for actual, expected in zip(run_graph(graph, {"x": x}), (x.clip(0), x, x.clip(0)), strict=True):
+        np.testing.assert_array_equal(actual, expected)
 
 
 def test_a_users_op_takes_the_nodes_of_its_domain(monkeypatch: pytest.MonkeyPatch) -> None:

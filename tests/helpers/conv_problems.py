@@ -10,7 +10,7 @@ import pytest
 from weft.backends.gpu.lowering.launch_builder import NodeBuilder
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Layout
-from weft.kernels.algorithms import Algorithm, Candidate, Decision, Offer
+from weft.kernels.chooser import Algorithm, Candidate, Decision
 from weft.kernels.launch import DeviceCaps
 from weft.ops.conv import Conv
 from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
@@ -29,7 +29,7 @@ def take_where_it_fits(patch: pytest.MonkeyPatch, algorithm: Algorithm[Any, Any,
     """Have that tile taken wherever the algorithm is offered."""
 
     def offered(decision: Decision) -> bool:
-        return any(type(offer.algorithm) is type(algorithm) for offer in decision.offers.values())
+        return any(type(each.algorithm) is type(algorithm) for each in decision.candidates.values())
 
     _take(patch, algorithm, tile, offered)
 
@@ -39,8 +39,8 @@ def _take(
 ) -> None:
     plain = NodeBuilder.choose
 
-    def choose(self: NodeBuilder, decision: Decision) -> Offer:
-        return Offer(algorithm, Candidate(tile, 1.0)) if where(decision) else plain(self, decision)
+    def choose(self: NodeBuilder, decision: Decision) -> Candidate:
+        return Candidate(tile, 1.0, algorithm) if where(decision) else plain(self, decision)
 
     patch.setattr(NodeBuilder, "choose", choose)
 

@@ -135,7 +135,7 @@ class Shell:
             self.environment["PYTHONPATH"] = os.pathsep.join(libraries)
             # pip reads options from variables; that of build isolation is on when it is 0.
             self.environment |= {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0"}
-            self.environment["PIP_DISABLE_PIP_VERSION_CHECK"] = "1"
+            self.environment |= {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_COMPILE": "1"}
         else:
             shims["weft"] = '-m weft "$@"'
         for name, arguments in shims.items():

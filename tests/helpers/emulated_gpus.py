@@ -54,7 +54,7 @@ def emulated_gpu(api: str, **caps: Any) -> Iterator[EmulatedCreator]:
     """Register the device as "emulated" for the time of a test; its kernels are not tested when it is opened."""
     creator = EmulatedCreator(api, **caps)
     registry.insert(creator.id, creator)
-    creator.runtime(0)._verified = True
+    creator.runtime(0).trust()
     try:
         yield creator
     finally:

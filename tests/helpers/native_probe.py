@@ -27,7 +27,7 @@ typedef struct {
 static size_t buffer_size[MOST];
 static seen_state states[MOST];
 static int state_count, live_states, live_buffers, is_open, exported, busy, pending;
-static size_t sizes_of[] = {0, 4, 2, 8, 8, 4, 2, 1, 8, 4, 2, 1, 1};
+static size_t sizes_of[] = {0, 4, 2, 8, 8, 4, 2, 1, 8, 4, 2, 1, 1, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 8, 16};
 
 #define ENTER(name) \
     RULE(!__atomic_exchange_n(&busy, 1, __ATOMIC_SEQ_CST), name " was called while another call ran"); \
@@ -41,7 +41,7 @@ static size_t sizes_of[] = {0, 4, 2, 8, 8, 4, 2, 1, 8, 4, 2, 1, 1};
 static void judge_tensor(const char *in, const weft_tensor *t, int has_data)
 {
     RULE(t && t->name && t->shape, "%s got a tensor without name or shape", in);
-    RULE(t->dtype >= WEFT_NONE && t->dtype <= WEFT_BOOL, "%s got the element type %d", in, (int)t->dtype);
+    RULE(t->dtype >= WEFT_NONE && t->dtype <= WEFT_COMPLEX128, "%s got the element type %d", in, (int)t->dtype);
     if (t->dtype == WEFT_NONE) {
         RULE(!t->data && !t->constant, "%s got a missing input that lies somewhere", in);
         return;

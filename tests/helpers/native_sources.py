@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.helpers.plugins import C_FACTORY, C_ID, C_VERSION, write
+from tests.helpers.plugins import C_FACTORY, C_ID, C_UNUSED, C_VERSION, write
 from weft.core.contract.backend import Backend, BackendInfo
 from weft.core.registry.backend_registry import BackendRegistry, registry
 
@@ -37,7 +37,9 @@ const char fields[] = EACH_FIELD(WRITTEN) "weft_tensor weft_attribute weft_node 
                       "weft_option_info weft_backend";
 const int32_t numbers[] = {
     WEFT_FLOAT32, WEFT_FLOAT16, WEFT_FLOAT64, WEFT_INT64, WEFT_INT32, WEFT_INT16, WEFT_INT8, WEFT_UINT64,
-    WEFT_UINT32, WEFT_UINT16, WEFT_UINT8, WEFT_BOOL, WEFT_NONE,
+    WEFT_UINT32, WEFT_UINT16, WEFT_UINT8, WEFT_BOOL, WEFT_BFLOAT16, WEFT_FLOAT8E4M3FN, WEFT_FLOAT8E4M3FNUZ,
+    WEFT_FLOAT8E5M2, WEFT_FLOAT8E5M2FNUZ, WEFT_FLOAT8E8M0, WEFT_FLOAT6E2M3, WEFT_FLOAT6E3M2, WEFT_FLOAT4E2M1,
+    WEFT_INT4, WEFT_UINT4, WEFT_INT2, WEFT_UINT2, WEFT_COMPLEX64, WEFT_COMPLEX128, WEFT_NONE,
     WEFT_INT, WEFT_FLOAT, WEFT_STRING, WEFT_INTS, WEFT_FLOATS, WEFT_STRINGS,
     WEFT_BOOL_OPTION};
 """
@@ -86,15 +88,8 @@ static int32_t supports(void *device, const weft_node *n, char *text, size_t siz
     }
     return 0;
 }
-
-static int32_t create(void *d, const weft_node *n, void **s, char *e, size_t size)
-{ (void)d; (void)n; (void)s; (void)e; (void)size; return 1; }
-static int32_t execute(void *s, const weft_tensor *const *i, const weft_tensor *const *o, char *e, size_t size)
-{ (void)s; (void)i; (void)o; (void)e; (void)size; return 1; }
-static void destroy(void *s) { (void)s; }
-static const weft_backend table = {.struct_size = sizeof table, .supports = supports, .create = create,
-                                   .execute = execute, .destroy = destroy};
 """
+    + C_UNUSED
     + C_ID.replace("acme", "echo")
     + C_VERSION
     + C_FACTORY

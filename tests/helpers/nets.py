@@ -44,7 +44,7 @@ class Net:
 
     def random(self, *shape: int, scale: float = 1.0) -> Array:
         """Return random numbers for weights."""
-        return (self.rng.standard_normal(shape) * scale).astype(np.float32)
+        return np.asarray(self.rng.standard_normal(shape) * scale, np.float32)
 
     def add(self, what: str | Op, *inputs: str | Array, name: str = "", outputs: int = 1, **attributes: object) -> str:
         """Add a node and return the name of its first output; arrays become constants."""

@@ -20,11 +20,7 @@ COMPILER = shutil.which("gcc") or shutil.which("cc")
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="there is no C compiler: apt install gcc libc6-dev")
 ROOT = Path(__file__).parents[2]
 
-C_TABLE = r"""
-#include <stdio.h>
-#include "weft_backend.h"
-static int32_t supports(void *d, const weft_node *n, char *reason, size_t size)
-{ (void)d; snprintf(reason, size, "it takes nothing, not even %s", n->op_type); return 0; }
+C_UNUSED = """
 static int32_t create(void *d, const weft_node *n, void **s, char *e, size_t size)
 { (void)d; (void)n; (void)s; (void)e; (void)size; return 1; }
 static int32_t execute(void *s, const weft_tensor *const *i, const weft_tensor *const *o, char *e, size_t size)
@@ -33,6 +29,16 @@ static void destroy(void *s) { (void)s; }
 static const weft_backend table = {.struct_size = sizeof table, .supports = supports, .create = create,
                                    .execute = execute, .destroy = destroy};
 """
+"""The table of a backend that has only `supports`, and takes nothing."""
+C_TABLE = (
+    r"""
+#include <stdio.h>
+#include "weft_backend.h"
+static int32_t supports(void *d, const weft_node *n, char *reason, size_t size)
+{ (void)d; snprintf(reason, size, "it takes nothing, not even %s", n->op_type); return 0; }
+"""
+    + C_UNUSED
+)
 C_ID = 'const char *GetBackendId(void) { return "acme"; }\n'
 C_VERSION = "void GetVersion(uint32_t *major, uint32_t *minor) { *major = 1; *minor = 0; }\n"
 C_FACTORY = "const weft_backend *BackendFactory(void) { return &table; }\n"

@@ -118,12 +118,23 @@ MORE: tuple[Step, ...] = (_pad, _nothing, _through_shape, _softmax, _unread)
 
 
 @st.composite
-def networks(draw: Draw, steps: int = 9, batches: Sequence[int] = (1, 2), sides: Sequence[int] = (3, 4, 5, 6)) -> Graph:
-    """Draw a network of some steps, with one to three outputs, for images of one of the sizes."""
+def networks(
+    draw: Draw,
+    steps: int = 9,
+    batches: Sequence[int] = (1, 2),
+    sides: Sequence[int] = (3, 4, 5, 6),
+    padded_first: bool = False,
+) -> Graph:
+    """Draw a network of some steps, with one to three outputs, for images of one of the sizes.
+
+    With `padded_first` two convolutions that keep the size come first, and all else reads the second.
+    """
     net = Net(draw(st.integers(0, 1000)))
     side = draw(st.sampled_from(sides))
     shape = (draw(st.sampled_from(batches)), draw(st.sampled_from([1, 3, 4, 8])), side, side)
     values = [net.input("x", *shape)]
+    if padded_first:
+        values = [net.conv(net.conv(values[0], 4, 3, pads=(1,) * 4), 8, 3, pads=(1,) * 4)]
     for _ in range(draw(st.integers(1, steps))):
         made = draw(st.sampled_from(PLAIN + MORE))(draw, net, values)
         if made not in values:
@@ -140,8 +151,13 @@ def networks(draw: Draw, steps: int = 9, batches: Sequence[int] = (1, 2), sides:
 def assert_right(graph: Graph, device: str, precision: str, tolerance: float) -> None:
     """Fail unless the device computes what the references of the ops do."""
     with weft.load(graph, device=device, precision=precision, fallback="error") as session:
-        for seed in range(2):
-            fed = feeds(graph, seed)
-            for got, expected in zip(session.run(fed), outputs(graph, fed), strict=True):
-                scale = max(float(np.abs(expected).max(initial=0)), 1.0)
-                np.testing.assert_allclose(got / scale, expected / scale, rtol=0, atol=tolerance)
+        assert_session_is_right(session, graph, tolerance)
+
+
+def assert_session_is_right(session: weft.Session, graph: Graph, tolerance: float) -> None:
+    """Fail unless a session computes what the references of the ops do."""
+    for seed in range(2):
+        fed = feeds(graph, seed)
+        for got, expected in zip(session.run(fed), outputs(graph, fed), strict=True):
+            scale = max(float(np.abs(expected).max(initial=0)), 1.0)
+            np.testing.assert_allclose(got / scale, expected / scale, rtol=0, atol=tolerance)

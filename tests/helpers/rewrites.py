@@ -29,7 +29,7 @@ def assert_same(before: Graph, after: Graph, tolerance: float = 1e-5) -> None:
         np.testing.assert_allclose(known[name] / scale, expected / scale, rtol=0, atol=tolerance)
 
 
-def fusable(graph: Graph, base: Node, step: Node, position: int) -> bool:
+def fusable(graph: Graph, base: Node, step: Node, inside: frozenset[int]) -> bool:
     """Return what the loosest of backends would fuse."""
     same = graph.specs[step.outputs[0]] == graph.specs[base.outputs[0]]
     return isinstance(step.op, Elementwise) and same and step.op.type != "Cast"

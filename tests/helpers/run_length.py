@@ -3,11 +3,46 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import combinations
 
 VARIABLE = "WEFT_TESTS_ALL"
 """Set for the long run by `tests/conftest.py`, so that workers and children know it before they import a test."""
 
 
+def is_long() -> bool:
+    """Tell whether this is the long run."""
+    return VARIABLE in os.environ
+
+
 def examples(count: int) -> int:
     """Return how many examples hypothesis tries: `count` in the long run, a third of them in the short one."""
-    return count if VARIABLE in os.environ else -(-count // 3)
+    return count if is_long() else -(-count // 3)
+
+
+def covering(rows: Sequence[Mapping[str, str]], together: int = 1) -> set[int]:
+    """Return the places of rows that have, between them, every value of every parameter that some row has.
+
+    With `together=2` they have every pair of values of two parameters. Values that rows are free to choose are
+    spread evenly: of nine rows of a device, three run on each of three.
+    """
+    groups = [
+        [each for size in range(1, together + 1) for each in combinations(sorted(row.items()), size)] for row in rows
+    ]
+    missing = {group for each in groups for group in each}
+    used: Counter[object] = Counter()
+    chosen: set[int] = set()
+    while missing:
+        best = max(
+            (place for place in range(len(rows)) if place not in chosen),
+            key=lambda place: (
+                len(missing.intersection(groups[place])),
+                -sum(used[value] for value in rows[place].items()),
+                -place,
+            ),
+        )
+        chosen.add(best)
+        missing.difference_update(groups[best])
+        used.update(rows[best].items())
+    return chosen

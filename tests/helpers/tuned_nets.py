@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 import weft
 from tests.helpers.timed_gpu import GEMM, TimedDevice
 from weft.backends.gpu.tuning.tuner import Tuned, tune_pipelines
-from weft.backends.gpu.tuning.tuning_table import TuningTable
+from weft.backends.gpu.tuning_tables.tuning_table import TuningTable
 from weft.core.graph.graph import Graph
 from weft.ops.gpu.conv import gemm
+from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
 from weft.ops.gpu.conv.gemm import GemmTile
 
 TILES = tuple(GemmTile(4, 1, 8, 8, slices) for slices in (1, 2, 4))
@@ -19,6 +21,9 @@ TILES = tuple(GemmTile(4, 1, 8, 8, slices) for slices in (1, 2, 4))
 
 
 def three_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave convolutions one algorithm, with three tiles."""
+    of_gemm = next(rivals for rivals in CONVOLUTIONS.rivals if rivals.name == "conv_gemm")
+    monkeypatch.setattr(CONVOLUTIONS, "rivals", (replace(of_gemm, algorithms=(gemm.TiledConv(),)),))
     monkeypatch.setattr(gemm, "TILES", TILES)
     monkeypatch.setattr(gemm, "choose_tile", lambda *_: TILES[0])
 

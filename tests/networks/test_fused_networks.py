@@ -13,6 +13,7 @@ import pytest
 
 import weft
 from tests.helpers.nets import Net, feeds
+from tests.helpers.null_gpu import null_gpu
 from weft.conformance.cases.table import tolerance
 from weft.core.graph.dtypes import DType
 from weft.ops.norm import LayerNormalization
@@ -58,6 +59,18 @@ FUSED: dict[str, Callable[[], weft.Graph]] = {
     ),
     "clip without max, * 0.1": lambda: image(lambda n, x: n.add("Mul", n.add("Clip", x, ZERO), TENTH)),
     "reduce over all, * 3": lambda: image(lambda n, x: n.add("Mul", n.add("ReduceSum", x), THREE)),
+    "conv, SiLU": lambda: image(lambda n, x: _gated(n, n.conv(x, 4, 1))),
+    "conv, Mish, * a branch of another value": lambda: image(
+        lambda n, x: n.add("Mul", _mish(n, n.conv(x, 5, 1)), n.add("Exp", n.input("z", 1, 5, 3, 3)))
+    ),
+    "conv + z, SiLU": lambda: image(lambda n, x: _gated(n, n.add("Add", n.conv(x, 4, 1), two(n, x)))),
+    "gemm, two branches": lambda: matrix(
+        lambda n, x: _branches(n, n.add("Gemm", x, n.random(6, 3), n.random(3)))
+    ),
+    "matmul, SiLU, two branches": lambda: matrix(
+        lambda n, x: _branches(n, _gated(n, n.add("MatMul", x, n.random(6, 4))))
+    ),
+    "x * x + x": lambda: image(lambda n, x: n.add("Add", n.add("Mul", x, x), x)),
     "layer norm without B, * 3": lambda: matrix(
         lambda n, x: n.add("Mul", n.add("LayerNormalization", x, n.random(6)), THREE)
     ),
@@ -77,6 +90,30 @@ def _nested(net: Net, a: str, b: str, parts: Callable[[str, str], tuple[str, str
     return net.add("Concat", *parts(a, b), axis=1)
 
 
+def _gated(net: Net, x: str) -> str:
+    return net.add("Mul", x, net.add("Sigmoid", x))
+
+
+def _mish(net: Net, x: str) -> str:
+    return net.add("Mul", net.add("Tanh", net.add("Softplus", x)), x)
+
+
+def _branches(net: Net, x: str) -> str:
+    inner = net.add("Tanh", net.add("Add", x, net.add("Mul", x, TENTH)))
+    return net.add("Sub", net.add("Mul", _gated(net, x), inner), net.add("Mul", x, TENTH))
+
+
+@pytest.mark.parametrize("name", [name for name in FUSED if name.startswith(("conv", "gemm", "matmul"))])
+def test_a_product_and_all_that_follows_is_one_launch(name: str) -> None:
+    with null_gpu():
+        network = weft.optimize(FUSED[name](), ["null"])
+    (part,) = network.parts
+    assert part.lowered is not None
+    launched = [launch for launch in part.lowered.launches if "relayout" not in launch.kernel]
+    assert len(launched) == 1, launched
+
+
+@pytest.mark.covering
 @pytest.mark.parametrize("precision", ["high", "low"])
 @pytest.mark.parametrize("device", GPUS)
 @pytest.mark.parametrize("name", FUSED)
@@ -120,6 +157,7 @@ WIDENED: dict[str, tuple[Callable[[], weft.Graph], bool]] = {
 """Networks, and whether the kernel that computes the output stores it in fp32 where all before is fp16."""
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("device", GPUS)
 @pytest.mark.parametrize("name", WIDENED)
 def test_the_last_kernel_stores_what_the_output_is(name: str, device: str) -> None:

@@ -130,14 +130,15 @@ def assert_on(session: weft.Session, device: str) -> None:
     assert set(session.report.nodes_by_device) == {device}, session.report.refusals
 
 
-QUICK = {"squeezenet", "shufflenet"}
-"""The networks that llvmpipe computes in a few seconds; the others take it up to a minute each."""
+QUICK = {("squeezenet", device) for device in DEVICES}
+QUICK |= {("shufflenet", "cpu"), ("shufflenet", "opencl"), ("inception_v2", "opencl"), ("bvlc_alexnet", "cpu")}
+"""What takes little time, and has all ops and a large network; llvmpipe takes up to a minute for each of the others."""
 
 
 def _runs() -> list[Any]:
     """Return the networks and devices, those long that take much time."""
     every = ((name, device) for device in DEVICES for name in (*NETWORKS, *LARGE))
-    return [pytest.param(*e, marks=[pytest.mark.long] * (e[1] == "vulkan" and e[0] not in QUICK)) for e in every]
+    return [pytest.param(*e, marks=[pytest.mark.long] * (e not in QUICK)) for e in every]
 
 
 @pytest.mark.parametrize(("name", "device"), _runs())

@@ -68,6 +68,7 @@ def test_the_benchmark_has_the_size_of_the_real_one() -> None:
     assert {n: a.shape for n, a in fed.items()} == dict.fromkeys(sentences(1, 1), (1, 128))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("precision", ["high", "low"])
 @pytest.mark.parametrize("opset", [14, 17])
 @pytest.mark.parametrize("device", DEVICES)
@@ -83,7 +84,7 @@ def test_the_encoder_runs_whole_on_every_device(device: str, opset: int, precisi
     assert_close(y, expected(model, fed), precision)
 
 
-@pytest.mark.parametrize("device", GPUS)
+@pytest.mark.parametrize("device", ["opencl", pytest.param("vulkan", marks=pytest.mark.long)])
 def test_sentences_of_any_number_and_length(device: str) -> None:
     model = encoder(17, "batch", "sequence")
     with weft.load(model, device, shapes=dict.fromkeys(sentences(1, 1), (1, 1)), fallback="error") as session:

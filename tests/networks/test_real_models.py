@@ -66,6 +66,7 @@ def classify(name: str, device: str, precision: str) -> Array:
     return probabilities
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("precision", "error"), [("high", 1e-5), ("low", 5e-3)])
 def test_squeezenet_sees_a_tabby_cat(device: str, precision: str, error: float) -> None:
@@ -73,6 +74,7 @@ def test_squeezenet_sees_a_tabby_cat(device: str, precision: str, error: float) 
     np.testing.assert_allclose(got, expected("squeezenet.onnx")[0].reshape(-1), rtol=0, atol=error)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("precision", ["high", "low"])
 def test_squeezenet_in_fp16_sees_the_same(device: str, precision: str) -> None:
@@ -81,6 +83,7 @@ def test_squeezenet_in_fp16_sees_the_same(device: str, precision: str) -> None:
     np.testing.assert_allclose(got, expected("squeezenet_fp16.onnx")[0].reshape(-1), rtol=0, atol=5e-3)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("precision", "error"), [("high", 1e-4), ("low", 2e-2)])
 def test_ultraface_finds_the_same_faces(device: str, precision: str, error: float) -> None:

@@ -80,7 +80,11 @@ def check_placement(session: weft.Session, hints: dict[str, str]) -> int:
 
 @pytest.mark.parametrize(
     ("name", "nodes", "parts", "precision", "batches"),
-    [("squeezenet", 36, 13, "low", (1,)), ("resnet50", 70, 18, "high", (1, 2, 1))],
+    [
+        pytest.param("squeezenet", 36, 13, "low", (1,), marks=pytest.mark.long),
+        ("squeezenet", 36, 13, "high", (1, 2, 1)),
+        pytest.param("resnet50", 70, 18, "high", (1, 2, 1), marks=pytest.mark.long),
+    ],
 )
 def test_blocks_take_turns_on_three_devices(
     name: str, nodes: int, parts: int, precision: str, batches: tuple[int, ...]

@@ -2,8 +2,7 @@
 
 `op_rows` says which it must be: a GPU that begins to refuse a row fails here, and so does one that takes a row
 nobody expected it to take. Rows of float32 also run with precision "low", against the reference of the same row in
-float16. Every row runs on the CPU and on OpenCL; Vulkan loads every row and runs each kernel once, all rows with
-`--all`.
+float16. `rows_together` says which rows run in the short run; with `--all` each does, by itself.
 """
 
 from __future__ import annotations
@@ -14,36 +13,39 @@ import pytest
 from tests.helpers.op_rows import (
     GPUS,
     HALVED,
-    ROW_BY_ROW,
     ROWS,
     RUNS_ON_GPUS,
     SAMPLE,
     Net,
     assert_agree,
-    assert_refused,
-    by_op,
-    each_kernel_once,
     reference,
     refusal,
     run,
 )
+from tests.helpers.rows_together import as_it_is, by_family, check_refused, check_rows
 from weft.conformance.cases.table import Case
 from weft.conformance.checks.table import feeds_of, graph_of, halved
+from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Array
 from weft.core.graph.op import op_types
 from weft.ops.gpu import elementwise
 from weft.ops.pool import MaxPool
 
+DEVICES = ("cpu", *GPUS)
+TAKEN = by_family(row for row in ROWS if refusal(row) is None)
+REFUSED = by_family(row for row in ROWS if refusal(row) is not None)
+LOW = by_family(HALVED)
 
-@pytest.mark.parametrize("row", ROWS, ids=str)
-@pytest.mark.parametrize("device", ["cpu", *ROW_BY_ROW])
-def test_row(device: str, row: Case) -> None:
-    """Run the row, or see it refused."""
-    piece = refusal(row) if device in GPUS else None
-    if piece is not None:
-        assert_refused(row, device, piece)
-        return
-    assert_right(row, run(graph_of(row), feeds_of(row, row.arrays()), device))
+
+@pytest.mark.parametrize("family", by_family(ROWS))
+def test_rows_on_the_cpu(family: str) -> None:
+    check_rows(by_family(ROWS)[family], "cpu", as_it_is, assert_right)
+
+
+@pytest.mark.parametrize("family", TAKEN)
+@pytest.mark.parametrize("device", GPUS)
+def test_rows(device: str, family: str) -> None:
+    check_rows(TAKEN[family], device, as_it_is, assert_right)
 
 
 def assert_right(row: Case, actual: list[Array]) -> None:
@@ -52,44 +54,29 @@ def assert_right(row: Case, actual: list[Array]) -> None:
     assert_agree(actual, expected, row.make_op())
 
 
-TAKEN = by_op(row for row in ROWS if refusal(row) is None and any(i and not i.constant for i in row.inputs))
+@pytest.mark.parametrize("family", REFUSED)
+@pytest.mark.parametrize("device", GPUS)
+def test_rows_that_a_gpu_refuses(device: str, family: str) -> None:
+    check_refused(REFUSED[family], device)
 
 
-@pytest.mark.parametrize("op", [op for op in TAKEN if op not in ("Shape", "Size")])
-def test_each_kernel_of_an_op_on_vulkan(op: str) -> None:
-    """Load all rows of an op, and run those that need another kernel than the rows before."""
-    each_kernel_once(TAKEN[op], "vulkan", lambda row: (graph_of(row), feeds_of(row, row.arrays())), assert_right)
-
-
-@pytest.mark.parametrize("row", [row for row in ROWS if refusal(row) is not None], ids=str)
-def test_row_that_vulkan_refuses(row: Case) -> None:
-    assert_refused(row, "vulkan", refusal(row) or "")
-
-
-@pytest.mark.parametrize("row", HALVED, ids=str)
-@pytest.mark.parametrize("device", ROW_BY_ROW)
-def test_row_with_precision_low(device: str, row: Case) -> None:
-    """Run a row of float32, stored as float16, and compare with its reference in float16.
+@pytest.mark.covering
+@pytest.mark.parametrize("family", LOW)
+@pytest.mark.parametrize("device", GPUS)
+def test_rows_with_precision_low(device: str, family: str) -> None:
+    """Run rows of float32, stored as float16, and compare with their references in float16.
 
     What is fed are halves: a step that is fused behind the conversion of an input sees it before it is rounded.
     """
-    actual = run(graph_of(row), feeds_of(row, halved(row.arrays())), device, precision="low")
-    assert_right_as_halves(row, actual)
+    check_rows(LOW[family], device, of_halves, assert_right_as_halves, "low")
+
+
+def of_halves(row: Case) -> tuple[Graph, dict[str, Array]]:
+    return graph_of(row), feeds_of(row, halved(row.arrays()))
 
 
 def assert_right_as_halves(row: Case, actual: list[Array]) -> None:
     assert_agree(actual, reference(row.make_op(), halved(row.arrays())), row.make_op())
-
-
-@pytest.mark.parametrize("op", by_op(HALVED))
-def test_each_kernel_of_an_op_on_vulkan_with_precision_low(op: str) -> None:
-    each_kernel_once(
-        by_op(HALVED)[op],
-        "vulkan",
-        lambda row: (graph_of(row), feeds_of(row, halved(row.arrays()))),
-        assert_right_as_halves,
-        "low",
-    )
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -118,16 +105,17 @@ def test_every_op_of_the_list_has_a_row() -> None:
 FOURS = [row for row in HALVED if row.op in SAMPLE | {"Sum", "Mean", "Cast", "Gelu"}]
 
 
-@pytest.mark.parametrize("row", FOURS, ids=str)
 @pytest.mark.parametrize("device", GPUS)
-def test_row_with_four_elements_an_item(monkeypatch: pytest.MonkeyPatch, device: str, row: Case) -> None:
-    """Run an element-wise row as on devices that are no CPU: in vectors of four where sizes allow it."""
+def test_rows_with_four_elements_an_item(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    """Run element-wise rows as on devices that are no CPU: in vectors of four where sizes allow it."""
     monkeypatch.setattr(elementwise, "prefers_fours", lambda caps: True)
-    actual = run(graph_of(row), feeds_of(row, halved(row.arrays())), device, precision="low")
-    assert_agree(actual, reference(row.make_op(), halved(row.arrays())), row.make_op())
+    check_rows(FOURS, device, of_halves, assert_right_as_halves, "low")
 
 
-@pytest.mark.parametrize("shapes", [((6, 8), (8,)), ((3, 4, 8), (4, 1)), ((2, 3, 4), (2, 1, 4)), ((4, 6), (4, 6))])
+@pytest.mark.covering
+@pytest.mark.parametrize(
+    "shapes", [((6, 8), (8,)), ((3, 4, 8), (4, 1)), ((2, 3, 4), (2, 1, 4)), ((4, 6), (4, 6))]
+)
 @pytest.mark.parametrize("device", GPUS)
 def test_fused_steps_with_four_elements_an_item(
     monkeypatch: pytest.MonkeyPatch, device: str, shapes: tuple[tuple[int, ...], ...]

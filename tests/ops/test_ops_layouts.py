@@ -12,17 +12,14 @@ from hypothesis import strategies as st
 from tests.helpers.op_rows import (
     GPUS,
     HALVED,
-    ROW_BY_ROW,
     ROWS,
     SAMPLE,
     Net,
     assert_agree,
-    by_op,
-    each_kernel_once,
     reference,
     refusal,
-    run,
 )
+from tests.helpers.rows_together import by_family, check_rows
 from tests.helpers.run_length import examples
 from weft.backends.gpu.lowering.lower import Target
 from weft.conformance.cases.table import Case
@@ -31,7 +28,7 @@ from weft.core.graph.graph import Graph, Node, infer_shapes
 from weft.core.graph.layout import Array, Layout
 from weft.core.graph.op import op_types
 from weft.core.graph.tensor import TensorSpec
-from weft.kernels.launch import Placement, find_gpu_op
+from weft.kernels.launch import WantedLayout, find_gpu_op
 from weft.ops.concat import Concat
 from weft.ops.pool import MaxPool
 from weft.ops.shape import Reshape, Transpose
@@ -79,13 +76,20 @@ PACKED = [
 ]
 
 
-@pytest.mark.parametrize("row", PACKED, ids=str)
+@pytest.mark.covering
+@pytest.mark.parametrize("family", by_family(PACKED))
 @pytest.mark.parametrize("precision", ["high", "low"])
-@pytest.mark.parametrize("device", ROW_BY_ROW)
-def test_row_behind_pools(device: str, precision: str, row: Case) -> None:
-    """Run a row on inputs that lie in NC4HW4, for the kernels that read it as it is."""
-    outputs = run(behind_pools(row), feeds_of(row, arrays_at(precision, row)), device, precision)
-    assert_agree(outputs[:1], reference(row.make_op(), arrays_at(precision, row)), row.make_op())
+@pytest.mark.parametrize("device", GPUS)
+def test_rows_behind_pools(device: str, precision: str, family: str) -> None:
+    """Run rows on inputs that lie in NC4HW4, for the kernels that read it as it is."""
+
+    def setup(row: Case) -> tuple[Graph, dict[str, Array]]:
+        return behind_pools(row), feeds_of(row, arrays_at(precision, row))
+
+    def check(row: Case, outputs: list[Array]) -> None:
+        assert_agree(outputs[:1], reference(row.make_op(), arrays_at(precision, row)), row.make_op())
+
+    check_rows(by_family(PACKED)[family], device, setup, check, precision)
 
 
 def arrays_at(precision: str, row: Case) -> list[Array | None]:
@@ -93,25 +97,10 @@ def arrays_at(precision: str, row: Case) -> list[Array | None]:
     return halved(row.arrays()) if precision == "low" else row.arrays()
 
 
-@pytest.mark.parametrize("op", by_op(PACKED))
-@pytest.mark.parametrize("precision", ["high", "low"])
-def test_each_kernel_of_an_op_behind_pools_on_vulkan(precision: str, op: str) -> None:
-    def check(row: Case, outputs: list[Array]) -> None:
-        assert_agree(outputs[:1], reference(row.make_op(), arrays_at(precision, row)), row.make_op())
-
-    each_kernel_once(
-        by_op(PACKED)[op],
-        "vulkan",
-        lambda row: (behind_pools(row), feeds_of(row, arrays_at(precision, row))),
-        check,
-        precision,
-    )
-
-
 IMAGES = [
     row
     for row in HALVED
-    if row in PACKED or ((form := find_gpu_op(row.make_op())) and form.placement is Placement.CHANNELS)
+    if row in PACKED or ((form := find_gpu_op(row.make_op())) and form.wanted_layout is WantedLayout.CHANNELS)
 ]
 """What may be told how images lie."""
 
@@ -132,15 +121,11 @@ def assert_image_is_right(row: Case, outputs: list[Array]) -> None:
     assert_agree(outputs[: len(expected)], expected, row.make_op())
 
 
-@pytest.mark.parametrize("row", IMAGES, ids=str)
-@pytest.mark.parametrize("device", ROW_BY_ROW)
-def test_row_with_channels_last(channels_last: None, device: str, row: Case) -> None:
-    assert_image_is_right(row, run(*image_row(row), device, "low"))
-
-
-@pytest.mark.parametrize("op", by_op(IMAGES))
-def test_each_kernel_of_an_op_with_channels_last_on_vulkan(channels_last: None, op: str) -> None:
-    each_kernel_once(by_op(IMAGES)[op], "vulkan", image_row, assert_image_is_right, "low")
+@pytest.mark.covering
+@pytest.mark.parametrize("family", by_family(IMAGES))
+@pytest.mark.parametrize("device", GPUS)
+def test_rows_with_channels_last(channels_last: None, device: str, family: str) -> None:
+    check_rows(by_family(IMAGES)[family], device, image_row, assert_image_is_right, "low")
 
 
 FEW = settings(max_examples=examples(30), derandomize=True, deadline=None, database=None)

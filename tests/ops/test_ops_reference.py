@@ -21,23 +21,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx.reference import ReferenceEvaluator
 
+from tests.helpers.rows_together import by_family, check_each
 from tests.helpers.run_length import examples
-from weft.conformance.cases.table import Case, all_cases, build_model, case, f32, feeds, tolerance
+from weft.conformance.cases.table import Case, all_cases, build_model, case, comparable, f32, feeds, tolerance
+from weft.core.graph.control_op import ControlOp
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array
-from weft.core.graph.op import op_types
+from weft.core.graph.op import Op, op_types
 from weft.core.graph.tensor import TensorSpec
 from weft.errors import ModelError
 from weft.ops.elementwise import Elementwise
 from weft.ops.unary import Cast, erf_array
 
 CASES = all_cases()
+FAMILIES = by_family(CASES)
 OP_MODULES = ("elementwise", "unary", "binary", "matmul", "reduce", "softmax")
 
 
-def run_reference(row: Case) -> list[Array]:
-    """Return the outputs of the row's op by its own reference."""
-    out = row.make_op().reference(*row.arrays())
+def run_reference(row: Case, op: Op | None = None) -> list[Array]:
+    """Return the outputs of the row's op, or of another form of it, by its own reference."""
+    out = (op or row.make_op()).reference(*row.arrays())
     return list(out) if isinstance(out, tuple) else [out]
 
 
@@ -48,7 +51,7 @@ def assert_close(actual: Sequence[Array], expected: Sequence[Any], row: Case) ->
         theirs = np.asarray(theirs)
         assert (mine.shape, mine.dtype) == (theirs.shape, theirs.dtype)
         rtol, atol = tolerance(DType.of(mine.dtype), row.make_op().op_class)
-        np.testing.assert_allclose(mine, theirs, rtol, atol, equal_nan=True)
+        np.testing.assert_allclose(comparable(mine), comparable(theirs), rtol, atol, equal_nan=True)
 
 
 @cache
@@ -71,9 +74,15 @@ def run_ort(row: Case, opset: int) -> list[Array] | None:
     model = build_model(row, opset).SerializeToString()
     try:
         session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        return list(session.run(None, feeds(row)))
+        results = list(session.run(None, feeds(row)))
     except Exception:
         return None
+    return [as_declared(result, spec.dtype) for result, spec in zip(results, row.onnx_specs(), strict=True)]
+
+
+def as_declared(result: Array, dtype: DType) -> Array:
+    """Return a result of onnxruntime in its type: what numpy lacks comes as unsigned integers."""
+    return result.view(dtype.numpy) if result.dtype == dtype.raw != dtype.numpy else result
 
 
 def run_onnx(row: Case) -> list[Array] | None:
@@ -86,8 +95,12 @@ def run_onnx(row: Case) -> list[Array] | None:
         return None
 
 
-@pytest.mark.parametrize("row", CASES, ids=str)
-def test_reference_agrees_with_an_oracle(row: Case) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_references_agree_with_an_oracle(family: str) -> None:
+    check_each(FAMILIES[family], agrees_with_an_oracle)
+
+
+def agrees_with_an_oracle(row: Case) -> None:
     """Compare with onnxruntime, or with onnx's evaluator where onnxruntime does not implement the row."""
     expected = run_ort(row, ort_opset()) if "ort" in row.oracles else None
     expected = run_onnx(row) if expected is None and "onnx" in row.oracles else expected
@@ -95,16 +108,21 @@ def test_reference_agrees_with_an_oracle(row: Case) -> None:
         assert row.unverified, "neither onnxruntime nor onnx.reference runs this row: say why in `unverified`"
         return
     assert not row.unverified, "an oracle runs this row: drop `unverified`"
-    assert_close(run_reference(row), expected, row)
+    assert_close(run_reference(row, row.onnx_op()), expected, row)
 
 
-@pytest.mark.parametrize("row", CASES, ids=str)
-def test_infer_agrees_with_reference(row: Case) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_infer_agrees_with_reference(family: str) -> None:
+    check_each(FAMILIES[family], infers_what_comes_out)
+
+
+def infers_what_comes_out(row: Case) -> None:
     """Compare the inferred specs with the shapes and types that come out."""
     specs = row.make_op().infer(row.specs(), row.constants())
     actual = tuple(TensorSpec(a.shape, DType.of(a.dtype)) for a in run_reference(row))
     assert specs == actual
-    onnx.checker.check_model(build_model(row))
+    if onnx.defs.has(row.op) or "::" in row.op:  # ONNX Runtime puts an op of its own into ONNX's domain
+        onnx.checker.check_model(build_model(row))
 
 
 @pytest.mark.parametrize(("dtype", "error"), [(np.float32, 1e-7), (np.float64, 1e-12)])
@@ -115,11 +133,12 @@ def test_erf_is_accurate(dtype: type[np.floating[Any]], error: float) -> None:
     np.testing.assert_allclose(erf_array(points), expected, rtol=error)
 
 
-def test_every_op_of_these_families_has_a_row() -> None:
-    """Name the ops without any row."""
-    modules = {f"weft.ops.{m}" for m in OP_MODULES}
-    mine = {name for name, cls in op_types().items() if cls.__module__ in modules}
-    assert mine - {row.op for row in CASES} == set()
+def test_every_op_has_a_row() -> None:
+    """Name the ops without any row, but for those that only a session or an optimiser runs."""
+    ops = {name: cls for name, cls in op_types().items() if cls.__module__.startswith("weft.ops.")}
+    models = {name for name, cls in ops.items() if not (cls.from_optimizing or issubclass(cls, ControlOp))}
+    in_loops = {"weft::InStep"}  # what a random op in the body of a loop becomes: tests/ops/test_random.py
+    assert models - {row.op for row in CASES} == in_loops
 
 
 C_PRELUDE = """#include <math.h>
@@ -143,6 +162,7 @@ def expression_rows() -> list[Case]:
         and op.expression(tuple(i is not None for i in row.inputs))
         and all(i is None or i.dtype == "float32" for i in row.inputs)
         and not (isinstance(op, Cast) and op.to is not DType.FLOAT32)
+        and not (row.op == "PRelu" and row.unverified)  # slopes by channel do not broadcast
     ]
 
 
@@ -260,7 +280,8 @@ def test_no_op_takes_more_inputs_than_onnx_lets_it(op: str) -> None:
     specs, constants = row.specs(), row.constants()
     more = most + 1 - len(specs)
     with pytest.raises(ModelError):
-        row.make_op().inferred([*specs, *[specs[0]] * more], [*constants, *[None] * more])
+        other = specs[0] if specs else TensorSpec((1,), DType.FLOAT32)
+        row.make_op().inferred([*specs, *[other] * more], [*constants, *[None] * more])
 
 
 @pytest.mark.parametrize("row", [r for r in FIRST.values() if r.make_op().flags], ids=str)
@@ -273,7 +294,7 @@ def test_flags_that_are_neither_no_nor_yes_are_refused(row: Case) -> None:
 
 def test_attributes_that_onnx_has_as_flags_are_flags_here() -> None:
     known = {flag for cls in op_types().values() for flag in cls.flags}
-    for cls in op_types().values():
+    for cls in (cls for cls in op_types().values() if onnx.defs.has(cls.type)):
         names = {f.name for f in fields(cls)} & known
         assert names <= {*cls.flags}, f"{cls.type}: {names}"
 

@@ -31,7 +31,7 @@ from weft.errors import WeftError
 FAILED = 2
 """The exit status after an error of Weft, as after a wrong option."""
 LISTING = ("devices", "doctor")
-"""The commands that list what was skipped, so that nothing need warn of it."""
+"""Commands that list skipped backends themselves, and so log no warnings of them."""
 
 app = typer.Typer(
     name="weft",
@@ -67,7 +67,7 @@ def common(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
     debug: Annotated[
-        bool, typer.Option("--debug", help="Show tracebacks and what Weft logs; anywhere on the line.")
+        bool, typer.Option("--debug", help="Show tracebacks and Weft's log; may stand anywhere on the line.")
     ] = False,
 ) -> None:
     """Run neural networks on the CPU, on OpenCL and on Vulkan."""
@@ -95,5 +95,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if debug:
             raise
         short = isinstance(e, MemoryError)
-        error(f"the host's memory does not suffice\n  why: {e}\n  next: use smaller shapes" if short else str(e))
+        error(f"the host does not have enough memory\n  why: {e}\n  next: use smaller shapes" if short else str(e))
         sys.exit(FAILED)

@@ -31,9 +31,7 @@ from weft.cli.options import (
     WarmupOption,
     WinogradOption,
 )
-from weft.cli.results import precision_notes
-from weft.cli.roofline import Peaks, analysed, peaks_of, whole
-from weft.cli.targets import (
+from weft.cli.parsing import (
     device_orders,
     parse_backend_options,
     parse_limits,
@@ -41,13 +39,16 @@ from weft.cli.targets import (
     parse_precisions,
     parse_shapes,
 )
+from weft.cli.results import precision_notes
+from weft.cli.roofline import analysed, whole
 from weft.core.contract.backend import Precision
 from weft.core.graph.layout import Array
+from weft.kernels.device_model import Peaks, peaks_of
 from weft.loading import load
 
 RATES = (("flops", 1e6), ("bytes", 1e6), ("flops_per_s", 1e9), ("bytes_per_s", 1e9))
 EVENT_NUMBERS = ("us", "MFLOP", "MB", "GFLOP/s", "GB/s", "roofline")
-"""All but `us` are of the node, of which the event may be a part: in its longest event, over the time of all."""
+"""All but `us` belong to a node, which may have several events: its longest event shows them, over the time of all."""
 NUMBERS = ("load ms", "first ms", "median ms", "p90 ms", "min ms", "difference")
 
 
@@ -70,10 +71,10 @@ def bench(
     """Time a network on each device, from host array to host array.
 
     `load ms` is from the file to a session that is ready to run: reading, planning, compiling (or finding
-    kernels in the cache) and uploading weights. `difference` is the largest from the first row's outputs;
-    numbers that are not finite are counted.
+    kernels in the cache) and uploading weights. `difference` is the largest difference from the outputs of the
+    first row; numbers that are not finite are counted.
     Notes below the table say where a precision was not granted; with --json each row has all notes of its run.
-    After Ctrl-C the rows that were finished are printed.
+    After Ctrl-C the finished rows are printed.
     A profile sets each time against the node's operations and bytes: `roofline` is the share of what the
     device's datasheet allows, where the device is known.
     """
@@ -144,7 +145,7 @@ def _events(
     warmup: int,
     options: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
-    """Return the events of one run of a session of its own, since taking times makes a run slower."""
+    """Return the events of one run, in a separate session because taking times makes a run slower."""
     shapes = {name: a.shape for name, a in arrays.items()}
     with load(model, names, precision=precision, shapes=shapes, profile=True, **options) as session:
         for _ in range(warmup + 1):
@@ -220,7 +221,7 @@ def _print_events(row: dict[str, Any]) -> None:
     ]
     table(("device", "name", *EVENT_NUMBERS), shown, numbers=EVENT_NUMBERS)
     if any(e.get("launches", 1) > 1 for e in events):
-        line("*: a node of several launches; its work is in the longest one, and the rates are over the time of all")
+        line("*: a node of several launches; the longest shows the node's work, and the rates over the time of all")
 
 
 def _name(event: dict[str, Any]) -> str:

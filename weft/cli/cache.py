@@ -1,4 +1,4 @@
-"""`weft cache`: what is kept on disk (compiled kernels, tuning tables, refused sources), and a way to be rid of it."""
+"""`weft cache`: what is kept on disk (compiled kernels, tuning tables, refused sources), and how to clear it."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ LEFT = "unfinished"
 
 
 def _folders() -> Iterator[Path]:
-    """Yield the folders of the cache, without those that are links and lead elsewhere."""
+    """Yield the folders of the cache, leaving out links that lead elsewhere."""
     cache = config.cache_dir()
     if cache.is_dir():
         yield from (path for path in sorted(cache.iterdir()) if path.is_dir() and not path.is_symlink())
 
 
 def _blobs() -> Iterator[tuple[str, Path]]:
-    """Yield all files that are ours, each with its kind; also what is no file where one of ours belongs."""
+    """Yield each file of the cache with its kind, and whatever else lies where such a file belongs."""
     for folder in _folders():
         name = _NAMES.get(folder.name, BLOB)
         for path in sorted(folder.iterdir()):
@@ -41,7 +41,7 @@ def _blobs() -> Iterator[tuple[str, Path]]:
 
 
 def _not_used() -> Iterator[str]:
-    """Yield a sentence on each folder and file of the cache that is not used since others may write it."""
+    """Yield a sentence for each folder or file of the cache that is not used because others can write it."""
     yield from folders_refused()
     for kind, path in _blobs():
         why = file_refused(path) if kind != LEFT else None
@@ -64,7 +64,7 @@ def info() -> None:
         f"folder: {config.cache_dir()}" + ("" if config.cache_enabled() else " (turned off by WEFT_CACHE=0)")
     )
     limit = config.cache_limit() / 2**20
-    line(f"limit: {limit:,g} MiB for what can be made anew (WEFT_CACHE_MIB); what was not used for longest goes first")
+    line(f"limit: {limit:,g} MiB for what can be built again (WEFT_CACHE_MIB); what was least recently used goes first")
     _note_no_folder()
     files: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
@@ -80,13 +80,12 @@ def info() -> None:
 
 @app.command()
 def clear(
-    keep_tuning: Annotated[bool, typer.Option("--keep-tuning", help="Leave what `weft tune` found.")] = False,
+    keep_tuning: Annotated[bool, typer.Option("--keep-tuning", help="Keep what `weft tune` found.")] = False,
 ) -> None:
-    """Remove the compiled kernels, which are made anew when they are needed, the tuning tables, and files half written.
+    """Remove compiled kernels, tuning tables, half-written files, and the sources of kernels that a compiler refused.
 
-    The sources of kernels that a compiler refused go, too.
-
-    They are removed whether or not the cache is switched off. The exit status is 1 if some cannot be removed.
+    Kernels are compiled again when they are needed. Files are removed even if the cache is switched off. The exit
+    status is 1 if some cannot be removed.
     """
     _note_no_folder()
     if not config.cache_enabled():

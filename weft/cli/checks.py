@@ -15,10 +15,11 @@ from weft.backends.gpu.creator import GpuCreator
 from weft.backends.vulkan import glslang
 from weft.backends.vulkan.prebuild import shipped_kernels
 from weft.cli.devices import device_name
-from weft.cli.probe import probe
+from weft.cli.trial_run import trial_run
 from weft.core.contract.backend import DeviceInfo
 from weft.core.registry.backend_registry import registry
 from weft.core.registry.entries import WEFT
+from weft.core.registry.front_ends import front_ends
 from weft.core.registry.probe import present
 from weft.errors import UnsupportedOps, WeftError
 from weft.kernels.cache import advice, folders_refused
@@ -46,7 +47,7 @@ class Check:
 
 def all_checks() -> list[Check]:
     """Return every finding, in the order in which things depend on each other."""
-    found = [python_check(), *_packages(), _cache(), *_backends(), *_pip_driver(), *_skipped()]
+    found = [python_check(), *_packages(), _cache(), *_backends(), *_pip_driver(), *_front_ends(), *_skipped()]
     found += [_compiler(needed="vulkan" not in registry.absent())]
     for info in registry.devices():
         found += [_device(info), *_kernels(info)]
@@ -120,8 +121,15 @@ def _pip_driver() -> Iterator[Check]:
         yield Check("OpenCL from pip", FAIL, what, fix)
 
 
+def _front_ends() -> Iterator[Check]:
+    origins = front_ends.known()
+    for each in front_ends.registered():
+        origin = "" if origins[each.name] == WEFT else f", from {origins[each.name]}"
+        yield Check(f"front end {each.name}", PASS, f"reads {front_ends.reads(each)}{origin}")
+
+
 def _skipped() -> Iterator[Check]:
-    for origin, why in registry.failures.items():
+    for origin, why in {**registry.failures, **front_ends.failures}.items():
         yield Check(origin, FAIL, why, "mend it, or remove it from the packages or folders that are searched")
 
 
@@ -130,7 +138,7 @@ def _compiler(needed: bool) -> Check:
     brought = (
         f"this installation brings {shipped} compiled kernels"
         if shipped
-        else "no kernels are brought compiled"
+        else "this installation brings no compiled kernels"
     )
     try:
         compiler = glslang.find_compiler()
@@ -145,18 +153,19 @@ def _compiler(needed: bool) -> Check:
 
 
 def _unusable(info: DeviceInfo, why: str) -> Check:
-    """Say that a device is listed by its driver and works for nothing; its backend has tried it."""
-    return Check(f"{info.id}:{info.index}", FAIL, f"{info.name}, {info.driver}: it is listed and does not work", why)
+    """Report a device that its driver lists, but that failed when its backend tried it."""
+    found = f"{info.name}, {info.driver}: the driver lists it, but it does not work"
+    return Check(f"{info.id}:{info.index}", FAIL, found, why)
 
 
 def _kernels(info: DeviceInfo) -> Iterator[Check]:
-    """Return what the tests of a GPU's kernels found, where it was opened and they were made."""
+    """Yield what the tests of a GPU's kernels found, if the GPU is open."""
     creator = registry.find(info.id)
     if not isinstance(creator, GpuCreator) or not creator.is_open(info.index):
         return
     label, runtime = f"{info.id}:{info.index} kernels", creator.runtime(info.index)
     if not runtime.verdicts:
-        why = "of software they are not, unless asked for" if info.software else "WEFT_SELFTEST says so"
+        why = "kernels of software devices are tested only on demand" if info.software else "WEFT_SELFTEST says so"
         yield Check(label, ABSENT, f"not tested: {why}", f"`weft selftest -d {device_name(info)}` tests them")
         return
     words = [verdict.word for verdict in runtime.verdicts.values()]
@@ -174,7 +183,7 @@ def _device(info: DeviceInfo) -> Check:
     """Run the small network on a device and compare with the CPU."""
     label = f"{info.id}:{info.index}"
     try:
-        difference = probe(label)
+        difference = trial_run(label)
     except UnsupportedOps as e:
         problems = "; ".join(e.problems)
         return Check(label, ABSENT, f"{info.name} does not take the small network, so it was not run: {problems}")

@@ -1,4 +1,4 @@
-"""What all commands share: options are given once, unless they may be repeated, and Ctrl-C is answered."""
+"""What all commands share: they refuse an option given twice, unless it may be repeated, and answer Ctrl-C."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INTERRUPTED = 130
 
 
 class WeftCommand(TyperCommand):
-    """A command that refuses an option with a value the second time, and says when it was interrupted."""
+    """A command that refuses an option given twice, and says when it was interrupted."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Return what is left of the arguments; ConfigError if an option is there twice."""

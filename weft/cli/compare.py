@@ -24,8 +24,8 @@ from weft.cli.options import (
     ShapeOption,
     WinogradOption,
 )
+from weft.cli.parsing import device_orders, parse_backend_options, parse_limits, parse_pairs, parse_shapes
 from weft.cli.results import precision_notes
-from weft.cli.targets import device_orders, parse_backend_options, parse_limits, parse_pairs, parse_shapes
 from weft.core.contract.backend import Precision
 from weft.core.graph.graph import Graph, bind
 from weft.core.graph.layout import Array
@@ -41,11 +41,11 @@ def compare(
     device: DeviceOption = "cpu,auto",
     inputs: InputOption = None,
     precision: Annotated[
-        Precision, typer.Option(help="Of the second device; the first has high.")
+        Precision, typer.Option(help="Precision of the second device; the first runs at high.")
     ] = Precision.HIGH,
     shape: ShapeOption = None,
     threshold: Annotated[
-        float, typer.Option(min=0, help="Show nodes that differ by more, relative to the range.")
+        float, typer.Option(min=0, help="Show values that differ by more than this share of their range.")
     ] = 0.0,
     backend_path: BackendPathOption = None,
     backend_option: BackendOptionOption = None,
@@ -55,9 +55,9 @@ def compare(
 ) -> None:
     """Run a network on two devices and compare every value on the way.
 
-    So that they can be seen, all values are outputs here: nodes are not fused as they are in a usual run. A
-    number that is finite on one side only is a difference; where numbers that are not finite begin is said below.
-    Two runs on the same device at the same precision are refused.
+    Every value becomes an output, so nodes are not fused as in a usual run. A number that is finite on one side only
+    is a difference; the lines below the table say where numbers that are not finite begin. Two runs on the same
+    device at the same precision are refused.
     """
     limits = parse_limits(limit)
     graph = read_model(model, limits)
@@ -95,7 +95,7 @@ def _two_runs(device: str, precision: Precision) -> list[list[str]]:
 
 
 def _label(names: list[str]) -> str:
-    """Return the devices that are chosen by names, of which AUTO is none."""
+    """Return the devices that names choose, with AUTO replaced by what it picks."""
     return "+".join(choice.device.removesuffix(":0") for choice in registry.choose(names))
 
 
@@ -122,7 +122,7 @@ def _values(
 
 
 def _print(graph: Graph, first: Mapping[str, Array], second: Mapping[str, Array], threshold: float) -> None:
-    """Print a row for each value that differs, and what became of all of them."""
+    """Print a row for each value that differs, and a summary of all."""
     rows, worst = [], 0.0
     for node in graph.nodes:
         for name in filter(None, node.outputs):

@@ -1,4 +1,4 @@
-"""`weft conformance`: hold a backend against the device contract."""
+"""`weft conformance`: check a backend against the device contract."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 from weft.cli.console import error, line, note, table, working
 from weft.cli.options import BackendOptionOption, PrecisionOption
-from weft.cli.targets import parse_backend_options
+from weft.cli.parsing import parse_backend_options
 from weft.core.contract.backend import Precision
 from weft.core.registry.backend_registry import registry
 from weft.errors import ConfigError
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 _NAME = 'A device: "acme", "vulkan:1"; or the file of a backend: acme_npu_backend.so'
 SHOWN = 3
-"""Subjects that are named of those about which the same is said."""
+"""How many subjects are named where a check says the same of several."""
 
-# The kit and its table of ops take longer to import than the command line should take to start.
+# Commands import the kit late: with its table of ops it takes longer to import than the command line to start.
 
 
 def conformance(
@@ -43,7 +43,7 @@ def conformance(
     backend_option: BackendOptionOption = None,
     list_checks: Annotated[bool, typer.Option("--list", help="List the checks.")] = False,
 ) -> None:
-    """Hold a backend against the device contract: count what it supports, refuses with a reason, and does wrong.
+    """Check a backend against the device contract: count what it supports, refuses with a reason, and gets wrong.
 
     The exit status is 1 if anything is wrong or a reason is missing.
     """
@@ -58,7 +58,7 @@ def conformance(
         registry.rescan([p.absolute() for p in backend_path])
     from weft.conformance import run
 
-    with working(f"holding {name} against the contract") as progress:
+    with working(f"checking {name} against the contract") as progress:
         own = parse_backend_options(backend_option)
         report = run(name, only=only or (), precision=precision, progress=progress, backend_options=own)
     if json_file is not None:
@@ -71,13 +71,21 @@ def conformance(
 def _device_in(file: Path) -> str:
     """Return the id of the backend in a file; ConfigError if there is none that can be used."""
     if not file.is_file():
-        raise ConfigError(f"{file} cannot be held against the contract", why="there is no such file")
+        raise ConfigError(
+            f"{file} cannot be checked against the contract",
+            why="there is no such file",
+            fix="check the path, or name a registered device: weft devices lists them",
+        )
     registry.rescan([file.absolute().parent])
     origin = str(file.resolve())
     found = next((id_ for id_, known in registry.origins().items() if known == origin), None)
     if found is None:
         name = "it is not named <vendor>_<name>_backend.so or .py, vendor and name of letters and digits"
-        raise ConfigError(f"{file} holds no backend that can be used", why=registry.failures.get(origin, name))
+        raise ConfigError(
+            f"{file} holds no backend that can be used",
+            why=registry.failures.get(origin, name),
+            fix="mend the file; docs/add-a-backend.md says what it must export",
+        )
     return found
 
 
@@ -88,7 +96,7 @@ def _list() -> None:
 
 
 def _alike(report: ConformanceReport) -> Iterable[Sequence[Finding]]:
-    """Return the bad findings, those together of which one check says the same."""
+    """Return the bad findings, those of which one check says the same joined into one."""
     groups: dict[tuple[str, Verdict, str], list[Finding]] = {}
     for f in report.findings:
         if f.verdict.is_bad:

@@ -22,14 +22,14 @@ from rich.progress import (
 from rich.table import Table
 
 PIPED_WIDTH = 160
-"""Columns where the output is no terminal: a table in a file is not folded to 80."""
+"""Columns if the output is no terminal, so that a table in a file is not folded at 80."""
 
 _ORDERING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-"""Characters that turn round the text after them."""
+"""Characters that reverse the direction of the text after them."""
 
 
 def plain(text: str, *, lines: bool = False) -> str:
-    """Return a text of others that does to a terminal what text does: nothing but be shown, on one line.
+    """Return somebody else's text made safe for a terminal, which then shows it on one line and does nothing else.
 
     White space becomes a space (with `lines`, line breaks stay) and other control characters U+FFFD.
     """
@@ -63,7 +63,7 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Seq
         out.add_column(header, justify="right" if header in numbers else "left", overflow="fold")
     for row in rows:
         out.add_row(*(escape(plain(cell)) for cell in row))
-    # Unlike text, a table must be fitted to the terminal.
+    # Unlike text, a table must fit the terminal.
     _console(stderr=False).print(out, soft_wrap=False)
 
 
@@ -88,10 +88,10 @@ def error(text: str) -> None:
 
 @contextmanager
 def working(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Show what is done, and for how long, while the block runs, if a terminal is attached.
+    """Show what is being done, and for how long, while the block runs, if a terminal is attached.
 
-    The function that the block gets takes a number of steps done and the number of all; with it there is
-    a bar, without it something that turns.
+    The block gets a function of the number of steps done and of all steps. Calling it shows a bar; until then a
+    spinner turns.
     """
     if not sys.stderr.isatty():
         yield lambda done, total: None

@@ -1,4 +1,4 @@
-"""`weft devices`: what there is to run on."""
+"""`weft devices`: the devices that networks can run on."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def devices(
 
 
 def _list_options() -> None:
-    """Print what each backend can be created with."""
+    """Print the options of each backend."""
     rows = [
         (f"{c.id}.{o.name}", o.takes, repr(o.default), o.doc) for c in registry.creators() for o in c.options
     ]

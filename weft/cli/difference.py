@@ -18,7 +18,7 @@ def not_finite(array: Array) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What tells arrays apart: the largest absolute difference of finite numbers, and the others counted.
+    """How arrays differ: the largest absolute difference of finite numbers, and counts of numbers that are not finite.
 
     `alike` are the same on both sides, NaN for NaN; `unlike` are finite on one side only, or not the same.
     """
@@ -29,7 +29,7 @@ class Difference:
 
     @property
     def bound(self) -> float:
-        """Return what no two numbers differ by more than: infinity if some are unlike."""
+        """Return the largest difference of all; infinity if some numbers are unlike."""
         return math.inf if self.unlike else self.largest
 
     def text(self, form: str) -> str:

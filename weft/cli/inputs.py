@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 SEED = 0
 _PICTURE_CHANNELS = (1, 3)
 _CUT_OFF = ("EOF: reading array", "Failed to read all data", "cannot reshape")
-"""What numpy says of a file whose beginning is that of an array and whose end is missing."""
+"""What numpy says of an array file that is cut off."""
 _DEEP = ("I;16", "I;16L", "I;16B", "I;16N")
-"""pillow's modes of grey pictures of 16 bits, which it would clip to 8."""
+"""pillow's modes of 16-bit grey pictures, which pillow itself would clip to 8 bits."""
 _SHARE_OF_DEEP = 257
 """65535 / 255."""
 
@@ -95,14 +95,15 @@ def _contradiction(name: str, shape: Shape, file: str, found: Shape) -> InputErr
 
 
 def _random(spec: TensorSpec, rng: np.random.Generator) -> Array:
-    """Return floats in 0..1, integers of 0 and 1; dimensions that are not bound are 1."""
+    """Return floats in 0..1 (complex ones too), integers of 0 and 1; dimensions that are not bound are 1."""
     shape = tuple(d if isinstance(d, int) else 1 for d in spec.shape)
     dtype = spec.dtype.numpy
     try:
-        if not spec.dtype.is_float:
-            return np.asarray(rng.integers(0, 2, shape, dtype))
+        if spec.dtype.is_integer or spec.dtype is DType.BOOL:
+            bits = rng.integers(0, 2, shape, np.int8)
+            return bits.view(dtype) if dtype.itemsize == 1 else bits.astype(dtype)
         numbers = rng.random(shape, np.float32 if dtype.itemsize <= 4 else np.float64)
-    except ValueError as e:  # sizes from 0 on: more of them than an array can have
+    except ValueError as e:  # the shape has more dimensions or elements than numpy can hold
         raise MemoryError(f"no array has the shape {shape}: {e}") from None
     return numbers.astype(dtype, copy=False)
 
@@ -119,7 +120,7 @@ def read(path: Path, spec: TensorSpec, how: Preparation) -> Array:
         )
     if path.suffix.lower() == ".npy":
         try:
-            # Unlike numpy.load, this has one error for all that is no array, an empty file too.
+            # Unlike numpy.load, this raises one error for whatever is no array, an empty file too.
             with path.open("rb") as file:
                 return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
         except ValueError as e:
@@ -154,7 +155,7 @@ def _picture(path: Path, spec: TensorSpec, how: Preparation) -> Array:
             picture = _in_bytes(opened, path, channels == 1)
     except (WeftError, MemoryError):
         raise
-    except Exception as e:  # of damaged content pillow raises what it likes
+    except Exception as e:  # pillow raises errors of many kinds for damaged content
         raise _no_picture(path, e, isinstance(e, UnidentifiedImageError)) from None
     size = (
         width if isinstance(width, int) else picture.width,
@@ -168,7 +169,7 @@ def _picture(path: Path, spec: TensorSpec, how: Preparation) -> Array:
 
 
 def _no_picture(path: Path, error: Exception, unknown: bool) -> InputError:
-    if isinstance(error, OSError) and error.errno is not None:  # of the file; what pillow says of its content has none
+    if isinstance(error, OSError) and error.errno is not None:  # errors of the content have no errno
         return _unreadable(path, error)
     if unknown:
         what, fix = f"{path} is neither a picture nor a .npy file", "name one of these in --input"
@@ -178,7 +179,7 @@ def _no_picture(path: Path, error: Exception, unknown: bool) -> InputError:
 
 
 def _in_bytes(opened: Image.Image, path: Path, grey: bool) -> Image.Image:
-    """Return a picture with values in 0..255; a grey one of 16 bits has one channel then, of floats."""
+    """Return a picture with values in 0..255; a 16-bit grey one as one channel of floats."""
     from PIL import Image
 
     if opened.mode in _DEEP:

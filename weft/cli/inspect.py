@@ -22,10 +22,10 @@ from weft.cli.options import (
     PrecisionOption,
     WinogradOption,
 )
-from weft.cli.targets import parse_backend_options, parse_hints, parse_limits, parse_shapes
+from weft.cli.parsing import parse_backend_options, parse_hints, parse_limits, parse_shapes
 from weft.core.contract.backend import Backend, BackendConfig, ForwardType, Precision
 from weft.core.contract.backend_options import BackendOptions
-from weft.core.graph.graph import Graph, bind
+from weft.core.graph.graph import Graph, Node, bind, infer_node
 from weft.core.graph.layout import Shape
 from weft.core.graph.limits import Budget
 from weft.core.passes import PassContext
@@ -34,10 +34,10 @@ from weft.core.placement.hints import check_hints
 from weft.core.placement.optimized_network import Copy, OptimizedNetwork
 from weft.core.placement.optimizer import OptimizerOptions, optimize
 from weft.core.placement.prepare import prepare_network, steps
-from weft.core.registry.backend_registry import Choice, registry
+from weft.core.registry.backend_registry import DeviceChoice, registry
 from weft.core.session.loaded_network import opened
 from weft.core.session.runtime import default_runtime
-from weft.errors import ConfigError, UnsupportedOps, brief
+from weft.errors import ConfigError, ModelError, UnsupportedOps, brief
 from weft.loading import resolved
 
 DevicesOption = Annotated[
@@ -72,6 +72,13 @@ def inspect(
     launches: Annotated[
         bool, typer.Option("--launches", help="Print the nodes that each device runs, with what they launch.")
     ] = False,
+    choices: Annotated[
+        bool,
+        typer.Option(
+            "--choices",
+            help="Print the launches, and how they were chosen between kernels and tiles: estimated costs, reasons.",
+        ),
+    ] = False,
     unsupported: Annotated[bool, typer.Option("--unsupported", help="Print only what cannot run.")] = False,
     backend_path: BackendPathOption = None,
     backend_option: BackendOptionOption = None,
@@ -89,7 +96,7 @@ def inspect(
     if model is None:
         if not passes:
             raise ConfigError("no model was named", fix="write: weft inspect model.onnx")
-        last = ("OptimizeSubgraph", "By each backend on its parts; GPUs fuse activations here.")
+        last = ("OptimizeSubgraph", "Each backend optimises its parts; GPUs fuse activations here.")
         table(("rewrite", "what it does"), [*((each.name, each.description) for each in steps(precision)), last])
         return
     if why and is_optimized(model):
@@ -102,6 +109,9 @@ def inspect(
         error(e.what)
         for problem in e.problems:
             line(f"  {problem}")
+        table(("op", "not supported"), [(op, str(n)) for op, n in e.by_op.items()], numbers=("not supported",))
+        if e.others is not None:
+            _others(e.others, _chosen(devices), BackendConfig(precision=precision), parse_shapes(shape))
         raise typer.Exit(1) from None
     if not unsupported and not why:
         _describe(graph, nodes)
@@ -113,10 +123,32 @@ def inspect(
     config = BackendConfig(precision=precision, fusing=fusing, winograd=winograd)
     options = OptimizerOptions(config, resolved(registry, parse_hints(hint)), limits=limits)
     own = parse_backend_options(backend_option)
-    _division(bound, _chosen(devices), options, own, nodes=nodes, launches=launches, short=unsupported, why=why or [])
+    _division(
+        bound, _chosen(devices), options, own,
+        nodes=nodes, launches=launches, reasons=choices, short=unsupported, why=why or [],
+    )  # fmt: skip
 
 
-def _chosen(devices: str) -> list[Choice]:
+def _others(graph: Graph, choices: list[DeviceChoice], config: BackendConfig, shapes: dict[str, Shape]) -> None:
+    """Print how many of the supported nodes each device takes, as far as their shapes do not follow from the others."""
+    bound = bind(graph, {**_ones(graph), **shapes})
+    known: list[Node] = []
+    for node in bound.nodes:
+        if all(i in bound.specs for i in node.inputs if i):
+            try:
+                infer_node(bound, node)
+            except ModelError:
+                continue
+            known.append(node)
+    with opened(choices, config) as backends:
+        for device, backend in backends.items():
+            taken = sum(why_not(bound, node, device, backend) is None for node in known)
+            line(f"{device}: {taken} of {len(known)} other nodes whose shapes are known", "bold")
+    if len(known) < len(bound.nodes):
+        note(f"the shapes of {len(bound.nodes) - len(known)} more follow from those that are not supported")
+
+
+def _chosen(devices: str) -> list[DeviceChoice]:
     names = [name.strip() for part in devices.split(",") for name in part.split("+") if name.strip()]
     if "all" in names:
         found = registry.devices()
@@ -165,18 +197,19 @@ def _passes(graph: Graph, precision: Precision, context: PassContext) -> None:
 
 def _division(
     bound: Graph,
-    choices: list[Choice],
+    choices: list[DeviceChoice],
     options: OptimizerOptions,
     own: BackendOptions,
     *,
     nodes: bool,
     launches: bool,
+    reasons: bool,
     short: bool,
     why: list[str],
 ) -> None:
     """Print who refuses what, and what is done about it; as `weft.load` does, the CPU takes what is left."""
     prepared = prepare_network(bound, options.config.precision, options.limits).graph
-    cpu = Choice(registry.find(ForwardType.CPU), 0)
+    cpu = DeviceChoice(registry.find(ForwardType.CPU), 0)
     asked = [c.device for c in choices]
     order = default_runtime().with_options(choices if cpu.device in asked else [*choices, cpu], own)
     check_hints(bound, options.hints, [c.device for c in order])
@@ -185,7 +218,7 @@ def _division(
         if why:
             _say_why(network, why)
             return
-        # What was asked on the way, and failed there, then what the devices after a node's own would say.
+        # First the refusals on the way, then what the devices behind a node's own would say.
         rows = {(r.node, r.device): (r.node, r.op, r.device, brief(r.reason)) for r in network.refusals}
         for device in asked:
             for row in _refusals(prepared, device, backends[device]):
@@ -193,6 +226,10 @@ def _division(
     shown = [row for (_, device), row in rows.items() if device in asked]
     if shown:
         table(("node", "op", "device", "reason"), shown)
+        sums = Counter((op, device) for _, op, device, _ in shown)
+        if len(sums) < len(shown):
+            rows_of = [(op, device, str(count)) for (op, device), count in sums.most_common()]
+            table(("op", "device", "nodes refused"), rows_of, numbers=("nodes refused",))
     names = {n.name for n in prepared.nodes}
     for device in asked:
         taken = len(names) - sum(node in names and where == device for node, where in rows)
@@ -201,7 +238,7 @@ def _division(
         note(text)
     if not short:
         _subgraphs(network, nodes)
-        _launches(network, launches)
+        _launches(network, launches or reasons, reasons)
 
 
 def _say_why(network: OptimizedNetwork, names: list[str]) -> None:
@@ -240,11 +277,12 @@ def _subgraphs(network: OptimizedNetwork, nodes: bool) -> None:
                 line(f"  {node}")
 
 
-def _launches(network: OptimizedNetwork, each: bool) -> None:
-    """Print what the device of each part launches: how much, or every node with its launches."""
+def _launches(network: OptimizedNetwork, each: bool, choices: bool) -> None:
+    """Print what the device of each part launches: how much, or every node with its launches, and why these."""
     for part in network.parts:
         if part.listing is not None:
-            head, *rest = str(part.listing).splitlines()
+            reasons = part.lowered.decisions if choices and part.lowered is not None else {}
+            head, *rest = part.listing.text(reasons).splitlines()
             line(f"{part.graph.name} on {part.device}: {head}", "bold")
             for text in rest if each else ():
                 line(text)

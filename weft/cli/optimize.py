@@ -23,7 +23,7 @@ from weft.cli.options import (
     StrictOption,
     WinogradOption,
 )
-from weft.cli.targets import device_orders, parse_backend_options, parse_hints, parse_limits, parse_shapes
+from weft.cli.parsing import device_orders, parse_backend_options, parse_hints, parse_limits, parse_shapes
 from weft.core.contract.backend import Precision
 from weft.core.graph.graph import bind
 from weft.core.graph.layout import Shape

@@ -22,8 +22,8 @@ DeviceOption = Annotated[
     typer.Option(
         "--device",
         "-d",
-        help='Devices, one after the other with commas: "vulkan,cpu". "vulkan+opencl" is one run in which OpenCL takes '
-        'what Vulkan does not. "all" is every device found.',
+        help='Devices to run on in turn, with commas: "vulkan,cpu". "vulkan+opencl" is one run, in which OpenCL takes '
+        'the nodes that Vulkan refuses. "all" is every device found.',
     ),
 ]
 
@@ -90,15 +90,15 @@ OutputOption = Annotated[
 ]
 StrictOption = Annotated[
     bool,
-    typer.Option("--strict", help="Refuse a network that a device does not run whole; else the CPU helps."),
+    typer.Option("--strict", help="Refuse a network that a device cannot run whole; else the CPU takes the rest."),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, with all that is known.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print everything that is known, as JSON.")]
 
 IterationsOption = Annotated[int, typer.Option(min=1, help="Runs that are timed.")]
-WarmupOption = Annotated[int, typer.Option(min=0, help="Runs before those.")]
+WarmupOption = Annotated[int, typer.Option(min=0, help="Runs before the timed ones.")]
 
 TopOption = Annotated[
-    int | None, typer.Option(min=1, help="Show so many of the best classes of each output.")
+    int | None, typer.Option(min=1, help="Show this many of the best classes of each output.")
 ]
 LabelsOption = Annotated[
     Path | None, typer.Option(help="Names of the classes, one a line: `name` or `7,name`.")
@@ -107,8 +107,8 @@ SoftmaxOption = Annotated[
     bool, typer.Option("--softmax", help="Turn scores into probabilities to show them.")
 ]
 
-MeanOption = Annotated[str, typer.Option(help="Of pictures: what is subtracted from the channels, 0..255.")]
+MeanOption = Annotated[str, typer.Option(help="For pictures: what is subtracted from the channels, 0..255.")]
 ScaleOption = Annotated[
-    str, typer.Option(help="Of pictures: what they are multiplied by then; 1/128 will do.")
+    str, typer.Option(help="For pictures: the factor after --mean, such as 1/128.")
 ]
-BgrOption = Annotated[bool, typer.Option("--bgr", help="Of pictures: blue first, as OpenCV has them.")]
+BgrOption = Annotated[bool, typer.Option("--bgr", help="For pictures: blue first, as in OpenCV.")]

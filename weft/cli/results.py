@@ -12,7 +12,7 @@ import numpy as np
 
 from weft.cli.console import line
 from weft.cli.difference import not_finite
-from weft.cli.targets import parse_pairs
+from weft.cli.parsing import parse_pairs
 from weft.core.graph.layout import Array
 from weft.errors import ConfigError, InputError
 
@@ -78,7 +78,7 @@ def summary(name: str, output: Array) -> str:
 
 
 def precision_notes(device: str, precision: str, notes: Sequence[str]) -> list[str]:
-    """Return what of a report's notes is about precision, each behind the device and the precision of the run."""
+    """Return a report's notes on precision, each behind the device and the precision of the run."""
     own = f"{device.removesuffix(':0')}: "
     return [f"{device}, {precision}: {n.removeprefix(own)}" for n in notes if "precision" in n or "float16" in n]
 
@@ -92,7 +92,7 @@ class Writer:
 
     @classmethod
     def parse(cls, given: Sequence[str] | None, runs: int) -> Writer:
-        """Return the writer for the `--output` arguments of a command that makes so many runs."""
+        """Return the writer for the `--output` arguments of a command that makes `runs` runs."""
         named = [text for text in given or () if "=" in text]
         folders = [text for text in given or () if "=" not in text]
         if len(folders) > 1:
@@ -106,7 +106,7 @@ class Writer:
         return cls(Path(folders[0]) if folders else None, parse_pairs(named, "--output", "y=out.npy"))
 
     def prepare(self, names: Sequence[str]) -> None:
-        """Make the folders for outputs of these names; InputError if there is something that cannot be written."""
+        """Make the folders for outputs of these names; InputError if one cannot be written."""
         unknown = [name for name in self.files if name not in names]
         if unknown:
             raise InputError(

@@ -6,54 +6,24 @@ memory; the share is the longer of these two times over the time that it took.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from weft.core.contract.backend import Precision
 from weft.core.contract.profile import Event, Work
+from weft.kernels.device_model import Peaks
 
 
-@dataclass(frozen=True)
-class Peaks:
-    """What a device can do in a second, as its datasheet says."""
-
-    fp32: float
-    fp16: float
-    """Products of fp16 on matrix units, summed in fp32, without sparsity."""
-    bandwidth: float
-
-    def flops(self, precision: Precision) -> float:
-        """Return the operations; what reaches the accuracy of fp32 on matrix units may do more than fp32's."""
-        return self.fp16 if precision is Precision.LOW else self.fp32
-
-    def seconds(self, flops: float, nbytes: float, precision: Precision) -> float:
-        """Return the least time that so much work takes."""
-        return max(flops / self.flops(precision), nbytes / self.bandwidth)
-
-
-DATASHEET = {
-    "H200": Peaks(67e12, 989e12, 4.8e12),
-    "H100 PCIe": Peaks(51e12, 756e12, 2.0e12),
-    "H100 80GB HBM3": Peaks(67e12, 989e12, 3.35e12),
-    "A100.*40GB": Peaks(19.5e12, 312e12, 1.555e12),
-    "A100": Peaks(19.5e12, 312e12, 2.0e12),
-    "RTX 4090(?! Laptop)": Peaks(82.6e12, 165e12, 1.008e12),
-}
-"""By what stands in the device's name, as whole words; the first that fits counts. Not measured: clocks may differ."""
-
-
-def peaks_of(name: str) -> Peaks | None:
-    """Return the peaks of a device by its name, or None if it is not in the table."""
-    return next((p for words, p in DATASHEET.items() if re.search(rf"\b{words}\b", name)), None)
+def least_seconds(peaks: Peaks, flops: float, nbytes: float, precision: Precision) -> float:
+    """Return the least time that this work takes; fp32 split over matrix units (NORMAL) may take less."""
+    return max(flops / (peaks.fp16 if precision is Precision.LOW else peaks.fp32), nbytes / peaks.bandwidth)
 
 
 def analysed(events: Sequence[Event], peaks: dict[str, Peaks], precision: Precision) -> list[dict[str, Any]]:
     """Return each event, with the work of its node, the rates, and the share where the device's peaks are known.
 
-    A node may be several launches: the longest has its work, and the rates that follow from the time of all of them.
+    Of several launches of a node, the longest gets the node's work, and the rates over the time of all of them.
     """
     nodes: dict[tuple[str, str], list[Event]] = defaultdict(list)
     for e in events:
@@ -76,7 +46,7 @@ def _rates(work: Work, took: float, peaks: Peaks | None, precision: Precision) -
     rates: dict[str, Any] = {"flops": work.flops, "bytes": work.nbytes}
     if took > 0:
         rates |= {"node_us": took * 1e6, "flops_per_s": work.flops / took, "bytes_per_s": work.nbytes / took}
-        rates["share"] = peaks.seconds(work.flops, work.nbytes, precision) / took if peaks else None
+        rates["share"] = least_seconds(peaks, work.flops, work.nbytes, precision) / took if peaks else None
     return rates
 
 

@@ -35,8 +35,7 @@ from weft.cli.options import (
     WarmupOption,
     WinogradOption,
 )
-from weft.cli.results import Ranking, Writer, file_name, summary
-from weft.cli.targets import (
+from weft.cli.parsing import (
     device_orders,
     parse_backend_options,
     parse_hints,
@@ -44,6 +43,7 @@ from weft.cli.targets import (
     parse_pairs,
     parse_shapes,
 )
+from weft.cli.results import Ranking, Writer, file_name, summary
 from weft.core.contract.backend import Precision
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Array
@@ -61,7 +61,7 @@ UNCHANGED: Mapping[str, Any] = {
     "winograd": True,
     "limits": Limits(),
 }
-"""What the options of a session are if none is given: but for backend options, a saved network takes no others."""
+"""The defaults of the session options that a saved network refuses; it takes backend options only."""
 
 
 def run(

@@ -11,13 +11,14 @@ import typer
 from weft import config
 from weft.backends.gpu.creator import GpuCreator
 from weft.backends.gpu.runtime import GpuRuntime
-from weft.backends.gpu.selftest import verdict_store as tests
+from weft.backends.gpu.selftest import verdict_store
 from weft.cli.console import line, plain, table, working
 from weft.cli.options import BackendOptionOption, BackendPathOption, JsonOption
-from weft.cli.targets import device_orders, parse_backend_options
+from weft.cli.parsing import device_orders, parse_backend_options
 from weft.core.contract.backend_options import Options, taken
 from weft.core.registry.backend_registry import registry
 from weft.errors import ConfigError
+from weft.kernels.verdict import told
 
 
 def selftest(
@@ -28,11 +29,11 @@ def selftest(
     backend_option: BackendOptionOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Test all kernels of GPU devices by value, whatever is known of them, and keep the verdicts.
+    """Test all kernels of GPU devices by value, even those tested before, and keep the verdicts.
 
-    A device is tested so when it is first used with a driver, in software only if WEFT_SELFTEST is child or process.
-    A family of kernels that is wrong is replaced by its fallback, or its nodes go to the next device. The exit
-    status is 1 if one is, or could not be tested.
+    Weft tests a device like this when it first uses it with a driver; a software device only if WEFT_SELFTEST is
+    child or process. A wrong family of kernels is replaced by its fallback, or its nodes go to the next device. The
+    exit status is 1 if a family is wrong or could not be tested.
     """
     if config.selftest() == "off":
         raise ConfigError("WEFT_SELFTEST=off leaves nothing to test", fix="unset it, or set it to child or process")
@@ -69,10 +70,10 @@ def _rows(device: str, runtime: GpuRuntime) -> list[dict[str, Any]]:
             "title": kind.title,
             "verdict": verdict.word,
             "why": verdict.why,
-            "told": tests.told(kind, verdict) if verdict.why else "",
+            "told": told(kind, verdict) if verdict.why else "",
             "seconds": round(verdict.seconds, 3),
         }
-        for kind, verdict in tests.examine(runtime, families=True, again=True)
+        for kind, verdict in verdict_store.examine(runtime, families=True, again=True)
     ]
     took = {"device": device, "name": info.name, "driver": info.driver, "kernels": "all", "title": "all kernels"}
     return [*rows, {**took, "verdict": "", "why": None, "told": "", "seconds": round(time.perf_counter() - begun, 3)}]

@@ -23,7 +23,7 @@ from weft.cli.options import (
     ModelArgument,
     OnlyShapeOption,
 )
-from weft.cli.targets import (
+from weft.cli.parsing import (
     device_orders,
     parse_backend_options,
     parse_limits,
@@ -38,7 +38,7 @@ from weft.loading import load
 
 if TYPE_CHECKING:
     from weft.backends.gpu.tuning.tuner import Tuned
-    from weft.backends.gpu.tuning.tuning_table import TuningTable
+    from weft.backends.gpu.tuning_tables.tuning_table import TuningTable
 
 NUMBERS = ("nodes", "default us", "best us", "gain")
 _TRIVIAL = re.compile(r"\b\w+=(?:0|1|False)(?:, |(?=\)))")
@@ -61,8 +61,8 @@ def tune(
     """Time the candidates of each kernel of a network on its devices, and keep the fastest that is right.
 
     Later loads on the same device and driver use the choices. Times are of one node on the device, by its
-    own clock; `gain` is how many times faster the choice is than the default. What the budget does not suffice
-    for is left to the next call, as is what an interrupt cuts off. The exit status is 1 if nothing can be kept.
+    own clock; `gain` is how many times faster the choice is than the default. What the budget or an interrupt
+    leaves undone is left to the next call. The exit status is 1 if nothing can be kept.
     """
     if output is not None:
         _check(output)
@@ -92,7 +92,7 @@ def tune(
 
 def _check(output: Path) -> None:
     """Raise ConfigError if a table cannot be added there: before the work, not after it."""
-    from weft.backends.gpu.tuning.tuning_table import read_tables
+    from weft.backends.gpu.tuning_tables.tuning_table import read_tables
 
     where, fix = f"--output {output}", "name another file"
     if not output.parent.is_dir():
@@ -117,7 +117,7 @@ def _tune(
 ) -> list[TuningTable]:
     """Tune for one device, print what was found, and return the tables of its GPUs."""
     from weft.backends.gpu.tuning.tuner import by_runtime, tune_pipelines
-    from weft.backends.gpu.tuning.tuning_table import write_tables
+    from weft.backends.gpu.tuning_tables.tuning_table import write_tables
 
     label = f"{'+'.join(names)}, {precision.value}"
     found: list[TuningTable] = []
@@ -170,7 +170,7 @@ def _give_up(what: str, why: str) -> NoReturn:
 
 def _check_cache() -> None:
     """Give up if nothing can be kept in the cache: before the work, not after it."""
-    from weft.backends.gpu.tuning.tuning_table import FOLDER
+    from weft.backends.gpu.tuning_tables.tuning_table import FOLDER
 
     what = "what `weft tune` finds could not be kept"
     if not config.cache_enabled():

@@ -1,10 +1,10 @@
-"""The conformance kit: hold any backend against the device contract.
+"""The conformance kit: check any backend against the device contract.
 
     report = weft.conformance.run("acme")
     assert report.ok, report
 
-The same on the command line is `weft conformance acme`, and with pytest, each check and each row a test of
-its own, `pytest --pyargs weft.conformance --weft-backend acme`.
+On the command line this is `weft conformance acme`, and with pytest, where each check and each row is a test,
+`pytest --pyargs weft.conformance --weft-backend acme`.
 """
 
 from __future__ import annotations

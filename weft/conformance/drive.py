@@ -1,4 +1,4 @@
-"""Drive a backend object by its callbacks alone, in the contract's order (M11), without a session."""
+"""Drives a backend object by its callbacks only, in the contract's order (M11), without a session."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Array, Layout, Shape
 from weft.core.graph.tensor import Tensor
 from weft.core.placement.assign import describe, described
-from weft.core.placement.lowering import lower_part
+from weft.core.placement.lower_network import lower_part
 from weft.core.placement.optimized_network import Part
 from weft.errors import BackendError
 
@@ -32,7 +32,7 @@ class NotCreated(Exception):
 
 
 def ask(backend: Backend, graph: Graph) -> object:
-    """Return the backend's first reason against the nodes of a graph, whatever that is; None if there is none."""
+    """Return the first answer of the backend's `why_not` that refuses a node of a graph; None if it takes all."""
     for node in graph.nodes:
         inputs, outputs = described(graph, node)
         reason: object = backend.why_not(inputs, outputs, node.op)
@@ -41,7 +41,7 @@ def ask(backend: Backend, graph: Graph) -> object:
     return None
 
 
-def place(backend: Backend, shape: Shape, storage: StorageType, dtype: DType = DType.FLOAT32,
+def acquired(backend: Backend, shape: Shape, storage: StorageType, dtype: DType = DType.FLOAT32,
           layout: Layout = Layout.NCHW, name: str = "t") -> Tensor:  # fmt: skip
     """Return a tensor for which the backend was asked for memory; BackendError if it answered no."""
     tensor = Tensor(name, shape, dtype, layout, backend=backend)
@@ -70,7 +70,7 @@ def read(backend: Backend, tensor: Tensor) -> Array:
 
 
 class Drive:
-    """A network on one backend object: made and sized on entry, freed on exit; the backend object is closed too.
+    """A network on one backend object: created and resized on entry; on exit it is freed, and the object closed.
 
     `imports` are tensors of other objects whose memory inputs use, by the names of the inputs.
     """
@@ -123,7 +123,7 @@ class Drive:
             self.tasks.append((node, execution))
 
     def _call(self, name: str, node: Node, do: Callable[[], Called]) -> Called:
-        """Call a callback about a node and return what it returns; subclasses look at what it leaves."""
+        """Call a callback about a node and return its answer; subclasses check what it changed."""
         return do()
 
     def _operands(self, node: Node) -> tuple[list[Tensor | None], list[Tensor]]:

@@ -1,4 +1,4 @@
-"""How much memory of Python and numpy is held after each round of something, as `tracemalloc` counts it."""
+"""How much memory of Python and numpy each round of something leaves behind, as `tracemalloc` counts it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 WINDOWS, ROUNDS, WARM_UP = 9, 6, 4
-"""What grows for good grows in every window of some rounds; a cache is full, or emptied, in one of them."""
+"""A leak grows in every window of `ROUNDS` rounds; a cache is full, or emptied, in one of the windows."""
 
 
 FRAMES = 4
@@ -20,7 +20,7 @@ NUMPY = str(Path(np.__file__).parent)
 
 
 def growth(do: Callable[[int], object], most: float) -> str:
-    """Return what a round adds to the memory that is held, if that is more than `most` bytes, and "" if not.
+    """Return what a round leaves behind if it is more than `most` bytes, else "".
 
     `do` is called with the number of the round. Memory of drivers is not counted.
     """
@@ -73,6 +73,6 @@ def _where(before: tracemalloc.Snapshot, after: tracemalloc.Snapshot) -> str:
     most = max(added, key=lambda d: d.size_diff, default=None)
     if most is None or most.size_diff <= 0:
         return "nowhere"
-    inner = list(reversed(most.traceback))  # numpy asks on behalf of who called it
+    inner = list(reversed(most.traceback))  # numpy allocates for its caller
     frame = next((f for f in inner if not f.filename.startswith(NUMPY)), inner[0])
     return f"{Path(frame.filename).name}:{frame.lineno}"

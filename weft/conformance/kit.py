@@ -1,4 +1,4 @@
-"""The kit itself: the list of checks, and what a check is given to hold a backend with."""
+"""The kit itself: the list of checks, and the tools that a check gets."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, infer_shapes
 from weft.core.graph.interpreter import outputs as expected
 from weft.core.graph.layout import Array
-from weft.core.registry.backend_registry import Choice
+from weft.core.registry.backend_registry import DeviceChoice
 from weft.core.session.session import Session
 from weft.errors import BackendError, ModelError, UnsupportedOps, WeftError
 
 
 @dataclass(frozen=True)
 class Check:
-    """A thing that every backend is held against; `look` gives what it found."""
+    """A check of every backend; `look` yields the findings."""
 
     name: str
     rows: str
@@ -49,7 +49,7 @@ Tried = ParamSpec("Tried")
 
 
 def check(name: str, rows: str, description: str) -> Callable[[Looks], Looks]:
-    """Put the decorated function on the list of checks."""
+    """Add the decorated function to the checks."""
 
     def register(look: Looks) -> Looks:
         assert name not in CHECKS, f"two checks are called {name}"
@@ -60,7 +60,7 @@ def check(name: str, rows: str, description: str) -> Callable[[Looks], Looks]:
 
 
 class Untried(Exception):
-    """A check needs what the backend refuses; the message says what, and why if that is known."""
+    """A check needs something that the backend refuses; the message says what, and why if it is known."""
 
 
 @dataclass
@@ -71,14 +71,14 @@ class Kit:
     and `wrong`.
     """
 
-    choice: Choice
+    choice: DeviceChoice
     precision: Precision = Precision.HIGH
     notes: dict[str, None] = field(default_factory=dict)
     stopped: str = ""
-    """Why no further check is made, if none is."""
+    """Why no further check is made; "" if checks go on."""
     _current: str = ""
     _witness: Watch | None = None
-    """Sees every callback during a check, to say which one an error came from."""
+    """Records every callback during a check, to tell which one an error came from."""
 
     @property
     def device(self) -> str:
@@ -87,7 +87,7 @@ class Kit:
 
     @property
     def config(self) -> BackendConfig:
-        """Return what every backend object is made with."""
+        """Return the configuration of every backend object."""
         return BackendConfig(precision=self.precision)
 
     def begin(self, check: str) -> None:
@@ -109,7 +109,7 @@ class Kit:
         return Finding(self._current, subject, Verdict.WRONG, message)
 
     def refused(self, subject: str, reason: object) -> Finding:
-        """Return the finding that something is refused; without a sentence that says why, that is a fault."""
+        """Return the finding that something is refused; it is a fault if no sentence says why."""
         if is_sentence(reason):
             return Finding(self._current, subject, Verdict.REFUSED, str(reason))
         return Finding(self._current, subject, Verdict.NO_REASON, f"the reason is {reason!r}")
@@ -138,7 +138,7 @@ class Kit:
     def raised(self, subject: str, e: BaseException) -> Finding:
         """Return the finding on an exception: a refusal if it is one, by its kind; else something is wrong.
 
-        A SystemExit or GeneratorExit is wrong too: only an interrupt, or what a signal's handler raises, ends the kit.
+        A SystemExit or GeneratorExit is wrong too: only an interrupt, or what a signal handler raises, ends the kit.
         """
         if isinstance(e, Untried):
             return self.refused(subject, str(e))
@@ -162,7 +162,7 @@ class Kit:
         return f"{text}; before it, {latest}" if latest and not isinstance(first, WeftError) else text
 
     def reason_of(self, e: UnsupportedOps) -> str:
-        """Return the backend's own reason out of a refusal of nodes."""
+        """Return the backend's own reason from a refusal of nodes."""
         reasons = []
         for problem in e.problems:
             _, _, mine = problem.partition(f"{self.device}: ")
@@ -185,18 +185,18 @@ class Kit:
             backend.close()
 
     def watch(self, before: Callable[[Call], None] | None = None) -> Watch:
-        """Return what records the callbacks of the backend objects that are made while it is entered."""
+        """Return a recorder of the callbacks of all backend objects that are made while it is entered."""
         return Watch(self.choice.creator, before)
 
     def load(self, graph: Graph, memory: MemoryMode = MemoryMode.NORMAL, fallback: str = "error") -> Session:
-        """Return a session on this device, alone unless the CPU may do what it refuses."""
+        """Return a session on this device alone, unless the CPU may take what it refuses."""
         own = {self.choice.creator.id: self.choice.given}
         return loading.load(
             graph, self.device, precision=self.precision, memory=memory, fallback=fallback, backend_options=own
         )
 
     def look(self, check: Check) -> list[Finding]:
-        """Do a check; what it raises is a finding too, unless it is the program's, and ends it."""
+        """Do a check; its exceptions are findings too, except those that are meant to end the program."""
         self.begin(check.name)
         if self.stopped:
             return [self.nothing("the check itself", f"it was not made: {self.stopped}")]
@@ -204,7 +204,7 @@ class Kit:
         before, witness = self._witness, Watch(self.choice.creator, record=False)
         self._witness = witness
         with witness, heard(self._heard), warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # numpy's, of numbers that are meant to overflow
+            warnings.simplefilter("ignore", RuntimeWarning)  # numpy warns of numbers that are meant to overflow
             try:
                 found.extend(check.look(self))
             except BaseException as e:
@@ -258,16 +258,16 @@ class Kit:
         except BaseException as e:
             if ends_program(e):
                 raise
-            return True  # It took it and failed; the checks that use it will say so.
+            return True  # the backend took the op and failed; the checks that use the op report it
         return False
 
     def compare(self, graph: Graph, feeds: dict[str, Array], actual: Sequence[Array]) -> str:
-        """Return how outputs of a network differ from what its ops' references give, "" if they do not."""
+        """Return how outputs differ from those of the ops' references, "" if they do not."""
         wanted = expected(graph, feeds)
         return difference(actual, wanted, [self.bounds(len(graph.nodes))] * len(wanted))
 
     def bounds(self, nodes: int) -> tuple[float, float]:
-        """Return (rtol, atol) for what so many nodes of float32, one after the other, compute."""
+        """Return (rtol, atol) for the outputs of this many nodes of float32 in a row."""
         dtype = DType.FLOAT16 if self.precision is Precision.LOW else DType.FLOAT32
         rtol, atol = tolerance(dtype, "reduction")
         return rtol * (nodes + 1), atol * (nodes + 1)

@@ -1,4 +1,4 @@
-"""Small networks made of whatever ops a backend takes, and what they must compute."""
+"""Small networks made of whatever ops a backend takes, and the comparison of their outputs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import weft.ops  # noqa: F401  (registers the ops)
+from weft.conformance.cases.table import comparable
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Array, Shape
@@ -15,7 +16,7 @@ from weft.core.graph.op import Op, find_op
 from weft.core.graph.tensor import TensorSpec
 
 FORMS: tuple[Shape, ...] = ((2, 6, 5, 5), (2, 6), (2, 6, 5))
-"""The shapes that networks are tried with, the first that the backend takes ops of."""
+"""The input shapes that networks are tried with, in order, until the backend takes ops of one."""
 
 
 def make_op(kind: str, **attributes: object) -> Op:
@@ -26,7 +27,7 @@ def make_op(kind: str, **attributes: object) -> Op:
 
 
 class Net:
-    """Collects the nodes of a graph whose input "x" has the sizes of a form, the first of them "N" if asked."""
+    """Builds a graph whose input "x" has the shape `form`, with "N" as its first size if `open_batch`."""
 
     def __init__(self, form: Shape, *, open_batch: bool = False) -> None:
         self.form = form
@@ -94,7 +95,7 @@ STEPS: dict[str, Step] = {
     "Exp": _unary("Exp"),
     "Max of a constant": _with_constant("Max"),
 }
-"""What networks are made of, those first that are neither idempotent nor fused with one another."""
+"""What networks are made of. Those that are neither idempotent nor fused with one another come first."""
 
 MOST_STEPS = 5
 JOINS = ("Add", "Sub", "Mul", "Max")
@@ -102,14 +103,14 @@ JOINS = ("Add", "Sub", "Mul", "Max")
 
 @dataclass(frozen=True)
 class Blocks:
-    """The steps that a backend takes at one form, and the op with which it joins two values, "" if it has none."""
+    """The steps that a backend takes at one shape, and the op that joins two values, "" if it takes none."""
 
     form: Shape
     steps: tuple[Step, ...]
     join: str = ""
 
     def chain(self, count: int = 4, *, open_batch: bool = False) -> Graph:
-        """Return a network of some steps, one after the other, each with another order of steps before it."""
+        """Return a chain of steps, of which each follows another order of steps."""
         net = Net(self.form, open_batch=open_batch)
         value = "x"
         for k in range(count):
@@ -150,13 +151,13 @@ class Blocks:
 def difference(
     actual: Sequence[Array], wanted: Sequence[Array], tolerances: Sequence[tuple[float, float]]
 ) -> str:
-    """Return how arrays differ, in a sentence, or "" where each is within its (rtol, atol)."""
+    """Return how arrays differ, as a sentence; "" if each is within its (rtol, atol)."""
     if len(actual) != len(wanted):
         return f"{len(actual)} outputs came instead of {len(wanted)}"
     for k, (mine, theirs, (rtol, atol)) in enumerate(zip(actual, wanted, tolerances, strict=True)):
         if mine.shape != theirs.shape:
             return f"output {k} has shape {mine.shape} instead of {theirs.shape}"
-        near = np.isclose(mine, theirs.astype(mine.dtype), rtol, atol, equal_nan=mine.dtype.kind == "f")
+        near = np.isclose(comparable(mine), comparable(theirs.astype(mine.dtype)), rtol, atol, equal_nan=True)
         if not near.all():
             where = tuple(int(i) for i in np.argwhere(~near)[0])
             return (

@@ -17,7 +17,7 @@ class Verdict(Enum):
     NO_REASON = "no reason"
     """It was refused, and nothing says why."""
     NOTHING = "nothing to run"
-    """It is about something else than this backend, rewrites left nothing to do, or the kit had been stopped."""
+    """It is not about this backend, rewrites left nothing to do, or the kit had been stopped."""
 
     @property
     def is_bad(self) -> bool:
@@ -27,7 +27,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was tried: by which check, on what (a row, a node, a pair of layouts), and what came of it."""
+    """One thing that was tried: the check, its subject (a row, a node, a pair of layouts), and the verdict."""
 
     check: str
     subject: str
@@ -46,7 +46,7 @@ class ConformanceReport:
     precision: str
     findings: tuple[Finding, ...]
     notes: tuple[str, ...] = ()
-    """What is allowed and worth knowing: refusals that came only after the question, options not granted."""
+    """What is allowed and worth knowing: refusals that came after `why_not` agreed, options not granted."""
 
     @property
     def ok(self) -> bool:
@@ -55,12 +55,12 @@ class ConformanceReport:
 
     @property
     def wrong(self) -> tuple[Finding, ...]:
-        """Return the findings in which the backend did something else than its contract says."""
+        """Return the findings in which the backend broke its contract."""
         return tuple(f for f in self.findings if f.verdict is Verdict.WRONG)
 
     @property
     def without_reason(self) -> tuple[Finding, ...]:
-        """Return the refusals that say nothing."""
+        """Return the refusals without a reason."""
         return tuple(f for f in self.findings if f.verdict is Verdict.NO_REASON)
 
     def counts(self, check: str = "") -> Mapping[Verdict, int]:
@@ -94,5 +94,5 @@ class ConformanceReport:
 
 
 def is_sentence(reason: object) -> bool:
-    """Tell whether a reason says something: a text of at least two words."""
+    """Tell whether a reason is a text of at least two words."""
     return isinstance(reason, str) and len(reason.split()) > 1

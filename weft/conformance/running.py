@@ -1,4 +1,4 @@
-"""`weft.conformance.run`: hold a backend against the contract and return the report."""
+"""`weft.conformance.run`: check a backend against the contract and return the report."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def open_kit(
     (choice,) = registry.choose(name)
     choice = choice.with_options(registry.take_options(backend_options).get(choice.creator.id, {}))
     kit = Kit(choice, wanted)
-    if not isinstance(choice.creator, NativeCreator):  # makes no notes; the kit opens its device in a child first
+    if not isinstance(choice.creator, NativeCreator):  # has no notes, and the kit opens its device in a child first
         _take_notes(kit)
     return kit
 
 
 def _take_notes(kit: Kit) -> None:
-    """Take over what the backend remarks on its configuration; what is wrong with that, `creator` says."""
+    """Take over the backend's notes on its configuration; the check `creator` reports what is wrong with them."""
     try:
         with kit.opened() as backend:
             notes: object = backend.notes()
@@ -56,7 +56,7 @@ def select(only: str | Sequence[str] = ()) -> tuple[list[Check], list[Case]]:
     """Return the checks and the rows of the op table that the words name; all of them without a word.
 
     A word is the name of a check, an op ("Softmax": its rows), or a part of a row's id; several may be joined
-    by commas. ConfigError names the words that fit nothing.
+    by commas. ConfigError names the words that match nothing.
     """
     rows = table.all_rows()
     words = [w for given in ([only] if isinstance(only, str) else only) for w in _split(given, rows)]
@@ -102,7 +102,7 @@ def run(
 ) -> ConformanceReport:
     """Return what the kit finds on a device, with some checks and rows (see `select`) or all.
 
-    `rows` are looked at besides: those of a vendor's own ops, made with `weft.conformance.case`. `progress` is
+    `rows` are extra rows, of a vendor's own ops, made with `weft.conformance.case`. `progress` is
     called with the number of checks and rows that are done, and of all. `backend_options` are those of `weft.load`.
     """
     checks, chosen = select(only)

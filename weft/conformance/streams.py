@@ -12,13 +12,13 @@ Hears = Callable[[str, str], None]
 
 
 class _Heard:
-    """A stream that passes everything on, and tells of what is written."""
+    """A stream that passes everything on, and reports what is written."""
 
     def __init__(self, stream: Any, name: str, hears: Hears) -> None:
         self._stream, self._name, self._hears = stream, name, hears
 
     def write(self, text: str) -> Any:
-        """Tell, and write."""
+        """Report the text, and write it."""
         self._hears(self._name, text)
         return self._stream.write(text)
 
@@ -28,7 +28,7 @@ class _Heard:
 
 @contextmanager
 def heard(hears: Hears) -> Iterator[None]:
-    """Tell of what Python code writes to `sys.stdout` and `sys.stderr` while the block runs."""
+    """Report what Python code writes to `sys.stdout` and `sys.stderr` while the block runs."""
     before = sys.stdout, sys.stderr
     given = _Heard(before[0], "stdout", hears), _Heard(before[1], "stderr", hears)
     streams: Any = sys
@@ -36,7 +36,7 @@ def heard(hears: Hears) -> Iterator[None]:
     try:
         yield
     finally:
-        if sys.stdout is given[0]:  # what others put there stays
+        if sys.stdout is given[0]:  # a stream that somebody else put there stays
             sys.stdout = before[0]
         if sys.stderr is given[1]:
             sys.stderr = before[1]

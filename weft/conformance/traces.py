@@ -1,4 +1,4 @@
-"""What callbacks must leave as it is: the op of a node, and the tensors that it is shown."""
+"""What callbacks must not change: the op of a node, and the tensors that they are shown."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Traces = dict[str, object]
 
 
 def traces(node: Node, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], *, memory: bool = True) -> Traces:
-    """Return what must not change about a node and its tensors, by what it is called in a message.
+    """Return what must not change about a node and its tensors, by its name in messages.
 
-    `memory` covers where the tensors lie, which a resize may decide.
+    `memory` adds the tensors' memory, which a resize may set.
     """
     found: Traces = {f"{k} of the op": _frozen(v) for k, v in node.op.attributes().items()}
     found["the type of the op"] = node.op.type
@@ -35,7 +35,7 @@ def _tensor(t: Tensor, memory: bool) -> Traces:
 
 
 def _frozen(value: object) -> object:
-    """Return the value of an attribute so that it can be compared later; an object of its own class is told by id."""
+    """Return the value of an attribute in a form to compare later; objects of other classes are compared by id."""
     if isinstance(value, (list, tuple)):
         return type(value).__name__, tuple(_frozen(v) for v in value)
     return value if isinstance(value, (bool, int, float, str, bytes)) else id(value)

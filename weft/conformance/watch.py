@@ -1,4 +1,4 @@
-"""See what happens to the backends of a creator: every callback, every object, without changing what they do."""
+"""Records what happens to the backends of a creator, every callback and object, without changing what they do."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ CALLBACKS = (
 )  # fmt: skip
 OF_EXECUTIONS = ("onResize", "onExecute", "close")
 CLEANING = frozenset({"onReleaseBuffer", "onClearBuffer", "onWaitFinish", "close", "Execution.close"})
-"""Callbacks that come after an error, too."""
+"""Callbacks that also come after an error."""
 RAISED_BY = "raised_by_callback"
-"""The attribute of an exception that says which callback it came out of."""
+"""The attribute of an exception that names the callback that raised it."""
 ABOUT_NODES = ("onCreate", "why_not")
 """Callbacks whose second argument is the outputs of a node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A callback: of which backend object, its name, the tensor or node it is about, and within which other."""
+    """A callback: the index of its backend object, its name, its tensor or node, and the callback that it came from."""
 
     backend: int
     name: str
@@ -49,8 +49,8 @@ class Call:
 class Watch:
     """Records the callbacks of all backends that a creator makes while the block runs.
 
-    `before` is called with each callback before it happens, in its place: what it raises is raised there.
-    Objects are held by weak references only. One that does not `record` keeps nothing but `latest`.
+    `before` is called with each callback before it happens; its exceptions are raised as the callback's. Objects
+    are held by weak references only. Without `record`, only `latest` is kept.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Watch:
 
     @property
     def latest(self) -> str:
-        """Return what the last callback of this thread returned, those that free aside; "" if there was none."""
+        """Return what this thread's last callback returned, not counting those that free; "" if there was none."""
         ended: str = getattr(self._local, "ended", "")
         return ended
 
@@ -108,7 +108,7 @@ class Watch:
 
     def _watched(self, backend: Backend) -> Backend:
         if not isinstance(backend, Backend):
-            return backend  # for whoever asked to complain about
+            return backend  # the caller reports it
         index = len(self.backends)
         if self.record:
             self.backends.append(weakref.ref(backend))
@@ -130,7 +130,7 @@ class Watch:
     def _created(self, index: int, what: str, execution: Execution | None) -> Execution | None:
         if execution is None and self.record:
             self.declined.append(what)
-        elif isinstance(execution, Execution) and self._mark not in vars(execution):  # one may serve several nodes
+        elif isinstance(execution, Execution) and self._mark not in vars(execution):  # it may serve several nodes
             vars(execution)[self._mark] = True
             if self.record:
                 self.executions.append(weakref.ref(execution))
@@ -171,7 +171,7 @@ def _node(args: tuple[Any, ...]) -> str:
 
 
 def _brief(result: object) -> str:
-    """Return what was returned, or its type: no object is held on to."""
+    """Return the answer as text, or its type, so that no object is kept."""
     if result is None or isinstance(result, (bool, int, float)):
         return repr(result)
     return repr(result[:60]) if isinstance(result, str) else f"a {type(result).__name__}"

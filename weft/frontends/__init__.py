@@ -1,4 +1,4 @@
-"""What makes graphs of models: ONNX files, networks built by hand, and how both are announced to the registry."""
+"""The front ends that Weft brings: ONNX files and networks built by hand become graphs, saved networks are loaded."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from weft.core.placement.optimized_network import OptimizedNetwork
 from weft.core.registry.front_ends import FrontEnd, ReadOptions
 
 SAVED = ".weft"
-"""How the name of a saved optimised network ends."""
+"""The suffix of a saved optimised network."""
 
-# Each imports what it needs when it is first used: onnx takes longer to import than all of Weft.
+# Each imports what it needs when it is first used, because onnx takes longer to import than all of Weft.
 
 
 def _read_onnx(model: Any, options: ReadOptions) -> Graph:
@@ -43,7 +43,7 @@ def _register_ops() -> None:
 
 
 PROTO = ("onnx.onnx_ml_pb2.ModelProto", "onnx.onnx_pb2.ModelProto", "onnx.ModelProto")
-"""What onnx calls the class of a parsed model, in its module of one version or another."""
+"""The full names of onnx's class of a parsed model, whose module depends on onnx's version."""
 
 FRONT_ENDS = (
     FrontEnd("ONNX", _read_onnx, (".onnx", ""), (bytes, bytearray, memoryview, *PROTO)),

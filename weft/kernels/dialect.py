@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from weft.core.graph.dtypes import DType
+from weft.kernels.formats import INDICES, functions
 from weft.kernels.source import Arg, ConstantKind
 
 
@@ -52,6 +53,27 @@ class KernelParts:
     """Functions beside the kernel, for templates written for one language."""
 
 
+def is_word_pair(dtype: DType) -> bool:
+    """Tell whether elements are integers of 64 bits, which kernels take as two words."""
+    return dtype in (DType.INT64, DType.UINT64)
+
+
+def cut_to_bits(dtype: DType, value: str, convert: str = "") -> str:
+    """Return what is stored of a number in an integer type; below eight bits, that is the lowest bits of an i32.
+
+    `convert` is the function that makes the number an i32 first, where it may be an f32.
+    """
+    return f"{convert}({value}) & {(1 << dtype.bits) - 1}" if dtype.is_integer and dtype.bits < 8 else value
+
+
+def extended(dtype: DType, value: str) -> str:
+    """Return the i32 expression of an element that was stored by `cut_to_bits`."""
+    if not dtype.is_integer or dtype.bits >= 8:
+        return value
+    sign, mask = 1 << dtype.bits - 1, (1 << dtype.bits) - 1
+    return f"((({value}) & {mask} ^ {sign}) - {sign})" if dtype.is_signed else f"(({value}) & {mask})"
+
+
 class Dialect(ABC):
     """Writes the parts of a kernel in one language."""
 
@@ -62,6 +84,26 @@ class Dialect(ABC):
     exchange_extensions: ClassVar[tuple[str, ...]] = ()
     """Compiler extensions that `EXCHANGE(v, mask)` of the prelude requires. It returns the f32 `v` of the item whose
     number differs in the bits of `mask`. Only kernels for devices with `DeviceCaps.shuffles` use it."""
+
+    reinterprets: ClassVar[tuple[str, str, str]] = ("", "", "")
+    """The bits of the f32 `v` as `uint`, the f32 of which `v` are the bits, and the number `v` as `uint`."""
+
+    def formats(self, parts: KernelParts) -> str:
+        """Return the functions for element types that the language lacks, and what gives the bits of floats.
+
+        "" if no argument is of such a type and the body asks for no bits. Before them come the functions of indices,
+        if the body calls one.
+        """
+        indices = INDICES if any(name in parts.body for name in ("index_of_", "_place(", "place_inside(")) else ""
+        return indices + self._formats(parts)
+
+    def _formats(self, parts: KernelParts) -> str:
+        text = functions(a.dtype for a in parts.args if not a.raw_bytes)
+        names = ("BITS_OF", "FLOAT_OF", "TO_U32")
+        if not text and not any(f"{name}(" in parts.body for name in names):
+            return ""
+        macros = (f"#define {name}(v) {form}\n" for name, form in zip(names, self.reinterprets, strict=True))
+        return "".join(macros) + text
 
     def prelude_text(self) -> str | None:
         """Return the prelude's definitions, for a dialect without a prelude file; None: read the file `prelude`."""
@@ -110,13 +152,23 @@ class Dialect(ABC):
 
     def load_high(self, arg: Arg, index: str) -> str:
         """Return the upper 32 bits of element `index` of an integer argument, widened to 64 bits, as i32."""
-        if arg.dtype is DType.INT64:
+        if arg.raw_bytes == 8:
+            return f"TO_I32({arg.name}[{index}].y)"
+        if is_word_pair(arg.dtype):
             return f"TO_I32({arg.name}[{index}] >> 32)"
-        return "0" if arg.dtype in (DType.BOOL, DType.UINT8) else f"({self.load(arg, index)} < 0 ? -1 : 0)"
+        return f"({self.load(arg, index)} < 0 ? -1 : 0)" if arg.dtype.is_signed else "0"
+
+    def load_index(self, arg: Arg, index: str) -> str:
+        """Return element `index` as i32; a number beyond 32 bits becomes the nearest one within."""
+        if arg.dtype.is_float:
+            return f"index_of_float({self.load(arg, index)})"
+        if is_word_pair(arg.dtype) or arg.dtype is DType.UINT32:
+            return f"index_of_words({self.load(arg, index)}, {self.load_high(arg, index)})"
+        return self.load(arg, index)
 
     def store_pair(self, arg: Arg, index: str, low: str, high: str) -> str:
         """Return the statement that stores an integer given as two `uint`: its lower and its upper 32 bits."""
-        if arg.dtype is DType.INT64:
+        if is_word_pair(arg.dtype):
             return f"{arg.name}[{index}] = TO_I32({high}) * 4294967296 + {low};"
         return self.store(arg, index, f"TO_I32({low})")
 

@@ -15,22 +15,17 @@ from weft.core.graph.layout import Array, Layout, Shape
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.errors import BackendError
-from weft.kernels.algorithms import Decision, Offer, free_choice
+from weft.kernels.chooser import Candidate, Decision, Facts, TileT, one_algorithm
+from weft.kernels.device_model import MODELS, DeviceModel
 from weft.kernels.source import ArgKind
 
 Size3 = tuple[int, int, int]
-ChoiceT = TypeVar("ChoiceT")
-"""The type of the candidates between which tuning chooses."""
-
-
 PIECE = 8
-"""Halves that a kernel fetches at once where they lie side by side: 16 bytes."""
+"""Adjacent halves that a kernel fetches at once: 16 bytes."""
+LEAST_ITEMS, LEAST_LOCAL_MEMORY = 64, 16 << 10
+"""The least work-items and bytes of a work-group that a device must have: what the smallest tiles need."""
 SMALL_GROUP, LARGE_GROUP = 64, 256
 """Work-group sizes of a one-dimensional loop."""
-MANY_UNITS = 32
-"""Devices with at least this many compute units start small work-groups too slowly to stay busy."""
-TYPICAL_UNITS = 16
-"""Assumed number of compute units where the driver does not report it."""
 WARPGROUP_MEMORY = 227 << 10
 """Work-group memory that warpgroup kernels (`DeviceCaps.warpgroup_units`) may use, in bytes; drivers report 48 KiB."""
 SUM_PARTS = "sum_parts"
@@ -39,12 +34,25 @@ MAX_ELEMENTS = 1 << 31
 """A tensor must have fewer stored elements than this: kernels index with 32 bits."""
 
 
+def nested_rounds(*turns: int) -> int:
+    """Return the iterations of nested loops in all; each count is of one run of that loop."""
+    rounds = 0
+    for each in reversed(turns):
+        rounds = each * (1 + rounds)
+    return rounds
+
+
+def tree_items(caps: DeviceCaps, most: int = 64) -> int:
+    """Return the work-group size for a tree reduction: a power of two, at most `most`."""
+    return int(2 ** int(log2(min(most, caps.max_local_items))))
+
+
 def power_of_two(count: int) -> int:
     """Return the smallest power of two that is at least `count`."""
     return 1 << (max(count, 1) - 1).bit_length()
 
 
-class Placement(Enum):
+class WantedLayout(Enum):
     """The layout that an op wants for the activations it reads and writes.
 
     LINEAR: NCHW. CHANNELS: NC4HW4 or NHWC4, whichever the device prefers. EITHER: the layout of its inputs.
@@ -73,7 +81,7 @@ class DeviceCaps:
     max_buffers: int = 64
     """Most arguments of one kernel."""
     max_rounds: int = 0
-    """Loop iterations after which the driver silently ends a work-item; 0 if it has no such limit."""
+    """Rounds of all loops together after which the driver silently ends an item's loops; 0: it has no such limit."""
     subgroup: int = 0
     """Work-items of a subgroup if they are fewer or more than SUBGROUP; 0 if the other fields say enough."""
     fp16_storage: bool = False
@@ -97,9 +105,14 @@ class DeviceCaps:
     software: bool = False
 
     @property
+    def model(self) -> DeviceModel:
+        """Return the figures of this kind of device."""
+        return MODELS["software" if self.software else "gpu"]
+
+    @property
     def likely_units(self) -> int:
         """Return how many compute units to keep busy: a typical number where the driver does not report it."""
-        return self.compute_units if self.compute_units > 1 else TYPICAL_UNITS
+        return self.compute_units if self.compute_units > 1 else self.model.usual_units
 
 
 class KernelBuilder(ABC):
@@ -144,9 +157,9 @@ class KernelBuilder(ABC):
     ) -> Tensor:
         """Return a STATIC tensor with the logical array that `make` returns, stored in `layout`.
 
-        It is uploaded once for each `key`, in the type it has, and kept over resizes that ask for it. `spec` is the
-        shape and type of that array: with it `make` is called only where the array is uploaded, and without it
-        whenever launches are planned, so give it where `make` takes long.
+        It is uploaded once for each `key`, in its own type, and kept as long as resizes ask for it. `spec` is the shape
+        and type of that array. With it, `make` is called only for the upload; without it, whenever launches are
+        planned. So give it if `make` takes long.
         """
 
     @abstractmethod
@@ -160,25 +173,23 @@ class KernelBuilder(ABC):
         In NC4HW4 and NHWC4 it must start `first` channel blocks after the start of `outer`.
         """
 
-    def choose(self, decision: Decision) -> Offer:
-        """Return the offer that tuning found fastest for exactly this problem, else the decision's default.
+    def choose(self, decision: Decision) -> Candidate:
+        """Return the candidate that tuning found fastest for exactly this problem, else the decision's default.
 
         Launch what a choice decides before the next choice: tuning times those launches, and drops its answer when
         their source changes. Candidates that pack a constant differently must give it another key.
         """
-        return decision.offers[decision.default]
+        return decision.candidates[decision.default]
 
-    def pick(
-        self, family: str, problem: Mapping[str, int | str | bool], candidates: Sequence[ChoiceT], default: ChoiceT
-    ) -> ChoiceT:
-        """Return the candidate that tuning found fastest on this device for exactly this problem, else `default`.
+    def choose_tile(self, name: str, facts: Facts, tiles: Sequence[TileT], default: TileT) -> TileT:
+        """Return the tile that tuning found fastest on this device for exactly this problem, else `default`.
 
-        This is `choose` for an op with one algorithm. Candidates are frozen dataclasses; a table on disk names them by
-        their `repr`. `default` need not be among them. `problem` holds everything else that decides the launches,
-        except the element types and the fused steps.
+        This is `choose` for an op with one algorithm. Tiles are frozen dataclasses, which tables on disk name by their
+        `repr`; `default` need not be among them. `name` and `facts` decide the launches together with the tile, the
+        element types and the fused steps.
         """
-        chosen: ChoiceT = self.choose(free_choice(family, problem, candidates, default)).candidate.tile
-        return chosen
+        tile: TileT = self.choose(one_algorithm(name, facts, tiles, default)).tile
+        return tile
 
     def rows(self, tensor: Tensor) -> tuple[int, int] | None:
         """Return the row pitch and the first element of a packed tensor if its pixels are equally spaced rows.
@@ -192,7 +203,7 @@ class KernelBuilder(ABC):
         return False
 
     def reads_rows(self, output: Tensor) -> bool:
-        """Tell whether the operands of the node's fused steps lie at the output's places as `rows` says, too."""
+        """Tell whether the operands of the node's fused steps lie in memory like the output, as `rows` says."""
         return True
 
     def joins_channels(self, channels: int) -> bool:
@@ -204,12 +215,12 @@ class KernelBuilder(ABC):
 
     def tree_items(self, most: int = 64) -> int:
         """Return the work-group size for a tree reduction: a power of two, at most `most`."""
-        return int(2 ** int(log2(min(most, self.caps.max_local_items))))
+        return tree_items(self.caps, most)
 
     def for_items(self, total: int, per_item: int = 1) -> tuple[Size3, Size3]:
         """Return grid and local size of a one-dimensional loop over `total` elements."""
         caps, local = self.caps, min(SMALL_GROUP, self.caps.max_local_items)
-        if caps.compute_units >= MANY_UNITS and not caps.software:
+        if caps.compute_units >= caps.model.many_units and not caps.software:
             # A large GPU starts about one work-group per clock, so a few large groups beat many small ones.
             while local * 2 <= min(LARGE_GROUP, caps.max_local_items) and total >= 8 * local * caps.compute_units:
                 local *= 2
@@ -221,17 +232,21 @@ class KernelBuilder(ABC):
 class GpuOp(ABC):
     """How GPUs run one kind of op; register it with `@gpu_op(OpClass)`. One object serves all nodes."""
 
-    placement: Placement = Placement.LINEAR
+    wanted_layout: WantedLayout = WantedLayout.LINEAR
     packed_family: str = ""
-    """For placement EITHER: the family of its kernels in NC4HW4; where its test fails, the op runs in NCHW."""
+    """For the wanted layout EITHER: the family of its kernels in NC4HW4; where its test fails, the op runs in NCHW."""
     fuses_into_store: bool = True
     """The launches end in one store, to which an epilogue can be added."""
     moves_bits: bool = False
     """Elements are moved and never computed with, so any element type works."""
     splits_constants: bool = False
     """Constants larger than a kernel argument are passed in pieces."""
+    laid_inputs: int | None = None
+    """How many of the first inputs come in the wanted layout, the others in NCHW; None: all."""
     integers: frozenset[DType] = frozenset()
     """Integer types that its kernels load or store, as i32."""
+    floats: frozenset[DType] = frozenset()
+    """Float types beyond float32 and float16 that its kernels load or store, as f32."""
 
     def why_not(
         self, op: Any, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
@@ -239,8 +254,12 @@ class GpuOp(ABC):
         """Return why GPUs with these capabilities cannot run the node, as a sentence, or None."""
         return None
 
-    def rounds(self, op: Any, inputs: Sequence[Tensor | None]) -> int:
-        """Return about how often a work-item loops, rounded up; 0 if the input shapes do not decide it."""
+    def rounds(self, op: Any, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+        """Return the most iterations of all loops of a kernel that an item makes for its share of the outputs.
+
+        Count nested loops and all passes over a line; leave out loops of a few iterations.
+        A test holds it against the loops of each kernel.
+        """
         return 0
 
     def stores_wider(self, op: Any, inputs: Sequence[TensorSpec], output: TensorSpec) -> bool:
@@ -248,17 +267,21 @@ class GpuOp(ABC):
         return False
 
     def fits_channels(self, op: Any, inputs: Sequence[Shape | None], output: Shape) -> bool:
-        """Tell whether an op with placement EITHER can read and write NC4HW4 for these shapes."""
+        """Tell whether an op that wants EITHER can read and write NC4HW4 for these shapes."""
         return len(output) >= 3
 
     def reads_planar(
         self, op: Any, inputs: Sequence[TensorSpec | None], output: TensorSpec, caps: DeviceCaps, split_products: bool
     ) -> bool:
-        """Tell whether an op with placement CHANNELS prefers to read its first input as NCHW rather than packed.
+        """Tell whether an op that wants CHANNELS prefers to read its first input as NCHW rather than packed.
 
         It is asked if the input is NCHW and no other node reads it; `split_products` as in `KernelBuilder`.
         """
         return False
+
+    def is_laid(self, position: int) -> bool:
+        """Tell whether the input at that position comes in the wanted layout."""
+        return self.laid_inputs is None or position < self.laid_inputs
 
     @abstractmethod
     def launches(self, op: Any, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:

@@ -50,8 +50,8 @@ def parse(text: str) -> Evaluate:
         raise SizeError(f"{text!r} has characters that a size cannot have")
     parser = _Parser(text, [*tokens, ""])
     made = parser.choice()
-    if parser.ahead:
-        raise SizeError(f"{text!r} is no size: {parser.ahead!r} is out of place")
+    if parser.lookahead:
+        raise SizeError(f"{text!r} is no size: {parser.lookahead!r} is out of place")
     return made
 
 
@@ -84,12 +84,12 @@ class _Parser:
     depth: int = 0
 
     @property
-    def ahead(self) -> str:
+    def lookahead(self) -> str:
         return self.tokens[self.at]
 
     def take(self, *wanted: str) -> str:
         """Return the next token and advance; SizeError if it is none of those wanted."""
-        token = self.ahead
+        token = self.lookahead
         if wanted and token not in wanted:
             found = repr(token) if token else "its end"
             raise SizeError(f"{self.text!r} has {found} where {' or '.join(map(repr, wanted))} belongs")
@@ -102,7 +102,7 @@ class _Parser:
         if self.depth > DEEPEST:
             raise SizeError(f"{self.text!r} is nested more than {DEEPEST} deep")
         test = self.joined(0)
-        if self.ahead == "?":
+        if self.lookahead == "?":
             self.take()
             then = self.choice()
             self.take(":")
@@ -116,13 +116,13 @@ class _Parser:
         if rank == len(_RANKS):
             return self.operand()
         left = self.joined(rank + 1)
-        while self.ahead in _RANKS[rank]:
+        while self.lookahead in _RANKS[rank]:
             left = _applied(_RANKS[rank][self.take()], left, self.joined(rank + 1))
         return left
 
     def operand(self) -> Evaluate:
         """Parse a number, a name, a part in parentheses, or the negative of one of these."""
-        negative = self.ahead == "-"
+        negative = self.lookahead == "-"
         if negative:
             self.take()
         token = self.take()

@@ -7,7 +7,7 @@ backend tests each kind by value before it uses it. Register a kind beside the G
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ TOLERANCES = {Precision.LOW: 4e-3, Precision.NORMAL: 1e-5, Precision.HIGH: 1e-5}
 
 
 @dataclass(frozen=True, eq=False)
-class Case:
+class SelfTestCase:
     """A small graph with its inputs; the kernel's result must match that of the ops' references.
 
     Its outputs are those of the last node. Arrays have the stored types: float16 for precision LOW.
@@ -41,7 +41,7 @@ class Case:
     tolerance: float = 0.0
     """Relative to the largest value of the result; 0 for the precision's own."""
     prefer: str = ""
-    """How the text of the wanted candidate begins, where an op leaves a choice to tuning."""
+    """The beginning of the `repr` of the candidate to test, if the op leaves a choice to tuning."""
 
     @property
     def allowed(self) -> float:
@@ -56,7 +56,7 @@ def one_node(
     precision: Precision = Precision.LOW,
     tolerance: float = 0.0,
     prefer: str = "",
-) -> Case:
+) -> SelfTestCase:
     """Return the case for a single node.
 
     `inputs` are arrays, shapes to fill with noise of the precision's type, or None for a missing one;
@@ -72,7 +72,7 @@ def one_node(
     weights = {f"i{k}" for k in constants}
     outputs = tuple(f"y{k}" for k in range(len(_specs(op, inputs, arrays, weights))))
     node = Node("case", op, tuple("" if i is None else f"i{k}" for k, i in enumerate(inputs)), outputs)
-    return Case(
+    return SelfTestCase(
         f"{op.type} of {' with '.join(str(a.shape) for a in arrays.values())}",
         (node,),
         {name: a for name, a in arrays.items() if name not in weights},
@@ -92,7 +92,7 @@ def _specs(
     return op.infer(specs, [a if f"i{k}" in weights else None for k, a in enumerate(given)])
 
 
-def _no_cases() -> Sequence[Case]:
+def _no_cases() -> Sequence[SelfTestCase]:
     return ()
 
 
@@ -100,17 +100,17 @@ def _no_cases() -> Sequence[Case]:
 class SpecialKernel:
     """One kind of special kernels; `register_special` adds it.
 
-    A child process tests it; that process imports the module that defines `present`.
+    A child process tests it; that process imports the module that defines `claimed`.
     """
 
     name: str
     title: str
     """Its plural in a sentence: "convolutions on matrix units"."""
-    present: Callable[[DeviceCaps], bool]
+    claimed: Callable[[DeviceCaps], bool]
     """Whether the hardware claims to support it."""
-    disable: Callable[[DeviceCaps], DeviceCaps]
-    """Returns the device's capabilities without this kind."""
-    cases: Callable[[], Sequence[Case]] = _no_cases
+    withdraw: Callable[[DeviceCaps], DeviceCaps] | None = None
+    """Returns the capabilities without the one that it needs, if no other kind does; None: `without` gets its name."""
+    cases: Callable[[], Sequence[SelfTestCase]] = _no_cases
     """Cases for every path of the kernel, each as small as possible: even and uneven shapes, short and long sums."""
     template: str = ""
     """The template of its launches; if no case launches it, the test would prove nothing."""
@@ -122,7 +122,15 @@ class SpecialKernel:
     @property
     def module(self) -> str:
         """Return the module that registers it."""
-        return self.present.__module__
+        return self.claimed.__module__
+
+    def present(self, caps: DeviceCaps) -> bool:
+        """Tell whether a device with these capabilities has it."""
+        return self.name not in caps.without and self.claimed(caps)
+
+    def disable(self, caps: DeviceCaps) -> DeviceCaps:
+        """Return the device's capabilities without this kind."""
+        return self.withdraw(caps) if self.withdraw else replace(caps, without=caps.without | {self.name})
 
 
 def _as_it_is(caps: DeviceCaps) -> DeviceCaps:
@@ -149,12 +157,21 @@ class KernelFamily(SpecialKernel):
 
 
 _FAMILIES: dict[str, KernelFamily] = {}
+_SPECIAL: dict[str, SpecialKernel] = {}
+
+
+def _check_free(name: str) -> None:
+    """Raise BackendError if a family or a special kind has the name: it identifies both in `DeviceCaps.without`."""
+    for registered, what in ((_FAMILIES, "a family of kernels"), (_SPECIAL, "a kind of special kernels")):
+        if name in registered:
+            raise BackendError(
+                f"kernels {name!r} cannot be registered", why=f"{what} has that name", fix="choose another name"
+            )
 
 
 def register_family(family: KernelFamily) -> KernelFamily:
     """Add a family of kernels that Weft tests on every new GPU; BackendError if the name is taken."""
-    if family.name in _FAMILIES or family.name in _SPECIAL:
-        raise BackendError(f"kernels {family.name!r} are registered already", fix="choose another name")
+    _check_free(family.name)
     _FAMILIES[family.name] = family
     return family
 
@@ -175,20 +192,11 @@ def wrong_templates(caps: DeviceCaps) -> frozenset[str]:
     return frozenset(t for name in names if _FAMILIES[name].whole for t in _FAMILIES[name].templates)
 
 
-_SPECIAL: dict[str, SpecialKernel] = {}
-
-
 def register_special(kind: SpecialKernel) -> SpecialKernel:
     """Add a kind of kernels that Weft tests where a device claims the hardware; BackendError if the name is taken."""
-    if kind.name in _SPECIAL:
-        raise BackendError(f"special kernels {kind.name!r} are registered already", fix="choose another name")
+    _check_free(kind.name)
     _SPECIAL[kind.name] = kind
     return kind
-
-
-def forget_special(name: str) -> None:
-    """Undo `register_special`."""
-    _SPECIAL.pop(name, None)
 
 
 def special_kernels() -> list[SpecialKernel]:

@@ -36,10 +36,11 @@ Variant = tuple[tuple[str, str | int | bool | tuple[str, ...]], ...]
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """An operand of a stage: the running value, a constant, or another argument.
+    """An operand of a stage: the running value, an earlier one, a constant, or another argument.
 
-    kind: "value", "float" (a constant's name), "same" (an argument at the stored place), "channel" (an
-    argument with one element a channel), "trailing" (an argument repeated over the leading axes).
+    kind: "value", "earlier" (the variable that holds it), "float" (a constant's name), "same" (an argument at the
+    stored place), "channel" (an argument with one element a channel), "trailing" (an argument repeated over the leading
+    axes).
     """
 
     kind: str
@@ -104,13 +105,13 @@ class ArgWriter:
         lines = [f"const int _i = {index};", f"f32 _v = {value};"]
         for s, stage in enumerate(self._stages()):
             texts = [self._scalar_operand(o, s, lines) for o in stage.operands]
-            lines.append(f"_v = {stage.expr.format(*texts)};")
+            lines += [*self._kept("f32", s, "_v"), f"_v = {stage.expr.format(*texts)};"]
         return "{ " + " ".join([*lines, self._dialect.store(self.arg, "_i", "_v")]) + " }"
 
     def _scalar_operand(self, o: Operand, stage: int, lines: list[str]) -> str:
         if o.kind == "value":
             return "_v"
-        if o.kind == "float":
+        if o.kind in ("float", "earlier"):
             return o.name
         at = "_i" if o.kind == "same" else f"_i % {o.name}_SIZE"
         lines.append(f"const f32 _{o.name}{stage} = {self._writer.args[o.name].load(at)};")
@@ -131,6 +132,7 @@ class ArgWriter:
     def _add_vector_stages(self, lines: list[str], tag: str, v: str, c: str) -> None:
         for s, stage in enumerate(self._stages()):
             texts = [self._vector_operand(o, f"{s}{tag}", v, c, lines) for o in stage.operands]
+            lines += self._kept("f32x4", s, v)
             for lane in LANES:
                 parts = [t if o.kind == "float" else f"{t}.{lane}" for t, o in zip(texts, stage.operands, strict=True)]
                 lines.append(f"{v}.{lane} = {stage.expr.format(*parts)};")
@@ -154,6 +156,8 @@ class ArgWriter:
     def _vector_operand(self, o: Operand, stage: str, v: str, c: str, lines: list[str]) -> str:
         if o.kind == "value":
             return v
+        if o.kind == "earlier":
+            return o.name + v
         if o.kind == "float":
             return o.name
         operand = self._writer.args[o.name]
@@ -164,13 +168,20 @@ class ArgWriter:
         lines.append(f"const f32x4 _{o.name}_{stage} = {text};")
         return f"_{o.name}_{stage}"
 
+    def _kept(self, kind: str, stage: int, variable: str) -> list[str]:
+        """Return the line that keeps the running value before a stage, if a later one reads it."""
+        name = f"_before{stage}"
+        is_read = any(o.name == name for later in self._stages()[stage + 1 :] for o in later.operands)
+        tag = variable if kind == "f32x4" else ""
+        return [f"const {kind} {name}{tag} = {variable};"] if is_read else []
+
     def has_stages(self) -> bool:
         """Tell whether there is an epilogue."""
         return bool(self._stages())
 
     def operands(self) -> list[Operand]:
         """Return the arguments that the epilogue reads, each once, for templates that load them in another way."""
-        read = [o for stage in self._stages() for o in stage.operands if o.kind not in ("value", "float")]
+        read = [o for stage in self._stages() for o in stage.operands if o.kind in ("same", "channel", "trailing")]
         return list(dict.fromkeys(read))
 
     def finish1(self, value: str, loaded: Mapping[str, str]) -> str:
@@ -180,8 +191,9 @@ class ArgWriter:
         """
         lines = [f"f32 _v = {value};"]
         names = {"": "_v", **loaded}  # the running value has no name, a constant its own
-        for stage in self._stages():
-            lines.append(f"_v = {stage.expr.format(*(names.get(o.name, o.name) for o in stage.operands))};")
+        for s, stage in enumerate(self._stages()):
+            value = stage.expr.format(*(names.get(o.name, o.name) for o in stage.operands))
+            lines += [*self._kept("f32", s, "_v"), f"_v = {value};"]
         return " ".join([*lines, "return _v;"])
 
     def row_pitch(self, places: str) -> str:
@@ -209,6 +221,18 @@ class ArgWriter:
     def store_int(self, index: str, value: str) -> str:
         """Store an i32 (a variable) as one element of an integer argument; there is no epilogue."""
         return self._dialect.store(self.arg, index, value)
+
+    def load_index(self, index: str) -> str:
+        """Return element `index`, an index or a limit, as i32, clamped to 32 bits."""
+        return self._dialect.load_index(self.arg, index)
+
+    def place_inside(self, index: str, size: str) -> str:
+        """Return element `index` as an index on an axis of `size`; a negative one counts from the end; -1: outside."""
+        return f"place_inside({self.load_index(index)}, {size})"
+
+    def nearest_place(self, index: str, size: str) -> str:
+        """Return element `index` as an index on an axis, clamped to it, so that nothing else is read."""
+        return f"nearest_place({self.load_index(index)}, {size})"
 
     def load_high(self, index: str) -> str:
         """Return the upper 32 bits of element `index` of an integer argument, as i32; `load` returns the lower ones."""
@@ -356,7 +380,7 @@ def _constants(request: KernelRequest) -> tuple[tuple[str, ConstantKind], ...]:
 
 @lru_cache(maxsize=16)
 def writers_hash(dialect: Dialect) -> str:
-    """Return a hash of all that turns a request into text: templates, and modules beside this one and the dialect's."""
+    """Return a hash of all that turns a request into text: the templates, these modules and the dialect's."""
     modules = {cls.__module__ for cls in type(dialect).__mro__ if issubclass(cls, Dialect)}
     places = [Path(file).parent for m in modules if (file := getattr(sys.modules[m], "__file__", None))]
     hashed = hashlib.blake2b(f"{dialect.name} {vars(dialect)!r}".encode(), digest_size=16)
@@ -384,7 +408,7 @@ def render(request: KernelRequest, dialect: Dialect) -> KernelSource:
 
 
 def _held(blob: bytes | None, entry: str, request: KernelRequest) -> KernelSource | None:
-    """Return the source in a cache entry; None if there is no entry, or `render` would not have written it."""
+    """Return the source in a cache entry; None if there is no entry, or not one that `render` writes."""
     try:
         facts = json.loads(blob or b"{}")
         text, shared, subgroup, warpgroup = (facts[name] for name in ("text", "shared", "subgroup", "warpgroup"))

@@ -1,45 +1,9 @@
-"""The ops: one module a family. Importing this package registers all of them, and how GPUs run them."""
+"""The ops: one module a family. Importing this package imports all of them, and so registers them and their kernels."""
 
 from __future__ import annotations
 
-from weft.ops import (
-    attention,
-    binary,
-    concat,
-    conv,
-    create,
-    gather,
-    gpu,
-    matmul,
-    norm,
-    pad,
-    pool,
-    reduce,
-    relayout,
-    resize,
-    shape,
-    slicing,
-    softmax,
-    unary,
-)
+from importlib import import_module
+from pkgutil import iter_modules
 
-__all__ = [
-    "attention",
-    "binary",
-    "concat",
-    "conv",
-    "create",
-    "gather",
-    "gpu",
-    "matmul",
-    "norm",
-    "pad",
-    "pool",
-    "reduce",
-    "relayout",
-    "resize",
-    "shape",
-    "slicing",
-    "softmax",
-    "unary",
-]
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")

@@ -9,9 +9,12 @@ from typing import ClassVar
 
 import numpy as np
 
+from weft.core.graph.composite import Body
+from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Constants, Op, OpClass, register_op
 from weft.core.graph.tensor import TensorSpec
+from weft.core.placement.decompose import decomposition
 from weft.ops.elementwise import FLOATS, broadcast, check_type, misfit, take_inputs, widen
 
 
@@ -43,15 +46,17 @@ class Attention(Op):
     (lead..., s, e), where `lead` are one or two axes. Else heads lie side by side: Q is
     (batch, s, heads * d), K (batch, t, heads * d), V (batch, t, heads * e), the result
     (batch, s, heads * e). With `packed` Q, K and V are one input, side by side along its last axis. The
-    mask is broadcast to (lead..., s, t), or (batch, heads, s, t).
+    mask is broadcast to (lead..., s, t), or (batch, heads, s, t). A query from which the mask hides every key
+    yields NaN; with `zero_hidden` it yields zeros, and what hides a key does so even if the score is NaN.
     """
 
     type: ClassVar[str] = "weft::Attention"
     op_class: ClassVar[OpClass] = "reduction"
-    flags: ClassVar[tuple[str, ...]] = ("packed",)
+    flags: ClassVar[tuple[str, ...]] = ("packed", "zero_hidden")
     scale: float = 1.0
     heads: int = 0
     packed: int = 0
+    zero_hidden: int = 0
 
     def extents(self, shapes: Sequence[Shape]) -> Extents:
         """Return the sizes for the shapes of all inputs except the mask; ModelError if they do not fit."""
@@ -113,9 +118,13 @@ class Attention(Op):
         with np.errstate(all="ignore"):
             scores = np.matmul(q * q.dtype.type(self.scale), np.ascontiguousarray(k.swapaxes(-1, -2)))
             if mask is not None:
-                scores = scores + widen(mask)
+                total = scores + widen(mask)
+                scores = np.where(np.isneginf(mask), mask, total).astype(q.dtype) if self.zero_hidden else total
             shares = np.exp(scores - scores.max(-1, keepdims=True))
-            out = np.matmul(shares / shares.sum(-1, keepdims=True), v)
+            shares /= shares.sum(-1, keepdims=True)
+            if self.zero_hidden:
+                shares = np.where(np.isneginf(scores.max(-1, keepdims=True)), np.zeros_like(shares), shares)
+            out = np.matmul(shares, v)
         if self.heads:
             out = out.swapaxes(1, 2).reshape(out.shape[0], out.shape[2], -1)
         return np.ascontiguousarray(out).astype(dtype, copy=False)
@@ -124,3 +133,36 @@ class Attention(Op):
         """Return the operations of the two products, two for a multiply-add; the softmax is not counted."""
         each = self.extents([shape for shape in inputs[: self.count()] if shape is not None])
         return 2 * prod(each.scores) * (each.depth + each.width)
+
+
+@decomposition("weft::Attention")
+def _attention(op: Attention, make: Body, node: Node) -> Sequence[str]:
+    count, heads = (1 if op.packed else 3), op.heads
+    given, mask = list(node.inputs[:count]), [i for i in node.inputs[count:] if i]
+    if op.packed:
+        given = list(make.split(given[0], *[make.dims(given[0])[-1] // 3] * 3))
+    if heads:
+        given = [_apart(make, value, heads) for value in given]
+    q, k, v = given
+    rank = len(make.dims(k))
+    turned = make.add("Transpose", k, perm=(*range(rank - 2), rank - 1, rank - 2))
+    scores = make.add("Mul", make.add("MatMul", q, turned), make.number(op.scale, q))
+    for each in mask:
+        hidden = make.add("Equal", each, make.number(-np.inf, each)) if op.zero_hidden else ""
+        scores = make.add("Add", scores, each)
+        scores = make.add("Where", hidden, each, scores) if hidden else scores
+    shares = make.add("Softmax", scores)
+    if op.zero_hidden:
+        axis = make.ints(len(make.dims(scores)) - 1)
+        hidden = make.add("Equal", make.add("ReduceMax", scores, axis), make.number(-np.inf, q))
+        shares = make.add("Where", hidden, make.number(0, q), shares)
+    mixed = make.add("MatMul", shares, v)
+    if heads:
+        mixed = make.reshape(make.add("Transpose", mixed, perm=(0, 2, 1, 3)), *make.dims(node.outputs[0]))
+    return [mixed]
+
+
+def _apart(make: Body, value: str, heads: int) -> str:
+    """Return (batch, heads, rows, elements) of a value (batch, rows, heads * elements)."""
+    batch, rows, width = make.dims(value)
+    return make.add("Transpose", make.reshape(value, batch, rows, heads, width // heads), perm=(0, 2, 1, 3))

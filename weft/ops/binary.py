@@ -9,10 +9,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from weft.core.graph.composite import Body
 from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import OpClass, register_op
 from weft.core.graph.tensor import TensorSpec
+from weft.core.placement.decompose import decomposition
 from weft.ops.elementwise import (
     ANY,
     BOOLEAN,
@@ -39,13 +42,17 @@ def divide(a: Array, b: Array) -> Array:
 
 
 def power(base: Array, exponent: Array) -> Array:
-    """Return base to the exponent; an integer base with a negative or fractional exponent is computed in float64."""
+    """Return base to the exponent; an integer base with an exponent of floats is computed in float64."""
     if not np.issubdtype(base.dtype, np.integer):
         return np.asarray(np.power(base, exponent.astype(base.dtype)))
-    if not np.issubdtype(exponent.dtype, np.integer) or np.any(exponent < 0):
+    if not np.issubdtype(exponent.dtype, np.integer):
         return np.asarray(np.power(base.astype(np.float64), exponent.astype(np.float64)))
-    # No exponent past 2^30 has a result that fits, and the clamp keeps it positive in the base's type.
-    return np.asarray(np.power(base, np.minimum(exponent.astype(np.uint64), 1 << 30).astype(base.dtype)))
+    # 1 / base to a power is whole for 1 and -1 alone, which do not change but for the sign.
+    below = exponent < 0
+    # In 64 bits every exponent fits, and the lower bits of what wraps are those of a narrower type.
+    steps = np.where(below, exponent % 2, exponent).astype(np.uint64)
+    whole = np.power(base.astype(np.uint64), steps).astype(base.dtype)
+    return np.asarray(np.where(below & (np.abs(base) != 1), np.zeros((), base.dtype), whole))
 
 
 pair = partial(elementwise, arity=2, types=NUMERIC)
@@ -98,7 +105,7 @@ class BitShift(Elementwise):
         near = np.where(gone, 0, distance).astype(x.dtype)
         if self.direction == "LEFT":
             return np.where(gone, 0, np.left_shift(x, near))
-        return np.where(gone, np.where(x < 0, -1, 0), np.right_shift(x, near))
+        return np.where(gone, np.where(x < 0, -1, 0).astype(x.dtype), np.right_shift(x, near))
 
     def check(self, specs: Sequence[TensorSpec]) -> None:
         """Refuse a direction that ONNX does not know."""
@@ -151,7 +158,10 @@ class Pow(Elementwise):
 @register_op
 @dataclass(frozen=True)
 class PRelu(Elementwise):
-    """Compute x where it is not negative, else slope * x."""
+    """Compute x where it is not negative, else slope * x.
+
+    A slope of one number a channel that does not broadcast is of its channel, as before opset 7.
+    """
 
     arity: ClassVar[int] = 2
     types: ClassVar[Types] = WIDE
@@ -159,10 +169,19 @@ class PRelu(Elementwise):
 
     def compute(self, x: Array, slope: Array) -> Array:
         """Return the type of x."""
+        if self.by_channel(x.shape, slope.shape):
+            slope = slope.reshape(-1, *(1,) * (x.ndim - 2))
         return np.where(x < 0, slope * x, x)
+
+    @staticmethod
+    def by_channel(x: Shape, slope: Shape) -> bool:
+        """Tell whether the slope has one number a channel, and does not broadcast by itself."""
+        return len(x) > 2 and slope == (x[1],) and slope not in ((1,), (x[-1],))
 
     def shape(self, specs: Sequence[TensorSpec]) -> Shape:
         """Return the shape of x, to which the slope must broadcast."""
+        if self.by_channel(specs[0].dims, specs[1].dims):
+            return specs[0].dims
         if super().shape(specs) != specs[0].dims:
             raise misfit(self, f"a slope of {specs[1]} does not broadcast to x, {specs[0]}")
         return specs[0].dims
@@ -308,3 +327,12 @@ class Mean(_Variadic):
     def compute(self, *inputs: Array) -> Array:
         """Return floats."""
         return np.asarray(super().compute(*inputs) / len(inputs))
+
+
+@decomposition("PRelu")
+def _prelu(op: PRelu, make: Body, node: Node) -> Sequence[str]:
+    x, slope = node.inputs
+    dims = make.dims(x)
+    if not op.by_channel(dims, make.dims(slope)):
+        return []
+    return [make.add("PRelu", x, make.reshape(slope, -1, *(1,) * (len(dims) - 2)))]

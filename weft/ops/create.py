@@ -57,10 +57,10 @@ class Range(Op):
         first: float = start.item()
         last: float = limit.item()
         step: float = delta.item()
-        if step == 0 or not all(isfinite(v) for v in (first, last, step)):
+        whole = not isinstance(first, float)
+        if step == 0 or not (whole or all(isfinite(v) for v in (first, last, step))):
             raise unfit(f"a range from {first} to {last} in steps of {step} has no end")
         # Python's integers are exact; a quotient of floats would not be.
-        whole = isinstance(first, int)
         count = max(-((first - last) // step) if whole else (last - first) / step, 0)
         if count > MAX_ELEMENTS:
             raise unfit(f"a range from {first} to {last} in steps of {step} has {count:.3g} elements")
@@ -107,6 +107,7 @@ class EyeLike(Op):
     """A matrix of the input's shape with ones on its `k`-th diagonal; `dtype` None means the input's."""
 
     most_inputs: ClassVar[int | None] = 1
+    reads_shape: ClassVar[bool] = True
     dtype: DType | None = None
     k: int = 0
 

@@ -32,8 +32,9 @@ from weft.errors import ModelError
 
 Types = frozenset[DType]
 FLOATS: Types = frozenset(t for t in DType if t.is_float)
-SIGNED: Types = FLOATS | {DType.INT8, DType.INT16, DType.INT32, DType.INT64}
-INTEGERS: Types = frozenset(DType) - FLOATS - {DType.BOOL}
+INTEGERS: Types = frozenset(t for t in DType if t.is_integer and t.bits >= 8)
+"""The integers that ops compute in; those of two and four bits are only stored, and converted."""
+SIGNED: Types = FLOATS | {t for t in INTEGERS if t.is_signed}
 NUMERIC: Types = FLOATS | INTEGERS
 WIDE: Types = FLOATS | {DType.INT32, DType.INT64, DType.UINT32, DType.UINT64}
 """The types that ONNX allows in products and sums: floats, and integers of 32 bits and more."""
@@ -73,19 +74,29 @@ def check_type(op: Op, spec: TensorSpec, types: Types, what: str = "input") -> N
 
 def broadcast(op: Op, shapes: Sequence[Shape]) -> Shape:
     """Return the shape that numpy broadcasting gives, of any rank; ModelError if there is none."""
-    if shapes and shapes.count(shapes[0]) == len(shapes):
+    if len(set(map(len, shapes))) == 1 and shapes.count(shapes[0]) == len(shapes):
         return tuple(shapes[0])
     rank = max(map(len, shapes), default=0)
     columns = zip(*((1,) * (rank - len(s)) + tuple(s) for s in shapes), strict=True)
-    sizes = [{d for d in column if d != 1} for column in columns]
-    if any(len(s) > 1 for s in sizes):
-        raise misfit(op, f"shapes {' and '.join(map(str, shapes))} do not broadcast")
-    return tuple(s.pop() if s else 1 for s in sizes)
+    sizes = []
+    for column in columns:
+        others = [d for d in column if type(d) is not int or d != 1]
+        if any(d != others[0] for d in others):  # an open size may be 1
+            others = [d for d in others if d != 1]
+            if any(d != others[0] for d in others):
+                raise misfit(op, f"shapes {' and '.join(map(str, shapes))} do not broadcast")
+        sizes.append(others[0] if others else 1)
+    return tuple(sizes)
 
 
 def widen(array: Array) -> Array:
-    """Return float16 as float32, in which it is computed; any other array unchanged."""
-    return array.astype(np.float32) if array.dtype == np.float16 else array
+    """Return float16 and bfloat16 as float32, in which they are computed; any other array unchanged."""
+    return array.astype(np.float32) if is_half(array.dtype) else array
+
+
+def is_half(dtype: np.dtype) -> bool:
+    """Tell whether arrays of a numpy dtype are floats of 16 bits."""
+    return dtype == np.float16 or (dtype.kind == "V" and dtype.name == DType.BFLOAT16.value)
 
 
 def literal(value: float) -> str:
@@ -107,7 +118,7 @@ class Elementwise(Op):
     op_class: ClassVar[OpClass] = "arithmetic"
 
     def compute(self, *inputs: Any, **_: Any) -> Array:
-        """Return the result for numpy inputs (None for a missing one); float16 arrives as float32."""
+        """Return the result for numpy inputs (None for a missing one); floats of 16 bits arrive as float32."""
         raise NotImplementedError(type(self).__name__)
 
     def result_type(self, types: Sequence[DType]) -> DType:

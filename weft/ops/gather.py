@@ -11,6 +11,7 @@ import numpy as np
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Constants, MovingOp, Op, register_op
+from weft.core.graph.symbolic import integer
 from weft.core.graph.tensor import TensorSpec
 from weft.errors import ModelError
 from weft.ops.shape import given, one_axis, one_type, optional, sized, unfit
@@ -36,7 +37,7 @@ class Gather(MovingOp):
         """Return the spec of the output."""
         x, places = given(inputs, 0), _indices(given(inputs, 1))
         axis = one_axis(self.axis, len(x.dims))
-        _check_range(optional(constants, 1), x.dims[axis])
+        check_range(optional(constants, 1), x.dims[axis])
         return (sized((*x.dims[:axis], *places.dims, *x.dims[axis + 1 :]), x.dtype),)
 
     def reference(self, *inputs: Array | None) -> Array:
@@ -59,7 +60,7 @@ class GatherElements(MovingOp):
         """Return the spec of the output."""
         x, places = given(inputs, 0), _indices(given(inputs, 1))
         axis = _along(self.axis, x.dims, places.dims)
-        _check_range(optional(constants, 1), x.dims[axis])
+        check_range(optional(constants, 1), x.dims[axis])
         return (TensorSpec(places.shape, x.dtype),)
 
     def reference(self, *inputs: Array | None) -> Array:
@@ -112,7 +113,7 @@ class ScatterElements(Op):
         one_type(x, updates)
         _check_reduction(self.reduction)
         axis = _along(self.axis, x.dims, places.dims)
-        _check_range(optional(constants, 1), x.dims[axis])
+        check_range(optional(constants, 1), x.dims[axis])
         if places.dims != updates.dims:
             raise unfit(f"{places.dims} indices do not fit updates of shape {updates.dims}")
         return (x,)
@@ -155,8 +156,9 @@ def _indices(spec: TensorSpec) -> TensorSpec:
     return spec
 
 
-def _check_range(places: Array | None, size: int) -> None:
-    if places is not None and places.size and not -size <= int(places.min()) <= int(places.max()) < size:
+def check_range(places: Array | None, size: int) -> None:
+    """Raise ModelError if a known index leaves its axis."""
+    if places is not None and places.size and not -size <= integer(places.min()) <= integer(places.max()) < size:
         raise ModelError(
             f"the indices leave an axis of {size} elements", why=f"{places.min()} to {places.max()}"
         )
@@ -165,7 +167,7 @@ def _check_range(places: Array | None, size: int) -> None:
 def _check_ranges(places: Array | None, dims: Shape) -> None:
     if places is not None:
         for axis, size in zip(range(places.shape[-1]), dims, strict=False):
-            _check_range(places[..., axis], size)
+            check_range(places[..., axis], size)
 
 
 def _check_reduction(name: str) -> None:

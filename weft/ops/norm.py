@@ -8,10 +8,13 @@ from typing import ClassVar
 
 import numpy as np
 
+from weft.core.graph.composite import Body, Composite
 from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Constants, Op, OpClass, register_op
 from weft.core.graph.tensor import TensorSpec
+from weft.core.placement.decompose import decomposition
 from weft.errors import ModelError
 from weft.ops.elementwise import widen
 from weft.ops.shape import given, many_axes, one_axis, optional, unfit
@@ -34,17 +37,11 @@ class BatchNormalization(Op):
 
     op_class: ClassVar[OpClass] = "arithmetic"
     most_inputs: ClassVar[int | None] = 5
-    flags: ClassVar[tuple[str, ...]] = ("training_mode",)
     epsilon: float = 1e-5
     momentum: float = 0.9
-    training_mode: int = 0
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         """Return the spec of the output."""
-        if self.training_mode:
-            raise ModelError(
-                "BatchNormalization in training mode is not supported", why="Weft only runs inference"
-            )
         x = float_spec(given(inputs, 0), 1)
         for index in range(1, 5):
             _check_vector(inputs, index, _channels(x.dims))
@@ -56,6 +53,44 @@ class BatchNormalization(Op):
         scale, shift, mean, var = (_column(given(inputs, k), x.ndim) for k in range(1, 5))
         factor = scale / np.sqrt(var + _scalar(self.epsilon, var))
         return np.asarray((widen(x) - mean) * factor + shift).astype(x.dtype, copy=False)
+
+
+@register_op
+@dataclass(frozen=True)
+class TrainingBatchNormalization(Composite):
+    """Each channel normalized by the batch, scaled and shifted: ONNX's BatchNormalization with training_mode=1.
+
+    Inputs X, scale, B, mean, var; outputs Y and the statistics, moved towards those of the batch. Exporters write it
+    for convolutions whose weights are standardized.
+    """
+
+    op_class: ClassVar[OpClass] = "reduction"
+    most_inputs: ClassVar[int | None] = 5
+    epsilon: float = 1e-5
+    momentum: float = 0.9
+
+    def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
+        """Add the mean, the variance, the norm, and what is kept of the statistics."""
+        x, scale, shift, *kept = inputs
+        dims = float_spec(make.graph.specs[x], 1).dims
+        for index in range(1, 5):
+            _check_vector([make.graph.specs[i] for i in inputs], index, _channels(dims))
+        column = (_channels(dims), *(1 for _ in dims[2:]))
+        others = make.ints(*(axis for axis in range(len(dims)) if axis != 1))
+        wide = make.cast(x, DType.FLOAT32) if make.dtype(x) is DType.FLOAT16 else x
+        mean = make.add("ReduceMean", wide, others)
+        centred = make.add("Sub", wide, mean)
+        variance = make.add("ReduceMean", make.add("Mul", centred, centred), others)
+        deviation = make.add("Sqrt", make.add("Add", variance, make.number(self.epsilon, variance)))
+        y = make.add("Div", centred, deviation)
+        for kind, vector in (("Mul", scale), ("Add", shift)):
+            y = make.add(kind, y, make.reshape(make.cast(vector, make.dtype(y)), *column))
+        moved = []
+        for old, new in zip(kept, (mean, variance), strict=True):
+            new = make.reshape(make.cast(new, make.dtype(old)), *make.dims(old))
+            parts = [(old, self.momentum), (new, 1 - self.momentum)]
+            moved.append(make.add("Add", *(make.add("Mul", v, make.number(part, v)) for v, part in parts)))
+        return [make.cast(y, make.dtype(x)), *moved]
 
 
 @register_op
@@ -144,6 +179,22 @@ class LayerNormalization(Op):
         y, mean, factor = _standardize(widen(x), axes, self.epsilon)
         y = y * widen(scale) if b is None else y * widen(scale) + widen(b)
         return (y.astype(x.dtype, copy=False), mean, factor)[: max(self.outputs, 1)]
+
+
+@decomposition("LayerNormalization")
+def _layer_norm(op: LayerNormalization, make: Body, node: Node) -> Sequence[str]:
+    x, *parameters = node.inputs
+    if make.dtype(x) is not DType.FLOAT32 or len(node.outputs) > 1:
+        return []  # float16 holds neither the epsilon nor large squares
+    rank = len(make.dims(x))
+    axes = make.constant(np.arange(op.axis % rank, rank))
+    centred = make.add("Sub", x, make.add("ReduceMean", x, axes))
+    variance = make.add("ReduceMean", make.add("Mul", centred, centred), axes)
+    root = make.add("Sqrt", make.add("Add", variance, make.number(op.epsilon, x)))
+    value = make.add("Div", centred, root)
+    for kind, parameter in zip(("Mul", "Add"), parameters, strict=False):
+        value = make.add(kind, value, parameter) if parameter else value
+    return [value]
 
 
 @register_op

@@ -9,10 +9,13 @@ from typing import ClassVar
 
 import numpy as np
 
+from weft.core.graph.composite import Body
 from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Constants, Op, OpClass, register_op
 from weft.core.graph.tensor import TensorSpec
+from weft.core.placement.decompose import decomposition
 from weft.errors import ModelError
 from weft.ops.conv import float_type
 from weft.ops.elementwise import widen
@@ -104,6 +107,19 @@ class MaxPool(Pool):
             inside = inside & (place >= 0) & (place < window.inputs[axis])
             index = index * window.inputs[axis] + place
         return index, inside
+
+
+@register_op
+@dataclass(frozen=True)
+class PlanarMaxPool(MaxPool):
+    """MaxPool of any numbers, with indices, in NCHW: what takes the place of one that a device does not run packed."""
+
+    type: ClassVar[str] = "weft::PlanarMaxPool"
+
+
+@decomposition("MaxPool")
+def _planar(op: MaxPool, make: Body, node: Node) -> Sequence[str]:
+    return make.all(PlanarMaxPool.type, *node.inputs, made=len(node.outputs), **op.attributes())
 
 
 @register_op

@@ -13,6 +13,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Constants, Op, OpClass, register_op
 from weft.core.graph.tensor import TensorSpec
+from weft.errors import ValueNeeded
 from weft.ops.binary import divide
 from weft.ops.elementwise import (
     ANY,
@@ -76,7 +77,7 @@ class Reduction(Op):
         if axes is not None:
             check_type(self, axes, INDICES, "axes")
             if value is None and axes.size:
-                raise misfit(self, "axes must be constant: the shape of the output depends on their values")
+                raise ValueNeeded("the shape of the output depends on axes that are computed at run time", index=1)
         return (TensorSpec(reduced_shape(x.dims, self.resolve(value, len(x.shape)), self.keepdims), x.dtype),)
 
     def reference(self, *inputs: Array | None) -> Array:

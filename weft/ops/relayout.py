@@ -11,7 +11,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array, Layout, storage_size
 from weft.core.graph.op import Constants, MovingOp, register_op
 from weft.core.graph.tensor import Tensor, TensorSpec
-from weft.kernels.launch import GpuOp, KernelBuilder, Placement, gpu_op
+from weft.kernels.launch import GpuOp, KernelBuilder, WantedLayout, gpu_op
 from weft.ops.shape import given, unfit
 
 
@@ -42,7 +42,7 @@ class Relayout(MovingOp):
 class RelayoutOnGpu(GpuOp):
     """Makes one pass over the output's storage."""
 
-    placement = Placement.EITHER
+    wanted_layout = WantedLayout.EITHER
     fuses_into_store = False
 
     def launches(

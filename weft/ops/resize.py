@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import floor
+from math import ceil, floor
 from typing import ClassVar
 
 import numpy as np
 
+from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Constants, Op, OpClass, register_op
 from weft.core.graph.tensor import TensorSpec
@@ -45,9 +46,14 @@ class Sampling:
 class Taps:
     """The inputs of each output along an axis: (size, taps) positions and weights, and which lie outside."""
 
-    places: Array
+    indices: Array
     weights: Array
     outside: Array
+
+    def widened(self, taps: int) -> Taps:
+        """Return the same with more taps, which weigh nothing."""
+        more = ((0, 0), (0, taps - self.indices.shape[1]))
+        return Taps(np.pad(self.indices, more), np.pad(self.weights, more), self.outside)
 
 
 @register_op
@@ -77,12 +83,8 @@ class Resize(Op):
                 raise ModelError(
                     f"{name} {getattr(self, name)!r} is unknown", why=f"ONNX has {', '.join(choices)}"
                 )
-        if self.antialias:
-            raise unfit("Resize with antialias=1 is not implemented")
-        if self.mode != "nearest" and not x.dtype.is_float:
-            raise ModelError(
-                f"{self.mode} interpolation of {x.dtype.value} is not supported", why="only of floats"
-            )
+        if self.mode != "nearest" and x.dtype is DType.BOOL:
+            raise ModelError(f"{self.mode} interpolation of bool is not supported", why="only of numbers")
         shape = list(x.dims)
         for part in self._plan(x.dims, inputs, constants):
             shape[part.axis] = part.size
@@ -141,19 +143,23 @@ class Resize(Op):
         if self.coordinate_transformation_mode == "tf_crop_and_resize":
             outside = (at < 0) | (at > length - 1)
         if self.mode == "nearest":
-            places = _round(at, self.nearest_mode)[:, None]
-            weights: Array = np.ones(places.shape, np.float32)
-        elif self.mode == "linear":
-            places = np.floor(at)[:, None] + np.arange(2, dtype=np.float32)
-            weights = 1 - np.abs(at[:, None] - places)
+            indices = _round(at, self.nearest_mode)[:, None]
+            weights: Array = np.ones(indices.shape, np.float32)
         else:
-            places = np.floor(at)[:, None] + np.arange(-1, 3, dtype=np.float32)
-            weights = _cubic(at[:, None] - places, self.cubic_coeff_a)
+            # The filter of antialiasing is as much wider as the output has fewer pixels.
+            shrunk = min(part.scale, np.float32(1)) if self.antialias else np.float32(1)
+            reach = ceil((1 if self.mode == "linear" else 2) / shrunk)
+            indices = np.floor(at)[:, None] + np.arange(1 - reach, 1 + reach, dtype=np.float32)
+            distance = (at[:, None] - indices) * shrunk
+            linear = self.mode == "linear"
+            weights = np.maximum(1 - np.abs(distance), 0) if linear else _cubic(distance, self.cubic_coeff_a)
+            if shrunk != 1:
+                weights = weights / weights.sum(axis=1, keepdims=True)
         if self.exclude_outside and self.mode != "nearest":
-            weights = np.where((places >= 0) & (places < length), weights, np.float32(0))
+            weights = np.where((indices >= 0) & (indices < length), weights, np.float32(0))
             total = weights.sum(axis=1, keepdims=True)
             weights = np.asarray(weights / np.where(total == 0, 1, total))
-        return Taps(places.clip(0, length - 1).astype(np.int64), weights.astype(np.float32), outside)
+        return Taps(indices.clip(0, length - 1).astype(np.int64), weights.astype(np.float32), outside)
 
     def _coordinates(self, part: Sampling, length: int) -> Array:
         """Return the input coordinate of each output along an axis; in float32, as ONNX Runtime does."""
@@ -182,25 +188,26 @@ class Resize(Op):
     def reference(self, *inputs: Array | None) -> Array:
         """Return the output."""
         x = given(inputs, 0)
-        wide = (
-            np.promote_types(x.dtype, np.float32)
-            if x.dtype.kind == "f" and self.mode != "nearest"
-            else x.dtype
-        )
+        mixes, whole = self.mode != "nearest", x.dtype.kind in "iu"
+        wide = np.dtype(np.float32) if mixes and whole else np.promote_types(x.dtype, np.float32) if mixes else x.dtype
         out, outside = x.astype(wide, copy=False), np.zeros((1,) * x.ndim, np.bool_)
         for part in self.plan(x.shape, inputs[1:]):
             taps = self.taps(part, x.shape[part.axis])
             column = (-1, *(1,) * (x.ndim - 1 - part.axis))
             outside = outside | taps.outside.reshape(column)
             if self.mode == "nearest":
-                out = out.take(taps.places[:, 0], axis=part.axis)
+                out = out.take(taps.indices[:, 0], axis=part.axis)
                 continue
             mixed: Array = np.zeros((1,) * x.ndim, wide)
-            for at, weight in zip(taps.places.T, taps.weights.T, strict=True):
+            for at, weight in zip(taps.indices.T, taps.weights.T, strict=True):
                 mixed = mixed + out.take(at, axis=part.axis) * weight.reshape(column).astype(wide)
             out = mixed
         if outside.any():
             out = np.where(outside, np.asarray(self.extrapolation_value, wide), out)
+        if mixes and whole:
+            # Towards zero, as in onnxruntime; cubic weights lead beyond the type.
+            bounds = np.iinfo(x.dtype)
+            out = out.astype(np.float64).clip(bounds.min, bounds.max)
         return out.astype(x.dtype, copy=False)
 
 

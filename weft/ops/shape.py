@@ -12,8 +12,9 @@ import numpy as np
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Constants, MovingOp, Op, register_op
+from weft.core.graph.symbolic import integer
 from weft.core.graph.tensor import TensorSpec
-from weft.errors import ModelError
+from weft.errors import ModelError, ValueNeeded
 
 MAX_ELEMENTS = 2**32
 MAX_RANK = 16
@@ -40,12 +41,13 @@ def given(values: Sequence[T | None], index: int) -> T:
 
 
 def known(constants: Constants, index: int, name: str) -> Array:
-    """Return the value of an input that decides a shape; ModelError if it is computed at run time."""
+    """Return the value of an input that decides a shape; ValueNeeded if it is computed at run time."""
     value = optional(constants, index)
     if value is None:
-        raise ModelError(
+        raise ValueNeeded(
             "the shape of the result depends on a value computed at run time",
             why=f"input {index} ({name}) is not a constant",
+            index=index,
         )
     return value
 
@@ -53,7 +55,7 @@ def known(constants: Constants, index: int, name: str) -> Array:
 def known_ints(constants: Constants, index: int, name: str) -> Shape:
     """Return the integers of an input that decides a shape."""
     value = known(constants, index, name)
-    if value.ndim > 1 or value.size > MAX_LISTED or not np.issubdtype(value.dtype, np.integer):
+    if value.ndim > 1 or value.size > MAX_LISTED or value.dtype.kind not in "iuO":
         raise ModelError(
             f"input {index} ({name}) is not a short list of integers",
             why=f"it is {value.dtype} of shape {value.shape}",
@@ -63,7 +65,7 @@ def known_ints(constants: Constants, index: int, name: str) -> Shape:
 
 def ints(values: Array) -> Shape:
     """Return the elements of an array as a tuple of Python's ints."""
-    return tuple(int(v) for v in values.reshape(-1))
+    return tuple(integer(v) for v in values.reshape(-1))
 
 
 def one_axis(axis: int, rank: int) -> int:
@@ -323,6 +325,7 @@ class ShapeOf(Op):
     """The sizes of the axes from `start` to before `end`, as int64."""
 
     type: ClassVar[str] = "Shape"
+    reads_shape: ClassVar[bool] = True
     most_inputs: ClassVar[int | None] = 1
     start: int = 0
     end: int | None = None
@@ -349,6 +352,7 @@ class ShapeOf(Op):
 class Size(Op):
     """The number of elements, as an int64 scalar."""
 
+    reads_shape: ClassVar[bool] = True
     most_inputs: ClassVar[int | None] = 1
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
@@ -395,13 +399,14 @@ class SpaceToDepth(MovingOp):
 
     most_inputs: ClassVar[int | None] = 1
     blocksize: int
+    mode: Literal["DCR", "CRD"] = "DCR"
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         """Return the spec of the output."""
         n, c, h, w = image(given(inputs, 0))
         b = self.blocksize
-        if b < 1 or h % b or w % b:
-            raise unfit(f"{h}x{w} pixels are not blocks of {b}x{b}")
+        if b < 1 or h % b or w % b or self.mode not in ("DCR", "CRD"):
+            raise unfit(f"{h}x{w} pixels are not blocks of {b}x{b} in mode {self.mode!r}")
         return (TensorSpec((n, c * b * b, h // b, w // b), given(inputs, 0).dtype),)
 
     def reference(self, *inputs: Array | None) -> Array:
@@ -409,7 +414,12 @@ class SpaceToDepth(MovingOp):
         x, b = given(inputs, 0), self.blocksize
         n, c, h, w = x.shape
         blocks = x.reshape(n, c, h // b, b, w // b, b)
-        return blocks.transpose(0, 3, 5, 1, 2, 4).reshape(n, c * b * b, h // b, w // b)
+        return blocks.transpose(self.order).reshape(n, c * b * b, h // b, w // b)
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Return the axes (n, c, h, row of a block, w, column of a block) in the order of the output."""
+        return (0, 3, 5, 1, 2, 4) if self.mode == "DCR" else (0, 1, 3, 5, 2, 4)
 
 
 def image(spec: TensorSpec) -> Shape:

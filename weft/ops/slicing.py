@@ -29,10 +29,16 @@ class Slice(MovingOp):
         for index, name in enumerate(("starts", "ends", "axes", "steps"), start=1):
             if index < 3 or optional(inputs, index) is not None:
                 known_ints(constants, index, name)
-        return (TensorSpec(tuple(len(r) for r in self.ranges(x.dims, constants[1:])), x.dtype),)
+        spans = self.spans(x.dims, constants[1:])
+        counts = (max(-((start - stop) // step), 0) for start, stop, step in spans)
+        return (TensorSpec(tuple(counts), x.dtype),)
 
     def ranges(self, dims: Shape, parameters: Sequence[Array | None]) -> tuple[range, ...]:
         """Return the positions that are read along each axis, for inputs starts, ends, axes, steps."""
+        return tuple(range(*span) for span in self.spans(dims, parameters))
+
+    def spans(self, dims: Shape, parameters: Sequence[Array | None]) -> list[tuple[int, int, int]]:
+        """Return the start, the stop and the step of each of the `ranges`."""
         starts, ends = ints(given(parameters, 0)), ints(given(parameters, 1))
         axes, steps = optional(parameters, 2), optional(parameters, 3)
         chosen = tuple(range(len(starts))) if axes is None else ints(axes)
@@ -42,10 +48,10 @@ class Slice(MovingOp):
                 f"starts {starts}, ends {ends}, axes {chosen} and steps {strides} make no slice",
                 why="they must be of one length, and no step may be 0",
             )
-        out = [range(d) for d in dims]
+        out = [(0, d, 1) for d in dims]
         for axis, start, end, step in zip(many_axes(chosen, len(dims)), starts, ends, strides, strict=True):
-            out[axis] = _range(dims[axis], start, end, step)
-        return tuple(out)
+            out[axis] = _span(dims[axis], start, end, step)
+        return out
 
     def reference(self, *inputs: Array | None) -> Array:
         """Return the output."""
@@ -54,11 +60,11 @@ class Slice(MovingOp):
         return np.asarray(x[index], order="C")
 
 
-def _range(size: int, start: int, end: int, step: int) -> range:
-    """Return the positions that ONNX means: negative ones count from the back, then all are clamped to the axis."""
+def _span(size: int, start: int, end: int, step: int) -> tuple[int, int, int]:
+    """Return the range that ONNX means: negative ends count from the back, then both are clamped to the axis."""
     start, end = (at + size if at < 0 else at for at in (start, end))
     low, high = (0, size) if step > 0 else (-1, size - 1)
-    return range(min(max(start, 0), high), min(max(end, low), high), step)
+    return min(max(start, 0), high), min(max(end, low), high), step
 
 
 def _as_slice(places: range) -> slice:

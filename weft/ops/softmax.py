@@ -9,9 +9,12 @@ from typing import ClassVar
 
 import numpy as np
 
+from weft.core.graph.composite import Body
+from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array
 from weft.core.graph.op import Constants, Op, OpClass, register_op
 from weft.core.graph.tensor import TensorSpec
+from weft.core.placement.decompose import decomposition
 from weft.ops.elementwise import FLOATS, check_type, required_inputs, widen
 from weft.ops.reduce import normalize_axis
 
@@ -75,7 +78,7 @@ class LogSoftmax(AlongAxis):
 @register_op
 @dataclass(frozen=True)
 class Hardmax(AlongAxis):
-    """Compute 1 at the first maximum along the axis and 0 elsewhere."""
+    """Compute 1 at the first maximum along the axis and 0 elsewhere; NaN counts as larger than all numbers."""
 
     op_class: ClassVar[OpClass] = "exact"
 
@@ -84,3 +87,19 @@ class Hardmax(AlongAxis):
         out = np.zeros_like(x)
         np.put_along_axis(out, np.expand_dims(np.argmax(x, axis), axis), 1, axis)
         return out
+
+
+@decomposition("Hardmax")
+def _hardmax(op: Hardmax, make: Body, node: Node) -> Sequence[str]:
+    (x,) = node.inputs
+    dims, dtype = make.dims(x), make.dtype(x)
+    if 0 in dims:
+        return [make.add("Identity", x)]
+    axis = normalize_axis(op, op.axis, len(dims))
+    if op.flatten:
+        rows = prod(dims[:axis])
+        x, axis = make.reshape(x, rows, prod(dims) // rows), 1
+    depth = make.constant(np.array(make.dims(x)[axis]))
+    place = make.add("ArgMax", x, axis=axis, keepdims=0)
+    one = make.add("OneHot", place, depth, make.constant(np.array([0, 1], dtype.numpy)), axis=axis)
+    return [make.reshape(one, *dims)]

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from math import erf
+from math import erf, pi, sqrt
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.polynomial.chebyshev import chebinterpolate, chebval
 
+from weft.core.graph.composite import Body
 from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array
-from weft.core.graph.op import Constants, OpClass, register_op
+from weft.core.graph.op import Constants, Op, OpClass, register_op
 from weft.core.graph.tensor import TensorSpec
+from weft.core.placement.decompose import decomposition
+from weft.ops.conversion import check_round_mode, convert
 from weft.ops.elementwise import (
     ANY,
     BOOLEAN,
@@ -278,6 +282,19 @@ class Gelu(Elementwise):
             raise misfit(self, f"approximate is {self.approximate!r}; allowed: none, tanh")
 
 
+@decomposition("Gelu")
+def _gelu(op: Gelu, make: Body, node: Node) -> Sequence[str]:
+    (x,) = node.inputs
+    if op.approximate == "tanh":
+        cube = make.add("Mul", make.add("Mul", x, x), x)
+        total = make.add("Add", x, make.add("Mul", cube, make.number(0.044715, x)))
+        share = make.add("Tanh", make.add("Mul", total, make.number(sqrt(2 / pi), x)))
+    else:
+        share = make.add("Erf", make.add("Mul", x, make.number(sqrt(0.5), x)))
+    half = make.add("Mul", x, make.number(0.5, x))
+    return [make.add("Mul", half, make.add("Add", share, make.number(1, x)))]
+
+
 @register_op
 @dataclass(frozen=True)
 class Shrink(Elementwise):
@@ -296,7 +313,7 @@ class Shrink(Elementwise):
 @register_op
 @dataclass(frozen=True)
 class Cast(Elementwise):
-    """Convert to another element type; `saturate` and `round_mode` matter to 8-bit floats alone."""
+    """Convert to another element type; `saturate` and `round_mode` matter to 8-bit floats alone, see `convert`."""
 
     flags: ClassVar[tuple[str, ...]] = ("saturate",)
     to: DType = DType.FLOAT32
@@ -306,7 +323,12 @@ class Cast(Elementwise):
 
     def compute(self, x: Array) -> Array:
         """Return x in the new type."""
-        return x.astype(self.to.numpy)
+        return convert(x, self.to, bool(self.saturate), self.round_mode)
+
+    def check(self, specs: Sequence[TensorSpec]) -> None:
+        """Refuse a way of rounding that ONNX does not know."""
+        super().check(specs)
+        check_round_mode(self, self.round_mode)
 
     def scalar(self, present: tuple[bool, ...]) -> str | None:
         """Return the input: kernels load and store any float."""
@@ -330,12 +352,43 @@ class CastLike(Elementwise):
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         """Return the shape of the first input with the type of the second."""
         x, like = required_inputs(self, inputs, 2)
+        self.check([x, like])
         return (TensorSpec(x.shape, like.dtype),)
 
-    def compute(self, x: Array, like: Array) -> Array:
-        """Return x."""
-        return x
+    def reference(self, *inputs: Array | None) -> Array:
+        """Return x in the type of the second input."""
+        x, like = inputs[:2]
+        assert x is not None and like is not None
+        return convert(x, DType.of(like.dtype), bool(self.saturate), self.round_mode)
+
+    def check(self, specs: Sequence[TensorSpec]) -> None:
+        """Refuse a way of rounding that ONNX does not know."""
+        check_round_mode(self, self.round_mode)
 
     def result_type(self, types: Sequence[DType]) -> DType:
         """Return the type of the second input."""
         return types[1]
+
+
+@register_op
+@dataclass(frozen=True)
+class BitCast(Op):
+    """Take the bits of each element for those of another type as wide."""
+
+    most_inputs: ClassVar[int | None] = 1
+    keeps_types: ClassVar[bool] = True
+    to: DType = DType.INT32
+
+    def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return the same shape with the new type."""
+        (x,) = required_inputs(self, inputs, 1)
+        if x.dtype.bits != self.to.bits:
+            raise misfit(self, f"{x.dtype.value} has {x.dtype.bits} bits and {self.to.value} {self.to.bits}")
+        return (TensorSpec(x.shape, self.to),)
+
+    def reference(self, *inputs: Array | None) -> Array:
+        """Return the same bytes; of bools, whether any bit is set."""
+        (x,) = inputs
+        assert x is not None
+        raw = np.ascontiguousarray(x).reshape(x.shape)
+        return raw.view(np.uint8) != 0 if self.to is DType.BOOL else raw.view(self.to.numpy)

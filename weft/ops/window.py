@@ -126,7 +126,7 @@ def slide(
             count = (-(-room // s) if ceil_mode and auto_pad == "NOTSET" else room // s) + 1
             # A window that starts in the end padding covers only padding: ONNX drops it.
             outputs.append(count - 1 if ceil_mode and (count - 1) * s >= i + b else count)
-    if min(inputs) < 1 or min(outputs) < 1:
+    if any(i < 1 for i in (*inputs, *outputs)):
         raise ModelError(
             f"a window of {tuple(extent)} does not fit into the input even once",
             why=f"the input has {inputs}, padded by {begin} before and {end} behind",
@@ -165,7 +165,7 @@ def slide_back(
         begin, end = split_padding([max(f - o, 0) for f, o in zip(full, sizes, strict=True)], auto_pad)
     else:
         sizes = tuple(f - b - e for f, b, e in zip(full, begin, end, strict=True))
-    if min(inputs) < 1 or min(sizes) < 1:
+    if any(i < 1 for i in (*inputs, *sizes)):
         raise ModelError(
             f"the result of ConvTranspose would have the sizes {sizes}", why=f"the input has {inputs}"
         )
@@ -212,8 +212,9 @@ def _complete(
 
 def _checked(window: Window) -> Window:
     """Return the window with unused steps set to 1, since they may have any size."""
-    padded, real = prod(window.padded), prod(window.inputs)
-    if padded > max(MAX_GROWTH * real, SMALL):
+    padded = prod(i + b + e for i, b, e in zip(window.inputs, window.begin, window.end, strict=True))
+    real = prod(window.inputs)
+    if padded > MAX_GROWTH * real and padded > SMALL:
         raise ModelError("the padding is impossibly large", why=f"{padded} positions for {real} inputs")
     strides = tuple(s if o > 1 else 1 for s, o in zip(window.strides, window.outputs, strict=True))
     dilations = tuple(d if k > 1 else 1 for d, k in zip(window.dilations, window.kernel, strict=True))

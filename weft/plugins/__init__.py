@@ -1,9 +1,10 @@
-"""Backends from outside: installed packages announce them, or they lie in a folder as Python or native code.
+"""Backends and front ends from outside: packages announce them; backends may also be files in a folder.
 
 An installed package has an entry point in the group `weft.backends`. A file is named
 `<vendor>_<name>_backend.py` or `<vendor>_<name>_backend.so[.<n>...]` and lies in a folder that
 `WEFT_DYNAMIC_BACKEND_PATHS` or `dynamic_backend_paths` names. Whatever is wrong with one of them is a warning
-and an entry in `weft.registry.failures`; it stops neither the program nor the others.
+and an entry in `weft.registry.failures`; it stops neither the program nor the others. Front ends have the
+group `weft.front_ends`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class PluginFinder:
-    """What the registry finds backends with; the work is imported when it is first needed."""
+    """Finds backends for the registry; imports the code that does it when it is first needed."""
 
     def insert_installed(self, registry: BackendRegistry) -> None:
         """Insert the backends that installed packages announce."""
@@ -36,7 +37,7 @@ class PluginFinder:
 
 
 class PackagedFrontEnds:
-    """What the registry of front ends finds those of packages with; the work is imported when it is first needed."""
+    """Finds front ends for their registry; imports the code that does it when it is first needed."""
 
     def insert_installed(self, registry: FrontEndRegistry) -> None:
         """Insert the front ends that installed packages announce."""

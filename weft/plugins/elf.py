@@ -1,4 +1,4 @@
-"""Whether a shared library is whole: the loader of the system dies of one that is cut off, with its process."""
+"""Checks that a shared library is complete: loading one that is cut off crashes the process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _LOAD = 1
 
 
 def why_cut_off(file: Path) -> str | None:
-    """Return why an ELF file is shorter than it says, or None; what is no ELF file is left to the loader."""
+    """Return why an ELF file is cut off; None if it is complete, or no ELF file."""
     size = file.stat().st_size
     with file.open("rb") as opened:
         header = opened.read(64)
@@ -21,7 +21,7 @@ def why_cut_off(file: Path) -> str | None:
         each, count = struct.unpack_from(order + "HH", header, 54 if is_wide else 42)
         opened.seek(start)
         table = opened.read(each * count)
-    # Where a segment begins in the file, and how many bytes of it the file has.
+    # In a program header: the offset of a segment in the file, and its number of bytes there.
     number, *places = ("Q", 8, 32) if is_wide else ("I", 4, 16)
     end = start + each * count
     if each >= (56 if is_wide else 32) and len(table) == each * count:

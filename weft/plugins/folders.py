@@ -20,7 +20,7 @@ log = logging.getLogger("weft.plugins")
 FILE_NAME = re.compile(r"[A-Za-z0-9]+_[A-Za-z0-9]+_backend\.(py|so(?:\.[0-9]+)*)")
 """<vendor>_<name>_backend.py, or .so with any number of version fields."""
 
-_SECURE = "let nobody else write to it (chmod go-w, chown), or take it from the folders that are searched"
+_SECURE = "allow only its owner to write to it (chmod go-w, chown), or remove it from the folders that are searched"
 
 
 def insert_all(registry: BackendRegistry, paths: Sequence[Folder]) -> None:
@@ -71,9 +71,9 @@ def is_considered(name: str) -> bool:
 
 
 def files(registry: BackendRegistry, folder: Path) -> Iterator[tuple[Path, bool]]:
-    """Give the canonical path of each file to consider, and whether it is native code, in the order of the names.
+    """Yield the canonical path of each file to consider, and whether it is native code, in the order of the names.
 
-    What a symlink is loaded as, its own name says.
+    The name of a symlink, not of its target, says how the file is loaded.
     """
     try:
         names = sorted(os.listdir(folder))
@@ -82,13 +82,13 @@ def files(registry: BackendRegistry, folder: Path) -> Iterator[tuple[Path, bool]
         return
     for name in names:
         if not is_considered(name):
-            log.debug("%s is not named as a backend is", folder / name)
+            log.debug("%s is not named like a backend", folder / name)
             continue
         try:
             file = (folder / name).resolve(strict=True)
         except (OSError, RuntimeError) as e:  # RuntimeError: a symlink to itself, before Python 3.13
             why = e.strerror if isinstance(e, OSError) else str(e)
-            registry.skip(str(folder / name), f"it leads nowhere: {why}", by_path=True)
+            registry.skip(str(folder / name), f"the link cannot be followed: {why}", by_path=True)
             continue
         if file.is_file():
             yield file, not name.endswith(".py")

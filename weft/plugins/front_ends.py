@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint
 
 from weft.core.registry.front_ends import FrontEnd, FrontEndRegistry
-from weft.plugins.interface import MalformedError, guarded
-from weft.plugins.packages import origin_of
+from weft.plugins.entry_points import insert_each
+from weft.plugins.interface import MalformedError
 
 GROUP = "weft.front_ends"
 
 
 def insert_all(registry: FrontEndRegistry) -> None:
     """Import and insert every announced front end, in the order of their names; report those that are wrong."""
-    try:
-        found = sorted(entry_points(group=GROUP), key=lambda e: (e.name, e.value))
-    except Exception as e:
-        registry.skip("entry points", f"the installed packages cannot be read: {type(e).__name__}: {e}")
-        return
-    for each in found:
-        origin = origin_of(each)
-        try:
-            what = guarded(each.load, f"{each.value} cannot be imported")
-        except MalformedError as e:
-            registry.skip(origin, str(e))
-            continue
-        if isinstance(what, FrontEnd):
-            registry.insert_found(what, origin)
-        else:
-            registry.skip(origin, f"{each.value} is {what!r}, which is no weft.extend.FrontEnd")
+
+    def insert(entry_point: EntryPoint, what: object, origin: str) -> None:
+        if not isinstance(what, FrontEnd):
+            raise MalformedError(f"{entry_point.value} is {what!r}, which is no weft.extend.FrontEnd")
+        registry.insert_found(what, origin)
+
+    insert_each(GROUP, insert, registry.skip)

@@ -1,4 +1,4 @@
-"""What a dynamic backend exports, and what is wrong with one that does not."""
+"""What a dynamic backend must export, and the checks of what it exports."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ class Announced:
     id: str
     creator: BackendCreator
     version: str = ""
-    """What counts as the creator's version where it has none."""
+    """The version to use if the creator has none."""
 
 
 def version_of_file(content: bytes) -> str:
-    """Return what stands for the version of a backend in a file."""
+    """Return the version of a backend in a file: a hash of its content."""
     return f"file {hashlib.sha256(content).hexdigest()[:16]}"
 
 
 def read(module: object, what: str) -> Announced:
     """Return the backend of a module with the three functions, which are called once each, in order.
 
-    `what` is what has them, for the reasons of MalformedError.
+    `what` names the module in the messages of MalformedError.
     """
     missing = [name for name in FUNCTIONS if not callable(getattr(module, name, None))]
     if missing:
@@ -54,9 +54,9 @@ def _call(module: object, name: str) -> object:
 
 
 def guarded(call: Callable[[], object], what: str) -> object:
-    """Return what a call of foreign code returns; what it raises becomes MalformedError, an exit of its own as well.
+    """Return what a call of foreign code returns; turn what it raises, SystemExit too, into MalformedError.
 
-    It must not stop the program. An interrupt, and what a signal's handler raises, is the program's.
+    An interrupt, and what a signal handler raises, are meant for the program and go through.
     """
     try:
         return call()
@@ -67,7 +67,7 @@ def guarded(call: Callable[[], object], what: str) -> object:
 
 
 def checked_id(id_: object) -> str:
-    """Return the id, if it is a string that is not empty; what else an id must be the registry knows."""
+    """Return the id if it is a string that is not empty; the registry checks the rest."""
     if not isinstance(id_, str):
         raise MalformedError(f"GetBackendId returned {id_!r}, which is not a string")
     if not id_.strip():
@@ -76,7 +76,7 @@ def checked_id(id_: object) -> str:
 
 
 def usable_version(version: object, what: str) -> tuple[int, int]:
-    """Return the version that a backend was written for, if it is one that can be used here."""
+    """Return the interface version that a backend was written for; MalformedError if Weft cannot use it."""
     try:
         return checked_version(version, what)
     except BackendError as e:
@@ -84,7 +84,7 @@ def usable_version(version: object, what: str) -> tuple[int, int]:
 
 
 def checked_creator(made: object, what: str) -> BackendCreator:
-    """Return the creator that is meant by what a factory returned."""
+    """Return the creator for what a factory returned: a creator, its class, or a class of backends."""
     if made is None:
         raise MalformedError(f"{what} nothing")
     try:

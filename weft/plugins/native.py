@@ -40,9 +40,9 @@ from weft.plugins.native_abi import (
 )
 
 MOST_OPTIONS = 64
-"""As with devices: a library that has more never ends its list."""
+"""The most options of a library; `option_info` of a faulty one may never end the list."""
 MOST_DEVICES = 64
-"""A library that counts more devices is taken to be wrong: each of them is described, and listed."""
+"""The most devices of a library; a higher count is taken for a fault, because each device is described and listed."""
 
 
 def load_library(file: Path) -> Announced:
@@ -74,7 +74,7 @@ def load_library(file: Path) -> Announced:
 
 @cache
 def _version_of(file: Path) -> str:
-    # A process loads a path once: what is put in its place later does not run here.
+    # A process loads a path only once: a file that replaces it later does not run here.
     try:
         return version_of_file(file.read_bytes())
     except OSError as e:
@@ -101,7 +101,7 @@ def _table_at(address: int | None) -> CBackend:
         )
     table = CBackend()
     fields = [getattr(CBackend, name) for name, _ in CBackend._fields_]
-    # Whole fields alone: a part of a pointer leads nowhere.
+    # Copy whole fields only: a part of a pointer is no pointer.
     known = max(field.offset + field.size for field in fields if field.offset + field.size <= size)
     ctypes.memmove(ctypes.addressof(table), address, known)
     missing = [name for name in REQUIRED if not getattr(table, name)]
@@ -149,7 +149,7 @@ def _option(index: int, info: COptionInfo) -> BackendOption:
 
 
 class NativeDevice:
-    """An open device. One call at a time; it closes once its creator and all its backends are done with it."""
+    """An open device: it takes one call at a time, and closes when its creator and all its backends released it."""
 
     def __init__(self, table: CBackend, id: str, index: int, options: Options = NO_OPTIONS) -> None:
         self.table, self.name = table, f"{id}:{index}"
@@ -168,7 +168,7 @@ class NativeDevice:
         """Keep the device open until one more `release`."""
         with self.lock:
             if not self._users:
-                raise ClosedError(f"{self.name} is closed")
+                raise ClosedError(f"{self.name} is closed", fix="open the device again: load a new session")
             self._users += 1
         return self
 
@@ -187,7 +187,7 @@ class NativeDevice:
 
     @contextmanager
     def idle(self) -> Iterator[None]:
-        """Wait for what all sessions have queued, and let none queue more before the block is done."""
+        """Wait for the queued work of all sessions, and let no session queue more until the block ends."""
         with self.lock:
             self.wait()
             yield
@@ -202,12 +202,12 @@ class NativeDevice:
 
 
 class NativeCreator(BackendCreator):
-    """Makes the backends of a library; a device is opened by the first, once for each set of options, and shared."""
+    """Makes the backends of a library. The first opens the device; those with the same options share it."""
 
     def __init__(self, table: CBackend, file: str, address: int) -> None:
         self.table, self.file = table, file
         self.address = address
-        """Where the library's own table lies, of which `table` is a copy."""
+        """The address of the library's own table; `table` is a copy."""
         self.version = decoded(table.version)
         self.options = _options_of(table)
         self._lock = threading.Lock()
@@ -233,7 +233,7 @@ class NativeCreator(BackendCreator):
         if self.absent() is not None:
             return []
         with self._lock:
-            # The library is asked again: what it says may have changed since.
+            # Ask the library again: its answer may have changed.
             return [self._described(k) for k in range(min(self._count(), MOST_DEVICES))]
 
     def _count(self) -> int:

@@ -43,11 +43,26 @@ DTYPES = {
     DType.UINT16: 10,
     DType.UINT8: 11,
     DType.BOOL: 12,
+    DType.BFLOAT16: 13,
+    DType.FLOAT8E4M3FN: 14,
+    DType.FLOAT8E4M3FNUZ: 15,
+    DType.FLOAT8E5M2: 16,
+    DType.FLOAT8E5M2FNUZ: 17,
+    DType.FLOAT8E8M0: 18,
+    DType.FLOAT6E2M3: 19,
+    DType.FLOAT6E3M2: 20,
+    DType.FLOAT4E2M1: 21,
+    DType.INT4: 22,
+    DType.UINT4: 23,
+    DType.INT2: 24,
+    DType.UINT2: 25,
+    DType.COMPLEX64: 26,
+    DType.COMPLEX128: 27,
 }
 """The numbers of `enum weft_dtype`."""
 INT, FLOAT, STRING, INTS, FLOATS, STRINGS = range(1, 7)
 BOOL = 7
-"""Of an option alone: its values come as INT, 0 or 1."""
+"""A kind of options only: C gets their values as INT, 0 or 1."""
 
 
 class CTensor(Structure):
@@ -147,7 +162,7 @@ class CBackend(Structure):
 REQUIRED = ("supports", "create", "execute", "destroy")
 BUFFERS = ("allocate", "free", "upload", "download")
 LEAST_SIZE = CBackend.destroy.offset + CBackend.destroy.size
-"""The size of a table that ends after what is required."""
+"""The size of a table with the required fields only."""
 
 
 class Message:
@@ -157,7 +172,9 @@ class Message:
     _GUARD = b"\xa5weft guard\xa5"
 
     def __init__(self) -> None:
-        self._buffer = ctypes.create_string_buffer(bytes(self.SIZE) + self._GUARD, self.SIZE + len(self._GUARD))
+        self._buffer = ctypes.create_string_buffer(
+            bytes(self.SIZE) + self._GUARD, self.SIZE + len(self._GUARD)
+        )
         self._address = ctypes.addressof(self._buffer)
 
     def clear(self) -> tuple[int, int]:
@@ -166,12 +183,14 @@ class Message:
         return self._address, self.SIZE
 
     def text(self) -> str:
-        """Return what was written; BackendError if it was more than fits, or has no end."""
+        """Return the text; BackendError if it overflows the buffer or has no NUL."""
         written: bytes = self._buffer.raw
         if written[self.SIZE :] != self._GUARD:
             ctypes.memmove(self._address + self.SIZE, self._GUARD, len(self._GUARD))
             raise BackendError(
-                "a message is longer than its buffer", why=f"the buffer has {self.SIZE} bytes", fix="use snprintf"
+                "a message is longer than its buffer",
+                why=f"the buffer has {self.SIZE} bytes",
+                fix="use snprintf",
             )
         text, end, _ = written[: self.SIZE].partition(b"\0")
         if not end:
@@ -184,7 +203,7 @@ class Message:
 
 
 class _View:
-    """What C sees, and owns all that it points to."""
+    """A structure for C. It owns all memory that it points to."""
 
     def __init__(self) -> None:
         self._kept: list[Any] = []
@@ -205,11 +224,13 @@ class _View:
                 self._array(c_char_p, [encoded(v) for v in values]),
             )
         else:
-            raise TypeError(f"its attribute {name!r} is {type(value).__name__}, for which weft_backend.h has no type")
+            raise TypeError(
+                f"its attribute {name!r} is {type(value).__name__}, for which weft_backend.h has no type"
+            )
         return made
 
     def _array(self, kind: Any, values: Sequence[Any]) -> Any:
-        # One element at least: an empty list must not be NULL.
+        # At least one element, so that an empty list is not NULL.
         array = (kind * max(len(values), 1))(*values)
         self._kept.append(array)
         return array
@@ -228,7 +249,7 @@ class OptionsView(_View):
 
 
 class NodeView(_View):
-    """A node as C sees it. It owns all that `node` points to; `place` says where the tensors are."""
+    """A node as C sees it. It owns all that `node` points to; `locate` of the backend tells where the tensors are."""
 
     def __init__(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op) -> None:
         super().__init__()
@@ -250,7 +271,7 @@ class NodeView(_View):
         )
 
     def hide_constants(self) -> None:
-        """Show no constants from now on: they are for `supports` and `create`, and what they take is freed."""
+        """Hide the constants, which only `supports` and `create` see, and free their memory."""
         for seen in self.inputs:
             seen.constant = None
         self._shown.clear()

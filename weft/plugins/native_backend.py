@@ -13,27 +13,27 @@ from weft.core.graph.layout import Array, convert
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
 from weft.core.host.host_backend import HostBackend
-from weft.core.host.memory_plan import BufferManager, Slot
 from weft.core.host.tensor_copy import copy_host, copy_tensor, is_host
+from weft.core.memory.memory_plan import BufferManager, Slot
 from weft.errors import BackendError, DeviceError, ExecutionError, InputError, OutOfMemory
 from weft.plugins.native import NativeDevice
 from weft.plugins.native_abi import CTensor, Message, NodeView
 
 Inputs = Sequence[Tensor | None]
 Outputs = Sequence[Tensor]
-Place = Callable[[Tensor, CTensor], None]
+Locate = Callable[[Tensor, CTensor], None]
 
 
 class NativeExecution(Execution):
-    """One node in C. Its state is made when the shapes are known, and made again when they change.
+    """A node that C computes. Its state is created when the shapes are known, and again when they change.
 
-    The device stays open for as long as there is a state, whatever is closed meanwhile; of the backend object
-    nothing is kept. `place` tells C where a tensor is.
+    The state keeps the device open, even when session and creator are closed; nothing keeps the backend object.
+    `locate` tells C where a tensor is.
     """
 
-    def __init__(self, op: Op, device: NativeDevice, place: Place) -> None:
+    def __init__(self, op: Op, device: NativeDevice, locate: Locate) -> None:
         self.op = op
-        self._device, self._place = device, place
+        self._device, self._locate = device, locate
         self._message = Message()
         self._state: c_void_p | None = None
         self._view: NodeView
@@ -56,10 +56,10 @@ class NativeExecution(Execution):
 
     def onExecute(self, inputs: Inputs, outputs: Outputs) -> None:
         """Tell C where the tensors are, and run."""
-        device, view, place = self._device, self._view, self._place
+        device, view, locate = self._device, self._view, self._locate
         for tensor, seen in zip((*inputs, *outputs), (*view.inputs, *view.outputs), strict=True):
             if tensor is not None:
-                place(tensor, seen)
+                locate(tensor, seen)
         with device.lock:
             status = device.table.execute(
                 self._state, view.input_array, view.output_array, *self._message.clear()
@@ -94,7 +94,7 @@ class NativeBackend(Backend):
     # -- what the kinds differ in --------------------------------------------------------------------------
 
     @staticmethod
-    def place(tensor: Tensor, seen: CTensor) -> None:
+    def locate(tensor: Tensor, seen: CTensor) -> None:
         """Tell C where a tensor is."""
         raise NotImplementedError
 
@@ -127,7 +127,7 @@ class NativeBackend(Backend):
 
     def onCreate(self, inputs: Inputs, outputs: Outputs, op: Op) -> Execution | None:
         """Return the execution of a node that the library takes."""
-        return NativeExecution(op, self.device, self.place) if self.why_not(inputs, outputs, op) is None else None
+        return NativeExecution(op, self.device, self.locate) if self.why_not(inputs, outputs, op) is None else None
 
     # -- runs ----------------------------------------------------------------------------------------------------
 
@@ -135,7 +135,7 @@ class NativeBackend(Backend):
         """Do nothing: each execution runs, or is queued, when it is called."""
 
     def onExecuteEnd(self) -> None:
-        """Do nothing: what is queued is waited for by `onWaitFinish`."""
+        """Do nothing: `onWaitFinish` waits for queued work."""
 
     def onWaitFinish(self) -> bool:
         """Wait for the queue, if the library has one."""
@@ -159,16 +159,16 @@ class NativeBackend(Backend):
 class NativeHostBackend(NativeBackend, HostBackend):
     """Tensors are numpy arrays; C gets their addresses.
 
-    C has no strides: an imported array that does not lie densely is copied at the beginning of each run.
+    C gets no strides, so each run first copies imported arrays that are not contiguous.
     """
 
     def __init__(self, info: BackendInfo, device: NativeDevice) -> None:
         super().__init__(info, device)
         self._spread: dict[Tensor, Tensor] = {}
-        """What is copied: the source of each such tensor."""
+        """The source of each tensor that a run copies."""
 
     @staticmethod
-    def place(tensor: Tensor, seen: CTensor) -> None:
+    def locate(tensor: Tensor, seen: CTensor) -> None:
         """Tell C the address."""
         seen.data = tensor.memory.ctypes.data
 
@@ -182,7 +182,7 @@ class NativeHostBackend(NativeBackend, HostBackend):
         return self.onAcquireBuffer(tensor, StorageType.DYNAMIC_SEPERATE)
 
     def onExecuteBegin(self) -> None:
-        """Copy what does not lie densely; each execution runs, or is queued, when it is called."""
+        """Copy the arrays that are not contiguous; each execution runs, or is queued, when it is called."""
         for tensor, source in self._spread.items():
             copy_host(source, tensor)
 
@@ -230,12 +230,12 @@ class BufferBackend(NativeBackend):
         return buffer
 
     def free(self, buffer: int) -> None:
-        """Give a buffer back to the device; the caller holds it idle."""
+        """Give a buffer back to the device; the caller keeps the device idle."""
         with self.device.lock:
             self.device.table.free(self.device.handle, buffer)
 
     @staticmethod
-    def place(tensor: Tensor, seen: CTensor) -> None:
+    def locate(tensor: Tensor, seen: CTensor) -> None:
         """Tell C the buffer and the offset."""
         slot: Slot = tensor.memory
         seen.data, seen.offset = slot.buffer, slot.offset
@@ -288,7 +288,7 @@ class BufferBackend(NativeBackend):
         """Copy within the device, or between it and anything else; layout and element type are converted."""
         if src.shape != dst.shape:
             what = f"cannot copy {src.name!r} {src.shape} to {dst.name!r} {dst.shape}"
-            raise InputError(what, why="the shapes differ")
+            raise InputError(what, why="the shapes differ", fix="copy between tensors of one shape")
         stored = convert(self._read(src), src.shape, src.layout, dst.layout, dst.dtype.numpy)
         self._write(dst, np.ascontiguousarray(stored).reshape(dst.storage_shape))
 

@@ -26,12 +26,12 @@ PREFIX = "_weft_backends_"
 _folders: dict[str, Path] = {}
 """The folder of each private package."""
 _sources: dict[str, tuple[Path, bytes]] = {}
-"""By module name, its file and all that it was made of: the text of the file and of the files that it imports."""
+"""For each module its file, and the text of that file and of the files that it imports."""
 _loading: set[Path] = set()
 
 
 class _Loader(SourceFileLoader):
-    """Compiles the file each time: nothing is written beside it, and a changed file is never taken for the old one."""
+    """Compiles the file each time: no bytecode is written beside it, and none of an older text is used."""
 
     def get_code(self, fullname: str) -> CodeType:
         """Return the code of the file."""
@@ -61,11 +61,11 @@ class _Finder(MetaPathFinder):
 def load_module(file: Path) -> tuple[ModuleType, str]:
     """Return the module of a file and its version.
 
-    It is executed once for as long as neither the file nor what it imports from beside it changes, which a scan asks
-    with `forget_changed` before it loads from a folder.
+    It is executed once, until the file or a module beside it that it imports changes; a scan calls `forget_changed`
+    before it loads from a folder.
     """
     if file in _loading:
-        raise MalformedError("it asks, while it is imported, for folders to be searched in which it lies")
+        raise MalformedError("while it is being imported, it starts a search of the folder that it lies in")
     _loading.add(file)
     try:
         name = f"{_package(file.parent)}.{_stem(file)}"
@@ -86,7 +86,7 @@ def _package(folder: Path) -> str:
     name = PREFIX + hashlib.sha256(str(folder).encode(errors="surrogateescape")).hexdigest()[:12]
     if name not in _folders:
         package = ModuleType(name, f"The backends in {folder}.")
-        package.__path__ = []  # a package, of which `_Finder` alone knows the modules
+        package.__path__ = []  # a package; only `_Finder` finds its modules
         _folders[name] = folder
         sys.modules[name] = package
         if not any(isinstance(f, _Finder) for f in sys.meta_path):
@@ -116,7 +116,7 @@ def _execute(name: str, file: Path) -> None:
 def _spec(name: str, file: Path) -> ModuleSpec:
     spec = spec_from_file_location(name, file, loader=_Loader(name, str(file)))
     assert spec is not None
-    # A package has no place to search: Python's own finder would come before `_Finder`, and write bytecode.
+    # No search path: with one, Python's own finder would come before `_Finder` and write bytecode.
     spec.submodule_search_locations = [] if file.name == "__init__.py" else None
     return spec
 
@@ -131,7 +131,7 @@ def _package_of(module: ModuleType) -> tuple[str, ...]:
 
 
 def forget_changed(folder: Path) -> None:
-    """Drop the modules of a folder that are not made of what is there now; the next import executes them anew."""
+    """Drop the modules of a folder whose files have changed; the next import executes them again."""
     package = _package(folder)
     for name in [n for n in _sources if n.startswith(f"{package}.")]:
         if not _is_as_it_was(name, folder):
@@ -142,9 +142,9 @@ def forget_changed(folder: Path) -> None:
 def _is_as_it_was(name: str, folder: Path) -> bool:
     inside, (file, made_of) = name.split(".")[1:], _sources[name]
     try:
-        found = _file_of(folder, inside) or file  # which a link led to, if it is not named as a module is
+        found = _file_of(folder, inside) or file  # `file` if a link of another name led to it
         return found == file and _made_of(file, _parents(file, inside)) == made_of
-    except OSError as e:  # whoever imports it meets that again, and is the one to be blamed
+    except OSError as e:  # the next import meets this error again, and reports it
         if sent_by_signal(e):
             raise
         return False
@@ -155,7 +155,7 @@ def _parents(file: Path, inside: Sequence[str]) -> tuple[str, ...]:
 
 
 def _made_of(file: Path, package: tuple[str, ...]) -> bytes:
-    """Return the text of a file, and after it that of the modules beside it which it imports, and these."""
+    """Return the text of a file and of the modules beside it that it imports, directly or not."""
     root = file.parents[len(package) - 1] if package and file.name == "__init__.py" else file.parents[len(package)]
     found: dict[Path, bytes] = {}
     left = [(file, package)]
@@ -175,7 +175,7 @@ def _made_of(file: Path, package: tuple[str, ...]) -> bytes:
 def _imported(source: bytes, package: tuple[str, ...]) -> Sequence[tuple[str, ...]]:
     """Return the modules that relative imports of a text may mean; none where Python cannot parse it.
 
-    It says why when the text is executed: SyntaxError, or MemoryError and RecursionError where it nests too deep.
+    Executing the text raises the reason: SyntaxError, or MemoryError and RecursionError where it nests too deep.
     """
     try:
         return _relative_imports(source, package)

@@ -67,7 +67,22 @@ enum weft_dtype {
     WEFT_UINT32 = 9,
     WEFT_UINT16 = 10,
     WEFT_UINT8 = 11,
-    WEFT_BOOL = 12 /* 1 byte, 0 or 1 */
+    WEFT_BOOL = 12, /* 1 byte, 0 or 1 */
+    WEFT_BFLOAT16 = 13, /* the upper half of a FLOAT32, 2 bytes */
+    WEFT_FLOAT8E4M3FN = 14, /* this and the next four: 1 byte */
+    WEFT_FLOAT8E4M3FNUZ = 15,
+    WEFT_FLOAT8E5M2 = 16,
+    WEFT_FLOAT8E5M2FNUZ = 17,
+    WEFT_FLOAT8E8M0 = 18,
+    WEFT_FLOAT6E2M3 = 19, /* this and the next six: 1 byte each, in its lowest bits; the others mean nothing */
+    WEFT_FLOAT6E3M2 = 20,
+    WEFT_FLOAT4E2M1 = 21,
+    WEFT_INT4 = 22,
+    WEFT_UINT4 = 23,
+    WEFT_INT2 = 24,
+    WEFT_UINT2 = 25,
+    WEFT_COMPLEX64 = 26, /* two FLOAT32: real and imaginary part */
+    WEFT_COMPLEX128 = 27
 };
 
 /* An input or output of a node. An optional input that is missing is there too, with dtype WEFT_NONE. */

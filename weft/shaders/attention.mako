@@ -1,13 +1,13 @@
-## softmax(SCALE * Q K^T + mask) V for `rows` queries of one head a group. Keys come in blocks of `keys`; the softmax
-## is kept up to date (top: the largest score so far, total: an item's part of the sum of powers), so scores never
-## leave the group. Of its lx x ly items each has `each` queries, keys / lx scores of each, and `columns` vectors of
-## the result. `depth` and `width` are the vectors of four of a key and of a value; the elements of a head lie side by
-## side (`quads`: and at multiples of four); steps are QB, QH, QS and so on for batch, head and row.
-## Where shared memory is small (`joint`), values take the place of keys.
+## softmax(SCALE * Q K^T + mask) V: a work-group computes `rows` queries of one head. Keys come in blocks of `keys`, and
+## each block updates the softmax (top: the largest score so far, total: an item's part of the sum of powers), so scores
+## never leave the group. Each of the lx x ly items has `each` queries, keys / lx scores of each, and `columns` vectors
+## of the result. `depth` and `width` are the vectors of four of a key and of a value. The elements of a head are
+## adjacent (`quads`: and aligned to four); the steps are QB, QH, QS and so on for batch, head and row. If work-group
+## memory is small (`joint`), values overwrite keys.
 <%
 rows, columns, letters = each * ly, -(-width // lx), "xyzw"
 queries, scores, sums = range(each), range(keys // lx), [(i, j) for i in range(each) for j in range(columns)]
-## Rows an odd number of vectors apart: eight items that read one column of eight rows touch all banks once.
+## Rows are an odd number of vectors apart, so that eight items that read one column of eight rows use all banks once.
 pitch, p_pitch, v_pitch = depth | 1, keys // 4 + 1, columns * lx
 values = "Ks" if joint else "Vs"
 k.shared("f32x4", "Qs", f"{rows * pitch}")
@@ -16,14 +16,14 @@ if not joint:
     k.shared("f32x4", "Vs", f"{keys * v_pitch}")
 k.shared("f32x4", "Ps", f"{rows * p_pitch}")
 k.shared("f32x4", "Part", f"{lx * ly * -(-each // 4)}")
-## An item's keys are neighbours in fours, yet items read neighbouring rows: rows lie in the order of reading.
+## An item has keys in adjacent fours, but adjacent items must read adjacent rows: so rows are stored in reading order.
 put_query = lambda r, c, v: f"Qs[{r} * {pitch} + {c}] = SCALE * {v}"
 put_key = lambda r, c, v: f"Ks[({r} / {4 * lx} * {4 * lx} + {r} % 4 * {lx} + {r} % {4 * lx} / 4) * {pitch} + {c}] = {v}"
 put_value = lambda r, c, v: f"{values}[{r} * {v_pitch} + {c}] = COUNT % {keys} == 0 || start + {r} < COUNT ? {v} : SPLAT(0.0)"
 %>
 <%namespace name="tiles" file="attention.tiles.mako"/>
 #define LARGER(a, b) ((a) > (b) ? (a) : (b)) // a NaN may get lost here: it makes the total one all the same
-## Of neighbouring items two share a line and the next two a column: a load of 16 bytes is served to two at a time.
+## Two adjacent items share a line and the next two a column, because two items at a time share a load of 16 bytes.
 const int item = LOCAL_X, column = item / 2 % ${lx}, line = item % 2 + item / ${2 * lx} * 2;
 for (int group = GROUP_X; group < GROUPS; group += GROUPS_X) {
   const int first = group % BLOCKS * ${rows}, head = group / BLOCKS % HEADS, batch = group / BLOCKS / HEADS;
@@ -61,7 +61,8 @@ for (int group = GROUP_X; group < GROUPS; group += GROUPS_X) {
     {
       const int key = start + ${j // 4 * 4 * lx + j % 4} + column * 4;
 % if k.has("mask"):
-      s${i}_${j} += ${k.args["mask"].load(f"batch * MB + head * MH + min(first + {i * ly} + line, QUERIES - 1) * MS + min(key, COUNT - 1) * MK")};
+      const f32 added = ${k.args["mask"].load(f"batch * MB + head * MH + min(first + {i * ly} + line, QUERIES - 1) * MS + min(key, COUNT - 1) * MK")};
+      s${i}_${j} = ${f"added == -INFINITY_F ? added : s{i}_{j} + added" if context.get("zero_hidden", False) else f"s{i}_{j} + added"};
 % endif
       if (COUNT % ${keys} != 0 && key >= COUNT) s${i}_${j} = -INFINITY_F;
       next${i} = LARGER(next${i}, s${i}_${j});
@@ -105,7 +106,7 @@ for (int group = GROUP_X; group < GROUPS; group += GROUPS_X) {
 % for i, j in sums:
   if (first + ${i * ly} + line < QUERIES && ${j * lx} + column < ${width}) {
     const int query = first + ${i * ly} + line, vector = ${j * lx} + column;
-    const f32x4 result = acc${i}_${j} / total${i};
+    const f32x4 result = ${"total%d == 0.0 ? SPLAT(0.0) : " % i if context.get("zero_hidden", False) else ""}acc${i}_${j} / total${i};
 % if quads and not y.has_stages():
     ${y.store_quad("Y_at + query * (YS / 4) + vector", "result")}
 % else:

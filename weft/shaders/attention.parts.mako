@@ -1,30 +1,35 @@
-## What the kernels of attention on matrix units share; EXP2 is the language's power of 2.
+## Parts of both attention kernels on matrix units; EXP2 is the language's power of 2.
 <%def name="names()">
 #define LARGER(a, b) max((a), (b)) // a NaN may get lost here: it makes the total one all the same
 #define PLUS(a, b) ((a) + (b))
 #define LOG2E 1.44269504
 #define INSIDE(key) (COUNT % ${keys * slices} == 0 || (key) < COUNT)
 </%def>
-## The lanes of a quad agree on the largest, or on the sum: the four have the same rows.
+## The four lanes of a quad have the same rows: join their maxima, or their sums.
 <%def name="over_quad(by, a)">
 { f32 other; SHUFFLE_XOR(other, ${a}, 1); ${a} = ${by}(${a}, other); SHUFFLE_XOR(other, ${a}, 2); ${a} = ${by}(${a}, other); }
 </%def>
-## Makes a larger score the one that powers are taken against. Where all scores so far are -inf there is nothing to
-## scale down: no difference of infinities is taken.
+## Take powers relative to a larger score from now on. If all scores so far are -inf there is nothing to scale, and the
+## difference of two infinities must not be computed.
 <%def name="move_top(r)">
 const f32 shift${r} = next${r} == -INFINITY_F ? 0.0 : next${r}, fade${r} = EXP2(top${r} - shift${r});
 top${r} = next${r};
 </%def>
-## A score of the item: scaled, masked, and -inf behind the last key.
+## A score: scaled, masked, and -inf behind the last key.
 <%def name="finish_score(score, r)">
 ${score} *= SCALE;
 % if k.has("mask"):
-${score} += LOG2E * ${k.args["mask"].load(f"batch * MB + head * MH + min(row{r}, QUERIES - 1) * MS + min(key, COUNT - 1) * MK")};
+<% added = k.args["mask"].load(f"batch * MB + head * MH + min(row{r}, QUERIES - 1) * MS + min(key, COUNT - 1) * MK") %>\
+% if context.get("zero_hidden", False):
+{ const f32 added = LOG2E * ${added}; ${score} = added == -INFINITY_F ? added : ${score} + added; }
+% else:
+${score} += LOG2E * ${added};
+% endif
 % endif
 ${score} = INSIDE(key) ? ${score} : -INFINITY_F;
 next${r} = LARGER(next${r}, ${score});
 </%def>
-## Slices hand over what they have to the first, which takes each as one more block; `sums` are (expression, r).
+## The other slices pass their results to the first, which adds each like one more block; `sums` are (expression, r).
 <%def name="join(sums)">
 <% size = 32 * (len(sums) + 4) %>
 if (slice > 0) {

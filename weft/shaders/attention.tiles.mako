@@ -1,5 +1,5 @@
-## How the items of the portable attention kernel fill shared memory, and what those of a line tell each other.
-## The vector of elements 4 * `column` on of row `row`; behind the `size` elements of a head there are zeros.
+## How the work-items of the portable attention kernel fill work-group memory, and exchange values along a line.
+## The vector of elements from 4 * `column` on of row `row`; zeros behind the `size` elements of a head.
 <%def name="fetch(arg, letter, row, column, size)" filter="trim">
 % if quads:
 ${arg.load_quad(f"{letter}_at + {row} * ({letter}S / 4) + {column}")}
@@ -8,13 +8,13 @@ ${arg.load_quad(f"{letter}_at + {row} * ({letter}S / 4) + {column}")}
 F4(${", ".join(f"{column} * 4 + {e} < {size} ? " + arg.load(at + str(e)) + " : 0.0" for e in range(4))})
 % endif
 </%def>
-## Where the head begins, in elements or, where these lie in vectors of four, in vectors.
+## The offset of the head: in elements, or in vectors if heads are aligned to four.
 <%def name="start_of(letter)">
 <% by, first = " / 4" if quads else "", "" if letter == "Y" else f"{letter}0 + " %>
 const int ${letter}_at = (${first}batch * ${letter}B + head * ${letter}H)${by};
 </%def>
-## Copies `count` rows of `vectors` vectors from row `first` on; behind the last row comes the last row once more, so
-## that no load waits for a comparison. Up to eight loads of an item are under way together.
+## Copy `count` rows of `vectors` vectors from row `first` on. Behind the last row, repeat it, so that no load waits for
+## a comparison. An item has up to eight loads in flight.
 <%def name="stage(arg, letter, first, count, last, vectors, size, put)">
 <% items, total = lx * ly, count * vectors
 at_once = min(8, -(-total // items)) %>
@@ -29,14 +29,14 @@ for (int e = item; e < ${total}; e += ${items * at_once}) {
 % endfor
 }
 </%def>
-## The items of a line make known what each has of its queries, four at a time; Part must not be in use.
+## The items of a line publish their values for its queries, four at a time; Part must be free.
 <%def name="share(what)">
 % for g in range(0, each, 4):
 Part[${g // 4 * lx * ly} + line * ${lx} + column] = F4(${", ".join(f"{what}{i}" if i < each else "0.0" for i in range(g, g + 4))});
 % endfor
 BARRIER;
 </%def>
-## Takes what they made known together: `step` is given a query and the expression of an item's part of it.
+## Join the published values: `step` gets a query, and the expression of one item's value for it.
 <%def name="gather(step)">
 for (int other = 0; other < ${lx}; other++) {
 % for g in range(0, each, 4):

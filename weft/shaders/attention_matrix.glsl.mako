@@ -1,8 +1,8 @@
-## softmax(SCALE * Q K^T + mask) V in fp16 on cooperative matrices, summed in fp32: the OpenCL twin says how the work
-## is shared out and why nothing is staged. Matrices of 16 x 16 are made and read element by element; that an item
-## has, in this order, elements 2t, 2t + 1, 2t + 8 and 2t + 9 of rows g and g + 8 (of B: of columns) is how NVIDIA lays
-## them out (probed on an H200), and the self-test finds devices that do otherwise. So a matrix of products with V
-## has columns e = 32c + 4g + j for two j, the sums have those of 2t and 2t + 1, and P is the sums of Q K^T as they lie.
+## softmax(SCALE * Q K^T + mask) V in fp16 on cooperative matrices, summed in fp32. The OpenCL twin explains how the work
+## is divided and why nothing is staged. Matrices of 16 x 16 are written and read element by element. An item has, in
+## this order, elements 2t, 2t + 1, 2t + 8 and 2t + 9 of rows g and g + 8 (of B: of columns): that is NVIDIA's layout
+## (probed on one GPU), and the self-test finds devices with another. So a matrix of products with V has columns
+## e = 32c + 4g + j for two j, the sums have those of 2t and 2t + 1, and P is the sums of Q K^T without a shuffle.
 <%
 tiles, sums = range(keys // 16), [(m, e) for m in range(2 * width) for e in range(8)]
 k.needs_subgroup()
@@ -106,7 +106,7 @@ for (int group = GROUP_X; group < GROUPS; group += GROUPS_X) {
 % for c, r in [(c, r) for c in range(width) for r in range(2)]:
   if (slice == 0 && row${r} < QUERIES && ${32 * c} + t * 8 < E) {
     const int at = batch * YB + head * YH + row${r} * YS + ${32 * c} + t * 8;
-    const f32 share = 1.0 / total${r};
+    const f32 share = ${"total%d == 0.0 ? 0.0 : " % r if context.get("zero_hidden", False) else ""}1.0 / total${r};
 <% out = [f"share * acc{2 * c + i % 4 // 2}[{4 * r + i % 2 * 2 + i // 4}]" for i in range(8)] %>
 % if k.request.stages:
 % for i in range(8):

@@ -1,12 +1,12 @@
-## softmax(SCALE * Q K^T + mask) V in fp16 on NVIDIA's matrix units, summed in fp32: `attention` says what the
-## arguments mean, and `launch_matrix` when this is run. A warp has 16 queries; LZ warps take turns in the blocks of
-## `keys` keys and are joined at the end, LY such sets have other queries of the head. The softmax is kept up to date
-## in registers (T. Dao, "FlashAttention-2", 2023, arXiv 2307.08691), with powers of 2: SCALE holds log2(e).
+## softmax(SCALE * Q K^T + mask) V in fp16 on NVIDIA's matrix units, summed in fp32; for the arguments see
+## `attention.mako`. A warp has 16 queries. LZ warps take turns in the blocks of `keys` keys and are joined at the end;
+## LY such sets have other queries of the head. Each block updates the softmax in registers (T. Dao, "FlashAttention-2",
+## 2023, arXiv 2307.08691), with powers of 2: SCALE includes log2(e).
 ##
-## Nothing is staged: which elements of a head, and which columns of V, stand at which place of a fragment is free as
-## long as both factors, or V and the result, agree. So an item loads 8 elements of Q or K that lie side by side
-## (d = 32c + 8t, two steps of m16n8k16), 4 of V (e = 32c + 4g, one of each of 4 tiles), and stores 8 (e = 32c + 8t).
-## The sums of Q K^T lie as the products with V need them. `depth` and `width` are 32nds of D and E, rounded up.
+## Nothing is staged. The order of a head's elements, and of V's columns, in a fragment is free, as long as both factors,
+## or V and the result, agree. So an item loads 8 adjacent elements of Q or K (d = 32c + 8t, two steps of m16n8k16), 4 of
+## V (e = 32c + 4g, one of each of 4 tiles), and stores 8 (e = 32c + 8t). The sums of Q K^T are already in the order that
+## the products with V need. `depth` and `width` are D and E in units of 32, rounded up.
 <%
 tiles, steps, sums = range(keys // 8), range(keys // 16), [(n, e) for n in range(4 * width) for e in range(4)]
 k.needs_subgroup()
@@ -102,7 +102,7 @@ for (int group = GROUP_X; group < GROUPS; group += GROUPS_X) {
 % for c, r in [(c, r) for c in range(width) for r in range(2)]:
   if (slice == 0 && row${r} < QUERIES && ${32 * c} + t * 8 < E) {
     const int at = batch * YB + head * YH + row${r} * YS + ${32 * c} + t * 8;
-    const f32 share = 1.0 / total${r};
+    const f32 share = ${"total%d == 0.0 ? 0.0 : " % r if context.get("zero_hidden", False) else ""}1.0 / total${r};
 <% out = [f"share * acc{4 * c + i % 4}_{2 * r + i // 4}" for i in range(8)] %>
 % if k.request.stages:
 % for i in range(8):

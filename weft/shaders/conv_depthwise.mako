@@ -1,4 +1,4 @@
-## Depthwise convolution over NC4HW4, up to two dimensions: one item, one pixel of one block of channels.
+## Depthwise convolution over NC4HW4, up to two dimensions: a work-item computes one pixel of one block of channels.
 ${k.for_each("i", "TOTAL")} {
   ${k.split(y, "i", "OH * OW", "BLOCKS")}
   const int h0 = p / OW * SH - PH, w0 = p % OW * SW - PW;

@@ -1,7 +1,7 @@
-## Depthwise convolution over packed channels, up to two dimensions, of known kernel, strides and dilations: one item,
-## rows x columns neighbouring pixels of one block of channels. Each input pixel that they need is loaded once, and each
-## weight once; of kernels of more than nine taps, whose weights would fill the registers, once for each row of input.
-## What lies outside of the image is loaded from its edge and put to zero: no load waits for a branch.
+## Depthwise convolution over packed channels, up to two dimensions, with known kernel, strides and dilations: a
+## work-item computes rows x columns adjacent pixels of one block of channels. It loads each input pixel once, and each
+## weight once; with more than nine taps, whose weights would fill the registers, once for each row of input. Pixels
+## outside of the image are loaded from its edge and set to zero, so that no load waits for a branch.
 <%
 def needed(count, kernel, stride, dilation):
     places = {}

@@ -1,4 +1,4 @@
-## Any convolution of up to three dimensions and any groups, over NC4HW4, channel by channel: one item, one
+## Any convolution of up to three dimensions and any groups, over NC4HW4, channel by channel: a work-item computes one
 ## pixel of one block. The four output channels of a block may belong to different groups.
 ${k.for_each("i", "TOTAL")} {
   const int PLACES = OD * OH * OW;

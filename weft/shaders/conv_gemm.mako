@@ -1,5 +1,5 @@
 ## Convolution as an implicit GEMM (`gemm.parts.mako`): rows are output pixels, columns blocks of four output channels,
-## K runs over taps and blocks of four input channels. What lies outside of the images is dropped after it was loaded.
+## K runs over taps and blocks of four input channels. Pixels outside of the images are set to zero after the load.
 ## `parted`: `sum_parts.py`. `planar`: the image has up to four channels (CI) in NCHW, which are the one block. `pooled`:
 ## there is one tap, and a pixel is the largest of so many that a window sees (`conv_pooled.py`).
 <%page args="parted=False, planar=0, pooled=0"/>\

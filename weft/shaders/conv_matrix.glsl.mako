@@ -1,9 +1,9 @@
 ## Convolution as an implicit GEMM on cooperative matrices: rows are output pixels, columns output channels,
 ## K runs over taps and blocks of four input channels. A subgroup of 32 holds ${fm} x ${fn} tiles of 16 x 16;
-## ${sm} x ${sn} subgroups make a group's tile, LZ slices of K work side by side and are summed at the end.
-## A step stages ${kb} blocks of K as fp16. What the next step needs is fetched into registers meanwhile,
-## unconditionally, so that all loads are under way together: what lies outside is dropped later. Where the
-## channels of a pixel lie side by side and are a multiple of eight (`wide`), 16 bytes are fetched at a time.
+## ${sm} x ${sn} subgroups make a group's tile; LZ slices of K work side by side and are summed at the end.
+## A step stages ${kb} blocks of K as fp16. Meanwhile the operands of the next step are fetched into registers,
+## unconditionally, so that all loads are in flight together; pixels outside are set to zero later. If the channels of
+## a pixel are adjacent and a multiple of eight (`wide`), 16 bytes are fetched at a time.
 <%page args="parted=False"/>\
 <%
 rows, cols, items, depth = 16 * fm * sm, 16 * fn * sn, 32 * sm * sn, kb // 4
@@ -56,7 +56,7 @@ for (int tile = GROUP_X; tile < TILES; tile += GROUPS_X) {
   ${sums} acc${i}_${j} = ${sums}(0.0);
 % endfor
 % if parted:
-## Groups share K (`sum_parts.py`): group z has EACH rounds of it and stores to images of its own.
+## With split K (`sum_parts.py`), group z computes EACH rounds and stores to images of its own.
   const int begin = GROUP_Z * EACH, end = min(begin + EACH, (STEPS + LZ - 1) / LZ);
 % endif
   ${fetch("begin * LZ + LOCAL_Z" if parted else "LOCAL_Z")}
@@ -100,7 +100,7 @@ for (int tile = GROUP_X; tile < TILES; tile += GROUPS_X) {
   }
   BARRIER;
 % endif
-## An item has four channels of two pixels of a tile; `pack_weights` puts the columns in the order for that.
+## An item has four channels of two pixels of a tile, thanks to the order of columns in `pack_weights`.
 % for j in range(fn):
   if (LOCAL_Z == 0 && column16 * 4 + ${4 * j} + lane % 4 < COUNT) {
     const int block = column16 * 4 + ${4 * j} + lane % 4;

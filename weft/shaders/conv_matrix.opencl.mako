@@ -1,6 +1,6 @@
-## Convolution as an implicit GEMM on NVIDIA's matrix units (mma.sync, from sm_80 on): see the GLSL twin, whose
-## tiles, packing and order of work these are. A warp of 32 holds ${fm} x ${fn} tiles of 16 x 16 sums, in the
-## layout of m16n8k16: an item has columns 2t, 2t + 1, 2t + 8, 2t + 9 of rows g and g + 8 (PTX ISA, mma).
+## Convolution as an implicit GEMM on NVIDIA's matrix units (mma.sync, from sm_80 on), with the tiles, packing and order
+## of work of the GLSL twin. A warp of 32 holds ${fm} x ${fn} tiles of 16 x 16 sums in the layout of m16n8k16: an item
+## has columns 2t, 2t + 1, 2t + 8, 2t + 9 of rows g and g + 8 (PTX ISA, mma).
 <%page args="parted=False"/>\
 <%
 rows, cols, items, depth = 16 * fm * sm, 16 * fn * sn, 32 * sm * sn, kb // 4
@@ -27,7 +27,7 @@ const int lane = LOCAL_X, part = LOCAL_Y, item = part * 32 + lane;
 const int part_m = part % ${sm}, part_n = part / ${sm};
 const int a_base = LOCAL_Z * ${rows * stride}, b_base = LOCAL_Z * ${4 * kb * w_stride};
 const int sum_base = part * ${256 * fm * fn}, column16 = GROUP_Y * ${cols // 16} + part_n * ${fn};
-## What ldmatrix reads: row lane % 16, and the second half of the columns in the upper half of the warp.
+## The address for ldmatrix: row lane % 16; the upper half of the warp has the second half of the columns.
 const shared_at a_at = SHARED_AT(As + a_base + (part_m * ${16 * fm} + lane % 16) * ${stride} + lane / 16 * ${2 // each});
 const shared_at b_at = SHARED_AT(Bs + b_base + lane % 16 * ${w_stride} + part_n * ${4 * fn // each} + lane / 16 * ${2 // each});
 % for u in range(w_fetched):
@@ -52,7 +52,7 @@ for (int tile = GROUP_X; tile < TILES; tile += GROUPS_X) {
   f32 ${", ".join(f"acc{i}_{j}_{e} = 0.0" for e in range(8))};
 % endfor
 % if parted:
-## Groups share K (`sum_parts.py`): group z has EACH rounds of it and stores to images of its own.
+## With split K (`sum_parts.py`), group z computes EACH rounds and stores to images of its own.
   const int begin = GROUP_Z * EACH, end = min(begin + EACH, (STEPS + LZ - 1) / LZ);
 % endif
   ${fetch("begin * LZ + LOCAL_Z" if parted else "LOCAL_Z")}

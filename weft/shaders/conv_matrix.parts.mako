@@ -1,5 +1,5 @@
-## What both kernels of convolution on matrix units share: the fetch of a step of both operands, `blocks` of K from
-## step * blocks on, into va.. and vb... `x_at` and `w_at` are how the language names the arrays of whole pieces.
+## Parts of both convolution kernels on matrix units: the fetch of a step of both operands, `blocks` of K from
+## step * blocks on, into va.. and vb... `x_at` and `w_at` are the language's names of the arrays of whole pieces.
 <%namespace name="im2col" file="im2col.parts.mako"/>
 <%def name="fetch(step, blocks, fetched, w_fetched, each, pointwise, x_at, w_at)">
 % for u in range(fetched):

@@ -1,8 +1,8 @@
 ## Convolution in fp32 as an implicit GEMM on cooperative matrices of halves: rows are output pixels, columns output
-## channels, K runs over taps and blocks of four input channels; work is shared out as in `conv_matrix.glsl.mako`.
-## A step stages ${kb} blocks of K, of each number two halves, hi and lo (`split.py`): those of weights lie ready,
-## activations are split here. What a step adds up, hi lo + lo hi and then hi hi, is added to sums outside of the
-## matrix units, whose own sums are rounded toward zero.
+## channels, K runs over taps and blocks of four input channels; the work is divided as in `conv_matrix.glsl.mako`.
+## A step stages ${kb} blocks of K, each number as two halves, hi and lo (`split.py`): weights are packed so, activations
+## are split here. The sums of a step, hi lo + lo hi and then hi hi, are added up outside of the matrix units, whose own
+## sums are rounded toward zero.
 <%
 rows, cols, items, depth = 16 * fm * sm, 16 * fn * sn, 32 * sm * sn, kb // 4
 stride, fetched = kb + 2, rows * kb // items

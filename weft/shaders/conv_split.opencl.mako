@@ -1,5 +1,5 @@
-## Convolution in fp32 as an implicit GEMM on NVIDIA's matrix units: see the GLSL twin, whose tiles, packing and order
-## of work these are, and `conv_matrix.opencl.mako` for the layouts of fragments.
+## Convolution in fp32 as an implicit GEMM on NVIDIA's matrix units, with the tiles, packing and order of work of the
+## GLSL twin, and the fragments of `conv_matrix.opencl.mako`.
 <%
 rows, cols, items, depth = 16 * fm * sm, 16 * fn * sn, 32 * sm * sn, kb // 4
 stride, fetched = kb + 2, rows * kb // items
@@ -27,7 +27,7 @@ if sliced:
 __local uint2* As = (__local uint2*)As4;
 __local uint4* Bs = Bs4;
 ${parts.who("uint4")}
-## What ldmatrix reads: row lane % 16, and the second half of the columns in the upper half of the warp.
+## The address for ldmatrix: row lane % 16; the upper half of the warp has the second half of the columns.
 const shared_at a_at = SHARED_AT(As + a_base + (part_m * ${16 * fm} + lane % 16) * ${stride} + lane / 16 * 2);
 const shared_at b_at = SHARED_AT(Bs + b_base + lane % 16 * ${w_stride} + part_n * ${2 * fn} + lane / 16);
 for (int tile = GROUP_X; tile < TILES; tile += GROUPS_X) {

@@ -1,11 +1,11 @@
-## What the two kernels for convolutions of split fp32 share.
+## Parts of both kernels for convolutions of split fp32.
 <%!
 def sizes(fm, fn, sm, sn, kb):
     rows, cols, items = 16 * fm * sm, 16 * fn * sn, 32 * sm * sn
     return rows, cols, items, rows * kb // items, cols * kb // items
 %>
 <%namespace name="im2col" file="im2col.parts.mako"/>
-## The next step of K goes into registers; what lies outside is dropped later.
+## Fetch the next step of K into registers; pixels outside are set to zero later.
 <%def name="fetch(step, weights)">
 <% rows, cols, items, fetched, w_fetched = sizes(fm, fn, sm, sn, kb) %>
 % for u in range(fetched):
@@ -18,7 +18,7 @@ def sizes(fm, fn, sm, sn, kb):
   vb${u} = ${weights}[(GROUP_Y * STEPS + min(${step}, STEPS - 1)) * ${cols * kb} + item + ${u * items}];
 % endfor
 </%def>
-## Who an item is, and which pieces of a step of the weights it moves.
+## The indices of a work-item, and the pieces of a step of the weights that it moves.
 <%def name="who(vector)">
 <% rows, cols, items, fetched, w_fetched = sizes(fm, fn, sm, sn, kb) %>
 const int lane = LOCAL_X, part = LOCAL_Y, item = part * 32 + lane;
@@ -31,7 +31,7 @@ const int to${u} = b_base + e${u} / ${cols // 8} * ${cols // 8 + 1} + e${u} % ${
 ${vector} vb${u};
 % endfor
 </%def>
-## Which pixels an item fetches for a tile.
+## The pixels that a work-item fetches for a tile.
 <%def name="pixels()">
 <% rows, cols, items, fetched, w_fetched = sizes(fm, fn, sm, sn, kb) %>
   const int first_row = tile * ${rows};
@@ -46,7 +46,7 @@ ${vector} vb${u};
   bool inside${u};
 % endfor
 </%def>
-## An item has four channels of two pixels of a tile: `split.LANES` puts the columns in the order for that.
+## An item has four channels of two pixels of a tile, thanks to the order of columns in `halves.LANES`.
 <%def name="finish(element)">
 % for j in range(fn):
   if (LOCAL_Z == 0 && column16 * 4 + ${4 * j} + lane % 4 < COUNT) {

@@ -1,5 +1,5 @@
-## What `conv_split_wgmma.opencl.mako` loads and stores.
-## A round of the weights goes into a buffer; there is a group of copies for it even if there is nothing to copy.
+## The loads and stores of `conv_split_wgmma.opencl.mako`.
+## Copy a round of the weights into a buffer; commit a group of copies even if there is nothing to copy.
 <%def name="fetch_weights(round, slot)">
 <% threads, stage_bytes = 128 * wm * wz, 128 * cols * planes * wz %>
 <% pieces = stage_bytes // 16 %>
@@ -15,7 +15,7 @@
   }
   asm volatile("cp.async.commit_group;" ::: "memory");
 </%def>
-## Four channels of two pixels for every 16 along K of a step, zeros outside.
+## Load four channels of two pixels for every 16 along K of a step; zeros outside.
 <%def name="fetch_pixels(round)">
 % for q in range(4):
   {
@@ -43,7 +43,7 @@
   }
 % endfor
 </%def>
-## An item has four channels in a row of two pixels of 16 columns.
+## An item has four adjacent channels of two pixels for every 16 columns.
 <%def name="finish()">
 % for j in range(cols // 16):
   {

@@ -1,6 +1,6 @@
-## Transposed convolution of up to three dimensions over NC4HW4: one item, one pixel (I. are the sizes of y) of one
-## block of channels gathers the pixels of x (sizes O.) whose windows cover it. Ungrouped weights lie as vectors
-## [tap][block of x][block of y][4 in][4 out]; grouped ones channel by channel, since a block may span groups.
+## Transposed convolution of up to three dimensions over NC4HW4: a work-item computes one pixel (I. are the sizes of y) of
+## one block of channels from the pixels of x (sizes O.) whose windows cover it. Ungrouped weights are packed as vectors
+## [tap][block of x][block of y][4 in][4 out]; grouped ones channel by channel, because a block may span groups.
 <%
 def product(a, w):
     return " + ".join(f"{a}.{lane} * {w(i)}" for i, lane in enumerate("xyzw"))

@@ -1,6 +1,6 @@
 ## Convolution in fp16 on cooperative matrices without work-group memory, for problems too small to fill a device: every
 ## subgroup of 32 holds ${fm} x ${fn} tiles of 16 x 16 sums of its own slice of K, and waits for memory once in ${ahead} chunks
-## instead of once a step. The layouts of matrices are NVIDIA's, as in `attention_matrix.glsl.mako`.
+## instead of once in each step. The layouts of matrices are NVIDIA's, as in `attention_matrix.glsl.mako`.
 <%page args="parted=False"/>\
 <%
 k.needs_subgroup()

@@ -1,7 +1,7 @@
-## What both kernels of convolution without staging share. An item of a subgroup of 32 has g = lane / 4 and t = lane % 4.
+## Parts of both convolution kernels without staging. An item of a subgroup of 32 has g = lane / 4 and t = lane % 4.
 ## A chunk is four pieces of eight elements along K: item t has piece t of output pixels g and g + 8 and of columns
-## g and g + 8 of every tile of 16 x 16. Which elements stand at which place of a fragment is free as long as both factors
-## agree, so pieces come as they lie in memory, 16 bytes at a time, and each is two steps of 16 along K.
+## g and g + 8 of every tile of 16 x 16. The order of elements in a fragment is free as long as both factors agree, so
+## pieces are loaded straight from memory, 16 bytes at a time; each chunk is two steps of 16 along K.
 <%namespace name="im2col" file="im2col.parts.mako"/>
 <%def name="places(x, fm, fn, pointwise)">
 const int lane = LOCAL_X, g = lane / 4, t = lane % 4;
@@ -11,7 +11,7 @@ const int first_row = GROUP_X * ${16 * fm}, column16 = GROUP_Y * ${fn};
   ${im2col.pixel(x, f"{i}_{r}", pointwise)}
 % endfor
 </%def>
-## What the next `ahead` chunks of a slice need, all loads at once; zeros for what is outside, or behind the last chunk.
+## Prefetch the next `ahead` chunks of a slice, all loads at once; zeros outside of the image and behind the last chunk.
 <%def name="fetch(fm, fn, ahead, pointwise, x_at, w_at, vector, zero)">
 % for u in range(ahead):
     const int chunk${u} = (round * LZ + LOCAL_Z) * ${ahead} + ${u}, piece${u} = chunk${u} * 4 + t;
@@ -37,7 +37,7 @@ const int first_row = GROUP_X * ${16 * fm}, column16 = GROUP_Y * ${fn};
     const ${vector} v${u}_${i}_${r} = inside${u}_${i}_${r} ? a${u}_${i}_${r} : ${zero};
 % endfor
 </%def>
-## The loop over K; where groups share it (`sum_parts.py`), group z has EACH rounds.
+## The loop over K; with split K (`sum_parts.py`), group z computes EACH rounds.
 <%def name="rounds(ahead, parted)">\
 <% total = f"(CHUNKS + LZ * {ahead} - 1) / (LZ * {ahead})" %>\
 % if parted:
@@ -46,7 +46,7 @@ for (int round = GROUP_Z * EACH; round < min((GROUP_Z + 1) * EACH, ${total}); ro
 for (int round = 0; round < ${total}; round++) {\
 % endif
 </%def>
-## The sums of all slices go to the first; `element` says where sum e of a tile is: four columns of row g, then of g + 8.
+## Add the sums of all slices to the first; `element` is sum e of a tile: four columns of row g, then of g + 8.
 <%def name="join(fm, fn, element)">
 <% every = [(i, j, e) for i in range(fm) for j in range(fn) for e in range(8)] %>
   if (LOCAL_Z > 0) {
@@ -61,7 +61,7 @@ for (int round = 0; round < ${total}; round++) {\
 % endfor
   }
 </%def>
-## `pack_weights` orders columns so that an item has four channels in a row of both pixels. Parts have images of their own.
+## `pack_weights` orders columns so that an item has four adjacent channels of both pixels. Parts of K have own images.
 <%def name="finish(k, y, fm, fn, element, parted)">
 <% image = " + GROUP_Z * (PIXELS / (OH * OW))" if parted else "" %>\
 % for j in range(fn):

@@ -1,9 +1,9 @@
 ## Convolution as an implicit GEMM by wgmma (PTX ISA 8.0, sm_90a): rows are output pixels, columns output channels, K
 ## runs over taps and channels. ${wm} x ${wz} warpgroups of 128 items hold 64 x ${cols} sums each; ${wz} sets take turns in K.
-## Steps of 64 along K pass through ${slots} buffers of each set that cp.async fills ${stages - 2} ahead; a row of a step is 128 bytes,
-## its 16-byte pieces swizzled as the descriptors say, as weights lie already. Addresses are sums of what a tile, a
-## step and a constant give: at few warps a unit it is instructions that take the time. What stands behind //@ the
-## compiler does not know: `ptx.py` uncovers it.
+## Steps of 64 along K pass through ${slots} buffers of each set, which cp.async prefetches ${stages - 2} steps ahead. A row of a step is
+## 128 bytes; its 16-byte pieces are swizzled as the descriptors say, and weights are packed so. Addresses are sums of
+## parts for the tile, the step and a constant, because with few warps on a unit instructions take the time. The compiler
+## does not know the instructions behind //@; `ptx.py` uncovers them.
 <%page args="parted=False"/>\
 <%
 threads, rows, a_bytes, b_bytes = 128 * wm, 64 * wm, 8192 * wm, 128 * cols
@@ -23,7 +23,7 @@ const uint ring = (uint)(ulong)tiles + part_z * ${slots * stage_bytes};
 const uint a_to = one / 8 * 128 + ((chunk ^ (one / 8 & 7)) << 4);
 const ulong layout = (1UL << 62) | (64UL << 32) | (1UL << 16);
 % if parted:
-## Groups share K (`sum_parts.py`): group z has EACH rounds of it and stores to images of its own.
+## With split K (`sum_parts.py`), group z computes EACH rounds and stores to images of its own.
 const int begin = GROUP_Z * EACH, end = min(begin + EACH, (STEPS + ${wz - 1}) / ${wz}), stop = min(end * ${wz}, STEPS);
 % endif
 for (int tile = GROUP_X; tile < TILES_M * TILES_N; tile += GROUPS_X) {
@@ -48,7 +48,7 @@ for (int tile = GROUP_X; tile < TILES_M * TILES_N; tile += GROUPS_X) {
   }
   int slot = 0, ahead = ${stages - 2};
 % if not pointwise:
-## Unrolled the loop takes so many registers that fewer groups run side by side: 25 -> 32 us for 64 channels on an H200.
+## Unrolled the loop takes so many registers that fewer groups run side by side: 25 -> 32 us for 64 channels.
   #pragma unroll 1
 % endif
   for (int round = ${begin}; round < ${end}; round++) {

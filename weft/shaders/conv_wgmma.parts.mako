@@ -1,8 +1,8 @@
-## What `conv_wgmma.opencl.mako` loads and stores.
+## The loads and stores of `conv_wgmma.opencl.mako`.
 <%!
 listed = ", ".join
 %>
-## Steps of 64 along K that come before `stop` go into a buffer; there is a group of copies for it even if there is nothing to copy.
+## Copy steps of 64 along K before `stop` into a buffer; commit a group of copies even if there is nothing to copy.
 <%def name="fetch(into, slot, stop)">
 <%
 threads, rows, a_bytes = 128 * wm, 64 * wm, 8192 * wm
@@ -20,7 +20,7 @@ in_step = 128 // piece
       const bool inside = PIECES % ${in_step} == 0 || at < PIECES;
       const ulong from = from_x + (uint)((${into}) * 128 + ${8 * h});
 % else:
-## Where taps begin with a step, all items fetch from one tap.
+## If taps begin with a step, all items fetch from one tap.
       const int tap = (PIECES % ${in_step} == 0 ? (${into}) * ${in_step} : at) / PIECES, kh = tap / KW * DH, kw = tap % KW * DW;
       const bool inside = PIECES * KH * KW % ${in_step} == 0 || tap < KH * KW;
       const int from = (kh * IW + kw) * x_PS + (at - tap * PIECES) * ${piece // 8};
@@ -51,7 +51,7 @@ in_step = 128 // piece
   }
   asm volatile("cp.async.commit_group;" ::: "memory");
 </%def>
-## `pack_weights` orders columns so that an item has so many channels in a row of two pixels.
+## `pack_weights` orders columns so that an item has so many adjacent channels of two pixels.
 <%def name="finish(parted)">\
 <% image = " + GROUP_Z * (PIXELS / (OH * OW))" if parted else "" %>\
 % for j in range(cols // (4 * each)):

@@ -1,11 +1,11 @@
-## Winograd's products: for each point, which is GROUP_Z, a GEMM (`gemm.parts.mako`) of patches times blocks of four
+## Winograd's products: for each point (GROUP_Z) a GEMM (`gemm.parts.mako`) of patches times blocks of four
 ## output channels, over blocks of four input channels: v[point][block][patch] by w, to m[point][block][patch].
 <%namespace name="gemm" file="gemm.parts.mako"/>
 <%
 rows, cols, items, fetched, _ = gemm.module.sizes(rp, rc, lx, ly)
 %>\
 ${gemm.memory()}
-## Blocks behind the last one meet weights of zero, patches behind the last one are not stored.
+## Blocks behind the last one are multiplied by zero weights; patches behind the last one are not stored.
 <%def name="fetch(step)">
 % for u in range(fetched):
   va${u} = ${v.vector(f"vfrom{u} + min(({step}) * 4 + ak{u}, C4 - 1) * PATCHES")};

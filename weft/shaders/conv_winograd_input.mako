@@ -1,5 +1,5 @@
-## Winograd's transform of the input: an item makes four channels of a patch, whose pixels neighbours share, the matrix
-## of `rows` times the patch times its transpose, v[point][block][patch].
+## Winograd's transform of the input: a work-item transforms four channels of a patch, which overlaps its neighbours. The
+## matrix of `rows` times the patch times the matrix's transpose gives v[point][block][patch].
 <%namespace name="winograd" file="winograd.parts.mako"/>
 <%
 combine, size = winograd.module.combine, len(rows)

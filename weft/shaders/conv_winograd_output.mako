@@ -1,5 +1,5 @@
-## Winograd's transform of the products: an item makes four channels of a patch of pixels, the matrix of `rows` times
-## those of m[point][block][patch] times its transpose.
+## Winograd's transform of the products: a work-item computes four channels of a patch of pixels: the matrix of `rows`
+## times m[point][block][patch] times the matrix's transpose.
 <%namespace name="winograd" file="winograd.parts.mako"/>
 <%
 combine, size, made = winograd.module.combine, len(rows[0].split()), range(len(rows))

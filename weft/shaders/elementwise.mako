@@ -1,6 +1,6 @@
-## An expression of broadcast operands in NCHW. With rank 0 all operands have the output's shape; else
-## D0.. are the sizes and <operand>_S0.. the strides of the collapsed axes. With `wide` an item computes four elements:
-## sizes and strides count vectors, and operands that are not among `fours` are repeated along the last axis.
+## An expression of broadcast operands in NCHW. With rank 0 all operands have the output's shape; otherwise D0.. are the
+## sizes and <operand>_S0.. the strides of the collapsed axes. With `wide` a work-item computes four elements: sizes and
+## strides count vectors, and operands that are not among `fours` are repeated along the last axis.
 <%
 operands = [f"v{i}" if f"x{i}" in names else f"K{i}" for i in range(count)]
 single = [o for o in operands if o[0] == "K" or "x" + o[1:] not in fours]

@@ -1,11 +1,9 @@
-## Elements of x at given places along one axis of SIZE: INNER elements for each place, COUNT places a slice. Floats
-## are loaded and stored, for what is fused behind it, one by one (linear) or in fours; others are moved as bits.
-## Places outside are taken for the nearest inside, so that nothing else is read.
+## Elements of x at given indices along one axis of SIZE: INNER elements for each index, COUNT indices for each slice.
+## Floats are loaded and stored one by one (linear) or in fours, so that steps can be fused; others are moved as bits.
+## An index out of range reads the nearest element, so that nothing outside is read.
 ${k.for_each("i", "TOTAL")} {
   const int inner = i % INNER, number = i / INNER % COUNT, slice = i / INNER / COUNT;
-  int at = ${places.load("number")};
-  at = at < 0 ? at + SIZE : at;
-  at = at < 0 ? 0 : (at < SIZE ? at : SIZE - 1);
+  const int at = ${places.nearest_place("number", "SIZE")};
   const int from = (slice * SIZE + at) * INNER + inner;
 % if kind == "linear":
   ${y.store("i", x.load("from"))}

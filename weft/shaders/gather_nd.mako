@@ -1,15 +1,11 @@
-## Slices of INNER raw elements of x, at the places that each run of ${depth} indices names along axes of sizes D. and
-## steps S.; PER of these slices belong to a batch, which STEP elements of x do. Places outside are taken for the
-## nearest inside, so that nothing else is read.
+## Slices of INNER raw elements of x: each run of ${depth} indices names one along axes of sizes D. and steps S. PER
+## slices, and STEP elements of x, belong to each batch. An index out of range reads the nearest slice, so that nothing
+## outside is read.
 ${k.for_each("i", "TOTAL")} {
   const int run = i / INNER;
   int from = run / PER * STEP + i % INNER;
 % for d in range(depth):
-  {
-    int at = ${places.load(f"run * {depth} + {d}")};
-    at = at < 0 ? at + D${d} : at;
-    from += (at < 0 ? 0 : (at < D${d} ? at : D${d} - 1)) * S${d};
-  }
+  from += ${places.nearest_place(f"run * {depth} + {d}", f"D{d}")} * S${d};
 % endfor
   ${y.move("i", x, "from")}
 }

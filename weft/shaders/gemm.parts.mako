@@ -1,7 +1,6 @@
-## What the GEMMs in fp32 that keep their sums in registers share: a group of lx x ly items computes rp * lx rows x
-## rc * ly blocks of four columns; LZ slices of K work side by side and are summed at the end. Items fetch the next step
-## of 4 blocks of K into registers while they compute this one, all loads at once. With two `buffers` a step needs one
-## barrier.
+## Parts of the fp32 GEMMs with sums in registers: a group of lx x ly items computes rp * lx rows x rc * ly blocks of four
+## columns; LZ slices of K work side by side and are summed at the end. Items fetch the next step of 4 blocks of K into
+## registers while they compute this one, all loads at once. With two `buffers` a step needs only one barrier.
 <%!
 def sizes(rp, rc, lx, ly):
     """Return the rows, columns and items of a group, and what an item fetches a step of either factor."""
@@ -21,8 +20,8 @@ k.shared("f32x4", "Bs", f"LZ * {16 * pitch(cols) * buffers}")
 k.shared("f32x4", "Sum", f"LZ > 1 ? (LZ - 1) * {rows * cols} : 1")
 %>\
 </%def>
-## Who an item is, and which weights it moves: of neighbouring items two share a block and the next two a pixel: a load
-## of 16 bytes is served to two at a time.
+## The indices of a work-item, and the weights that it moves. Two adjacent items share a block and the next two a pixel,
+## because two items at a time share a load of 16 bytes.
 <%def name="who()">\
 <% rows, cols, items, _, fetched = sizes(rp, rc, lx, ly) %>\
 const int item = LOCAL_Y * ${lx} + LOCAL_X, across = item / 2 % ${lx}, down = item % 2 + item / ${2 * lx} * 2;
@@ -34,15 +33,15 @@ const int bto${u} = (bk${u} * 4 + e${u} % 4) * ${pitch(cols)} + bcolumn${u};
 f32x4 vb${u};
 % endfor
 </%def>
-## The weights of a step: vectors [step][4 blocks of K][COUNT blocks of columns][4 along K], behind `first` of others.
+## The weights of a step: vectors [step][4 blocks of K][COUNT blocks of columns][4 along K], from vector `first` on.
 <%def name="fetch_weights(step, first='')">\
 <% _, _, _, _, fetched = sizes(rp, rc, lx, ly) %>\
 % for u in range(fetched):
   vb${u} = ${w.vector(f"{first}min({step}, STEPS - 1) * 16 * COUNT + bfrom{u}")};
 % endfor
 </%def>
-## The sums of a tile: `fetch(step)` loads va. and vb., `staged(u)` is what of va. is multiplied. `rounds` are the first of
-## K and the one behind the last, where a group has a part of them.
+## The sums of a tile: `fetch(step)` loads va. and vb.; `staged(u)` is the operand in va. that is multiplied. With split K,
+## `rounds` are the group's first step and the one behind its last.
 <%def name="multiply(fetch, staged, rounds=None)">\
 <%
 first, (begin, end) = f"{rounds[0]} * LZ + LOCAL_Z" if rounds else "LOCAL_Z", rounds or ("0", "(STEPS + LZ - 1) / LZ")
@@ -68,7 +67,7 @@ acc = [(i, j) for i in range(rp) for j in range(rc)]
 % for i in range(rp):
       const f32x4 a${i} = As[a_base + kk * ${rows} + ${i * lx} + across];
 % endfor
-## One product a statement: each becomes one fused multiply-add, where a sum of four takes an addition more.
+## One product in each statement compiles to one fused multiply-add; a sum of four products would take an addition more.
 % for lane, letter in enumerate("xyzw"):
 % for j in range(rc):
       const f32x4 b${j}${letter} = Bs[b_base + (kk * 4 + ${lane}) * ${pitch(cols)} + ${j * ly} + down];

@@ -1,9 +1,9 @@
-## Integers of up to 64 bits as floats, rounded once: what has more than 32 bits loses its last ones to a bit that
-## tells whether any of them was set, so that the conversion of the rest rounds as it would have with them.
+## Integers of up to 64 bits as floats, rounded once. Beyond 32 bits the last bits are replaced by one sticky bit, which
+## tells whether any of them was set, so that the conversion rounds as if they were there.
 ${k.for_each("i", "TOTAL")} {
   uint low = ${x.load("i")};
   uint high = ${x.load_high("i")};
-  const bool negative = TO_I32(high) < 0;
+  const bool negative = ${"false" if x.arg.dtype.value == "uint64" else "TO_I32(high) < 0"};
   if (negative) {
     low = ~low + 1;
     high = ~high + (low == 0 ? 1 : 0);
@@ -14,5 +14,8 @@ ${k.for_each("i", "TOTAL")} {
     high /= 2;
     scale *= 2.0;
   }
-  ${y.store("i", "scale * TO_F32(low)")}
+<%
+value = "scale * TO_F32(low)"
+%>
+  ${y.store("i", f"fmin(fmax({value}, -{most}), {most})" if most else value)}
 }

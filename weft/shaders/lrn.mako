@@ -1,5 +1,5 @@
-## Local response normalization over NC4HW4: each element over a power of the squares at its place in the
-## channels from LOW before it to HIGH behind it. One item, one pixel of one block.
+## Local response normalization over NC4HW4: each element divided by a power of the sum of squares at its pixel, over the
+## channels from LOW before to HIGH behind it. A work-item computes one pixel of one block.
 ${k.for_each("i", "TOTAL")} {
   const int p = i % HW, b = i / HW % BLOCKS, n = i / HW / BLOCKS;
   f32x4 v = ${x.load4("n", "b", "p")};

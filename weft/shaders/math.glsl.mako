@@ -1,4 +1,4 @@
-## Maths that GLSL lacks, leaves undefined or leaves loose, to a few ulp; included by prelude.glsl.mako.
+## Functions that GLSL lacks, leaves undefined or specifies loosely, to a few ulp; included by prelude.glsl.mako.
 ## The polynomials are Chebyshev interpolants.
 // NaN wins, as in numpy and ONNX; the language's own forms drop it.
 f32 nan_max(f32 a, f32 b) { return (a > b || isnan(a)) ? a : b; }

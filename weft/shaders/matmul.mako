@@ -1,5 +1,5 @@
-## Matrix product in NCHW with any strides: tiles by 8 x 8 items of `each` x `each` (4: 32 x 32), K in steps of 16.
-## Shared: 2 x 16 rows of a tile, 4 KiB at most. FIRST and COUNT are the columns of y that b holds.
+## Matrix product in NCHW with any strides: tiles of 8 x 8 work-items with `each` x `each` sums (4: 32 x 32), K in steps
+## of 16. Work-group memory holds 2 x 16 rows of a tile, at most 4 KiB. FIRST and COUNT are the columns of y that b holds.
 <%
 tile = 8 * each
 k.shared("f32", "As", f"16 * {tile}")

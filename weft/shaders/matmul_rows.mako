@@ -1,5 +1,6 @@
-## ${rows} rows of a times constant weights that lie as vectors along K: one group a column, the items share
-## K and add up in a tree. Weights are read once, in whole vectors; so is a, if K is a multiple of four (`quads`).
+## ${rows} rows of a times constant weights that are packed as vectors along K: a work-group computes one column, its
+## items divide K and add up in a tree. Weights are read once, in whole vectors; so is a, if K is a multiple of four
+## (`quads`).
 <%
 k.shared("f32", "part", f"{rows} * LX")
 %>

@@ -1,5 +1,5 @@
-## Cooperative matrices whose elements a kernel sets and reads, as types and statements. Where a dialect has defined
-## them already, its definitions stay: tests emulate these on devices without them.
+## Cooperative matrices whose elements a kernel sets and reads, as types and statements. A dialect may define them
+## before: tests emulate them on devices without matrix units.
 #ifndef MULTIPLY_ADD
 #define MATRIX_A coopmat<float16_t, gl_ScopeSubgroup, 16, 16, gl_MatrixUseA>
 #define MATRIX_B coopmat<float16_t, gl_ScopeSubgroup, 16, 16, gl_MatrixUseB>

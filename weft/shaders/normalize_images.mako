@@ -1,5 +1,5 @@
-## Normalization over NC4HW4 of the images of each channel, or of groups of PARTS whole blocks of channels: one
-## work-group a block or a group of blocks, and a tree. (x - mean) / sqrt(variance + EPSILON) * scale + shift.
+## Normalization over NC4HW4 of the images of each channel, or of groups of PARTS whole blocks of channels: one work-group
+## for each block or group of blocks, and a tree. (x - mean) / sqrt(variance + EPSILON) * scale + shift.
 <%
 k.shared("f32x4", "part", "LX")
 %>

@@ -1,6 +1,6 @@
 ## Normalization in NCHW of lines of R0 x R1 x R2 elements at steps RS., over K0 x K1 x K2 lines at steps KS..:
-## (x - mean) * factor * scale + shift, the last two with each element repeated INNER times. `term` is what is
-## summed of an element v, `factor` what follows of the total. Short lines: one item; long ones: one group.
+## (x - mean) * factor * scale + shift, the last two with each element repeated INNER times. `term` is the summand of an
+## element v, `factor` follows from the total. Short lines: one work-item for each; long lines: one work-group for each.
 <%
 if not short:
     k.shared("f32", "part", "LX")

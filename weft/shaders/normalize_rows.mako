@@ -1,6 +1,6 @@
-## What normalize_lines does, for LINES lines of LENGTH elements that lie one behind the other: a team of items
-## a line, ROWS lines a group. An item keeps its share of the line, `each` vectors of four (or elements) that lie a
-## team apart, in registers: memory is read once. UNITS are the vectors, or elements, of a line.
+## What normalize_lines does, for LINES adjacent lines of LENGTH elements: a team of work-items for each line, ROWS lines
+## in a group. An item keeps its share of the line in registers, so memory is read once: `each` vectors of four (or
+## elements), a team apart. UNITS are the vectors, or elements, of a line.
 <%namespace name="teams" file="team.parts.mako"/>
 <%
 kind, lanes = ("f32x4", (".x", ".y", ".z", ".w")) if fours else ("f32", ("",))

@@ -1,5 +1,5 @@
-## Max, average or p-norm over a window of up to three dimensions, NC4HW4: one item, one pixel of one block.
-## An average divides by the places that lie in [-LOW, I + HIGH) along each axis.
+## Max, average or p-norm over a window of up to three dimensions, NC4HW4: a work-item computes one pixel of one block.
+## An average divides by the number of window positions in [-LOW, I + HIGH) along each axis.
 ${k.for_each("i", "TOTAL")} {
   const int PLACES = OD * OH * OW;
   ${k.split(y, "i", "PLACES", "BLOCKS")}

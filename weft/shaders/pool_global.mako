@@ -1,5 +1,5 @@
-## The mean or the maximum of all pixels of a block of four channels, by a tree in shared memory. A group does WIDE
-## blocks side by side, so that its items read side by side where the blocks of a pixel do lie so.
+## The mean or the maximum of all pixels of a block of four channels, by a tree in work-group memory. A group computes
+## WIDE blocks side by side, so that adjacent items read adjacent memory if the blocks of a pixel are adjacent.
 <%
 k.shared("f32x4", "part", "LX")
 def join(a, b):

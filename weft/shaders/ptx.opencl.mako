@@ -1,7 +1,7 @@
 ## NVIDIA's instructions for matrix units, as statements for kernels in which a warp is the 32 items of LOCAL_X.
-## Names and layouts of fragments are those of the PTX ISA (mma.m16n8k16, ldmatrix). In the layouts g is
-## lane / 4 and t is lane % 4. Where a dialect has defined them already, its definitions stay: tests emulate
-## these on devices without them, which is why all warps of a group reach each of them together.
+## Names and layouts of fragments are those of the PTX ISA (mma.m16n8k16, ldmatrix); in the layouts g is lane / 4 and t is
+## lane % 4. A dialect may define them before: tests emulate them on devices without matrix units, so all warps of a group
+## must reach each of them together.
 #ifndef MMA
 // An address in work-group memory as ldmatrix takes it, in its own type.
 #define shared_at uint

@@ -1,6 +1,6 @@
 ## Reductions over any axes in NCHW: K0 x K1 x K2 outputs, each of R0 x R1 x R2 elements, at steps KS. and RS..
-## `term` is what is joined of an element, `join` how, `finish` what is stored of the outcome. With `shifted`
-## the greatest element is found first. Short ones: one item an output; long ones: one group, and a tree.
+## `term` is applied to each element, `join` joins two terms, `finish` makes the stored result. With `shifted` the
+## greatest element is found first. Short reductions: one work-item for each output; long ones: one group, and a tree.
 <%
 if not short:
     k.shared("f32", "part", "LX")

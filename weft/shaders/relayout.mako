@@ -1,5 +1,5 @@
-## NCHW, NHWC or packed (NC4HW4, NHWC4) to any other, fp32 or fp16 on either side. One item writes one stored
-## element, or the four of one pixel where the target is packed. Neighbours in the target are neighbours.
+## NCHW, NHWC or packed (NC4HW4, NHWC4) to any other, fp32 or fp16 on either side. A work-item writes one stored element,
+## or the four of one pixel if the target is packed. Adjacent items write adjacent memory.
 <%
 def read(c):
     if source == "packed":

@@ -1,5 +1,5 @@
-## Resampling: outputs of D. places along ${rank} axes, from x at steps S.. Along the sampled axes tables say for each
-## place which ${taps} of x it is mixed of and with what weights; a negative place lies outside of the cropped region.
+## Resampling: outputs of size D. along ${rank} axes, from x at steps S.. For each index along a sampled axis, tables hold
+## the indices of ${taps} elements of x and their weights; a negative index lies outside of the cropped region.
 ## Raw elements (nearest) or floats in NCHW, or (packed) pixels in NC4HW4.
 <%
 def load(at):

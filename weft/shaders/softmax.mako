@@ -1,5 +1,5 @@
-## Softmax or its logarithm along lines of LENGTH elements INNER apart. Long lines: one group a line with
-## trees in shared memory; short ones: one item a line.
+## Softmax or its logarithm along lines of LENGTH elements INNER apart. Long lines: one work-group for each, with trees in
+## work-group memory; short lines: one work-item for each.
 <%
 if not short:
     k.shared("f32", "part", "LX")

@@ -1,5 +1,5 @@
-## Adds the sums that PARTS groups have of a convolution, each over a part of K (`sum_parts.py`): part z of image n is image
-## n + z * IMAGES. One item, one pixel of one block of channels.
+## Add the sums of PARTS groups of a convolution, each over a part of K (`sum_parts.py`): part z of image n is image
+## n + z * IMAGES. A work-item computes one pixel of one block of channels.
 ${k.for_each("i", "TOTAL")} {
   ${k.split(y, "i", "PLACES", "BLOCKS")}
   f32x4 sum = ${sums.load4("n", "c", "p")};

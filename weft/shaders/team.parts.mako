@@ -1,6 +1,6 @@
-## How a team of items side by side joins one value of each, so that all of them have the outcome: by
-## exchange between the 32 items that run as one, where a device can, else in the work-group memory `array`. A team
-## of more than 32 (or 16) items joins in two steps. At most two barriers; the next call must name another array.
+## Join one value of each work-item of a team, so that all of them have the result: by shuffles between the 32 items of a
+## subgroup if the device can, else through the work-group memory `array`. A team of more than 32 (or 16) items joins in
+## two steps. There are at most two barriers; the next call must name another array.
 <%def name="join_all(value, join, array, team, shuffles)">
 <%
 near = min(team, 32 if shuffles else 16)

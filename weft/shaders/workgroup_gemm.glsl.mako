@@ -1,8 +1,8 @@
-## Product of rows (pixels with their channels side by side) and constant weights, by matrices that a whole
-## work-group holds: ${rows} x ${columns} sums, K in steps of ${depth} and one of ${tail} at the end. How they are staged in
-## work-group memory is the driver's. Loads and stores with bounds take twice the time, so there are none: the
-## last tiles of rows and columns begin early enough to end inside, and compute some sums once more.
-## Steps behind the product see the sums one by one, with what they read at the same place as further matrices.
+## Product of rows (pixels with adjacent channels) and constant weights, by matrices that a whole work-group holds:
+## ${rows} x ${columns} sums, K in steps of ${depth} and one of ${tail} at the end. The driver stages them in work-group memory. Loads
+## and stores with bounds checks take twice the time, so there are none: the last tiles of rows and columns begin early
+## enough to end inside, and compute some sums again. Fused steps see the sums one by one, and their operands as further
+## matrices.
 <%
 sums = f"coopmat<float, gl_ScopeWorkgroup, {rows}, {columns}, gl_MatrixUseAccumulator>"
 read = [("b", "0")] if k.has("b") else []

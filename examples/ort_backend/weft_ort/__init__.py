@@ -172,12 +172,16 @@ def why_not_right(inputs: Inputs, outputs: Outputs, op: Op) -> str | None:
     `weft conformance ort` found these.
     """
     values = op.attributes()
+    if any(t is not None and t.dtype is DType.BFLOAT16 for t in (*inputs, *outputs)):
+        return "ONNX Runtime takes no arrays of bfloat16 from numpy"
     if op.type == "Mod" and outputs[0].dtype.is_float and not values["fmod"]:
         return "ONNX Runtime has no Mod of floats with fmod=0"
+    if op.type in ("LSTM", "GRU") and outputs[0].dtype is DType.FLOAT64:
+        return f"ONNX Runtime loads {op.type} of float64, and does not run it"
     if op.type.startswith("Scatter") and values["reduction"] != "none" and outputs[0].dtype is DType.FLOAT16:
         return f"ONNX Runtime has no {op.type} of float16 with a reduction"
     dilations = values.get("dilations")
-    if isinstance(dilations, tuple) and any(d > 1 for d in dilations) and "SAME" in str(values["auto_pad"]):
+    if isinstance(dilations, tuple) and any(d > 1 for d in dilations) and "SAME" in str(values.get("auto_pad")):
         return "ONNX Runtime has no dilated windows with auto_pad SAME_UPPER or SAME_LOWER"
     if op.type == "ReduceMean" and 0 in (inputs[0].shape if inputs[0] else ()):
         return "ONNX Runtime says that the mean of nothing is 0, and ONNX that it is no number"

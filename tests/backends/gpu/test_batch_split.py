@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given, settings
 
 import weft
+from tests.helpers.device_figures import set_figures
 from tests.helpers.nets import Net, feeds
 from tests.helpers.opened import STARTS, opened
-from tests.helpers.random_nets import SLOW, assert_right, networks
-from weft.backends.gpu.recording import batch_split, chunked_upload
-from weft.backends.gpu.recording.recording import PipelineRecording
+from tests.helpers.random_nets import SLOW, assert_session_is_right, networks
+from weft.backends.gpu.lowering import batch_split
+from weft.backends.gpu.recording import chunked_upload
+from weft.backends.gpu.recording.pipeline_recording import PipelineRecording
 from weft.backends.gpu.tuning.tuner import open_problems
 from weft.conformance.cases.table import tolerance
 from weft.core.graph.dtypes import DType
@@ -27,6 +29,8 @@ from weft.core.graph.tensor import TensorSpec
 DEVICES = ("opencl", "vulkan")
 WAYS = tuple((device, ahead) for device in DEVICES for ahead in (False, True))
 """Devices that compute where the host writes, or send the input in chunks: llvmpipe can do both, PoCL the second."""
+STREAMED = tuple(way for way in WAYS if way != ("opencl", False))
+"""Those that send the input in pieces, so that a part can begin before the rest is there."""
 BATCH = 8
 
 
@@ -38,7 +42,7 @@ def small_batches_count(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (chunked_upload, batch_split):
         monkeypatch.setattr(module, "LEAST", 1 << 10)
     monkeypatch.setattr(chunked_upload, "CHUNK", 3_000)
-    monkeypatch.setattr(batch_split, "PIXELS_A_UNIT", 1)
+    set_figures(monkeypatch, front_pixels=1)
 
 
 def recorded(session: weft.Session) -> PipelineRecording:
@@ -118,8 +122,18 @@ WAYS_AND_PARTS = [
 NETWORKS = [chain, branches, scratch, a_constant_for_each_image, a_joined_constant_for_each_image]
 
 
-@pytest.mark.parametrize(("device", "ahead", "precision", "parts"), WAYS_AND_PARTS)
-@pytest.mark.parametrize("make", NETWORKS)
+def _runs() -> list[Any]:
+    """Return networks with ways and parts; those that differ from `branches` in nodes run in one way of parts."""
+    return [
+        pytest.param(make, *case.values, marks=[*case.marks, *[pytest.mark.long] * is_more])
+        for make in NETWORKS
+        for case in WAYS_AND_PARTS
+        for is_more in [make is not branches and case.values[2:] != PARTS[0]]
+    ]
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize(("make", "device", "ahead", "precision", "parts"), _runs())
 def test_results_are_right_whatever_runs_in_parts(
     device: str, ahead: bool, precision: str, parts: int, make: Callable[[], Graph], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,20 +144,18 @@ def test_results_are_right_whatever_runs_in_parts(
         patch.setattr(opened(device), "computes_ahead", False)
         whole = weft.load(graph, device=device, precision=precision, fallback="error")
     with whole, weft.load(graph, device=device, precision=precision, fallback="error") as session:
-        assert not recorded(whole).ahead
+        assert not recorded(whole).front_launches
         recording = recorded(session)
         assert recording.front.parts == parts
-        assert sorted(recording.ahead) == list(range(parts))
+        assert sorted(recording.front_launches) == list(range(parts))
         if precision == "high":
             check(session, graph)
         else:
             check_against_the_whole(session, whole, graph)
 
 
-@pytest.mark.parametrize(("device", "ahead"), WAYS)
+@pytest.mark.parametrize(("device", "ahead"), STREAMED)
 def test_each_part_begins_when_its_images_are_there(device: str, ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if (device, ahead) == ("opencl", False):
-        pytest.skip("kernels of PoCL do not read where the host writes, so nothing begins early")
     monkeypatch.setattr(opened(device), "sends_ahead", ahead)
     graph = chain()
     with weft.load(graph, device=device, fallback="error") as session:
@@ -192,12 +204,12 @@ def test_inputs_that_the_caller_puts_there_himself_are_run_all_the_same(device: 
 def test_what_the_parts_leave_to_tuning_counts_for_each_of_them(device: str) -> None:
     with weft.load(chain(), device=device, fallback="error") as session:
         recording, (pipeline,) = recorded(session), session.pipelines
-        every = [pick for task in pipeline.tasks for pick in getattr(task.execution, "picks", ())]
-        assert {id(x) for pick in every for x in pick.launches} <= {id(x.plan) for x in recording.planned}
+        every = [choice for task in pipeline.tasks for choice in getattr(task.execution, "choices", ())]
+        assert {id(x) for choice in every for x in choice.launches} <= {id(x.plan) for x in recording.planned}
         for task in pipeline.tasks:
             execution: Any = task.execution
-            if execution.label in recording.front.nodes and execution.picks:
-                assert len(execution.picks) == recording.front.parts
+            if execution.label in recording.front.nodes and execution.choices:
+                assert len(execution.choices) == recording.front.parts
         problems = open_problems(session.pipelines)
         assert sum(problem.nodes for problem in problems) < len(every), "a node is one, in however many parts"
 
@@ -221,12 +233,12 @@ def test_no_parts_with_a_profile_or_little_memory(device: str) -> None:
     graph = chain()
     for how in ({"profile": True}, {"memory": "limit"}):
         with weft.load(graph, device=device, fallback="error", **how) as session:  # type: ignore[arg-type]
-            assert not recorded(session).ahead
+            assert not recorded(session).front_launches
             check(session, graph, runs=1)
 
 
 def test_a_driver_that_does_not_tell_its_units_has_a_typical_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_split, "PIXELS_A_UNIT", 20)  # half of the batch has 1024 pixels, 256 after the pool
+    set_figures(monkeypatch, front_pixels=20)  # half of the batch has 1024 pixels, 256 after the pool
     device = opened("vulkan")
     for units, nodes in ((16, 2), (1, 2), (2, 3)):
         monkeypatch.setattr(device, "caps", replace(device.caps, compute_units=units))
@@ -235,15 +247,18 @@ def test_a_driver_that_does_not_tell_its_units_has_a_typical_number(monkeypatch:
 
 
 def test_no_parts_where_they_would_not_fill_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_split, "PIXELS_A_UNIT", 1 << 20)
+    set_figures(monkeypatch, front_pixels=1 << 20)
     with weft.load(chain(), device="vulkan", fallback="error") as session:
-        assert not recorded(session).ahead
+        assert not recorded(session).front_launches
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(("device", "ahead"), WAYS)
-@given(graph=networks(8, batches=(8, 16), sides=(4, 8)))
+@given(graph=networks(8, batches=(8, 16), sides=(8,), padded_first=True))
 @settings(max_examples=8, deadline=None, suppress_health_check=SLOW)
 def test_a_random_network_is_right(device: str, ahead: bool, graph: Graph) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(opened(device), "sends_ahead", ahead)
-        assert_right(graph, device, "high", 1e-4)
+        with weft.load(graph, device=device, fallback="error") as session:
+            assert recorded(session).front.parts == batch_split.PARTS
+            assert_session_is_right(session, graph, 1e-4)

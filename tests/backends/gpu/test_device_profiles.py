@@ -128,12 +128,18 @@ def opened(api: str) -> GpuDevice:
 
 COMPILED_BY_CPUS = {"smallest"}
 """The profiles of which OpenCL's compiler for CPUs is asked in the short run; each has many kernels of its own."""
+PLAYED_BY_LLVMPIPE = {"mali-bifrost", "radv"}
+"""Those that llvmpipe plays in the short run: an odd number of items, and a large GPU."""
 
 
 def _profiles() -> list[Any]:
     """Return each profile with each API."""
     return [
-        pytest.param(name, api, marks=[pytest.mark.long] * (api == "opencl" and name not in COMPILED_BY_CPUS))
+        pytest.param(
+            name,
+            api,
+            marks=[pytest.mark.long] * (name not in (COMPILED_BY_CPUS if api == "opencl" else PLAYED_BY_LLVMPIPE)),
+        )
         for name in NAMES
         for api in GPUS
     ]
@@ -157,7 +163,18 @@ def test_rows_of_the_op_table_are_right_on_every_profile(
         assert_agree([found[f"{n}.y{k}"] for k in range(len(expected))], expected, op)
 
 
-@pytest.mark.parametrize("name", ["smallest", "adreno", "radv"])
+NETWORKS = {("smallest", "vulkan"), ("radv", "opencl")}
+"""Who runs a network in the short run."""
+
+
+@pytest.mark.parametrize(
+    ("name", "api"),
+    [
+        pytest.param(name, api, marks=[pytest.mark.long] * ((name, api) not in NETWORKS))
+        for name in ("smallest", "adreno", "radv")
+        for api in GPUS
+    ],
+)
 def test_a_network_is_right_on_profiles_at_both_precisions(
     name: str, api: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

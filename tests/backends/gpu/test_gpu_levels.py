@@ -6,17 +6,20 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import weft
 from tests.helpers.gpu_plans import planned
 from tests.helpers.nets import Net
-from tests.helpers.random_nets import SLOW, networks
+from tests.helpers.op_rows import GPUS
+from tests.helpers.random_nets import SLOW, assert_session_is_right, networks
 from tests.helpers.run_length import examples
 from weft.backends.gpu.device.device import BarrierCommand, Binding, CopyCommand, GpuBuffer, MemoryKind
 from weft.backends.gpu.memory import slots as memory_module
-from weft.backends.gpu.recording import recording as recording_module
+from weft.backends.gpu.recording import pipeline_recording
 from weft.backends.gpu.recording.schedule import Access, levels, schedule
 from weft.core.graph.graph import Graph
 from weft.core.graph.tensor import Tensor
@@ -53,13 +56,13 @@ def test_commands_of_one_level_may_run_in_any_order(commands: list[tuple[list[Pi
         assert found[str(j)] == max(before, default=-1) + 1, "as early as it may be, and no earlier"
 
 
-def share_bytes(a: Binding, b: Binding) -> bool:
-    """Tell whether two pieces share bytes; two views of one tensor do if they share channels."""
+def share_bytes(a: Binding, b: Binding, *, both_written: bool) -> bool:
+    """Tell whether two pieces share bytes; two views of one tensor that are written do if they share channels."""
     if a.buffer is not b.buffer or not a.nbytes or not b.nbytes:
         return False
     if a.offset >= b.offset + b.nbytes or b.offset >= a.offset + a.nbytes:
         return False
-    if a.blocks is None or b.blocks is None or (a.offset, a.nbytes) != (b.offset, b.nbytes):
+    if not both_written or a.blocks is None or b.blocks is None or (a.offset, a.nbytes) != (b.offset, b.nbytes):
         return True
     return a.blocks[0] < b.blocks[1] and b.blocks[0] < a.blocks[1]
 
@@ -71,10 +74,12 @@ def simple_levels(accesses: Sequence[Access]) -> list[int]:
         waits = [
             out[i]
             for i, earlier in enumerate(accesses[:j])
-            for mine, theirs in (
-                (later.writes, (*earlier.reads, *earlier.writes)), (later.reads, earlier.writes)
+            for mine, theirs, both_written in (
+                (later.writes, earlier.writes, True),
+                (later.writes, earlier.reads, False),
+                (later.reads, earlier.writes, False),
             )
-            if any(share_bytes(a, b) for a in mine for b in theirs)
+            if any(share_bytes(a, b, both_written=both_written) for a in mine for b in theirs)
         ]
         out.append(max(waits, default=-1) + 1)
     return out
@@ -136,7 +141,7 @@ def test_launches_that_may_run_side_by_side_do_not_touch_each_other(graph: Graph
         return seen[-1][1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recording_module, "schedule", watched)
+        patch.setattr(pipeline_recording, "schedule", watched)
         with planned(graph) as session:
             if not session._loaded.pipelines:
                 return
@@ -170,8 +175,19 @@ def test_branches_of_a_network_share_a_level() -> None:
         return seen[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recording_module, "schedule", watched)
+        patch.setattr(pipeline_recording, "schedule", watched)
         with planned(graph):
             pass
     barriers = sum(isinstance(c, BarrierCommand) for c in seen[-1])
     assert barriers == 5, "upload, relayout, three first, three second convolutions, three relayouts, downloads"
+
+
+@pytest.mark.parametrize("device", GPUS)
+def test_a_part_of_a_concat_is_read_before_or_after_another_is_written(device: str) -> None:
+    """The validation layer, which knows no channels, has nothing to say of a batch whose parts share their bytes."""
+    net = Net()
+    part = net.conv(net.conv(net.input("x", 2, 4, 8, 8), 8, 3, pads=(1,) * 4), 8)
+    other = net.add("Mul", net.add("Neg", part), np.array([2.5], np.float32))
+    graph = net.finish(net.add("GlobalAveragePool", net.add("Concat", other, part, axis=1)), part)
+    with weft.load(graph, device=device, fallback="error") as session:
+        assert_session_is_right(session, graph, 1e-5)

@@ -81,6 +81,7 @@ LAYOUTS: dict[str, Callable[[Array], Array]] = {
 }
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_of_a_large_input_arrives(device: str, layout: str) -> None:

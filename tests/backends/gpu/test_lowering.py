@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,12 +15,16 @@ import pytest
 from hypothesis import given, settings
 
 import weft
+from tests.helpers.cards import card
+from tests.helpers.device_figures import set_figures
 from tests.helpers.fakes import Creator, Mock, registered
 from tests.helpers.nets import Net, branching, chain, feeds
 from tests.helpers.null_gpu import CAPS, NullDevice, null_gpu
 from tests.helpers.random_nets import SLOW, networks
 from tests.helpers.saved_networks import content, refusal, rewritten
 from weft.backends.gpu.device.device import BarrierCommand, Command, GpuDevice, LaunchCommand
+from weft.backends.gpu.lowering.lower import Target, lower
+from weft.backends.gpu.selftest import verdict_store
 from weft.conformance.cases.table import tolerance
 from weft.core.contract.lowered import Launch, Lowered
 from weft.core.graph.dtypes import DType
@@ -29,6 +34,7 @@ from weft.core.graph.layout import Layout
 from weft.core.placement.optimized_network import OptimizedNetwork
 from weft.core.registry.backend_registry import registry
 from weft.extend import GpuOp
+from weft.kernels.chooser import forget_decisions
 from weft.models import path as model_path
 
 GPUS = ("opencl", "vulkan")
@@ -126,6 +132,7 @@ def spot(tensor: Any) -> object:
     return (tensor.name if isinstance(root, tuple) else root, tensor.memory.first, tensor.memory.start)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("caps", [CAPS, LARGE_GPU], ids=["small", "large"])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_list_of_a_network_is_what_is_recorded(name: str, caps: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,6 +206,72 @@ def test_inspect_prints_it(gpu: str, capsys: pytest.CaptureFixture[str], monkeyp
     assert f"on {gpu}:0: {len(listed)} launches for " in short and "    relayout" not in short
 
 
+def of_each_kind() -> Graph:
+    """A convolution, a product with weights, and an attention."""
+    net = Net()
+    x = net.conv(net.input("x", 2, 8, 12, 12), 16, 3, pads=(1,) * 4, name="conv")
+    rows = net.add("Reshape", x, np.array([2, 4, 36, 16]))
+    tokens = net.add("weft::Attention", rows, rows, rows, name="attention")
+    return net.finish(net.add("MatMul", tokens, net.random(16, 8), name="product"))
+
+
+@pytest.mark.parametrize("caps", [CAPS, LARGE_GPU], ids=["small", "large"])
+def test_what_was_chosen_is_told_for_convolutions_products_and_attention(caps: Any) -> None:
+    with null_gpu() as device:
+        device.caps = caps
+        (part,) = weft.optimize(of_each_kind(), "null", fallback="error").parts
+        assert part.lowered is not None and part.listing is not None
+        for name in ("n_conv", "n_attention", "n_product"):
+            told = "\n".join(map(str, part.lowered.decisions[name]))
+            kernels = [launch.kernel for launch in part.listing.launches if launch.node == name]
+            (taken,) = [line for line in told.splitlines() if line.endswith(", taken") and "as a conv" not in line]
+            assert taken.partition(": ")[0] in kernels and "cost 1.00" in taken, told
+            assert ": no, " in told or "not asked, since" in told
+        text = part.listing.text(part.lowered.decisions)
+        assert "      chosen by 'conv_gemm':\n        conv_matrix: no, " in text
+        assert "chosen by" not in str(part.listing)
+
+
+def test_inspect_prints_what_was_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    from weft.cli import main
+
+    with null_gpu(), pytest.raises(SystemExit):
+        main(["inspect", str(model_path("shapes")), "--devices", "null", "--shape", "image=1x3x128x128", "--choices"])
+    printed = capsys.readouterr().out
+    assert printed.count("chosen by 'conv_gemm':") > 1 and "    conv_gemm: " in printed
+
+
+def test_the_journal_tells_what_lowering_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = Net()
+    x = net.add("MaxPool", net.input("x", 8, 4, 16, 16), kernel_shape=(2, 2), strides=(2, 2), name="pool")
+    x = net.conv(x, 8, name="first")
+    parts = [net.conv(x, 4, kernel, pads=(kernel // 2,) * 4, name=f"half{kernel}") for kernel in (1, 3)]
+    x = net.add("Concat", net.add("Concat", *parts, axis=1), net.add("Sigmoid", x), axis=1, name="joined")
+    graph = net.finish(net.add("Reshape", x, np.array([8, -1]), name="y"))
+    monkeypatch.setattr("weft.backends.gpu.lowering.batch_split.LEAST", 1)
+    set_figures(monkeypatch, front_pixels=1, reused_pixels=0)
+    monkeypatch.setattr("weft.backends.gpu.lowering.lower.products_in_vain", lambda device: 1 << 30)
+    monkeypatch.setattr("weft.backends.gpu.lowering.fusion.pays", lambda *_: True)
+    with null_gpu() as device:
+        device.computes_ahead = True
+        network = weft.optimize(graph, "null", fallback="error")
+        (part,) = network.parts
+        assert part.lowered is not None
+        why = {name: "\n".join(network.why(name)) for name in ("n_pool", "n_half1", "n_half3", "n_first", "joined")}
+        assert "null:0 fuse_pools" in why["n_pool"] and "'n_pool' is merged into 'n_first'" in why["n_pool"]
+        assert "null:0 merge_convolutions" in why["n_half3"] and "'n_half3' is merged into 'n_half1'" in why["n_half3"]
+        assert "now: 'n_half1' runs on null:0" in why["n_half3"] and "now: 'n_half3'" not in why["n_half3"]
+        assert "null:0 find_views" in why["n_half1"] and "lies in 'joined', from channel block 0 on" in why["n_half1"]
+        assert "null:0 split_batch" in why["n_first"] and "for each of 2 parts of the batch" in why["n_first"]
+        relayout = next(n.name for n in part.lowered.graph.nodes if n.op.type == "Relayout")
+        assert "null:0 assign_layouts (Store each value as its kernels want it" in network.why(relayout)[0]
+        network.save(tmp_path / "n.weft")
+        read = OptimizedNetwork.load(tmp_path / "n.weft")
+        assert read.journal == network.journal
+        with weft.load(read) as session:
+            assert session.report.journal == network.journal, "what was lowered anew is told once"
+
+
 def test_optimising_takes_nothing_of_the_device_and_is_the_same_each_time() -> None:
     with null_gpu() as device:
         first = weft.optimize(branching(8, batch=2), "null")
@@ -215,8 +288,8 @@ def test_optimising_takes_nothing_of_the_device_and_is_the_same_each_time() -> N
 
 
 def test_a_part_of_a_batch_is_listed_for_each_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.backends.gpu.recording.batch_split.LEAST", 1 << 10)
-    monkeypatch.setattr("weft.backends.gpu.recording.batch_split.PIXELS_A_UNIT", 1)
+    monkeypatch.setattr("weft.backends.gpu.lowering.batch_split.LEAST", 1 << 10)
+    set_figures(monkeypatch, front_pixels=1)
     monkeypatch.setattr(NullDevice, "computes_ahead", True, raising=False)
     net = Net()
     x = net.conv(net.input("x", 8, 4, 16, 16), 8, 3, pads=(1,) * 4)
@@ -334,7 +407,7 @@ def test_what_an_op_says_of_a_constant_is_held_against_it(monkeypatch: pytest.Mo
         monkeypatch.setattr("weft.backends.gpu.lowering.launch_builder.render", lambda request, dialect: _source())
         weft.optimize(graph, "null")
         assert not made, "planning makes no array that an op describes"
-        with pytest.raises(weft.errors.BackendError, match="is not what its op said"):
+        with pytest.raises(weft.errors.BackendError, match="another shape or type than its op announced"):
             weft.load(graph, "null", fallback="error")
 
 
@@ -358,6 +431,46 @@ def test_a_resize_plans_without_making_constants_again(monkeypatch: pytest.Monke
     with null_gpu(), weft.load(graph, "null", shapes={"x": (2, 3)}, fallback="error") as session:
         session.resize({"x": (5, 3)})
         assert made == [1]
+
+
+def test_constants_of_labels_that_a_part_has_no_more_are_forgotten() -> None:
+    def lowered(name: str, value: str) -> None:
+        net = Net()
+        y = net.add("BatchNormalization", net.input("x", 1, 4, 3, 3), *(np.ones(4, np.float32),) * 4, name=value)
+        graph = net.finish(y)
+        graph.name = name
+        lower(graph, target)
+
+    target = Target(NullDevice())
+    lowered("a", "first")
+    lowered("b", "other")
+    lowered("a", "second")
+    assert not any(label.startswith("first") for label in target.known)
+    assert {label.partition(".")[0] for label in target.known} == {"other", "second"}
+
+
+@pytest.mark.parametrize("api", ["", "opencl", "vulkan"])
+@pytest.mark.parametrize("precision", ["high", "normal"])
+def test_planning_packs_no_weights(api: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verdict_store, "examine", lambda *_, **__: [])
+    net = Net()
+    weights = np.random.default_rng(0).standard_normal((512, 512, 3, 3), np.float32)
+    x = net.input("x", 1, 512, 14, 14)
+    for _ in range(3):
+        x = net.add("Conv", x, weights, pads=(1,) * 4)
+    graph = net.finish(x)
+    with null_gpu() as device:
+        if api:
+            card(device, api)
+        weft.optimize(graph, "null", precision=precision, fallback="error")  # what it imports does not count
+        forget_decisions()
+        tracemalloc.start()
+        try:
+            weft.optimize(graph, "null", precision=precision, fallback="error")
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert peak < weights.nbytes / 4
 
 
 def _source() -> Any:

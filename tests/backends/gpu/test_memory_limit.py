@@ -10,10 +10,11 @@ import pytest
 import weft
 from tests.helpers.null_gpu import NullCreator, NullDevice
 from tests.helpers.plugins import in_new_process
-from weft.backends.gpu.device.device import GpuDevice
+from weft.backends.gpu.device.device import GpuBuffer, GpuDevice
+from weft.backends.gpu.memory.heap import DeviceHeap
 from weft.backends.gpu.runtime import GpuRuntime
 from weft.core.registry.backend_registry import registry
-from weft.errors import OutOfMemory
+from weft.errors import DeviceError, OutOfMemory
 
 LIMIT = 4 << 20
 SMALL, LARGE = 1000, 3_000_000
@@ -102,7 +103,7 @@ def test_a_drivers_own_memory_can_run_out(monkeypatch: pytest.MonkeyPatch) -> No
     """PoCL can be told how many GB its device has."""
     code = f"""
 import numpy, weft
-from weft.errors import OutOfMemory
+from weft.errors import DeviceError, OutOfMemory
 
 def net(n):
     net = weft.Network("sum")
@@ -207,10 +208,21 @@ def test_a_device_whose_kernels_are_being_tested_is_not_closed(monkeypatch: pyte
                 load("null", network(SMALL), LIMIT + n).close()
             seen.append(runtime.closed)
 
-    monkeypatch.setattr(GpuRuntime, "verify", verify)
+    monkeypatch.setattr("weft.backends.gpu.selftest.verdict_store.verify", verify)
     registry.insert("null", _Many())
     try:
         load("null", network(SMALL), LIMIT).close()
     finally:
         registry.remove("null")
     assert seen == [False, False]
+
+
+def test_a_buffer_that_the_driver_fails_to_free_does_not_count_on() -> None:
+    class Fails(NullDevice):
+        def free(self, buffer: GpuBuffer) -> None:
+            raise DeviceError("the device is lost", where="null:0")
+
+    heap = DeviceHeap(Fails(), limit=100)
+    with pytest.raises(DeviceError):
+        heap.free(heap.allocate(100))
+    assert heap.held == 0

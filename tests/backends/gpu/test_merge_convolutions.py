@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import weft
 from benchmarks.models import squeezenet1_1
 from tests.helpers.cards import card
+from tests.helpers.device_figures import set_figures
 from tests.helpers.gpu_plans import assert_plays
 from tests.helpers.launches import kernels, planned_kernels
 from tests.helpers.nets import Net, feeds
@@ -42,7 +43,7 @@ def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def let_them_merge(patch: pytest.MonkeyPatch, most: int) -> None:
     patch.setattr(LIMIT, lambda device: most)
-    patch.setattr("weft.backends.gpu.lowering.merge_convolutions.REUSED", 0)
+    set_figures(patch, reused_pixels=0)
 
 
 def fire(
@@ -239,6 +240,7 @@ def siblings(draw: st.DrawFn) -> tuple[Callable[[], Graph], bool]:
     return lambda: graph, rank < 3
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("precision", ["high", "low"])
 @pytest.mark.parametrize("device", GPUS)
 @settings(max_examples=examples(12), deadline=None)
@@ -267,6 +269,7 @@ def fires_on_an_image() -> Graph:
     return net.finish(net.add("GlobalAveragePool", net.add("Concat", *made, axis=1), name="y"))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("precision", ["high", "low"])
 @pytest.mark.parametrize("device", GPUS)
 def test_channels_may_lie_last(device: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:

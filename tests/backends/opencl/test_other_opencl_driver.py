@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from contextlib import closing
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
 
 import weft
 from tests.helpers.op_rows import ROWS, SAMPLE, assert_agree, reference, refusal, run
+from tests.helpers.rows_together import by_family
 from weft import models
+from weft.backends.gpu.selftest.verdict_store import verify
 from weft.backends.opencl.creator import OpenCLCreator
 from weft.conformance import Case
 from weft.conformance import run as run_kit
@@ -28,15 +31,19 @@ from weft.models import scenes
 from weft.ops.elementwise import Elementwise
 
 
-def _one_an_op() -> list[Case]:
-    """Return the first row of each op that computes something; a sample of element-wise ops, which share a kernel."""
+def _one_an_op() -> list[Any]:
+    """Return the first row of each op that computes something; a sample of element-wise ops, which share a kernel.
+
+    The driver takes half a second to compile each: in the short run it has those of one op of every third family.
+    """
     first: dict[str, Case] = {}
     for row in ROWS:
         computed = any(i is not None and not i.constant for i in row.inputs)
         sampled = row.op in SAMPLE or not isinstance(row.make_op(), Elementwise)
         if computed and sampled and refusal(row) is None:
             first.setdefault(row.op, row)
-    return list(first.values())
+    quick = {rows[0].op for rows in [*by_family(first.values()).values()][::3]}
+    return [pytest.param(row, marks=[pytest.mark.long] * (op not in quick)) for op, row in first.items()]
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +61,7 @@ def test_one_row_of_each_op(other: str, row: Case) -> None:
     assert_agree(actual, reference(row.make_op(), row.arrays()), row.make_op())
 
 
-@pytest.mark.parametrize("precision", ["high", "low"])
+@pytest.mark.parametrize("precision", ["high", pytest.param("low", marks=pytest.mark.long)])
 def test_a_network(other: str, precision: str) -> None:
     picture, labels = scenes.batch(1, 1)
     truth = scenes.targets(labels)[0]
@@ -71,6 +78,7 @@ def test_a_network(other: str, precision: str) -> None:
 FORMS = [(Layout.NCHW, DType.FLOAT32), (Layout.NHWC, DType.FLOAT32), (Layout.NC4HW4, DType.FLOAT16)]
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(("source", "target"), list(product(FORMS, FORMS)))
 def test_M10_copies_to_the_device_inside_it_and_back(
     other: str, source: tuple[Layout, DType], target: tuple[Layout, DType]
@@ -95,5 +103,5 @@ def test_no_kernel_family_is_found_wrong(other: str) -> None:
     creator = registry.find("opencl")
     assert isinstance(creator, OpenCLCreator)
     runtime = creator.runtime(int(other.partition(":")[2] or 0))
-    runtime.verify()
+    verify(runtime)
     assert runtime.notes == []

@@ -13,7 +13,7 @@ from weft.core.graph.layout import Array
 
 MakeNode = Callable[[weft.Network, Any], Any]
 LENGTH = 70_000
-REFUSED = {"MatMul", "Gemm", "CumSum", "Conv", "ConvTranspose"}
+REFUSED = {"MatMul", "Gemm", "Conv", "ConvTranspose"}
 """The others share a sum between the items of a group."""
 
 

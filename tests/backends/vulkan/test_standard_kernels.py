@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import weft
-from scripts.null_device import plan_kernels
+from scripts.plan_kernels import plan_kernels
 from scripts.update_standard_kernels import (
     LIGHT,
     PROFILES,
@@ -23,6 +23,7 @@ from scripts.update_standard_kernels import (
     public_networks,
     real_networks,
 )
+from tests.helpers.run_length import is_long
 from weft.backends.vulkan.dialect import GlslDialect
 from weft.backends.vulkan.prebuild import MANIFEST, build, standard_requests, write_requests
 from weft.backends.vulkan.spirv import ShippedSet
@@ -32,6 +33,10 @@ from weft.kernels.template import KernelRequest, render
 
 ROOT = Path(__file__).parents[3]
 PUBLIC = public_networks()
+HEAVY = {"light_vgg19", "light_zfnet512", "light_bvlc_alexnet"}
+"""Networks of up to half a gigabyte of weights."""
+ALIKE = {"light_resnet50", "light_inception_v1", "resnet50 x8", "mobilenet_v2 x8", "minilm_l6 x8"}
+"""Networks of the kernels of another, or at a batch that others have."""
 UPDATE = "run: python -m scripts.update_standard_kernels"
 
 
@@ -49,7 +54,7 @@ def test_all_light_networks_are_planned_for() -> None:
     assert len([name for name in PUBLIC if name.startswith("light_")]) == 9
 
 
-@pytest.mark.parametrize("name", PUBLIC)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.long] * (n in HEAVY | ALIKE)) for n in PUBLIC])
 def test_a_public_network_finds_its_kernels_on_the_list(name: str) -> None:
     # Planning also shows that GPUs run it whole: it raises if a node has no kernel.
     assert not missing(PUBLIC[name]().requests()), UPDATE
@@ -61,6 +66,7 @@ def test_a_real_network_finds_its_kernels_on_the_list(name: str) -> None:
     assert not missing(real_networks()[name]().requests()), UPDATE
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("units", [20, 46, 84])
 @pytest.mark.parametrize("name", ["light_densenet121", "resnet50 x1", "mobilenet_v2 x1", "shapes x1"])
 def test_gpus_between_those_that_were_planned_for_find_theirs_too(name: str, units: int) -> None:
@@ -167,9 +173,10 @@ def test_networks_run_on_vulkan_without_a_compiler(installed: Path, tmp_path: Pa
     code = f"""{NETWORKS}
 for precision in ("high", "low"):
     check(models.path("shapes"), (1, 3, 128, 128), precision)
-sys.path.append({str(ROOT)!r})
-from benchmarks.models import squeezenet1_1
-check(squeezenet1_1(), (1, 3, 224, 224), "high")
+if {is_long()}:
+    sys.path.append({str(ROOT)!r})
+    from benchmarks.models import squeezenet1_1
+    check(squeezenet1_1(), (1, 3, 224, 224), "high")
 print(weft.__file__)
 """
     assert str(installed) in in_the_wheel(installed, code, tmp_path, WEFT_NO_COMPILER="1")

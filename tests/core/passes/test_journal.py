@@ -75,11 +75,12 @@ def conv_and_norm() -> Graph:
 
 def test_the_life_of_a_node_goes_from_the_file_to_the_device() -> None:
     network = weft.optimize(conv_and_norm(), "opencl")
-    first, folded, fused, now = network.why("n_norm")
+    first, folded, fused, laid, now = network.why("n_norm")
     assert first.startswith("as read: norm = BatchNormalization(")
     assert folded.startswith("fold_batch_norm (Move") and "'n_norm' is gone: 'n_conv' makes 'norm' now" in folded
     assert fused.startswith("opencl:0 (") and "does the work of 'n_relu', 'n_y'" in fused
-    assert now.startswith("now: 'n_conv' runs on opencl:0: y = Conv(") and "+ Relu + Mul" in now
+    assert laid.startswith("opencl:0 assign_layouts (") and "'n_conv' makes 'y.c4' instead of 'y'" in laid
+    assert now.startswith("now: 'n_conv' runs on opencl:0: n_conv (Conv + Relu + Mul) -> y.c4: float32[")
     assert "its results are constants" in "".join(network.why("half"))
     assert network.why("half")[-1] == "now: 'half' is a constant of the network, float32[]"
     assert "'n_conv' makes 'norm' now" in " ".join(network.why("norm"))

@@ -16,7 +16,8 @@ from weft.core.graph.interpreter import outputs
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
 from weft.core.placement.assign import Backends
-from weft.core.placement.decompose import expand_refused
+from weft.core.placement.decompose import decompose_refused
+from weft.ops.onnx_attention import OnnxAttention
 
 
 class Knows:
@@ -68,7 +69,7 @@ EACH = [pytest.param(kind, graph, id=f"{kind}{k}") for kind, graphs in GRAPHS.it
 @pytest.mark.parametrize(("kind", "graph"), EACH)
 def test_the_parts_do_the_work_of_the_whole(kind: str, graph: Graph) -> None:
     before = str(graph)
-    after, (note,) = expand_refused(graph, backends(a=Knows(kind)))
+    after, (note,) = decompose_refused(graph, backends(a=Knows(kind)))
     assert kind not in kinds(after)
     assert f"({kind}) runs in {len(after.nodes)} parts: a: no {kind} here" in note
     assert_same(graph, after)
@@ -78,7 +79,7 @@ def test_the_parts_do_the_work_of_the_whole(kind: str, graph: Graph) -> None:
 @pytest.mark.parametrize(("kind", "graph"), EACH)
 def test_what_the_device_takes_or_takes_no_part_of_stays_whole(kind: str, graph: Graph) -> None:
     for knows in (Knows(), Knows(kind, "MatMul", "Mul")):
-        after, notes = expand_refused(graph, backends(a=knows, b=Knows()))
+        after, notes = decompose_refused(graph, backends(a=knows, b=Knows()))
         assert (after.nodes, notes) == (graph.nodes, [])
         assert after.constants.keys() == graph.constants.keys()
 
@@ -86,8 +87,8 @@ def test_what_the_device_takes_or_takes_no_part_of_stays_whole(kind: str, graph:
 def test_the_device_of_a_hint_is_asked() -> None:
     graph = gelu("none")
     asked = backends(a=Knows("Gelu"), b=Knows())
-    assert kinds(expand_refused(graph, asked, {"n_*": "b"})[0]) == ["Gelu"]
-    assert "Erf" in kinds(expand_refused(graph, asked)[0])
+    assert kinds(decompose_refused(graph, asked, {"n_*": "b"})[0]) == ["Gelu"]
+    assert "Erf" in kinds(decompose_refused(graph, asked)[0])
 
 
 @pytest.mark.parametrize("device", ["opencl", "vulkan"])
@@ -100,3 +101,38 @@ def test_heads_too_large_for_the_kernel_run_in_parts_on_the_same_device(device: 
     with weft.load(graph, device, fallback="error") as session:
         assert any("heads have 160 elements" in note for note in session.report.notes)
         np.testing.assert_allclose(session.run(fed)[0], outputs(graph, fed)[0], rtol=1e-4, atol=1e-5)
+
+
+def attention_of_onnx(*more: str) -> Graph:
+    net = Net()
+    q, k, v = (net.input(name, 1, 2, 5, 8) for name in "qkv")
+    past = [net.input(name, 1, 2, 3, 8) for name in ("past_k", "past_v")]
+    net.add(OnnxAttention(is_causal=1, outputs=3), q, k, v, "", *past, name="y", outputs=3)
+    return net.finish("y", *more)
+
+
+def test_an_op_that_others_define_is_taken_apart_until_the_device_takes_the_parts() -> None:
+    graph = attention_of_onnx("y.1")
+    after, (note,) = decompose_refused(graph, backends(a=Knows("Attention", "weft::Attention")))
+    assert {"Softmax", "Concat"} < {*kinds(after)} and "weft::Attention" not in kinds(after)
+    assert f"runs in {len(after.nodes)} parts" in note
+    assert_same(graph, after)
+
+
+def test_parts_for_what_nothing_reads_are_left_out() -> None:
+    """Keys apart are outputs that nothing reads: attention reads them where they lie."""
+    net = Net()
+    op = OnnxAttention(q_num_heads=2, kv_num_heads=2, outputs=3)
+    net.add(op, *(net.input(name, 1, 5, 16) for name in "qkv"), name="y", outputs=3)
+    graph = net.finish("y")
+    assert kinds(decompose_refused(graph, backends(a=Knows("Attention")))[0]) == ["weft::Attention"]
+    graph.outputs.append("y.1")
+    assert kinds(decompose_refused(graph, backends(a=Knows("Attention")))[0]).count("Transpose") == 1
+
+
+def test_an_op_stays_whole_where_the_device_refuses_a_part_of_it() -> None:
+    net = Net()
+    x = net.input("x", 1, 2, 3, 8)
+    graph = net.finish(net.add("RotaryEmbedding", x, net.random(1, 3, 4), net.random(1, 3, 4), name="y"))
+    after, notes = decompose_refused(graph, backends(a=Knows("RotaryEmbedding", "Split")))
+    assert (after.nodes, notes, after.specs.keys()) == (graph.nodes, [], graph.specs.keys())

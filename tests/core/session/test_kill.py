@@ -50,7 +50,7 @@ import logging, os, signal, sys
 from pathlib import Path
 import numpy, weft
 from scripts.soak.kill import die_after
-from weft.backends.gpu.tuning.tuning_table import Entry, Trial, TuningTable
+from weft.backends.gpu.tuning_tables.tuning_table import Entry, Trial, TuningTable
 from weft.core.contract.backend import DeviceInfo
 from weft.kernels.cache import DiskCache
 

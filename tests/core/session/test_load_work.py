@@ -18,7 +18,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.op import find_op
 from weft.core.graph.tensor import TensorSpec
-from weft.core.host import arena_packing
+from weft.core.memory import arena_packing
 
 FEW, MANY = 16, 64
 SLACK = 1.6
@@ -239,7 +239,13 @@ def test_a_node_more_takes_so_many_steps_to_load(
     assert many - few <= most * (len(graphs[2].nodes) - len(graphs[1].nodes))
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+QUICK_ON_GPUS = (chain, ends, residual, readers)
+"""The shapes that a GPU plans in the short run; what they share with the others is not of the device."""
+
+
+@pytest.mark.parametrize(
+    "shape", [pytest.param(s, marks=[pytest.mark.long] * (s not in QUICK_ON_GPUS)) for s in SHAPES]
+)
 def test_load_on_a_gpu_takes_steps_in_proportion_to_the_nodes(
     shape: Callable[[int], Graph], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,7 @@ from weft.core.graph.op import Op
 from weft.core.placement import optimizer
 from weft.core.placement.optimized_network import OptimizedNetwork
 from weft.core.session import session as sessions
-from weft.core.session.network_cache import KEPT, RecentNetworks
+from weft.core.session.network_cache import KEPT, NetworkCache
 from weft.errors import OutOfMemory
 
 
@@ -57,7 +57,7 @@ def test_the_way_back_to_a_shape_optimises_nothing(optimised: list[int]) -> None
 
 
 def test_the_last_few_shapes_are_kept(optimised: list[int]) -> None:
-    with weft.load(product(), "cpu") as session:
+    with mocks(one=mock("Relu"), two=mock()), weft.load(product(), ["one", "two"]) as session:
         for batch in range(1, KEPT + 2):
             run(session, batch)
         run(session, 2)
@@ -94,7 +94,7 @@ def test_weights_that_differ_in_a_bit_are_not_shared() -> None:
         c = net.constant(np.array([value, np.nan], np.float32), "c")
         return weft.optimize(net.finish(net.add("Add", net.input("x", 2), c, name="y")), "cpu")
 
-    recent, old, equal, other = RecentNetworks(), network(0.0), network(0.0), network(-0.0)
+    recent, old, equal, other = NetworkCache(), network(0.0), network(0.0), network(-0.0)
     recent.keep("shape", old)
     recent.share_weights(equal)
     recent.share_weights(other)

@@ -223,7 +223,7 @@ def test_4_a_debug_callback_cannot_use_the_session_that_calls_it(start: str, cal
         with pytest.raises(InputError, match=f"cannot {call} here") as caught:
             getattr(session, start)(X)
         assert caught.value.where == "network 'small'", "what a callback raises comes out as it is"
-        assert f"in the middle of its {start}" in caught.value.why and caught.value.fix
+        assert f"during its {start}" in caught.value.why and caught.value.fix
         np.testing.assert_array_equal(session.run(X)[0], Y)
 
 

@@ -112,6 +112,7 @@ def multiplied() -> tuple[Graph, Shape]:
 NETWORKS = {"a factor": scaled, "weights": convolved, "a matrix": multiplied}
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("memory", ["normal", "limit"])
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("device", ["acme", "cpu", "opencl", "vulkan"])

@@ -55,6 +55,18 @@ def load(device="loud"):
     session.run(x)
     return session
 """
+BUSY = """
+from weft.core.contract.backend import BackendCreator
+session, asked = load(), threading.Event()
+class Slow(BackendCreator):
+    id, onCreate = "slow", None
+    def devices(self):
+        asked.set()
+        threading.Event().wait()
+weft.registry.insert("slow", Slow())
+"""
+"""A session, and a backend that never says which devices it has."""
+
 CASES = {
     "a session that is open": ("session = load()", "open destroy close end"),
     "two of them": ("a, b = load(), load()", "open destroy destroy close end"),
@@ -86,33 +98,11 @@ ran.wait()
         "open destroy close end",
     ),
     "a thread that is busy in Weft": (
-        """
-from weft.core.contract.backend import BackendCreator
-session, asked = load(), threading.Event()
-class Slow(BackendCreator):
-    id, onCreate = "slow", None
-    def devices(self):
-        asked.set()
-        threading.Event().wait()
-weft.registry.insert("slow", Slow())
-threading.Thread(target=weft.devices, daemon=True).start()
-asked.wait()
-""",
+        BUSY + "threading.Thread(target=weft.devices, daemon=True).start(); asked.wait()",
         "open destroy end",
     ),
     "a thread of Weft's own that is busy": (
-        """
-from weft.core.contract.backend import BackendCreator
-session, asked = load(), threading.Event()
-class Slow(BackendCreator):
-    id, onCreate = "slow", None
-    def devices(self):
-        asked.set()
-        threading.Event().wait()
-weft.registry.insert("slow", Slow())
-threading.Thread(target=weft.devices, daemon=True, name="weft-devices").start()
-asked.wait()
-""",
+        BUSY + "threading.Thread(target=weft.devices, daemon=True, name='weft-devices').start(); asked.wait()",
         "open destroy close end",
     ),
     "a forked process that ends first": (

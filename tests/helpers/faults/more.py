@@ -17,7 +17,7 @@ from weft.core.contract.backend import Backend, BackendInfo, Execution, StorageT
 from weft.core.contract.views import OptimizationViews, SubgraphView
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
-from weft.core.graph.layout import Array, convert
+from weft.core.graph.layout import Array, Layout, convert
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
 from weft.core.placement.optimized_network import PreCompiled, precompiled
@@ -174,6 +174,20 @@ class FailsAtStatistics(CpuBackend):
 class FailsAtNotes(CpuBackend):
     def notes(self) -> Sequence[str]:
         raise ValueError("no notes today")
+
+
+@fault("order", "lowered its part to a graph that cannot run in its place", LOADS)
+class LowersOutOfOrder(CpuBackend):
+    def lower(self, graph: Graph) -> Graph:
+        graph.nodes.reverse()
+        return graph
+
+
+@fault("order", "was float32", LOADS)
+class LowersToAnotherLayout(CpuBackend):
+    def lower(self, graph: Graph) -> Graph:
+        graph.layouts = dict.fromkeys(graph.inputs, Layout.NHWC)
+        return graph
 
 
 @fault("short-lived", "OptimizeSubgraph returned None", LOADS)

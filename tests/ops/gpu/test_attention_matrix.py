@@ -50,6 +50,7 @@ def run_here(graph: Graph, feeds: Mapping[str, Array], kernel: str) -> list[Arra
         return session.run(dict(feeds))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("row", [r for r in ROWS if r.op == "weft::Attention"], ids=str)
 @pytest.mark.parametrize("device", ["opencl", "vulkan"])
 def test_the_portable_kernel_is_as_exact_as_its_exponentials(device: str, row: Case) -> None:
@@ -74,13 +75,18 @@ PLACES = [
     *[(SLICES, name) for name in ("hidden", "all-hidden", "packed")],
     (LONG, "full-blocks"),
 ]
+QUICK_ON_VULKAN = [(SLICES, "packed")]
+"""What llvmpipe compiles in the short run, which takes it ten seconds. OpenCL runs them all."""
 
 
 @pytest.mark.parametrize(
     ("api", "tile", "name"),
     [
         *[("opencl", t, n) for t, n in (*PLACES, (BLOCKS, "uneven-heads"))],
-        *[("vulkan", t, n) for t, n in (*PLACES, (BLOCKS, "plain"))],
+        *[
+            pytest.param("vulkan", t, n, marks=[pytest.mark.long] * ((t, n) not in QUICK_ON_VULKAN))
+            for t, n in (*PLACES, (BLOCKS, "plain"))
+        ],
     ],
     indirect=["tile"],
     ids=lambda v: v if isinstance(v, str) else f"{v.warps}x{v.slices}x{v.keys}",
@@ -125,6 +131,7 @@ def test_convolutions_by_value(tile: MatrixTile, channels_last: bool, monkeypatc
     np.testing.assert_allclose(actual.astype(np.float32), expected, 2e-3, 1e-3)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("heads", [(1, 1), (2, 2), (4, 4), (2, 1)], ids=str)
 @pytest.mark.parametrize("tile", TILES, ids=repr)
 def test_the_kernel_of_every_tile_compiles(tile: AttentionTile, heads: tuple[int, int]) -> None:

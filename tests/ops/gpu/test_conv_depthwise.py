@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import product
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -44,9 +47,17 @@ def network(n: int, c: int, h: int, w: int, kernel: int, stride: int, dilation: 
     return graph
 
 
-@pytest.mark.parametrize("layout", [Layout.NC4HW4, Layout.NHWC4], ids=lambda v: v.value)
-@pytest.mark.parametrize("device", ["opencl", "vulkan"])
-@pytest.mark.parametrize("tile", TILES, ids=str)
+def _runs() -> list[Any]:
+    """Return every tile on every device with each layout; llvmpipe has the largest alone in the short run."""
+    every = product(TILES, ("opencl", "vulkan"), (Layout.NC4HW4, Layout.NHWC4))
+    largest = max(TILES, key=lambda tile: tile.rows * tile.columns)
+    return [
+        pytest.param(*each, marks=[pytest.mark.long] * (each[1] == "vulkan" and each[0] != largest)) for each in every
+    ]
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize(("tile", "device", "layout"), _runs(), ids=str)
 def test_every_tile_computes_the_convolution(
     device: str, tile: DepthwiseTile, layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:

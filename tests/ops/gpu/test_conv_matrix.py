@@ -16,8 +16,8 @@ from tests.helpers.convolutions import assert_compiles, matrices
 from tests.helpers.null_gpu import null_gpu
 from weft.backends.gpu import runtime as gpu_runtime
 from weft.backends.gpu.selftest import value_check, verdict_store
-from weft.backends.gpu.selftest.verdict_store import Verdict
 from weft.backends.vulkan.dialect import GlslDialect
+from weft.kernels.verdict import Verdict
 from weft.ops.gpu.conv.matrix import SIDE, SPECIAL, TILES, MatrixTile, choose_tile, legal_tiles, pack_weights
 
 
@@ -59,7 +59,7 @@ def test_the_kernel_of_every_tile_compiles(tile: MatrixTile, parted: bool, point
 def test_small_problems_get_small_tiles_and_deep_ones_slices() -> None:
     assert choose_tile(H200, 32 * 56 * 56, 256, 64) == TILES[0]
     deep = choose_tile(H200, 49, 512, 9 * 512)
-    assert deep.lz > 1 and deep.rows <= 16
+    assert deep is not None and deep.lz > 1 and deep.rows <= 16
     assert all(t.lz == 1 for t in legal_tiles(H200, 32)), "one step cannot be shared out"
 
 

@@ -63,6 +63,7 @@ def test_groups_and_three_dimensions_are_packed() -> None:
     assert planned_kernels(deep)[0] == "relayout"
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize(
     ("batch", "precision", "first"),
     [
@@ -95,7 +96,7 @@ def test_kernels_on_matrix_units_get_packed_images(
 sizes, small = st.integers(1, 12), st.integers(1, 3)
 
 
-@pytest.mark.parametrize("device", GPUS)
+@pytest.mark.parametrize("device", ["opencl", pytest.param("vulkan", marks=pytest.mark.long)])
 @settings(max_examples=examples(12), deadline=None)
 @given(
     st.tuples(small, st.integers(1, 4), sizes, sizes),
@@ -140,6 +141,7 @@ def test_an_fp32_image_is_read_by_a_network_in_fp16(device: str) -> None:
     np.testing.assert_allclose(got, want, *tolerance(DType.FLOAT16, "reduction"))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("device", GPUS)
 def test_a_network_has_a_launch_less(device: str, batch: int) -> None:

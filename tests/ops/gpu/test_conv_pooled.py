@@ -29,7 +29,7 @@ from weft.ops.conv import Conv
 from weft.ops.gpu.conv import gemm
 from weft.ops.gpu.conv.gemm import GemmTile
 from weft.ops.gpu.conv.pooled import PooledConv
-from weft.ops.gpu.conv.sum_parts import InParts
+from weft.ops.gpu.conv.split_k import InParts
 from weft.ops.pool import MaxPool
 
 
@@ -78,6 +78,7 @@ def test_another_pool_is_a_launch(graph: Graph) -> None:
     assert "pool" in planned_kernels(graph)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(
     ("batch", "precision", "pools"), [(1, "high", 0), (1, "normal", 0), (1, "low", 0), (32, "high", 3), (32, "low", 3)]
 )
@@ -101,8 +102,8 @@ def test_nine_places_of_a_window_are_not_taken_for_taps(monkeypatch: pytest.Monk
         card(device, "vulkan")
         with weft.load(net.finish(net.conv(p, 64, name="y")), "null", fallback="error") as session:
             assert kernels(session) == ["relayout", "conv_gemm", "conv_gemm", "relayout"]
-            picks = [p for task in session.pipelines[0].tasks for p in getattr(task.execution, "picks", ())]
-    assert "pooled=9" in picks[1].key and not any("Winograd" in text for text in picks[1].candidates)
+            choices = [p for task in session.pipelines[0].tasks for p in getattr(task.execution, "choices", ())]
+    assert "pooled=9" in choices[1].key and not any("Winograd" in text for text in choices[1].candidates)
 
 
 # -- what comes of it -----------------------------------------------------------------------------------------
@@ -131,7 +132,7 @@ def assert_right(graph: Graph, device: str, kind: DType = DType.FLOAT32) -> None
 sizes, small = st.integers(1, 9), st.integers(1, 3)
 
 
-@pytest.mark.parametrize("device", GPUS)
+@pytest.mark.parametrize("device", ["opencl", pytest.param("vulkan", marks=pytest.mark.long)])
 @settings(max_examples=examples(12), deadline=None)
 @given(
     st.tuples(small, st.integers(1, 20), sizes, sizes),
@@ -161,6 +162,7 @@ def test_any_shape(
     assert_right(graph, device)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("device", GPUS)
 @pytest.mark.parametrize(
     "tile", [*gemm.TILES[::3], InParts(GemmTile(4, 1, 8, 8, 1), 2), InParts(GemmTile(2, 1, 8, 8, 1), 8)], ids=str
@@ -204,6 +206,7 @@ def test_a_network_has_three_launches_less(device: str) -> None:
     np.testing.assert_allclose(got, want, *tolerance(DType.FLOAT32, "reduction"))
 
 
+@pytest.mark.long  # the driver compiles every tile; test_tiles_of_all_kinds_compute_it has each kind
 def test_its_tiles_are_tuned_and_agree(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
     with weft.load(pooled(36, 20), "opencl", fallback="error") as session:

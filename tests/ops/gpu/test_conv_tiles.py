@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 
 import weft
 from tests.helpers.conv_problems import take
 from tests.helpers.convolutions import convolution
+from tests.helpers.null_gpu import CAPS, null_gpu
 from weft.conformance.cases.table import tolerance
 from weft.core.graph.dtypes import DType
+from weft.errors import UnsupportedOps
 from weft.ops.gpu.conv import gemm
-from weft.ops.gpu.conv.sum_parts import InParts
+from weft.ops.gpu.conv.split_k import InParts
 
 SHAPES = [
     # batch, channels in, channels out, size, kernel, stride, pad
@@ -21,8 +26,17 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("device", ["opencl", "vulkan"])
-@pytest.mark.parametrize("tile", [*gemm.TILES, gemm.SOFTWARE_TILE], ids=str)
+def _runs() -> list[Any]:
+    """Return every tile on both devices; the wide ones, which take OpenCL's compiler seconds, on llvmpipe alone."""
+    return [
+        pytest.param(tile, device, marks=[pytest.mark.long] * (device == "opencl" and tile in gemm.WIDE_TILES))
+        for tile in dict.fromkeys((*gemm.TILES, gemm.SOFTWARE_TILE))
+        for device in ("opencl", "vulkan")
+    ]
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize(("tile", "device"), _runs(), ids=str)
 def test_every_tile_computes_the_convolution(
     device: str, tile: gemm.GemmTile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -30,6 +44,7 @@ def test_every_tile_computes_the_convolution(
     assert_convolutions(device, ["conv_gemm"])
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("device", ["opencl", "vulkan"])
 @pytest.mark.parametrize(
     "tile",
@@ -71,5 +86,18 @@ def test_a_tile_fits_the_device_that_chooses_it() -> None:
             caps = DeviceCaps(items, (items, items, 64), local_memory=local_memory, compute_units=132)
             for pixels, blocks, steps in ((49, 512, 288), (3136, 16, 4), (12544, 16, 13), (1, 250, 128)):
                 tile = gemm.choose_tile(caps, pixels, blocks, steps)
-                assert tile.lx * tile.ly * tile.lz <= items
+                assert tile is not None and tile.lx * tile.ly * tile.lz <= items
                 assert tile.shared_bytes() <= local_memory
+
+
+@pytest.mark.parametrize("software", [False, True])
+@pytest.mark.parametrize(("little", "why"), [
+    ({"max_local_items": 32}, "hold 32 items; GPU kernels need 64"),
+    ({"local_memory": 1 << 10}, "have 1024 bytes; GPU kernels need 16384"),
+])  # fmt: skip
+def test_devices_with_little_room_are_refused(little: dict[str, int], why: str, software: bool) -> None:
+    with null_gpu() as device:
+        device.caps = replace(CAPS, software=software, **little)  # type: ignore[arg-type]
+        with pytest.raises(UnsupportedOps, match=why):
+            weft.optimize(convolution(1, 8, 8, 6, 3, 1, 1), "null", fallback="error")
+    assert gemm.choose_tile(device.caps, 49, 2, 18) is None

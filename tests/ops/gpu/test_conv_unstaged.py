@@ -12,7 +12,7 @@ from tests.helpers.conv_problems import conv_problem, take
 from tests.helpers.convolutions import assert_compiles, assert_runs_on, uneven_convolution
 from tests.helpers.emulated_gpus import APIS
 from weft.ops.gpu.conv import unstaged
-from weft.ops.gpu.conv.sum_parts import InParts, tile_and_parts
+from weft.ops.gpu.conv.split_k import InParts, tile_and_parts
 from weft.ops.gpu.conv.unstaged import CHUNK, TILES, UnstagedTile, choose_tile, legal_tiles, pack_weights
 
 
@@ -28,6 +28,7 @@ def tile(
 WHOLE, SLICED, WIDE = UnstagedTile(1, 1, 1, 2), UnstagedTile(1, 2, 2, 1), UnstagedTile(2, 1, 1, 1)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize(
     ("tile", "ci", "co", "kernel", "stride", "residual"),
@@ -57,6 +58,7 @@ def test_convolution_by_value(
     assert_runs_on(kernels, *network_of, api, {"channels_last": True})
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("fn", [1, 2])
 @pytest.mark.parametrize("shape", [(20, 8, 3, 3), (16, 32, 1, 1), (33, 24, 2)])
 def test_items_find_the_weights_of_their_columns(shape: tuple[int, ...], fn: int) -> None:

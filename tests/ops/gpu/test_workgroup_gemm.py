@@ -12,7 +12,7 @@ import weft
 from tests.helpers.cards import H200
 from tests.helpers.nets import Net
 from tests.helpers.null_gpu import null_gpu
-from weft.backends.gpu import runtime as gpu_runtime
+from weft.backends.gpu.selftest import verdict_store
 from weft.backends.vulkan import glslang
 from weft.backends.vulkan.dialect import GlslDialect
 from weft.core.graph.dtypes import DType
@@ -42,6 +42,7 @@ def request(tile: GroupTile, stages: tuple[Stage, ...], *, bias: bool, tail: int
     return KernelRequest("workgroup_gemm", tuple(sorted(variant.items())), args, ints, floats, stages, on)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("tail", [0, 48])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("stages", EPILOGUES.values(), ids=EPILOGUES)
@@ -88,7 +89,7 @@ def test_the_cases_of_the_self_test_meet_the_tiles_that_the_rule_takes() -> None
 
 def labels(graph: Graph, **caps: bool) -> list[str]:
     with null_gpu() as device, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gpu_runtime, "examine", lambda *_, **__: [])
+        patch.setattr(verdict_store, "examine", lambda *_, **__: [])
         device.caps, device.dialect = replace(CAPS, **caps), GlslDialect()  # type: ignore[arg-type]
         with weft.load(graph, "null", precision="low", fallback="error") as session:
             (pipeline,) = session.pipelines

@@ -43,6 +43,8 @@ class ReferenceExecution(Execution):
 class CpuBackend(HostBackend):
     """Numpy on the host."""
 
+    takes_open_sizes = True
+
     def why_not(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op) -> str | None:
         """Return None: every op has a reference, but for what another backend compiled."""
         foreign = isinstance(op, PreCompiled) and op.backend != self.info.id and self.find_creator(op.type) is None

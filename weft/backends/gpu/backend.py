@@ -1,7 +1,7 @@
 """The backend of every GPU API: one class, over a `GpuDevice`.
 
-A pipeline becomes one recording: uploads of its inputs, the launches of its nodes by dependency level,
-downloads of its outputs. `onResizeEnd` seals it; a run is one submit.
+A pipeline becomes one recording: uploads of its inputs, the launches of its nodes by dependency level, and downloads of
+its outputs. `onResizeEnd` records it; a run submits it once.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from weft.backends.gpu.device.kernel_builds import Builds
 from weft.backends.gpu.execution import GpuExecution, Workplace
 from weft.backends.gpu.lowering.fusion import can_fuse, why_not_fused
 from weft.backends.gpu.lowering.lower import GpuPlan, Target, lower
-from weft.backends.gpu.memory.slots import SMALLEST, Placement, Region
+from weft.backends.gpu.lowering.support import why_not
+from weft.backends.gpu.memory.slots import SMALLEST, Region, Slots
 from weft.backends.gpu.recording.chunked_upload import worthwhile
-from weft.backends.gpu.recording.recording import PipelineRecording, access, run_once
+from weft.backends.gpu.recording.pipeline_recording import PipelineRecording, access, run_once
 from weft.backends.gpu.recording.schedule import Access
 from weft.backends.gpu.runtime import GpuRuntime
-from weft.backends.gpu.support import why_not
 from weft.core.contract.backend import Backend, BackendInfo, Execution, MemoryMode, StorageType
 from weft.core.contract.error_context import at_node, blame
 from weft.core.contract.lowered import Lowered
@@ -32,8 +32,8 @@ from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import PACK, Array, Layout, convert, storage_shape
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
-from weft.core.host.memory_plan import BufferManager
 from weft.core.host.tensor_copy import copy_tensor
+from weft.core.memory.memory_plan import BufferManager
 from weft.core.passes.fuse import fuse_groups
 from weft.errors import BackendError
 from weft.kernels import cache
@@ -41,15 +41,15 @@ from weft.kernels.launch import find_gpu_op
 from weft.ops.relayout import Relayout
 
 SMALL_OUTPUT = 1 << 18
-"""Bytes up to which an output is written to the host's memory by the kernel that computes it: a copy and a
-barrier are saved. A guess: from which size on a copy is faster was not measured."""
+"""Most bytes of an output that kernels write to host memory themselves, which saves a copy and a barrier. It is a
+guess: nobody measured from which size on a copy is faster."""
 
 
 class GpuBackend(Backend):
     """Run a pipeline on a GPU device.
 
-    Each API has a subclass, so that `addCreator` reaches one of them alone. A creator's executions get
-    tensors whose memory is a `Region`, in NCHW; nothing is fused into their nodes.
+    Each API has a subclass, so that `addCreator` reaches only one of them. Custom executions get tensors in NCHW whose
+    memory is a `Region`; nothing is fused into their nodes.
     """
 
     copies_constants = False
@@ -63,18 +63,18 @@ class GpuBackend(Backend):
             alignment=self.device.caps.offset_alignment,
             static=(runtime.static.take, runtime.static.give),
         )
-        self.placement = Placement(self._memory)
+        self.slots = Slots(self._memory)
         self.recording = PipelineRecording(runtime.heap, info.profiling)
         self._builds = Builds(self.device)
         self._target = Target(
-            self.device, runtime.tuning, info.config, self._is_special, info.profiling is not None,
+            self.device, runtime.tuning, info.config, self._is_custom, info.profiling is not None,
             self._builds if info.loads else None,
         )  # fmt: skip
-        self._workplace = Workplace(self._target, self.placement, self.recording, self._builds)
+        self._workplace = Workplace(self._target, self.slots, self.recording, self._builds)
         self._makers: dict[str, Node] = {}
-        """The nodes of the part that runs here, by their first outputs."""
+        """The nodes of this part, by their first outputs."""
         self._read: frozenset[str] = frozenset()
-        """The values of it that kernels read."""
+        """The values of this part that kernels read."""
 
     # -- support and rewriting -----------------------------------------------------------------------------
 
@@ -86,8 +86,8 @@ class GpuBackend(Backend):
         return refused and why_not(inputs, outputs, op, self.device.caps)
 
     def why_not_optimized(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op) -> str | None:
-        """Return why this device cannot run the node as it is, fused steps and all; a creator answers for its op."""
-        if self._is_special(op):
+        """Return why this device cannot run the node as it is, fused steps included; a custom op's creator answers."""
+        if self._is_custom(op):
             return super().why_not_optimized(inputs, outputs, op)
         packed = [t for t in (*inputs, *outputs) if t is not None and t.layout is not Layout.NCHW]
         if packed:
@@ -95,15 +95,15 @@ class GpuBackend(Backend):
         if isinstance(op, Relayout):
             return "it changes a layout before layouts are chosen"
         if isinstance(op, Fused):
-            special = [o.type for o in (op.base, *(step.op for step in op.steps)) if self._is_special(o)]
-            if special:
-                return f"nothing is fused with {special[0]}, which a creator makes"
+            custom = [o.type for o in (op.base, *(step.op for step in op.steps)) if self._is_custom(o)]
+            if custom:
+                return f"nothing is fused with {custom[0]}, which a creator makes"
             return why_not_fused(inputs, outputs, op, self.device.caps)
         refused = why_not(inputs, outputs, op, self.device.caps)
         return refused or super().why_not_optimized(inputs, outputs, op)
 
     def onCreate(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op) -> Execution | None:
-        """Return the execution a creator makes, or else the op's own launches."""
+        """Return the execution of the op's creator, else one with the op's own launches."""
         created = super().onCreate(inputs, outputs, op)
         if created is None and find_gpu_op(op) is not None:
             return GpuExecution(op, self._workplace, outputs[0].name)
@@ -130,30 +130,30 @@ class GpuBackend(Backend):
         self._makers = {next(o for o in node.outputs if o): node for node in lowered.graph.nodes}
         self._read = plan.read
         self._workplace.plans.update(plan.nodes)
-        self.placement.follow(lowered.graph, lowered.views, plan.front.depth)
+        self.slots.follow(lowered.graph, lowered.views, plan.front.depth)
         self.recording.front = plan.front
 
     def faster_arithmetic(self) -> bool:
         """Tell whether matrix units may multiply fp32 as sums of halves."""
         return self._target.split_products
 
-    def _can_fuse(self, graph: Graph, base: Node, step: Node, position: int) -> bool:
-        if self._is_special(base.op) or self._is_special(step.op):
+    def _can_fuse(self, graph: Graph, base: Node, step: Node, inside: frozenset[int]) -> bool:
+        if self._is_custom(base.op) or self._is_custom(step.op):
             return False
-        # A value that is read at two places is bound twice.
-        read = [i for i in (*base.inputs, *step.inputs[:position], *step.inputs[position + 1 :]) if i]
+        # A value that is read twice is bound twice.
+        read = [i for i in (*base.inputs, *(i for k, i in enumerate(step.inputs) if k not in inside)) if i]
         fits = len(read) + len(base.outputs) <= self.device.caps.max_buffers
-        return fits and can_fuse(graph, base, step, position)
+        return fits and can_fuse(graph, base, step, inside)
 
-    def _is_special(self, op: Op) -> bool:
+    def _is_custom(self, op: Op) -> bool:
         return self.find_creator(op.type) is not None
 
     # -- memory ----------------------------------------------------------------------------------------------
 
     def onAcquireBuffer(self, tensor: Tensor, storage_type: StorageType) -> bool:
-        """Give the tensor a slot, or its place in the slot of its root."""
+        """Give the tensor a slot, or its region in the slot of its root."""
         tensor.backend = self
-        tensor.memory = self.placement.acquire(tensor, storage_type)
+        tensor.memory = self.slots.acquire(tensor, storage_type)
         return True
 
     def canImport(self, source: Backend) -> bool:
@@ -161,24 +161,24 @@ class GpuBackend(Backend):
         return isinstance(source, GpuBackend) and source.device is self.device
 
     def onImportBuffer(self, tensor: Tensor, source: Tensor) -> bool:
-        """Use the memory of a tensor on this device; where the input is a piece of another, copy it on the device."""
+        """Use the memory of a tensor on this device, or copy it there if it is a view of another tensor."""
         tensor.backend = self
-        if self.placement.adopt(tensor, source):
+        if self.slots.adopt(tensor, source):
             return True
-        tensor.memory = self.placement.acquire(tensor, StorageType.DYNAMIC_SEPERATE)
+        tensor.memory = self.slots.acquire(tensor, StorageType.DYNAMIC_SEPERATE)
         self.recording.imports.append((source, tensor))
         return True
 
     def onReleaseBuffer(self, tensor: Tensor, storage_type: StorageType) -> bool:
-        """Release the tensor's slot; one that views share is released by the last of them."""
+        """Release the tensor's slot; the last of its views releases a shared slot."""
         if tensor.memory is None:
             return False
-        self.placement.release(tensor, storage_type)
+        self.slots.release(tensor, storage_type)
         return True
 
     def onAllocateBuffer(self) -> bool:
         """Allocate the arena of this pipeline."""
-        self.placement.allocate()
+        self.slots.allocate()
         return True
 
     def onClearBuffer(self) -> bool:
@@ -186,7 +186,7 @@ class GpuBackend(Backend):
         self._builds.drop()
         self._workplace.plans.clear()
         self.recording.drop()
-        self.placement.clear()
+        self.slots.clear()
         return True
 
     # -- resize ----------------------------------------------------------------------------------------------
@@ -194,14 +194,14 @@ class GpuBackend(Backend):
     def onResizeBegin(self) -> None:
         """Begin a new recording and a new memory plan."""
         self.recording.drop()
-        self.placement.begin()
+        self.slots.begin()
 
     def onMapInput(self, tensor: Tensor) -> Array | None:
-        """Return memory that the kernels read, or else whose content each run uploads; none in memory mode LIMIT."""
+        """Return host memory that kernels read, or that each run uploads; None in memory mode LIMIT."""
         if not self._may_stage(tensor):
             return None
         in_place = self.device.computes_on_uploads and not worthwhile(self.device, tensor.nbytes)
-        if in_place and self.placement.is_whole(tensor):
+        if in_place and self.slots.is_whole(tensor):
             return self._lent(tensor, MemoryKind.UPLOAD)
         return self.recording.stage(tensor, MemoryKind.UPLOAD)
 
@@ -210,7 +210,7 @@ class GpuBackend(Backend):
         return self.recording.fill(tensor, source)
 
     def onMapOutput(self, tensor: Tensor) -> Array | None:
-        """Return memory into which kernels write, or each run downloads; none in memory mode LIMIT."""
+        """Return host memory that kernels write, or to which each run downloads; None in memory mode LIMIT."""
         if not self._may_stage(tensor):
             return None
         if self.device.stores_to_host and tensor.nbytes <= SMALL_OUTPUT and self._only_written(tensor):
@@ -218,14 +218,14 @@ class GpuBackend(Backend):
         return self.recording.stage(tensor, MemoryKind.DOWNLOAD)
 
     def _only_written(self, tensor: Tensor) -> bool:
-        """Tell whether kernels write a value that none of them reads, in memory that is its own in this run."""
+        """Tell whether kernels write a value in memory of its own, and no kernel reads it."""
         slot = tensor.memory.slot
         made_here = tensor.name in self._makers and slot.storage is StorageType.DYNAMIC and slot.buffer is None
-        return made_here and self.placement.is_whole(tensor) and tensor.name not in self._read
+        return made_here and self.slots.is_whole(tensor) and tensor.name not in self._read
 
     def _lent(self, tensor: Tensor, kind: MemoryKind) -> Array:
         array, buffer = self.recording.lend(tensor, kind, SMALLEST)
-        self.placement.settle(tensor, buffer)
+        self.slots.settle(tensor, buffer)
         return array
 
     @property
@@ -236,7 +236,7 @@ class GpuBackend(Backend):
         return self._may_keep and tensor.nbytes > 0 and tensor.layout is Layout.NCHW
 
     def onResizeEnd(self) -> None:
-        """Wait for the kernels, then record everything: addresses are known now."""
+        """Wait for the kernels, then record everything, now that addresses are known."""
         self._workplace.plans.clear()
         self._builds.finish(self._blame)
         self.recording.seal()
@@ -248,7 +248,7 @@ class GpuBackend(Backend):
     # -- run -------------------------------------------------------------------------------------------------
 
     def onExecuteBegin(self) -> None:
-        """Wait for the run before, whose memory this one writes."""
+        """Wait for the run before, because this one writes the same memory."""
         self.recording.wait()
 
     def onExecuteEnd(self) -> None:
@@ -284,7 +284,7 @@ class GpuBackend(Backend):
             converted = convert(stored, src.shape, src.layout, dst.layout, dst.dtype.numpy)
             np.copyto(dst.memory, converted.reshape(dst.storage_shape))
         elif self in (src.backend, dst.backend):
-            copy_tensor(src, dst)  # the other one is on another device: the host stands between
+            copy_tensor(src, dst)  # the other tensor is on another device: copy through the host
         else:
             raise BackendError(
                 f"{self.info.device} was asked to copy {src.name!r} to {dst.name!r}",
@@ -314,7 +314,7 @@ class GpuBackend(Backend):
         }
 
     def notes(self) -> Sequence[str]:
-        """Return what was not granted or not used, what the device failed, and how many kernels tuning chose."""
+        """Return notes on refused settings and kernels, the cache, and how many kernels tuning chose."""
         tuned = self.recording.tuned
         chosen = [f"{tuned} kernels tuned for this device"] if tuned else []
         return [*super().notes(), *self.runtime.notes, *cache.remarks(), *chosen]
@@ -327,7 +327,7 @@ class GpuBackend(Backend):
 
 
 def _mapped(tensor: Tensor) -> tuple[Array | None, Binding]:
-    """Return the tensor's bytes where the host reaches them, else None; and where they are for the device."""
+    """Return the tensor's bytes in host memory, or None, and its bytes on the device."""
     binding = _whole(tensor)
     host = binding.buffer.host
     return None if host is None else host[binding.offset :], binding

@@ -1,4 +1,4 @@
-"""What the creators of GPU backends share: one runtime a device, opened on first use."""
+"""What the creators of GPU backends share: they open each device once, on first use, as a runtime."""
 
 from __future__ import annotations
 
@@ -26,19 +26,18 @@ PROFILE = BackendOption(
 
 
 IDLE = 4
-"""Devices that are left open for options that no session has at the moment, once the newest is among them."""
+"""Most devices that stay open with options that no session uses at the moment."""
 
 
 class _Lease:
-    """Keeps a device open while a backend is made on it: a user of the runtime before there is a backend."""
+    """A user of a runtime that keeps its device open while a backend is being made."""
 
 
 class GpuCreator(BackendCreator):
     """Open devices once and make backends on them; a subclass says how a device is opened.
 
-    A device is opened once for each set of options: sessions with other options share nothing of it. It stays open
-    for later sessions. Opening another closes those that no session uses, but for the last ones and the one without
-    options.
+    A device is opened once for each set of options; sessions with other options share nothing. It stays open for later
+    sessions. Opening one with new options closes unused ones, except the last few and the one with default options.
     """
 
     options: Sequence[BackendOption] = (
@@ -58,8 +57,8 @@ class GpuCreator(BackendCreator):
         """Open the device of that index."""
 
     def backend_class(self) -> type[GpuBackend]:
-        """Return the class of the backends; a subclass of its own can have creators of its own."""
-        # Imported late, as the devices are: `import weft` must stay light.
+        """Return the class of the backends; with its own class, an API has its own execution creators."""
+        # Late: `import weft` must stay light.
         from weft.backends.gpu.backend import GpuBackend
 
         return GpuBackend
@@ -77,17 +76,17 @@ class GpuCreator(BackendCreator):
         return None
 
     def runtime(self, index: int, options: Options = NO_OPTIONS) -> GpuRuntime:
-        """Return the runtime of a device with these options, opening it the first time, and anew after it was lost.
+        """Return the runtime of a device with these options; open it the first time, and again after it was lost.
 
-        ConfigError if it is to pretend what makes no sense. With options of its own it may be closed when others are
-        opened: `held` keeps it.
+        ConfigError for a device profile that makes no sense. A device with options may be closed when others are
+        opened; use `held` to keep it open.
         """
         with self.held(index, options) as runtime:
             return runtime
 
     @contextmanager
     def held(self, index: int, options: Options = NO_OPTIONS) -> Iterator[GpuRuntime]:
-        """Yield the runtime of a device with these options; it stays open inside the block, whatever others open."""
+        """Yield the runtime of a device with these options; it stays open inside the block."""
         lease = _Lease()
         runtime = self._leased(index, options, lease)
         try:
@@ -113,12 +112,12 @@ class GpuCreator(BackendCreator):
             return self._runtimes[key]
 
     def _settled(self, options: Options) -> Options:
-        """Return all options that a device is opened with, where some are given; a profile may be the environment's."""
-        given = {**defaults(self), **options}  # a creator may declare others in place of ours
+        """Return all options that a device is opened with: given ones, defaults, and the profile of the environment."""
+        given = {**defaults(self), **options}  # a subclass may declare other options
         return Options({**given, PROFILE.name: str(given.get(PROFILE.name) or config.device_profile())})
 
     def _close_idle(self) -> None:
-        """Make room for one more device: close those of options that nobody uses now, but for the last ones."""
+        """Make room for one more device: close those whose options no session uses, except the last few."""
         usual = self._settled(NO_OPTIONS)
         idle = [key for key, runtime in self._runtimes.items() if not runtime.users and key[1] != usual]
         for key in idle[: max(len(idle) - (IDLE - 1), 0)]:
@@ -139,14 +138,18 @@ class GpuCreator(BackendCreator):
             return any(at == index for at, _ in self._runtimes)
 
     def onPrepare(self, index: int) -> None:
-        """Open the device, and have its special kernels tested."""
+        """Open the device, and run its self-test."""
+        from weft.backends.gpu.selftest.verdict_store import verify
+
         with self.held(index) as runtime:
-            runtime.verify()
+            verify(runtime)
 
     def onCreate(self, info: BackendInfo) -> Backend:
         """Return a backend for one pipeline; all on one device share its runtime."""
+        from weft.backends.gpu.selftest.verdict_store import verify
+
         with self.held(info.index, info.options) as runtime:
-            runtime.verify()
+            verify(runtime)
             made = self.backend_class()(info, runtime)
             with self._lock:
                 runtime.users.add(made)

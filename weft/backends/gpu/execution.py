@@ -1,4 +1,4 @@
-"""The execution of a node on a GPU: its planned launches with memory, addresses and kernels; and its constants."""
+"""The execution of a node on a GPU: it binds planned launches to memory and kernels, and holds the node's constants."""
 
 from __future__ import annotations
 
@@ -7,30 +7,31 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from weft.backends.gpu.device.kernel_builds import Build, Builds
-from weft.backends.gpu.lowering.launch_builder import PlannedConstant, PlannedLaunch
+from weft.backends.gpu.lowering.batch_split import part_of
+from weft.backends.gpu.lowering.launch_builder import PlannedConstant
 from weft.backends.gpu.lowering.lower import NodePlan, Target, plan_node, tuned_plan
-from weft.backends.gpu.memory.slots import Placement, Region, Spot
-from weft.backends.gpu.recording.batch_split import part_of
-from weft.backends.gpu.recording.recording import BoundLaunch, PipelineRecording
-from weft.backends.gpu.tuning.tunables import Choices, Pick
+from weft.backends.gpu.memory.slots import Region, Slots, Spot
+from weft.backends.gpu.recording.launches import BoundLaunch, PlannedLaunch
+from weft.backends.gpu.recording.pipeline_recording import PipelineRecording
+from weft.backends.gpu.tuning_tables.choice import Choice, ChoiceSource
 from weft.core.contract.backend import Recorded, StorageType
 from weft.core.contract.profile import Work
 from weft.core.graph.layout import to_storage
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
-from weft.core.host.memory_plan import Slot
+from weft.core.memory.memory_plan import Slot
 
 
 @dataclass(frozen=True, slots=True)
 class Workplace:
-    """What the executions of one pipeline work with; they do not know the backend object."""
+    """What the executions of one pipeline share, so that they need not know the backend object."""
 
     target: Target
-    placement: Placement
+    slots: Slots
     recording: PipelineRecording
     builds: Builds
     plans: dict[str, Sequence[NodePlan]] = field(default_factory=dict)
-    """What was planned for the nodes of the part, by label, until the end of the resize."""
+    """The plans of the part's nodes, by label, until the end of the resize."""
 
 
 class GpuExecution(Recorded):
@@ -43,35 +44,35 @@ class GpuExecution(Recorded):
         self._place = place
         self._constants: dict[str, Tensor] = {}
         self._used: set[str] = set()
-        self.picks: list[Pick] = []
-        """What the op left to tuning at the last resize."""
+        self.choices: list[Choice] = []
+        """The choices that the op left to tuning at the last resize."""
         self.planned: tuple[Sequence[Tensor | None], Sequence[Tensor]] = ((), ())
-        """The inputs and outputs that these are about: some images, for a node that runs on parts of the batch."""
+        """The inputs and outputs of these choices; for a node that runs on parts of the batch, of one part."""
 
     @property
     def target(self) -> Target:
-        """Return what the launches are planned for."""
+        """Return the target of the launches."""
         return self._place.target
 
     def onResize(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
-        """Bind the planned launches, have their kernels built, and hand them to the backend."""
+        """Bind the planned launches, start building their kernels, and add them to the recording."""
         self._used.clear()
         plans = self._place.plans.get(self.label)
-        if plans is None:  # a creator that was to make the execution left the node to us
+        if plans is None:  # the op is custom, but its execution creator refused this node
             plans = [self._plan(inputs, outputs)]
         launches = [self._recorded(plans, part, inputs, outputs) for part in range(len(plans))]
         self._place.builds.add(self.label, [launch.build for each in launches for launch in each])
-        self.picks = [pick for plan in plans for pick in plan.picks]
+        self.choices = [choice for plan in plans for choice in plan.choices]
         if self._place.recording.profiling is not None:
             self._place.recording.work[self.label] = Work.of(self.label, self.op, inputs, outputs)
-        self._place.recording.tuned += sum(len(pick.launches) for pick in self.picks if pick.made)
+        self._place.recording.tuned += sum(len(choice.launches) for choice in self.choices if choice.made)
         for key in self._constants.keys() - self._used:
-            self._place.placement.release(self._constants.pop(key), StorageType.STATIC)
+            self._place.slots.release(self._constants.pop(key), StorageType.STATIC)
 
     def _recorded(
         self, plans: Sequence[NodePlan], part: int, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> list[BoundLaunch]:
-        """Return the launches on one part of the batch, or on all of it, which the recording has now."""
+        """Add the launches on one part of the batch, or on all of it, to the recording, and return them."""
         recording, parts = self._place.recording, len(plans)
         launches = self._bound(plans[part], inputs, outputs)
         if parts == 1:
@@ -80,20 +81,20 @@ class GpuExecution(Recorded):
         else:
             some = [t if t is None or t.constant is not None else part_of(t, part, parts) for t in inputs]
             self.planned = some, [part_of(t, part, parts) for t in outputs]
-            recording.ahead.setdefault(part, []).extend(launches)
+            recording.front_launches.setdefault(part, []).extend(launches)
         return launches
 
     def launches(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> list[BoundLaunch]:
-        """Return launches for tensors that have memory, planned now, with what was tuned."""
+        """Plan launches with tuned choices for tensors that have memory, and return them."""
         return self._bound(self._plan(inputs, outputs), inputs, outputs)
 
     def plan(
-        self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], choices: Choices | None
-    ) -> tuple[list[BoundLaunch], list[Pick]]:
-        """Return the launches and picks for tensors that have memory; nothing is built yet."""
+        self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], source: ChoiceSource | None
+    ) -> tuple[list[BoundLaunch], list[Choice]]:
+        """Return the launches and choices for tensors that have memory; nothing is built yet."""
         placed = [_placed(t) for t in inputs]
-        plan = plan_node(self.target, self.op, self.label, placed, [_spotted(t) for t in outputs], choices)
-        return self._bound(plan, inputs, outputs), plan.picks
+        plan = plan_node(self.target, self.op, self.label, placed, [_spotted(t) for t in outputs], source)
+        return self._bound(plan, inputs, outputs), plan.choices
 
     def _plan(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> NodePlan:
         placed = [_placed(t) for t in inputs]
@@ -111,22 +112,22 @@ class GpuExecution(Recorded):
             binder.add(constant.tensor, self._uploaded(constant))
         scratches = [self._scratch(planned, binder) for planned in plan.scratches]
         for scratch in scratches:
-            self._place.placement.release(scratch, StorageType.DYNAMIC)
+            self._place.slots.release(scratch, StorageType.DYNAMIC)
         return [binder.bound(launch, self._place.target) for launch in plan.launches]
 
     def _scratch(self, planned: Tensor, binder: _Binder) -> Tensor:
-        made = replace(planned, memory=self._place.placement.acquire(planned, StorageType.DYNAMIC))
+        made = replace(planned, memory=self._place.slots.acquire(planned, StorageType.DYNAMIC))
         binder.add(planned, made)
         return made
 
     def _uploaded(self, constant: PlannedConstant) -> Tensor:
-        """Return a constant in device memory; one that a resize does not ask for is freed after it."""
+        """Return a constant in device memory; a constant that a resize does not use is freed after it."""
         key = constant.key
         self._used.add(key)
         if key not in self._constants:
             value, layout = constant.take(), constant.tensor.layout
             tensor = replace(constant.tensor, memory=None)
-            region = self._place.placement.acquire(tensor, StorageType.STATIC)
+            region = self._place.slots.acquire(tensor, StorageType.STATIC)
             self.target.device.upload(region.slot.buffer, region.slot.offset, to_storage(value, layout))
             tensor.memory = region
             self._constants[key] = tensor
@@ -135,27 +136,27 @@ class GpuExecution(Recorded):
     def close(self) -> None:
         """Free the constants."""
         for tensor in self._constants.values():
-            self._place.placement.release(tensor, StorageType.STATIC)
+            self._place.slots.release(tensor, StorageType.STATIC)
         self._constants = {}
 
 
 class _Binder:
-    """Gives planned tensors the memory of real ones."""
+    """Binds planned tensors to the memory of real ones."""
 
     def __init__(self) -> None:
         self._slots: dict[Hashable, Slot] = {}
         self._real: dict[int, Tensor] = {}
 
     def add(self, planned: Tensor, real: Tensor) -> None:
-        """Note where a tensor that was planned with lies; others at spots in its root lie there, too."""
+        """Note the memory of a planned tensor; other tensors at spots of its root get the same slot."""
         spot: Spot = planned.memory
         region: Region = real.memory
         self._slots[spot.root] = region.slot
-        if spot.length == region.length:  # else it is some images of it
+        if spot.length == region.length:  # otherwise the plan is for some images of the tensor
             self._real[id(planned)] = real
 
     def bound(self, launch: PlannedLaunch, target: Target) -> BoundLaunch:
-        """Return the launch with memory, and with a kernel that is to be built."""
+        """Return the launch with memory, and with a kernel that may not be built yet."""
         reads, writes = ([self._tensor(t) for t in tensors] for tensors in (launch.reads, launch.writes))
         return BoundLaunch(launch, Build(target.device, launch.source, launch.values), tuple(reads), tuple(writes))
 
@@ -168,7 +169,7 @@ class _Binder:
 
 
 def _spotted(tensor: Tensor) -> Tensor:
-    """Return a tensor that has memory as one to plan with."""
+    """Return a planned tensor at the spot of a tensor that has memory."""
     region: Any = tensor.memory
     return replace(tensor, memory=region.spot)
 

@@ -1,22 +1,21 @@
-"""What the sessions on one device share: the open device and the pool of STATIC memory."""
+"""What the sessions on one device share: the open device, the pool of STATIC memory, verdicts and tuned choices."""
 
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from weft.backends.gpu.device.built_kernels import KERNELS_KEPT
 from weft.backends.gpu.device.device import GpuBuffer, GpuDevice
 from weft.backends.gpu.memory.heap import DeviceHeap
-from weft.backends.gpu.selftest.verdict_store import Verdict, examine, tests_families, told
-from weft.backends.gpu.tuning.tuning_table import TuningTable
+from weft.backends.gpu.tuning_tables.tuning_table import TuningTable
 from weft.core.contract.backend_options import NO_OPTIONS, Options
 from weft.errors import OutOfMemory
+from weft.kernels.verdict import Verdict
 
 CHUNK = 16 << 20
 
@@ -30,7 +29,7 @@ class _Chunk:
 
 @dataclass
 class StaticPool:
-    """Sub-allocates constants from few large buffers: drivers allow few allocations. First fit."""
+    """Sub-allocates constants from few large buffers, first fit: drivers allow few allocations."""
 
     heap: DeviceHeap
     _chunks: list[_Chunk] = field(default_factory=list)
@@ -53,7 +52,7 @@ class StaticPool:
             return self._note(chunk, 0, size)
 
     def _buffer(self, size: int) -> GpuBuffer:
-        """Return a buffer for this piece and others after it; for it alone where there is no memory for more."""
+        """Return a buffer for this piece and later ones, or only for this piece if memory is short."""
         wished = min(CHUNK, self.heap.device.caps.max_allocation)
         if size < CHUNK // 2 and size < wished:
             with suppress(OutOfMemory):
@@ -85,26 +84,27 @@ class StaticPool:
 
 @dataclass
 class GpuRuntime:
-    """An open device with what its sessions share."""
+    """An open device, and what its sessions share."""
 
     device: GpuDevice
     options: Options = NO_OPTIONS
-    """Those that the device was opened with."""
+    """The options that the device was opened with."""
     heap: DeviceHeap = field(init=False)
     static: StaticPool = field(init=False)
     notes: list[str] = field(default_factory=list)
-    """What every report on the device says."""
+    """Notes for every report on the device."""
     users: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
-    """What keeps the device open: backends that were not closed, and leases of those being made."""
+    """The users that keep the device open: open backends, and leases of backends being made."""
     closed: bool = False
     selftest_seconds: float = 0.0
-    """What it took to know which kernels are right here."""
+    """Seconds of the self-test, or of reading its verdicts."""
     kernel_notes: list[str] = field(default_factory=list)
-    """Those of `notes` that are about kernels which are wrong, or could not be tested."""
+    """The `notes` on kernels that are wrong or could not be tested."""
     verdicts: dict[str, Verdict] = field(default_factory=dict)
-    """What the tests of kernels found, by the name of the kind or family."""
-    _verified: bool = False
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    """The verdicts of the self-test, by the name of the kind or family."""
+    verified: bool = False
+    """Whether the verdicts are known; see `weft.backends.gpu.selftest.verdict_store.verify`."""
+    verifying: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         pretended = self.device.profile.memory if self.device.profile is not None else 0
@@ -114,30 +114,25 @@ class GpuRuntime:
         if self.device.profile is not None:
             self.notes.append(f"the device pretends to be another: {self.device.profile}")
 
-    def verify(self) -> None:
-        """Have the kernels tested, once; those that are wrong here are not used."""
-        with self._lock:
-            if self._verified:
-                return
-            begun = time.perf_counter()
-            for kind, verdict in examine(self, families=tests_families(self)):
-                self.verdicts[kind.name] = verdict
-                if verdict.why is not None:
-                    self.kernel_notes.append(told(kind, verdict))
-            self.notes += self.kernel_notes
-            self.selftest_seconds = time.perf_counter() - begun
-            self._verified = True
-
     def trust(self) -> None:
-        """Use whatever the hardware claims: the process is there to test it."""
-        self._verified = True
+        """Use whatever the hardware claims, without a self-test."""
+        self.verified = True
 
     @cached_property
     def tuning(self) -> TuningTable:
-        """Return the choices that were tuned for the device."""
+        """Return the tuning table of the device."""
         return TuningTable(self.device.info, proposes=bool(self.options.get("tuning", True)))
 
     def close(self) -> None:
         """Close the device."""
         self.closed = True
         self.device.close()
+
+
+@runtime_checkable
+class OpensRuntimes(Protocol):
+    """A creator that opens each device as a `GpuRuntime`, as `GpuCreator` does."""
+
+    def runtime(self, index: int, options: Options = NO_OPTIONS) -> GpuRuntime:
+        """Return the runtime of a device with these options."""
+        ...

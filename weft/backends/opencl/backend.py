@@ -7,3 +7,5 @@ from weft.backends.gpu.backend import GpuBackend
 
 class OpenCLBackend(GpuBackend):
     """Runs a pipeline through OpenCL; `addCreator` on this class replaces an op on OpenCL alone."""
+
+    takes_open_sizes = True

@@ -244,6 +244,7 @@ class OpenCLDevice(GpuDevice):
                 return
             self._recordings.discard(recording)
             self.stats.live_recordings -= 1
+        recording.give_back()
         _empty(recording)
 
     def timings(self, recording: Recording) -> list[float]:

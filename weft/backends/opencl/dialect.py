@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from weft.core.graph.dtypes import DType
-from weft.kernels.dialect import Dialect, KernelParts
+from weft.kernels.dialect import Dialect, KernelParts, cut_to_bits, extended
+from weft.kernels.formats import from_bits, is_coded, to_bits
 from weft.kernels.source import Arg
 
 _RAW = {1: "uchar", 2: "ushort", 4: "uint", 8: "uint2", 16: "uint4"}
@@ -19,6 +20,12 @@ _TYPES = {
     DType.UINT8: "uchar",
     DType.INT8: "char",
     DType.BOOL: "uchar",
+    DType.INT16: "short",
+    DType.UINT16: "ushort",
+    DType.UINT32: "uint",
+    DType.UINT64: "ulong",
+    DType.FLOAT64: "uint2",  # as two words, so that no device needs to know doubles
+    DType.BFLOAT16: "ushort",
 }
 _DOUBLE = re.compile(r"(?<![\w.])((?:\d+\.\d*|\.\d+)(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+)(?![\w.])")
 
@@ -33,6 +40,7 @@ class OpenCLDialect(Dialect):
 
     name: ClassVar[str] = "opencl"
     prelude: ClassVar[str] = "prelude.opencl.mako"
+    reinterprets: ClassVar[tuple[str, str, str]] = ("as_uint(v)", "as_float(v)", "((uint)(v))")
 
     def assemble(self, parts: KernelParts) -> str:
         """Return prelude, signature, work-group arrays and body.
@@ -47,7 +55,7 @@ class OpenCLDialect(Dialect):
         locals_ = "\n".join(f"  __local {s.type} {s.name}[{s.size}]{_aligned(s.align)};" for s in parts.shared)
         text = (
             f"#ifndef LATE_CONSTANTS\n#define LATE_CONSTANTS\n#endif\n"
-            f"{parts.prelude}\n__attribute__((reqd_work_group_size(LX, LY, LZ)))\n"
+            f"{parts.prelude}{self.formats(parts)}\n__attribute__((reqd_work_group_size(LX, LY, LZ)))\n"
             f"__kernel void {parts.entry}({params} LATE_CONSTANTS) {{\n{locals_}\n{parts.body}\n}}\n"
         )
         return _DOUBLE.sub(r"\1f", text)
@@ -57,32 +65,45 @@ class OpenCLDialect(Dialect):
             return _RAW[arg.raw_bytes]
         if arg.in_fours and arg.dtype is DType.FLOAT32:
             return "float4"
-        return _TYPES[arg.dtype]
+        return _TYPES.get(arg.dtype, "uchar")
 
     def load(self, arg: Arg, index: str) -> str:
-        """Return an element as f32 or i32; of a raw int64 the lower half, which is enough for indices."""
+        """Return an element as f32 or i32; of an int64 the lower half."""
         if arg.dtype is DType.FLOAT16:
             return f"vload_half({index}, {arg.name})"
-        if arg.kind == "raw" and arg.dtype is DType.INT64:
+        if arg.kind == "raw" and arg.dtype.itemsize == 8:
             return f"(int){arg.name}[{index}].x"
-        return f"{arg.name}[{index}]" if arg.dtype.is_float else f"(int){arg.name}[{index}]"
+        if is_coded(arg.dtype):
+            return from_bits(arg.dtype, f"(uint){arg.name}[{index}]")
+        if arg.dtype is DType.FLOAT64:
+            return f"from_float64({arg.name}[{index}].x, {arg.name}[{index}].y)"
+        if arg.dtype.is_float:
+            return f"{arg.name}[{index}]"
+        return extended(arg.dtype, f"(int){arg.name}[{index}]")
 
     def store(self, arg: Arg, index: str, value: str) -> str:
         """Return the statement that stores an element."""
         if arg.dtype is DType.FLOAT16:
             return f"vstore_half_rte({value}, {index}, {arg.name});"
-        return f"{arg.name}[{index}] = {value};"
+        if arg.dtype is DType.FLOAT64:
+            return f"{arg.name}[{index}] = (uint2)(low_of_float64({value}), high_of_float64({value}));"
+        stored = to_bits(arg.dtype, value) if is_coded(arg.dtype) else cut_to_bits(arg.dtype, value, "(int)")
+        return f"{arg.name}[{index}] = {stored};"
 
     def load4(self, arg: Arg, index: str) -> str:
         """Return four elements as float4."""
         if arg.dtype is DType.FLOAT16:
             return f"load_half4({index}, {arg.name})"
+        if arg.dtype is not DType.FLOAT32:
+            return super().load_quad(arg, index)
         return f"{arg.name}[{index}]"
 
     def store4(self, arg: Arg, index: str, value: str) -> str:
         """Return the statement that stores a float4."""
         if arg.dtype is DType.FLOAT16:
             return f"store_half4({value}, {index}, {arg.name});"
+        if arg.dtype is not DType.FLOAT32:
+            return f"{{ const f32x4 _w = {value}; {super().store_quad(arg, index, '_w')} }}"
         return f"{arg.name}[{index}] = {value};"
 
     def store8(self, arg: Arg, index: str, first: str, second: str) -> str:
@@ -95,18 +116,24 @@ class OpenCLDialect(Dialect):
         """Return four elements of a linear argument at once; every buffer starts at a multiple of 16 bytes."""
         if arg.dtype is DType.FLOAT16:
             return f"load_half4({index}, {arg.name})"
+        if arg.dtype is not DType.FLOAT32:
+            return super().load_quad(arg, index)
         return f"((__global const float4*){arg.name})[{index}]"
 
     def store_quad(self, arg: Arg, index: str, value: str) -> str:
         """Return the statement that stores four elements of a linear argument at once."""
         if arg.dtype is DType.FLOAT16:
             return f"store_half4({value}, {index}, {arg.name});"
+        if arg.dtype is not DType.FLOAT32:
+            return super().store_quad(arg, index, value)
         return f"((__global float4*){arg.name})[{index}] = {value};"
 
     def load_lane(self, arg: Arg, index: str, lane: str) -> str:
         """Return one lane of a float4 in memory."""
         if arg.dtype is DType.FLOAT16:
             return f"vload_half(({index}) * 4 + {lane}, {arg.name})"
+        if arg.dtype is not DType.FLOAT32:
+            return self.load(arg, f"({index}) * 4 + {lane}")
         return f"((__global const float*){arg.name})[({index}) * 4 + {lane}]"
 
     def move(self, target: Arg, to: str, source: Arg, at: str) -> str:

@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 import numpy as np
@@ -17,6 +17,7 @@ from weft.backends.gpu.device.device import Size3
 from weft.backends.opencl import ptx
 from weft.backends.opencl.cl_errors import words
 from weft.backends.opencl.compilers import Compilers
+from weft.config import opencl_build_options
 from weft.errors import CompileError
 from weft.kernels.cache import DiskCache
 from weft.kernels.refused import kernel_refused
@@ -43,6 +44,16 @@ class Built:
     """A program built by the driver; it is freed with its last reference."""
 
     program: cl._cl._Program
+    _spare: dict[str, list[cl.Kernel]] = field(default_factory=dict)
+
+    def kernel(self, entry: str) -> cl.Kernel:
+        """Return a kernel object that nobody uses, one that was given back if there is one: making one takes longer."""
+        spare = self._spare.get(entry)
+        return spare.pop() if spare else cl.Kernel(self.program, entry)
+
+    def give_back(self, entry: str, kernel: cl.Kernel) -> None:
+        """Take a kernel object of which no launch is waiting any more; its arguments are set anew."""
+        self._spare.setdefault(entry, []).append(kernel)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +106,8 @@ class Programs:
         device, platform = self._device, self._device.platform
         where = (platform.name, platform.version, device.name, device.driver_version)
         patch = (ptx.VERSION,) if ptx.MARK in source.text else ()
-        return "\n".join((_CACHE_FORMAT, *patch, *where, *BUILD_OPTIONS, source.digest, source.entry, header))
+        options = (*BUILD_OPTIONS, *opencl_build_options())
+        return "\n".join((_CACHE_FORMAT, *patch, *where, *options, source.digest, source.entry, header))
 
     def close(self) -> None:
         """Forget all kernels."""
@@ -259,10 +271,10 @@ def literal(value: int | float, kind: ConstantKind) -> str:
 
 def build_options(platform: str, local: Size3) -> tuple[str, ...]:
     """Return the options for a kernel of this local size; NVIDIA's compiler is told how many registers it may use."""
-    items = math.prod(local)
+    items, options = math.prod(local), (*BUILD_OPTIONS, *opencl_build_options())
     if "NVIDIA" not in platform or items <= _ITEMS_WITH_ALL_REGISTERS:
-        return BUILD_OPTIONS
-    return (*BUILD_OPTIONS, f"-cl-nv-maxrregcount={_NVIDIA_REGISTERS // items}")
+        return options
+    return (*options, f"-cl-nv-maxrregcount={_NVIDIA_REGISTERS // items}")
 
 
 def _build(program: cl._cl._Program, device: cl.Device, local: Size3) -> None:

@@ -47,6 +47,7 @@ class LaunchStep(Step):
     local: Size3
     built: Built
     """Keeps the program alive while the recording lives, so that it is not built again."""
+    entry: str
 
     def native(self, api: NativeCalls, queue: ctypes.c_void_p) -> Call:
         """Return the direct call."""
@@ -134,6 +135,12 @@ class Recording:
         """Choose how to replay: with direct calls if possible, else (or for timestamps) through pyopencl."""
         self.start = self._start_with_events if self.profile or api is None else self._direct(api)
 
+    def give_back(self) -> None:
+        """Let other recordings have the kernel objects; nothing of this one is at work any more."""
+        for step in self.steps:
+            if isinstance(step, LaunchStep):
+                step.built.give_back(step.entry, step.kernel)
+
     def timings(self) -> list[float]:
         """Return seconds per command of the last run; 0.0 for commands that enqueue nothing."""
         if not self.profile or not self.events:
@@ -216,13 +223,13 @@ class Recorder:
         for binding in command.bindings:
             self._check(binding, label)
         check_launch(command, built.entry, self._caps)
-        kernel = cl.Kernel(built.built.program, built.entry)
+        kernel = built.built.kernel(built.entry)
         for position, binding in enumerate(command.bindings):
             kernel.set_arg(position, self._piece(binding, label))
         for position, value in enumerate(built.constants, start=built.arguments):
             kernel.set_arg(position, value)
         x, y, z = (groups * size for groups, size in zip(command.grid, built.local, strict=True))
-        return [LaunchStep(index, label, kernel, (x, y, z), built.local, built.built)]
+        return [LaunchStep(index, label, kernel, (x, y, z), built.local, built.built, built.entry)]
 
     def _copy(self, index: int, command: CopyCommand) -> list[Step]:
         source, target, label = command.source, command.target, command.label or "copy"

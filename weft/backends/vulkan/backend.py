@@ -7,3 +7,5 @@ from weft.backends.gpu.backend import GpuBackend
 
 class VulkanBackend(GpuBackend):
     """Runs a pipeline through Vulkan; `addCreator` on this class replaces an op on Vulkan alone."""
+
+    takes_open_sizes = True

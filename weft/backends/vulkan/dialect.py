@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from weft.core.graph.dtypes import DType
-from weft.kernels.dialect import Dialect, KernelParts, View
+from weft.kernels.dialect import Dialect, KernelParts, View, cut_to_bits, extended, is_word_pair
+from weft.kernels.formats import from_bits, is_coded, to_bits
 from weft.kernels.source import Arg
 
 _RAW = {1: "uint8_t", 2: "uint16_t", 4: "uint", 8: "uvec2", 16: "uvec4"}
@@ -18,7 +19,15 @@ _TYPES = {
     DType.UINT8: "uint8_t",
     DType.INT8: "int8_t",
     DType.BOOL: "uint8_t",
+    DType.INT16: "int16_t",
+    DType.UINT16: "uint16_t",
+    DType.UINT32: "uint",
+    DType.UINT64: "uvec2",
+    DType.FLOAT64: "uvec2",
+    DType.BFLOAT16: "uint16_t",
 }
+_VECTORS = {DType.FLOAT32: "vec4", DType.FLOAT16: "f16vec4"}
+"""Four elements at once; of other types, elements are accessed one by one."""
 _MATRICES = "GL_KHR_cooperative_matrix"
 _EXTENSIONS = {
     1: "#extension GL_EXT_shader_8bit_storage : require\n",
@@ -32,6 +41,7 @@ class GlslDialect(Dialect):
 
     name: ClassVar[str] = "glsl"
     prelude: ClassVar[str] = "prelude.glsl.mako"
+    reinterprets: ClassVar[tuple[str, str, str]] = ("floatBitsToUint(v)", "uintBitsToFloat(v)", "uint(v)")
     exchange_extensions: ClassVar[tuple[str, ...]] = ("GL_KHR_shader_subgroup_shuffle",)
 
     def assemble(self, parts: KernelParts) -> str:
@@ -45,12 +55,14 @@ class GlslDialect(Dialect):
         for i, (name, kind) in enumerate(parts.constants):
             lines.append(f"layout(constant_id = {i + 3}) const {kind} {name} = 1;")
         for i, a in enumerate(parts.args):
-            access = "restrict " if a.written else "restrict readonly "  # bound pieces of one buffer do not overlap
+            access = (
+                "restrict " if a.written else "restrict readonly "
+            )  # bound pieces of one buffer do not overlap
             views = [(v.type, v.name) for v in parts.views if v.arg == a.name]
             for element, name in ((self._element(a), a.name), *views):
                 block = f"{access}buffer B_{name} {{ {element} {name}[]; }};"
                 lines.append(f"layout(std430, set = 0, binding = {i}) {block}")
-        lines.append(parts.prelude)
+        lines.append(parts.prelude + self.formats(parts))
         lines += [f"shared {s.type} {s.name}[{s.size}];" for s in parts.shared]
         lines += parts.functions
         return "\n".join([*lines, f"void main() {{  // {parts.entry}", parts.body, "}", ""])
@@ -60,58 +72,76 @@ class GlslDialect(Dialect):
             return _RAW[arg.raw_bytes]
         if arg.kind == "wide":
             return "uvec4"
-        return self._vector(arg) if arg.in_fours else _TYPES[arg.dtype]
-
-    def _vector(self, arg: Arg) -> str:
-        return "f16vec4" if arg.dtype is DType.FLOAT16 else "vec4"
+        if arg.in_fours and arg.dtype in _VECTORS:
+            return _VECTORS[arg.dtype]
+        return _TYPES.get(arg.dtype, "uint8_t")
 
     def load(self, arg: Arg, index: str) -> str:
-        """Return an element as f32 or i32; of an int64 the lower half, which is enough for indices."""
+        """Return an element as f32 or i32; of an int64 the lower half."""
+        if is_coded(arg.dtype):
+            return from_bits(arg.dtype, f"uint({arg.name}[{index}])")
+        if arg.dtype is DType.FLOAT64:
+            return f"from_float64({arg.name}[{index}].x, {arg.name}[{index}].y)"
         if arg.dtype.is_float:
             return f"float({arg.name}[{index}])"
-        return f"int({arg.name}[{index}]{'.x' if arg.dtype is DType.INT64 else ''})"
+        return extended(arg.dtype, f"int({arg.name}[{index}]{'.x' if is_word_pair(arg.dtype) else ''})")
 
     def store(self, arg: Arg, index: str, value: str) -> str:
         """Return the statement that stores an element."""
-        if arg.dtype is DType.INT64:
-            return f"{arg.name}[{index}] = ivec2({value}, ({value}) < 0 ? -1 : 0);"
-        if arg.dtype.itemsize == 1:
-            # Weft requires only storage of bytes; converting floats to them would need arithmetic on them.
-            return f"{arg.name}[{index}] = {_TYPES[arg.dtype]}(int({value}));"
-        return f"{arg.name}[{index}] = {_TYPES[arg.dtype]}({value});"
+        kind = _TYPES.get(arg.dtype, "uint8_t")
+        if is_word_pair(arg.dtype):
+            return f"{arg.name}[{index}] = {kind}({value}, ({value}) < 0 ? -1 : 0);"
+        if arg.dtype is DType.FLOAT64:
+            return f"{arg.name}[{index}] = uvec2(low_of_float64({value}), high_of_float64({value}));"
+        if is_coded(arg.dtype):
+            return f"{arg.name}[{index}] = {kind}({to_bits(arg.dtype, value)});"
+        if not arg.dtype.is_float and arg.dtype.itemsize < 4:
+            # Weft requires only storage of bytes and halves; converting floats would need arithmetic on them.
+            return f"{arg.name}[{index}] = {kind}({cut_to_bits(arg.dtype, f'int({value})')});"
+        return f"{arg.name}[{index}] = {kind}({value});"
 
     def load_high(self, arg: Arg, index: str) -> str:
         """Return the upper half of an integer, widened to 64 bits."""
+        if arg.raw_bytes:
+            return super().load_high(arg, index)
+        if arg.dtype is DType.UINT64:
+            return f"int({arg.name}[{index}].y)"
         return f"{arg.name}[{index}].y" if arg.dtype is DType.INT64 else super().load_high(arg, index)
 
     def store_pair(self, arg: Arg, index: str, low: str, high: str) -> str:
         """Return the statement that stores an integer given as two halves."""
-        if arg.dtype is DType.INT64:
-            return f"{arg.name}[{index}] = ivec2({low}, {high});"
+        if is_word_pair(arg.dtype):
+            return f"{arg.name}[{index}] = {_TYPES[arg.dtype]}({low}, {high});"
         return super().store_pair(arg, index, low, high)
 
     def load4(self, arg: Arg, index: str) -> str:
         """Return four elements as vec4."""
-        return f"vec4({arg.name}[{index}])"
+        return f"vec4({arg.name}[{index}])" if arg.dtype in _VECTORS else super().load_quad(arg, index)
 
     def store4(self, arg: Arg, index: str, value: str) -> str:
         """Return the statement that stores a vec4."""
+        if arg.dtype not in _VECTORS:
+            return f"{{ const f32x4 _w = {value}; {super().store_quad(arg, index, '_w')} }}"
         return f"{arg.name}[{index}] = {self._element(arg)}({value});"
 
-    def quad_view(self, arg: Arg) -> View:
-        """Return the argument as an array of vectors of four."""
-        return View(arg.name, self._vector(arg), f"{arg.name}_quads")
+    def quad_view(self, arg: Arg) -> View | None:
+        """Return the argument as an array of vectors of four, if there are such of its type."""
+        return View(arg.name, _VECTORS[arg.dtype], f"{arg.name}_quads") if arg.dtype in _VECTORS else None
 
     def load_quad(self, arg: Arg, index: str) -> str:
         """Return four elements of a linear argument at once."""
-        return f"vec4({arg.name}_quads[{index}])"
+        return f"vec4({arg.name}_quads[{index}])" if arg.dtype in _VECTORS else super().load_quad(arg, index)
 
     def store_quad(self, arg: Arg, index: str, value: str) -> str:
         """Return the statement that stores four elements of a linear argument at once."""
-        return f"{arg.name}_quads[{index}] = {self._vector(arg)}({value});"
+        if arg.dtype not in _VECTORS:
+            return super().store_quad(arg, index, value)
+        return f"{arg.name}_quads[{index}] = {_VECTORS[arg.dtype]}({value});"
 
     def load_lane(self, arg: Arg, index: str, lane: str) -> str:
         """Return one lane of a vec4 in memory."""
+        if arg.dtype not in _VECTORS:
+            return self.load(arg, f"({index}) * 4 + {lane}")
         return f"vec4({arg.name}[{index}])[{lane}]"
 
     def move(self, target: Arg, to: str, source: Arg, at: str) -> str:

@@ -1,4 +1,4 @@
-"""Kernels: SPIR-V and constants become pipelines, once per device, with the driver's cache kept on disk.
+"""Kernels as VkPipelines: built from SPIR-V and constants once per device; the driver's cache is kept on disk.
 
 Pipelines and their shader modules are destroyed when nothing uses them and others were used since
 (`weft.backends.gpu.device.built_kernels`). Otherwise a program with ever new shapes would hold more and more of them.
@@ -64,7 +64,7 @@ def _destroy(destroy: Any, device: Any, handle: Any) -> None:
 
 
 class Kernel(_Owned):
-    """A pipeline, ready to be recorded. Recordings refer to it as long as they may be submitted."""
+    """A VkPipeline, ready to be recorded. Recordings refer to it as long as they may be submitted."""
 
     def __init__(self, context: Context, pipeline: Any, interface: Interface, name: str) -> None:
         super().__init__(context, lib.vkDestroyPipeline, pipeline)

@@ -44,6 +44,11 @@ CASES: list[Case] = [
             (*heads(1, 1, queries=1, keys=33, depth=8), given(np.full((1, 33), -inf, np.float32))),
             {},
         ),
+        (
+            "all-hidden-zero",
+            (*heads(1, 2, queries=5, keys=33, depth=8), given(np.where(np.arange(5) == 2, -inf, np.zeros((33, 5))).T)),
+            {"zero_hidden": 1},
+        ),
         ("large-scores", heads(1, 1, queries=5, keys=40, depth=64), {"scale": 400.0}),
         ("heads", (*heads(2, queries=5, keys=9, depth=24, width=30), f32(2, 1, 5, 9)), {"heads": 3}),
         ("packed", (f32(2, 20, 72), f32(2, 1, 1, 20)), {"heads": 3, "packed": 1, "scale": 0.3}),

@@ -22,6 +22,7 @@ CASES: list[Case] = [
     case("OneHot", given([[0, 2], [1, -3]], "int64"), const(3), given([-1, 4], "float32"), axis=1),
     case("OneHot", given([[0, 2], [1, -3]], "int64"), const(3), given([2, 5], "int64"), axis=0),
     case("OneHot", given([[0, 2], [1, -3]], "int64"), const([4]), given([2, 5], "float32"), axis=-2),
+    case("OneHot", given([2**32, -(2**32), 2**33 + 1, 1, -(2**31)], "int64"), const(3), given([0, 1]), name="wide"),
     case("EyeLike", f32(3, 5)),
     case("EyeLike", f32(4, 3), k=-1),
     case("EyeLike", i64(3, 3), k=1, dtype=DType.FLOAT32),

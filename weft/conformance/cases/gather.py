@@ -13,7 +13,7 @@ CASES: list[Case] = [
     case("Gather", f16(17, 8), given([16, 0, 5], "int64")),
     case("Gather", i64(6), const(2)),
     case("Gather", f32(1, 8, 3, 3), const([7, 1, 2]), axis=1),
-    # slices that are moved in pieces: of floats by fours, of others 4, 8 or 16 bytes at a time
+    # slices that are moved in pieces: floats by fours, other types 4, 8 or 16 bytes at a time
     case("Gather", f32(9, 12), given([[-1, 0], [8, 3]], "int64")),
     case("Gather", f32(2, 5, 4), given([4, 1, -2], "int64"), axis=1),
     case("Gather", f32(3, 6), given([2, 0], "int64")),
@@ -61,4 +61,8 @@ for _reduction in ("none", "add", "mul", "max", "min"):
     ]
 CASES += [
     case("ScatterElements", f16(5), given([1, 3], "int64"), f16(2)),
+    case("ScatterElements", i64(2, 3, 2), given([[[1, 0]]], "int64"), i64(1, 1, 2), axis=1),
+    case("ScatterND", u8(4, 2, 3), given([[3], [0]], "int64"), u8(2, 2, 3)),
+    case("ScatterND", f32(2, 3, 2, 2), given([[0, 1], [1, 2], [0, 1]], "int64"), f32(3, 2, 2), reduction="add"),
+    case("ScatterND", i32(4), given([[1], [1]], "int64"), i32(2), reduction="add"),
 ]

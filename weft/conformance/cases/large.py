@@ -1,7 +1,7 @@
 """Rows of large tensors, one for each way in which work is divided.
 
-They have more elements than 16 bits count, or more bytes than a staging buffer of 64 KiB, in sizes that are a
-multiple of nothing.
+They have more elements than 16 bits count, or more bytes than a staging buffer of 64 KiB, and odd sizes that no
+tile divides.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ def variances(count: int) -> Input:
     return const(f32(count, low=0.5, high=2))
 
 
+TRAINING = "ONNX writes it as BatchNormalization with training_mode=1; the rows of old opsets compare that"
 CASES: list[Case] = [
     case("BatchNormalization", f32(*shape), *(channels(shape[1]) for _ in range(3)), variances(shape[1]))
     for shape in ((1, 3, 8, 8), (3, 5, 7, 9), (2, 17, 5), (1, 4, 3, 4, 5), (3, 8))
@@ -38,6 +39,20 @@ CASES += [
         const(f16(7)),
         const(f16(7, low=0.5, high=2)),
     ),
+    case("TrainingBatchNormalization", f32(2, 3, 5, 4), *(channels(3) for _ in range(3)), variances(3), outputs=3,
+         unverified=TRAINING),
+    case(
+        "TrainingBatchNormalization", f16(1, 5, 9), *(const(f16(5)) for _ in range(3)), const(f16(5, low=0.5, high=2)),
+        epsilon=0.25, momentum=0.5, unverified=TRAINING,
+    ),
+    # parameters that are computed at run time
+    case("BatchNormalization", f32(2, 7, 5, 3), f32(7), f32(7), f32(7), f32(7, low=0.5, high=2)),
+    case("BatchNormalization", f32(3, 6), f32(6), channels(6), f32(6), variances(6), epsilon=0.25),
+    case("BatchNormalization", f16(1, 5, 3, 3), f16(5), f16(5), f16(5), f16(5, low=0.5, high=2)),
+    case("InstanceNormalization", f32(3, 5, 7, 3), f32(5), f32(5)),
+    case("GroupNormalization", f32(2, 8, 3, 4), f32(8), f32(8), num_groups=2),
+    case("LayerNormalization", f32(3, 4, 17), f32(4, 1), f32(1, 17), axis=1),
+    case("RMSNormalization", f32(3, 4, 17), f32(4, 1), axis=1),
     case("InstanceNormalization", f32(1, 3, 8, 8), const(f32(3)), const(f32(3))),
     case("InstanceNormalization", f32(3, 5, 7), const(f32(5)), const(f32(5)), epsilon=0.01),
     case("InstanceNormalization", f32(2, 4, 3, 4, 5), const(f32(4)), const(f32(4))),
@@ -52,7 +67,7 @@ CASES += [
     case("LayerNormalization", f32(3, 4, 5), const(f32(4, 5)), const(f32(4, 5)), axis=-2, outputs=3),
     case("LayerNormalization", f32(3, 4, 5), const(f32(3, 4, 5)), axis=0, stash_type=1),
     case("LayerNormalization", f16(2, 5, 32), const(f16(32)), const(f16(32))),
-    # lines of one team of items: by fours and by ones, of whole and broken shares, several a group, and too long
+    # lines of one team of work-items: by fours and by ones, with equal and unequal shares, several a group, too long
     case("LayerNormalization", f32(3, 11, 384), const(f32(384)), const(f32(384)), outputs=3),
     case("LayerNormalization", f32(2, 5, 197), const(f32(197)), const(f32(197))),
     case("LayerNormalization", f32(384, 20), const(f32(384, 20)), const(f32(20))),
@@ -70,7 +85,7 @@ CASES += [
         f32(1, 5, 4, 4),
         size=4,
         alpha=1.0,
-        # onnx's evaluator takes the sum of other channels, for odd sizes too.
+        # onnx's evaluator sums over other channels, for odd sizes too.
         oracles=("ort",),
         unverified="onnxruntime takes odd sizes only",
     ),

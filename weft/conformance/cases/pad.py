@@ -20,5 +20,7 @@ CASES += [
     case("Pad", f32(5, 6), const([-1, -2, -1, 0])),
     case("Pad", f32(5, 6), const([-1, 2, 0, -1]), mode="edge"),
     case("Pad", i64(2, 3), const([1, 1, 1, 1]), const(7)),
+    case("Pad", i64(2, 3), const([1, 1, 1, 1]), i64()),
+    case("Pad", f32(1, 7, 5, 6), const([0, 0, 2, 1, 0, 0, 3, 4]), f32()),
     case("Pad", f32(1, 4, 3, 3), const([0, 1, 1, 1, 0, 2, 1, 1]), const(float("-inf"), "float32")),
 ]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from math import inf
+from math import inf, nan
 from typing import Any
 
-from weft.conformance.cases.table import Case, case, f16, f32, given, i8, u8
+from weft.conformance.cases.table import Case, case, f16, f32, given, i8, of_type, u8
 
 OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("MaxPool", {}),
@@ -66,6 +66,16 @@ CASES += [
     case("MaxPool", given([[[1.0, 1.0, 0.0, 1.0, -inf]]]), kernel_shape=(2,), outputs=2, name="ties"),
     case("MaxPool", i8(1, 3, 6, 5), kernel_shape=(2, 3), strides=(2, 1), pads=(1, 1, 1, 1)),
     case("MaxPool", u8(1, 3, 6, 5), kernel_shape=(3, 2), dilations=(2, 1)),
+    case("MaxPool", i8(2, 3, 9), kernel_shape=(3,), strides=(2,), outputs=2),
+    case(
+        "weft::PlanarMaxPool", of_type("uint64", 1, 2, 4, 5, low=0, high=2**64 - 1), kernel_shape=(2, 3), outputs=2,
+        unverified="an op of ours: MaxPool in another layout",
+    ),
+    # The oracles drop NaN, or not, by where it lies; maxima of ours are NaN where there is one.
+    case(
+        "weft::PlanarMaxPool", given([[[nan, 1, 2, nan, 0, nan]]]), kernel_shape=(2,), outputs=2,
+        unverified="an op of ours: MaxPool in another layout",
+    ),
     case("MaxPool", f32(1, 16, 35, 33), kernel_shape=(5, 5), pads=(2, 2, 2, 2)),
     case("AveragePool", f32(1, 12, 35, 33), kernel_shape=(3, 3), pads=(1, 1, 1, 1)),
     case("GlobalAveragePool", f32(1, 3, 7, 7)),

@@ -17,6 +17,7 @@ from weft.conformance.cases.table import (
     i8,
     i32,
     i64,
+    of_type,
     u8,
 )
 
@@ -49,7 +50,7 @@ for _op in SUMS + LOGS + EXTREMES:
         case(_op, _positive(), name="scalar", keepdims=0),
         case(_op, _positive(1), const([0]), keepdims=0),
         case(_op, _positive(1003), const([0])),
-        # ONNX leaves the mean of nothing open; onnxruntime says 0, numpy and onnx NaN.
+        # ONNX does not define the mean of no elements; onnxruntime gives 0, numpy and onnx NaN.
         case(
             _op, _positive(3, 0, 2), const([1]), oracles=("onnx",) if _op == "ReduceMean" else ("ort", "onnx")
         ),
@@ -65,6 +66,18 @@ for _op in SUMS + EXTREMES:
 CASES += [
     case("ReduceMean", given([[-7, 2], [7, 2]], "int32"), const([1]), name="truncates"),
     case("ReduceMax", i8(3, 4), const([1])),
+    case("ReduceSum", f32(2, 3), given([], "int64")),
+    case("ReduceSum", f32(2, 3), given([], "int64"), noop_with_empty_axes=1),
+    # onnxruntime adds int64 in double.
+    case("ReduceSum", i64(3, 1009, low=-(2**60), high=2**60), const([1]), name="wide", oracles=("onnx",)),
+    case("ReduceMean", i64(3, 1009, low=-(2**40), high=2**40), const([1]), name="wide"),
+    case("ReduceMax", i64(2, 3, 5, 7, low=-(2**62), high=2**62), const([1, 3])),
+    case("ReduceMin", of_type("uint64", 65, 3, low=0, high=2**64 - 1), const([0])),
+    case("ReduceL1", i64(3, 70, low=-(2**50), high=2**50), const([1])),
+    case("ReduceSumSquare", i32(3, 70, low=-999, high=999), const([0])),
+    case("ReduceMax", boolean(3, 99), const([1])),
+    case("ReduceSum", f32(2, 1, 3, 2, 2, 2, 3), const([1, 4, 6])),
+    case("ReduceSum", f32(2, 3, 2, 3, 2, 3, 2), const([1, 3, 5]), name="runs"),
     case("ReduceMin", u8(3, 4), const([1])),
     case("ReduceMax", boolean(3, 2), const([1])),
     case("ReduceMin", boolean(3, 2), const([1])),
@@ -73,7 +86,7 @@ CASES += [
     case("ReduceMax", given([[nan, 1], [inf, 1], [-inf, -inf]]), const([1]), name="special"),
     case("ReduceMin", given([[nan, 1], [inf, 1], [-inf, -inf]]), const([1]), name="special"),
     case("ReduceSum", given([[nan, 1], [inf, 1], [-inf, inf]]), const([1]), name="special"),
-    # ONNX Runtime 1.32 takes the exponentials as they are, and overflows.
+    # ONNX Runtime 1.32 does not subtract the maximum before the exponentials, and overflows.
     case(
         "ReduceLogSumExp",
         given([[1000.0, 1000.0], [-1000.0, -1001.0]]),
@@ -99,6 +112,9 @@ for _op in ("ArgMax", "ArgMin"):
         case(_op, given([[2, 1, 2, 1], [1, 1, 1, 1]]), axis=-1),
         case(_op, f16(3, 5), axis=1),
         case(_op, u8(3, 5), axis=1),
+        case(_op, i64(1003), keepdims=0),
+        case(_op, given([[-(2**62) - 1, -(2**62), 2**62, 2**62 + 1]], "int64"), axis=1, name="int64"),
+        case(_op, given([[2**63 + 1, 2**63 - 1, 2**63]] * 2, "uint64"), axis=1, oracles=("onnx",), name="uint64"),
         case(_op, f64(3, 5), axis=0),
     ]
 for _op in ("CumSum", "CumProd"):
@@ -112,6 +128,10 @@ for _op in ("CumSum", "CumProd"):
         case(_op, f32(3, 0), const(1), exclusive=1),
         case(_op, i64(3, 5, low=1, high=3), const(1)),
         case(_op, i32(5, low=1, high=3), given(0, "int64")),
+        case(_op, i32(3, 5, low=1, high=3), given(-2, "int32"), reverse=1),
+        case(_op, f32(3, 5, 2), given(1, "int64"), exclusive=1),
+        case(_op, i64(2, 199, low=-3, high=3), const(1), exclusive=1),
+        case(_op, f32(99, 3, low=0.9, high=1.1), const(0), reverse=1, exclusive=1),
         case(_op, f16(3, 37), const(1)),
         case(_op, f64(3, 5), const(1)),
     ]

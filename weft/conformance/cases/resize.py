@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from weft.conformance.cases.table import Case, Input, case, const, f16, f32
+from weft.conformance.cases.table import Case, Input, case, const, f16, f32, i32, u8
 
 
 def scaled(x: Input, *scales: float, **attributes: Any) -> Case:
@@ -23,7 +23,7 @@ CASES: list[Case] = []
 for _mode in ("nearest", "linear", "cubic"):
     for _at in ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric"):
         _how: dict[str, Any] = {"mode": _mode, "coordinate_transformation_mode": _at}
-        # onnxruntime 1.23 takes other pixels there than the specification and onnx's evaluator.
+        # onnxruntime 1.23 picks other pixels than the specification and onnx's evaluator.
         _odd = ("onnx",) if (_mode, _at) == ("nearest", "half_pixel_symmetric") else ("ort", "onnx")
         CASES += [
             scaled(f32(1, 3, 4, 5), 1, 1, 2, 3, **_how),
@@ -65,4 +65,11 @@ CASES += [
     scaled(f32(1, 4, 4, 4), 1, 1, 1, 1, mode="linear"),
     sized(f32(1, 4, 1, 1), 1, 4, 5, 5, mode="linear", coordinate_transformation_mode="align_corners"),
     sized(f32(1, 4, 6, 6), 1, 4, 1, 1, mode="linear", coordinate_transformation_mode="align_corners"),
+    # onnxruntime leaves pixels outside out of the sum, onnx's evaluator repeats the last one, as the text has it
+    scaled(f32(1, 2, 8, 7), 1, 1, 0.4, 0.6, mode="linear", antialias=1, oracles=("onnx",)),
+    scaled(f32(1, 2, 8, 7), 1, 1, 0.4, 1.6, mode="cubic", antialias=1, oracles=("onnx",)),
+    sized(f32(1, 1, 9, 8), 1, 1, 4, 3, mode="linear", antialias=1, exclude_outside=1, oracles=("onnx",)),
+    scaled(f16(1, 2, 8, 7), 1, 1, 0.4, 0.6, mode="linear", antialias=1, oracles=("onnx",)),
+    scaled(u8(1, 2, 3, 4, high=255), 1, 1, 2, 1.5, mode="linear"),
+    scaled(i32(1, 2, 3, 4, low=-99, high=99), 1, 1, 2, 1.5, mode="linear"),
 ]

@@ -57,6 +57,7 @@ CASES: list[Case] = [
     case("Dropout", f32(2, 3)),
     case("Dropout", f32(2, 3), const(0.25, "float32"), const(False, "bool"), seed=1),
     case("Dropout", f32(2, 3), outputs=2),
+    case("Dropout", i64(7), f32(), outputs=2),
     case("Shape", f32(2, 3, 4)),
     case("Shape", f32(2, 3, 4), start=1),
     case("Shape", f32(2, 3, 4), start=-2, end=-1),
@@ -72,4 +73,5 @@ CASES: list[Case] = [
     case("SpaceToDepth", f32(2, 3, 4, 6), blocksize=2),
     case("SpaceToDepth", f32(1, 1, 3, 6), blocksize=3),
     case("SpaceToDepth", f16(1, 5, 4, 2), blocksize=2),
+    case("SpaceToDepth", f32(2, 3, 4, 6), blocksize=2, mode="CRD"),
 ]

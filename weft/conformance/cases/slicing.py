@@ -17,7 +17,7 @@ CASES: list[Case] = [
     case("Slice", f32(1, 8, 6, 6), const([0, 0]), const([2**31, 2**31]), const([2, 3]), const([2, 2])),
     case("Slice", f32(1, 8, 6, 6), const([0, 1], "int32"), const([9, 9], "int32"), const([2, -1], "int32")),
     case("Slice", i64(9), const([1]), const([8]), const([0]), const([3])),
-    # what is moved 8 or 16 bytes at a time, forwards and backwards, and what begins within such a piece
+    # moved 8 or 16 bytes at a time, forwards and backwards, and starting inside such a piece
     case("Slice", f32(5, 16), const([4]), const([12]), const([1])),
     case("Slice", f32(5, 16), const([2]), const([14]), const([1])),
     case("Slice", f32(3, 5, 8), const([4]), const([-9]), const([1]), const([-2])),

@@ -40,4 +40,5 @@ for _op in ("Softmax", "LogSoftmax", "Hardmax"):
 CASES += [
     case("Softmax", given([[-inf, 0.0, 1.0], [nan, 0.0, 1.0]]), name="special"),
     case("LogSoftmax", given([[-inf, 0.0, 1.0], [nan, 0.0, 1.0]]), name="special"),
+    case("Hardmax", given([[1, nan, 3], [nan, 1, nan], [2, -inf, 2]]), name="special", oracles=("onnx",)),
 ]

@@ -1,8 +1,8 @@
 """The test table: `case("Softmax", f32(2, 3, 1003), axis=1)` is a row, and a family of rows is a file.
 
-A row says what goes in; what must come out is up to who runs it: the op's own reference on a device, and
-onnxruntime or onnx's evaluator for that reference. Inputs are drawn from a generator seeded by the row's
-id, so a row means the same numbers everywhere.
+A row gives the inputs. Who runs it knows the expected outputs: a device is compared with the op's own reference,
+and that reference with onnxruntime or onnx's evaluator. Inputs are drawn from a generator seeded by the row's id,
+so a row means the same numbers everywhere.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import importlib
 import pkgutil
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,10 +21,11 @@ from onnx import helper, numpy_helper
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Op, OpClass, find_op
+from weft.core.graph.run_sized import RunSized
 from weft.core.graph.tensor import TensorSpec
 
-NOT_ONNX = frozenset({"flatten", "outputs"})
-"""Fields of ops that no ONNX attribute carries; the row's opset says the same."""
+NOT_ONNX = frozenset({"bounded", "flatten", "most", "outputs"})
+"""Fields of ops that are no ONNX attributes; the row's opset implies them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,12 +45,19 @@ class Input:
             return self.value
         if self.dtype == "bool":
             return rng.random(self.shape) < 0.5
-        if np.dtype(self.dtype).kind == "f":
-            return np.asarray(rng.uniform(self.low, self.high, self.shape), self.dtype)
-        return np.asarray(rng.integers(int(self.low), int(self.high), self.shape, endpoint=True), self.dtype)
+        dtype = DType(self.dtype)
+        if dtype.is_integer:
+            kind = np.uint64 if dtype is DType.UINT64 else np.int64
+            return rng.integers(int(self.low), int(self.high), self.shape, kind, endpoint=True).astype(dtype.numpy)
+        numbers = np.asarray(rng.uniform(self.low, self.high, self.shape))
+        if dtype.is_complex:
+            numbers = numbers + 1j * rng.uniform(self.low, self.high, self.shape)
+        return numbers.astype(dtype.numpy)
 
     def __str__(self) -> str:
-        kind = f"{'!' if self.constant else ''}{self.dtype[0]}{np.dtype(self.dtype).itemsize * 8}"
+        dtype = DType(self.dtype)
+        plain = dtype.is_integer or dtype.raw == dtype.numpy
+        kind = f"{'!' if self.constant else ''}{f'{self.dtype[0]}{dtype.bits}' if plain else self.dtype}"
         if self.value is not None and self.value.ndim < 2 and self.value.size <= 4:
             return f"{kind}={','.join(map(str, self.value.reshape(-1).tolist()))}"
         return f"{kind}[{'x'.join(map(str, self.shape))}]"
@@ -95,9 +103,14 @@ def boolean(*shape: int) -> Input:
     return Input("bool", shape)
 
 
+def of_type(dtype: str, *shape: int, low: float = -1, high: float = 1) -> Input:
+    """Return an input of the element type of that name."""
+    return Input(dtype, shape, low, high)
+
+
 def given(value: Any, dtype: str = "float32") -> Input:
     """Return an input of exactly these values."""
-    array = np.asarray(value, dtype)
+    array = np.asarray(value).astype(DType(dtype).numpy)
     return Input(dtype, array.shape, value=array)
 
 
@@ -108,16 +121,16 @@ def const(value: Any, dtype: str | None = None) -> Input:
     array = np.asarray(value)
     short = {"f": "float32", "i": "int64"}.get(array.dtype.kind, array.dtype.name)
     name = dtype or (array.dtype.name if isinstance(value, np.ndarray) and array.size else short)
-    return Input(name, array.shape, value=array.astype(name), constant=True)
+    return Input(name, array.shape, value=array.astype(DType(name).numpy), constant=True)
 
 
 @dataclass(frozen=True, eq=False)
 class Case:
     """One row: an op with its attributes, and what goes in (None: a missing optional input).
 
-    `opset` is the newest in which the row means what it says, None for no limit. `oracles` are asked in
-    turn; a row leaves one out where it is known to be wrong or coarse, and says so in a comment.
-    `unverified` says why none implements the row; it is a mistake where one does.
+    `opset` is the newest in which the row means this, None for no limit. `oracles` are asked in turn; a row
+    leaves one out where it is known to be wrong or coarse, and says so in a comment. `unverified` says why no
+    oracle implements the row; it is a mistake where one does.
     """
 
     id: str
@@ -136,6 +149,16 @@ class Case:
         cls = find_op(self.op)
         assert cls is not None, f"no op {self.op} is registered"
         return cls(**self.attributes)
+
+    def onnx_op(self) -> Op:
+        """Return the op as ONNX has it: of a bounded form, which is Weft's own, that of which it is the form."""
+        op = self.make_op()
+        return replace(op, bounded=False) if isinstance(op, RunSized) else op
+
+    def onnx_specs(self) -> tuple[TensorSpec, ...]:
+        """Return the specs of the outputs of `onnx_op`."""
+        op = self.onnx_op()
+        return op.infer(self.specs(), self.arrays() if isinstance(op, RunSized) else self.constants())
 
     def arrays(self) -> list[Array | None]:
         """Return the inputs; the same ones at every call."""
@@ -161,7 +184,7 @@ def case(
     oracles: tuple[str, ...] = ("ort", "onnx"),
     **attributes: Any,
 ) -> Case:
-    """Return a row; `name` tells apart rows whose inputs and attributes read alike."""
+    """Return a row; `name` distinguishes rows whose inputs and attributes read the same."""
     parts = [op, *(str(i) if i else "-" for i in inputs)]
     parts += [f"{k}={getattr(v, 'value', v)}" for k, v in attributes.items()]
     label = "-".join([*parts, name] if name else parts).replace(" ", "")
@@ -188,13 +211,13 @@ def _import_all(package: str) -> list[Any]:
 
 
 def build_model(row: Case, opset: int | None = None) -> onnx.ModelProto:
-    """Return a model of one node: constants are initializers `x<i>`, other inputs are graph inputs `x<i>`.
+    """Return a model of one node, `Case.onnx_op`: constants are initializers `x<i>`, other inputs inputs `x<i>`.
 
     The opset is the one given, the newest that onnx knows where none is, and never above the row's. An op of
     another domain, "acme::PixelNorm", is imported at version 1.
     """
     version = min(opset or onnx.defs.onnx_opset_version(), row.opset or 10**6)
-    outputs = row.make_op().infer(row.specs(), row.constants())
+    outputs = row.onnx_specs()
     names = [f"x{k}" if i is not None else "" for k, i in enumerate(row.inputs)]
     attributes = {k: _attribute(v) for k, v in row.attributes.items() if k not in NOT_ONNX and v is not None}
     if row.op == "ConstantOfShape":
@@ -237,6 +260,12 @@ def _attribute(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else int(value) if isinstance(value, bool) else value
 
 
+def comparable(array: Array) -> Array:
+    """Return an array in a type of numpy's that has all of its numbers, for functions that know no other."""
+    dtype = DType.of(array.dtype)
+    return array if dtype.raw == dtype.numpy else array.astype(np.int8 if dtype.is_integer else np.float32)
+
+
 def tolerance(dtype: DType, op_class: OpClass) -> tuple[float, float]:
     """Return (rtol, atol) for comparing an implementation with a reference: the only place with numbers."""
     return _TOLERANCES.get(dtype, {}).get(op_class, (0.0, 0.0))
@@ -244,7 +273,7 @@ def tolerance(dtype: DType, op_class: OpClass) -> tuple[float, float]:
 
 _TOLERANCES: dict[DType, dict[OpClass, tuple[float, float]]] = {
     DType.FLOAT32: {
-        # A device may count numbers below the normal ones as zero.
+        # A device may flush subnormal numbers to zero.
         "exact": (0.0, 1.2e-38),
         # Rounding once or twice in another order, or a division by reciprocal (2.5 ulp in Vulkan): 16 ulp.
         # The absolute part is that of a sum of two terms near 1 that cancel.
@@ -270,4 +299,13 @@ _TOLERANCES: dict[DType, dict[OpClass, tuple[float, float]]] = {
         # The same, and products of halves that a device may round before it adds them: 2^-11 of the terms.
         "reduction": (2e-3, 1e-3),
     },
+    DType.BFLOAT16: {
+        # As float16, with three bits fewer behind the point: 1 ulp = 2^-7. A device may lose subnormal numbers.
+        "exact": (0.0, 1.2e-38),
+        "arithmetic": (1.6e-2, 1.2e-38),
+        "transcendental": (1.6e-2, 2e-5),
+        "reduction": (1.6e-2, 8e-3),
+    },
+    # Its smallest number, 2^-127, is subnormal in float32.
+    DType.FLOAT8E8M0: dict.fromkeys(("exact", "arithmetic"), (0.0, 1.2e-38)),
 }

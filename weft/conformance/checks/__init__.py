@@ -1,4 +1,4 @@
-"""What every backend is held against, a file a theme; importing this puts all on the list, in order."""
+"""The checks of every backend, one theme a file; importing this package lists them in order."""
 
 from weft.conformance.checks import (  # isort: skip
     native, creator, table, outputs, support, copies, storage, order, tensors, runs, large, errors, concurrency,

@@ -17,12 +17,12 @@ from weft.core.session.session import Session
 
 THREADS, RUNS, LASTING_RUNS = 4, 6, 12
 PATIENCE = 1.0
-"""Seconds that one session waits for the other at a step: a backend may let only one of them run at a time."""
+"""Seconds that one session waits for the other at a step, because a backend may let only one run at a time."""
 
 
 @check("threads", "M14", "threads may share a session, and sessions the device; results are right")
 def threads(kit: Kit) -> Iterable[Finding]:
-    """Run at one time: freely, and with two sessions that take every step in turn."""
+    """Run concurrently: freely, and with two sessions that take every step in turn."""
     graph = kit.blocks.diamond()
     yield kit.attempt("one session, several threads", _one_session, kit, graph)
     yield kit.attempt("several sessions, a thread each", _several_sessions, kit, graph)
@@ -44,13 +44,13 @@ def _frequent_switches() -> Iterator[None]:
 
 
 def _together(kit: Kit, works: list[Callable[[], str]]) -> str:
-    """Do the works, each in a thread of its own, and return the first problem."""
+    """Run each function in its own thread, and return the first problem."""
     problems: list[str] = []
 
     def do(work: Callable[[], str]) -> None:
         try:
             problem = work()
-        except BaseException as e:  # in a thread of the kit's own nobody interrupts
+        except BaseException as e:  # nobody interrupts the kit's own threads
             problem = kit.explain(e)
         if problem:
             problems.append(problem)
@@ -99,9 +99,9 @@ def _loads(kit: Kit, graph: Graph) -> str:
 
 
 def _lasting(kit: Kit, blocks: Blocks) -> str:
-    """Run sessions on large inputs that take turns, so that the work of one overlaps the copies of another.
+    """Run sessions on large inputs in turn, so that the work of one overlaps the copies of another.
 
-    A race may spoil one run in twenty; results are compared by their bits, which is quick, so there can be many.
+    A race may spoil one run in twenty. Comparing bits is quick, so there can be many runs.
     """
     graph = blocks.chain(3)
     fed = [blocks.feeds(seed) for seed in range(THREADS)]
@@ -124,7 +124,7 @@ def _lasting(kit: Kit, blocks: Blocks) -> str:
 
 
 def _in_turn(kit: Kit, graph: Graph) -> str:
-    """Hold each execution until the other session has come to its own next one."""
+    """Hold each execution until the other session has reached its next one."""
     turns = threading.Barrier(2)
     running = threading.local()
 

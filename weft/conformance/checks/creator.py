@@ -11,7 +11,7 @@ from weft.core.contract.backend import API_VERSION, Backend, DeviceInfo, is_comp
 
 @check("creator", "M1 M2 M13 M14", "devices, versions, statistics and notes are what they should be")
 def creator(kit: Kit) -> Iterable[Finding]:
-    """Ask the creator and one backend object for all that they tell."""
+    """Ask the creator and one backend object for all that they report."""
     yield kit.attempt("devices", _devices, kit)
     yield kit.attempt("version of the interface", _version, kit)
     yield kit.attempt("objects", _objects, kit)

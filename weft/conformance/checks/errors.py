@@ -1,4 +1,4 @@
-"""What goes wrong is said, in the right class, and leaves the session usable (section 4 of the contract)."""
+"""Errors have the right class, name the node, and leave the session usable (section 4 of the contract)."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _bad_input(kit: Kit, fed: Mapping[str, Array]) -> str:
 
 
 def _failing(kit: Kit, callback: str) -> str:
-    """Let one execution raise, once, in the place of the backend's own code."""
+    """Let one execution raise once, instead of running the backend's own code."""
     graph = kit.blocks.diamond(open_batch=True)
     failures: list[Call] = []
     armed = False

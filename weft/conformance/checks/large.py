@@ -1,4 +1,4 @@
-"""What begins with the size of tensors, and what a run must not keep from the one before (M3, M6, M10)."""
+"""Large tensors, and what a run must not keep from the run before (M3, M6, M10)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from weft.core.graph.layout import Array, Shape
 from weft.core.session.session import Session
 
 LARGE: dict[int, Shape] = {4: (2, 6, 163, 157), 3: (293, 6, 173), 2: (1741, 173)}
-"""The shapes of large networks by rank: about 300,000 elements and 1.2 MB, beyond a count of 16 bits, a staging buffer
-of 64 KiB and a megabyte, and a size that is a multiple of nothing."""
+"""The shapes of large networks by rank: about 300,000 elements and 1.2 MB, more than 16 bits count and a staging buffer
+of 64 KiB or 1 MB holds, in sizes that no tile divides."""
 
 
 def large_blocks(kit: Kit) -> Blocks:
@@ -43,7 +43,7 @@ def _run_and_run_again(kit: Kit, graph: Graph, blocks: Blocks) -> str:
 
 @check("changes", "M3 M5", "a run computes with its whole input, and a network with its own constants")
 def changes(kit: Kit) -> Iterable[Finding]:
-    """Change one element of an input or of a constant, the first and all but one of the others left as they are."""
+    """Change one element of an input or of a constant between two runs or loads."""
     blocks = kit.blocks
     for name, graph in blocks.all().items():
         yield kit.attempt(f"{name}, a late element of the input", _late_elements, kit, graph)
@@ -87,7 +87,7 @@ def _in_place(kit: Kit, graph: Graph) -> str:
 
 
 def _late_constants(kit: Kit, graph: Graph) -> str:
-    """Load networks whose constants differ in their last element, one while the other is there."""
+    """Load two networks whose constants differ in their last element, at the same time."""
     fed = kit.blocks.feeds(10)
     other = graph.copy()
     other.constants = {name: _with_another(value, -1) for name, value in graph.constants.items()}

@@ -1,4 +1,4 @@
-"""What is closed is gone: objects, STATIC memory, and what the device counts (M5, M14, section 4)."""
+"""Closing frees everything: objects, STATIC memory, and what the device counts (M5, M14, section 4)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from weft.core.graph.graph import Graph
 
 ROUNDS = 4
 MOST_KEPT = 128
-"""Bytes that a session or a run may leave behind: less than an object with a small array."""
+"""Bytes that a session or a run may leave behind: less than an object with a small array takes."""
 
 
 @check("leaks", "M5 M14", "sessions that are closed leave no object and no memory behind, and resizes none that grows")
 def leaks(kit: Kit) -> Iterable[Finding]:
-    """Open and close sessions, resize to and fro, and count."""
+    """Open and close sessions, resize back and forth, and count."""
     graph = kit.blocks.diamond(open_batch=True)
     yield kit.attempt("sessions opened and closed", _sessions, kit, graph)
     yield kit.attempt("resizes to and fro", _resizes, kit, graph)
@@ -63,7 +63,7 @@ def _resizes(kit: Kit, graph: Graph) -> str:
 
 
 def _failures(kit: Kit, graph: Graph) -> str:
-    """Let loads fail half way, and see that they free what they had."""
+    """Let loads fail half way, and check that they free what they had."""
 
     def fail(call: object) -> None:
         if getattr(call, "name", "") == "onResize":
@@ -80,7 +80,7 @@ def _failures(kit: Kit, graph: Graph) -> str:
 
 
 def _attempted(kit: Kit, graph: Graph, seed: int) -> None:
-    """Load and run, whatever comes of it; nothing of it is kept."""
+    """Load and run, ignore errors, and keep nothing."""
     try:
         with kit.load(graph) as session:
             session.run(kit.blocks.feeds(seed))
@@ -109,7 +109,7 @@ def _kept(what: str, do: Callable[[int], object]) -> str:
 
 
 def _device_counts(kit: Kit) -> Mapping[str, int]:
-    """Return what the device says is live, if it counts: the attributes `live_*` of `backend.device.stats`."""
+    """Return the device's own counts of what is live, if it has any: `live_*` of `backend.device.stats`."""
     with kit.opened() as backend:
         stats = getattr(getattr(backend, "device", None), "stats", None)
         names = [n for n in dir(stats) if n.startswith("live_")]

@@ -1,4 +1,4 @@
-"""Libraries of C functions: what `weft_backend.h` asks of them (A19). The rules are in `weft.conformance.native`."""
+"""The rules of `weft_backend.h` for C libraries (A19); `weft.conformance.native` holds them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ CRASH = "ended"
 
 @check("native", "A19", "a library of C functions keeps the rules of weft_backend.h; it is tried in another process")
 def native(kit: Kit) -> Iterable[Finding]:
-    """Try the library in a child process; where that ends, or hangs, another one goes on with the next rule."""
-    from weft.conformance.native.rules import RULES  # they need checks that come later in the list
+    """Try the library in a child process; if it dies or hangs, another child goes on with the next rule."""
+    from weft.conformance.native.rules import RULES  # late: they import checks that come later in the list
 
     creator = kit.choice.creator
     if not isinstance(creator, NativeCreator):
@@ -42,10 +42,10 @@ def native(kit: Kit) -> Iterable[Finding]:
 def tried(
     file: str, index: int, options: Mapping[str, Value], rules: Sequence[str], patience: float = PATIENCE
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield the rules that a child process tries, each with what came of it and a message.
+    """Yield the rules that a child process tries, each with its result and a message.
 
-    That is "right", "wrong", "refused" or, at last, "ended": the process died, or a call took longer than `patience`
-    seconds.
+    The result is "right", "wrong", "refused" or, as the last one, "ended": the process died, or a call took longer
+    than `patience` seconds.
     """
     given = {"file": file, "index": index, "options": dict(options), "rules": list(rules), "patience": patience}
     rule, call, why = rules[0], "", ""
@@ -72,7 +72,7 @@ def tried(
 
 
 def _death(status: int, call: str, errors: str) -> str:
-    """Say how the process ended, and what its last words were."""
+    """Return how the process ended, and the last call that it reported."""
     how = f"ended the process with status {status}" if status >= 0 else f"ended the process by {_signal(-status)}"
     last = errors.strip().splitlines()[-1:]
     return f"{how} in or after {call}" + (f": {last[0][:200]}" if last else "")

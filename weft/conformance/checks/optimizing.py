@@ -1,4 +1,4 @@
-"""`OptimizeSubgraph`: views that cover the part, numbers that stay, and nothing that needs the object that made them.
+"""`OptimizeSubgraph`: views cover the part, results stay the same, and nothing needs the object that made it.
 
 Rows A5 and A14.
 """
@@ -17,7 +17,7 @@ from weft.core.contract import check_answers
 from weft.core.contract.views import OptimizationViews, SubgraphView, substitute
 from weft.core.graph.graph import Graph, infer_shapes
 from weft.core.graph.layout import Array
-from weft.core.registry.backend_registry import Choice
+from weft.core.registry.backend_registry import DeviceChoice
 
 
 @check("views", "A5", "OptimizeSubgraph covers its part once, keeps the slots, changes nothing that it was shown")
@@ -34,10 +34,10 @@ def short_lived(kit: Kit) -> Iterable[Finding]:
         yield kit.attempt(name, _on_another, kit, infer_shapes(graph))
 
 
-def optimized(kit: Kit, graph: Graph, choice: Choice | None = None) -> Graph:
-    """Return a graph as a backend, by default the one examined, leaves it; Untried if parts failed.
+def optimized(kit: Kit, graph: Graph, choice: DeviceChoice | None = None) -> Graph:
+    """Return a graph after `OptimizeSubgraph` of a backend, by default the one examined; Untried if parts failed.
 
-    The object that made it is closed.
+    The object that optimised it is closed.
     """
     device = choice or kit.choice
     view = SubgraphView(graph.copy())
@@ -72,7 +72,7 @@ def _valid(kit: Kit, graph: Graph) -> str:
 
 def _on_another(kit: Kit, graph: Graph) -> str:
     changed = optimized(kit, graph)
-    gc.collect()  # the object that made it, if nothing holds it
+    gc.collect()  # frees the object that made it, if nothing holds it
     fed: dict[str, Array] = kit.blocks.feeds(5)
     try:
         with Drive(kit.choice.open(kit.config), replace(changed)) as drive:

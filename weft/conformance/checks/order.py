@@ -1,4 +1,4 @@
-"""The order of callbacks in a session, and that what a network computes follows the order of its nodes (M11, A12)."""
+"""The order of callbacks in a session, and results that follow the order of nodes (M11, A12)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LETTERS = {
     "onImportBuffer": "a", "onClearBuffer": "C", "onExecuteBegin": "<", "onExecute": "x", "onExecuteEnd": ">",
 }  # fmt: skip
 SEQUENCE = re.compile(r"c*(?:\[a*(?:a*rf*)*P\](?:<x*>)*(?:Cc*)?)*")
-"""Nodes are created; a resize has acquires, then per node its resize and releases, then the plan; then come runs."""
+"""Nodes are created. A resize acquires, then resizes and releases node by node, then plans. Then come runs."""
 QUIET_RUN = ("onCreate", "onResizeBegin", "onResize", "onAllocateBuffer", "onResizeEnd", "onClearBuffer")
 
 
@@ -81,7 +81,7 @@ def _letter(call: Call) -> str:
 
 
 def _executions(calls: Sequence[Call]) -> str:
-    """Return where a run did not do each execution once, in the order of the resize, or prepared something."""
+    """Return where a run left out, repeated or reordered executions of the resize, or prepared something."""
     sized: list[str] = []
     ran: list[str] = []
     running = False
@@ -104,7 +104,7 @@ def _executions(calls: Sequence[Call]) -> str:
 
 
 def _memory(calls: Sequence[Call]) -> str:
-    """Return what was resized before its output had memory, or released without having any."""
+    """Return what was resized before its output had memory, or released without having memory."""
     held: set[str] = set()
     for call in calls:
         if call.is_static:

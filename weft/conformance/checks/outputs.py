@@ -1,4 +1,4 @@
-"""Nodes of several outputs of which some are not read, alone and with a node behind (A2, A5)."""
+"""Nodes with several outputs of which some are not read, alone and with a node behind (A2, A5)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from weft.core.graph.op import Op
 from weft.errors import UnsupportedOps
 
 BEHIND = ("Relu", "Neg", "Abs", "Sigmoid")
-"""Ops that may stand behind an output that is read, the first that the backend takes."""
+"""Ops to put behind an output that is read; the first that the backend takes is used."""
 
 
 @check("outputs", "A2 A5", "of a node with several outputs, those that are read are right, whichever are not")
@@ -43,7 +43,7 @@ def _some_read(kit: Kit, row: Case, graph: Graph) -> str:
         for read in combinations(range(len(names)), count):
             for named in (True, False):
                 problem = _read(kit, row, _reading(graph, read, named=named), read, None)
-                # What stands behind a node does not see the names of outputs that it does not read.
+                # A node behind does not see the names of outputs that it does not read.
                 problem = problem or ("" if named else _with_a_node_behind(kit, row, graph, read))
                 if problem:
                     others = "named" if named else "without names"
@@ -52,7 +52,7 @@ def _some_read(kit: Kit, row: Case, graph: Graph) -> str:
 
 
 def _with_a_node_behind(kit: Kit, row: Case, graph: Graph, read: Sequence[int]) -> str:
-    """Return what is wrong where another node reads the output, "" also if the backend takes no such node."""
+    """Return what is wrong if another node reads the output; "" also if the backend takes no such node."""
     if len(read) > 1 or not graph.specs[graph.outputs[read[0]]].dtype.is_float:
         return ""
     for kind in BEHIND:

@@ -18,7 +18,7 @@ SIZES = (2, 5, 1, 5, 3, 1)
 
 @check("resize", "M3 M4 M11", "results are right after every change of shape, there and back")
 def resize(kit: Kit) -> Iterable[Finding]:
-    """Run with sizes that grow and shrink, by the arrays' shapes and by `resize`; the CPU does what is refused."""
+    """Run with sizes that grow and shrink, by the arrays' shapes and by `resize`; the CPU takes what is refused."""
     blocks = kit.blocks
     for name, graph in (("a chain", blocks.chain(open_batch=True)), ("branches", blocks.diamond(open_batch=True))):
         yield kit.attempt(f"{name}, by the shapes of arrays", _sizes, kit, graph, by_resize=False)
@@ -51,7 +51,7 @@ def _many_runs(kit: Kit, graph: Graph) -> str:
 
 @check("limit", "M9", "under memory mode LIMIT, which drops the host's constants, results are the same")
 def limit(kit: Kit) -> Iterable[Finding]:
-    """Run, resize and run again in the thrifty mode."""
+    """Run, resize and run again in memory mode LIMIT."""
     blocks = kit.blocks
     for name, graph in (("a chain", blocks.chain(6, open_batch=True)), ("branches", blocks.diamond(open_batch=True))):
         yield kit.attempt(name, _sizes, kit, graph, by_resize=False, memory=MemoryMode.LIMIT)
@@ -83,7 +83,7 @@ def _largest(first: list[Array], again: list[Array]) -> str:
 
 @check("inputs", "M10 M6", "a node leaves its inputs as they are: what reads them later sees the same")
 def inputs(kit: Kit) -> Iterable[Finding]:
-    """Let a node, then the same op again, read one value; then feed nothing new to the constants and run again."""
+    """Let a node, then the same op again, read one value; then run again with the same constants."""
     blocks = kit.blocks
     for step in blocks.steps:
         net = Net(blocks.form)

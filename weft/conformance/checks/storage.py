@@ -7,7 +7,7 @@ from itertools import combinations
 
 import numpy as np
 
-from weft.conformance.drive import place, read, write
+from weft.conformance.drive import acquired, read, write
 from weft.conformance.kit import Kit, check
 from weft.conformance.report import Finding
 from weft.core.contract.backend import Backend, StorageType
@@ -65,7 +65,7 @@ def _lost(backend: Backend, patterns: dict[Tensor, Array], when: str) -> str:
 
 def _several(backend: Backend, kind: StorageType, count: int = 4, prefix: str = "") -> list[Tensor]:
     prefix = prefix or kind.value
-    return [place(backend, SIZES[k % len(SIZES)], kind, name=f"{prefix}{k}") for k in range(count)]
+    return [acquired(backend, SIZES[k % len(SIZES)], kind, name=f"{prefix}{k}") for k in range(count)]
 
 
 def _eager(backend: Backend) -> str:
@@ -80,13 +80,13 @@ def _eager(backend: Backend) -> str:
 
 
 def _planned(backend: Backend) -> str:
-    """Acquire and release as a chain of nodes with a branch does; then try each pair that lives at one time."""
+    """Acquire and release like a chain of nodes with a branch; then check each pair that is live at one time."""
     backend.onResizeBegin()
     alive: dict[int, Tensor] = {}
     every: dict[int, Tensor] = {}
     together: set[tuple[int, int]] = set()
     for k in range(10):
-        tensor = place(backend, SIZES[k % len(SIZES)], DYNAMIC, name=f"t{k}")
+        tensor = acquired(backend, SIZES[k % len(SIZES)], DYNAMIC, name=f"t{k}")
         alive[k] = every[k] = tensor
         together |= set(combinations(sorted(alive), 2))
         if k % 3 != 0:
@@ -118,8 +118,8 @@ def _separate_planned(backend: Backend) -> str:
     for k, tensor in enumerate(separate):
         backend.onReleaseBuffer(tensor, SEPARATE)
         others += [
-            place(backend, tensor.shape, DYNAMIC, name=f"dynamic{k}"),
-            place(backend, tensor.shape, SEPARATE, name=f"later{k}"),
+            acquired(backend, tensor.shape, DYNAMIC, name=f"dynamic{k}"),
+            acquired(backend, tensor.shape, SEPARATE, name=f"later{k}"),
         ]
     backend.onAllocateBuffer()
     backend.onResizeEnd()
@@ -155,7 +155,7 @@ def _static_and_resize(backend: Backend) -> str:
     for size in (1, 3, 2):
         backend.onClearBuffer()
         backend.onResizeBegin()
-        tensors = [place(backend, (size, 6, 5, 5), DYNAMIC, name=f"t{k}") for k in range(4)]
+        tensors = [acquired(backend, (size, 6, 5, 5), DYNAMIC, name=f"t{k}") for k in range(4)]
         backend.onAllocateBuffer()
         backend.onResizeEnd()
         _fill(backend, tensors, 50)
@@ -183,7 +183,7 @@ def _static_one_by_one(backend: Backend) -> str:
     for k, tensor in enumerate(tensors):
         del patterns[tensor]
         backend.onReleaseBuffer(tensor, STATIC)
-        _fill(backend, [place(backend, tensor.shape, STATIC, name=f"new{k}")], 100 + k)
+        _fill(backend, [acquired(backend, tensor.shape, STATIC, name=f"new{k}")], 100 + k)
         problem = _lost(backend, patterns, f"when {tensor.name} was released")
         if problem:
             return problem
@@ -216,7 +216,8 @@ def _rounds(backend: Backend) -> str:
     for size in (1, 4, 2, 4, 1):
         backend.onClearBuffer()
         backend.onResizeBegin()
-        tensors = [place(backend, (size, 6, 5), SEPARATE, name="x"), place(backend, (size, 6, 5), DYNAMIC, name="y")]
+        shape = (size, 6, 5)
+        tensors = [acquired(backend, shape, SEPARATE, name="x"), acquired(backend, shape, DYNAMIC, name="y")]
         backend.onAllocateBuffer()
         backend.onResizeEnd()
         problem = _lost(backend, _fill(backend, tensors, size), f"in a round with {size} images")
@@ -226,11 +227,12 @@ def _rounds(backend: Backend) -> str:
 
 
 def _large(backend: Backend) -> str:
-    """Let tensors that are large live at one time, within a resize and outside of one."""
+    """Keep large tensors live at one time, within a resize and outside of one."""
     shape = (3, 5, 83, 79)
-    static, eager = place(backend, shape, STATIC, name="static"), place(backend, shape, DYNAMIC, name="eager")
+    static, eager = acquired(backend, shape, STATIC, name="static"), acquired(backend, shape, DYNAMIC, name="eager")
     backend.onResizeBegin()
-    planned = [place(backend, shape, kind, name=f"{kind.value}{k}") for k in range(2) for kind in (DYNAMIC, SEPARATE)]
+    kinds = [(kind, f"{kind.value}{k}") for k in range(2) for kind in (DYNAMIC, SEPARATE)]
+    planned = [acquired(backend, shape, kind, name=name) for kind, name in kinds]
     backend.onAllocateBuffer()
     backend.onResizeEnd()
     return _lost(backend, _fill(backend, (static, eager, *planned)), "of tensors that take 393,420 bytes each")

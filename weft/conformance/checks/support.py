@@ -23,7 +23,7 @@ from weft.core.placement.assign import described
 
 @check("support", "A2 M4", "why_not answers the same each time, with a sentence, and onCreate agrees")
 def support(kit: Kit) -> Iterable[Finding]:
-    """Ask about every row of the op table; create what one row of each op needs. What is well is only counted."""
+    """Ask about every row of the op table, and create executions for one row of each op. Only count what is right."""
     asked: list[Finding] = []
     created: dict[str, Finding] = {}
     with kit.opened() as backend:
@@ -66,7 +66,7 @@ class _Creates(Drive):
 
 
 def _created(kit: Kit, row: Case) -> Finding:
-    """Create what the backend makes of a row that it takes."""
+    """Create the executions of a row that the backend takes."""
     subject, late = f"onCreate for {row.id}", False
     try:
         graph: Graph = optimized(kit, graph_of(row))

@@ -56,7 +56,7 @@ def _look(kit: Kit, row: Case) -> list[Finding]:
 
 
 def _raised(kit: Kit, row: Case, e: BaseException, *, declined: bool) -> Finding:
-    """Return the finding on an exception, with what the backend says when it is asked for its support."""
+    """Return the finding on an exception, with the backend's own answer of `why_not`."""
     said = kit.raised(row.id, e)
     try:
         with kit.opened() as backend:
@@ -80,7 +80,7 @@ def _raised(kit: Kit, row: Case, e: BaseException, *, declined: bool) -> Finding
 def _judge(kit: Kit, row: Case) -> Finding:
     """Run a row and compare."""
     arrays = row.arrays()
-    if kit.precision is Precision.LOW:
+    if kit.precision is Precision.LOW and not row.make_op().keeps_types:
         arrays = halved(arrays)
     fed = feeds_of(row, arrays)
     given = {name: a.copy() for name, a in fed.items()}
@@ -105,7 +105,7 @@ def compare_row(row: Case, arrays: Sequence[Array | None], actual: Sequence[Arra
 
 
 def halved(arrays: Sequence[Array | None]) -> list[Array | None]:
-    """Return arrays with float16 in the place of float32, as precision LOW stores them."""
+    """Return arrays with float16 instead of float32, as precision LOW stores them."""
     with np.errstate(over="ignore"):
         return [a.astype(np.float16) if a is not None and a.dtype == np.float32 else a for a in arrays]
 
@@ -128,4 +128,4 @@ def graph_of(row: Case) -> Graph:
 def feeds_of(row: Case, arrays: Sequence[Array | None]) -> dict[str, Array]:
     """Return the arrays for the inputs of `graph_of`, of the types it declares."""
     each = enumerate(zip(row.inputs, arrays, strict=True))
-    return {f"x{k}": a.astype(i.dtype) for k, (i, a) in each if i and a is not None and not i.constant}
+    return {f"x{k}": a.astype(DType(i.dtype).numpy) for k, (i, a) in each if i and a is not None and not i.constant}

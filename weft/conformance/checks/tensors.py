@@ -1,4 +1,4 @@
-"""Ops and tensors stay what they are: a callback fills memory and changes nothing else (M4, M11)."""
+"""A callback fills memory and changes nothing else: no op, and no other field of a tensor (M4, M11)."""
 
 from __future__ import annotations
 
@@ -47,6 +47,6 @@ def _unchanged(kit: Kit, graph: Graph) -> str:
         return f"{e}, which OptimizeSubgraph left or made"
     except Exception:
         if drive.changed:
-            return drive.changed  # and what it led to
+            return drive.changed  # the error follows from the change
         raise
     return drive.changed or problem

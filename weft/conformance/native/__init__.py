@@ -1,4 +1,4 @@
-"""The rules of `weft_backend.h` for the library's side: each is tried by calls that Weft could make.
+"""The rules of `weft_backend.h` that a library must keep: each is tried by calls that Weft could make.
 
-A library that breaks one may take its process with it, so the calls are made in a child process (`child`).
+A library that breaks a rule may crash its process, so a child process makes the calls (`child`).
 """

@@ -1,4 +1,4 @@
-"""Call the functions of a library as Weft does, and note the rules that a call breaks."""
+"""Calls the functions of a library as Weft does, and notes the rules that a call breaks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from weft.plugins.native_abi import CBackend, Message
 
 GUARD = b"\xfe" * Message.SIZE
 FILL = b"\xff"
-"""No byte of UTF-8: a message that holds one was not ended with a NUL."""
+"""A byte that UTF-8 never has: a message that holds it did not end with a NUL."""
 
 
 class Broken(Exception):
@@ -31,7 +31,7 @@ class Room:
         self.arguments = (ctypes.addressof(self._bytes) + len(GUARD), size)
 
     def content(self) -> bytes:
-        """Return all that lies there, guards included."""
+        """Return all bytes, guards included."""
         return self._bytes.raw
 
     def text(self) -> str:
@@ -58,7 +58,7 @@ class Room:
 
 
 class Pointer:
-    """A place for one pointer that a function sets, between guards."""
+    """Memory for one pointer that a function sets, between guards."""
 
     _GUARD = 0x5AFE5AFE
 
@@ -89,7 +89,7 @@ class Calls:
         self._hears = False
 
     def listen(self) -> None:
-        """Note calls back into Python from now on; the interpreter keeps what that needs until it ends."""
+        """Note calls back into Python from now on; the hook stays until the interpreter ends."""
         self._hears = True
         sys.addaudithook(lambda event, _: self._heard())
 
@@ -146,7 +146,7 @@ class Calls:
 
     @contextmanager
     def several_threads(self) -> Iterator[None]:
-        """Do not listen for calls into Python in the block: those of other threads are the kit's own."""
+        """Ignore calls into Python while the block runs: other threads of the kit make them."""
         heard, self._hears = self._hears, False
         try:
             yield

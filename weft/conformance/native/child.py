@@ -1,4 +1,4 @@
-"""The process in which a library is tried. What it finds it tells line by line, and the parent reads.
+"""The process in which a library is tried. It reports its findings line by line to the parent.
 
 Each line is JSON: {"rule": subject} begins a rule, {"call": name} is the function that is called next, {"wrong",
 "refused" or "right": message} ends the rule.
@@ -47,7 +47,7 @@ def main(argument: str) -> None:
 
 
 def _teller(tell: Callable[..., None]) -> Callable[[str], None]:
-    """Return what tells of a call, unless the last one was of the same function."""
+    """Return a function that reports a call, unless the last one was of the same function."""
     last = ""
 
     def told(name: str) -> None:
@@ -60,7 +60,7 @@ def _teller(tell: Callable[..., None]) -> Callable[[str], None]:
 
 
 def _end_if_hung(calls: Calls, patience: float, tell: Callable[..., None]) -> None:
-    """End the process if a call takes longer than so many seconds."""
+    """End the process if a call takes longer than `patience` seconds."""
     while True:
         time.sleep(patience / 20)
         called = calls.under_way

@@ -1,4 +1,4 @@
-"""Open devices of a library, and memory for the tensors of one run with guards around each."""
+"""Open devices of a library, and memory for the tensors of a run with guards around each."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from weft.plugins.native_abi import OptionsView
 
 ALIGNMENT = 64
 GUARD = 256
-"""Bytes at least before and behind each tensor that nobody may write to."""
+"""The least number of guard bytes before and behind each tensor, which nobody may write to."""
 
 
 class Library(NamedTuple):
-    """A library's functions, the number and the options of the device that is tried, and where the table lies."""
+    """A library's functions, the index and the options of the device that is tried, and the table's address."""
 
     calls: Calls
     number: int
@@ -68,7 +68,7 @@ class Device:
         self.calls.plain("free", self.handle, buffer)
 
     def upload(self, buffer: int, offset: int, data: Array) -> None:
-        """Copy into a buffer; what was copied is then overwritten, and the library must not have changed it."""
+        """Copy into a buffer; check that the library did not change the source, then overwrite the source."""
         source = np.array(data)
         self.calls.must("upload", self.handle, buffer, offset, source.ctypes.data, source.nbytes)
         if source.tobytes() != data.tobytes():
@@ -90,7 +90,7 @@ _seeds = count()
 class Arena:
     """The inputs and outputs of one run, in a buffer of the device or on the host, with guards between them.
 
-    On the host they are `least_aligned` for their elements alone, if asked.
+    On the host, with `least_aligned`, they are aligned for their elements and no more.
     """
 
     def __init__(self, device: Device, work: Work, *, least_aligned: bool = False) -> None:
@@ -102,7 +102,7 @@ class Arena:
             self._offsets[tensor] = at + shift
             at += shift + tensor.nbytes
         self.nbytes = at + GUARD
-        # Other bytes in each arena: what is left as it was cannot be taken for what an earlier run computed.
+        # Other bytes in each arena, so that untouched memory is never mistaken for an earlier run's results.
         self._before = np.random.default_rng(next(_seeds)).integers(0, 256, self.nbytes, np.uint8)
         for given, array in zip(work.inputs, work.arrays, strict=True):
             if given is not None and array is not None:
@@ -117,7 +117,7 @@ class Arena:
             self._host = room[start : start + self.nbytes]
             self._host[...] = self._before
 
-    def place(self, view: View) -> None:
+    def locate(self, view: View) -> None:
         """Tell C where the tensors are."""
         pairs = zip((*self.work.inputs, *self.work.outputs), (*view.inputs, *view.outputs), strict=True)
         for tensor, seen in pairs:
@@ -127,7 +127,7 @@ class Arena:
                 seen.offset = at if self.buffer else 0
 
     def outputs(self) -> list[Array]:
-        """Return the outputs; what else was written to is noted."""
+        """Return the outputs, and note writes to anything else."""
         after = self.device.download(self.buffer, 0, self.nbytes) if self.buffer else self._host.copy()
         found = [self._piece(after, t).copy() for t in self.work.outputs]
         for tensor in self.work.outputs:
@@ -143,7 +143,7 @@ class Arena:
         ]
 
     def is_untouched(self) -> bool:
-        """Tell whether all is as it was in the beginning."""
+        """Tell whether nothing has changed since the beginning."""
         after = self.device.download(self.buffer, 0, self.nbytes) if self.buffer else self._host
         return np.array_equal(after, self._before)
 
@@ -167,7 +167,7 @@ class Arena:
 
 
 class Prepared:
-    """A node for which `create` was called; what `create` was shown is overwritten then."""
+    """A node for which `create` was called; what `create` was shown has been overwritten since."""
 
     def __init__(self, device: Device, work: Work, *, overwrites: bool = False, roomy: bool = False) -> None:
         self.device, self.work, self._is_roomy = device, work, roomy
@@ -183,16 +183,16 @@ class Prepared:
             self._view.overwrite()
 
     def execute(self, arena: Arena, *, overwritten_with: int | None = None) -> None:
-        """Run it; what `execute` was shown is overwritten then, and leads to other memory."""
+        """Run it; then overwrite what `execute` was shown, with pointers to other memory."""
         view = View(self.work, constants=False, roomy=self._is_roomy)
-        arena.place(view)
+        arena.locate(view)
         before = view.content()
         self.device.calls.must("execute", self._state, view.input_array, view.output_array)
         if view.content() != before:
             self.device.calls.broken(f"execute changed what it was shown ({self.work.name})")
         if overwritten_with is not None:
             view.overwrite(overwritten_with)
-        self._last = view  # what is not overwritten stays, so that a pointer that is kept leads somewhere
+        self._last = view  # keeps the memory alive, so that a pointer that the library kept stays valid
 
     def destroy(self) -> None:
         """Free the state."""

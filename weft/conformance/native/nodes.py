@@ -1,4 +1,4 @@
-"""Nodes to call a library with: what it is shown of them, and what becomes of that after the call."""
+"""Nodes to call a library with: the structures that it is shown, which are overwritten after the call."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from weft.core.placement.assign import described
 from weft.plugins.native_abi import CAttribute, CTensor, NodeView
 
 DECOY = np.full(16 << 20, 0xFF, np.uint8)
-"""Where pointers of a call that is over lead: as floats it holds NaN. What is written there harms nothing."""
+"""Memory that the pointers of a finished call are redirected to. It holds NaN as floats; writes to it do no harm."""
 UNKNOWN_TYPE = 99
 """An element type of a later version of the header."""
 
@@ -72,7 +72,7 @@ def of_row(row: Case) -> Work:
 
 
 def large_works() -> Iterable[Work]:
-    """Return nodes on some 300,000 elements of float32, one for each op that networks are made of, and each form."""
+    """Return nodes on some 300,000 elements of float32, one for each op that networks are made of, and each shape."""
     for form in FORMS:
         for name, step in STEPS.items():
             if name == "Conv" and len(form) < 3:
@@ -85,9 +85,9 @@ def large_works() -> Iterable[Work]:
 
 
 class View(NodeView):
-    """A node as C sees it, of which all parts can be overwritten once the call is over.
+    """A node as C sees it. All its parts can be overwritten once the call is over.
 
-    If it is `roomy`, other structures lie behind each, as if Weft's were longer than those that the library knows.
+    If it is `roomy`, other structures follow each, as if a later version of Weft had longer structures.
     """
 
     def __init__(self, work: Work, *, constants: bool, roomy: bool = False) -> None:
@@ -106,7 +106,7 @@ class View(NodeView):
         return b"".join([*parts, *(value.tobytes() for value in self._values)])
 
     def overwrite(self, data: int = DECOY.ctypes.data) -> None:
-        """Make everything something else, as it is when other data lies where this one lay."""
+        """Overwrite everything, as if other data had taken this memory."""
         for text in self._texts:
             text.raw = b"?" * (len(text) - 1) + b"\0"
         for numbers in self._numbers:
@@ -155,7 +155,7 @@ class View(NodeView):
         return made
 
     def _roomy(self, made: Any) -> Any:
-        """Return the structure, with others behind it that mean something else, if there is to be room."""
+        """Return the structure, followed by others of different content if the view is roomy."""
         if not self._is_roomy:
             return made
         room = (type(made) * 4)()

@@ -1,4 +1,4 @@
-"""What a library is tried with, one function a subject: each returns what is wrong, "" if nothing is."""
+"""The rules that a library is tried with, a function each, which returns what is wrong, "" if nothing is."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from weft.plugins.native import MOST_DEVICES, MOST_OPTIONS
 from weft.plugins.native_abi import BOOL, STRING, CBackend, CDeviceInfo, COptionInfo, Message
 
 MOST_WORKS = 16
-"""So many rows of the op table that the library takes are run."""
+"""The most rows of the op table that are run."""
 SHORT = (64, 8, 1)
-"""Sizes of rooms for messages that later versions of Weft might give."""
+"""Sizes of message buffers that later versions of Weft might pass."""
 TOGETHER, ROUNDS = 0.5, 20
-"""Seconds and rounds, at least, for which two threads call the library at one time."""
+"""The least seconds and rounds for which two threads call the library at one time."""
 WINDOWS, EACH, WARM_UP = 4, 25, 10
-"""What is not given back grows in every window of so many rounds."""
+"""A leak grows in every window of `EACH` rounds, after some rounds to warm up."""
 LEAST_LEAK, MEMORY = 8, "bytes of memory"
-"""Bytes that a round leaves behind, at least, if it leaves any."""
+"""The least number of bytes that a round leaves behind if it leaks."""
 
 Made = TypeVar("Made")
 Filled = TypeVar("Filled", CDeviceInfo, COptionInfo)
@@ -45,7 +45,7 @@ RULES: dict[str, Rule] = {}
 
 
 def rule(subject: str) -> Callable[[Rule], Rule]:
-    """Put the decorated function on the list, in order."""
+    """Add the decorated function to the rules, in order."""
 
     def register(look: Rule) -> Rule:
         RULES[subject] = look
@@ -64,12 +64,12 @@ class Trial:
         self._large: Work | None = None
 
     def table_now(self) -> bytes:
-        """Return the bytes of the table that the library itself holds, as far as this version knows them."""
+        """Return the bytes of the library's own table, as far as this version knows them."""
         size = ctypes.c_size_t.from_address(self.library.address).value
         return ctypes.string_at(self.library.address, min(size, ctypes.sizeof(CBackend)))
 
     def problems(self) -> str:
-        """Return what the calls of a rule broke, and begin anew."""
+        """Return the rules that calls broke, and forget them."""
         self.calls.end()
         if self.table_now() != self._table:
             self.calls.broken("the table that BackendFactory returned has changed; make it static const")
@@ -108,7 +108,7 @@ class Trial:
 
     @property
     def large(self) -> Work:
-        """Return a node that works on 1.2 MB; where the library takes none, a small one."""
+        """Return a node on 1.2 MB; a small one if the library takes none."""
         if self._large is None:
             with self.device() as device:
                 self._large = next((w for w in large_works() if self.takes(device, w)), None) or self.works[0]
@@ -116,7 +116,7 @@ class Trial:
 
 
 def look(trial: Trial, subject: str) -> tuple[str, str]:
-    """Return what came of a rule: "right", "wrong" or "refused", and a message."""
+    """Return the result of a rule, "right", "wrong" or "refused", and a message."""
     refused, problem = "", ""
     try:
         problem = RULES[subject](trial)
@@ -146,7 +146,7 @@ def _ran(device: Device, work: Work, node: Prepared, *, least_aligned: bool = Fa
 
 
 def _judged(arena: Arena) -> str:
-    """Return what is wrong with the outputs of a run, and whether that changes when the run should be over."""
+    """Return what is wrong with the outputs of a run, or that they still changed when the run should be over."""
     problem = arena.work.difference(arena.outputs())
     if not problem:
         return ""
@@ -161,7 +161,7 @@ def _first(problems: Iterator[str]) -> str:
     return next(filter(None, problems), "")
 
 
-# -- the table and what it says of itself ------------------------------------------------------------------------
+# -- the table -------------------------------------------------------------------------------------------------------
 
 
 @rule("the table")
@@ -232,7 +232,7 @@ class _Behind(Generic[Filled]):
         self.structure: Filled = type(structure).from_buffer(self._room)
 
     def problem(self, function: str) -> str:
-        """Return whether something was written behind it."""
+        """Return what is wrong if something was written behind it."""
         whole = self._room.raw[self._size : self._size + GUARD] == b"\xfe" * GUARD
         return "" if whole else f"{function} wrote behind the end of its structure"
 
@@ -249,12 +249,12 @@ def _option(index: int, info: COptionInfo) -> str:
     return ""
 
 
-# -- what is asked of nodes --------------------------------------------------------------------------------------
+# -- support of nodes ------------------------------------------------------------------------------------------------
 
 
 @rule("answers of supports")
 def answers(trial: Trial) -> str:
-    """Ask about every row of the op table, with much room for the reason and with little."""
+    """Ask about every row of the op table, with a long and a short buffer for the reason."""
     asked: dict[str, int] = {}
     with trial.device() as device:
         for work in _rows():
@@ -294,7 +294,7 @@ def later_types(trial: Trial) -> str:
 
 @rule("opening and closing")
 def opening(trial: Trial) -> str:
-    """Open the device again after it was closed, and twice at one time if it is opened for each set of options."""
+    """Reopen the device after it was closed; open it twice at one time if each set of options opens it."""
     work = trial.works[0]
     for _ in range(3):
         with trial.device() as device:
@@ -321,7 +321,7 @@ def _life(device: Device, work: Work) -> str:
 
 @rule("buffers")
 def buffers(trial: Trial) -> str:
-    """Allocate, upload, download and free; ask for more than there can be."""
+    """Allocate, upload, download and free; ask for more memory than there can be."""
     if not trial.calls.has("allocate"):
         raise Untried("the library has no buffers of its own")
     rng = np.random.default_rng(5)
@@ -401,7 +401,7 @@ def pointers(trial: Trial) -> str:
 
 @rule("other memory in each run")
 def elsewhere(trial: Trial) -> str:
-    """Run a node again with its tensors elsewhere; what the first run wrote stays as it is."""
+    """Run a node again with its tensors elsewhere; the second run must not write to the first run's memory."""
     with trial.device() as device:
         for work in trial.works:
             node = Prepared(device, work)
@@ -422,7 +422,7 @@ def elsewhere(trial: Trial) -> str:
 
 @rule("addresses")
 def addresses(trial: Trial) -> str:
-    """Run nodes on the host's memory at addresses that are aligned for their elements and no more."""
+    """Run nodes on host memory at addresses that are aligned for their elements and no more."""
     if trial.calls.has("allocate"):
         raise Untried("the library has buffers of its own")
     with trial.device() as device:
@@ -568,7 +568,7 @@ def _together(trial: Trial, works: Sequence[Callable[[], str]]) -> str:
 
 
 def _asked(calls: Calls, index: int) -> None:
-    """Ask what is about no open device."""
+    """Make the calls that need no open device."""
     if calls.has("absent"):
         calls.message("absent")
     if calls.has("device_count"):
@@ -577,12 +577,12 @@ def _asked(calls: Calls, index: int) -> None:
         calls.plain("device_info", index, ctypes.byref(CDeviceInfo(b"name", b"driver", 0)))
 
 
-# -- what is given back ------------------------------------------------------------------------------------------
+# -- leaks -----------------------------------------------------------------------------------------------------------
 
 
 @rule("what is given back")
 def given_back(trial: Trial) -> str:
-    """Count what the process holds while nodes, buffers and devices come and go."""
+    """Count what the process holds while nodes, buffers and devices are created and freed."""
     works = trial.works
 
     def nodes(device: Device) -> None:
@@ -628,7 +628,7 @@ def _mallinfo() -> Callable[[], _MallInfo] | None:
 
 
 def _held_now(trial: Trial) -> dict[str, int]:
-    """Return what the process holds, as far as this system says."""
+    """Return what the process holds, as far as this system tells."""
     trial.calls.end()
     gc.collect()
     held = {}

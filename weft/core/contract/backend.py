@@ -42,8 +42,21 @@ from weft.core.graph.tensor import Tensor
 from weft.errors import BackendError
 
 __all__ = [
-    "API_VERSION", "Backend", "BackendConfig", "BackendCreator", "BackendInfo", "BackendOption", "Creator",
-    "DeviceInfo", "Execution", "ExplainsRefusal", "ForwardType", "MemoryMode", "Power", "Precision", "StorageType",
+    "API_VERSION",
+    "Backend",
+    "BackendConfig",
+    "BackendCreator",
+    "BackendInfo",
+    "BackendOption",
+    "DeviceInfo",
+    "Execution",
+    "ExecutionCreator",
+    "ExplainsRefusal",
+    "ForwardType",
+    "MemoryMode",
+    "Power",
+    "Precision",
+    "StorageType",
     "is_compatible",
 ]
 
@@ -134,8 +147,8 @@ class Recorded(Execution):
         return getattr(execution.onExecute, "__func__", None) is not Recorded.onExecute
 
 
-class Creator(Protocol):
-    """Makes the executions of one op type on one backend class."""
+class ExecutionCreator(Protocol):
+    """Makes the executions of one op type on one backend class; `Backend.addCreator` registers it."""
 
     def onCreate(
         self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Any, backend: Any
@@ -205,7 +218,10 @@ class Backend(ABC):
     copies_constants: ClassVar[bool] = True
     """Whether Weft puts constant inputs into this backend's STATIC memory before `onCreate`; if False, executions
     take what they need from `Tensor.constant`."""
-    _creators: ClassVar[dict[str, Creator]] = {}
+    takes_open_sizes: ClassVar[bool] = False
+    """Whether `why_not` and `OptimizeSubgraph` compute with each size as it comes: as an int, or a `SymbolicInt` that
+    stands for many. Then they are asked once for all sizes, and not at each resize. A subclass does not inherit it."""
+    _creators: ClassVar[dict[str, ExecutionCreator]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -237,7 +253,7 @@ class Backend(ABC):
     # -- ops -------------------------------------------------------------------------------------------
 
     @classmethod
-    def addCreator(cls, op_type: str, creator: Creator, *, replace: bool = False) -> None:
+    def addCreator(cls, op_type: str, creator: ExecutionCreator, *, replace: bool = False) -> None:
         """Register the creator of executions for `op_type`; BackendError for a second one unless `replace`."""
         held = cls._creators.get(op_type)
         if held is not None and not replace:
@@ -268,10 +284,10 @@ class Backend(ABC):
         return register
 
     @classmethod
-    def find_creator(cls, op_type: str) -> Creator | None:
+    def find_creator(cls, op_type: str) -> ExecutionCreator | None:
         """Return the creator for an op type, the class's own or an inherited one."""
         for base in cls.__mro__:
-            found: Creator | None = base.__dict__.get("_creators", {}).get(op_type)
+            found: ExecutionCreator | None = base.__dict__.get("_creators", {}).get(op_type)
             if found is not None:
                 return found
         return None

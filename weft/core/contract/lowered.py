@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from weft.core.graph.fused_op import Fused
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Layout
 from weft.core.graph.tensor import TensorSpec
+
+if TYPE_CHECKING:
+    from weft.core.passes.journal import Step
 
 Size3 = tuple[int, int, int]
 
@@ -65,6 +69,10 @@ class Lowered:
     views: Mapping[str, ValueView] = field(default_factory=dict)
     plan: object = None
     """What the backend needs to run it, besides: handed to `Backend.onLowered`, never saved."""
+    decisions: Mapping[str, Sequence[object]] = field(default_factory=dict)
+    """By the name of a node, what was chosen between kernels for it, and why; each is printed with `str`."""
+    steps: tuple[Step, ...] = ()
+    """What lowering did to the nodes, in order; `OptimizedNetwork.why` tells it."""
 
     @cached_property
     def listing(self) -> Listing:
@@ -133,6 +141,10 @@ class Listing:
         return sum(launch.written for launch in self.launches)
 
     def __str__(self) -> str:
+        return self.text({})
+
+    def text(self, decisions: Mapping[str, Sequence[object]]) -> str:
+        """Return what is printed: each node with its launches, and behind them the decisions that led to these."""
         count = f"{len(self.launches)} launches for {len(self.nodes)} nodes"
         lines = [f"{count}: {self.flops:,} FLOP, reads {self.read:,} bytes, writes {self.written:,}"]
         launches: dict[str, list[Launch]] = {}
@@ -140,7 +152,15 @@ class Listing:
             launches.setdefault(launch.node, []).append(launch)
         for node in self.nodes:
             lines += [f"  {node}", *(f"    {launch}" for launch in launches.get(node.name, ()))]
+            reasons = (line for each in decisions.get(node.name, ()) for line in _indented(str(each)))
+            lines += [f"      {line}" for line in reasons]
         return "\n".join(lines)
+
+
+def _indented(text: str) -> list[str]:
+    """Return the lines of a decision, all but the first indented."""
+    head, *rest = text.splitlines()
+    return [head, *(f"  {line}" for line in rest)]
 
 
 def difference(told: Listing, made: Listing) -> str:

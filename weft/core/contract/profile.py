@@ -63,9 +63,9 @@ class Profile:
                 sums[context.device, name] = sums.get((context.device, name), 0) + value
         return sums
 
-    def keep(self, contexts: Collection[ProfilingContext]) -> None:
-        """Forget the counters of all other contexts, whose parts no longer exist."""
-        self._counted = {c: values for c, values in self._counted.items() if c in contexts}
+    def forget(self, contexts: Collection[ProfilingContext]) -> None:
+        """Forget the counters of contexts whose parts no longer exist."""
+        self._counted = {c: values for c, values in self._counted.items() if c not in contexts}
 
     def seconds(self, device: str | None = None) -> float:
         """Return the total time of all events, or of those of one device."""

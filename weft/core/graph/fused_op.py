@@ -5,23 +5,43 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import ClassVar, cast
+from typing import ClassVar, TypeVar, cast
 
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Constants, Op, register_op
 from weft.core.graph.tensor import TensorSpec
 from weft.errors import ModelError
 
+T = TypeVar("T")
+
 RUNNING = -1
-"""The operand that stands for the running value."""
+"""The operand that stands for the running value: what the step before made, and for the first step the base."""
+
+
+def earlier(step: int) -> int:
+    """Return the operand that stands for the value that was running before step `step`."""
+    return RUNNING - 1 - step
+
+
+def value_number(operand: int, step: int) -> int | None:
+    """Return before which step the value of an operand of step `step` was running, or None for an input."""
+    if operand >= 0:
+        return None
+    return step if operand == RUNNING else RUNNING - 1 - operand
 
 
 @dataclass(frozen=True)
 class Step:
-    """An element-wise op on the running value; an operand is the position of an input of the node, or RUNNING."""
+    """An element-wise op; an operand is the position of an input of the node, RUNNING, or an `earlier` value."""
 
     op: Op
     operands: tuple[int, ...]
+
+
+def pick_operands(step: Step, number: int, inputs: Sequence[T], made: Sequence[T]) -> list[T]:
+    """Return what step `number` reads: of the node's inputs, and of the values that the base and the steps made."""
+    numbers = [value_number(i, number) for i in step.operands]
+    return [inputs[i] if k is None else made[k] for i, k in zip(step.operands, numbers, strict=True)]
 
 
 @register_op
@@ -39,15 +59,18 @@ class Fused(Op):
         problem = self._problem(len(inputs))
         if problem:
             raise ModelError("a fused node is not well formed", why=problem)
-        spec = self.base.inferred(inputs[: self.arity], constants[: self.arity])[0]
-        for step in self.steps:
-            given = [spec if i == RUNNING else inputs[i] for i in step.operands]
-            known = [None if i == RUNNING else constants[i] for i in step.operands]
-            (after,) = step.op.inferred(given, known)
+        specs: list[TensorSpec | None] = [self.base.inferred(inputs[: self.arity], constants[: self.arity])[0]]
+        for number, step in enumerate(self.steps):
+            known = pick_operands(step, number, constants, [None] * len(specs))
+            (after,) = step.op.inferred(pick_operands(step, number, inputs, specs), known)
+            spec = specs[-1]
+            assert spec is not None
             if after.shape != spec.shape:
                 raise ModelError(f"the step {step.op.type} makes {after} of {spec}", why="a step changes no shape")
-            spec = after
-        return (spec,)
+            specs.append(after)
+        last = specs[-1]
+        assert last is not None
+        return (last,)
 
     def _problem(self, inputs: int) -> str:
         """Return what is wrong with the parts of a node with `inputs` inputs, or ""."""
@@ -55,20 +78,23 @@ class Fused(Op):
             return "its base is itself a fused node"
         if not 0 <= self.arity <= inputs:
             return f"its base takes {self.arity} of {inputs} inputs"
-        for step in self.steps:
+        unread = set(range(len(self.steps)))
+        for number, step in enumerate(self.steps):
             if not step.op.is_elementwise:
                 return f"its step {step.op.type} is not element-wise"
-            if RUNNING not in step.operands or not all(i == RUNNING or 0 <= i < inputs for i in step.operands):
+            read = {value_number(i, number) for i in step.operands}
+            if any(i >= inputs for i in step.operands) or any(k is not None and k > number for k in read):
                 return f"its step {step.op.type} reads the operands {step.operands} of {inputs} inputs"
-        return ""
+            unread -= {k for k in read if k is not None}
+        return f"nothing reads what comes before its step {self.steps[min(unread)].op.type}" if unread else ""
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the result of the chain; each step rounds as if it were a separate node."""
+        """Return the result of the last step; each step rounds as if it were a separate node."""
         first = self.base.reference(*inputs[: self.arity])
-        value = first[0] if isinstance(first, tuple) else first
-        for step in self.steps:
-            value = cast(Array, step.op.reference(*[value if i == RUNNING else inputs[i] for i in step.operands]))
-        return value
+        made = [first[0] if isinstance(first, tuple) else first]
+        for number, step in enumerate(self.steps):
+            made.append(cast(Array, step.op.reference(*pick_operands(step, number, inputs, made))))
+        return made[-1]
 
     def flops(self, inputs: Sequence[Shape | None], outputs: Sequence[Shape]) -> int:
         """Return the base op's operations, plus one for each element and step."""

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array, Layout, Shape
 from weft.core.graph.op import Op
+from weft.core.graph.symbolic import LaterConstant
 from weft.core.graph.tensor import TensorSpec
-from weft.errors import InputError, ModelError, WeftError
+from weft.errors import InputError, ModelError, ValueNeeded, WeftError
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,8 @@ class Graph:
 
     def input_constants(self, node: Node) -> list[Array | None]:
         """Return the known values of a node's inputs, None for the others."""
-        return [self.constants.get(i) if i else None for i in node.inputs]
+        held = [self.constants.get(i) if i else None for i in node.inputs]
+        return [None if isinstance(value, LaterConstant) else value for value in held]
 
     def fresh_name(self, base: str) -> str:
         """Return an unused value or node name that starts with `base`; for many names, create `Names` once."""
@@ -109,7 +111,7 @@ class Graph:
 
     def __str__(self) -> str:
         head = [f"graph {self.name}"]
-        head += [f"  input  {i}: {self.specs[i]}" for i in self.inputs]
+        head += [f"  input  {i}: {self.specs.get(i, '?')}" for i in self.inputs]
         body = [f"  {node}  -> {', '.join(str(self.specs.get(o, '?')) for o in node.outputs)}" for node in self.nodes]
         return "\n".join(head + body + [f"  output {o}" for o in self.outputs])
 
@@ -118,7 +120,9 @@ class Names:
     """Creates names that no value or node of a graph has, each without a search."""
 
     def __init__(self, graph: Graph) -> None:
-        self._taken = {*graph.specs, *graph.constants, *(n.name for n in graph.nodes)}
+        self._taken = {*graph.specs, *graph.constants, *graph.inputs, *graph.outputs}
+        for node in graph.nodes:
+            self._taken.update((node.name, *node.inputs, *node.outputs))  # a value without a spec is one too
         self._last: Counter[str] = Counter()
 
     def fresh(self, base: str) -> str:
@@ -155,17 +159,20 @@ def bind(graph: Graph, shapes: Mapping[str, Shape]) -> Graph:
     for name in graph.inputs:
         spec = graph.specs[name]
         out.specs[name] = replace(spec, shape=tuple(sizes.get(d, d) if isinstance(d, str) else d for d in spec.shape))
-    out.nodes = [_name_outputs(node) for node in graph.nodes]
+    out.nodes = list(graph.nodes)
+    if any("" in node.outputs for node in graph.nodes):
+        names = Names(graph)
+        out.nodes = [name_outputs(node, names) for node in graph.nodes]
     return out
 
 
-def _name_outputs(node: Node) -> Node:
+def name_outputs(node: Node, names: Names) -> Node:
     """Return the node with a name for each output up to its last named one: code finds outputs by position."""
+    if "" not in node.outputs:
+        return node
     named = [k for k, o in enumerate(node.outputs) if o]
     count = named[-1] + 1 if named else 0
-    if all(node.outputs[:count]) and count == len(node.outputs):
-        return node
-    outputs = (o or f"{node.name}.unused{k}" for k, o in enumerate(node.outputs[:count]))
+    outputs = (o or names.fresh(f"{node.name}.unused{k}") for k, o in enumerate(node.outputs[:count]))
     return replace(node, outputs=tuple(outputs))
 
 
@@ -190,6 +197,10 @@ def infer_shapes(graph: Graph) -> Graph:
     return out
 
 
+STAGED = "make that value a constant, or use weft.load, which plans the network in stages"
+"""What to do about a shape that follows from a value, as an error says it."""
+
+
 def infer_node(graph: Graph, node: Node) -> None:
     """Set the specs of one node's outputs from those of its inputs."""
     specs = inferred(graph, node)
@@ -206,12 +217,12 @@ def inferred(graph: Graph, node: Node) -> tuple[TensorSpec, ...]:
         why, fix = f"{type(e).__name__}: {e}", ""
         if isinstance(e, WeftError):
             why, fix = e.what + (f" ({e.why})" if e.why else ""), e.fix
-        raise ModelError(
-            f"the inputs of node {node.name!r} ({node.op.type}) do not fit",
-            where=f"inputs {', '.join(f'{i}: {graph.specs[i]}' for i in node.inputs if i)}",
-            why=why,
-            fix=fix,
-        ) from e
+        label = f"node {node.name!r} ({node.op.type})"
+        where = f"inputs {', '.join(f'{i}: {graph.specs[i]}' for i in node.inputs if i)}"
+        if isinstance(e, ValueNeeded):
+            what, fix = f"the output shape of {label} is not known before a run", fix or STAGED
+            raise ValueNeeded(what, where=where, why=why, fix=fix, index=e.index) from e
+        raise ModelError(f"the inputs of {label} do not fit", where=where, why=why, fix=fix) from e
     return specs
 
 

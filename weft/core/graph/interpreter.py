@@ -1,4 +1,4 @@
-"""The interpreter of graphs: what values are by the ops' numpy references, node by node, on the host.
+"""The interpreter of graphs: it computes values by the ops' numpy references, node by node, on the host.
 
 The passes fold constants with it, the CPU backend runs with it, and checks and tests hold devices against it.
 """
@@ -17,7 +17,7 @@ from weft.core.graph.op import Op
 def evaluate(op: Op, inputs: Sequence[Array | None]) -> tuple[Array, ...]:
     """Return the results of an op for logical arrays, None for an optional input that is missing.
 
-    Whatever the reference raises comes out as it is; what numpy would warn of (overflow, division by zero) is silent.
+    Exceptions of the reference pass unchanged; numpy's warnings (overflow, division by zero) are off.
     """
     with np.errstate(all="ignore"):
         result = op.reference(*inputs)
@@ -28,7 +28,7 @@ def evaluate(op: Op, inputs: Sequence[Array | None]) -> tuple[Array, ...]:
 def values(graph: Graph, feeds: Mapping[str, Array]) -> dict[str, Array]:
     """Return every value of a graph by its name, constants included.
 
-    `feeds` has an array for each input; one under the name of a constant takes that one's place.
+    `feeds` has an array for each input; an array under a constant's name replaces the constant.
     """
     known: dict[str, Array] = {**graph.constants, **feeds}
     for node in graph.nodes:

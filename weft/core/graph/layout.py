@@ -35,7 +35,7 @@ class Layout(Enum):
 
 def storage_shape(shape: Shape, layout: Layout) -> Shape:
     """Return the shape of the array that stores a tensor of logical `shape` in `layout`."""
-    if len(shape) < 2 or layout is Layout.NCHW:
+    if layout is Layout.NCHW or len(shape) < 2:
         return shape
     n, c, *rest = shape
     if layout is Layout.NHWC:

@@ -21,7 +21,7 @@ OpClass = Literal["exact", "arithmetic", "transcendental", "reduction"]
 """How rounding enters; with the element type it decides a comparison's tolerance."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # else subclasses with eq=False would inherit that all of a class are equal
 class Op(ABC):
     """One kind of node. Subclass as a frozen dataclass and register with `@register_op`."""
 
@@ -33,11 +33,17 @@ class Op(ABC):
     reads_part: ClassVar[bool] = False
     """Whether it reads at most as much of an input as it writes, such as a few rows of a table."""
 
+    reads_shape: ClassVar[bool] = False
+    """Whether the result follows from the shape and type of the first input, the only one, whatever its elements."""
+
     most_inputs: ClassVar[int | None] = None
     """The most inputs it takes; None if `infer` counts them or any number is valid."""
 
     from_optimizing: ClassVar[bool] = False
     """Whether only an optimiser creates it, such as a backend's own fused op; no `why_not` is asked about it."""
+
+    keeps_types: ClassVar[bool] = False
+    """Whether it means the bits of its elements, so that no pass may store its inputs or outputs in other types."""
 
     flags: ClassVar[tuple[str, ...]] = ()
     """The attributes that are yes/no numbers: 0 or 1."""

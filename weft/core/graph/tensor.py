@@ -10,6 +10,7 @@ import numpy as np
 
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array, Layout, Shape, from_storage, storage_shape, storage_size, to_storage
+from weft.core.graph.symbolic import integer
 
 
 class MemoryOwner(Protocol):
@@ -23,7 +24,8 @@ class MemoryOwner(Protocol):
 
 
 Dim = int | str
-"""A size, or the name of a symbolic dimension that a session binds."""
+"""A size, or the name of a symbolic dimension that a session binds. While a network is prepared for open sizes, a
+`SymbolicInt` stands for a size that will be a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ class TensorSpec:
     def is_static(self) -> bool:
         """Tell whether every dimension is a number."""
         for d in self.shape:  # noqa: SIM110  (`all` of a generator takes far longer, and this is asked a lot)
-            if not isinstance(d, int):
+            if isinstance(d, str):
                 return False
         return True
 
@@ -47,7 +49,7 @@ class TensorSpec:
         for d in self.shape:
             if type(d) is not int:
                 assert self.is_static, f"shape {self.shape} still has symbolic dimensions"
-                return tuple(int(d) for d in self.shape)
+                return tuple(integer(d) for d in self.shape)
         return self.shape  # type: ignore[return-value]
 
     @property
@@ -57,6 +59,18 @@ class TensorSpec:
 
     def __str__(self) -> str:
         return f"{self.dtype.value}[{'x'.join(map(str, self.shape))}]"
+
+
+class SequenceSpec(TensorSpec):
+    """A sequence of tensors of a type, or an optional, as an input of a graph. The session holds it; no backend does.
+
+    Its shape is empty.
+    """
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return f"sequence or optional of {self.dtype.value}"
 
 
 @dataclass(eq=False, slots=True)

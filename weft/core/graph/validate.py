@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
+
 from weft.core.graph.graph import Graph, inferred
+from weft.core.graph.symbolic import is_symbolic
 from weft.errors import ModelError
 
 SHOWN = 20
@@ -81,7 +84,12 @@ def _origins(graph: Graph) -> list[str]:
     problems += [f"{name!r} has no shape and type (Graph.specs)" for name in given if name not in graph.specs]
     for name, value in graph.constants.items():
         spec = graph.specs.get(name)
-        if spec is not None and (spec.shape != value.shape or spec.dtype.numpy != value.dtype):
+        if is_symbolic(value):
+            if spec is not None and spec.shape != value.shape:
+                problems.append(f"constant {name!r} has the shape {value.shape} and its spec says {spec}")
+        elif not isinstance(value, np.ndarray):
+            problems.append(f"constant {name!r} is a {type(value).__name__}, not an array (make it one: numpy.asarray)")
+        elif spec is not None and (spec.shape != value.shape or spec.dtype.numpy != value.dtype):
             problems.append(f"constant {name!r} is {value.dtype}{list(value.shape)} and its spec says {spec}")
     return problems
 

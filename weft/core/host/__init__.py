@@ -1,1 +1,1 @@
-"""The host's side: host memory backends, the memory planner, copies, threads, child processes and files."""
+"""The host's side: backends in host memory, copies, threads, child processes, and trust in files."""

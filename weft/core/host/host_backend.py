@@ -11,8 +11,8 @@ import numpy as np
 from weft.core.contract.backend import Backend, BackendInfo, StorageType
 from weft.core.graph.layout import Array
 from weft.core.graph.tensor import Tensor
-from weft.core.host.memory_plan import BufferManager, Slot
 from weft.core.host.tensor_copy import copy_tensor
+from weft.core.memory.memory_plan import BufferManager, Slot
 from weft.errors import OutOfMemory
 
 
@@ -41,8 +41,7 @@ class HostBackend(Backend):
     @staticmethod
     def _bind(tensor: Tensor, slot: Slot) -> None:
         if slot.buffer is not None:
-            piece = slot.buffer[slot.offset : slot.offset + tensor.nbytes]
-            tensor.memory = piece.view(tensor.dtype.numpy).reshape(tensor.storage_shape)
+            tensor.memory = np.ndarray(tensor.storage_shape, tensor.dtype.numpy, slot.buffer, slot.offset)
 
     def onReleaseBuffer(self, tensor: Tensor, storage_type: StorageType) -> bool:
         """Free the array according to its storage type."""
@@ -71,7 +70,8 @@ class HostBackend(Backend):
         """Allocate the arena and give every tensor its place."""
         self._memory.allocate()
         for tensor, slot in self._slots.items():
-            self._bind(tensor, slot)
+            if slot.storage is not StorageType.STATIC:  # which had its place at once
+                self._bind(tensor, slot)
         return True
 
     def onClearBuffer(self) -> bool:

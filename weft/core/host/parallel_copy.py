@@ -73,7 +73,7 @@ class Copier:
         job.run(progress)
 
     def close(self) -> None:
-        """Let the helpers end after their current work; the next copy starts new ones."""
+        """End the helpers after their current work; the next copy starts new ones."""
         with self._lock:
             for _ in range(self._helpers):
                 self._calls.put(None)
@@ -111,7 +111,7 @@ class _Job:
         self._left: SimpleQueue[None] = SimpleQueue()
 
     def run(self, progress: Progress | None) -> None:
-        """Copy until all is done; return or raise only once no helper writes any more."""
+        """Copy until all is done; do not return or raise before the last helper has stopped writing."""
         try:
             self._copy_all(progress)
         except BaseException:

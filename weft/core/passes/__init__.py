@@ -51,13 +51,13 @@ SETTLE_MOVES = PassGroup(
     "settle_moves",
     "Squash transposes and reshapes, move them up and turn them to reshapes until there is nothing left to do.",
     (squash_moves, move_transposes_up, transposes_as_reshapes, squash_moves, remove_identities),
-    rounds=16,  # one round settles all but contrived networks, two settle most of those
+    rounds=16,  # one round is enough for real networks, two for most contrived ones
     ensures=(NO_MOVES_IN_A_ROW, NO_FREE_TRANSPOSES, NO_IDENTITIES),
 )
 
 PASSES: tuple[AnyPass, ...] = (
     fold_constants,
-    # Early, too: a reader whose result nobody wants must not keep the passes below from folding.
+    # Early as well: a dead node that reads a value would keep the passes below from folding it.
     remove_dead_nodes,
     remove_identities,
     squash_moves,
@@ -86,7 +86,7 @@ def run_passes(graph: Graph, passes: Iterable[AnyPass] = PASSES, context: PassCo
 
 
 def find_pass(name: str) -> AnyPass:
-    """Return the standard pass of that name; ConfigError, with the names there are, if there is none."""
+    """Return the standard pass of that name; ConfigError lists the names if there is none."""
     for each in PASSES:
         if each.name == name:
             return each

@@ -1,4 +1,4 @@
-"""Values that a rewrite found to be equal: the node of one goes, and who read it reads the other."""
+"""Values that a rewrite found equal: the node that makes one is removed, and its readers read the other."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ class Aliases:
         self._renamed: dict[str, str] = {}
 
     def root(self, value: str) -> str:
-        """Return the value that stands for this one."""
+        """Return the value that replaces this one, or the value itself."""
         return self._source.get(value, value)
 
     def read(self, node: Node) -> Node:
-        """Return the node with the values in its inputs that stand for those it read."""
+        """Return the node with replaced values among its inputs exchanged."""
         if self._source.keys().isdisjoint(node.inputs):
             return node
         return replace(node, inputs=tuple(map(self.root, node.inputs)))
 
     def join(self, target: str, source: str) -> bool:
-        """Let `source` stand for `target`; False, and nothing done, where two fixed names would meet.
+        """Replace `target` by `source`; return False and do nothing if both names must stay.
 
-        If `target` is an output of the graph, what made `source` will make it under that name.
+        If `target` is an output of the graph, the node that makes `source` will write it under that name.
         """
         root = self.root(source)
         if target in self._outputs:
@@ -41,7 +41,7 @@ class Aliases:
         return True
 
     def finish(self, nodes: Iterable[Node]) -> list[Node]:
-        """Return the nodes with the final names of what they read and write."""
+        """Return the nodes with the final names of their inputs and outputs."""
         return [self._final(node) for node in nodes]
 
     def _final(self, node: Node) -> Node:

@@ -20,7 +20,7 @@ FOLDING = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 
 def _behind(graph: Graph) -> dict[str, Node]:
-    """Return the batch norms that alone read a value, by that value."""
+    """Return the batch norms that are the only reader of a value, by that value."""
     readers = graph.readers()
     return {n.inputs[0]: n for n in graph.nodes if n.op.type == "BatchNormalization" and readers[n.inputs[0]] == 1}
 
@@ -35,9 +35,9 @@ BATCH_NORMS_FOLDED = Property(
 def fold_batch_norm(graph: Graph, context: PassContext) -> Graph:
     """Move the factors and shifts of every batch norm into the weights and biases before it.
 
-    That is exact in real arithmetic: computed in float64 and rounded once. It is done behind Conv,
-    ConvTranspose, Gemm and the MatMul of two matrices, which becomes a Gemm, where nobody else reads the
-    result, all parameters are constants, and the new ones are finite and within the budget.
+    It folds into Conv, ConvTranspose, Gemm and the MatMul of two matrices, which becomes a Gemm, if the batch norm is
+    the only reader, all parameters are constants, and the new ones are finite and within the budget. New weights are
+    computed in float64 and rounded once.
     """
     out, names, budget = graph.copy(), Names(graph), context.budget
     behind, makers = _behind(graph), graph.producers()
@@ -70,18 +70,18 @@ def fold_batch_norm(graph: Graph, context: PassContext) -> Graph:
 
 @dataclass(frozen=True)
 class _Fold:
-    """A batch norm and the node before it, which can do the work of both."""
+    """A batch norm and the node before it, which takes over its work."""
 
     node: Node
     norm: Node
     weight: Array
     spread: Array
-    """What the weights are multiplied by."""
+    """The factors of the weights."""
     bias: Array
 
 
 def _folds(graph: Graph, norms: list[Node], makers: Mapping[str, Node]) -> list[_Fold]:
-    """Return which of these batch norms can be folded now; what they read, nothing else does."""
+    """Return which of these batch norms can be folded now; each is the only reader of its input."""
     found = []
     for norm in norms:
         node = makers.get(norm.inputs[0])
@@ -112,7 +112,7 @@ def _fold(graph: Graph, node: Node, norm: Node) -> _Fold | None:
 def _computed(fold: _Fold) -> dict[str, Array] | None:
     """Return the new weights and bias by what their names end with; None if they are not finite."""
     with np.errstate(all="ignore"):
-        # In double precision and rounded once, but by pieces that stay in the cache.
+        # numpy converts to float64 piece by piece, in the cache: there is no float64 copy of the weights.
         made = np.empty_like(fold.weight)
         product = np.multiply(fold.weight, fold.spread, out=made, dtype=np.float64, casting="same_kind")
     parts = {"weight": product, "bias": fold.bias}
@@ -145,7 +145,7 @@ def _spread(graph: Graph, node: Node, weight: Shape, factor: Array) -> Array | N
 
 
 def _vector(node: Node, bias: Array | None, channels: int) -> Array | None:
-    """Return what a node adds to each channel; None if that is not one number for each."""
+    """Return the bias of each channel in float64; None if the node does not add one number to each channel."""
     if bias is None:
         return np.zeros(channels)
     if bias.ndim == 2 and bias.shape[0] != 1:
@@ -156,7 +156,7 @@ def _vector(node: Node, bias: Array | None, channels: int) -> Array | None:
 
 
 def _with_bias(op: Op) -> Op:
-    """Return an op that computes the same and adds its third input as it is."""
+    """Return an op that computes the same and adds its third input unscaled."""
     if op.type == "Gemm":
         return replace(op, beta=1.0)  # type: ignore[call-arg]
     gemm = find_op("Gemm")

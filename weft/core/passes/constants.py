@@ -7,16 +7,14 @@ import numpy as np
 from weft.core.graph.graph import Graph, Node, infer_node
 from weft.core.graph.interpreter import evaluate
 from weft.core.graph.layout import Array
+from weft.core.passes.later_constants import fold_symbolic, follows_from_open_sizes
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.properties import SHAPES_INFERRED, Property
 from weft.errors import ModelError, WeftError, brief
 
-SHAPE_OPS = ("Shape", "Size")
-"""Ops whose results follow from the shape of their input, which is known."""
-
 
 def _is_known(graph: Graph, node: Node) -> bool:
-    return node.op.type in SHAPE_OPS or all(i in graph.constants for i in node.inputs if i)
+    return node.op.reads_shape or all(i in graph.constants for i in node.inputs if i)
 
 
 CONSTANTS_FOLDED = Property(
@@ -29,10 +27,10 @@ CONSTANTS_FOLDED = Property(
 def fold_constants(graph: Graph, context: PassContext) -> Graph:
     """Compute the nodes that depend on constants alone, once, and infer all shapes on the way.
 
-    `Shape` and `Size` count too, since shapes are bound: what follows from a shape is a constant. Specs
-    are inferred on the way, so the graph may come with specs of inputs and constants only. A node that
-    fails stays, so that running it says what is wrong with it, and so does one without outputs, which is
-    there for what it does. What the budget does not allow stays as well: ModelError if another node must know it.
+    Ops that read only a shape count too, because shapes are bound. The graph may come with specs of inputs and
+    constants only. Three kinds of nodes stay: one that fails, so that a run reports its error; one without outputs,
+    which runs for its effect; and one beyond the budget. ModelError if the shapes of another node depend on one beyond
+    the budget.
     """
     out, budget = graph.copy(), context.budget
     out.nodes = []
@@ -42,7 +40,7 @@ def fold_constants(graph: Graph, context: PassContext) -> Graph:
         except ModelError as e:
             blocking = budget.blocking(node.inputs, f"node {node.name!r} ({node.op.type})")
             raise blocking or e from e
-        values = _evaluate(out, node, context) if node.outputs else None
+        values = fold_node(out, node, context) if node.outputs else None
         if values is None:
             out.nodes.append(node)
             continue
@@ -52,12 +50,18 @@ def fold_constants(graph: Graph, context: PassContext) -> Graph:
     return out
 
 
-def _evaluate(graph: Graph, node: Node, context: PassContext) -> list[Array] | None:
+def fold_node(graph: Graph, node: Node, context: PassContext) -> list[Array] | None:
+    """Return the outputs of a node that depends on constants or shapes alone; None if it does not, or is to stay.
+
+    The specs of its inputs are there; the budget is asked, and told what it took.
+    """
     op, inputs, budget = node.op, node.inputs, context.budget
     if not _is_known(graph, node):
         return None
-    if op.type in SHAPE_OPS:
-        # Only the shape is read: a zero-stride array stands for the value.
+    if follows_from_open_sizes(graph, node):
+        return fold_symbolic(graph, node, budget)
+    if op.reads_shape:
+        # The op reads only the shape, so an array that holds one zero will do.
         spec = graph.specs[inputs[0]]
         arrays: list[Array | None] = [np.broadcast_to(np.zeros((), spec.dtype.numpy), spec.dims)]
     else:

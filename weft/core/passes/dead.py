@@ -1,4 +1,4 @@
-"""Drop what nobody reads."""
+"""Remove nodes, constants and specs that no output depends on."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from weft.core.passes.properties import NO_DEAD_NODES
 
 @graph_pass(ensures=(NO_DEAD_NODES,))
 def remove_dead_nodes(graph: Graph, context: PassContext) -> Graph:
-    """Drop the nodes, constants and specs that no output depends on.
+    """Remove the nodes, constants and specs that no output depends on.
 
-    A node that has no outputs at all is there for what it does: it stays, and what it reads.
+    A node without outputs runs for its effect: it stays, with what it reads.
     """
     return without_dead_nodes(graph)
 
 
 def without_dead_nodes(graph: Graph) -> Graph:
-    """Return the graph without what no output depends on."""
+    """Return the graph without dead nodes, and without what only they read."""
     out = graph.copy()
     needed = set(graph.outputs)
     kept = []
@@ -30,7 +30,7 @@ def without_dead_nodes(graph: Graph) -> Graph:
 
 
 def remove_unread(graph: Graph) -> Graph:
-    """Return the graph without constants that nobody reads, and without specs of values that it has not."""
+    """Return the graph without constants that no node reads, and without specs of values that do not exist."""
     out = graph.copy()
     read = {i for n in graph.nodes for i in n.inputs} | set(graph.outputs)
     known = {*read, *graph.inputs, *(o for n in graph.nodes for o in n.outputs)}

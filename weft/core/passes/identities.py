@@ -1,4 +1,4 @@
-"""Drop nodes that change nothing."""
+"""Remove nodes that change nothing."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ NO_IDENTITIES = Property(
 
 @graph_pass(ensures=(NO_IDENTITIES,))
 def remove_identities(graph: Graph, context: PassContext) -> Graph:
-    """Drop Identity, inference Dropout, and casts, transposes and reshapes to what is.
+    """Remove Identity, inference Dropout, and casts, transposes and reshapes that change nothing.
 
-    Where the output of such a node is an output of the graph, what makes its input makes it under that
-    name; the node stays if the input is given, or is an output as well: both names are kept.
+    If the node's output is an output of the graph, the node before it writes it under that name. The node stays if
+    its input is an input or another output of the graph: both names must stay.
     """
     if not NO_IDENTITIES.broken_by(graph):
         return graph

@@ -7,18 +7,18 @@ optimiser next to nothing. Only when somebody asks are the two compared.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from weft.core.graph.graph import Node
 from weft.core.graph.op import Op
 
-Kind = Literal["made", "changed", "merged", "bypassed", "folded", "removed", "left"]
+Kind = Literal["made", "changed", "merged", "bypassed", "folded", "removed", "left", "planned"]
 """What became of a node.
 
 `made`, `changed`: it is new, or reads, computes or writes something else. `merged`: other nodes do its work.
 `bypassed`: its readers read another value. `folded`: its results are constants. `removed`: nothing reads its results.
-`left`: a pass would have rewritten it and could not.
+`left`: a pass would have rewritten it and could not. `planned`: how its device runs it, or where its results lie.
 """
 
 
@@ -33,9 +33,9 @@ class Change:
     before: str = ""
     """The node as the pass found it, printed; empty if the pass made it."""
     values: tuple[str, ...] = ()
-    """The values that the node made before or makes now, and those that it began or ceased to read."""
+    """The values that the node made or makes, and those that it reads since, or no longer reads."""
     into: tuple[str, ...] = ()
-    """The nodes that do its work now."""
+    """The nodes that replace it."""
 
 
 @dataclass(eq=False)
@@ -44,16 +44,18 @@ class Step:
 
     by: str
     purpose: str = ""
+    lowering: bool = False
+    """Whether a backend did it as it lowered its part; done anew for other shapes, and where a network is loaded."""
     _nodes: tuple[Sequence[Node], Sequence[Node], Sequence[str]] | None = None
-    """The nodes before and after, and the names of the outputs; None once they were compared."""
+    """The nodes before and after, and the names of the outputs; None after they were compared."""
     _reasons: Mapping[str, str] = field(default_factory=dict)
     _left: Mapping[str, str] = field(default_factory=dict)
     _changes: tuple[Change, ...] = ()
 
     @classmethod
-    def of_changes(cls, by: str, purpose: str, changes: Iterable[Change]) -> Step:
-        """Return a step of which the changes are known, as that of a saved network."""
-        return cls(by, purpose, _changes=tuple(changes))
+    def of_changes(cls, by: str, purpose: str, changes: Iterable[Change], lowering: bool = False) -> Step:
+        """Return a step whose changes are known already, such as one of a saved network."""
+        return cls(by, purpose, lowering, _changes=tuple(changes))
 
     @property
     def changes(self) -> tuple[Change, ...]:
@@ -62,7 +64,7 @@ class Step:
         if held is not None:
             found = _difference(*held, self._reasons)
             self._changes = (*found, *(Change("left", node, f"stays: {why}") for node, why in self._left.items()))
-            self._nodes = None  # last: another thread that asks meanwhile compares once more
+            self._nodes = None  # last: until then another thread compares them again
         return self._changes
 
 
@@ -83,28 +85,32 @@ class Journal:
         reasons: Mapping[str, str] | None = None,
         left: Mapping[str, str] | None = None,
     ) -> None:
-        """Note what a pass did to the nodes of a graph with these outputs; nothing is noted if it did nothing.
+        """Note what a pass did to the nodes of a graph with these outputs; note nothing if it did nothing.
 
-        The lists must not change afterwards. `reasons` says of single nodes, those that went or those that are new,
-        why. `left` has nodes that the pass would have rewritten, with what was in the way.
+        The lists must not change afterwards. `reasons` says why single nodes were removed or made, `left` why the pass
+        did not rewrite nodes that it is for.
         """
         if before is not after or left:
-            self.steps.append(Step(by, purpose, (before, after, outputs), reasons or {}, left or {}))
+            self.steps.append(Step(by, purpose, False, (before, after, outputs), reasons or {}, left or {}))
+
+    def lowered(self, steps: Iterable[Step]) -> Journal:
+        """Return a journal with these steps of lowering instead of its own."""
+        return Journal([*(s for s in self.steps if not s.lowering), *(replace(s, lowering=True) for s in steps)])
 
     def copy(self) -> Journal:
         """Return a journal that can be continued without touching this one."""
         return Journal(self.steps)
 
     def life(self, name: str) -> list[tuple[Step, Change]]:
-        """Return what became of a node, and of the nodes that do its work, or of a value; nothing if nothing did."""
+        """Return the changes to a node and to those that replaced it, or to a value; empty if there were none."""
         return self._followed(name)[0]
 
     def heirs(self, name: str) -> list[str]:
-        """Return the nodes that do the work of a node, in the order in which they took it over."""
+        """Return the nodes that replaced a node, in the order in which they did."""
         return self._followed(name)[1]
 
     def _followed(self, name: str) -> tuple[list[tuple[Step, Change]], list[str]]:
-        """Return the changes to a node and to its heirs, and these."""
+        """Return the changes to a node and to those that replaced it, and these nodes."""
         followed, found = {name: None}, list[tuple[Step, Change]]()
         is_node = any(c.node == name for step in self.steps for c in step.changes)
         for step in self.steps:
@@ -119,7 +125,7 @@ class Journal:
         """Tell whether another journal has the same steps, with the same changes."""
         if not isinstance(other, Journal):
             return NotImplemented
-        mine, theirs = ([(s.by, s.purpose, s.changes) for s in journal.steps] for journal in (self, other))
+        mine, theirs = ([(s.by, s.purpose, s.lowering, s.changes) for s in journal.steps] for journal in (self, other))
         return mine == theirs
 
     __hash__ = None  # type: ignore[assignment]  # steps are added to it
@@ -130,7 +136,7 @@ class Journal:
         return {c.node for c in changes} | {v for c in changes for v in c.values}
 
     def explain(self, name: str) -> list[str]:
-        """Return the life of a node or value, a line a change: which pass made it, what the pass does, and to what."""
+        """Return the life of a node or value, a line for each change: the pass, its purpose, and what it did."""
         lines = []
         told: set[str] = set()
         for step, change in self.life(name):
@@ -144,14 +150,14 @@ class Journal:
 
 @dataclass
 class _Fate:
-    """Where the work of a node went."""
+    """What replaced a node."""
 
     makers: dict[str, str] = field(default_factory=dict)
     """The node that makes each of its values now."""
     into: dict[str, None] = field(default_factory=dict)
-    """The nodes whose work its own became part of."""
+    """The nodes that it was merged into."""
     instead: dict[str, None] = field(default_factory=dict)
-    """The values that are read instead of its own."""
+    """The values that its readers read instead."""
     folded: bool = False
 
 
@@ -193,7 +199,7 @@ def _fates(
     new: Mapping[str, Node],
     outputs: Sequence[str],
 ) -> dict[str, _Fate]:
-    """Return where the work of each node went that is there no more: to who makes its values, or to its readers."""
+    """Return what replaced each removed node: nodes that make its values now, or its readers."""
     lost = {o for n in gone for o in n.outputs if o}
     readers: dict[str, list[Node]] = {}
     for node in before:
@@ -247,7 +253,7 @@ def _end(fate: _Fate, targets: tuple[str, ...]) -> tuple[Kind, str]:
 
 
 def _alterations(old: Node, new: Node) -> tuple[str, tuple[str, ...]]:
-    """Return what is new about a node, as the end of a sentence, and the values concerned."""
+    """Return what changed about a node, as the end of a sentence, and the values concerned."""
     said = []
     if not _same(old.op, new.op):
         said.append(_other_op(old.op, new.op))
@@ -265,7 +271,7 @@ def _alterations(old: Node, new: Node) -> tuple[str, tuple[str, ...]]:
 
 
 def _other_op(old: Op, new: Op) -> str:
-    """Return what is new about an op: its attributes, where its type is what it was."""
+    """Return what changed about an op: its attributes, if its type is the same."""
     before, after = old.attributes(), new.attributes()
     if old.type != new.type or before.keys() != after.keys():
         return f"is now {new}"
@@ -274,7 +280,7 @@ def _other_op(old: Op, new: Op) -> str:
 
 
 def _same(a: Node | Op, b: Node | Op) -> bool:
-    """Tell whether two nodes or ops are equal; two of which an attribute is an array are not, unless they are one."""
+    """Tell whether two nodes or ops are equal; with an array among the attributes only if they are one object."""
     try:
         return a is b or a == b
     except ValueError:  # numpy's, of the truth of an array

@@ -1,7 +1,7 @@
-"""What a pass is, and who runs it: a rewrite that says what it requires of a graph and what it ensures.
+"""A pass is a rewrite that declares what it requires of a graph and what it ensures; the `PassManager` runs passes.
 
-`PassManager` runs passes in order, one that has `rounds` until it changes nothing. It holds each against what the pass
-declares, of Weft's own passes only cheaply unless `WEFT_CHECK_PASSES` is set, and keeps the journal.
+It runs them in order, and a pass with `rounds` until it changes nothing. It checks each against its declaration, a pass
+of Weft's own in full only if `WEFT_CHECK_PASSES` is set, and keeps the journal.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from weft import config
 from weft.core.contract.error_context import is_error
 from weft.core.graph.graph import Graph
+from weft.core.graph.layout import Array
 from weft.core.graph.limits import Budget
 from weft.core.graph.validate import graph_problems, wrong_specs
 from weft.core.passes.journal import Journal, same_nodes
@@ -25,31 +26,31 @@ SHOWN = 10
 
 @dataclass
 class PassContext:
-    """What a pass gets beside the graph, and what it may tell of single nodes."""
+    """What a pass gets besides the graph, and what it may report about single nodes."""
 
     budget: Budget = field(default_factory=Budget)
-    """What computing constants may cost; ask it before and tell it after."""
+    """What computing constants may cost: ask `allows` before, call `spend` after."""
     reasons: dict[str, str] = field(default_factory=dict)
-    """Why a node went or came, by its name: for the journal, where what the pass does says too little."""
+    """Why the pass removed or made a node, by the node's name, where the journal needs more than the pass's purpose."""
     left: dict[str, str] = field(default_factory=dict)
-    """Why a node was left as it is, by its name: what the pass ensures does not hold for such."""
+    """Why the pass left a node as it is, by the node's name: these nodes may break what the pass ensures."""
 
     def leave(self, node: str, why: str) -> None:
-        """Say that the pass would have rewritten a node, and what was in the way; the journal has it."""
+        """Record why the pass did not rewrite a node that it was for; the journal shows it."""
         self.left[node] = why
 
 
 Rewrite = Callable[[Graph, PassContext], Graph]
-"""Returns the rewritten graph, or the graph that it was given if it changes nothing. It never changes that one."""
+"""Returns a new graph, or the given one if there is nothing to rewrite; it never changes the given one."""
 
 
 @dataclass(frozen=True)
 class Pass:
-    """A rewrite with a name, what must hold before it, and what holds after it.
+    """A rewrite with a name, the properties that it requires, and those that it ensures.
 
-    It gets a bound graph. It keeps the graph well formed, and the names, shapes and types of its inputs and outputs.
-    With `rounds` it is run again for as long as it changes something, at most so often. `after` names the standard pass
-    behind which one of a user's has its place.
+    It gets a bound graph. It must keep the graph well formed, and the names, shapes and types of inputs and outputs.
+    It runs up to `rounds` times, as long as it changes something. A user's pass runs behind the standard pass that
+    `after` names.
     """
 
     name: str
@@ -112,62 +113,70 @@ class PassRecord:
 
 @dataclass
 class PassManager:
-    """Runs passes and keeps their journal and their records; `own` are a user's, which are always checked in full."""
+    """Runs passes, and keeps their journal and records. Those in `own` are a user's, always checked in full."""
 
     context: PassContext = field(default_factory=PassContext)
     own: Collection[AnyPass] = ()
     journal: Journal = field(default_factory=Journal)
     records: list[PassRecord] = field(default_factory=list)
+    _told: set[tuple[str, str, str]] = field(default_factory=set)
+    """Pass, node and reason of each node that was left: the journal notes each once, however many rounds there are."""
 
     def run(self, graph: Graph, item: AnyPass) -> Graph:
-        """Return the graph after a pass, which is run as often as it wants and held against what it declares."""
+        """Return the graph after all rounds of a pass, checked against what the pass declares."""
         before = len(graph.nodes)
-        graph, changed = self._repeat(graph, item, item in self.own)
+        graph, changed, _ = self._repeat(graph, item, item in self.own)
         self.records.append(PassRecord(item.name, before, len(graph.nodes), changed))
         return graph
 
-    def _repeat(self, graph: Graph, item: AnyPass, own: bool) -> tuple[Graph, bool]:
-        """Return the graph after a pass or a group, and whether that changed anything."""
+    def _repeat(self, graph: Graph, item: AnyPass, own: bool) -> tuple[Graph, bool, dict[str, str]]:
+        """Return the graph after a pass or a group, whether that changed anything, and what the last round left."""
         any_changed, checked = False, own or config.check_passes()
+        left: dict[str, str] = {}
         if checked:
             _check_properties(item, graph, item.requires, "requires", {})
         for _ in range(item.rounds):
-            changed = False
+            changed, left = False, {}
             for each in item.members if isinstance(item, PassGroup) else ():
-                graph, did = self._repeat(graph, each, own)
+                graph, did, theirs = self._repeat(graph, each, own)
                 changed |= did
+                left |= theirs
             if isinstance(item, Pass):
-                graph, changed = self._rewrite(graph, item, own, checked)
+                graph, changed, left = self._rewrite(graph, item, own, checked)
             any_changed |= changed
             if not changed:
                 break
         if checked:
-            _check_properties(item, graph, item.ensures, "ensures", self.context.left)
-        return graph, any_changed
+            _check_properties(item, graph, item.ensures, "ensures", left)
+        return graph, any_changed, left
 
-    def _rewrite(self, graph: Graph, item: Pass, own: bool, checked: bool) -> tuple[Graph, bool]:
-        """Return the graph after one round of a pass, and whether that changed anything."""
-        self.context.reasons, before_left = {}, dict(self.context.left)
+    def _rewrite(
+        self, graph: Graph, item: Pass, own: bool, checked: bool
+    ) -> tuple[Graph, bool, dict[str, str]]:
+        """Return the graph after one round of a pass, whether that changed anything, and what the pass left."""
+        self.context.reasons, self.context.left = {}, {}
         after = _applied(item, graph, self.context, own)
         rewired = not same_nodes(graph.nodes, after.nodes)
         changed = rewired or not _has_same_constants(graph, after)
         _check_interface(item, graph, after)
         if checked and (changed or after is not graph):  # specs alone may have changed
             _check_graph(item, after)
-        left = {name: why for name, why in self.context.left.items() if name not in before_left}
-        if rewired or left:
+        left = self.context.left
+        news = {name: why for name, why in left.items() if (item.name, name, why) not in self._told}
+        self._told.update((item.name, name, why) for name, why in news.items())
+        if rewired or news:
             purpose, reasons = item.description, self.context.reasons
             self.journal.note(
-                item.name, graph.nodes, after.nodes, after.outputs, purpose=purpose, reasons=reasons, left=left
+                item.name, graph.nodes, after.nodes, after.outputs, purpose=purpose, reasons=reasons, left=news
             )
-        return after, changed
+        return after, changed, left
 
 
 def arranged(standard: Sequence[AnyPass], own: Sequence[AnyPass], default: str) -> list[AnyPass]:
-    """Return a user's passes among the standard ones: each after the last pass of the name in its `after`.
+    """Return the standard passes with a user's among them: each behind the last pass named in its `after`.
 
-    Those without are put after `default`; of several for one place the first comes first. ConfigError names those for
-    which there is no such place, or before which nothing ensures what they require.
+    One without `after` goes behind `default`; several at one place keep their order. ConfigError names the passes whose
+    `after` names no pass, and those that require what no earlier pass ensures.
     """
     names = [each.name for each in standard]
     problems = [
@@ -209,31 +218,52 @@ def _check_order(order: Sequence[AnyPass]) -> None:
 
 
 def _applied(item: Pass, graph: Graph, context: PassContext, own: bool) -> Graph:
-    """Return what a pass makes of a graph. A user's gets a copy, so that what it breaks is its own."""
+    """Return the graph that a pass returns. A user's pass gets a copy of the graph with read-only weights."""
     if not own:
         return item.rewrite(graph, context)
     given = graph.copy()
+    given.constants = {name: _read_only(value) for name, value in graph.constants.items()}
+    shown = dict(given.constants)
     try:
         result: object = item.rewrite(given, context)
     except Exception as e:
         if not is_error(e):
             raise
-        raise PassError(f"pass {item.name!r} failed", why=f"{type(e).__name__}: {e}") from e
+        fix = (
+            "make a new array, and put that into the constants of graph.copy()"
+            if "read-only" in str(e)
+            else ""
+        )
+        raise PassError(f"pass {item.name!r} failed", why=f"{type(e).__name__}: {e}", fix=fix) from e
     if not isinstance(result, Graph):
         raise PassError(
             f"pass {item.name!r} returned no graph",
             why=f"it returned {'None' if result is None else f'a {type(result).__name__}'}",
             fix="return the rewritten graph, or the given one if there is nothing to do",
         )
-    fields = ("inputs", "outputs", "nodes", "specs", "constants", "layouts")
+    fields = ("inputs", "outputs", "nodes", "specs", "layouts")
     touched = [f for f in fields if not _is_equal(getattr(given, f), getattr(graph, f))]
+    touched += [] if _is_equal(given.constants, shown) else ["constants"]
     if touched:
         raise PassError(
             f"pass {item.name!r} changed the graph that it was given",
-            why=f"its {', '.join(touched)} are not what they were",
+            why=f"its {', '.join(touched)} changed",
             fix="work on graph.copy(), and return that",
         )
-    return graph if result is given else result
+    if result is given:
+        return graph
+    # Put the original arrays back for their read-only views: packed weights are found by the identity of the array.
+    originals = {id(view): graph.constants[name] for name, view in shown.items()}
+    out = result.copy()
+    out.constants = {name: originals.get(id(value), value) for name, value in result.constants.items()}
+    return out
+
+
+def _read_only(array: Array) -> Array:
+    """Return a read-only view of an array."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
 
 
 def _is_equal(a: object, b: object) -> bool:

@@ -1,20 +1,19 @@
-"""What the passes that rewrite transposes and reshapes share: the ops that move elements and compute nothing."""
+"""Transposes and reshapes, the ops that move elements and compute nothing: what the passes that rewrite them share."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Names, Node
 from weft.core.graph.layout import Shape
 from weft.core.graph.op import Op, find_op
+from weft.core.graph.symbolic import int_array
 from weft.core.graph.tensor import TensorSpec
 from weft.errors import WeftError
 
 RESHAPES = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
-"""The ops that keep the order of the elements; the spec of the result says all about them."""
+"""The ops that keep the order of the elements; the spec of the result describes them fully."""
 
 Order = tuple[int, ...]
 
@@ -43,7 +42,7 @@ def is_identity(order: Order) -> bool:
 
 
 def keeps_elements(dims: Shape, order: Order | None) -> bool:
-    """Tell whether a move leaves the elements of a tensor in their order: all but axes of size 1 stay."""
+    """Tell whether a move keeps the order of a tensor's elements, because it moves only axes of size 1."""
     return order is None or (moved := [axis for axis in order if dims[axis] != 1]) == sorted(moved)
 
 
@@ -54,15 +53,15 @@ def changes_nothing(graph: Graph, node: Node) -> bool:
 
 
 def transpose(node: Node, source: str, order: Order) -> Node:
-    """Return a transpose of `source` in the place of the node."""
+    """Return a transpose of `source` that replaces the node."""
     return Node(node.name, _make("Transpose", perm=order), (source,), node.outputs)
 
 
 def reshape(graph: Graph, node: Node, source: str, names: Names) -> Node:
-    """Return a Reshape of `source` in the place of the node; its shape becomes a constant of the graph."""
+    """Return a Reshape of `source` that replaces the node; its shape becomes a constant of the graph."""
     dims = graph.specs[node.outputs[0]].dims
     name = names.fresh(f"{node.name}.shape")
-    graph.constants[name] = np.array(dims, np.int64)
+    graph.constants[name] = int_array(dims)
     graph.specs[name] = TensorSpec((len(dims),), DType.INT64)
     return Node(node.name, _make("Reshape", allowzero=int(0 in dims)), (source, name), node.outputs)
 

@@ -1,4 +1,4 @@
-"""Fold a Pad into the convolution or pooling that alone reads it."""
+"""Fold a Pad into the convolution or pooling that is its only reader."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ PADS_FOLDED = Property("no Pad before a convolution or pooling that could pad by
 def fold_pads(graph: Graph, context: PassContext) -> Graph:
     """Move constant padding of spatial axes into the `pads` of the convolution or pooling that reads it.
 
-    Zeros go into Conv and LpPool always, and into an AveragePool that counts its padding or has none. A
-    MaxPool pads with what loses against everything: it takes a padding that is no larger than anything it
-    could meet (minus infinity; zero behind a Relu) if each window sees an element that is no padding.
+    Conv and LpPool take zeros, and so does an AveragePool that counts its padding or has none. A MaxPool pads with a
+    number that never wins. So it takes a padding that is no larger than any element (minus infinity; zero behind a
+    Relu), if each of its windows sees at least one element.
     """
     out = graph.copy()
     producers, readers = graph.producers(), graph.readers()
@@ -58,7 +58,7 @@ def _pad_before(node: Node, producers: dict[str, Node], readers: dict[str, int])
 
 
 def _merge(graph: Graph, pad: Node, node: Node, above: Node | None) -> Node | None:
-    """Return the node that pads by itself, None if there is none; `above` makes what `pad` reads."""
+    """Return the node with the padding folded in, or None if it cannot be; `above` makes what `pad` reads."""
     op: Any = node.op
     if op.type not in ("Conv", "AveragePool", "LpPool", "MaxPool") or op.auto_pad != "NOTSET":
         return None
@@ -82,7 +82,7 @@ def _merge(graph: Graph, pad: Node, node: Node, above: Node | None) -> Node | No
 
 
 def _spatial(graph: Graph, pad: Node) -> Amounts | None:
-    """Return what a Pad puts before and behind the spatial axes; None if it does more, less, or other things."""
+    """Return how much a Pad adds before and behind the spatial axes; None if it does anything else."""
     op: Any = pad.op
     known = graph.input_constants(pad)
     if op.mode != "constant" or any(i and k is None for i, k in zip(pad.inputs[1:], known[1:], strict=True)):
@@ -99,7 +99,7 @@ def _numbers(value: Array | None) -> Amounts:
 
 
 def _fill(graph: Graph, pad: Node) -> float | None:
-    """Return what a Pad puts there, None if that is no number."""
+    """Return the number that a Pad pads with, or None if it is not known."""
     value = graph.constants.get(pad.inputs[2]) if len(pad.inputs) > 2 else None
     if value is None:
         return 0.0
@@ -108,7 +108,7 @@ def _fill(graph: Graph, pad: Node) -> float | None:
 
 
 def _least(graph: Graph, value: str, maker: Node | None) -> float:
-    """Return a number than which no element of a value is smaller."""
+    """Return a lower bound of a value's elements."""
     dtype = graph.specs[value].dtype
     least = -np.inf if dtype.is_float else float(np.iinfo(dtype.numpy).min)
     if maker is not None and maker.op.type in NOT_NEGATIVE:
@@ -122,7 +122,7 @@ def _least(graph: Graph, value: str, maker: Node | None) -> float:
 
 
 def _sees_elements(graph: Graph, value: str, pool: Any) -> bool:
-    """Tell whether every window of a pool sees at least one element of a value."""
+    """Tell whether every window of a pool sees at least one element that is not padding."""
     window = pool.window(graph.specs[value].dims)
     for axis in range(window.rank):
         first = np.arange(window.outputs[axis]) * window.strides[axis] - window.begin[axis]
@@ -133,7 +133,7 @@ def _sees_elements(graph: Graph, value: str, pool: Any) -> bool:
 
 
 def _is_same(graph: Graph, node: Node, merged: Node) -> bool:
-    """Tell whether a node infers what another did: one that pads more than it may does not infer at all."""
+    """Tell whether two nodes infer the same specs; a node that pads more than its op allows infers none."""
     try:
         specs = merged.op.inferred(graph.input_specs(merged), graph.input_constants(merged))
     except WeftError:

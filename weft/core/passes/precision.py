@@ -1,7 +1,8 @@
-"""Store floats as fp32 or fp16 inside the network; its inputs and outputs keep their own types."""
+"""Store floats as fp32 or fp16 inside the network; its inputs and outputs keep their own types, bfloat16 among them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,14 +18,18 @@ from weft.errors import WeftError
 
 LARGEST, INFINITE = 0x7BFF, 0x7C00
 """The bits of the largest finite number and of infinity in fp16, without the sign; those of NaN are larger."""
-OTHER = {DType.FLOAT32: DType.FLOAT16, DType.FLOAT16: DType.FLOAT32}
+OTHERS = {
+    DType.FLOAT32: frozenset({DType.FLOAT16, DType.BFLOAT16}),
+    DType.FLOAT16: frozenset({DType.FLOAT32, DType.BFLOAT16}),
+}
 
 
 def _stored_otherwise(graph: Graph, dtype: DType) -> list[str]:
-    other, edge = OTHER[dtype], {*graph.inputs, *graph.outputs}
-    # A graph may keep specs of values that are gone: an output of a Split that nobody reads, for one.
+    others, edge = OTHERS[dtype], {*graph.inputs, *graph.outputs}
+    edge.update(v for n in graph.nodes if n.op.keeps_types for v in (*n.inputs, *n.outputs))
+    # A graph may keep specs of values that do not exist, such as an output of a Split that no node reads.
     values = dict.fromkeys(v for n in graph.nodes for v in (*n.inputs, *n.outputs) if v)
-    return [v for v in values if v not in edge and graph.specs[v].dtype is other]
+    return [v for v in values if v not in edge and graph.specs[v].dtype in others]
 
 
 FLOATS_AS_FLOAT32 = Property("floats are stored as float32", lambda graph: _stored_otherwise(graph, DType.FLOAT32))
@@ -33,7 +38,7 @@ FLOATS_AS_FLOAT16 = Property("floats are stored as float16", lambda graph: _stor
 
 @graph_pass(ensures=(FLOATS_AS_FLOAT32,))
 def store_as_float32(graph: Graph, context: PassContext) -> Graph:
-    """Store floats as float32 inside the network, with casts at its edges, so that rewrites compute in it."""
+    """Store floats as float32 inside the network, with casts at its edges, so that passes compute in float32."""
     return _stored(graph, DType.FLOAT32, context)
 
 
@@ -47,30 +52,32 @@ def _stored(graph: Graph, dtype: DType, context: PassContext) -> Graph:
     after = set_storage(graph, dtype)
     for node in after.nodes if after is not graph else ():
         for value in node.outputs:
-            # The mean of a LayerNormalization, for one, has a type of its own.
-            if value and node.op.type != "Cast" and after.specs[value].dtype is OTHER[dtype]:
-                context.leave(value, f"{node.op.type} makes it as {OTHER[dtype].value}, whatever it reads")
+            # Some outputs have a fixed type, such as the mean of a LayerNormalization.
+            made = after.specs[value].dtype if value else dtype
+            if node.op.type != "Cast" and made in OTHERS[dtype]:
+                context.leave(value, f"{node.op.type} always makes it as {made.value}")
     return after
 
 
 def set_storage(graph: Graph, dtype: DType) -> Graph:
-    """Return the graph with every fp32 and fp16 value stored as `dtype`, and casts at its edges.
+    """Return the graph with every fp32, fp16 and bfloat16 value stored as `dtype`, and casts at its edges.
 
-    Explicit casts between the two become casts to `dtype`. Ops compute in fp32 either way.
+    Explicit casts between these types become casts to `dtype`. Ops compute in fp32 either way. What an op that
+    keeps its types reads and makes has its own type there, and is cast before and after.
     """
-    other = OTHER[dtype]
-    if not any(s.dtype is other for s in graph.specs.values()):
+    others = OTHERS[dtype]
+    if not any(s.dtype in others for s in graph.specs.values()):
         return graph
     out = graph.copy()
     names, given = Names(graph), set(graph.inputs)
     read = {i for n in graph.nodes for i in n.inputs}
-    narrow = [i for i in graph.inputs if graph.specs[i].dtype is other and i in read]
+    narrow = [i for i in graph.inputs if graph.specs[i].dtype in others and i in read]
     inside = {i: _name(out, i, dtype, names) for i in narrow}
-    made = [o for o in graph.outputs if graph.specs[o].dtype is other and o not in given]
+    made = [o for o in graph.outputs if graph.specs[o].dtype in others and o not in given]
     outside = {o: _name(out, o, dtype, names) for o in made}
     renamed = inside | outside
     out.nodes = [_cast(out, f"{i}.{dtype.value}", i, new, dtype, names) for i, new in inside.items()]
-    held = {name: value for name, value in graph.constants.items() if value.dtype == other.numpy}
+    held = {name: value for name, value in graph.constants.items() if graph.specs[name].dtype in others}
     nbytes = sum(value.nbytes for value in held.values())
     stored_values = in_threads(_narrow if dtype is DType.FLOAT16 else _wide, list(held.values()), nbytes)
     for name, value in zip(held, stored_values, strict=True):
@@ -78,17 +85,43 @@ def set_storage(graph: Graph, dtype: DType) -> Graph:
         out.constants[stored] = value
         out.specs[stored] = replace(graph.specs[name], dtype=dtype)
     for node in graph.nodes:
-        node = replace(
-            node,
-            op=_retarget(node, other, dtype),
-            inputs=tuple(renamed.get(i, i) for i in node.inputs),
-            outputs=tuple(renamed.get(o, o) for o in node.outputs),
-        )
+        op = node.op if node.op.keeps_types else _retarget(node.op, others, dtype)
+        inputs, outputs = [renamed.get(i, i) for i in node.inputs], [renamed.get(o, o) for o in node.outputs]
+        before = _kept(graph, out, node, node.inputs, inputs, dtype, names)
+        behind = _kept(graph, out, node, node.outputs, outputs, dtype, names)
+        node = replace(node, op=op, inputs=tuple(inputs), outputs=tuple(outputs))
         infer_node(out, node)
-        out.nodes.append(node)
-    cast = [(name, new) for name, new in outside.items() if name not in graph.constants]
-    out.nodes += [_cast(out, f"{name}.{other.value}", new, name, other, names) for name, new in cast]
+        out.nodes += [*before, node, *behind]
+    exact = {value for node in graph.nodes if node.op.keeps_types for value in node.outputs}
+    cast = [(name, new) for name, new in outside.items() if name not in graph.constants and name not in exact]
+    for name, new in cast:
+        kind = graph.specs[name].dtype
+        out.nodes.append(_cast(out, f"{name}.{kind.value}", new, name, kind, names))
     return out
+
+
+def _kept(
+    graph: Graph, out: Graph, node: Node, own: Sequence[str], stored: list[str], dtype: DType, names: Names
+) -> list[Node]:
+    """Return casts for the inputs or outputs of a node that keeps its types, and name them in `stored` instead."""
+    casts = []
+    for k, value in enumerate(own) if node.op.keeps_types else ():
+        kept = graph.specs[value].dtype if value else dtype
+        if kept not in OTHERS[dtype]:
+            continue
+        if value in (graph.inputs if own is node.inputs else graph.outputs):
+            inside, stored[k] = stored[k], value  # as it is, and not from a cast there and back
+            if own is node.outputs:
+                casts.append(_cast(out, f"{value}.{dtype.value}", value, inside, dtype, names))
+            continue
+        exact, inside = _name(out, value, kept, names), stored[k]
+        out.specs[inside] = replace(graph.specs[value], dtype=dtype)
+        if own is node.inputs:
+            casts.append(_cast(out, f"{value}.{kept.value}", inside, exact, kept, names))
+        else:
+            casts.append(_cast(out, f"{value}.{dtype.value}", exact, inside, dtype, names))
+        stored[k] = exact
+    return casts
 
 
 def _wide(value: Array) -> Array:
@@ -96,17 +129,18 @@ def _wide(value: Array) -> Array:
 
 
 def _narrow(value: Array) -> Array:
-    """Return the value in fp16; what is finite stays so, or masks such as -3e38 would make NaN of a softmax."""
+    """Return the value in fp16. Finite numbers stay finite, or a mask of -3e38 would make a softmax NaN."""
     with np.errstate(over="ignore"):
         half = value.astype(np.float16)
     if half.size and magnitude(half).max() >= INFINITE:
+        value = value.astype(np.float32, copy=False)
         most = np.finfo(np.float16).max
         half = np.where(np.isfinite(value), np.clip(value, -most, most), value).astype(np.float16)
     return half
 
 
 def magnitude(half: Array) -> Array:
-    """Return the bits of fp16 numbers without the sign, which are in the order of the magnitudes."""
+    """Return the bits of fp16 numbers without the sign: as integers they have the order of the magnitudes."""
     bits: Array = half.view(np.uint16) & 0x7FFF
     return bits
 
@@ -126,9 +160,7 @@ def _cast(graph: Graph, name: str, source: str, target: str, to: DType, names: N
     return node
 
 
-def _retarget(node: Node, other: DType, dtype: DType) -> Op:
-    fields = node.op.attributes()
-    for field in ("to", "dtype"):
-        if fields.get(field) is other:
-            return replace(node.op, **{field: dtype})
-    return node.op
+def _retarget(op: Op, others: frozenset[DType], dtype: DType) -> Op:
+    fields = op.attributes()
+    meant = {field: dtype for field in ("to", "dtype", "output_dtype") if fields.get(field) in others}
+    return replace(op, **meant) if meant else op

@@ -1,4 +1,4 @@
-"""What can be said of a graph, and checked: the properties that passes require and ensure.
+"""Properties of graphs, which can be checked: passes require and ensure them.
 
 A property that one pass alone ensures stands beside that pass.
 """
@@ -13,7 +13,7 @@ from weft.core.graph.graph import Graph
 
 @dataclass(frozen=True)
 class Property:
-    """Something that holds for a graph or does not: a name, and which nodes or values break it."""
+    """A named condition on graphs, with a function that finds the nodes or values that break it."""
 
     name: str
     broken_by: Callable[[Graph], Iterable[str]]

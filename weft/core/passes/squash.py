@@ -1,4 +1,4 @@
-"""One transpose or reshape where there were several."""
+"""Squash several transposes or reshapes into one."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ def _in_a_row(graph: Graph) -> list[str]:
 
 
 def _as_one(graph: Graph, first: Node, second: Node) -> bool:
-    """Tell whether one move can do what two in a row do."""
+    """Tell whether one move can replace two in a row."""
     orders = [order_of(graph, n) for n in (first, second)]
     pairs = zip((first, second), orders, strict=True)
     return None not in orders or all(keeps_elements(graph.specs[n.inputs[0]].dims, o) for n, o in pairs)
 
 
-NO_MOVES_IN_A_ROW = Property("no two transposes or reshapes in a row that one can do", _in_a_row)
+NO_MOVES_IN_A_ROW = Property("no two transposes or reshapes in a row that one can replace", _in_a_row)
 
 
 @graph_pass(ensures=(NO_MOVES_IN_A_ROW,))
 def squash_moves(graph: Graph, context: PassContext) -> Graph:
     """Squash consecutive, inverse and equal transposes and reshapes.
 
-    Two transposes in a row become one, and so do two reshapes (Reshape, Flatten, Squeeze, Unsqueeze, and
-    transposes that only move axes of size 1); what is left of them and changes nothing goes; of two moves
-    of one value with one result the later goes. What other nodes or the outputs of the graph read stays.
+    Two transposes in a row become one, and so do two reshapes (Reshape, Flatten, Squeeze, Unsqueeze, and transposes
+    that only move axes of size 1). A move that changes nothing is removed, and so is the later of two equal moves of
+    one value. A move stays if other nodes read it, or if it makes an output of the graph.
     """
     if not any(map(is_move, graph.nodes)):
         return graph
@@ -65,7 +65,7 @@ def squash_moves(graph: Graph, context: PassContext) -> Graph:
 
 
 def _shorten(graph: Graph, node: Node, made: dict[str, Node], bypassed: set[str], names: Names) -> Node:
-    """Return one move that does what the node and the moves before it do, from as far up as that can be."""
+    """Return one move that replaces the node and as many moves before it as possible."""
     source, order = node.inputs[0], order_of(graph, node)
     while (before := made.get(source)) is not None:
         dims, first = graph.specs[before.inputs[0]].dims, order_of(graph, before)
@@ -83,7 +83,7 @@ def _shorten(graph: Graph, node: Node, made: dict[str, Node], bypassed: set[str]
 
 
 def _key(graph: Graph, node: Node) -> object:
-    """Return what tells the result of a move from that of others: its source, and the shape or the order."""
+    """Return a key that equal moves share: the source, and the shape or the order."""
     source, order = node.inputs[0], order_of(graph, node)
     if keeps_elements(graph.specs[source].dims, order):
         return source, "shape", graph.specs[node.outputs[0]].dims
@@ -91,7 +91,7 @@ def _key(graph: Graph, node: Node) -> object:
 
 
 def _without_unread(nodes: list[Node], bypassed: set[str], outputs: list[str]) -> list[Node]:
-    """Return the nodes without the moves that nobody reads any more."""
+    """Return the nodes without the bypassed moves that no node reads any more."""
     read = set(outputs)
     kept = []
     for node in reversed(nodes):

@@ -1,4 +1,4 @@
-"""Transposes that move nothing, and transposes that vanish once they are moved up to others."""
+"""Turn transposes that move nothing into reshapes, and move transposes up to others that cancel or absorb them."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ NO_FREE_TRANSPOSES = Property(
 
 @graph_pass(ensures=(NO_FREE_TRANSPOSES,))
 def transposes_as_reshapes(graph: Graph, context: PassContext) -> Graph:
-    """Put a Reshape in the place of each Transpose that only moves axes of size 1.
+    """Replace each Transpose that only moves axes of size 1 by a Reshape.
 
-    A Reshape need not copy, and other reshapes swallow it.
+    A Reshape need not copy, and it squashes with other reshapes.
     """
     if not NO_FREE_TRANSPOSES.broken_by(graph):
         return graph
@@ -53,19 +53,19 @@ def transposes_as_reshapes(graph: Graph, context: PassContext) -> Graph:
 
 
 ROUNDS = 16
-"""How often transposes are moved up at most; one round moves all but contrived networks' transposes."""
+"""Most rounds: one is enough for real networks."""
 
 
 @graph_pass(rounds=ROUNDS)
 def move_transposes_up(graph: Graph, context: PassContext) -> Graph:
-    """Move transposes up, through element-wise nodes, where others swallow them.
+    """Move transposes up through element-wise nodes to transposes that cancel or absorb them.
 
-    The rule: a transpose T reads a value that element-wise nodes make, all of one shape and with no readers
-    but each other and T, out of transposes alone, scalars and constants aside; and each of these transposes
-    either has no other readers or is undone by T. Then T goes, each of them takes it in or goes as well,
-    constants are transposed here, and everything between computes the same in another order. So each move
-    leaves at least one node less than before and adds none. What it must not do is make a transpose of
-    several that were free, as they only moved axes of size 1: then T stays. Constants are transposed within the budget.
+    A transpose T moves up if it reads a region of element-wise nodes such that: all have one shape; only T and the
+    region read them; and all their operands come from transposes, or are scalars or constants. Each of these transposes
+    above must have no other readers, or be the inverse of T. T is then removed, each transpose above absorbs it or is
+    removed as well, and constants are transposed here, within the budget. The region computes the same in another
+    order. So each move removes at least one node and adds none. T stays if that would make real transposes of more
+    transposes than before: those that only move axes of size 1 are free.
     """
     if not any(n.op.type == "Transpose" for n in graph.nodes):
         return graph
@@ -74,7 +74,7 @@ def move_transposes_up(graph: Graph, context: PassContext) -> Graph:
 
 
 class _Moves:
-    """A graph while transposes of it are moved up, with who makes and who reads each value at that moment."""
+    """A graph while its transposes move up, with the current producers and readers of its values."""
 
     def __init__(self, graph: Graph, budget: Budget) -> None:
         self.budget = budget
@@ -83,12 +83,12 @@ class _Moves:
         self.makers = graph.producers()
         self.readers = graph.readers()
         self._now: dict[str, Node | None] = {}
-        """What stands in the place of a node, by its name; None where nothing does."""
+        """The replacement of a node, by its name; None if it was removed."""
 
     def found(self) -> bool:
-        """Move what can be moved, and tell whether anything was.
+        """Move the transposes that can be moved, and tell whether there were any.
 
-        The last transpose comes first: what it is moved up to is met later, and with it all that it can join.
+        The last transpose goes first: the transposes that absorb it come later and can themselves still move up.
         """
         for original in reversed(self.graph.nodes):
             node = self._now.get(original.name, original)
@@ -104,7 +104,7 @@ class _Moves:
         return bool(self._now)
 
     def replace(self, old: Node, new: Node | None) -> None:
-        """Put a node, or nothing, in the place of another."""
+        """Replace a node by another, or remove it."""
         self._now[old.name] = new
         self.readers.subtract(i for i in old.inputs if i)
         for o in old.outputs:
@@ -117,7 +117,7 @@ class _Moves:
 
 @dataclass(eq=False)
 class _Region:
-    """Element-wise nodes between a transpose and those above it; `reads` counts who reads what within it."""
+    """Element-wise nodes between a transpose and those above it; `reads` counts the readers inside the region."""
 
     last: Node
     order: Order
@@ -126,10 +126,10 @@ class _Region:
     leaves: dict[str, Node] = field(default_factory=dict)
     reads: Counter[str] = field(default_factory=Counter)
     nbytes: int = 0
-    """Of the constants that the nodes read, which must be transposed."""
+    """Bytes of the constants that must be transposed."""
 
     def rewrite(self, moves: _Moves) -> None:
-        """Take the transpose out of the graph."""
+        """Remove the transpose below the region from the graph."""
         graph, names = moves.graph, moves.names
         renamed = {self.last.inputs[0]: self.last.outputs[0]}
         replaced: list[tuple[Node, Node | None]] = [(self.last, None)]
@@ -152,7 +152,7 @@ class _Region:
             moves.replace(old, new)
 
     def _fresh(self, graph: Graph, value: str, names: Names) -> str:
-        """Return a name for a value of which the graph now has the transpose: it is not what it was."""
+        """Return a new name for a value that is transposed from now on."""
         name = names.fresh(f"{value}.transposed")
         shape = tuple(self.dims[axis] for axis in self.order)
         graph.specs[name] = TensorSpec(shape, graph.specs[value].dtype)
@@ -171,9 +171,9 @@ class _Region:
 
 
 def _fill(moves: _Moves, region: _Region) -> bool:
-    """Collect the nodes and the transposes above the region's transpose; False where something else is above.
+    """Collect the nodes and the transposes above the region's transpose; False if there is anything else above.
 
-    A value is looked behind once all that reads it is in the region, so that no node is in two of them.
+    A node joins once all its readers are in the region, so that no node is in two regions.
     """
     graph, readers = moves.graph, moves.readers
     first = region.last.inputs[0]
@@ -206,7 +206,7 @@ def _fill(moves: _Moves, region: _Region) -> bool:
 
 
 def _is_closed(moves: _Moves, region: _Region) -> bool:
-    """Tell whether nobody else reads what would change, and no more elements are moved than before."""
+    """Tell whether no other node reads what would change, and the graph has no more real transposes than before."""
     before, after = 1 - keeps_elements(region.dims, region.order), 0
     for value, leaf in region.leaves.items():
         dims, first = moves.graph.specs[leaf.inputs[0]].dims, _order(moves.graph, leaf)

@@ -1,4 +1,4 @@
-"""Which backend runs which node, and the reasons of those that do not (A2, A3)."""
+"""Assign nodes to backends, and record why the others refuse them (A2, A3)."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class Assignment:
     """By (node, device)."""
 
     def refuse(self, node: Node, device: str, reason: str) -> None:
-        """Note a reason, which assigning the node again will heed."""
+        """Record a refusal; the device is not asked for this node again."""
         self.refusals[node.name, device] = Refusal(node.name, node.op.type, device, reason)
 
 
 def describe(graph: Graph, name: str) -> Tensor:
-    """Return a tensor without memory that describes a value, for questions of support."""
+    """Return a tensor without memory that describes a value to a backend."""
     spec = graph.specs[name]
     layout = graph.layouts.get(name, Layout.NCHW)
     return Tensor(name, spec.dims, spec.dtype, layout, constant=graph.constants.get(name))
@@ -64,22 +64,21 @@ def assign(
     *,
     before: Assignment | None = None,
 ) -> Assignment:
-    """Give each node to the first backend, in order, that supports it; a hint puts its device first.
+    """Assign each node to the first backend, in order, that supports it; a hint puts its device first.
 
-    `hints` are devices by node name or pattern ("block3/*"). `before` holds reasons that came up earlier and
-    is changed and returned. Nodes that nobody takes raise UnsupportedOps, all of them, each with every
-    backend's reason.
+    `hints` are devices by node name or pattern ("block3/*"). `before` holds refusals that came up earlier; it is
+    changed and returned. UnsupportedOps names all nodes that no backend takes, each with every backend's reason.
     """
     result, hints = before or Assignment(), Hints.of(hints)
-    left = [node for node in graph.nodes if not place(graph, node, backends, hints, result)]
+    left = [node for node in graph.nodes if not assign_node(graph, node, backends, hints, result)]
     if left:
         raise unsupported(left, backends, result)
     _move_casts(graph, backends, hints, result)
     return result
 
 
-def place(graph: Graph, node: Node, backends: Backends, hints: Hints, result: Assignment) -> bool:
-    """Assign one node, heeding the reasons that are noted already; False if nobody takes it."""
+def assign_node(graph: Graph, node: Node, backends: Backends, hints: Hints, result: Assignment) -> bool:
+    """Assign one node, unless every backend refuses it now or did before; return whether one takes it."""
     hint = hints.device(node.name)
     order = [d for d in (hint, *(d for d in backends if d != hint)) if d is not None]
     taker = next((d for d in order if _supports(graph, node, d, backends[d], result)), None)
@@ -91,7 +90,7 @@ def place(graph: Graph, node: Node, backends: Backends, hints: Hints, result: As
 
 
 def unsupported(nodes: Sequence[Node], backends: Backends, result: Assignment) -> UnsupportedOps:
-    """Return the error for nodes that nobody takes, with every backend's reason."""
+    """Return the error for nodes that no backend takes, with every backend's reason."""
     reasons = {n.name: [f"{d}: {result.refusals[n.name, d].reason}" for d in backends] for n in nodes}
     problems = tuple(f"{n.name!r} ({n.op.type}): {'; '.join(reasons[n.name])}" for n in nodes)
     return UnsupportedOps(
@@ -113,7 +112,7 @@ def _supports(graph: Graph, node: Node, device: str, backend: Backend, result: A
 
 
 def why_not(graph: Graph, node: Node, device: str, backend: Backend) -> str | None:
-    """Return the reason for which a backend refuses a node, or None; BackendError if it is no reason."""
+    """Return why a backend refuses a node, or None if it takes it; BackendError for any other answer."""
     inputs, outputs = described(graph, node)
     try:
         answer = backend.why_not(inputs, outputs, node.op)
@@ -127,9 +126,9 @@ def why_not(graph: Graph, node: Node, device: str, backend: Backend) -> str | No
 
 
 def _move_casts(graph: Graph, backends: Backends, hints: Hints, result: Assignment) -> None:
-    """Let the casts of inputs and outputs, which precision LOW brings, run where their only neighbours do.
+    """Move the casts that precision LOW adds at inputs and outputs to the device of their neighbours.
 
-    On the first device in the order they would make parts and copies for nothing.
+    On another device they would cost parts and copies.
     """
     makers, readers = graph.producers(), graph.readers()
     inputs, outputs = set(graph.inputs), set(graph.outputs)

@@ -1,7 +1,7 @@
-"""May an optimised network run? Asked of what comes out of a file, which may say anything.
+"""Check whether an optimised network may run: a saved file may say anything.
 
-`check_network` asks what the network alone can answer: values, shapes, parts and copies. `check_devices` asks the
-backends: whether they take each node, and whether they can use the memory that a part reads without a copy.
+`check_network` checks the network by itself: values, shapes, parts and copies. `check_devices` asks the backends
+whether they take each node, and whether they can use the memory that a part reads without a copy.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ OPTIMIZE_AGAIN = "optimise the model again with this installation, and save that
 
 
 def check_network(network: OptimizedNetwork) -> None:
-    """Raise ModelError with everything for which a network cannot be run as it is.
+    """Raise ModelError with every contradiction in a network.
 
-    Shapes and types are inferred anew and compared with what the network says of its values, since kernels
-    trust them. The parts must have the nodes of the whole, in its order, and read what is there by then.
+    Kernels trust shapes and types, so these are inferred again and compared. The parts must have the nodes of the
+    network in its order, and read only values that exist by then.
     """
     whole = network.graph
     problems = graph_problems(whole) or _unknown(whole)
@@ -43,7 +43,7 @@ def check_network(network: OptimizedNetwork) -> None:
 
 
 def check_devices(network: OptimizedNetwork, backends: Mapping[str, Backend]) -> None:
-    """Raise UnsupportedOps with every node that its device does not take, and every value it cannot use uncopied."""
+    """Raise UnsupportedOps with every node that its device refuses, and every value that it can use only as a copy."""
     problems = []
     made: dict[str, str] = {}
     copied = {n.outputs[0] for n in network.copies}
@@ -69,21 +69,21 @@ def check_devices(network: OptimizedNetwork, backends: Mapping[str, Backend]) ->
 
 
 def imports(backend: Backend, source: Backend) -> bool:
-    """Ask a backend whether it can use the memory of another's tensors; BackendError for what is no yes or no."""
+    """Ask a backend whether it can use the memory of another's tensors; BackendError unless it answers a bool."""
     device, callback = backend.info.device, callback_of(backend, "canImport")
     with blame(device, "the backend could not say whether it imports a value", callback=callback):
         return check_answers.granted(backend.canImport(source), f"{device}: {callback}", "where it cannot")
 
 
 def _unknown(graph: Graph) -> list[str]:
-    """Return the values of which shape and type are not told, or not in numbers."""
+    """Return the values without a shape and type, or with an unbound shape."""
     values = dict.fromkeys([*graph.inputs, *graph.constants, *(o for n in graph.nodes for o in n.outputs if o)])
     bare = [f"there is no shape and type of {v!r}" for v in values if v not in graph.specs]
     return bare or [f"{v!r} is {graph.specs[v]}, not of known size" for v in values if not graph.specs[v].is_static]
 
 
 def _part_problems(part: Part, whole: Graph) -> list[str]:
-    """Return where a part says something else than the whole network, or hands out what it does not make."""
+    """Return where a part contradicts the network, and the outputs that it does not make."""
     graph, name = part.graph, part.graph.name
     made = {o for n in graph.nodes for o in n.outputs if o}
     read = {i for n in graph.nodes for i in n.inputs if i}
@@ -104,7 +104,7 @@ def _part_problems(part: Part, whole: Graph) -> list[str]:
 
 
 def _layout_problems(network: OptimizedNetwork) -> list[str]:
-    """Return the values at the borders of parts that do not lie as NCHW."""
+    """Return the values at the borders of parts that are not stored as NCHW."""
     graph = network.graph
     border = {*graph.inputs, *graph.outputs, *graph.constants, *(n.outputs[0] for n in network.copies)}
     border.update(v for p in network.parts for v in (*p.graph.inputs, *p.graph.outputs))
@@ -113,7 +113,7 @@ def _layout_problems(network: OptimizedNetwork) -> list[str]:
 
 
 def _division_problems(network: OptimizedNetwork) -> list[str]:
-    """Return what is wrong with the division into parts: their nodes, and whether what they read is there by then."""
+    """Return what is wrong with the division into parts: their nodes, and values that are read before they are made."""
     graph = network.graph
     inside = [n for p in network.parts for n in p.graph.nodes]
     whole = {n.name: n for n in graph.nodes if not isinstance(n.op, Copy)}

@@ -1,4 +1,4 @@
-"""Debug nodes: after every node, somebody is told what its outputs hold (A9)."""
+"""Debug nodes: they report the outputs of every node to a user's function (A9)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from weft.core.graph.tensor import TensorSpec
 
 @dataclass(frozen=True, slots=True)
 class DebugRecord:
-    """What one output of a node held: `minimum` and `maximum` leave NaN out, and are None where nothing is left."""
+    """What one output of a node held. `minimum` and `maximum` ignore NaN, and are None if there is no other number."""
 
     node: str
     slot: int
@@ -38,23 +38,19 @@ DebugSink = Callable[[DebugRecord], None]
 @register_op
 @dataclass(frozen=True, eq=False)
 class Debug(Op):
-    """Describe the value to the sink. It has no outputs and runs on the host; only its place in the order matters."""
+    """Report a value to the sink. The node has no outputs and runs on the host."""
 
     node: str
     slot: int
     device: str
     sink: DebugSink
 
-    # Equal only to itself: see `PreCompiled`.
-    __eq__ = object.__eq__
-    __hash__ = object.__hash__
-
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         """Return nothing: there are no outputs."""
         return ()
 
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        """Tell the sink what the value holds."""
+        """Report the value to the sink."""
         (value,) = inputs
         assert value is not None
         numbers = value.astype(np.float64) if value.dtype.kind != "f" else value
@@ -72,7 +68,7 @@ class Debug(Op):
 
 @dataclass(frozen=True)
 class FileSink:
-    """Appends each record to a file, as a line of JSON; infinities, which JSON lacks, as "inf" and "-inf"."""
+    """Appends each record to a file as a line of JSON; infinities, which JSON lacks, become "inf" and "-inf"."""
 
     path: Path
 
@@ -86,7 +82,7 @@ class FileSink:
 def add_debug_nodes(graph: Graph, device: dict[str, str], host: str, sink: DebugSink) -> Graph:
     """Return the graph with a `Debug` node for every output of every node, all on the device `host`.
 
-    `device` gets the place of each. Being last in the order, they do not divide what runs on other devices.
+    `device` receives the device of each new node. They come last in the order, so they divide no other part.
     """
     out, names = graph.copy(), Names(graph)
     for node in graph.nodes:

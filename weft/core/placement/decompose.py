@@ -1,171 +1,107 @@
-"""Ops that stand for many, taken apart where the device that would run them knows only their parts."""
+"""Take ops apart that a device refuses, if it runs all of their parts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from math import pi, sqrt
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from weft.core.graph.dtypes import DType
-from weft.core.graph.graph import Graph, Names, Node, infer_node
-from weft.core.graph.layout import Array
-from weft.core.graph.op import find_op
-from weft.core.graph.tensor import TensorSpec
+from weft.core.graph.composite import Body, Composite
+from weft.core.graph.graph import Graph, Names, Node
+from weft.core.graph.op import Op
 from weft.core.passes.journal import Journal
 from weft.core.placement.assign import Backends, why_not
 from weft.core.placement.hints import Hints
-from weft.errors import WeftError
 
 
-def expand_refused(
+def decompose_refused(
     graph: Graph,
     backends: Backends,
     hints: Mapping[str, str] | Hints | None = None,
     journal: Journal | None = None,
 ) -> tuple[Graph, list[str]]:
-    """Return the graph with parts in the place of whole ops, and notes that say which and why.
+    """Return the graph with some ops replaced by their parts, and a note on each.
 
-    It is done where a node's device (the one hinted at, else the first) refuses the op, one that the passes
-    may have made of such parts, and takes every part. Else the node stays, for the devices behind. `Hints`
-    get the parts of what they place, and the `journal` what was done.
+    A node is taken apart if its device (that of its hint, else the first) refuses the op and takes every part. If not,
+    it stays, and the next devices are asked. A node's hint passes to its parts; the `journal` receives the changes.
     """
     out, notes, names, hints = graph.copy(), list[str](), Names(graph), Hints.of(hints)
     reasons: dict[str, str] = {}
+    read = graph.readers()
     out.nodes = []
     for node in graph.nodes:
         device = hints.device(node.name) or next(iter(backends))
-        backend, expand = backends[device], EXPANSIONS.get(node.op.type)
-        reason = why_not(graph, node, device, backend) if expand else None
-        if expand is None or reason is None:
+        backend = backends[device]
+        reason = why_not(graph, node, device, backend) if _decomposes(node.op) else None
+        if reason is None:
             out.nodes.append(node)
             continue
-        parts = _Parts(out, node, names)
-        if expand(parts) and not any(why_not(out, n, device, backend) for n in parts.nodes):
-            out.nodes += parts.nodes
+        added: list[str] = []
+        nodes = _parts(out, node, names, lambda part: why_not(out, part, device, backend) is None, added)  # noqa: B023
+        if nodes is not None:
+            nodes = _live(nodes, {o for o in node.outputs if read[o]})
+            out.nodes += nodes
             reasons[node.name] = f"{device} refuses {node.op.type} and takes its parts: {reason}"
-            hints.carry(node.name, [n.name for n in parts.nodes])
-            notes.append(f"{node.name!r} ({node.op.type}) runs in {len(parts.nodes)} parts: {device}: {reason}")
+            hints.carry(node.name, [n.name for n in nodes])
+            notes.append(f"{node.name!r} ({node.op.type}) runs in {len(nodes)} parts: {device}: {reason}")
         else:
-            parts.drop()
+            for name in added:
+                out.specs.pop(name, None)
+                out.constants.pop(name, None)
             out.nodes.append(node)
     if notes and journal is not None:
-        purpose = "Take ops apart of which a device runs the parts alone."
-        journal.note("expand_refused", graph.nodes, out.nodes, out.outputs, purpose=purpose, reasons=reasons)
+        purpose = "Take ops apart that a device refuses, if it runs all of their parts."
+        journal.note("decompose_refused", graph.nodes, out.nodes, out.outputs, purpose=purpose, reasons=reasons)
     return out, notes
 
 
-class _Parts:
-    """The nodes that do the work of one; the graph gets their specs and constants, until these are dropped."""
-
-    def __init__(self, graph: Graph, whole: Node, names: Names) -> None:
-        self.graph, self.whole, self.names = graph, whole, names
-        self.op: Any = whole.op
-        self.nodes: list[Node] = []
-        self._added: list[str] = []
-
-    def drop(self) -> None:
-        """Take out of the graph what was added to it."""
-        for name in self._added:
-            self.graph.specs.pop(name, None)
-            self.graph.constants.pop(name, None)
-
-    def dims(self, value: str) -> tuple[int, ...]:
-        """Return the shape of a value."""
-        return self.graph.specs[value].dims
-
-    def constant(self, value: Array) -> str:
-        """Add a constant."""
-        name = self.names.fresh(f"{self.whole.name}.constant")
-        self._added.append(name)
-        self.graph.constants[name] = value
-        self.graph.specs[name] = TensorSpec(value.shape, DType.of(value.dtype))
-        return name
-
-    def number(self, value: float) -> str:
-        """Add a scalar of the type of the result."""
-        return self.constant(np.asarray(value, self.graph.specs[self.whole.outputs[0]].dtype.numpy))
-
-    def add(self, kind: str, *inputs: str, made: int = 1, **attributes: Any) -> str:
-        """Add a node of `made` outputs and return the first."""
-        found = find_op(kind)
-        if found is None:
-            raise WeftError(f"no {kind} op is registered", fix="import weft.ops")
-        name = self.names.fresh(f"{self.whole.name}.{kind}")
-        node = Node(name, found(**attributes), inputs, (name, *(self.names.fresh(name) for _ in range(1, made))))
-        self._added += node.outputs
-        infer_node(self.graph, node)
-        self.nodes.append(node)
-        return name
-
-    def finish(self) -> bool:
-        """Let the last node make the output of the whole."""
-        self.nodes[-1] = replace(self.nodes[-1], name=self.whole.name, outputs=self.whole.outputs)
-        return True
+def _parts(
+    graph: Graph, node: Node, names: Names, takes: Callable[[Node], bool], added: list[str]
+) -> list[Node] | None:
+    """Return the parts of a node, which the device takes, or None; parts that it refuses are taken apart again."""
+    if not _decomposes(node.op):
+        return None
+    whole: list[Node] = []
+    for part in _decomposed(graph, node, names, added):
+        inner = [part] if takes(part) else _parts(graph, part, names, takes, added)
+        if inner is None:
+            return None
+        whole += inner
+    return whole or None
 
 
-def _gelu(parts: _Parts) -> bool:
-    (x,) = parts.whole.inputs
-    if parts.op.approximate == "tanh":
-        cube = parts.add("Mul", parts.add("Mul", x, x), x)
-        total = parts.add("Add", x, parts.add("Mul", cube, parts.number(0.044715)))
-        share = parts.add("Tanh", parts.add("Mul", total, parts.number(sqrt(2 / pi))))
-    else:
-        share = parts.add("Erf", parts.add("Mul", x, parts.number(sqrt(0.5))))
-    half = parts.add("Mul", x, parts.number(0.5))
-    parts.add("Mul", half, parts.add("Add", share, parts.number(1)))
-    return parts.finish()
+def _live(nodes: list[Node], wanted: set[str]) -> list[Node]:
+    """Return the nodes without those that only make what nothing reads."""
+    kept: list[Node] = []
+    for node in reversed(nodes):
+        if wanted.intersection(node.outputs):
+            wanted.update(node.inputs)
+            kept.append(node)
+    return kept[::-1]
 
 
-def _layer_norm(parts: _Parts) -> bool:
-    x, *parameters = parts.whole.inputs
-    if parts.graph.specs[x].dtype is not DType.FLOAT32 or len(parts.whole.outputs) > 1:
-        return False  # float16 has no room for the epsilon, nor for large squares
-    rank = len(parts.dims(x))
-    axes = parts.constant(np.arange(parts.op.axis % rank, rank))
-    centred = parts.add("Sub", x, parts.add("ReduceMean", x, axes))
-    variance = parts.add("ReduceMean", parts.add("Mul", centred, centred), axes)
-    root = parts.add("Sqrt", parts.add("Add", variance, parts.number(parts.op.epsilon)))
-    value = parts.add("Div", centred, root)
-    for kind, parameter in zip(("Mul", "Add"), parameters, strict=False):
-        value = parts.add(kind, value, parameter) if parameter else value
-    return parts.finish()
+def _decomposes(op: Op) -> bool:
+    return isinstance(op, Composite) or op.type in DECOMPOSITIONS
 
 
-def _attention(parts: _Parts) -> bool:
-    count, heads = (1 if parts.op.packed else 3), parts.op.heads
-    given, mask = list(parts.whole.inputs[:count]), [i for i in parts.whole.inputs[count:] if i]
-    if parts.op.packed:
-        each = parts.dims(given[0])[-1] // 3
-        parts.add("Split", given[0], parts.constant(np.full(3, each)), made=3, axis=-1, outputs=3)
-        given = list(parts.nodes[-1].outputs)
-    if heads:
-        given = [_apart(parts, value, heads) for value in given]
-    q, k, v = given
-    rank = len(parts.dims(k))
-    turned = parts.add("Transpose", k, perm=(*range(rank - 2), rank - 1, rank - 2))
-    scores = parts.add("Mul", parts.add("MatMul", q, turned), parts.number(parts.op.scale))
-    for each_mask in mask:
-        scores = parts.add("Add", scores, each_mask)
-    mixed = parts.add("MatMul", parts.add("Softmax", scores), v)
-    if heads:
-        shape = parts.constant(np.array(parts.dims(parts.whole.outputs[0])))
-        parts.add("Reshape", parts.add("Transpose", mixed, perm=(0, 2, 1, 3)), shape)
-    return parts.finish()
+def _decomposed(graph: Graph, node: Node, names: Names, added: list[str]) -> list[Node]:
+    """Return the nodes that make the outputs of a node, none if it stays whole; `added` gets the values they bring."""
+    make, op = Body(graph, node.name, names), node.op
+    results = op.body(make, node.inputs) if isinstance(op, Composite) else DECOMPOSITIONS[op.type](op, make, node)
+    added += make.added
+    return make.finish(results[: len(node.outputs)], node.outputs) if results else []
 
 
-def _apart(parts: _Parts, value: str, heads: int) -> str:
-    """Return (batch, heads, rows, elements) of a value (batch, rows, heads * elements)."""
-    batch, rows, width = parts.dims(value)
-    shape = parts.constant(np.array([batch, rows, heads, width // heads]))
-    return parts.add("Transpose", parts.add("Reshape", value, shape), perm=(0, 2, 1, 3))
+Decomposition = Callable[[Any, Body, Node], Sequence[str]]
+"""Adds the nodes that compute what a node with that op does; returns their results, none if it cannot."""
+DECOMPOSITIONS: dict[str, Decomposition] = {}
+"""By op type."""
 
 
-EXPANSIONS: dict[str, Callable[[_Parts], bool]] = {
-    "Gelu": _gelu,
-    "LayerNormalization": _layer_norm,
-    "weft::Attention": _attention,
-}
-"""What adds the parts of an op, by its type; False if there are none for this node."""
+def decomposition(op_type: str) -> Callable[[Decomposition], Decomposition]:
+    """Register the decorated function for ops of a type."""
+
+    def register(decompose: Decomposition) -> Decomposition:
+        DECOMPOSITIONS[op_type] = decompose
+        return decompose
+
+    return register

@@ -1,4 +1,4 @@
-"""A network that is ready to be loaded: rewritten, divided over devices, with the copies between them."""
+"""A network that is ready to be loaded: optimised, divided over devices, with the copies between them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @register_op
 @dataclass(frozen=True)
 class Copy(Op):
-    """Bring a value from one device to another. Sessions run it; no backend sees it."""
+    """Copy a value from one device to another. Sessions run it; no backend sees it."""
 
     most_inputs: ClassVar[int | None] = 1
     from_optimizing: ClassVar[bool] = True
@@ -36,7 +36,7 @@ class Copy(Op):
     target: str
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of what is copied."""
+        """Return the spec of the copied value."""
         if len(inputs) != 1 or inputs[0] is None:
             raise ModelError(f"a copy has one input, and this one {len(inputs)}")
         return (inputs[0],)
@@ -51,10 +51,10 @@ class Copy(Op):
 @register_op
 @dataclass(frozen=True, eq=False)
 class PreCompiled(Op):
-    """Part of a network as one node that only `backend` can run, holding that backend's own object.
+    """A part of a network as one node that only `backend` can run, because it holds that backend's own object.
 
-    A backend puts it in the place of a part in `OptimizeSubgraph`. `payload` is the object; to be saved it
-    must be bytes. `results` are the specs of the outputs.
+    A backend substitutes it for a part in `OptimizeSubgraph`. `payload` is the object; it can be saved if it is bytes.
+    `results` are the specs of the outputs.
     """
 
     from_optimizing: ClassVar[bool] = True
@@ -62,16 +62,12 @@ class PreCompiled(Op):
     payload: object
     results: tuple[TensorSpec, ...] = ()
 
-    # Equal only to itself, which eq=False does not say: `Op`, a dataclass without fields, makes all alike.
-    __eq__ = object.__eq__
-    __hash__ = object.__hash__
-
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         """Return the specs that the backend gave."""
         return self.results
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Raise ExecutionError: nobody but the backend knows what the object does."""
+        """Raise ExecutionError: only the backend knows what the object does."""
         raise ExecutionError(f"a node that {self.backend} compiled runs on {self.backend} alone")
 
     def __str__(self) -> str:
@@ -81,9 +77,9 @@ class PreCompiled(Op):
 def precompiled(
     part: SubgraphView, backend: str, payload: object, inputs: Sequence[str] | None = None
 ) -> Graph:
-    """Return the graph of one `PreCompiled` node that takes the place of a part, with the part's slots.
+    """Return the graph of one `PreCompiled` node that replaces a part and has its slots.
 
-    The node reads `inputs`, which may name constants of the part; by default the input slots alone.
+    The node reads `inputs`, which may name constants of the part; by default only the input slots.
     """
     read = tuple(part.inputs if inputs is None else inputs)
     op = PreCompiled(backend, payload, tuple(part.graph.specs[o] for o in part.outputs))
@@ -101,25 +97,33 @@ class Part:
     device: str
     graph: Graph
     lowered: Lowered | None = None
-    """What its backend makes of it, for these shapes and this device; None where it runs the graph as it is."""
+    """What its backend lowered it to, for these shapes and this device; None if the backend runs the graph as it is."""
     told: Listing | None = None
-    """What a saved network says of that."""
+    """The listing that a saved network holds."""
 
     @property
     def listing(self) -> Listing | None:
-        """Return what its device launches, as far as that is known."""
+        """Return the launches of its device, if they are known."""
         return self.told if self.lowered is None else self.lowered.listing
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """A node as it runs: its device, none for a copy; the values that it makes; how it is printed."""
+
+    device: str
+    makes: tuple[str, ...]
+    text: str
 
 
 @dataclass(frozen=True, eq=False)
 class OptimizedNetwork:
     """What `weft.optimize` returns: it can be printed, saved, and loaded by a `Runtime` or `weft.load`.
 
-    `graph` has every node in the order of execution, the copies between devices among them (op `Copy`);
-    `parts` are the subgraphs, in the same order; a part whose input is another part's output, without a
-    copy between them, uses that part's memory. `Part.listing` says what a device runs for its part, launch by
-    launch. `refusals` has a line for each node and each device that comes before the node's own in the order of
-    preference.
+    `graph` has every node in the order of execution, including the copies between devices (op `Copy`). `parts` are the
+    subgraphs in the same order. A part that reads another part's output without a copy uses that part's memory.
+    `Part.listing` shows what a device runs, launch by launch. `refusals` has an entry for each node and each device
+    before its own in the order of preference.
     """
 
     graph: Graph
@@ -132,8 +136,8 @@ class OptimizedNetwork:
     versions: Mapping[str, str] = field(default_factory=dict)
     """The version of each backend that took part, by its id ("cpu")."""
     backend_options: Mapping[str, Options] = field(default_factory=dict)
-    """The options that the network depends on, by backend id: declared `saved`, and not the defaults.
-    The backend gets the same when the network is loaded; all others are given by who loads it."""
+    """The options that the network depends on, by backend id: those declared `saved` that are not the defaults. The
+    backend gets them again when the network is loaded; whoever loads it sets the others."""
     journal: Journal = field(default_factory=Journal)
     """Which pass, and which backend's optimiser, made, changed, merged or removed which node."""
     weights: bool = True
@@ -141,7 +145,7 @@ class OptimizedNetwork:
 
     @property
     def copies(self) -> tuple[Node, ...]:
-        """Return the nodes that bring values from one device to another."""
+        """Return the nodes that copy values from one device to another."""
         return tuple(n for n in self.graph.nodes if isinstance(n.op, Copy))
 
     @property
@@ -150,37 +154,50 @@ class OptimizedNetwork:
         return {n.name: part.device for part in self.parts for n in part.graph.nodes}
 
     def why(self, name: str) -> list[str]:
-        """Return what became of a node or value of the model's file or of this network, a line a change.
+        """Return the history of a node or value of the model's file or of this network, a line for each change.
 
-        InputError, with names that resemble it, if neither has one of that name.
+        InputError suggests similar names if neither has one of that name.
         """
         lines = self.journal.explain(name)
-        where, nodes = self.placement, {n.name: n for n in self.graph.nodes}
-        makers = self.graph.producers()
-        here = [n for n in dict.fromkeys([name, *self.journal.heirs(name)]) if n in nodes]
-        if name in makers and makers[name].name not in here:
-            here.append(makers[name].name)
-        for each in here:
-            device = where.get(each)
-            lines += [f"{r.device} refuses {each!r}: {brief(r.reason)}" for r in self.refusals if r.node == each]
-            runs = f"runs on {device}" if device else "brings a value from one device to another"
-            lines.append(f"now: {each!r} {runs}: {nodes[each]}")
+        running = self._running()
+        here = [n for n in dict.fromkeys([name, *self.journal.heirs(name)]) if n in running]
+        here += [n for n, each in running.items() if name in each.makes and n not in here]
+        for node in here:
+            each = running[node]
+            lines += [f"{r.device} refuses {node!r}: {brief(r.reason)}" for r in self.refusals if r.node == node]
+            runs = f"runs on {each.device}" if each.device else "brings a value from one device to another"
+            lines.append(f"now: {node!r} {runs}: {each.text}")
         if name in self.graph.inputs or name in self.graph.constants:
             kind = "an input" if name in self.graph.inputs else "a constant"
             lines.append(f"now: {name!r} is {kind} of the network, {self.graph.specs[name]}")
         if not lines:
-            known = sorted({*nodes, *self.graph.specs, *self.journal.names()})
+            known = sorted({*running, *self.graph.specs, *self.journal.names()})
             near = get_close_matches(name, known, 3)
             raise InputError(
                 f"there is no node or value {name!r}, and there was none",
                 where=f"network {self.graph.name!r}",
-                why=f"similar are {', '.join(map(repr, near))}" if near else f"it has {len(nodes)} nodes",
+                why=f"similar are {', '.join(map(repr, near))}" if near else f"it has {len(running)} nodes",
                 fix="`weft inspect MODEL --nodes` lists all nodes, as read and as they run",
             )
         return lines
 
+    def _running(self) -> dict[str, _Running]:
+        """Return what runs by its name: copies, and the nodes of all parts as their backends lowered them."""
+        found = {node.name: _Running("", node.outputs, str(node)) for node in self.copies}
+        for part in self.parts:
+            own = {node.name: node for node in part.graph.nodes}
+            if part.listing is None:
+                found |= {name: _Running(part.device, node.outputs, str(node)) for name, node in own.items()}
+                continue
+            for listed in part.listing.nodes:
+                node, makes = own.get(listed.name), tuple(value.name for value in listed.outputs)
+                # Lowering also gives some nodes other inputs, which no listing has.
+                text = str(node if node is not None and node.outputs == makes else listed)
+                found[listed.name] = _Running(part.device, makes, text)
+        return found
+
     def without_constants(self) -> OptimizedNetwork:
-        """Return the network without its weights: what is left to know once it is loaded."""
+        """Return the network without its weights, which is all that a session keeps in memory mode LIMIT."""
         graph = self.graph.copy()
         results = set(self.graph.outputs)
         graph.constants = {o: c for o, c in self.graph.constants.items() if o in results}
@@ -189,8 +206,8 @@ class OptimizedNetwork:
         return replace(self, graph=graph, parts=parts, weights=kept)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the network to a file, which `load` reads; see `weft.core.saved.network_file`."""
-        from weft.core.saved.network_file import save  # which knows this class
+        """Write the network to a file that `load` reads; see `weft.core.saved.network_file`."""
+        from weft.core.saved.network_file import save  # late: it imports this module
 
         save(self, path)
 
@@ -198,7 +215,7 @@ class OptimizedNetwork:
     def load(path: str | os.PathLike[str], *, backends: BackendRegistry | None = None) -> OptimizedNetwork:
         """Return the network that was saved to a file, for the backends of a registry (default: all known).
 
-        BackendError if one of them is not there or has another version, ModelError if the file is damaged.
+        BackendError if a backend is missing or has another version, ModelError if the file is damaged.
         """
         from weft.core.saved.network_file import load_saved
 

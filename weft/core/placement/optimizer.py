@@ -3,16 +3,16 @@
 Each step is a function of its own that can be called and printed alone:
 
     prepare_network    fold, rewrite, store as fp32 or fp16       weft/core/placement/prepare.py
-    expand_refused     ops of which a device knows the parts      weft/core/placement/decompose.py
+    decompose_refused  take apart ops that a device refuses       weft/core/placement/decompose.py
     assign             which device runs which node               weft/core/placement/assign.py
     optimize_parts     each backend's OptimizeSubgraph            here
     add_debug_nodes    when asked                                 weft/core/placement/debug_nodes.py
     partition          as few subgraphs as possible               weft/core/placement/partition.py
     insert_copies      copies, or imports, between subgraphs      here
-    lower_network      layouts, views and launches of each part   weft/core/placement/lowering.py
+    lower_network      layouts, views and launches of each part   weft/core/placement/lower_network.py
 
-Debug nodes come before the partition, since they are nodes that must have a place, and after the backends'
-optimisers, so that they see what will run.
+Debug nodes are added before the partition, because they need a device too, and after the backends' optimisers, so that
+they see the nodes that run.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from weft.core.graph.limits import Limits
 from weft.core.passes import AnyPass
 from weft.core.passes.dead import remove_unread
 from weft.core.passes.journal import Journal
-from weft.core.placement.assign import Assignment, Backends, assign, place, unsupported
+from weft.core.placement.assign import Assignment, Backends, assign, assign_node, unsupported
 from weft.core.placement.check_network import imports
 from weft.core.placement.debug_nodes import DebugSink, add_debug_nodes
-from weft.core.placement.decompose import expand_refused
+from weft.core.placement.decompose import decompose_refused
 from weft.core.placement.hints import Hints, lost_hints
-from weft.core.placement.lowering import lower_network
+from weft.core.placement.lower_network import lower_network
 from weft.core.placement.optimized_network import Copy, OptimizedNetwork, Part, PreCompiled
 from weft.core.placement.partition import CHOICES, partition
-from weft.core.placement.prepare import Network, prepare_network
+from weft.core.placement.prepare import PreparedNetwork, prepare_network
 from weft.errors import BackendError, ExecutionError, UnsupportedOps
 
 
@@ -44,9 +44,9 @@ from weft.errors import BackendError, ExecutionError, UnsupportedOps
 class OptimizerOptions:
     """What a user asks of the optimiser.
 
-    `hints`: devices by node name or pattern. `fallback`: "error" forbids any device but the hinted one, and
-    but the first to nodes without a hint. `debug`: told of every output of every node in each run. `limits`: what the
-    model may cost before it runs. `passes`: a user's own rewrites, among the standard ones.
+    `hints`: devices by node name or pattern. `fallback`: with "error", a node runs on the device of its hint, or
+    without a hint on the first device, or not at all. `debug` receives every output of every node in each run.
+    `limits`: what the model may cost before it runs. `passes`: a user's own passes, run among the standard ones.
     """
 
     config: BackendConfig = field(default_factory=BackendConfig)
@@ -64,13 +64,12 @@ def optimize(
     *,
     host: str = "cpu:0",
     before: Assignment | None = None,
-    prepared: Network | None = None,
+    prepared: PreparedNetwork | None = None,
 ) -> OptimizedNetwork:
     """Return the network of a graph whose input shapes are all known.
 
-    `backends` are asked in order. `host` is the device that debug nodes run on. `before` holds reasons for
-    refusals that came up when an earlier result was loaded. `prepared` is what `prepare_network` made of the
-    graph, where that was done before.
+    `backends` are asked in order. Debug nodes run on the device `host`. `before` holds the refusals that came up when
+    an earlier result was loaded. `prepared` is the result of `prepare_network`, if it was called before.
     """
     return lower_network(divide(bound, backends, options, host=host, before=before, prepared=prepared), backends)
 
@@ -82,14 +81,14 @@ def divide(
     *,
     host: str = "cpu:0",
     before: Assignment | None = None,
-    prepared: Network | None = None,
+    prepared: PreparedNetwork | None = None,
 ) -> OptimizedNetwork:
     """Return what `optimize` returns before the backends lower their parts."""
     prepared = prepared or prepare_network(
         bound, options.config.precision, options.limits, options.passes
     )
     hints, journal = Hints(options.hints), prepared.journal.copy()
-    graph, notes = expand_refused(prepared.graph, backends, hints, journal)
+    graph, notes = decompose_refused(prepared.graph, backends, hints, journal)
     notes += lost_hints(graph, options.hints)
     assignment = assign(graph, backends, hints, before=before)
     graph, device = optimize_parts(graph, backends, assignment, hints, journal)
@@ -128,11 +127,11 @@ def optimize_parts(
     hints: Mapping[str, str] | Hints | None = None,
     journal: Journal | None = None,
 ) -> tuple[Graph, dict[str, str]]:
-    """Return the graph as the backends rewrote their parts of it, and the device of every node.
+    """Return the graph after the backends' optimisers, and the device of every node.
 
-    Each backend sees its subgraphs once. What it fails goes, alone, to the next backend that supports it,
-    and then that one's optimiser sees it. `assignment` gets the reasons. Nodes that in the end nobody takes
-    raise UnsupportedOps, all of them. The `journal` gets what the backends did.
+    Each backend sees its subgraphs once. Nodes that it fails, and only those, go to the next backend that supports
+    them, and to its optimiser. `assignment` receives the reasons, `journal` the changes. UnsupportedOps names all nodes
+    that no backend takes.
     """
     work = _Optimisation(graph, backends, assignment, Hints.of(hints), journal or Journal())
     while work.unseen:
@@ -143,7 +142,7 @@ def optimize_parts(
             raise BackendError(
                 "the backends' optimisers do not come to an end",
                 where=", ".join(sorted({work.device.get(n, "no device") for n in work.unseen})),
-                why=f"nobody optimised {', '.join(map(repr, sorted(work.unseen)[:20]))}",
+                why=f"no backend optimised {', '.join(map(repr, sorted(work.unseen)[:20]))}",
             )
     if work.homeless:
         raise unsupported(work.homeless, backends, assignment)
@@ -151,7 +150,7 @@ def optimize_parts(
 
 
 class _Optimisation:
-    """How far the backends' optimisers are: `unseen` are the names of the nodes that await one."""
+    """The state between calls of the backends' optimisers; `unseen` are the names of nodes that still await one."""
 
     def __init__(
         self, graph: Graph, backends: Backends, assignment: Assignment, hints: Hints, journal: Journal
@@ -162,15 +161,15 @@ class _Optimisation:
         self.unseen = {n.name for n in graph.nodes}
         self.homeless: list[Node] = []
         self._parts: list[Part] | None = None
-        """Of the graph as it is, until a backend changes it or the device of a node."""
+        """The current partition; None after a backend changed the graph or a node changed its device."""
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Return what each step makes smaller or larger: the nodes that wait, and the reasons that are known."""
+        """Return two counts, of which each step changes at least one: unseen nodes and refusals."""
         return len(self.unseen), len(self._assignment.refusals)
 
     def ask(self, name: str) -> None:
-        """Let one backend optimise the subgraphs of it that it has not seen."""
+        """Let a backend optimise its subgraphs that it has not seen."""
         if not any(self.device.get(n) == name for n in self.unseen):
             return
         if self._parts is None:
@@ -179,16 +178,16 @@ class _Optimisation:
         self._take(name, [(view, _ask(self._backends[name], name, view)) for view in asked])
 
     def _divided(self) -> list[Part]:
-        """Return the subgraphs to be seen, and those of what was: it is kept apart, as it is optimised already."""
+        """Return the partition of the graph, with optimised nodes apart from those that still await an optimiser."""
         labels = {
             n.name: self.device.get(n.name, "nobody") + ("" if n.name in self.unseen else " (done)")
             for n in self.graph.nodes
         }
-        # Between the parts that were seen, a search for the fewest would look for what nobody runs.
+        # Nothing runs in this partition once some parts were seen, so it need not have the fewest parts.
         return partition(self.graph, labels, choices=CHOICES if len(self.unseen) == len(labels) else 0)
 
     def _take(self, name: str, answers: list[tuple[SubgraphView, OptimizationViews]]) -> None:
-        """Do what a backend made of its subgraphs: of all at once, as there may be thousands."""
+        """Apply a backend's answers for its subgraphs; all at once, because there may be thousands."""
         mine = {n.name: n for view, _ in answers for n in view.nodes}
         self.unseen -= mine.keys()
         every = OptimizationViews()
@@ -206,7 +205,7 @@ class _Optimisation:
         for node, reason in [(mine[n.name], f.reason) for f in every.failed for n in f.part.nodes]:
             self._assignment.refuse(node, name, reason)
             self._parts = None
-            if place(self.graph, node, self._backends, self._hints, self._assignment):
+            if assign_node(self.graph, node, self._backends, self._hints, self._assignment):
                 self.device[node.name] = self._assignment.device[node.name]
                 self.unseen.add(node.name)
             else:
@@ -215,8 +214,8 @@ class _Optimisation:
 
 
 def _ask(backend: Backend, name: str, view: SubgraphView) -> OptimizationViews:
-    """Return what a backend makes of a view; BackendError if that is not what the contract says."""
-    # It gets a copy: what it does to that must not decide what it is held against.
+    """Return a backend's answer for a view; BackendError if it breaks the contract."""
+    # The backend gets a copy, so that it cannot change the view that its answer is checked against.
     shown = view.graph.copy()
     shown.nodes = [Node(n.name, n.op, n.inputs, n.outputs) for n in shown.nodes]
     callback = callback_of(backend, "OptimizeSubgraph")
@@ -238,14 +237,14 @@ def _ask(backend: Backend, name: str, view: SubgraphView) -> OptimizationViews:
         raise BackendError(
             "the backend's OptimizeSubgraph changed the view that it was shown",
             where=f"{name}: {callback}",
-            why=f"its {', '.join(changed)} are not what they were, and then: {e.why or e.what}",
+            why=f"its {', '.join(changed)} changed, and then: {e.why or e.what}",
             fix="work on a copy, graph.copy() with dataclasses.replace(node, ...), and substitute that",
         ) from e
     return views
 
 
 def _check_compiled(views: OptimizationViews, backend: Backend) -> None:
-    """Raise BackendError if a backend made nodes that it is not the one to run."""
+    """Raise BackendError if a backend made nodes that it does not run itself."""
     made = [node for s in views.substitutions for node in s.replacement.nodes]
     problems = [
         f"node {n.name!r} is compiled for {n.op.backend!r}"
@@ -263,7 +262,7 @@ def _check_compiled(views: OptimizationViews, backend: Backend) -> None:
 
 
 def _check_fallback(assignment: Assignment, first: str, fallback: str, hints: Hints) -> None:
-    """Raise UnsupportedOps with every node that is not where the user wants it: where a hint says, or first."""
+    """Raise UnsupportedOps with every node that is neither on its hint's device nor, without a hint, on the first."""
     if fallback != "error":
         return
     wanted = {node: hints.device(node) or first for node, _ in assignment.refusals}
@@ -283,17 +282,17 @@ def _check_fallback(assignment: Assignment, first: str, fallback: str, hints: Hi
 
 @dataclass(frozen=True, eq=False)
 class CopiedPart:
-    """A part with the copies that must be done before it runs."""
+    """A part with the copies that run before it."""
 
     part: Part
     copies: tuple[Node, ...] = ()
 
 
 def insert_copies(parts: list[Part], graph: Graph, backends: Backends) -> list[CopiedPart]:
-    """Return the parts with a `Copy` node for every value that one makes and another, elsewhere, reads.
+    """Return the parts with a `Copy` node for every value that crosses from one device to another.
 
-    None is made where the reader can use the memory of a part that holds the value (`Backend.canImport`):
-    then the reader's input has that value's name.
+    There is none if the reader can use the memory of a part that holds the value (`Backend.canImport`): the reader's
+    input then has the name of that value.
     """
     holders: dict[str, list[tuple[str, str]]] = {}
     names, out = Names(graph), []
@@ -319,7 +318,7 @@ def insert_copies(parts: list[Part], graph: Graph, backends: Backends) -> list[C
 
 
 def _importable(held: list[tuple[str, str]], device: str, backends: Backends) -> str | None:
-    """Return the name under which some part holds the value where the device can use it."""
+    """Return the name of a value that some part holds in memory which the device can use, or None."""
     for where, name in held:
         if device not in backends or where not in backends:
             continue
@@ -329,7 +328,7 @@ def _importable(held: list[tuple[str, str]], device: str, backends: Backends) ->
 
 
 def _rename(part: Part, names: Mapping[str, str]) -> Part:
-    """Return the part with its inputs called as the copies call them."""
+    """Return the part with its inputs renamed to the results of the copies."""
     if all(old == new for old, new in names.items()):
         return part
     graph = part.graph.copy()

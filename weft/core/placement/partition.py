@@ -1,8 +1,8 @@
 """Divide an assigned graph into as few parts as possible, each of one device (A4).
 
-Parts that run one after the other are a topological order of the nodes, cut wherever the device changes. The
-fewest parts are therefore the fewest runs of one device that any topological order has. Once a device has its
-turn it takes all that is ready for it: taking less never saves a run. What is left is the order of the turns.
+Parts that run one after the other are a topological order of the nodes, cut wherever the device changes. So the fewest
+parts are the fewest runs of one device in any topological order. A device that has its turn takes all nodes that are
+ready for it: taking fewer never saves a run. What remains to be found is the order of the turns.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from weft.core.graph.graph import Graph, Node
 from weft.core.placement.optimized_network import Part
 
 CHOICES = 5_000
-"""How many states with more than one way on the exact search may look at."""
+"""Most states with several possible turns that the exact search visits."""
 FORCED = 20
-"""How many states of any kind it may look at for each of those."""
+"""Most states of any kind that it visits, for each of those."""
 BEAM = 16
-"""How many states of each turn the first, inexact search keeps."""
+"""How many states of each turn the beam search keeps."""
 
 
 def partition(
@@ -31,12 +31,12 @@ def partition(
     """Return the fewest parts in an order of execution; `device` has the device of each node by its name.
 
     Every node is in exactly one part, and no part waits for itself through another. Equal graphs give equal
-    parts. Between turns that look equally good, the device that comes first in `order` goes first, then the
-    one that the graph names first; nodes of a part keep the graph's order.
+    parts. Of turns that look equally good, the device that comes first in `order` goes first, then the one that the
+    graph names first; nodes of a part keep the graph's order.
 
-    The number of parts is the least possible for up to two devices. For more the problem is hard (it contains
-    the shortest common supersequence): it is solved exactly where that takes no more than `choices` states
-    with more than one way on; beyond that the answer is the best that a beam search found.
+    For up to two devices the number of parts is the least possible. For more the problem is hard (it contains the
+    shortest common supersequence): the exact search gives up after `choices` states with several possible turns, and
+    the result is then the best that a beam search found.
     """
     used = dict.fromkeys(device[n.name] for n in graph.nodes)
     if len(used) == 1:
@@ -58,7 +58,7 @@ def partition(
 
 @dataclass
 class _Blocks:
-    """Nodes that every order takes in the same turn, as one; numbers in place of names."""
+    """Groups of nodes that every order takes in the same turn, by number."""
 
     of: list[int]
     """The block of each node of the graph."""
@@ -68,7 +68,7 @@ class _Blocks:
     after: list[list[int]] = field(default_factory=list)
     """The blocks that wait for each one."""
     runs: list[list[int]] = field(default_factory=list)
-    """For each block and device, the most runs of that device on any way from the block to the end."""
+    """For each block and device, the most runs of that device on any path from the block to the end."""
 
 
 def _contract(graph: Graph, device: Sequence[int], devices: int) -> _Blocks:
@@ -101,10 +101,10 @@ def _contract(graph: Graph, device: Sequence[int], devices: int) -> _Blocks:
 
 
 def _with_ends_joined(blocks: _Blocks) -> _Blocks:
-    """Return the blocks with one in the place of all of a device that nobody waits for.
+    """Return the blocks with all final blocks of a device joined into one.
 
-    It costs no turn: the last of them decides when their device must have one, and then all can be done. But
-    there may be thousands (debug nodes), of which every state would hold those that are ready.
+    That costs no turn: when the last of them is ready, all of them can run. There may be thousands (debug nodes), and
+    every state would hold those that are ready.
     """
     ends: dict[int, int] = {}
     stand_in = list(range(len(blocks.device)))
@@ -118,25 +118,25 @@ def _with_ends_joined(blocks: _Blocks) -> _Blocks:
         before[block] = tuple(joined)
     gone = [b for b, one in enumerate(stand_in) if one != b]
     for block in gone:
-        before[block] = (block,)  # it waits for itself, forever
+        before[block] = (block,)  # it waits for itself, so it never becomes ready
     after = [list(dict.fromkeys(stand_in[b] for b in readers)) for readers in blocks.after]
     return replace(blocks, before=before, after=after) if gone else blocks
 
 
 @dataclass(slots=True)
 class _State:
-    """How far the execution is. It holds the edge between what is done and what is not, nothing else."""
+    """How far the execution is: the blocks at the border between done and not done."""
 
     key: int = 0
-    """Tells states apart by what is done: a hash of that."""
+    """A hash of the blocks that are done."""
     done: int = 0
     """How many blocks are done."""
     ready: dict[int, list[int]] = field(default_factory=dict)
     """The blocks that are ready, by device."""
     needs: dict[int, list[int]] = field(default_factory=dict)
-    """For the devices with ready blocks, the most runs of each device on any way from those to the end."""
+    """For the devices with ready blocks, the most runs of each device on any path from these to the end."""
     waits: dict[int, int] = field(default_factory=dict)
-    """Of blocks for which some of what they wait for is done, how much is not."""
+    """For blocks that wait for some blocks that are done and some that are not: how many are not."""
 
     def copy(self) -> _State:
         ready = {d: b.copy() for d, b in self.ready.items()}
@@ -158,12 +158,12 @@ def _start(blocks: _Blocks) -> _State:
 
 
 def _ways(state: _State) -> list[int]:
-    """Return the devices that something is ready for, the preferred ones first."""
+    """Return the devices with ready blocks, the preferred ones first."""
     return sorted(state.ready)
 
 
 def _each_way(blocks: _Blocks, state: _State) -> Iterator[tuple[int, _State]]:
-    """Yield each device that can have its turn and the state after that; the state itself is used up."""
+    """Yield each device that can have its turn, and the state after it; the given state is consumed."""
     *others, last = _ways(state)
     for turn in others:
         yield turn, _take(blocks, state.copy(), turn)
@@ -171,7 +171,7 @@ def _each_way(blocks: _Blocks, state: _State) -> Iterator[tuple[int, _State]]:
 
 
 def _take(blocks: _Blocks, state: _State, turn: int) -> _State:
-    """Bring a state to where a device has done all that it can, and return it."""
+    """Let a device run all blocks that it can, in the given state, and return that state."""
     todo = state.ready.pop(turn)
     del state.needs[turn]
     while todo:
@@ -192,7 +192,7 @@ def _take(blocks: _Blocks, state: _State, turn: int) -> _State:
 
 
 def _mark(block: int) -> int:
-    """Return a number of 64 bits that looks random; those of all blocks that are done, combined, tell states apart."""
+    """Return 64 bits that look random (splitmix64); combined by xor, those of all done blocks are a state's key."""
     mixed = (block + 1) * 0x9E3779B97F4A7C15 & _ALL
     mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & _ALL
     mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _ALL
@@ -203,10 +203,10 @@ _ALL = (1 << 64) - 1
 
 
 def _left(state: _State) -> int:
-    """Return a number of turns that cannot do: what each device needs on its own worst way to the end.
+    """Return a lower bound of the turns left: for each device the most runs on any path to the end, summed up.
 
-    A turn lowers what its own device needs by one at most and leaves the others' needs, so the bound never
-    falls by more than one a turn, which is what A* asks of it.
+    A turn reduces the need of its own device by at most one and those of the others not at all. So the bound falls by
+    at most one a turn, as A* requires.
     """
     return sum(map(max, zip(*state.needs.values(), strict=True)))
 
@@ -224,7 +224,7 @@ def _turns(blocks: _Blocks, choices: int) -> list[int]:
 
 
 def _beam(blocks: _Blocks) -> list[int]:
-    """Return turns to the end, keeping a turn's states with the least to do."""
+    """Return the turns that a beam search finds; it keeps the states of each turn with the lowest bound."""
     level: list[tuple[_State, Turns]] = [(_start(blocks), None)]
     while level[0][0].ready:
         after: dict[int, tuple[_State, Turns]] = {}
@@ -238,7 +238,7 @@ def _beam(blocks: _Blocks) -> list[int]:
 
 
 def _search(blocks: _Blocks, bound: int, choices: int) -> list[int] | None:
-    """Return the fewest turns if they are fewer than `bound` and found in time (A*), or None."""
+    """Return the fewest turns by A*, or None if they are no fewer than `bound` or not found within `choices`."""
     start = _start(blocks)
     cost, states = {start.key: 0}, FORCED * choices
     serial = count()
@@ -285,7 +285,7 @@ def _place(blocks: _Blocks, turns: Sequence[int]) -> list[int]:
 
 
 def _surroundings(graph: Graph, parts: Sequence[Sequence[Node]]) -> list[Graph]:
-    """Return for each part the nodes that read from it, as a graph: all of the whole that its slots depend on."""
+    """Return for each part a graph of the nodes that read from it: its output slots depend on no others."""
     readers: dict[str, list[Node]] = {}
     for node in graph.nodes:
         for i in node.inputs:

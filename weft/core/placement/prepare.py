@@ -1,4 +1,4 @@
-"""From a bound graph to the network that backends are asked about: folded, rewritten, stored as wanted."""
+"""Prepare a bound graph for assignment: run the passes, and store values in the types of the precision."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from weft.core.passes.constants import fold_constants
 from weft.core.passes.identities import remove_identities
 from weft.core.passes.journal import Journal
 from weft.core.passes.precision import LARGEST, magnitude, store_as_float16, store_as_float32
+from weft.core.placement.stage_split import Stage, is_staged, split
+from weft.errors import ModelError, ValueNeeded
 
 
 @dataclass(frozen=True)
-class Network:
-    """A network that is ready to be assigned, and what a user should know of how it was made."""
+class PreparedNetwork:
+    """A network that is ready to be assigned, with notes for the user and the records of its passes."""
 
     graph: Graph
     notes: tuple[str, ...]
@@ -30,9 +32,9 @@ class Network:
 
 
 def steps(precision: Precision, own: Sequence[AnyPass] = ()) -> list[AnyPass]:
-    """Return the rewrites that a bound graph goes through before backends are asked, in order, a user's among them.
+    """Return the passes that run on a bound graph before it is assigned, in order, a user's among them.
 
-    Passes compute in fp32, whatever the model stores, so that folded weights are rounded once at most.
+    They compute in fp32 whatever the model stores, so that folded weights are rounded at most once.
     """
     wide = (fold_constants, store_as_float32, *PASSES)
     narrow = (store_as_float16, remove_identities) if precision is Precision.LOW else ()
@@ -41,10 +43,15 @@ def steps(precision: Precision, own: Sequence[AnyPass] = ()) -> list[AnyPass]:
 
 def prepare_network(
     bound: Graph, precision: Precision, limits: Limits | None = None, own: Sequence[AnyPass] = ()
-) -> Network:
-    """Return the network of a bound graph: after all `steps`, with what should be known of them."""
+) -> PreparedNetwork:
+    """Return the network of a bound graph after all `steps`."""
     budget = Budget(limits or Limits())
     budget.limits.check(bound)
+    if is_staged(bound):
+        stage = split(bound, Budget(budget.limits))
+        if stage.rest is not None:
+            raise _needs_a_run(bound, stage)
+        bound = stage.graph
     manager, graph, notes = PassManager(PassContext(budget), own), bound, list[str]()
     for k, step in enumerate(steps(precision, own)):
         before = graph
@@ -55,16 +62,32 @@ def prepare_network(
             notes += _casts(before, precision)
         elif step is store_as_float16:
             notes += _rounded(before, graph)
-    return Network(graph, (*notes, *budget.notes()), tuple(manager.records), manager.journal)
+    return PreparedNetwork(graph, (*notes, *budget.notes()), tuple(manager.records), manager.journal)
+
+
+def _needs_a_run(bound: Graph, stage: Stage) -> ValueNeeded:
+    """Return the error for a network of which not all shapes follow from those of its inputs."""
+    sized = next((n for n in bound.nodes if not stage.corners.keys().isdisjoint(n.outputs)), None)
+    first = stage.reason or ModelError("a shape follows from a value that only a run tells")
+    return ValueNeeded(
+        "not all shapes of the network are known before a run",
+        where=f"node {sized.name!r} ({sized.op.type})" if sized is not None else first.where,
+        why="the size of its result follows from values" if sized is not None else first.what,
+        fix="use weft.load, which plans it in stages",
+    )
 
 
 def _casts(folded: Graph, precision: Precision) -> list[str]:
-    """Return a note on casts to fp16 of the model's own that have no effect."""
-    casts = [n.name for n in folded.nodes if n.op.attributes().get("to") is DType.FLOAT16]
-    if not casts or precision is Precision.LOW:
-        return []
-    shown = ", ".join(casts[:5])
-    return [f"{len(casts)} cast(s) to float16 keep float32 at precision {precision.name}: {shown}"]
+    """Return notes on casts to fp16 and bfloat16 of the model's own that have no effect."""
+    notes = []
+    for to in (DType.FLOAT16, DType.BFLOAT16):
+        casts = [n.name for n in folded.nodes if n.op.attributes().get("to") is to and not n.op.keeps_types]
+        if casts and not (precision is Precision.LOW and to is DType.FLOAT16):
+            stored = DType.FLOAT16 if precision is Precision.LOW else DType.FLOAT32
+            shown = ", ".join(casts[:5])
+            kept = f"keep {stored.value} at precision {precision.name}"
+            notes.append(f"{len(casts)} cast(s) to {to.value} {kept}: {shown}")
+    return notes
 
 
 def _rounded(wide: Graph, narrow: Graph) -> list[str]:

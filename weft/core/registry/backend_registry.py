@@ -52,7 +52,7 @@ _NAME = re.compile(r"([A-Za-z][A-Za-z0-9_]*)(?::(\d+))?")
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class DeviceChoice:
     """A chosen device: the creator of its backend, its index, why it was chosen, and the user's options."""
 
     creator: BackendCreator
@@ -72,7 +72,7 @@ class Choice:
         """Return a value for each option of the backend."""
         return Options({**defaults(self.creator), **self.given})
 
-    def with_options(self, given: Mapping[str, Value]) -> Choice:
+    def with_options(self, given: Mapping[str, Value]) -> DeviceChoice:
         """Return the device with exactly these options, which the creator must take."""
         usual = defaults(self.creator)
         return replace(self, given=Options({k: v for k, v in given.items() if usual.get(k) != v}))
@@ -91,7 +91,7 @@ class Choice:
         *,
         loads: bool = False,
     ) -> Backend:
-        """Return a new backend on the device; `loads` tells that a network is to run on it."""
+        """Return a new backend on the device; `loads` says that a network will run on it."""
         creator = self.creator
         info = BackendInfo(
             creator.id, self.index, config, version_of(creator), memory, profiling, creator.forward_type, self.options,
@@ -109,12 +109,14 @@ class Choice:
                 f"{self.device} cannot be used",
                 where=f"{type(self.creator).__name__}.onCreate",
                 why=described(e),
+                fix="run 'weft doctor', or choose another device",
             ) from e
         if not isinstance(backend, Backend):
             raise BackendError(
                 f"{self.device} cannot be used",
                 where=f"{type(self.creator).__name__}.onCreate",
                 why=f"it returned {brief(repr(backend))}, which is not a Backend",
+                fix="return an object of a class that is derived from weft.Backend",
             )
         return backend
 
@@ -186,7 +188,11 @@ class BackendRegistry:
         kind = key if isinstance(key, ForwardType) else creator.forward_type
         id_ = creator.id or key.name.lower() if isinstance(key, ForwardType) else key
         if not isinstance(id_, str) or not _NAME.fullmatch(id_) or ":" in id_:
-            raise BackendError(f"{id_!r} cannot be a backend id", why="an id is letters, digits and _")
+            raise BackendError(
+                f"{id_!r} cannot be a backend id",
+                why="an id is letters, digits and _",
+                fix="use letters, digits and _, and begin with a letter",
+            )
         if kind is ForwardType.AUTO or id_.lower() == "auto":
             raise BackendError("AUTO is not a device and cannot be registered", fix="choose a USER slot or an id")
         check_creator(creator)
@@ -253,7 +259,10 @@ class BackendRegistry:
             raise ConfigError(f"{str(paths)!r} is one path, not a list of paths", fix=f"write [{str(paths)!r}]")
         with self._lock:
             if self._searching:
-                raise BackendError("a backend cannot start a search of folders while it is being loaded")
+                raise BackendError(
+                    "a backend cannot start a search of folders while it is being loaded",
+                    fix="call rescan after the import of the backend",
+                )
             self._search(packages_alone=True)
             self._forget_paths()
             self._paths = None if paths is None else tuple(paths)
@@ -399,23 +408,21 @@ class BackendRegistry:
             raise wrong_options(problems)
         return {id_: taken(creator, values) for id_, (creator, values) in found.items()}
 
-    def choose(self, device: DeviceName | Sequence[DeviceName], *, pass_over: bool = True) -> list[Choice]:
+    def choose(self, device: DeviceName | Sequence[DeviceName], *, pass_over: bool = True) -> list[DeviceChoice]:
         """Return the devices for a name or a list of names in order of preference.
 
         An id alone means the first device of its backend that works; "id:N" means exactly the device with that index.
         In a list, absent or unusable devices are skipped with a warning, and the next choice says so. If all are, or
         without `pass_over`, NoDevice gives the reasons.
         """
-        names = [device] if isinstance(device, (str, ForwardType)) else device
-        if not isinstance(names, Sequence) or not names:
-            raise ConfigError(f"{device!r} names no device", fix='pass device="auto", "cpu", "opencl" or "vulkan"')
-        choices: list[Choice] = []
+        names = self.check_names(device)
+        choices: list[DeviceChoice] = []
         missing: list[NoDevice] = []
         for name in names:
             try:
                 choice = self._one(name)
             except NoDevice as e:
-                if len(names) == 1 or not pass_over or not self._is_known(name):
+                if len(names) == 1 or not pass_over:
                     raise
                 log.warning("%s", e)
                 missing.append(e)
@@ -430,15 +437,23 @@ class BackendRegistry:
             choices[0] = replace(first, why="; ".join(w for w in (first.why, f"passed over: {reasons}") if w))
         return choices
 
-    def _one(self, name: DeviceName) -> Choice:
-        is_auto = name is ForwardType.AUTO or (isinstance(name, str) and name.strip().lower() == "auto")
-        return self._auto() if is_auto else self._named(name)
+    def check_names(self, device: DeviceName | Sequence[DeviceName]) -> list[DeviceName]:
+        """Return the names of devices as a list; ConfigError or NoDevice for a name that means no backend.
 
-    def _is_known(self, name: DeviceName) -> bool:
-        key = name.strip().lower().partition(":")[0] if isinstance(name, str) else name
-        return key == "auto" or key in self._by_id or key in self._by_type
+        It asks no driver, so a wrong name is an error before anything slow begins.
+        """
+        names = [device] if isinstance(device, (str, ForwardType)) else device
+        if not isinstance(names, Sequence) or not names:
+            raise ConfigError(f"{device!r} names no device", fix='pass device="auto", "cpu", "opencl" or "vulkan"')
+        for name in names:
+            if not _is_auto(name):
+                self._entry(_split(name)[0])
+        return list(names)
 
-    def _auto(self) -> Choice:
+    def _one(self, name: DeviceName) -> DeviceChoice:
+        return self._auto() if _is_auto(name) else self._named(name)
+
+    def _auto(self) -> DeviceChoice:
         ranked = sorted((c for c in self.creators() if c.auto_rank is not None), key=lambda c: c.auto_rank or 0)
         found = [(c, d) for c in ranked for d in present(c)[0]]
         broken: list[str] = []
@@ -448,22 +463,16 @@ class BackendRegistry:
             reason = unusable(creator, d.index)
             if reason is None:
                 passed = "".join(f"; {each}" for each in broken)
-                return Choice(creator, d.index, f"AUTO picked {_shown(d)}, a GPU{passed}", info=d)
+                return DeviceChoice(creator, d.index, f"AUTO picked {_shown(d)}, a GPU{passed}", info=d)
             broken.append(f"{_shown(d)} cannot be used: {reason}")
         why = ", ".join((*broken, *(f"{_shown(d)} is software" for _, d in found if d.software)))
         why = why or "; ".join(f"{k}: {v}" for k, v in self.absent().items()) or "no GPU backend is registered"
         fallback = self.find(ForwardType.CPU)
-        return Choice(fallback, 0, f"AUTO picked {fallback.id}: no GPU was found ({why})")
+        return DeviceChoice(fallback, 0, f"AUTO picked {fallback.id}: no GPU was found ({why})")
 
-    def _named(self, name: DeviceName) -> Choice:
-        index = None
-        if isinstance(name, str):
-            match = _NAME.fullmatch(name.strip())
-            if not match:
-                raise ConfigError(f"{name!r} is not a device", fix='write an id, or an id and an index: "vulkan:1"')
-            index = int(match[2]) if match[2] else None
-            name = match[1]
-        creator = self.find(name)
+    def _named(self, name: DeviceName) -> DeviceChoice:
+        key, index = _split(name)
+        creator = self.find(key)
         devices, why = present(creator)
         if why is not None:
             raise NoDevice(f"{creator.id} cannot be used here", why=why, fix="run 'weft doctor'")
@@ -472,7 +481,7 @@ class BackendRegistry:
             if works is None:
                 why = _none_works(creator, devices)
                 raise NoDevice(f"{creator.id} cannot be used here", why=why, fix="run 'weft doctor'")
-            return Choice(creator, works.index, info=works)
+            return DeviceChoice(creator, works.index, info=works)
         info = next((d for d in devices if d.index == index), None)
         if info is None:
             found = ", ".join(_shown(d) for d in devices)
@@ -484,7 +493,7 @@ class BackendRegistry:
         why = unusable(creator, index)
         if why is not None:
             raise NoDevice(f"{_shown(info)} cannot be used", why=why, fix="run 'weft doctor'")
-        return Choice(creator, index, info=info)
+        return DeviceChoice(creator, index, info=info)
 
     def find(self, key: DeviceName) -> BackendCreator:
         """Return the creator of that id or forward type; NoDevice lists the registered ids if there is none."""
@@ -504,6 +513,20 @@ class BackendRegistry:
                 fix="run 'weft devices' for the list",
             )
         return found
+
+
+def _is_auto(name: DeviceName) -> bool:
+    return name is ForwardType.AUTO or (isinstance(name, str) and name.strip().lower() == "auto")
+
+
+def _split(name: DeviceName) -> tuple[DeviceName, int | None]:
+    """Return the backend that a device's name means, and the index: ("vulkan", 1) for "vulkan:1"."""
+    if not isinstance(name, str):
+        return name, None
+    match = _NAME.fullmatch(name.strip())
+    if not match:
+        raise ConfigError(f"{name!r} is not a device", fix='write an id, or an id and an index: "vulkan:1"')
+    return match[1], int(match[2]) if match[2] else None
 
 
 def _shown(device: DeviceInfo) -> str:

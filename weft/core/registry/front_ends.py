@@ -79,28 +79,31 @@ class FrontEndRegistry:
         self._lock = threading.RLock()
 
     def insert(self, front_end: FrontEnd, *, origin: str = "register_front_end") -> None:
-        """Register a front end; ConfigError if it is none, or if another has its name, a suffix or a type."""
+        """Register a front end; ConfigError if it is not one, or if another has its name, a suffix or a type."""
         with self._lock:
-            problems = _problems(front_end) or self._taken(front_end)
+            problems, fix = _problems(front_end), "see docs/add-a-front-end.md for what a front end has"
+            if not problems:
+                problems = self._taken(front_end)
+                fix = "choose other names, or remove the holder (weft.extend.front_ends.remove)"
             if problems:
                 raise ConfigError(
                     f"the front end {getattr(front_end, 'name', front_end)!r} cannot be registered",
                     where=origin,
                     why="; ".join(problems),
-                    fix="choose other names, or remove the holder (weft.extend.front_ends.remove)",
+                    fix=fix,
                 )
-            # A new dict, for other threads may be reading the old one.
+            # A new dict: other threads may be reading the old one.
             self._held = {**self._held, front_end.name: (front_end, origin)}
 
     def insert_found(self, front_end: FrontEnd, origin: str) -> None:
-        """Register one that was found in a package; what is wrong with it is a warning, and in `failures`."""
+        """Register a front end that was found in a package; if that fails, warn and note it in `failures`."""
         try:
             self.insert(front_end, origin=origin)
         except ConfigError as e:
             self.skip(origin, f"{e.what}: {e.why}")
 
     def skip(self, origin: str, reason: str) -> None:
-        """Warn that what is at `origin` is not used, and remember the reason."""
+        """Warn that the front end at `origin` is not used, and remember the reason."""
         log.warning("%s is skipped: %s", origin, brief(reason), extra={"skipped": origin})
         self._failures[origin] = brief(reason)
 
@@ -108,7 +111,11 @@ class FrontEndRegistry:
         """Unregister a front end by its name; ConfigError if there is none."""
         with self._lock:
             if name not in self._held:
-                raise ConfigError(f"there is no front end {name!r}", why=f"known are {', '.join(self._held)}")
+                raise ConfigError(
+                    f"there is no front end {name!r}",
+                    why=f"known are {', '.join(self._held)}",
+                    fix="use a name that weft.extend.front_ends.known() lists",
+                )
             self._held = {k: v for k, v in self._held.items() if k != name}
 
     def known(self) -> dict[str, str]:
@@ -116,9 +123,14 @@ class FrontEndRegistry:
         self._search()
         return {name: origin for name, (_, origin) in self._held.items()}
 
+    def registered(self) -> list[FrontEnd]:
+        """Return the front ends in the order of registration, those of installed packages last."""
+        self._search()
+        return [front_end for front_end, _ in self._held.values()]
+
     @property
     def failures(self) -> dict[str, str]:
-        """Return what was found in packages and is not used: the reason, by where it was found."""
+        """Return why front ends of packages are not used: the reason, by where each was found."""
         self._search()
         return dict(self._failures)
 
@@ -153,15 +165,17 @@ class FrontEndRegistry:
     def read(self, model: object, options: ReadOptions | None = None) -> object:
         """Return what the front end for a path or an object makes of it, of the type that it says.
 
-        ModelError if there is none, and, naming it, for whatever else one of another package raises or returns.
+        ModelError if there is none. ModelError, naming the front end, if one of another package raises anything else
+        or returns something else.
         """
         front_end = self.choose(model)
-        origin = self._held.get(front_end.name, (front_end, WEFT))[1]
+        origin = self._origin(front_end)
         given = options or ReadOptions()
-        result = front_end.read(model, given) if origin == WEFT else _read_by_guest(front_end, origin, model, given)
+        result = self._read_by(front_end, model, given)
         if not isinstance(result, front_end.makes):
             other = self.find(result) if not isinstance(result, (str, os.PathLike)) else None
-            result = other.read(result, given) if other is not None and other is not front_end else result
+            if other is not None and other is not front_end:
+                result = self._read_by(other, result, given)
         if not isinstance(result, front_end.makes):
             raise ModelError(
                 f"the front end {front_end.name!r} did not return a network",
@@ -173,6 +187,15 @@ class FrontEndRegistry:
             given.limits.check(result)
         return result
 
+    def _origin(self, front_end: FrontEnd) -> str:
+        return self._held.get(front_end.name, (front_end, WEFT))[1]
+
+    def _read_by(self, front_end: FrontEnd, model: object, options: ReadOptions) -> object:
+        origin = self._origin(front_end)
+        if origin == WEFT:
+            return front_end.read(model, options)
+        return _read_by_guest(front_end, origin, model, options)
+
     def _find(self, model: object) -> FrontEnd | None:
         held = [front_end for front_end, _ in self._held.values()]
         if isinstance(model, (str, os.PathLike)):
@@ -182,8 +205,8 @@ class FrontEndRegistry:
             fits = [(len(s), f) for f in held for s in f.suffixes if s and name.endswith(s)]
             return max(fits, key=lambda pair: pair[0])[1] if fits else None
         kinds = type(model).__mro__
-        names = [f"{kind.__module__}.{kind.__qualname__}" for kind in kinds]
-        for kind, name in zip(kinds, names, strict=True):
+        for kind in kinds:
+            name = type_name(kind)
             found = next((f for f in held if kind in f.types or name in f.types), None)
             if found is not None:
                 return found
@@ -199,18 +222,24 @@ class FrontEndRegistry:
     def _taken(self, front_end: FrontEnd) -> list[str]:
         problems = []
         for other, origin in self._held.values():
-            both = {*front_end.suffixes, *map(str, front_end.types)} & {*other.suffixes, *map(str, other.types)}
+            both = _keys(front_end) & _keys(other)
             if other.name == front_end.name:
                 problems.append(f"the name {front_end.name!r} is taken, by one of {origin}")
             problems += [f"{each!r} is read by {other.name!r}, of {origin}" for each in sorted(both)]
         return problems
 
-    def _listed(self, of: Callable[[FrontEnd], Iterable[object]]) -> str:
+    def reads(self, front_end: FrontEnd) -> str:
+        """Return what a front end reads, as people write it: ".onnx, bytes, onnx.ModelProto"."""
+        return self._names(front_end, (*front_end.suffixes, *front_end.types))
+
+    def _names(self, front_end: FrontEnd, kinds: Iterable[type | str]) -> str:
+        short = self._origin(front_end) == WEFT
+        return ", ".join(dict.fromkeys(_name(each, short) for each in kinds if each))
+
+    def _listed(self, of: Callable[[FrontEnd], Iterable[type | str]]) -> str:
         lines = []
         for front_end, origin in self._held.values():
-            names = [_name(each, short=origin == WEFT) for each in of(front_end) if each]
-            what = ", ".join(dict.fromkeys(names))
-            if what:
+            if what := self._names(front_end, of(front_end)):
                 lines.append(f"{what} ({front_end.name}{'' if origin == WEFT else f', from {origin}'})")
         return "; ".join(lines)
 
@@ -219,12 +248,21 @@ def _suffix(model: str | os.PathLike[str]) -> str:
     return PurePath(os.fsdecode(os.fspath(model))).suffix
 
 
-def _name(each: object, short: bool) -> str:
+def type_name(each: type | str) -> str:
+    """Return the full name of a class, "onnx.ModelProto", by which a front end may register it."""
+    return each if isinstance(each, str) else f"{each.__module__}.{each.__qualname__}"
+
+
+def _keys(front_end: FrontEnd) -> set[str]:
+    """Return what a front end claims for itself: its suffixes, and its types by their full names."""
+    return {*front_end.suffixes, *map(type_name, front_end.types)}
+
+
+def _name(each: type | str, short: bool) -> str:
     """Return a suffix as it is, and a class by its full name, or as users import it: "weft.Network", "bytes"."""
-    if isinstance(each, type):
-        each = each.__qualname__ if each.__module__ == "builtins" else f"{each.__module__}.{each.__qualname__}"
-    first, *rest = str(each).split(".")
-    return f"{first}.{rest[-1]}" if short and first and rest else str(each)
+    name = type_name(each).removeprefix("builtins.")
+    first, *rest = name.split(".")
+    return f"{first}.{rest[-1]}" if short and first and rest else name
 
 
 def _problems(front_end: object) -> list[str]:
@@ -258,6 +296,7 @@ def _read_by_guest(front_end: FrontEnd, origin: str, model: object, options: Rea
             f"the front end {front_end.name!r} failed to read {'the file' if path else f'a {type(model).__name__}'}",
             where=f"{brief(str(model))}, {origin}" if path else origin,
             why=f"{type(e).__name__}: {e}",
+            fix="check that the model is one that this front end reads, or report this to its package",
         ) from e
 
 

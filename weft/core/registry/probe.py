@@ -19,7 +19,7 @@ def described(error: BaseException) -> str:
 
 
 def present(creator: BackendCreator) -> tuple[list[DeviceInfo], str | None]:
-    """Return the devices of a kind in the order of their indices; or none, and why none of it can run here.
+    """Return the devices of a kind in the order of their indices; if none can run here, an empty list and the reason.
 
     Devices get the creator's id, whatever id they were given. A creator that fails to answer is absent; the reason is
     what it raised or returned.

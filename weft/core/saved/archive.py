@@ -1,6 +1,6 @@
-"""The file that a saved network is: a zip of members that are stored as they are, and nothing else.
+"""The file format of saved networks: a zip of members that are neither compressed nor encrypted.
 
-Equal members give equal files: there are no dates, owners or compression in it. What is read is not trusted.
+Equal members give equal files, because the zip holds no dates and no owners. A file that is read is not trusted.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _DAMAGE = (
     ValueError,
     KeyError,
     OverflowError,
-    RuntimeError,  # a member that says that it is encrypted, or of a kind that Python does not know
+    RuntimeError,  # for a member that is encrypted, or of a kind that Python does not know
 )
-"""What Python's zipfile raises for a file that is not what it should be."""
+"""What Python's zipfile raises for a damaged file."""
 NO_NETWORK = "the file is not a saved network"
 SAVE_AGAIN = "save the network again, or copy the file again"
 
@@ -51,9 +51,9 @@ def blob_name(index: int) -> str:
 
 
 def write_archive(path: Path, members: Iterable[tuple[str, bytes]]) -> None:
-    """Write the file; whatever was there is replaced in one step, once all is written.
+    """Write a temporary file, then replace the old file by it in one step.
 
-    What processes that were killed while they wrote the same file left beside it is removed.
+    Temporary files that killed processes left beside the same file are removed.
     """
     _remove_unfinished(path)
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
@@ -73,7 +73,7 @@ def write_archive(path: Path, members: Iterable[tuple[str, bytes]]) -> None:
 
 def _remove_unfinished(path: Path) -> None:
     name = re.compile(rf"{re.escape(path.name)}\.[0-9a-f]{{8}}\.part")
-    with suppress(OSError):  # of a folder that is not there: writing meets it again
+    with suppress(OSError):  # if the folder is missing, writing raises the error
         for each in path.parent.iterdir():
             if name.fullmatch(each.name) and each.is_file() and not each.is_symlink():
                 with suppress(OSError):
@@ -81,7 +81,7 @@ def _remove_unfinished(path: Path) -> None:
 
 
 class Archive:
-    """The members of a file that is open."""
+    """The members of an open file."""
 
     def __init__(self, file: IO[bytes], size: int) -> None:
         try:
@@ -93,7 +93,7 @@ class Archive:
         if len(self._members) < len(self._zip.infolist()):
             problems.append("two members have the same name")
         if sum(info.file_size for info in self._zip.infolist()) > size:
-            problems.append("its members claim more bytes than the file has, all together")
+            problems.append("together, its members claim more bytes than the file has")
         if problems:
             raise ModelError(NO_NETWORK, why="; ".join(problems[:20]), fix=SAVE_AGAIN)
 
@@ -125,7 +125,7 @@ class Archive:
 def open_archive(path: Path) -> Iterator[Archive]:
     """Open a file to read from."""
     try:
-        # What is open is checked, not the path; a pipe is not waited for.
+        # Check the open file, not its path, which may name another file by now. O_NONBLOCK: do not wait for a pipe.
         with open(
             path, "rb", opener=lambda p, flags: os.open(p, flags | getattr(os, "O_NONBLOCK", 0))
         ) as file:

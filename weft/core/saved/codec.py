@@ -45,21 +45,21 @@ from weft.errors import WeftError
 Json = Any
 T = TypeVar("T")
 MOST_BITS = 1024
-"""Of an integer; the text of a much longer one is not read back."""
+"""Most bits of an integer: Python does not read back the text of a much longer one."""
 
 
 @runtime_checkable
 class SavesItself(Protocol):
-    """The payload of a `PreCompiled` that is not bytes and can be saved nevertheless."""
+    """A payload of a `PreCompiled` that is not bytes but can be saved."""
 
     def to_bytes(self) -> bytes:
-        """Return what the creator's `load_payload` makes the object of again."""
+        """Return bytes from which the creator's `load_payload` makes the object again."""
         ...
 
 
 @runtime_checkable
 class LoadsPayload(Protocol):
-    """A `BackendCreator` that makes payloads of what their `to_bytes` returned."""
+    """A `BackendCreator` that makes payloads from the bytes that their `to_bytes` returned."""
 
     def load_payload(self, content: bytes) -> object:
         """Return the payload; without this method the op holds the bytes."""
@@ -67,24 +67,28 @@ class LoadsPayload(Protocol):
 
 
 class Unsavable(Exception):
-    """A value that no file can hold; the text says why."""
+    """Raised for a value that no file can hold; the text says why."""
 
 
 class Damaged(ValueError):
-    """What was read cannot have been saved; the text says what it is."""
+    """Raised for content that Weft cannot have written; the text names it."""
 
 
 class UnknownOp(Exception):
-    """An op type that is not registered."""
+    """Raised for an op type that is not registered."""
 
 
 # -- arrays --------------------------------------------------------------------------------------------------
 
 
 def stored(array: Array) -> Array:
-    """Return the array as it is stored: little-endian and C-contiguous, of the same shape."""
-    dtype = DType.of(array.dtype).numpy.newbyteorder("<")
-    return np.asarray(array, dtype, order="C")
+    """Return the array as files store it: little-endian and C-contiguous, of the same shape."""
+    dtype = DType.of(array.dtype)
+    native = np.asarray(array, dtype.numpy, order="C")
+    if dtype.raw == dtype.numpy:
+        return np.asarray(native, dtype.numpy.newbyteorder("<"))
+    little: Array = np.asarray(native.view(dtype.raw), dtype.raw.newbyteorder("<"))
+    return little.view(dtype.raw).view(dtype.numpy)  # such a type has no byte order: the bytes alone are in it
 
 
 def npy_header(dtype: DType, shape: Sequence[int]) -> bytes:
@@ -92,13 +96,13 @@ def npy_header(dtype: DType, shape: Sequence[int]) -> bytes:
     size = "".join(f"{n}, " for n in shape[:-1]) + (
         f"{shape[-1]}{',' if len(shape) == 1 else ''}" if shape else ""
     )
-    text = f"{{'descr': '{dtype.numpy.newbyteorder('<').str}', 'fortran_order': False, 'shape': ({size}), }}"
+    text = f"{{'descr': '{dtype.raw.newbyteorder('<').str}', 'fortran_order': False, 'shape': ({size}), }}"
     text += " " * (-(len(text) + 11) % 64) + "\n"
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text.encode("ascii")
 
 
 def parse_npy(content: bytes, spec: TensorSpec) -> Array:
-    """Return the array of a .npy file whose type and shape are known; it cannot be written to."""
+    """Return the array of a .npy file whose type and shape are known, as a read-only array."""
     if not spec.is_static:
         raise Damaged(f"{spec} is not of an array")
     dtype, shape = spec.dtype, spec.dims
@@ -109,15 +113,15 @@ def parse_npy(content: bytes, spec: TensorSpec) -> Array:
         raise Damaged(f"it has {len(content) - len(header):,} bytes for {spec}")
     if dtype is DType.BOOL and content[len(header) :].strip(b"\0\1"):
         raise Damaged("it has a bool that is neither 0 nor 1")
-    array = np.ndarray(shape, dtype.numpy.newbyteorder("<"), content, len(header))
-    return array.astype(dtype.numpy, copy=False)
+    array = np.ndarray(shape, dtype.raw.newbyteorder("<"), content, len(header))
+    return array.astype(dtype.raw, copy=False).view(dtype.numpy)
 
 
 # -- writing -------------------------------------------------------------------------------------------------
 
 
 class Encoder:
-    """Turns values into JSON and collects the arrays and bytes that they hold, equal ones once."""
+    """Turns values into JSON, and collects the distinct arrays and bytes that they hold."""
 
     def __init__(self) -> None:
         self.arrays: list[Array] = []
@@ -133,11 +137,11 @@ class Encoder:
             except WeftError as e:
                 raise Unsavable(f"an array is of type {value.dtype}: {e.why}") from e
             digest = hashlib.blake2b(array.reshape(-1).view(np.uint8).data).digest()
-            index = self._known.setdefault((array.dtype.str, array.shape, digest), len(self.arrays))
+            index = self._known.setdefault((array.dtype.name, array.shape, digest), len(self.arrays))
             if index == len(self.arrays):
                 self.arrays.append(array)
             self._known["id", id(value)] = index
-            self._kept.append(value)  # so that no other array gets its id
+            self._kept.append(value)  # while it lives, no other array gets its id
         return self._known["id", id(value)]
 
     def blob(self, value: bytes) -> int:
@@ -223,7 +227,7 @@ def spec_json(spec: TensorSpec) -> Json:
 
 @cache
 def hints_of(cls: type[Op]) -> dict[str, Any]:
-    """Return the types of an op's attributes; none where they name what is imported for type checking alone."""
+    """Return the types of an op's attributes; none if they name types that are imported for type checking only."""
     try:
         return get_type_hints(cls)
     except (NameError, TypeError):
@@ -247,7 +251,7 @@ _NUMBERS: dict[Any, tuple[type, ...]] = {float: (float, int, np.floating, np.int
 
 
 def fits(value: object, hint: Any) -> bool:
-    """Tell whether a value is of an attribute's type; True for types that cannot be asked."""
+    """Tell whether a value is of an attribute's type; True for types that cannot be checked."""
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         return any(fits(value, arg) for arg in args)
@@ -272,9 +276,9 @@ def fits(value: object, hint: Any) -> bool:
 
 
 class Decoder:
-    """Turns JSON back into values. Damaged, KeyError or the like is raised where it cannot be such.
+    """Turns JSON back into values; Damaged, KeyError or the like for JSON that Weft cannot have written.
 
-    `array` and `blob` return what a number stands for; `creator` a backend's creator by its id.
+    `array` and `blob` return an array and bytes by their number, `creator` a backend's creator by its id.
     """
 
     def __init__(
@@ -356,7 +360,7 @@ def texts(value: Json) -> tuple[str, ...]:
 
 
 def parse_spec(value: Json) -> TensorSpec:
-    """Return a spec of its JSON."""
+    """Return a spec from its JSON."""
     dims = expect(value["shape"], list)
     if any(type(d) not in (int, str) or (type(d) is int and d < 0) for d in dims):
         raise Damaged(f"{str(dims)[:40]} is not a shape")
@@ -380,7 +384,7 @@ def _listed_json(value: ListedValue) -> Json:
 
 
 def parse_listing(value: Json) -> Listing:
-    """Return a listing of its JSON."""
+    """Return a listing from its JSON."""
     return Listing(
         tuple(_listed_node(*each) for each in expect(value["nodes"], list)),
         tuple(_launch(*each) for each in expect(value["launches"], list)),

@@ -1,9 +1,9 @@
 """Optimised networks as files, so that a second start need not optimise again (F8).
 
-A file has the extension .weft by custom. It is a zip of `network.json`, the constants as .npy files, and the
-bytes of what backends compiled themselves. What devices launch is listed in it to be read: a load plans that anew, and
-says in a note where it differs. It holds no Python objects, paths or dates: equal networks give
-equal files. It fits the versions of the backends that it was made for, and no others.
+The usual extension is .weft. A file is a zip of `network.json`, the constants as .npy files, and the bytes that
+backends compiled. It lists the launches of devices for readers: a load plans them again, and a note says where they
+differ. It holds no Python objects, paths or dates, so equal networks give equal files. It serves only the versions of
+the backends that it was made for.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ from weft.errors import BackendError, ModelError, NoDevice, UnsupportedOps, Weft
 
 T = TypeVar("T")
 FORMAT = 3
-"""Raised with every change after which an older Weft cannot read the file, or would read it wrongly."""
+"""It rises with every change after which an older Weft could not read a file, or would misread it."""
 
 
 def save(network: OptimizedNetwork, path: str | os.PathLike[str]) -> None:
-    """Write a network to a file, replacing what is there.
+    """Write a network to a file, replacing an existing one.
 
-    ModelError has every node with an attribute that no file can hold, and the reason. A backend whose
-    `PreCompiled` payloads are not bytes gives them `to_bytes` and its creator `load_payload`.
+    ModelError names every node with an attribute that no file can hold, and the reason. If a backend's `PreCompiled`
+    payloads are not bytes, they need a method `to_bytes`, and the backend's creator needs `load_payload`.
     """
     target, encoder = _path(path), Encoder()
     nodes = _NodeTable(encoder)
@@ -106,11 +106,11 @@ def save(network: OptimizedNetwork, path: str | os.PathLike[str]) -> None:
 
 
 def _check(network: OptimizedNetwork, target: Path) -> None:
-    """Raise ModelError if the network could not be loaded again; that of a session may lack its constants."""
+    """Raise ModelError if the network could not be loaded again; a session's network may have no constants."""
     try:
         check_network(network)
     except ModelError as e:
-        what = f"network {network.graph.name!r} is not whole and cannot be saved"
+        what = f"network {network.graph.name!r} is incomplete and cannot be saved"
         raise ModelError(what, where=str(target), why=e.why, fix="save what weft.optimize returns") from e
 
 
@@ -126,7 +126,7 @@ def _members(manifest: Json, encoder: Encoder) -> Iterator[tuple[str, bytes]]:
 
 
 class _NodeTable:
-    """The nodes of all graphs, equal ones once, and those that cannot be saved."""
+    """The nodes of all graphs, each distinct one once, and the problems of those that cannot be saved."""
 
     def __init__(self, encoder: Encoder) -> None:
         self.encoder = encoder
@@ -173,13 +173,13 @@ def _graph_json(graph: Graph, nodes: _NodeTable) -> Json:
 
 
 def load_saved(path: str | os.PathLike[str], *, backends: BackendRegistry | None = None) -> OptimizedNetwork:
-    """Return the network that was saved to a file; its constants cannot be written to.
+    """Return the network that was saved to a file; its constants are read-only.
 
-    ModelError says what is wrong with the file, UnsupportedOps which op types are not registered, and
-    BackendError which backends are missing in `backends` (default: the registry that all of Weft uses) or
-    have another version than the network was made for.
+    ModelError says what is wrong with the file, UnsupportedOps which op types are not registered, and BackendError
+    which backends are missing in `backends` (default: the registry of the process) or have another version than the
+    network was made for.
     """
-    importlib.import_module("weft.ops")  # late, as `weft.load` does it; it registers the ops
+    importlib.import_module("weft.ops")  # registers the ops; late, as in `weft.load`
     place = _path(path)
     try:
         with open_archive(place) as archive:
@@ -187,7 +187,7 @@ def load_saved(path: str | os.PathLike[str], *, backends: BackendRegistry | None
     except WeftError as e:
         WeftError.__init__(e, e.what, where=str(place), why=e.why, fix=e.fix)
         raise
-    except Exception as e:  # whatever reading JSON of the wrong form comes to: the one place where it is told
+    except Exception as e:  # JSON of the wrong form may raise anything
         why = str(e) if isinstance(e, Damaged) else f"{type(e).__name__}: {e}"
         why = f"{MANIFEST} is not what Weft writes: {why}"
         raise ModelError("the saved network is damaged", where=str(place), why=why, fix=SAVE_AGAIN) from e
@@ -196,9 +196,9 @@ def load_saved(path: str | os.PathLike[str], *, backends: BackendRegistry | None
 def check_backends(
     what: str, versions: Mapping[str, str], devices: Iterable[str], backends: BackendRegistry, weft: str = ""
 ) -> None:
-    """Raise BackendError with every backend that is not here, or not in the version a network was optimised for.
+    """Raise BackendError with every backend that is missing, or has another version than the network was made for.
 
-    `versions` are those of the backends that optimised it, `weft` that of Weft then (default: this one).
+    `versions` are those of the backends that optimised the network, `weft` that of Weft then (default: this one).
     """
     problems = []
     for id_ in dict.fromkeys([*versions, *(d.partition(":")[0] for d in devices)]):
@@ -209,13 +209,13 @@ def check_backends(
             continue
         there = _known_version(versions.get(id_, ""), weft or _weft_version())
         if there != here:
-            problems.append(f"backend {id_!r} is of version {here} here and was of {there} there")
+            problems.append(f"backend {id_!r} is version {here} here, and the network was made with {there}")
     if problems:
         raise BackendError(f"{what} does not fit this installation", why="; ".join(problems), fix=OPTIMIZE_AGAIN)
 
 
 class _Reader:
-    """Makes a network of an archive, from the outside in: format, members, backends, ops, graphs."""
+    """Reads a network from an archive, and checks its format, members, backends, ops and graphs in this order."""
 
     def __init__(self, archive: Archive, backends: BackendRegistry) -> None:
         self.archive, self.backends = archive, backends
@@ -277,7 +277,7 @@ class _Reader:
             )
 
     def _nodes(self, encoded: Sequence[Json]) -> list[Node]:
-        """Return the nodes; UnsupportedOps has every one whose op is not registered or has other attributes."""
+        """Return the nodes; UnsupportedOps names all whose op is not registered or has other attributes."""
         decoder = Decoder(self._array, self._blob, self.backends.find)
         nodes, problems = [], []
         for each in encoded:
@@ -334,7 +334,7 @@ def _listing(value: Json) -> Listing | None:
 
 
 def _device(name: str) -> str:
-    """Return the name of a device if it is written as networks write it: an id and a number."""
+    """Return the name of a device; Damaged unless it is an id and a number, as networks write it."""
     if not re.fullmatch(r"[^:,]+:(0|[1-9]\d{0,8})", name):
         raise Damaged(f"{name[:40]!r} is not the name of a device")
     return name
@@ -358,12 +358,13 @@ def _pass(value: Json) -> PassRecord:
 
 def _step_json(step: Step) -> Json:
     changes = [[c.kind, c.node, c.text, c.before, list(c.values), list(c.into)] for c in step.changes]
-    return [step.by, step.purpose, changes]
+    return [step.by, step.purpose, step.lowering, changes]
 
 
 def _step(value: Json) -> Step:
-    by, purpose, changes = value
-    return Step.of_changes(expect(by, str), expect(purpose, str), map(_change, expect(changes, list)))
+    by, purpose, lowering, changes = value
+    made = map(_change, expect(changes, list))
+    return Step.of_changes(expect(by, str), expect(purpose, str), made, expect(lowering, bool))
 
 
 def _change(value: Json) -> Change:
@@ -391,7 +392,7 @@ def _path(path: str | os.PathLike[str]) -> Path:
 
 
 def _known_version(version: str, weft: str) -> str:
-    """Return a backend's own version; one that has none is taken to change with Weft."""
+    """Return a backend's version; a backend without one changes with Weft."""
     return version or f"Weft {weft}"
 
 

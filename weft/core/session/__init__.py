@@ -1,12 +1,12 @@
-"""Running a network: who owns which fact, from the top down. Calls go down as well; a test holds the imports to it.
+"""Running a network: who owns which fact. Calls and imports go from the top down; a test holds the imports to it.
 
 | who | owns |
 |---|---|
 | `Runtime` | its registry and options; the sessions of the networks that `load` returned and nobody closed |
-| `Session` | the model as it was given, its shapes, the networks of the last few shapes, whose turn it is |
-| `LoadedNetwork` | the network that is loaded, its pipelines, memory managers, report and notices, whether it ended |
+| `Session` | the model as it was given, its shapes, the networks of its last shapes, and whose turn it is |
+| `LoadedNetwork` | the loaded network, its pipelines, memory managers, report and notices, and whether it is closed |
 | `Pipeline` | one backend object, its executions, tensors and constants, whether it is running |
-| `Notifier`, `Notices` | the contexts of a runtime and the next id; the id of one network, and who has heard of it |
-| `Ahead` | what the thread that reads a model has made of it: graph, bound graph, network; each once |
-| `shutdown` | what is open in the process, and is closed when it ends |
+| `Notifier`, `Notices` | the contexts of a runtime and the next id; the id of one network, and which contexts know it |
+| `Prefetch` | what another thread has made of a model so far: the graph, the bound graph, the prepared network |
+| `shutdown` | the objects that are closed when the process ends |
 """

@@ -1,4 +1,4 @@
-"""What a caller hands to a session: input arrays, shapes, and arrays for the outputs."""
+"""Check what a caller passes to a session: input arrays, shapes, and arrays for the outputs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from weft.core.contract.error_context import is_error
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.tensor import TensorSpec
-from weft.errors import InputError, brief
+from weft.core.graph.tensor import SequenceSpec, TensorSpec
+from weft.errors import InputError, ModelError, brief
 
 Outputs = Sequence["Array | None"] | Mapping[str, "Array | None"]
 MOST_WORK = 10_000
-"""Effort to find out whether two arrays share memory, some milliseconds; where that is not enough they do."""
+"""Effort to find out whether two arrays share memory: some milliseconds; after it, they count as sharing it."""
 MOST_LISTED = 8
 """Inputs that an error lists."""
 
@@ -26,8 +26,9 @@ MOST_LISTED = 8
 def take_inputs(graph: Graph, inputs: Sequence[Any]) -> dict[str, Array]:
     """Return the input arrays by name, in the network's element types; InputError lists all that do not fit.
 
-    `inputs` are arrays in order, or one mapping by name. Numbers are converted where no value is lost but
-    digits: integers to floats, one float to another, an integer to a type that holds it.
+    `inputs` are arrays in order, or one mapping by name; where an input is a sequence or an optional, a list, or None.
+    Numbers are converted if that only rounds them: integers to floats, floats to other floats, and integers to an
+    integer type that holds their values.
     """
     names = graph.inputs
     if len(inputs) == 1 and isinstance(inputs[0], Mapping):
@@ -48,8 +49,9 @@ def take_inputs(graph: Graph, inputs: Sequence[Any]) -> dict[str, Array]:
     arrays: dict[str, Array] = {}
     for name in names:
         if name in given:
-            array, problem = _fitted(given[name], graph.specs[name].dtype)
-            arrays[name] = array
+            spec = graph.specs[name]
+            fitted = _fitted_sequence if isinstance(spec, SequenceSpec) else _fitted
+            arrays[name], problem = fitted(given[name], spec.dtype)
             problems += [f"{name!r} {problem}"] if problem else []
     if problems:
         wanted = ", ".join(f"{n!r}: {graph.specs[n]}" for n in names) or "nothing"
@@ -58,18 +60,29 @@ def take_inputs(graph: Graph, inputs: Sequence[Any]) -> dict[str, Array]:
     return arrays
 
 
+def _fitted_sequence(value: Any, dtype: DType) -> tuple[Any, str]:
+    """Return a list of arrays of the type, an array, or None for an optional that holds nothing; and what is wrong."""
+    if value is None:
+        return None, ""
+    if not isinstance(value, (list, tuple)):
+        return _fitted(value, dtype)
+    fitted = [_fitted(each, dtype) for each in value]
+    problems = [f"at place {k} {problem}" for k, (_, problem) in enumerate(fitted) if problem]
+    return [array for array, _ in fitted], "; ".join(problems)
+
+
 def _place(graph: Graph) -> str:
     return f"network {graph.name!r}" if graph.name else ""
 
 
 def _is_masked_array(value: Any) -> bool:
-    """Tell whether it is one of `numpy.ma`, which is slow to import: where it is not loaded there are none."""
+    """Tell whether it is a masked array, without importing `numpy.ma`, which is slow."""
     module = sys.modules.get("numpy.ma")
     return module is not None and isinstance(value, module.MaskedArray)
 
 
 def _fitted(value: Any, dtype: DType) -> tuple[Array, str]:
-    """Return the value as an array of the type, and what is wrong with it."""
+    """Return the value as an array of the type, and what is wrong with it, if anything."""
     if _is_masked_array(value) and np.ma.is_masked(value):
         return np.empty(0), "has masked elements, which a network does not know (fill them: x.filled(0))"
     try:
@@ -81,22 +94,35 @@ def _fitted(value: Any, dtype: DType) -> tuple[Array, str]:
     want = dtype.numpy
     if array.dtype == want:
         return array, ""
+    if array.dtype == np.dtype(f"V{want.itemsize}") and dtype.raw != want:
+        return array.view(want), ""  # numpy.load knows the bytes of a type that numpy lacks, not the type
     wrong = f"has element type {array.dtype} and {want} is needed"
-    kinds = array.dtype.kind + want.kind
-    if array.dtype.kind not in "iuf" or kinds not in ("ff", "if", "uf", "ii", "iu", "ui", "uu"):
+    given = _number_type(array)
+    if given is None or not (dtype.is_float or (dtype.is_integer and given.is_integer)):
         return array, wrong
-    if want.kind in "iu" and array.size:
-        limits = np.iinfo(want)
-        if int(array.min()) < limits.min or int(array.max()) > limits.max:
+    if dtype.is_integer and array.size:
+        least, most = dtype.limits
+        if int(array.min()) < least or int(array.max()) > most:
             return array, f"{wrong}, which does not hold all of its values"
     try:
         with np.errstate(over="ignore"):
             converted: Array = array.astype(want)
     except MemoryError:
         return array, f"{wrong}; there is no memory for its {array.size * want.itemsize:,} bytes in that type"
-    if want.kind == "f" and bool(np.any(np.isinf(converted) & np.isfinite(array))):
+    if dtype.is_float and bool(np.any(np.isinf(converted) & np.isfinite(array))):
         return array, f"{wrong}, which does not hold all of its values"
     return converted, ""
+
+
+def _number_type(array: Array) -> DType | None:
+    """Return the element type of an array of integers or floats, None for any other."""
+    if array.dtype.kind not in "iufV":
+        return None
+    try:
+        dtype = DType.of(array.dtype)
+    except ModelError:
+        return DType.FLOAT64 if array.dtype.kind == "f" else None  # numpy's longdouble
+    return dtype if dtype.is_float or dtype.is_integer else None
 
 
 def take_shape(name: str, shape: Any) -> Shape:
@@ -191,7 +217,7 @@ def _misfit(array: Any, spec: TensorSpec) -> str:
 
 
 def overlaps_itself(array: Array) -> bool:
-    """Tell whether two elements of an array share bytes, as they can where strides were made by hand."""
+    """Tell whether two elements of an array share bytes, as they can with strides made by hand."""
     axes = sorted((abs(step), size) for size, step in zip(array.shape, array.strides, strict=True) if size > 1)
     if not array.size or array.flags.forc:
         return False
@@ -204,7 +230,7 @@ def overlaps_itself(array: Array) -> bool:
         return False
     if not axes[0][0]:
         return True
-    # Axes that reach into one another may still leave each element its own place.
+    # Axes may interleave without a shared byte, so compare all addresses.
     places = np.zeros(1, np.int64)
     for step, size in axes:
         places = np.add.outer(places, np.arange(size, dtype=np.int64) * step).ravel()
@@ -213,7 +239,7 @@ def overlaps_itself(array: Array) -> bool:
 
 
 def _shared(names: Sequence[str], given: Sequence[Array | None]) -> Iterator[str]:
-    """Say which outputs would write to each other's memory; one value that is named twice may have one array."""
+    """Yield a problem for each two outputs that share memory; a value that is named twice may have one array."""
     pieces = [(*_extent(a), k) for k, a in enumerate(given) if a is not None and a.size]
     open_pieces: list[tuple[int, int]] = []
     for begin, end, k in sorted(pieces):  # thousands of outputs: only arrays whose extents meet are compared
@@ -229,7 +255,7 @@ def _shared(names: Sequence[str], given: Sequence[Array | None]) -> Iterator[str
 
 
 def _extent(array: Array) -> tuple[int, int]:
-    """Return the first address that an array may touch, and the one behind the last."""
+    """Return the first address that an array can touch, and the address behind the last."""
     reach = [(size - 1) * step for size, step in zip(array.shape, array.strides, strict=True)]
     begin = array.__array_interface__["data"][0]
     return begin + sum(min(r, 0) for r in reach), begin + sum(max(r, 0) for r in reach) + array.itemsize

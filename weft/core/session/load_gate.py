@@ -1,4 +1,4 @@
-"""A gate: work goes in until somebody closes it, and the close waits for what is inside."""
+"""A gate that admits work until it is closed; closing it waits for running work."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weft.errors import ClosedError, InputError
 
 
 class Gate:
-    """Counts who is inside, by thread. `name` is what closes, for messages: "the runtime"."""
+    """Counts running work by thread. `name` says in errors what was closed: "the runtime"."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -22,15 +22,15 @@ class Gate:
 
     @property
     def is_open(self) -> bool:
-        """Tell whether new work may come in: nobody has closed the gate or is about to."""
+        """Tell whether the gate admits new work: it is neither closed nor closing."""
         with self._changed:
             return not self._closed and self._closer is None
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """Hold off a close for as long as the block runs; ClosedError once a close has begun.
+        """Run the block as work that a close waits for; ClosedError once a close has begun.
 
-        A thread that is inside may come in again, whoever waits.
+        A thread that is inside already may enter again, even while a close waits.
         """
         me = threading.get_ident()
         with self._changed:
@@ -48,16 +48,16 @@ class Gate:
 
     @contextmanager
     def closing(self) -> Iterator[None]:
-        """Let nobody in, wait for who is inside, and close the gate after the block; if that raises, open it again.
+        """Stop new work, wait for running work, run the block, then stay closed. If the block raises, reopen.
 
-        InputError in a thread that is inside or closes already: it would wait for itself.
+        InputError in a thread that is inside or closing already: it would wait for itself.
         """
         me = threading.get_ident()
         with self._changed:
             if self._inside[me] or self._closer == me:
                 raise InputError(
                     f"{self._name} cannot be closed here",
-                    why="this is called in the middle of a load or a close, for which the close would wait",
+                    why="this thread is inside a load or a close; a close would wait for that, and so for itself",
                     fix="close it when the load has returned",
                 )
             self._changed.wait_for(lambda: self._closer is None)

@@ -1,4 +1,4 @@
-"""A loaded network: one pipeline for each part, what every run brings from one to another, and its end."""
+"""A loaded network: a pipeline for each part, the copies between them, runs, and the end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from weft.core.host.parallel_copy import copy_into
 from weft.core.host.tensor_copy import copy_tensor
 from weft.core.placement.assign import Refusal
 from weft.core.placement.optimized_network import OptimizedNetwork, Part
-from weft.core.registry.backend_registry import Choice
+from weft.core.registry.backend_registry import DeviceChoice
 from weft.core.session import shutdown
 from weft.core.session.notices import Notices
 from weft.core.session.pipeline import Pipeline, Progress
@@ -35,7 +35,7 @@ log = logging.getLogger("weft.session")
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class PipelineCopy:
     """A copy that every run makes before a pipeline starts."""
 
     name: str
@@ -53,16 +53,16 @@ class Transfer:
 
 
 class LoadedNetwork:
-    """Owns the pipelines, memory managers and spare backends of one session, and tells contexts when they go.
+    """Owns the pipelines, memory managers and spare backends of one session, and notifies contexts of their end.
 
-    It outlives a session that nobody closed, so it knows none.
+    It outlives a session that was dropped without a close, so it does not refer to the session.
 
-    `choices` are the devices that parts may be on; the first are the user's, in order of preference.
+    `choices` are the devices that parts may be on; the user's come first, in order of preference.
     """
 
     def __init__(
         self,
-        choices: Sequence[Choice],
+        choices: Sequence[DeviceChoice],
         config: BackendConfig,
         *,
         progress: Progress | None = None,
@@ -71,28 +71,30 @@ class LoadedNetwork:
         self.config, self.profile = config, profile
         self.pipelines: list[Pipeline] = []
         self.network: OptimizedNetwork | None = None
-        """What is loaded, or was at the close; in memory mode LIMIT without weights but those that are outputs."""
+        """The network that is loaded, or was at the close; in memory mode LIMIT only with weights that are outputs."""
         self.report: Report | None = None
         self.notices: Notices | None = None
-        """The id, and what contexts are told; None before the first load."""
+        """The id and the notices to contexts; None before the first load."""
         self.is_closed = False
         self._choices = {c.device: c for c in choices}
         self._progress = progress
         self._managers: dict[str, MemoryManager | None] = {}
         self._acquired: set[str] = set()
-        """The devices whose memory managers have their memory."""
+        """The devices whose memory managers have acquired their memory."""
         self._spare: dict[str, Backend] = {}
         self._made: dict[str, Pipeline] = {}
-        self._transfers: dict[Pipeline, list[Transfer]] = {}
+        self._pipeline_copies: dict[Pipeline, list[PipelineCopy]] = {}
         self._waits: dict[Pipeline, list[Pipeline]] = {}
         """The pipelines whose memory each one uses."""
+        self._told: set[ProfilingContext] = set()
+        """Where the backends of the pipelines report to, in a profiled session."""
         self._passed: dict[str, Array] | None = None
-        """Of the last run, the inputs that are outputs too; None if there is no run to wait for."""
+        """The inputs of the last run that are outputs too; None if there is no run to wait for."""
 
     # -- backends --------------------------------------------------------------------------------------
 
     def ask(self, device: str) -> Backend:
-        """Return a backend of the device to ask for support: that of a pipeline, or one for a new pipeline."""
+        """Return a backend of the device for questions of support: a pipeline's, or one for a new pipeline."""
         for pipeline in self.pipelines:
             if pipeline.device == device:
                 return pipeline.backend
@@ -112,7 +114,7 @@ class LoadedNetwork:
     def load(self, network: OptimizedNetwork) -> None:
         """Make or resize the pipelines; NodeRefused if a backend changes its mind about a node."""
         for pipeline in self.pipelines:
-            pipeline.wait()  # the memory that a resize frees may be what a later part still reads
+            pipeline.wait()  # a later part may still read memory that the resize frees
         old: dict[str, deque[Pipeline]] = {}
         for pipeline in self.pipelines:
             old.setdefault(pipeline.device, deque()).append(pipeline)
@@ -127,8 +129,10 @@ class LoadedNetwork:
             spare, self._spare = self._spare, {}
             close_all([*(p for left in old.values() for p in left), *spare.values()])
         if self.profile is not None:
-            self.profile.keep([c for p in self.pipelines if (c := p.backend.info.profiling) is not None])
-        records = [self._record(t) for transfers in self._transfers.values() for t in transfers]
+            told = {c for p in self.pipelines if (c := p.backend.info.profiling) is not None}
+            self.profile.forget(self._told - told)
+            self._told = told
+        records = [self._record(t) for transfers in self._pipeline_copies.values() for t in transfers]
         user = [self._choices[d] for d in network.devices if d in self._choices]
         self.report = make_report(
             user, self.pipelines, by_node(network.refusals), records, self.config, network.notes, network.journal,
@@ -139,7 +143,7 @@ class LoadedNetwork:
     def _pipeline(
         self, part: Part, copies: Mapping[str, Node], old: Mapping[str, deque[Pipeline]], fetched: Collection[str]
     ) -> Pipeline:
-        """Resize the old pipeline of the device that comes next, or make a new one."""
+        """Resize the next old pipeline of the device, or make a new one."""
         waiting = old.get(part.device)
         first = not waiting
         if waiting:
@@ -157,7 +161,7 @@ class LoadedNetwork:
         return pipeline
 
     def _connect(self, part: Part, pipeline: Pipeline, copies: Mapping[str, Node]) -> dict[str, Tensor]:
-        """Note the copies, by what they make, that the part waits for; return the tensors whose memory it uses."""
+        """Record the copies and pipelines that the part waits for; return the tensors whose memory it uses."""
         imports = {}
         for name in part.graph.inputs:
             held = self._made.get(name)
@@ -166,23 +170,26 @@ class LoadedNetwork:
                 self._waits.setdefault(pipeline, []).append(held)
             elif name in copies:
                 value = copies[name].inputs[0]
-                transfer = Transfer(copies[name].name, value, self._made[value], pipeline, name)
-                self._transfers.setdefault(pipeline, []).append(transfer)
-                self._made[name] = pipeline  # from here on others may use its memory
+                copy = PipelineCopy(copies[name].name, value, self._made[value], pipeline, name)
+                self._pipeline_copies.setdefault(pipeline, []).append(copy)
+                self._made[name] = pipeline  # later parts may use its memory
         return imports
 
     @staticmethod
-    def _record(t: Transfer) -> CopyRecord:
+    def _record(t: PipelineCopy) -> CopyRecord:
         return CopyRecord(t.value, t.source.device, t.target.device, t.source.tensor(t.value).nbytes, t.name)
 
     # -- running ---------------------------------------------------------------------------------------
 
-    def start(self, arrays: dict[str, Array]) -> None:
-        """Start a run with the given inputs; only the last part is left running."""
+    def start(self, arrays: dict[str, Array], *, first: bool = True) -> None:
+        """Start a run with the given inputs; only the last part is left running.
+
+        `first` says whether the session's run begins here. In a later stage, the profile keeps its events.
+        """
         self.abandon()
         self._acquire()
         self._wait()
-        if self.profile is not None:
+        if self.profile is not None and first:
             self.profile.events.clear()
         try:
             self._execute(arrays)
@@ -197,21 +204,21 @@ class LoadedNetwork:
         for pipeline in self.pipelines:
             for source in self._waits.get(pipeline, ()):
                 source.wait()
-            for transfer in self._transfers.get(pipeline, ()):
-                self._transfer(transfer)
+            for copy in self._pipeline_copies.get(pipeline, ()):
+                self._copy(copy)
             for name in pipeline.graph.inputs:
                 if name in arrays:
                     feed(pipeline, name, arrays[name])
             pipeline.execute()
 
-    def _transfer(self, transfer: Transfer) -> None:
+    def _copy(self, copy: PipelineCopy) -> None:
         begun = perf_counter()
-        transfer.run()
+        copy.run()
         if self.profile is not None:
-            ProfilingContext(transfer.target.device, self.profile).event(transfer.name, perf_counter() - begun)
+            ProfilingContext(copy.target.device, self.profile).event(copy.name, perf_counter() - begun)
 
     def _wait(self) -> None:
-        """Wait for all pipelines; the first error is raised when none is at work, so that no later run meets others."""
+        """Wait for all pipelines, then raise the first error: no error is left for the next run."""
         try:
             for pipeline in self.pipelines:
                 pipeline.wait()
@@ -221,24 +228,24 @@ class LoadedNetwork:
             raise
 
     def _quiet(self) -> None:
-        """Wait for what a run that failed has left at work; that it fails, too, is logged."""
+        """After a failed run, wait for all pipelines and log their errors."""
         for pipeline in self.pipelines:
             with caught(partial(log.warning, "after a run that failed, %s failed as well: %s", pipeline.device)):
                 pipeline.wait()
 
     @property
     def started(self) -> bool:
-        """Tell whether there is a run whose outputs were not taken."""
+        """Tell whether a run was started whose outputs were not taken yet."""
         return self._passed is not None
 
     def abandon(self) -> None:
-        """Let nobody have the outputs of the run that was started, if one was."""
+        """Give up the outputs of a run that was started, if there is one."""
         self._passed = None
 
     def finish(self, given: Sequence[Array | None]) -> list[Array]:
         """Wait for the run and return the network's outputs, in the given arrays where there are any.
 
-        Whatever is raised, that run is over: its outputs may be half of it.
+        The run is over even if this raises: its outputs may be incomplete.
         """
         passed, self._passed = self._passed, None
         assert passed is not None and self.network is not None
@@ -267,7 +274,7 @@ class LoadedNetwork:
         return result
 
     def _acquire(self) -> None:
-        """Let the memory managers of the devices that run something get their memory, once each (A11)."""
+        """Have the memory managers of all devices in use acquire their memory, once each (A11)."""
         for device in dict.fromkeys(p.device for p in self.pipelines):
             manager = self._managers.get(device)
             if manager is not None and device not in self._acquired:
@@ -278,7 +285,7 @@ class LoadedNetwork:
                 self._acquired.add(device)
 
     def _release(self) -> None:
-        """Let them give it back; an error is logged and stops none of the others."""
+        """Have them release it; an error is logged, and the others release theirs."""
         managers, self._managers = self._managers, {}
         acquired, self._acquired = self._acquired, set()
 
@@ -295,9 +302,9 @@ class LoadedNetwork:
 
     @contextmanager
     def announced(self, notices: Notices) -> Iterator[None]:
-        """Do the first load within the block, before and after which contexts are asked.
+        """Notify contexts before and after the block, which is the first load.
 
-        Where it fails, or a context refuses, everything is freed, and those that were told hear that it is gone again.
+        If it fails, or a context refuses, free everything and notify the contexts that heard of the load.
         """
         try:
             notices.before_load()
@@ -309,24 +316,25 @@ class LoadedNetwork:
         self.notices = notices
 
     def drop(self) -> None:
-        """Close the pipelines; a new load must follow."""
+        """Close the pipelines; only a new load makes the network run again."""
         self.network = None
         self._close_pipelines()
 
     def _close_pipelines(self) -> None:
-        pipelines = self.pipelines[::-1]  # those that use the memory of others go first
+        pipelines = self.pipelines[::-1]  # a pipeline that uses the memory of others is closed before them
         spare, self._spare = self._spare, {}
         self._forget_pipelines()
         close_all([*pipelines, *spare.values()])
 
     def _forget_pipelines(self) -> None:
         self.pipelines.clear()
-        self._made, self._transfers, self._waits, self.report, self._passed = {}, {}, {}, None, None
+        self._made, self._pipeline_copies, self._waits, self._passed = {}, {}, {}, None
+        self.report = None
 
     def close(self) -> None:
         """Close everything and release the memory managers; a second close does nothing.
 
-        BackendError if a context refuses: then all stays as it is.
+        BackendError if a context refuses; the network then stays loaded.
         """
         if self.is_closed:
             return
@@ -335,7 +343,7 @@ class LoadedNetwork:
         self._free()
 
     def close_unheard(self) -> None:
-        """Close where nobody is left to hear that a context refuses, or what fails: both are logged."""
+        """Close when no caller is left: refusals of contexts and errors are logged."""
         if self.is_closed:
             return
 
@@ -358,8 +366,8 @@ class LoadedNetwork:
 class _Forgotten:
     """Networks of sessions that were dropped without a close.
 
-    They are closed when the next session is made or the process ends, not where the collector ran, which may be in
-    the middle of a driver call. A forked process has none: they are its parent's.
+    They are closed when the next session is made or the process ends, not when they are collected: that may be during
+    a driver call. A forked process has none, because they belong to its parent.
     """
 
     def __init__(self) -> None:
@@ -368,7 +376,7 @@ class _Forgotten:
             os.register_at_fork(after_in_child=self.networks.clear)
 
     def add(self, network: LoadedNetwork) -> None:
-        """Take the network of a session that is gone, unless that closed it."""
+        """Take the network of a collected session, unless it is closed."""
         if not network.is_closed:
             self.networks.append(network)
 
@@ -392,7 +400,7 @@ shutdown.note(_forgotten)
 forget, close_forgotten = _forgotten.add, _forgotten.close
 
 
-def _memory_manager(choice: Choice) -> MemoryManager | None:
+def _memory_manager(choice: DeviceChoice) -> MemoryManager | None:
     callback = callback_of(choice.creator, "create_memory_manager")
     with blame(choice.device, "the backend could not make its memory manager", callback=callback):
         made = choice.creator.create_memory_manager(choice.index)
@@ -400,7 +408,7 @@ def _memory_manager(choice: Choice) -> MemoryManager | None:
 
 
 def feed(pipeline: Pipeline, name: str, array: Array) -> None:
-    """Put an input where the pipeline reads it."""
+    """Write an input to the memory that the pipeline reads."""
     if name in pipeline.mapped:
         pipeline.fill(name, array)
     else:
@@ -417,8 +425,8 @@ def by_node(refusals: Sequence[Refusal]) -> Mapping[str, Mapping[str, str]]:
 
 
 @contextmanager
-def opened(choices: Iterable[Choice], config: BackendConfig) -> Iterator[dict[str, Backend]]:
-    """Open a backend of each device, to be asked, and close them after the block, or where one cannot be opened."""
+def opened(choices: Iterable[DeviceChoice], config: BackendConfig) -> Iterator[dict[str, Backend]]:
+    """Open a backend of each device for the block; close them after it, or if one cannot be opened."""
     backends: dict[str, Backend] = {}
     try:
         for choice in choices:
@@ -429,7 +437,7 @@ def opened(choices: Iterable[Choice], config: BackendConfig) -> Iterator[dict[st
 
 
 def close_all(owners: Sequence[Pipeline | Backend]) -> None:
-    """Close each; an error (of a lost device, say) is logged and stops none of the others."""
+    """Close each; an error, such as that of a lost device, is logged, and the others are closed."""
     do_all(partial(_close, owner) for owner in owners)
 
 

@@ -1,4 +1,4 @@
-"""The networks that a session optimised last, for the way back to shapes that it had before."""
+"""The networks that a session optimised last, so that it need not optimise again for shapes that it had before."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ from weft.core.graph.layout import Array
 from weft.core.placement.optimized_network import OptimizedNetwork
 
 KEPT = 4
-"""How many networks a session keeps: batches of two sizes, say, and the last of an odd one."""
+"""How many networks a session keeps: enough for batches of two sizes and an odd last one."""
 
 
-class RecentNetworks:
-    """At most `limit` networks by input shapes; the one that was not used for the longest time goes first."""
+class NetworkCache:
+    """At most `limit` networks by input shapes; the least recently used one is dropped first."""
 
     def __init__(self, limit: int = KEPT) -> None:
         self._limit = limit
         self._held: dict[Hashable, OptimizedNetwork] = {}
 
     def find(self, shapes: Hashable) -> OptimizedNetwork | None:
-        """Return the network of these shapes, if it is here still."""
+        """Return the network of these shapes, or None."""
         return self._held.get(shapes)
 
     def keep(self, shapes: Hashable, network: OptimizedNetwork) -> None:
-        """Hold a network, as the last that was used."""
+        """Keep a network as the most recently used one."""
         self._held.pop(shapes, None)
         self._held[shapes] = network
         while len(self._held) > self._limit:
             del self._held[next(iter(self._held))]
 
     def forget(self, shapes: Hashable) -> None:
-        """Let go of the network of these shapes."""
+        """Drop the network of these shapes."""
         self._held.pop(shapes, None)
 
     def clear(self) -> None:
-        """Let go of all."""
+        """Drop all networks."""
         self._held.clear()
 
     def share_weights(self, network: OptimizedNetwork) -> None:
-        """Let a new network use the arrays of the last one for the weights that both computed alike.
+        """Let a new network use the last network's arrays for equal weights.
 
-        Else each would hold its own folded and rounded weights.
+        Otherwise each network would hold its own copy of folded and rounded weights.
         """
         if not self._held:
             return

@@ -1,4 +1,4 @@
-"""What the contexts of a runtime's backends hear of the networks that come and go (A10)."""
+"""The notices that a runtime's backend contexts get when networks are loaded and unloaded (A10)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weft.core.contract.backend import BackendCreator
 from weft.core.contract.backend_options import Options
 from weft.core.contract.contexts import BackendContext
 from weft.core.contract.error_context import blame, callback_of, caught, do_all
-from weft.core.registry.backend_registry import Choice
+from weft.core.registry.backend_registry import DeviceChoice
 from weft.core.session.load_gate import Gate
 from weft.errors import BackendError
 
@@ -24,7 +24,7 @@ log = logging.getLogger("weft.runtime")
 class Notifier:
     """Owns the contexts of one runtime, and gives each network that is loaded there its id.
 
-    Loads are inside `gate`, so that a close of the runtime waits for those that run and lets in no more.
+    Loads run inside `gate`, so that a close of the runtime waits for running loads and admits no new ones.
     """
 
     def __init__(self, gate: Gate) -> None:
@@ -34,18 +34,18 @@ class Notifier:
         self._lock = threading.RLock()
 
     @contextmanager
-    def loading(self, choices: Sequence[Choice]) -> Iterator[Notices]:
-        """Load a network on these devices within the block; give its notices. ClosedError once a close has begun."""
+    def loading(self, choices: Sequence[DeviceChoice]) -> Iterator[Notices]:
+        """Yield the notices of a network that the block loads on these devices; ClosedError once a close has begun."""
         with self._gate.inside():
             yield Notices(next(self._ids), self._contexts_of(choices))
 
     def forget(self) -> None:
-        """Let go of the contexts: no network is left to tell them of."""
+        """Drop the contexts, once no network is left."""
         with self._lock:
             self._contexts.clear()
 
-    def _contexts_of(self, choices: Sequence[Choice]) -> dict[str, BackendContext]:
-        """Return the contexts of these backends with their options, making those that were never asked for."""
+    def _contexts_of(self, choices: Sequence[DeviceChoice]) -> dict[str, BackendContext]:
+        """Return the contexts of these backends with these options; make those that do not exist yet."""
         with self._lock:
             for key in dict.fromkeys((c.creator, c.options) for c in choices):
                 if key not in self._contexts:
@@ -55,16 +55,16 @@ class Notifier:
 
 
 class Notices:
-    """The notices about one network, whose id is `network`; whoever owns the network gives them in order.
+    """The notices about the network with the id `network`; its owner sends them in order.
 
-    A context that refuses raises BackendError, which names it.
+    If a context refuses, BackendError names it.
     """
 
     def __init__(self, network: int, contexts: Mapping[str, BackendContext]) -> None:
         self.network = network
         self._contexts = contexts
         self._told: dict[str, BackendContext] = {}
-        """Those that heard of the load."""
+        """The contexts that were asked about the load."""
 
     def before_load(self) -> None:
         """Ask whether the network may be loaded."""
@@ -73,7 +73,7 @@ class Notices:
             _ask(id_, context, "before_load", self.network)
 
     def after_load(self) -> None:
-        """Tell that it was loaded."""
+        """Notify that it was loaded."""
         self._ask_all("after_load")
 
     def before_unload(self) -> None:
@@ -81,7 +81,7 @@ class Notices:
         self._ask_all("before_unload")
 
     def after_unload(self) -> None:
-        """Tell all contexts that it is gone; then BackendError if some could not clean up."""
+        """Notify all contexts that it was unloaded; then BackendError if some could not clean up."""
         problems: list[str] = []
         do_all(partial(self._tell_gone, *each, problems) for each in self._contexts.items())
         if problems:
@@ -92,7 +92,7 @@ class Notices:
             )
 
     def after_failure(self, what: str) -> list[Callable[[], None]]:
-        """Return the steps that give an unload notice, after a load that failed, to those that heard of the load."""
+        """Return the steps that send an unload notice, after a failed load, to the contexts that heard of the load."""
         return [partial(self._tell_failure, *each, what) for each in self._told.items()]
 
     def _ask_all(self, what: str) -> None:

@@ -1,4 +1,4 @@
-"""A pipeline: consecutive nodes on one backend object, resized and run in the contract's order (M11)."""
+"""A pipeline: the consecutive nodes of one backend object, resized and run in the contract's order (M11)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from weft.errors import BackendError, ExecutionError, OutOfMemory
 
 REFUSE_LATE = "return None to refuse the node"
 Progress = Callable[[int, int], None]
-"""Called with the nodes that are prepared and all nodes of one device's part, after each."""
+"""Called after each node with the number of prepared nodes and of all nodes of the part."""
 
 
 class NodeRefused(Exception):
@@ -45,21 +45,23 @@ class Task:
     inputs: list[Tensor | None]
     outputs: list[Tensor]
     memory: tuple[object, ...] = ()
-    """On the host, the arrays of the outputs, which the execution writes into."""
+    """On the host, the arrays of the outputs, into which the execution writes."""
 
 
 def _serves(old: Task, node: Node, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> bool:
-    """Tell whether an execution that was made before does the node as it is now."""
-    if old.node.op != node.op or (len(old.inputs), len(old.outputs)) != (len(inputs), len(outputs)):
+    """Tell whether an existing execution serves a node as it is now."""
+    if old.node is not node and old.node.op != node.op:  # a resize keeps most nodes, and comparing ops takes time
         return False
-    if not all(map(same_value, map(_constant, old.inputs), map(_constant, inputs))):
+    if (len(old.inputs), len(old.outputs)) != (len(inputs), len(outputs)):
         return False
+    for before, now in zip(old.inputs, inputs, strict=True):
+        held, wanted = before.constant if before else None, now.constant if now else None
+        if held is not wanted and not same_value(held, wanted):
+            return False
+    if old.execution.any_shape:
+        return True
     pairs = zip((*old.inputs, *old.outputs), (*inputs, *outputs), strict=True)
-    return old.execution.any_shape or all(_form(a) == _form(b) for a, b in pairs)
-
-
-def _constant(tensor: Tensor | None) -> Array | None:
-    return tensor.constant if tensor else None
+    return all(_form(a) == _form(b) for a, b in pairs)
 
 
 def _form(tensor: Tensor | None) -> object:
@@ -67,13 +69,13 @@ def _form(tensor: Tensor | None) -> object:
 
 
 def _done(answer: object, owner: object, name: str) -> None:
-    """Raise unless a callback says that it did its work; whoever calls it adds the node or the device."""
+    """Raise unless a callback answers that it succeeded; the caller adds the node or the device to the error."""
     if answer is not None:
         check_answers.done(answer, callback_of(owner, name), f"{name} failed")
 
 
 def _executed(answer: object, task: Task) -> None:
-    """Raise unless an execution says that it ran; one that returns its result has written it nowhere."""
+    """Raise unless an execution answers that it ran; an execution that returns its result did not write it."""
     if isinstance(answer, (np.ndarray, tuple, list)):
         raise check_answers.broken(
             answer, callback_of(task.execution, "onExecute"), "None", "write the result into outputs[0].memory"
@@ -84,8 +86,8 @@ def _executed(answer: object, task: Task) -> None:
 class Pipeline:
     """Owns a backend object, its executions and its tensors.
 
-    A `thrifty` one (memory mode LIMIT) keeps no second copies of weights: host backends read them where
-    they are, the host's copy of what a device has is dropped, and a resize frees before it allocates.
+    A `thrifty` one (memory mode LIMIT) keeps one copy of the weights: host backends read the model's own arrays, other
+    backends' weights are dropped on the host, and a resize frees before it allocates.
     """
 
     def __init__(
@@ -96,11 +98,11 @@ class Pipeline:
         self.graph: Graph = part.graph
         self.tasks: list[Task] = []
         self._called: list[Task] = []
-        """Those of which a run calls `onExecute`."""
+        """The tasks whose `onExecute` a run calls."""
         self.tensors: dict[str, Tensor] = {}
         self.constants: dict[str, Tensor] = {}
         self.mapped: dict[str, Array] = {}
-        """The lasting host arrays of inputs and outputs, by value name, where the backend has them."""
+        """The backend's lasting host arrays of inputs and outputs, by value name."""
         self.running = False
 
     # -- resize ----------------------------------------------------------------------------------------
@@ -110,10 +112,10 @@ class Pipeline:
     ) -> None:
         """Prepare for the part's shapes; NodeRefused if the backend does not take a node with them.
 
-        Executions of nodes that did not change are kept, as are those that serve any shape.
+        It keeps the executions of nodes that did not change, and those that serve any shape.
 
-        `imports` are tensors of other pipelines, by the names of the inputs that use their memory; `fetched`
-        are the values that the host reads, of this part's outputs and others.
+        `imports` are tensors of other pipelines, by the names of the inputs that use their memory; `fetched` are the
+        values that the host reads, of this part and of others.
         """
         if not first:
             self.wait()
@@ -135,22 +137,26 @@ class Pipeline:
             self._forget_constants()
 
     def _call(self, name: str, *arguments: object, node: Node | None = None) -> Any:
-        """Return what a callback of the backend answers; what it raises names the backend and the callback."""
+        """Return the answer of a backend's callback; errors name the backend and the callback."""
         try:
             return getattr(self.backend, name)(*arguments)
         except Exception:
-            with blame(self._place(node), f"the backend failed in {name}", callback=callback_of(self.backend, name)):
+            with self._blamed(name, node):
                 raise
 
+    def _blamed(self, name: str, node: Node | None = None) -> AbstractContextManager[None]:
+        """Return a context that names the backend and the callback in errors."""
+        return blame(self._place(node), f"the backend failed in {name}", callback=callback_of(self.backend, name))
+
     def _do(self, name: str, *arguments: object) -> None:
-        """Call a callback that does something; ExecutionError if it says that it failed."""
+        """Call a callback that answers success or failure; ExecutionError if it failed."""
         answer = self._call(name, *arguments)
         if answer is not None:
             what = f"the backend failed in {name} of network part {self.graph.name!r}"
             check_answers.done(answer, self._at(name), what)
 
     def _clear(self) -> None:
-        """Have all memory freed that is not STATIC."""
+        """Have the backend free all memory that is not STATIC."""
         if not self._granted(self._call("onClearBuffer"), "onClearBuffer", "where it cannot free its memory"):
             raise BackendError(
                 f"{self.device} did not free the memory of network part {self.graph.name!r}",
@@ -159,9 +165,13 @@ class Pipeline:
             )
 
     def _release(self, tensor: Tensor, storage: StorageType) -> None:
-        """Have the memory of a tensor taken back."""
-        answer = self._call("onReleaseBuffer", tensor, storage)
-        if not self._granted(answer, "onReleaseBuffer", "where it does not know the tensor"):
+        """Have the backend take back the memory of a tensor."""
+        try:
+            answer = self.backend.onReleaseBuffer(tensor, storage)
+        except Exception:
+            with self._blamed("onReleaseBuffer"):
+                raise
+        if answer is not True and not self._granted(answer, "onReleaseBuffer", "where it does not know the tensor"):
             raise BackendError(
                 f"{self.device} did not take back the memory of {tensor.name!r}",
                 where=self._at("onReleaseBuffer"),
@@ -175,11 +185,11 @@ class Pipeline:
         return f"{self._place(node)}: {callback_of(self.backend, callback)}"
 
     def _granted(self, answer: object, callback: str, otherwise: str, node: Node | None = None) -> bool:
-        """Return whether a callback did what it was asked; its name is put together only for an error."""
+        """Return whether a callback succeeded; its name is put together only for an error, to save time."""
         return answer is True or check_answers.granted(answer, self._at(callback, node), otherwise)
 
     def _create(self) -> None:
-        """Have an execution made for each node that has none which serves it."""
+        """Have the backend make an execution for each node that no existing one serves."""
         before, self.tensors = {t.node.name: t for t in self.tasks}, {}
         self._place_constants()
         made = dict[str, Task]()
@@ -187,7 +197,7 @@ class Pipeline:
             old, (inputs, outputs) = before.get(node.name), self._operands(node)
             if old is not None and _serves(old, node, inputs, outputs):
                 made[node.name] = Task(node, before.pop(node.name).execution, inputs, outputs)
-        # The old ones go before new ones come: there may be no memory for both of their weights.
+        # Close old executions before new ones are made: memory may not hold the weights of both.
         self.tasks = list(made.values())
         self._close_tasks(before.values())
         refused = []
@@ -209,7 +219,9 @@ class Pipeline:
         self.tasks = [made[node.name] for node in self.graph.nodes]
 
     def _operands(self, node: Node) -> tuple[list[Tensor | None], list[Tensor]]:
-        return [self.tensor(i) if i else None for i in node.inputs], [self.tensor(o) for o in node.outputs if o]
+        held, constants = self.tensors, self.constants
+        inputs = [(held.get(i) or constants.get(i) or self.tensor(i)) if i else None for i in node.inputs]
+        return inputs, [held.get(o) or self.tensor(o) for o in node.outputs if o]
 
     def tensor(self, name: str) -> Tensor:
         """Return the tensor of any value of the part."""
@@ -220,7 +232,7 @@ class Pipeline:
         return held
 
     def _place_constants(self) -> None:
-        """Put constants into the backend's STATIC memory, unless its executions take them themselves."""
+        """Copy constants to the backend's STATIC memory, unless its executions do that themselves."""
         if not self.backend.copies_constants:
             return
         old, self.constants = self.constants, {}
@@ -265,16 +277,17 @@ class Pipeline:
                 self._acquire(tensor, StorageType.DYNAMIC, task.node)
             try:
                 answer: object = task.execution.onResize(task.inputs, task.outputs)  # type: ignore[func-returns-value]
-                _done(answer, task.execution, "onResize")
+                if answer is not None:
+                    _done(answer, task.execution, "onResize")
             except Exception:
                 with blame(self._place(task.node), callback=callback_of(task.execution, "onResize")):
                     raise
             if self._progress is not None:
                 self._progress(k + 1, len(self.tasks))
-            dying = [i for i in dict.fromkeys(task.node.inputs) if i and last[i] == k]
-            dying += [o for o in task.node.outputs if o and o not in last]
+            dying = [i for i in dict.fromkeys(task.node.inputs) if last[i] == k and i not in lasting]
+            dying += [o for o in task.node.outputs if o not in last and o not in lasting]
             for name in dying:
-                if name in self.tensors and name not in lasting:
+                if name in self.tensors:
                     storage = StorageType.DYNAMIC_SEPERATE if name in given else StorageType.DYNAMIC
                     self._release(self.tensors[name], storage)
         for name in (o for o in outputs if o in fetched):
@@ -311,8 +324,12 @@ class Pipeline:
             self.mapped[name] = array
 
     def _acquire(self, tensor: Tensor, storage: StorageType, node: Node | None = None) -> None:
-        answer = self._call("onAcquireBuffer", tensor, storage, node=node)
-        if not self._granted(answer, "onAcquireBuffer", "where memory is lacking", node):
+        try:
+            answer = self.backend.onAcquireBuffer(tensor, storage)
+        except Exception:
+            with self._blamed("onAcquireBuffer", node):
+                raise
+        if answer is not True and not self._granted(answer, "onAcquireBuffer", "where memory is lacking", node):
             raise OutOfMemory(
                 f"{self.device} has no memory for {tensor.name!r}",
                 where=self._place(node),
@@ -351,17 +368,17 @@ class Pipeline:
                     if answer is not None:
                         _executed(answer, task)
             task, callback = None, "onExecuteEnd"
-            self.running = True  # before, or nobody waits where an interrupt comes in between
+            self.running = True  # before the call: an interrupt during it must not leave the run without a wait
             _done(backend.onExecuteEnd(), backend, callback)
         except BaseException as e:
-            # What was queued until here is to be waited for; after a begin or an end that failed nothing is.
+            # Nodes that were queued so far must be waited for; after a begin or an end that failed there are none.
             self.running = task is not None or not is_error(e)
             named = callback_of(task.execution, "onExecute") if task else callback_of(backend, callback)
             with blame(at_node(task.node, self.device) if task else self._everywhere(), callback=named):
                 raise
 
     def _run(self, task: Task) -> None:
-        """Run one node on the host; the session's profile gets its time, and its outputs stay where they were."""
+        """Run one node on the host, report its time to the profile, and check that its outputs kept their memory."""
         profiling = self.backend.info.profiling
         begun = perf_counter()
         answer = task.execution.onExecute(task.inputs, task.outputs)
@@ -376,17 +393,17 @@ class Pipeline:
 
     @staticmethod
     def _restore(tensor: Tensor, memory: object, task: Task) -> None:
-        """Put back the array that others read the output from, and say that it was written nowhere."""
+        """Restore the memory that others read the output from, and raise: the result was not written there."""
         got, tensor.memory = tensor.memory, memory
         raise BackendError(
-            f"the execution put another object in the place of the memory of {tensor.name!r}",
+            f"the execution replaced the memory of {tensor.name!r}",
             where=callback_of(task.execution, "onExecute"),
             why=f"Tensor.memory became {check_answers.shown(got)}; it is part of a plan, and others read the old one",
             fix="write into it: np.maximum(x, 0, out=outputs[0].memory), or outputs[0].memory[...] = result",
         )
 
     def fill(self, name: str, array: Array) -> None:
-        """Put an input into its lasting host array."""
+        """Write an input to its lasting host array."""
         try:
             filled = self.backend.onFillInput(self.tensor(name), array)
         except Exception:
@@ -397,13 +414,13 @@ class Pipeline:
             copy_into(self.mapped[name], array)
 
     def wait(self) -> None:
-        """Wait until a run that was started is done; the backend's errors are raised here at the latest."""
+        """Wait for a run that was started; the backend's errors are raised here at the latest."""
         if not self.running:
             return
         try:
             answer = self.backend.onWaitFinish()
         except Exception as e:
-            self.running = not is_error(e)  # an interrupt leaves the run to be waited for
+            self.running = not is_error(e)  # after an interrupt the run must still be waited for
             callback = callback_of(self.backend, "onWaitFinish")
             with blame(self._everywhere(), "the device failed during a run", callback=callback):
                 raise
@@ -417,14 +434,14 @@ class Pipeline:
         return at_nodes([t.node for t in self.tasks], self.device)
 
     def port(self, name: str) -> Tensor:
-        """Return where the host writes an input or reads an output: its lasting host array, or its tensor."""
+        """Return the tensor that the host writes (an input) or reads (an output): in its lasting host array, if any."""
         tensor = self.tensor(name)
         if name not in self.mapped:
             return tensor
         return Tensor(name, tensor.shape, tensor.dtype, tensor.layout, self.mapped[name])
 
     def copying(self, name: str) -> AbstractContextManager[None]:
-        """Return a context in which a failure is that of copying this value from or to the host."""
+        """Return a context that turns errors into failures to copy this value between the host and the device."""
         what = f"{name!r} could not be copied between the host and the device"
         return blame(self.device, what, callback=callback_of(self.backend, "onCopyBuffer"))
 

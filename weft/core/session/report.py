@@ -1,9 +1,9 @@
-"""What a session did with the network: which device runs what and why, copies, memory, precision."""
+"""The report of a session: which device runs which node and why, copies, memory, precision."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from weft.core.contract import check_answers
 from weft.core.contract.backend import Backend, BackendConfig
@@ -11,7 +11,7 @@ from weft.core.contract.error_context import caught
 from weft.core.contract.lowered import Launch
 from weft.core.passes.journal import Journal
 from weft.core.placement.optimized_network import Part
-from weft.core.registry.backend_registry import Choice
+from weft.core.registry.backend_registry import DeviceChoice
 from weft.core.registry.probe import described
 from weft.core.session.pipeline import Pipeline
 from weft.errors import brief
@@ -36,10 +36,9 @@ class CopyRecord:
 class Report:
     """Facts about a prepared session.
 
-    `nodes_by_device` counts the nodes that run on each device, after fusing; `refusals` gives, for every
-    node that is not on the first device, each preferred device's reason; `statistics` are the backends'
-    counters by device; `notes` say what was chosen or not granted. `copies` are nodes
-    of the optimised network, which bring values from one device to another.
+    `nodes_by_device` counts the nodes on each device, after fusing. `refusals` gives, for every node that is not on
+    the first device, the reasons of the devices before its own. `statistics` are the backends' counters by device.
+    `notes` say what Weft chose, and what it did not grant. `copies` copy values from one device to another.
     """
 
     devices: tuple[str, ...]
@@ -53,11 +52,11 @@ class Report:
     subgraphs: tuple[str, ...] = ()
     """The device of each subgraph, in the order of execution."""
     drivers: Mapping[str, str] = field(default_factory=dict)
-    """What each device is, and which driver runs it, where its backend says so."""
+    """The name and driver of each device whose backend tells them."""
     journal: Journal = field(default_factory=Journal)
-    """Which pass made, changed, merged or removed which node; `Session.optimized.why(name)` tells it of one."""
+    """Which pass made, changed, merged or removed which node; `Session.optimized.why(name)` tells about one."""
     launches: tuple[tuple[str, Launch], ...] = ()
-    """What every run launches, each with its device, where a backend plans launches (`Backend.lower`)."""
+    """The launches of every run, each with its device, for backends that plan launches (`Backend.lower`)."""
 
     @property
     def memory_bytes(self) -> int:
@@ -78,7 +77,7 @@ class Report:
 
 
 def answers_of(backend: Backend) -> tuple[Mapping[str, int], list[str]]:
-    """Return the counters and notes of a backend. What it fails to tell is noted: nothing else may be lost for it."""
+    """Return the counters and notes of a backend. If it fails to tell them, a note says so, and the report goes on."""
     counted: Mapping[str, int] = {}
     notes: list[str] = []
     with caught(lambda e: notes.append(f"its statistics are missing: {described(e)}")):
@@ -89,7 +88,7 @@ def answers_of(backend: Backend) -> tuple[Mapping[str, int], list[str]]:
 
 
 def make_report(
-    choices: Sequence[Choice],
+    choices: Sequence[DeviceChoice],
     pipelines: Sequence[Pipeline],
     refusals: Mapping[str, Mapping[str, str]],
     copies: Sequence[CopyRecord],
@@ -122,3 +121,37 @@ def make_report(
         devices, counts, placement, refusals, tuple(copies), statistics, config, distinct, order, drivers,
         journal or Journal(), launches,
     )  # fmt: skip
+
+
+def joined(first: Report, others: Sequence[Report], own: Mapping[str, str]) -> Report:
+    """Return the report of a network that ran in stages: of the first, of the others, and the session's own nodes.
+
+    `own` are the types of those ops, by the names of their nodes; they are placed on the "session".
+    """
+    if not others and not own:
+        return first
+    every = (first, *others)
+    counts: dict[str, int] = {}
+    statistics: dict[str, dict[str, int]] = {}
+    for report in every:
+        for label, count in report.nodes_by_device.items():
+            counts[label] = counts.get(label, 0) + count
+        for label, numbers in report.statistics.items():
+            total = statistics.setdefault(label, {})
+            for name, value in numbers.items():
+                total[name] = total.get(name, 0) + value
+    note = f"the network ran in {len(every)} stages: shapes follow from values that each of them makes"
+    if own:
+        note += f"; the session ran {len(own)} node(s) itself: {brief(', '.join(f'{n} ({t})' for n, t in own.items()))}"
+    return replace(
+        first,
+        nodes_by_device=counts,
+        placement={n: d for r in every for n, d in r.placement.items()} | dict.fromkeys(own, "session"),
+        refusals={n: reasons for r in every for n, reasons in r.refusals.items()},
+        copies=tuple(c for r in every for c in r.copies),
+        statistics=statistics,
+        notes=tuple(dict.fromkeys((*(n for r in every for n in r.notes), note))),
+        subgraphs=tuple(d for r in every for d in r.subgraphs),
+        drivers={d: text for r in every for d, text in r.drivers.items()},
+        launches=tuple(launch for r in every for launch in r.launches),
+    )

@@ -1,4 +1,4 @@
-"""The runtime: where networks are loaded, with the contexts of the backends that want to know (A10)."""
+"""The runtime: it loads networks, and owns the contexts of the backends (A10)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weft.core.contract.error_context import caught
 from weft.core.graph.layout import Array
 from weft.core.placement.optimized_network import OptimizedNetwork
 from weft.core.placement.optimizer import OptimizerOptions
-from weft.core.registry.backend_registry import BackendRegistry, Choice, registry
+from weft.core.registry.backend_registry import BackendRegistry, DeviceChoice, registry
 from weft.core.registry.front_ends import ReadOptions, front_ends
 from weft.core.saved.network_file import check_backends
 from weft.core.session import shutdown
@@ -27,14 +27,14 @@ from weft.errors import ConfigError, InputError, ModelError, brief
 
 
 class Runtime:
-    """Loads optimised networks and returns their ids; holds the backends' contexts as long as it lives.
+    """Loads optimised networks and returns their ids; keeps the backends' contexts as long as it lives.
 
-    `dynamic_backend_paths` are folders with backends that this runtime alone has; they take the place of
-    those in `WEFT_DYNAMIC_BACKEND_PATHS`, and an empty list turns both off. `weft.load` uses a runtime of
-    the process unless it is given one.
+    `dynamic_backend_paths` are folders with backends for this runtime alone; they replace those in
+    `WEFT_DYNAMIC_BACKEND_PATHS`, and an empty list turns both off. `weft.load` uses a runtime of the process unless it
+    is given one.
 
-    `backend_options` are options by backend id, {"vulkan": {"tuning": False}}, for all that is loaded here; those
-    that `weft.load` is given go before them. ConfigError for what no backend takes.
+    `backend_options` are options by backend id, {"vulkan": {"tuning": False}}, for everything that is loaded here;
+    options given to `weft.load` override them. ConfigError for an option that no backend takes.
     """
 
     def __init__(
@@ -69,9 +69,8 @@ class Runtime:
     ) -> int:
         """Load a network, or the saved one in a file, and return its id.
 
-        `backend_options` go before the runtime's and the network's own. ConfigError for a model that was not
-        optimised (`weft.optimize` makes a network of it), and where the runtime has another value of an option that
-        the network depends on.
+        `backend_options` override the runtime's and the network's own. ConfigError for a model that is not optimised
+        (`weft.optimize` does that), and if the runtime has another value of an option that the network depends on.
         """
         front_end = front_ends.find(network)
         if front_end is None or not front_end.optimized:
@@ -106,26 +105,26 @@ class Runtime:
         return self.session(network).run(*inputs, outputs=outputs)
 
     def unload(self, network: int) -> None:
-        """Unload a network; a context that refuses stops that with BackendError, and it stays loaded."""
+        """Unload a network; BackendError if a context refuses, and the network stays loaded."""
         self.session(network).close()
 
     @property
     def networks(self) -> list[int]:
-        """Return the ids of the networks that `load` returned and nobody unloaded."""
+        """Return the ids of the networks that `load` returned and that were not unloaded."""
         return list(self._loaded())
 
     def _loaded(self) -> dict[int, Session]:
-        """Return the sessions of the networks that `load` returned, but for those that were closed since."""
+        """Return the sessions of the networks that `load` returned, without the closed ones."""
         with self._lock:
             self._sessions = {network: s for network, s in self._sessions.items() if not s.is_closed}
             return dict(self._sessions)
 
     def close(self) -> None:
-        """Unload everything and drop the contexts and this runtime's own backends.
+        """Unload everything, and drop the contexts and this runtime's own backends.
 
-        New loads are refused with ClosedError, and those that run are waited for: a load cannot close its
-        own runtime (InputError). BackendError if a context refuses to unload a network; all others are
-        unloaded, and the runtime stays.
+        It waits for running loads and refuses new ones with ClosedError; a load cannot close its own runtime
+        (InputError). BackendError if a context refuses to unload a network: the other networks are unloaded, and the
+        runtime stays open.
         """
         close_forgotten()
         errors: list[Exception] = []
@@ -144,7 +143,7 @@ class Runtime:
 
     @property
     def is_open(self) -> bool:
-        """Tell whether networks can be loaded: nobody has closed the runtime or is about to."""
+        """Tell whether networks can be loaded: the runtime is neither closed nor closing."""
         return self._gate.is_open
 
     def __enter__(self) -> Runtime:
@@ -155,23 +154,23 @@ class Runtime:
 
     # -- options ---------------------------------------------------------------------------------------
 
-    def with_options(self, choices: Sequence[Choice], given: BackendOptions | None = None) -> list[Choice]:
-        """Return devices with the options of this runtime, before which go those that are given."""
+    def with_options(self, choices: Sequence[DeviceChoice], given: BackendOptions | None = None) -> list[DeviceChoice]:
+        """Return devices with the options of this runtime, which given ones override."""
         own = self.registry.take_options(given)
         return [c.with_options({**self._options.get(c.creator.id, {}), **own.get(c.creator.id, {})}) for c in choices]
 
     def for_network(
         self,
-        choices: Sequence[Choice],
+        choices: Sequence[DeviceChoice],
         held: Mapping[str, Mapping[str, Value]],
         given: BackendOptions | None = None,
-    ) -> list[Choice]:
-        """Return devices with the options for a network: first those given, then its own, then the runtime's.
+    ) -> list[DeviceChoice]:
+        """Return devices with the options for a network: given ones override its own, and these the runtime's.
 
-        `held` are the network's own by backend id, of which those count that are declared `saved`. ConfigError where a
-        backend does not take one any more, or this runtime has another value and none is given.
+        `held` are the network's own by backend id; only those declared `saved` count. ConfigError if a backend does not
+        take one any more, or if this runtime has another value and none is given.
         """
-        own, problems, made = self.registry.take_options(given), list[str](), list[Choice]()
+        own, problems, made = self.registry.take_options(given), list[str](), list[DeviceChoice]()
         for choice in choices:
             creator, runtimes = choice.creator, self._options.get(choice.creator.id, {})
             first, declared = own.get(creator.id, {}), {each.name: each for each in creator.options}
@@ -207,15 +206,15 @@ def load_optimized(
     backend_options: BackendOptions | None = None,
     progress: Progress | None = None,
 ) -> Session:
-    """Return a session that runs a network as it was optimised, on the devices it was optimised for.
+    """Return a session that runs an optimised network on the devices that it was optimised for.
 
-    `backend_options` go before those that the network keeps and those of the runtime.
-    BackendError if a backend has another version now, ModelError if the network has lost its weights.
+    `backend_options` override those of the network and those of the runtime. BackendError if a backend has another
+    version now, ModelError if the network has no weights.
     """
     if not network.weights:
         raise ModelError(
             f"network {network.graph.name!r} has no weights and cannot be loaded",
-            why="memory LIMIT lets a session keep the rest alone in Session.optimized",
+            why="in memory mode LIMIT, Session.optimized keeps no weights",
             fix="load what weft.optimize returns",
         )
     check_backends("the optimised network", network.versions, (), runtime.registry)
@@ -240,7 +239,7 @@ _default_lock = threading.Lock()
 
 
 def default_runtime() -> Runtime:
-    """Return the runtime of the process, made when it is first asked for."""
+    """Return the runtime of the process, which the first call makes."""
     global _default
     with _default_lock:
         if _default is None or not _default.is_open:

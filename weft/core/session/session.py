@@ -7,30 +7,43 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import wraps
 from types import TracebackType
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+from weakref import WeakKeyDictionary
+
+import numpy as np
 
 from weft.core.contract.backend import MemoryMode
 from weft.core.contract.profile import Profile
+from weft.core.graph.control_op import Value
+from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, bind
 from weft.core.graph.layout import Array, Shape
+from weft.core.graph.limits import Budget
+from weft.core.graph.tensor import SequenceSpec, TensorSpec
 from weft.core.graph.validate import validate
-from weft.core.placement.assign import Assignment
+from weft.core.placement.assign import Assignment, Backends
 from weft.core.placement.check_network import check_devices
 from weft.core.placement.hints import Hints, check_hints
-from weft.core.placement.lowering import lower_network
+from weft.core.placement.lower_network import lower_network
+from weft.core.placement.open_network import OpenNetwork, OpenNetworks
 from weft.core.placement.optimized_network import OptimizedNetwork
 from weft.core.placement.optimizer import OptimizerOptions, divide
-from weft.core.registry.backend_registry import Choice
+from weft.core.placement.prepare import PreparedNetwork
+from weft.core.placement.stage_split import Corner, split
+from weft.core.registry.backend_registry import DeviceChoice
 from weft.core.session import shutdown
 from weft.core.session.arguments import Outputs, take_inputs, take_outputs, take_shapes
 from weft.core.session.loaded_network import LoadedNetwork, close_forgotten, forget
-from weft.core.session.network_cache import RecentNetworks
+from weft.core.session.network_cache import NetworkCache
 from weft.core.session.pipeline import NodeRefused, Pipeline, Progress
-from weft.core.session.prefetch import Ahead
-from weft.core.session.report import Report
-from weft.errors import BackendError, ClosedError, ConfigError, InputError
+from weft.core.session.prefetch import Prefetch
+from weft.core.session.refused import note_refusal
+from weft.core.session.report import Report, joined
+from weft.core.session.stage_runner import Rest, Rows, StageRunner, tensor
+from weft.errors import BackendError, ClosedError, ConfigError, InputError, ValueNeeded
 
 if TYPE_CHECKING:
     from weft.core.session.runtime import Runtime
@@ -42,7 +55,7 @@ R = TypeVar("R")
 
 
 def _alone(method: Callable[Concatenate[Session, P], R]) -> Callable[Concatenate[Session, P], R]:
-    """Let one thread at a time call a method of a session, and a callback that the session calls not at all."""
+    """Let one thread at a time call a method of a session; InputError if a callback of that session calls it."""
     name = method.__name__
 
     @wraps(method)
@@ -52,7 +65,7 @@ def _alone(method: Callable[Concatenate[Session, P], R]) -> Callable[Concatenate
             raise InputError(
                 f"the session cannot {name} here",
                 where=f"network {session.graph.name!r}",
-                why=f"this is called in the middle of its {session._doing}, by a callback that it waits for",
+                why=f"this is called during its {session._doing}, by a callback that it waits for",
                 fix=f"call it when the {session._doing} has returned, or call another session",
             )
         with session._lock:
@@ -65,62 +78,82 @@ def _alone(method: Callable[Concatenate[Session, P], R]) -> Callable[Concatenate
     return alone
 
 
+@dataclass(frozen=True, eq=False)
+class _Tail:
+    """What comes after a first stage: the values that are corners of its outputs, and the rest of the network."""
+
+    corners: Mapping[str, Corner]
+    rest: Rest
+
+
 class Session:
     """Run a network. Made by `weft.load`; close it, or use it as a context manager.
 
-    What is open when the process ends is closed then.
+    A session that is still open when the process ends is closed then.
 
-    `run` takes arrays in input order, or one dict by input name, and returns the outputs in order. A
-    session may be used from several threads: runs take turns. After an error a session can be used again,
-    or closed.
+    `run` takes arrays in input order, or one dict by input name, and returns the outputs in order. A session may be
+    used from several threads: runs take turns. After an error a session can be used again, or closed.
 
-    `choices` are the devices in order of preference; `host`, which may be among them, is the device of debug
-    nodes. `fixed` is the graph as it was optimised before, for these devices. `ahead` is what another thread makes of
-    the graph: bound to these shapes, and the network with the precision of `options`.
+    `choices` are the devices in order of preference; debug nodes run on `host`, which may be among them. `fixed` is a
+    network that was optimised before for these devices. `prefetch` is another thread's work: the graph bound to these
+    shapes, and the prepared network with the precision of `options`.
     """
 
     def __init__(
         self,
         graph: Graph,
-        choices: Sequence[Choice],
+        choices: Sequence[DeviceChoice],
         options: OptimizerOptions | None = None,
         *,
         runtime: Runtime,
-        host: Choice | None = None,
+        host: DeviceChoice | None = None,
         shapes: Mapping[str, Shape] | None = None,
         progress: Progress | None = None,
         profile: bool = False,
         fixed: OptimizedNetwork | None = None,
-        ahead: Ahead | None = None,
+        prefetch: Prefetch | None = None,
     ) -> None:
         close_forgotten()
-        if ahead is None:
+        if prefetch is None:
             validate(graph)
         self.graph = graph
-        """The network as it was given: no shape is bound, nothing is rewritten."""
-        self._bound = bind(graph, take_shapes(shapes or {})) if ahead is None else ahead.bound()
+        """The network as it was given, before shapes are bound and passes run."""
+        self._bound = bind(graph, take_shapes(shapes or {})) if prefetch is None else prefetch.bound()
         self.options = options or OptimizerOptions()
         self.config = self.options.config
         self.runtime = runtime
-        self._choices, self._fixed, self._ahead = list(choices), fixed, ahead
+        self._choices, self._fixed, self._prefetch = list(choices), fixed, prefetch
         self._host = host.device if host else choices[-1].device
         self._lock = threading.RLock()
         self._caller: int | None = None
-        """The thread that has called one of the methods of which one runs at a time."""
+        """The thread that runs one of the methods marked `_alone`."""
         self._doing = ""
-        """Which of them."""
+        """The name of that method."""
         self._profile = Profile() if profile else None
         every = [*([host] if host else []), *choices]
         self._loaded = LoadedNetwork(every, self.config, progress=progress, profile=self._profile)
-        self._recent = RecentNetworks()
+        self._cache = NetworkCache()
+        self._stages = StageRunner(choices, host, self.options, self._profile)
+        self._open: OpenNetworks | None = None
+        """What prepares the graph for one shape after the other; None where weights are not kept for a second one."""
+        self._divides_alone = self.options.debug is not None
+        """Whether backends are asked again for each shape: one refused a node late, or debug nodes are placed."""
+        self._tails: WeakKeyDictionary[OptimizedNetwork, _Tail] = WeakKeyDictionary()
+        """By the network of a first stage, what comes after it; a network that needs no stages has nothing here."""
+        self._tail: _Tail | None = None
+        """What comes after the network that is loaded."""
+        self._fed: dict[str, Value] = {}
+        """Of the run that was started, the inputs that later stages read."""
         self._warned = ""
         self._process = os.getpid()
         check_hints(graph, self.options.hints, [c.device for c in choices])
         weakref.finalize(self, forget, self._loaded).atexit = False
-        with self._lock:  # the end of the process waits for who holds it
+        weakref.finalize(self, self._stages.forget).atexit = False
+        with self._lock:  # the end of the process waits for the lock
             shutdown.note(self)
             self._prepare(self._bound)
-        self._ahead = None
+        self._take_open()
+        self._prefetch = None
 
     # -- what a user sees ------------------------------------------------------------------------------
 
@@ -147,7 +180,10 @@ class Session:
 
     @property
     def report(self) -> Report:
-        """Return what runs where and why; InputError while symbolic dimensions are unbound."""
+        """Return which device runs which node, and why; InputError while symbolic dimensions are unbound.
+
+        Where sizes follow from values, it tells of the first stage until a run, and then of all stages of that run.
+        """
         self._check_open()
         report = self._loaded.report
         if report is None:
@@ -159,17 +195,17 @@ class Session:
                 fix="pass shapes={name: shape} to weft.load, call resize, or run once; it will run on "
                 + ", ".join(c.why or c.device for c in self._choices),
             )
-        return report
+        return joined(report, self._stages.reports, self._stages.own)
 
     @property
     def pipelines(self) -> Sequence[Pipeline]:
-        """Return what runs on each device, in the order of execution, for tools that look inside."""
+        """Return the pipelines in the order of execution, for tools that look inside."""
         self._check_open()
         return tuple(self._loaded.pipelines)
 
     @property
     def profile(self) -> Profile:
-        """Return what the last run cost, node by node or as the backends report it; see `weft.load(profile=True)`."""
+        """Return the times of the last run, by node or as the backends report them; see `weft.load(profile=True)`."""
         self._check_open()
         if self._profile is None:
             raise ConfigError("this session is not profiled", fix="pass profile=True to weft.load")
@@ -177,9 +213,9 @@ class Session:
 
     @property
     def optimized(self) -> OptimizedNetwork:
-        """Return the network as it was optimised for the present shapes; InputError while they are unbound.
+        """Return the network as it was optimised for the current shapes; InputError while they are unbound.
 
-        In memory mode LIMIT it is without its weights: to be printed, not loaded or saved.
+        In memory mode LIMIT it has no weights: it can be printed, but not loaded or saved.
         """
         if self._loaded.network is None:
             why = "its shapes are not all known, or the last resize failed"
@@ -188,7 +224,7 @@ class Session:
 
     @_alone
     def resize(self, shapes: Mapping[str, Shape]) -> None:
-        """Prepare for other input shapes; inputs that are not named keep theirs."""
+        """Prepare for other input shapes; inputs that are not named keep their shapes."""
         self._check_open()
         given = take_shapes(shapes)
         self._prepare(bind(self.graph, self._kept(given) | given))
@@ -197,34 +233,63 @@ class Session:
     def run(self, *inputs: Array | Mapping[str, Array], outputs: Outputs | None = None) -> list[Array]:
         """Return the outputs, in order, for arrays in input order or a dict by name.
 
-        `outputs` may hold arrays of the right shape and type that are written in place and returned.
-        Symbolic dimensions that are unbound, or that differ from the last run, are bound to the arrays'
-        shapes by a resize.
+        An input or an output that is a sequence is a list of arrays, an optional that holds nothing None.
+        `outputs` may hold arrays of the right shape and type, which are written and returned. If the arrays' shapes
+        differ from the current ones, the session is resized to them first.
         """
         arrays = self._accept(inputs)
         network = self._loaded.network
         assert network is not None
-        given = take_outputs(self.graph, network.graph.specs, outputs)
+        given = take_outputs(self.graph, network.graph.specs, outputs) if self._tail is None else []
         try:
-            self._loaded.start(arrays)
-            return self._loaded.finish(given)
+            self._start(arrays)
+            return self._loaded.finish(given) if self._tail is None else self._finish(self._tail, outputs)
         finally:
-            self._loaded.abandon()  # an interrupt in between leaves nothing to wait for
+            self._loaded.abandon()  # after an interrupt, too
+
+    def _start(self, arrays: dict[str, Array], *, keep: bool = False) -> None:
+        """Start the first stage; `keep` what later ones read of the inputs, which the caller may change."""
+        self._stages.begin()
+        self._fed = {}
+        if self._tail is not None:
+            read = {*self._tail.rest.graph.inputs, *self.graph.outputs}
+            self._fed = {i: a.copy() if keep else a for i, a in arrays.items() if i in read}
+        self._loaded.start(arrays)
+
+    def _finish(self, tail: _Tail, outputs: Outputs | None) -> list[Array]:
+        """Wait for the first stage, run the others, and return the outputs, in the given arrays where there are any."""
+        assert self._loaded.network is not None
+        names = self._loaded.network.graph.outputs
+        made = dict(zip(names, self._loaded.finish([None] * len(names)), strict=True))
+        rows: Rows = {}
+        known, self._fed = {**self._fed, **made, **self._stages.corners(tail.corners, made, rows)}, {}
+        values = self._stages.finish(tail.rest, known, rows)
+        results = dict(zip(self.graph.outputs, values, strict=True))
+        specs = {n: TensorSpec(a.shape, DType.of(a.dtype)) for n, a in results.items() if isinstance(a, np.ndarray)}
+        if outputs is None and len(specs) < len(results):  # some are sequences, or optionals that hold nothing
+            return [np.array(v) if isinstance(v, np.ndarray) else v for v in values]  # type: ignore[misc]
+        arrays = [tensor(name, value) for name, value in zip(self.graph.outputs, values, strict=True)]
+        given = take_outputs(self.graph, specs, outputs)
+        for target, result in zip(given, arrays, strict=True):
+            if target is not None:
+                np.copyto(target, result)
+        # A part of a roomy value would hold all of its memory, and one array may be two outputs.
+        return [np.array(result) if target is None else target for target, result in zip(given, arrays, strict=True)]
 
     @_alone
     def submit(self, *inputs: Array | Mapping[str, Array]) -> None:
         """Start a run and return while the device may still be at work; `wait` returns its outputs.
 
-        Where the network is divided over devices, only the last part is left running. A second submit, a run or
-        a resize waits for the first, whose outputs are lost.
+        If the network is divided over devices, only its last part may still run; where sizes follow from values, only
+        the first stage. A second submit, a run or a resize waits for the first run, whose outputs are lost.
         """
-        self._loaded.start(self._accept(inputs))
+        self._start(self._accept(inputs), keep=True)
 
     @_alone
     def wait(self, outputs: Outputs | None = None) -> list[Array]:
         """Wait for the run that `submit` started and return its outputs, once.
 
-        InputError if there is none: nothing was submitted since the last run, or that failed.
+        InputError if there is no such run: none was submitted since the last run, or it failed.
         """
         self._check_open()
         if not self._loaded.started:
@@ -233,28 +298,32 @@ class Session:
                 why="none was submitted since outputs were last taken, a run failed or the session was resized",
                 fix="call submit, and wait before anything else",
             )
+        if self._tail is not None:
+            return self._finish(self._tail, outputs)
         return self._loaded.finish(take_outputs(self.graph, self.optimized.graph.specs, outputs))
 
     @_alone
     def close(self) -> None:
         """Free everything; the devices stay open for other sessions. A second close does nothing.
 
-        BackendError if a backend's context refuses; then the session stays as it is. A run in another thread is waited
-        for; InputError where this is called in the middle of one, by a debug callback say.
+        It waits for a run in another thread. BackendError if a backend's context refuses; the session then stays open.
+        InputError if it is called during a run of this thread, such as by a debug callback.
         """
         self._loaded.close()
-        self._recent.clear()
+        self._stages.close()
+        self._cache.clear()
+        self._open = None
 
     def end(self, patience: float) -> bool:
-        """Close at the end of the process, and let no thread in any more; False if one does not leave in time.
+        """Close at the end of the process, and admit no thread any more; return False if one does not leave in time.
 
-        Nobody is left to hear that a backend's context refuses: that is logged. In a forked process the session is
-        its parent's.
+        A context that refuses is logged. In a forked process nothing is done: the session belongs to the parent.
         """
         if self._process != os.getpid():
             return True
         if not self._lock.acquire(timeout=patience):
             return False
+        self._stages.close()
         self._loaded.close_unheard()
         return True
 
@@ -267,7 +336,7 @@ class Session:
     # -- preparing -------------------------------------------------------------------------------------
 
     def _kept(self, given: Mapping[str, Shape]) -> dict[str, Shape]:
-        """Return the shapes that the other inputs keep, changed where they share a symbol with a given one."""
+        """Return the shapes of the inputs that are not given, with symbols that they share with a given one rebound."""
         declared = {i: self.graph.specs[i].shape for i in self.graph.inputs}
         sizes = {d: n for i, shape in given.items() for d, n in zip(declared.get(i, ()), shape, strict=False)}
         kept = {}
@@ -279,7 +348,7 @@ class Session:
         return kept
 
     def _prepare(self, bound: Graph) -> None:
-        """Load what has its shapes; unload what has not."""
+        """Load the graph if all its shapes are known; else unload the one before."""
         if bound.symbols():
             self._loaded.drop()
         elif self._loaded.notices is None:
@@ -294,33 +363,71 @@ class Session:
         self._bound = bound
 
     def _place(self, bound: Graph) -> None:
-        """Optimise and load; again, for as long as a backend refuses nodes that it had taken."""
+        """Optimise and load, again and again while a backend refuses nodes that it took before."""
         before, shapes = Assignment(), tuple(bound.specs[i].shape for i in bound.inputs)
         if self._fixed is not None:
             check_devices(self._fixed, {p.device: self._loaded.ask(p.device) for p in self._fixed.parts})
         while True:
-            divided = self._fixed or self._recent.find(shapes) or self._divide(bound, before)
+            divided = self._fixed or self._cache.find(shapes) or self._divide(bound, before)
             network = lower_network(divided, {p.device: self._loaded.ask(p.device) for p in divided.parts})
+            self._tail = self._tails.get(divided)
             try:
                 self._loaded.load(network)
             except NodeRefused as e:
-                self._recent.forget(shapes)
+                self._cache.forget(shapes)
+                self._divides_alone = True
                 self._note_refusal(network, e, before)
                 continue
             self._warn(network)
             if self._fixed is None and self.config.memory is not MemoryMode.LIMIT:
-                self._recent.keep(shapes, divided)
+                self._cache.keep(shapes, divided)
             return
 
+    def _take_open(self) -> None:
+        """Take what prepares the graph from the prefetch, or make it; weights are not kept in memory mode LIMIT."""
+        if self._open is not None or self._fixed is not None or self.config.memory is MemoryMode.LIMIT:
+            return
+        options = self.options
+        made = OpenNetworks(self.graph, self.config.precision, options.limits, options.passes)
+        self._open = made if self._prefetch is None else self._prefetch.open_networks()
+
+    def _divided_open(self, opened: OpenNetwork, bound: Graph, backends: Backends) -> OptimizedNetwork | None:
+        def divided(prepared: PreparedNetwork) -> OptimizedNetwork:
+            return divide(bound, backends, self.options, host=self._host, prepared=prepared)
+
+        return opened.divided(bound, divided, backends)
+
     def _divide(self, bound: Graph, before: Assignment) -> OptimizedNetwork:
+        prepared = self._prefetch.take() if self._prefetch else None
+        self._take_open()
+        alone = self._divides_alone or bool(before.refusals)
+        known = self._open.known_division(bound) if self._open is not None and not alone else None
+        if known is not None:
+            return known
         backends = {c.device: self._loaded.ask(c.device) for c in self._choices}
-        prepared = self._ahead.take() if self._ahead else None
-        network = divide(bound, backends, self.options, host=self._host, before=before, prepared=prepared)
-        self._recent.share_weights(network)
+        found = self._open.find(bound) if self._open is not None else None
+        if found is not None:
+            opened, sized = found
+            alike = None if alone else self._divided_open(opened, bound, backends)
+            if alike is not None:
+                return alike
+            prepared = prepared or opened.prepared(sized)
+        tail: _Tail | None = None
+        try:
+            network = divide(bound, backends, self.options, host=self._host, before=before, prepared=prepared)
+        except ValueNeeded:
+            stage = split(bound, Budget(self.options.limits))
+            if stage.rest is None:
+                raise
+            tail = _Tail(stage.corners, self._stages.rest(stage.rest))
+            network = divide(stage.graph, backends, self.options, host=self._host, before=before)
+        self._cache.share_weights(network)
+        if tail is not None:
+            self._tails[network] = tail
         return network
 
     def _note_refusal(self, network: OptimizedNetwork, refusal: NodeRefused, before: Assignment) -> None:
-        """Note what a backend refused late, so that the node is assigned anew."""
+        """Record nodes that a backend refused in `onCreate`, so that they are assigned to another device."""
         if self._fixed is not None:
             names = ", ".join(repr(n.name) for n in refusal.nodes)
             raise BackendError(
@@ -328,17 +435,10 @@ class Session:
                 why="onCreate returned None",
                 fix="optimise the model again on this machine",
             )
-        for node in refusal.nodes:
-            if (node.name, refusal.device) in before.refusals:
-                raise BackendError(
-                    f"onCreate returned None for node {node.name!r} ({node.op.type}), which its backend put there",
-                    where=refusal.device,
-                    fix="OptimizeSubgraph may only make nodes that the backend takes",
-                )
-            before.refuse(node, refusal.device, "onCreate returned None for these shapes and types")
+        note_refusal(refusal, before)
 
     def _warn(self, network: OptimizedNetwork) -> None:
-        """Log what is not on the first device; a resize that changes nothing about it says nothing."""
+        """Log the nodes that are not on their wanted device, unless the last resize logged the same."""
         where = network.placement
         lines = [
             f"{r.node!r} ({r.op}) is on {where.get(r.node, 'another')}: {r.device}: {r.reason}"
@@ -350,7 +450,7 @@ class Session:
         self._warned = text
 
     def _astray(self, network: OptimizedNetwork) -> str:
-        """Return how many nodes are not where the order of preference, or a hint, puts them."""
+        """Return how many nodes are not on the first device, or not on that of their hint."""
         first, hints = self._choices[0].device, Hints.of(self.options.hints)
         wanted = {r.node: hints.device(r.node) for r in network.refusals}
         moved = {r.node for r in network.refusals if r.device == first and wanted[r.node] in (None, first)}
@@ -369,10 +469,11 @@ class Session:
             raise ClosedError("the session is closed", fix="load the model again")
 
     def _accept(self, inputs: Sequence[Array | Mapping[str, Array]]) -> dict[str, Array]:
-        """Return the checked arrays, with the session prepared for their shapes."""
+        """Check the arrays, resize the session to their shapes if it must be, and return the arrays by name."""
         self._check_open()
         arrays = take_inputs(self.graph, inputs)
         specs = self._bound.specs
-        if self._loaded.network is None or any(a.shape != specs[i].shape for i, a in arrays.items()):
-            self._prepare(bind(self.graph, {i: a.shape for i, a in arrays.items()}))
+        tensors = {i: a for i, a in arrays.items() if not isinstance(specs[i], SequenceSpec)}
+        if self._loaded.network is None or any(a.shape != specs[i].shape for i, a in tensors.items()):
+            self._prepare(bind(self.graph, {i: a.shape for i, a in tensors.items()}))
         return arrays

@@ -1,4 +1,4 @@
-"""The end of the process: sessions that are still open are closed first, and then the devices."""
+"""The end of the process: open sessions are closed first, then the devices."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from weft.core.contract.error_context import do_all
 from weft.core.registry import backend_registry
 
 PATIENCE = 5.0
-"""Seconds, at most, that the end of the process waits for threads that are in the middle of a run."""
+"""Most seconds that the end of the process waits for threads in a run."""
 
 OWN_THREADS = "weft-"
-"""How the names of Weft's own threads begin. They work for a thread of the program, or for none."""
+"""How the names of Weft's own threads begin."""
 
 PARKED = "weft.core.session.session"
-"""Where a thread stands that waits for its turn in a session."""
+"""The module in which a thread waits for its turn in a session."""
 
 
 class Endable(Protocol):
-    """What is open until it is closed or the process ends."""
+    """An object that is open until it is closed or the process ends."""
 
     def end(self, patience: float) -> bool:
-        """Close, and let no thread in any more; False if one is still inside after `patience` seconds."""
+        """Close, and admit no thread any more; return False if one is still inside after `patience` seconds."""
         ...
 
 
@@ -37,22 +37,22 @@ _lock = threading.Lock()
 
 
 def note(opened: Endable) -> None:
-    """Have something closed at the end of the process, unless it is gone by then."""
+    """Have an object closed at the end of the process, unless it is collected before."""
     with _lock:
         _open.add(opened)
 
 
 def still_open(kind: type[EndableT]) -> list[EndableT]:
-    """Return what was noted of a kind and is not gone, in no order; some of it may be closed."""
+    """Return the noted objects of a kind that were not collected, in no order; some may be closed."""
     with _lock:
         return [each for each in _open if isinstance(each, kind)]
 
 
 @atexit.register
 def end() -> None:
-    """Close everything that this process opened, users before what they use; a second call finds nothing.
+    """Close everything that this process opened, sessions before devices; a second call finds nothing.
 
-    Where a thread is still at work in Weft, which a daemon thread can be, its devices stay as they are.
+    The devices stay open if a thread, such as a daemon thread, is still at work in Weft.
     """
     with _lock:
         still = list(_open)
@@ -71,7 +71,7 @@ def end() -> None:
 
 
 def _at_work() -> bool:
-    """Tell whether a thread of the program is in the middle of anything in Weft but the wait for a session."""
+    """Tell whether a thread of the program is at work in Weft, and not just waiting for a session."""
     own = {t.ident for t in threading.enumerate() if t.name.startswith(OWN_THREADS)} | {threading.get_ident()}
     for thread, top in sys._current_frames().items():
         frame = top if thread not in own else None

@@ -1,4 +1,4 @@
-"""From a network in the making to a graph: names for its values, and all that is wrong with it at once."""
+"""From a network in the making to a graph: names its values, and reports all problems at once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def near(name: str, known: Iterable[str]) -> str:
 
 
 def to_graph(net: Network) -> Graph:
-    """Return the graph of a network; ModelError lists everything that stands against it."""
+    """Return the graph of a network; ModelError lists all that is wrong with it."""
     problems = [
         f"input {s.index}{_label(layer, s.index)} of {layer.name!r} ({layer.op.type}) is not connected"
         for layer in net.layers.values()
@@ -48,6 +48,7 @@ def to_graph(net: Network) -> Graph:
         raise ModelError(
             f"network {net.name!r} is not complete: {len(problems)} problem(s)",
             why="\n    ".join(("", *problems[:SHOWN], *more)),
+            fix="mend these, then load the network again",
         )
     return graph
 
@@ -85,8 +86,8 @@ def _graph(net: Network) -> Graph:
 
 
 def _copies(copies: dict[str, OutputSlot], names: dict[OutputSlot, str], taken: set[str]) -> list[Node]:
-    """Return the nodes that show a value under a further name."""
-    from weft.ops.shape import Identity  # late: all ops come with it
+    """Return the Identity nodes that give a value another name."""
+    from weft.ops.shape import Identity  # late: it imports all ops
 
     return [
         Node(_fresh(f"{name}.copy", taken), Identity(), (names[slot],), (name,)) for name, slot in copies.items()

@@ -24,7 +24,7 @@ from weft.frontends.builder.layers import OpLayer
 from weft.frontends.builder.slots import ConstantLayer, InputLayer, Layer, OutputSlot
 
 MOST_ELEMENTS = 2**16
-"""Values of more elements are not computed: no shape follows from so many."""
+"""Values of more elements are not computed: no shape depends on so many."""
 
 PROBES = ((32, 32), (64, 32), (2, 33))
 """Sizes that are tried for the k-th symbol: first * (k + 1) + second. The last ones are odd."""
@@ -53,7 +53,7 @@ class _Probe:
 
 
 def infer(inputs: Sequence[InputLayer], constants: Sequence[ConstantLayer], layers: Sequence[OpLayer]) -> Inference:
-    """Return what follows from the inputs. Problems are told only where no symbol leaves them open."""
+    """Return what follows from the inputs; report only problems that no size of a symbol removes."""
     symbols = list(dict.fromkeys(d for i in inputs for d in i.spec.shape if isinstance(d, str)))
     order = _ordered(layers)
     choices: list[Sizes] = [{s: first * (k + 1) + second for k, s in enumerate(symbols)} for first, second in PROBES]
@@ -77,7 +77,7 @@ def _ordered(layers: Sequence[OpLayer]) -> list[OpLayer]:
     """Return the layers, each after those that it reads; without those on or behind a cycle."""
     sources = {layer: [s.source.layer for s in layer.inputs if s.source] for layer in layers}
     sorter: TopologicalSorter[Layer] = TopologicalSorter(sources)
-    with suppress(CycleError):  # what is before a cycle comes all the same
+    with suppress(CycleError):  # layers before a cycle still come
         sorter.prepare()
     done: list[OpLayer] = []
     while sorter.is_active() and (ready := sorter.get_ready()):
@@ -135,9 +135,9 @@ def _compute(
     values: Sequence[Array | None],
     unsure: bool,
 ) -> None:
-    """Compute what is known whatever is fed, as shapes may follow from it."""
+    """Compute values that do not depend on what is fed, because shapes may depend on them."""
     if op.type in ("Shape", "Size") and specs and specs[0] is not None:
-        # Only the shape is read: an array without strides stands for the value.
+        # Only the shape is read, so an array with strides of zero stands for the value.
         values, unsure = [np.broadcast_to(np.zeros((), specs[0].dtype.numpy), specs[0].dims)], False
     elif any(s is not None and v is None for s, v in zip(sources, values, strict=True)):
         probe.unsure.update(slots if unsure else ())

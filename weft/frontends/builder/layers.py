@@ -39,7 +39,7 @@ class OpLayer(Layer):
             raise ModelError(
                 f"{self.name!r} cannot become {op.type}",
                 why=f"{used} of its inputs are connected and {op.type} has at most {most}",
-                fix="disconnect those that are too many",
+                fix="disconnect the surplus inputs",
             )
         old, self._op = self._op, op
         self.network.touch()
@@ -53,18 +53,18 @@ class OpLayer(Layer):
         del self._outputs[max(self._used_outputs, self._made_outputs) :]
 
     def replace(self, op: str | Op, **attributes: object) -> None:
-        """Put another op in the place of this one; what is connected stays connected."""
+        """Replace the op; slots stay connected."""
         self.op = self.network.make_op(op, attributes)
 
     @property
     def completed_op(self) -> Op:
-        """Return the op, told how many outputs its node has where it wants to know that."""
+        """Return the op, with the number of its node's outputs where the op has a field for it."""
         count = getattr(self._op, "outputs", None)
         if not isinstance(count, int):
             return self._op
         parts: object = getattr(self._op, "num_outputs", None)
         if not count and (parts or any(s.source for s in self._inputs[1:])):
-            return self._op  # a Split that knows its parts otherwise
+            return self._op  # another field or an input tells a Split its parts
         needed = max(count, self._used_outputs) or len(self._outputs)
         changed: Op = self._op if needed == count else replace(self._op, outputs=needed)  # type: ignore[call-arg]
         return changed
@@ -89,7 +89,7 @@ class OpLayer(Layer):
 
     @property
     def made_slots(self) -> Sequence[OutputSlot]:
-        """Return the output slots that there are, without asking what the op makes."""
+        """Return the output slots made so far, without asking what the op makes."""
         return self._outputs
 
     @property
@@ -125,7 +125,7 @@ class OpLayer(Layer):
         return self.signature.most_outputs
 
     def input(self, index: int | str = 0) -> InputSlot:
-        """Return an input slot, by place or by ONNX's name of it; one that does not exist yet is made.
+        """Return an input slot by index or by ONNX's name of it; make it if it does not exist yet.
 
         ModelError if the op has no such input.
         """
@@ -137,6 +137,7 @@ class OpLayer(Layer):
             raise ModelError(
                 f"{self.name!r} ({self._op.type}) has no input {index!r}",
                 why=f"it has {len(self._inputs)} input(s){shown}",
+                fix="use one of its inputs",
             )
         self._grow_inputs(place + 1)
         return self._inputs[place]
@@ -148,7 +149,9 @@ class OpLayer(Layer):
             self.network.touch()
         if not 0 <= index < len(self._outputs):
             raise ModelError(
-                f"{self.name!r} ({self._op.type}) has no output {index}", why=f"it has {len(self._outputs)} output(s)"
+                f"{self.name!r} ({self._op.type}) has no output {index}",
+                why=f"it has {len(self._outputs)} output(s)",
+                fix="use one of its outputs",
             )
         return self._outputs[index]
 
@@ -162,7 +165,7 @@ class OpLayer(Layer):
     def required(self) -> Sequence[InputSlot]:
         """Return the input slots that must be connected and are not."""
         known = self.signature
-        # Between two inputs of those that repeat nothing may be left out; one that is unknown may be optional.
+        # A variadic input may have no gap. The inputs of an unknown op may be optional.
         repeats = known.is_known and known.most_inputs > len(known.inputs)
         last = max((s.index for s in self._inputs if s.source), default=0) if repeats else 0
         empty = [s for s in self._inputs if s.source is None]

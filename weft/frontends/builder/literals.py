@@ -1,4 +1,4 @@
-"""Python numbers and lists as what a layer reads: which element type they are meant to have."""
+"""Python numbers and lists as inputs of a layer: the element types that they get."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def array_of(source: Any, layer: OpLayer, index: int, sources: Sequence[Any]) ->
 
 
 def _candidates(known: Signature, index: int, sources: Sequence[Any]) -> list[DType]:
-    """Return the types that a literal may be meant to have, the likeliest first."""
+    """Return the element types that a literal may get, the likeliest first."""
     name = known.type_of(index)
     allowed = known.allowed.get(name, frozenset(DType))
     if len(allowed) == 1:
@@ -67,7 +67,7 @@ def _type_of(source: Any) -> DType | None:
 def _holds(dtype: DType, value: Array) -> bool:
     """Tell whether values of that kind can be of the type: fractions of a float, numbers not of a bool."""
     if value.dtype.kind == "f":
-        return dtype.is_float
+        return dtype.is_float or dtype.is_small_float
     if value.dtype.kind == "b":
         return dtype is DType.BOOL
     if dtype is DType.BOOL or not value.size:

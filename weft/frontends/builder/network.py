@@ -105,7 +105,7 @@ class Network:
         made = self.make_op(op, attributes)
         name = self._name(name, made.type.rpartition("::")[2].lower())
         layer = OpLayer(self, name, made)
-        # All is checked before anything is added: a layer that is refused leaves nothing behind.
+        # Check everything before adding anything, so that a refused layer leaves nothing behind.
         targets = [(layer.input(k), source) for k, source in enumerate(sources) if source is not None]
         read: list[OutputSlot | Array] = []
         for target, source in targets:
@@ -123,7 +123,7 @@ class Network:
     def add_output(self, name: str, source: Layer | OutputSlot) -> None:
         """Show a slot as an output under that name; also one inside the network, which other layers read.
 
-        An output whose layer was removed may be given anew: it keeps its place.
+        An output whose layer was removed may be added again, and keeps its position.
         """
         slot = output_of(source)
         self.check_own(slot)
@@ -133,14 +133,17 @@ class Network:
         given = self._inputs.get(name) or self._constants.get(name)
         if not name or (given is not None and given is not slot.layer):
             why = f"{name!r} is the name of {given.kind}" if given else "an output needs a name"
-            raise ModelError(f"an output cannot be called {name!r}", why=why)
+            raise ModelError(f"an output cannot be called {name!r}", why=why, fix="choose another name")
         self._outputs[name] = slot
         self.touch()
 
     def remove_output(self, name: str) -> None:
-        """Show that output no more; the layer that makes it stays."""
+        """Remove an output; the layer that makes it stays."""
         if name not in self._outputs:
-            raise ModelError(f"network {self.name!r} has no output {name!r}{near(name, self._outputs)}")
+            raise ModelError(
+                f"network {self.name!r} has no output {name!r}{near(name, self._outputs)}",
+                fix="use a name that network.outputs lists",
+            )
         del self._outputs[name]
         self.touch()
 
@@ -161,7 +164,7 @@ class Network:
     # -- editing -----------------------------------------------------------------------------------------
 
     def insert_after(self, source: Layer | OutputSlot, op: str | Op, name: str = "", **attributes: object) -> OpLayer:
-        """Add a layer that reads a slot, and that all which read this slot read instead, outputs included."""
+        """Add a layer that reads a slot; what read the slot, outputs included, reads the layer instead."""
         slot = output_of(source)
         self.check_own(slot)
         readers = slot.targets
@@ -173,7 +176,11 @@ class Network:
     def insert_before(self, target: InputSlot, op: str | Op, name: str = "", **attributes: object) -> OpLayer:
         """Add a layer between an input slot and its source; other readers of the source stay as they are."""
         if target.source is None:
-            raise ModelError(f"nothing can be inserted before {target!r}", why="it has no source")
+            raise ModelError(
+                f"nothing can be inserted before {target!r}",
+                why="it has no source",
+                fix="connect it to a source first",
+            )
         self.check_own(target.source)
         layer = self.add_layer(op, target.source, name=name, **attributes)
         _move([target], layer)
@@ -182,7 +189,7 @@ class Network:
     # -- for slots and layers ----------------------------------------------------------------------------
 
     def touch(self) -> None:
-        """Forget what was inferred: something changed."""
+        """Forget what was inferred, because something changed."""
         self._inference = None
 
     def inference(self) -> Inference:
@@ -215,7 +222,7 @@ class Network:
         self.touch()
 
     def forget(self, layer: Layer) -> None:
-        """Drop a layer, whose slots are unconnected by now; outputs that it made are left without a source."""
+        """Drop a layer whose slots are unconnected already; its outputs are left without a source."""
         for held in (self._inputs, self._constants, self._layers):
             if held.get(layer.name) is layer:
                 del held[layer.name]
@@ -259,7 +266,11 @@ class Network:
         """Return a network that can be edited, with the names and the weights of a graph."""
         validate(graph)
         if graph.layouts:
-            raise ModelError(f"graph {graph.name!r} cannot be edited", why="a backend has laid it out already")
+            raise ModelError(
+                f"graph {graph.name!r} cannot be edited",
+                why="a backend has laid it out already",
+                fix="edit the graph of the model, before it is optimised",
+            )
         net = cls(graph.name)
         for name in graph.inputs:
             spec = graph.specs[name]
@@ -268,7 +279,7 @@ class Network:
             net.add_constant(value, name)
         slots: dict[str, OutputSlot] = {i: held.outputs[0] for i, held in (net._inputs | net._constants).items()}
         for node in graph.nodes:
-            # Values and nodes of a graph may share names, so that the node's is not checked.
+            # Do not check the node's name: values and nodes of a graph may share names.
             layer = net._layers[node.name] = OpLayer(net, node.name, node.op)
             layer.grow_outputs(len(node.outputs))
             for slot, name in zip(layer.made_slots, node.outputs, strict=False):
@@ -297,8 +308,8 @@ def parse(
 ) -> Network:
     """Return a network that can be edited: an ONNX model (a path, bytes, a loaded model) or a `Graph`.
 
-    Whatever else a front end reads will do, too. `name` is the network's, by default that of the model. `limits` are
-    what the model may cost; see `weft.load`.
+    It takes whatever else a front end reads, too. `name` is the network's, by default that of the model. `limits`
+    bounds what the model may cost; see `weft.load`.
     """
     graph = front_ends.read(model, ReadOptions(Limits.of(limits)))
     if not isinstance(graph, Graph):
@@ -317,7 +328,7 @@ def _move(targets: Iterable[InputSlot], layer: OpLayer) -> None:
 
 
 def _checked_shape(name: str, shape: Sequence[Dim]) -> tuple[Dim, ...]:
-    """Return a shape with its numbers as Python's; ModelError if it is none."""
+    """Return a shape with Python's ints as its numbers; ModelError if it is no shape."""
     is_list = isinstance(shape, Iterable) and not isinstance(shape, (str, Mapping))
     dims = tuple(shape) if is_list else ()
     if not is_list or not all(_is_size(d) or (isinstance(d, str) and d) for d in dims):

@@ -1,6 +1,6 @@
 """What is known of an op before it runs: its attributes, and how many inputs and outputs it has.
 
-ONNX's own definitions say it for ops that bear an ONNX name. Of other ops the attributes alone are known.
+ONNX's own definitions tell it for ops that bear an ONNX name. Of other ops only the attributes are known.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Signature:
 
 @cache
 def signature_of(op_type: str) -> Signature:
-    """Return the signature of an op type; of one that ONNX does not define, one that allows everything."""
+    """Return the signature of an op type; it allows everything if ONNX does not define the op."""
     schema = schema_of(op_type, NEWEST_OPSET)
     if schema is None:
         return Signature()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class OutputSlot:
-    """One result of a layer. Made by its layer: `layer.output(0)`."""
+    """An output of a layer. Made by its layer: `layer.output(0)`."""
 
     def __init__(self, layer: Layer, index: int) -> None:
         self.layer, self.index = layer, index
@@ -63,7 +63,7 @@ class OutputSlot:
 
 
 class InputSlot:
-    """One place that a layer reads. Made by its layer: `layer.input(0)`."""
+    """An input of a layer. Made by its layer: `layer.input(0)`."""
 
     def __init__(self, layer: Layer, index: int) -> None:
         self.layer, self.index = layer, index
@@ -91,7 +91,7 @@ class InputSlot:
         network.touch()
 
     def disconnect(self) -> None:
-        """Read nothing any more; one that is not connected stays so."""
+        """Disconnect this slot, if it is connected."""
         if self._source is not None:
             self._source._targets.remove(self)
             self._source = None
@@ -129,7 +129,7 @@ class Layer:
 
     @property
     def inputs(self) -> tuple[InputSlot, ...]:
-        """Return the input slots; one that reads any number of values has those that it got so far."""
+        """Return the input slots; a variadic input has the slots that it got so far."""
         return tuple(self._inputs)
 
     @property
@@ -138,13 +138,17 @@ class Layer:
         return tuple(self._outputs)
 
     def input(self, index: int | str = 0) -> InputSlot:
-        """Return an input slot, by place or by ONNX's name of it; ModelError if there is none."""
-        raise ModelError(f"{self.name!r} has no inputs", why=f"it is {self.kind}")
+        """Return an input slot by index or by ONNX's name of it; ModelError if there is none."""
+        raise ModelError(f"{self.name!r} has no inputs", why=f"it is {self.kind}", fix="use its output: output(0)")
 
     def output(self, index: int = 0) -> OutputSlot:
         """Return an output slot; ModelError if there is none of that number."""
         if not 0 <= index < len(self.outputs):
-            raise ModelError(f"{self.name!r} has no output {index}", why=f"{self.kind} has {len(self.outputs)}")
+            raise ModelError(
+                f"{self.name!r} has no output {index}",
+                why=f"{self.kind} has {len(self.outputs)}",
+                fix="use one of its outputs",
+            )
         return self._outputs[index]
 
     @property
@@ -153,15 +157,19 @@ class Layer:
         return "a layer"
 
     def remove(self, *, join: bool = False) -> None:
-        """Take the layer out of the network. What read it has no source any more.
+        """Remove the layer from the network; slots that read it are left without a source.
 
-        With `join`, what read its first output reads the source of its first input instead.
+        With `join`, slots that read its first output read the source of its first input instead.
         """
         network = self.network
         source = self._inputs[0].source if self._inputs else None
         if join:
             if source is None:
-                raise ModelError(f"{self.name!r} cannot be removed with join=True", why="its first input has no source")
+                raise ModelError(
+                    f"{self.name!r} cannot be removed with join=True",
+                    why="its first input has no source",
+                    fix="connect its first input, or remove it without join",
+                )
             self.outputs[0].redirect(source)
         for slot in self._inputs:
             slot.disconnect()
@@ -243,6 +251,10 @@ def checked(value: Any) -> Array:
     try:
         array = np.asarray(value)
     except ValueError as e:
-        raise ModelError(f"{type(value).__name__} {str(value)[:60]} is no array", why=str(e)) from None
+        raise ModelError(
+            f"{type(value).__name__} {str(value)[:60]} is no array",
+            why=str(e),
+            fix="pass an array of numbers or booleans",
+        ) from None
     DType.of(array.dtype)
     return array

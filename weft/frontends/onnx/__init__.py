@@ -1,6 +1,6 @@
 """The ONNX front end: `load` turns a model file into a graph of Weft's ops in their newest form.
 
-A file passes through these modules, and each trusts nothing that the ones before have not checked:
+A file passes through these modules. Each trusts only what the ones before it have checked:
 
     files       path -> bytes
     reading     bytes -> protobuf: size, header, opsets
@@ -38,11 +38,11 @@ def load(
     with every node that Weft cannot take, and ModelError for whatever else is wrong with the file, or if it goes
     beyond the limits of nodes or of bytes of constants.
     """
-    # The file comes first: what is imported then holds the interpreter, which is others' while the system reads.
+    # Read the file before importing onnx: reading releases the GIL, importing does not.
     try:
         held = read_file(model) if isinstance(model, (str, os.PathLike)) else model
     except ModelError:
-        _importers()  # a package that is not installed is told before a file that is not there
+        _importers()  # a missing package is reported before a missing file
         raise
     read, build = _importers()
     source = read(held)

@@ -7,7 +7,7 @@ from dataclasses import fields
 from functools import cache
 from typing import Any, get_type_hints
 
-from onnx import AttributeProto
+from onnx import AttributeProto, TensorProto
 
 from weft.core.graph.dtypes import DType
 from weft.core.graph.op import Op
@@ -71,6 +71,8 @@ def field_value(op: type[Op], name: str, value: object) -> object:
     if hint in (DType, DType | None) and not isinstance(value, DType):
         if not isinstance(value, int):
             raise ModelError(f"attribute {quote(name)} = {str(value)[:60]} is no element type")
+        if value == TensorProto.UNDEFINED and hint == DType | None:
+            return None  # as QuantizeLinear says that a type follows from its inputs
         return element_type(value, f"attribute {quote(name)}")
     if isinstance(value, int) and hint in (bool, bool | None):
         if value not in (0, 1):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,13 +19,16 @@ from weft.core.graph.limits import Limits
 from weft.core.graph.tensor import TensorSpec
 from weft.errors import ModelError
 from weft.frontends.onnx.attributes import read_attribute
+from weft.frontends.onnx.bodies import expand_bodies, walk
 from weft.frontends.onnx.external import ExternalFiles
 from weft.frontends.onnx.functions import expand
-from weft.frontends.onnx.nodes import NodeReader
+from weft.frontends.onnx.importers import Scope
+from weft.frontends.onnx.nodes import Body, NodeReader
 from weft.frontends.onnx.reading import Source, domain_of
 from weft.frontends.onnx.schemas import ElementTypes, check_node, schema_of
 from weft.frontends.onnx.tensors import declared_output, input_spec, to_array
 from weft.frontends.onnx.wording import LONGEST_LIST, listing, quote
+from weft.ops.shape import Identity
 
 CONSTANT_FORMS = {
     "value": None,
@@ -38,41 +42,44 @@ T = TypeVar("T")
 
 def build(source: Source, name: str | None, limits: Limits) -> Graph:
     """Return the graph of a model whose header is checked; UnsupportedOps lists all nodes that have no op."""
-    if len(source.proto.graph.node) > limits.nodes:
-        raise limits.exceeded("nodes", len(source.proto.graph.node), "the model", source.label)
-    model = expand(source, limits)
-    proto, label = model.graph, source.label
+    count = sum(1 for _ in walk(source.proto.graph.node))
+    if count > limits.nodes:
+        raise limits.exceeded("nodes", count, "the model", source.label)
+    label = source.label
+    expanded = expand_bodies(expand(source, limits), source.opset, limits, label)
+    model, proto = expanded.model, expanded.model.graph
     check_structure(proto, label)
     files = ExternalFiles(source.folder)
     values = Values(proto)
     _read_constants(proto, values, files, source, limits)
     _read_inputs(proto, values, label)
     nodes = [node for node in proto.node if not is_constant(node)]
-    values.types = ElementTypes(
-        {k: spec.dtype for k, spec in values.graph.specs.items()}, nodes, source.opset
-    )
-    read = {i for node in proto.node for i in node.input} | {o.name for o in proto.output}
+    values.types = ElementTypes({k: spec.dtype for k, spec in values.graph.specs.items()}, nodes, source.opset)
     opsets = {domain_of(entry.domain): entry.version for entry in model.opset_import}
-    reader = NodeReader(opsets, files, values, read)
+    body = _Bodies(source, limits).read
+    reader = NodeReader(opsets, files, values, _read_names(proto), expanded.opset_of, body)
     graph = values.graph
-    graph.nodes = sort_nodes(_read_nodes(proto, reader, label), graph.specs.keys() | graph.constants.keys())
+    graph.nodes = sort_nodes(_read_nodes(proto, reader, label, graph), graph.specs.keys() | graph.constants.keys())
     graph.outputs = _outputs(proto, values, label)
+    _name_outputs(graph, values)
     graph.name = name or proto.name or Path(label).stem
     return graph
 
 
 def is_constant(node: NodeProto) -> bool:
-    """Tell whether a node is ONNX's Constant, which is no op of a graph here."""
+    """Tell whether a node is ONNX's Constant, which becomes a constant of the graph and no op."""
     return node.op_type == "Constant" and domain_of(node.domain) == ""
 
 
 class Values:
-    """The values of the graph in the making: what importers may ask about, and add to."""
+    """The values of a graph in the making, which importers query and add to."""
 
-    def __init__(self, proto: GraphProto) -> None:
+    def __init__(self, proto: GraphProto, outer: Scope | None = None) -> None:
+        self._outer = outer
         names = {v.name for v in proto.input} | {t.name for t in proto.initializer}
         names.update(value for node in proto.node for value in (*node.input, *node.output))
         self._taken = dict.fromkeys(names, 0)
+        self._taken_here = defined(proto)
         self.graph = Graph("", [], [])
         self.types = ElementTypes({}, (), 0)
 
@@ -83,21 +90,98 @@ class Values:
 
     def add_constant(self, base: str, value: Array) -> str:
         """Return the name of a new constant."""
-        name = unique(base, self._taken)
+        name = self.fresh(base)
         self.set_constant(name, value)
         return name
 
+    def fresh(self, base: str) -> str:
+        """Reserve and return a name for a new value."""
+        return unique(base, self._taken)
+
     def value(self, name: str) -> Array | None:
         """Return the value of a constant, None for everything else."""
-        return self.graph.constants.get(name)
+        held = self.graph.constants.get(name)
+        return held if held is not None or self._outer is None or name in self._taken_here else self._outer.value(name)
 
     def dtype(self, name: str) -> DType | None:
         """Return the element type of a value, None if it is not known."""
         return self.types.of(name)
 
 
+def defined(proto: GraphProto) -> set[str]:
+    """Return the values that a graph itself gives a name to: its inputs, its weights, what its nodes make."""
+    made = {o for node in proto.node for o in node.output if o}
+    return made | {i.name for i in proto.input} | {t.name for t in proto.initializer}
+
+
+def _read_names(proto: GraphProto) -> set[str]:
+    """Return all that nodes read, also those in the graphs that nodes hold, and what the graph gives back."""
+    read = {o.name for o in proto.output}
+    for node in walk(proto.node):
+        read.update(node.input)
+        read.update(o.name for a in node.attribute for o in a.g.output)
+    return read
+
+
+@dataclass(frozen=True)
+class _Bodies:
+    """Reads the graphs that nodes hold."""
+
+    source: Source
+    limits: Limits
+
+    def read(self, proto: GraphProto, name: str, around: NodeReader) -> Body:
+        """Return a graph that a node holds; its inputs have no shapes, which a run tells."""
+        label = f"{self.source.label}, {name}"
+        check_structure(proto, label, body=True)
+        inner = replace(self.source, label=label, data={})
+        values = Values(proto, around.scope)
+        _read_constants(proto, values, around.files, inner, self.limits)
+        nodes = [node for node in proto.node if not is_constant(node)]
+        here = defined(proto)
+        captured = tuple(sorted(v for v in _captured(proto) if v and v not in here))
+        inputs = {v.name: v for v in proto.input if v.name not in values.graph.constants}
+        known = {v: declared_output(i, False).dtype for v, i in inputs.items() if i.type.HasField("tensor_type")}
+        known |= {v: around.scope.dtype(v) for v in captured}
+        known |= {k: spec.dtype for k, spec in values.graph.specs.items()}
+        values.types = ElementTypes({k: t for k, t in known.items() if t is not None}, nodes, self.source.opset)
+        reader = NodeReader(around.opsets, around.files, values, _read_names(proto), around.opset_of, self.read)
+        graph = values.graph
+        read = [
+            made
+            for k, node in enumerate(proto.node)
+            if not is_constant(node) and (made := reader.add(node, node.name or f"{node.op_type}_{k}"))
+        ]
+        around.problems += [f"{quote(name)}: {problem}" for problem in reader.problems]
+        graph.name, graph.inputs = name, list(inputs)
+        if not reader.problems:
+            names: dict[str, int] = {}
+            read = [replace_name(node, unique(node.name, names)) for node in read]
+            graph.nodes = sort_nodes(read, {*inputs, *captured, *graph.constants})
+        graph.outputs = [o.name for o in proto.output]
+        graph.declared = {o.name: declared_output(o, False) for o in proto.output if o.type.HasField("tensor_type")}
+        _name_outputs(graph, values)
+        return Body(graph, captured)
+
+
+def _captured(proto: GraphProto) -> set[str]:
+    """Return the values that a graph reads and may not define: those of its nodes, and of graphs that these hold."""
+    read = {o.name for o in proto.output}
+    for node in proto.node:
+        read.update(node.input)
+        for attribute in node.attribute:
+            if attribute.type == attribute.GRAPH:
+                read |= _captured(attribute.g) - defined(attribute.g)
+    return read
+
+
+def replace_name(node: Node, name: str) -> Node:
+    """Return the node under another name."""
+    return node if node.name == name else Node(name, node.op, node.inputs, node.outputs)
+
+
 def unique(base: str, taken: dict[str, int]) -> str:
-    """Return a name that starts with `base`, and take it; `taken` counts how often each was asked for."""
+    """Reserve and return a name that starts with `base`; `taken` counts how often each base was asked for."""
     name = base
     while name in taken:
         taken[base] += 1
@@ -106,15 +190,19 @@ def unique(base: str, taken: dict[str, int]) -> str:
     return name
 
 
-def check_structure(proto: GraphProto, label: str) -> None:
-    """Raise ModelError with all of it unless the graph has nodes and outputs, and each value one origin and a name."""
-    problems = [] if proto.node else ["it has no nodes"]
+def check_structure(proto: GraphProto, label: str, *, body: bool = False) -> None:
+    """Raise ModelError unless the graph has nodes and outputs, and each value a name and one origin.
+
+    The `body` of a node may have no nodes.
+    """
+    problems = [] if proto.node or body else ["it has no nodes"]
     problems += [] if proto.output else ["it has no outputs"]
     inputs, outputs = [i.name for i in proto.input], [o.name for o in proto.output]
     weights = [t.name for t in proto.initializer] + [s.values.name for s in proto.sparse_initializer]
     made = [o for node in proto.node for o in node.output if o]
     for kind, names in {"input": inputs, "output": outputs, "initialiser": weights}.items():
-        problems += [f"{kind} {quote(name)} is there {n} times" for name, n in Counter(names).items() if n > 1]
+        if kind != "output":
+            problems += [f"{kind} {quote(name)} is there {n} times" for name, n in Counter(names).items() if n > 1]
         problems += [f"an {kind} has no name"] if "" in names else []
     problems += [f"{quote(name)} is made {n} times by nodes" for name, n in Counter(made).items() if n > 1]
     given = {*inputs, *weights}
@@ -169,7 +257,7 @@ def _read_constants(
 
 
 class _Beyond(Exception):
-    """Ends the reading of constants at once, while whatever else is wrong with them is collected."""
+    """Ends the reading of constants at once; all other problems with constants are collected."""
 
     def __init__(self, error: ModelError) -> None:
         self.error = error
@@ -220,19 +308,34 @@ def _raise_all(what: str, problems: list[str], label: str) -> None:
         raise ModelError(f"{what} cannot be read", where=label, why="\n    ".join(("", *shown)))
 
 
-def _read_nodes(proto: GraphProto, reader: NodeReader, label: str) -> list[Node]:
+def _read_nodes(proto: GraphProto, reader: NodeReader, label: str, graph: Graph) -> list[Node]:
     nodes: list[Node] = []
     names: dict[str, int] = {}
     for index, node in enumerate(proto.node):
         if not is_constant(node):
             made = reader.add(node, unique(node.name or f"{node.op_type}_{index}", names))
             nodes += [made] if made else []
-    reader.raise_problems(label, len(proto.node))
+    others = graph.copy()
+    others.nodes = nodes
+    reader.raise_problems(label, len(proto.node), others)
     return nodes
 
 
+def _name_outputs(graph: Graph, values: Values) -> None:
+    """Give an output that repeats another one, as exporters write it, a name of its own."""
+    seen, taken = set[str](), {node.name: 0 for node in graph.nodes}
+    for place, output in enumerate(graph.outputs):
+        if output in seen:
+            name = values.fresh(output)
+            graph.nodes.append(Node(unique(name, taken), Identity(), (output,), (name,)))
+            graph.outputs[place] = name
+            if output in graph.declared:
+                graph.declared[name] = graph.declared[output]
+        seen.add(output)
+
+
 def _outputs(proto: GraphProto, values: Values, label: str) -> list[str]:
-    """Return the names of the outputs, and note what is declared of them; ModelError for what can be told by now."""
+    """Return the names of the outputs, and note their declarations; ModelError for those known to be wrong already."""
     graph = values.graph
     made = {o for node in graph.nodes for o in node.outputs} | graph.specs.keys()
     problems = [f"{quote(o.name)} is made by nothing" for o in proto.output if o.name not in made]

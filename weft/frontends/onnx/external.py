@@ -1,9 +1,9 @@
 """External data: tensors that lie in files beside the model, mapped into memory, never read at once.
 
-A model says by name which file it wants, so a model from a stranger may ask for any file of the user's.
-Only regular files below the model's own folder are opened, reached without a link of any kind, and each
-step of the way is taken from the folder that the step before opened, so that nothing can be exchanged
-in between. Where the system cannot do that, what was opened is compared with what was looked at.
+A model names the files that it wants, so a model from a stranger may name any file of the user's.
+Only regular files below the model's own folder are opened, and no link of any kind is followed. Each
+folder on the way is opened from the one before it, so that nothing can be exchanged in between. Where the
+system cannot do that, the file that was opened is compared with the one that was checked.
 (Published attacks on other readers: CVE-2022-25882, CVE-2024-27318, CVE-2026-27489 on the path and
 CVE-2026-34445 on the entries.)
 """
@@ -98,7 +98,7 @@ def _step(parent: int, part: str, where: str) -> int:
 
 
 def _open_file(parent: int, part: str, where: str) -> int:
-    # Looked at before it is opened (opening a device can do something) and again once it is open.
+    # Check before opening (opening a device may have effects), and again once it is open.
     _check_regular(os.stat(part, dir_fd=parent, follow_symlinks=False), where)
     descriptor = os.open(part, READ | NO_LINK, dir_fd=parent)
     try:
@@ -128,7 +128,7 @@ def _open_by_path(folder: Path, parts: list[str], where: str) -> int:
     try:
         opened = os.fstat(descriptor)
         _check_regular(opened, where)
-        # A junction is no symbolic link, and leads out of the folder all the same.
+        # A junction is no symbolic link, but may also lead out of the folder.
         reached = os.path.normcase(os.path.realpath(path))
         if reached != os.path.normcase(real.joinpath(*parts)) or not os.path.samestat(seen, opened):
             raise _refusal(where, "the path leads elsewhere, or changed while it was opened")
@@ -162,7 +162,7 @@ def _parts(location: str, where: str) -> list[str]:
 
 
 def _entries(tensor: TensorProto, where: str) -> dict[str, str]:
-    # A plain dictionary: a key out of the file never becomes the name of an attribute or an argument.
+    # A plain dictionary, so that a key out of the file never names an attribute or an argument.
     entries: dict[str, str] = {}
     for entry in tensor.external_data:
         if not isinstance(entry.key, str) or not isinstance(entry.value, str):

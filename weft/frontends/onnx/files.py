@@ -14,7 +14,7 @@ from weft.errors import ModelError
 LARGEST_FILE = 2**31 - 1
 """Protobuf's own limit; larger weights lie in external data."""
 PATH_FIX = "pass the path of an ONNX file that is there and that you may read"
-"""What to do where a path is none of a model."""
+"""The advice for a path that is no model's."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def read_file(model: str | os.PathLike[str]) -> ModelFile:
 
 def _file_bytes(path: Path) -> memoryview:
     try:
-        # What is open is checked, not the path, which may mean another file by then.
+        # Check the open file, not its path: the path may name another file by now.
         with open(path, "rb", opener=_open_at_once) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
@@ -48,7 +48,7 @@ def _file_bytes(path: Path) -> memoryview:
                     why=f"it has {status.st_size:,} bytes; protobuf reads at most {LARGEST_FILE:,}",
                     fix="save the weights as external data (onnx.save with save_as_external_data=True)",
                 )
-            # In memory of numpy, whose pages are large: that takes half the time of bytes.
+            # Read into numpy's memory, whose pages are large: it takes half the time of bytes.
             data = np.empty(status.st_size, np.uint8).data
             return data[: file.readinto(data)]
     except OSError as e:

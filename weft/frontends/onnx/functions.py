@@ -1,4 +1,4 @@
-"""Model-local functions: their calls are expanded, once it is certain that this ends."""
+"""Model-local functions: their calls are expanded, after a check that this ends."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from onnx.inliner import inline_local_functions
 
 from weft.core.graph.limits import Limits
 from weft.errors import ModelError
+from weft.frontends.onnx.bodies import walk
 from weft.frontends.onnx.files import LARGEST_FILE
 from weft.frontends.onnx.reading import Source, domain_of
 from weft.frontends.onnx.wording import listing, quote
@@ -31,9 +32,12 @@ def expand(source: Source, limits: Limits) -> ModelProto:
     convert = any(_opset(function.opset_import) not in (None, source.opset) for function in model.functions)
     try:
         inlined = inline_local_functions(skeleton, convert_version=convert)
-    except Exception as e:  # the inliner is C++ and says nowhere what it raises
+    except Exception as e:  # the inliner is C++ and does not document what it raises
         raise ModelError(
-            "the model's functions cannot be expanded", where=source.label, why=str(e)[:500]
+            "the model's functions cannot be expanded",
+            where=source.label,
+            why=str(e)[:500],
+            fix="export the model without functions",
         ) from e
     out = ModelProto(ir_version=model.ir_version, opset_import=inlined.opset_import)
     out.graph.CopyFrom(inlined.graph)
@@ -43,7 +47,7 @@ def expand(source: Source, limits: Limits) -> ModelProto:
 
 
 def _without_weights(model: ModelProto) -> ModelProto:
-    # The inliner gets the graph as bytes and gives it back so; the weights' names are enough for it.
+    # The inliner takes and returns the graph as bytes, and needs only the names of the weights.
     graph = GraphProto(
         name=model.graph.name,
         node=model.graph.node,
@@ -63,21 +67,34 @@ def _check(model: ModelProto, label: str, limits: Limits) -> None:
     """Raise ModelError if the calls form a cycle, or expand to too many nodes, bytes or levels."""
     twice = [problem for function in model.functions for problem in _twice(function)]
     if twice:
-        raise ModelError("names in the model's functions are given twice", where=label, why=listing(twice))
+        raise ModelError(
+            "names in the model's functions are given twice",
+            where=label,
+            why=listing(twice),
+            fix="export the model again",
+        )
     bodies: dict[Key, list[NodeProto]] = {}
     for function in model.functions:
         key = (domain_of(function.domain), function.name, function.overload)
         if key in bodies:
             raise ModelError(
-                "two functions of the model have one name", where=label, why=quote(".".join(key[:2]))
+                "two functions of the model have one name",
+                where=label,
+                why=quote(".".join(key[:2])),
+                fix="export the model again",
             )
-        bodies[key] = list(_nodes(function.node))
+        bodies[key] = list(walk(function.node))
     calls = {key: [_key(node) for node in nodes if _key(node) in bodies] for key, nodes in bodies.items()}
     try:
         order = list(TopologicalSorter(calls).static_order())
     except CycleError as e:
         names = " -> ".join(quote(".".join(key[:2])) for key in e.args[1][:20])
-        raise ModelError("the model's functions call each other without end", where=label, why=names) from e
+        raise ModelError(
+            "the model's functions call each other without end",
+            where=label,
+            why=names,
+            fix="export the model without functions",
+        ) from e
     size: dict[Key, int] = {}
     nbytes: dict[Key, int] = {}
     held = {(domain_of(f.domain), f.name, f.overload): sum(n.ByteSize() for n in f.node) for f in model.functions}
@@ -86,11 +103,11 @@ def _check(model: ModelProto, label: str, limits: Limits) -> None:
         size[key] = len(bodies[key]) - len(calls[key]) + sum(size[callee] for callee in calls[key])
         nbytes[key] = held[key] + sum(nbytes[callee] for callee in calls[key])
         depth[key] = 1 + max((depth[callee] for callee in calls[key]), default=0)
-    total = sum(size.get(_key(node), 1) for node in _nodes(model.graph.node))
+    total = sum(size.get(_key(node), 1) for node in walk(model.graph.node))
     whole = "the model, its functions expanded,"
     if total > limits.nodes:
         raise limits.exceeded("nodes", total, whole, label)
-    expanded = sum(nbytes.get(_key(node), 0) for node in _nodes(model.graph.node))
+    expanded = sum(nbytes.get(_key(node), 0) for node in walk(model.graph.node))
     if expanded > limits.constant_bytes:
         raise limits.exceeded("constant_bytes", expanded, whole, label)
     deepest = max(depth.values())
@@ -124,13 +141,3 @@ def _opset(imports: Iterable[OperatorSetIdProto]) -> int | None:
 
 def _key(node: NodeProto) -> Key:
     return (domain_of(node.domain), node.op_type, node.overload)
-
-
-def _nodes(nodes: Iterable[NodeProto]) -> Iterable[NodeProto]:
-    """Return the nodes and those in their subgraphs, however deep."""
-    waiting = [nodes]
-    while waiting:
-        for node in waiting.pop():
-            yield node
-            for attribute in node.attribute:
-                waiting += [graph.node for graph in (attribute.g, *attribute.graphs) if graph.node]

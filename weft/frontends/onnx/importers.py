@@ -1,8 +1,8 @@
 """The differences between opsets: each importer lifts a node of an older opset to the newest form.
 
-Weft's ops know the newest form alone. Where an attribute became an input since, the importer adds a
-constant; where a default or a meaning changed, it writes that out. What cannot be said in the newest
-form is refused with a reason.
+Weft's ops know only the newest form. Where an attribute has become an input since, the importer adds a
+constant; where a default or a meaning has changed, it writes the old one out. What the newest form cannot
+express is refused with a reason.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
+from zlib import crc32
 
 import numpy as np
 from onnx import TensorProto
@@ -54,12 +55,12 @@ class Form:
         self.inputs[index] = self.scope.add_constant(f"{self.name}.{label}", value)
 
     def input_from(self, attribute: str, index: int, dtype: DType = DType.INT64) -> None:
-        """Make an attribute the constant input at that place, if the node has it."""
+        """Turn an attribute, if the node has it, into the constant input of that index."""
         value = self.take(attribute)
         if value is None:
             return
         try:
-            with np.errstate(over="ignore"):  # a bound beyond what the type holds is infinite, as is meant
+            with np.errstate(over="ignore"):  # a bound beyond the type's range becomes infinite, as it should
                 self.set_input(index, attribute, np.asarray(value, dtype.numpy))
         except (ValueError, OverflowError) as e:
             raise ModelError(f"attribute {attribute!r} = {value} is no {dtype.value}") from e
@@ -151,7 +152,7 @@ def _clip(form: Form) -> None:
 
 @importer("Dropout", before=12)
 def _dropout(form: Form) -> None:
-    # The ratio matters in training alone, and before opset 12 a node cannot ask for that.
+    # The ratio matters only in training, which a node cannot ask for before opset 12.
     form.take("ratio")
     if len(form.outputs) > 1:
         raise ModelError("what the mask of Dropout holds in inference is only defined from opset 12 on")
@@ -164,8 +165,10 @@ def _flattening(form: Form) -> None:
 
 @importer("BatchNormalization")
 def _batch_normalization(form: Form) -> None:
-    if form.attributes.get("training_mode") or (form.opset < 14 and len(form.outputs) > 1):
-        raise ModelError("training mode is not supported", why="before opset 14, several outputs ask for it")
+    if form.opset < 14 and len(form.outputs) > 1:
+        raise ModelError("training mode before opset 14 is not supported", why="several outputs ask for it")
+    if form.take("training_mode"):
+        form.type = "TrainingBatchNormalization"
 
 
 @importer("Upsample", before=9)
@@ -185,7 +188,7 @@ def _upsample(form: Form) -> None:
 def _asymmetric(form: Form) -> None:
     form.inputs.insert(1, "")
     form.attributes["coordinate_transformation_mode"] = "asymmetric"
-    # The old text leaves the nearest pixel open; ONNX Runtime takes the lower one when it enlarges and
+    # The old specification leaves the nearest pixel open; ONNX Runtime takes the lower one when it enlarges and
     # the upper one when it shrinks.
     scales = form.scope.value(form.inputs[2])
     shrinks = scales is not None and bool((scales < 1).any())
@@ -219,6 +222,15 @@ def _cast(form: Form) -> None:
         form.attributes["to"] = int(codes[target.upper()])
 
 
+@importer("CastLike")
+def _cast_like(form: Form) -> None:
+    # A cast of a constant is a constant, whatever the values are like which it is cast.
+    target = form.scope.dtype(form.inputs[1])
+    if target is not None:
+        form.type, form.inputs = "Cast", form.inputs[:1]
+        form.attributes["to"] = target
+
+
 @importer("ConstantOfShape")
 def _constant_of_shape(form: Form) -> None:
     value = form.take("value")
@@ -245,7 +257,25 @@ def _roi_align(form: Form) -> None:
     form.attributes["coordinate_transformation_mode"] = "output_half_pixel"
 
 
+@importer("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial")
+def _seed(form: Form) -> None:
+    # 24 bits: the attribute is a float.
+    form.attributes.setdefault("seed", float(crc32(form.name.encode()) % 2**24))
+
+
 @importer("DFT", before=20)
 def _dft(form: Form) -> None:
     axis = form.take("axis")
     form.set_input(2, "axis", np.asarray(1 if axis is None else axis, np.int64))
+
+
+@importer("Scan", before=9)
+def _scan(form: Form) -> None:
+    form.attributes["batched"] = True
+    if form.inputs[0]:
+        form.attributes["lengths"] = True
+    else:
+        del form.inputs[0]
+    directions = form.take("directions")
+    if directions is not None:
+        form.attributes["scan_input_directions"] = directions

@@ -1,13 +1,14 @@
-"""ONNX nodes to nodes of Weft's ops; what cannot be one is collected, every node with its reason."""
+"""ONNX nodes to nodes of Weft's ops; collects the nodes that are not supported, each with the reason."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from onnx import NodeProto
+from onnx import AttributeProto, GraphProto, NodeProto
 
-from weft.core.graph.graph import Node
+from weft.core.graph.graph import Graph, Node
 from weft.core.graph.op import Op, find_op
 from weft.errors import ModelError, UnsupportedOps, WeftError
 from weft.frontends.onnx.attributes import make_op, op_fields, read_attribute
@@ -29,26 +30,49 @@ HARMLESS = ("consumed_inputs", "is_test")
 """Attributes of old exporters that never changed what inference computes."""
 
 HARMLESS_FOR = (("BatchNormalization", "momentum"), ("Dropout", "seed"))
+HELD_APART = (AttributeProto.GRAPH, AttributeProto.TYPE_PROTO)
+"""Kinds of attributes that are no fields of ops as they are: graphs are read on their own, types follow from values."""
 MOST_LINES = 1000
+STRINGS = "it works on strings, and Weft has no element type for them: do this before the network"
+REFUSED = {
+    **dict.fromkeys(("StringConcat", "StringNormalizer", "StringSplit", "RegexFullMatch"), STRINGS),
+    "ImageDecoder": "Weft decodes no image files: decode them before the network, with Pillow for one",
+}
+"""Why Weft has no form of some of ONNX's ops."""
+
+
+@dataclass(frozen=True)
+class Body:
+    """A graph that a node holds, and the values around the node that it reads."""
+
+    made: Graph
+    captured: tuple[str, ...]
+
+    def with_captures(self, every: Sequence[str]) -> Graph:
+        """Return the graph with all these values as its last inputs."""
+        graph = self.made.copy()
+        graph.inputs += every
+        return graph
 
 
 @dataclass
 class NodeReader:
     """Reads the nodes of one model.
 
-    `opsets` are the versions by domain, `read` the names of all values that something reads.
+    `opsets` are the versions by domain, `read` the names of all values that something reads. `opset_of` gives the
+    version of ONNX's own domain that a node is of.
     """
 
     opsets: Mapping[str, int]
     files: ExternalFiles
     scope: Scope
     read: Collection[str]
+    opset_of: Callable[[NodeProto], int]
+    body: Callable[[GraphProto, str, NodeReader], Body]
+    """Reads a graph that a node holds, under that name; what it cannot read is added to the reader's problems."""
     problems: list[str] = field(default_factory=list)
-
-    @property
-    def opset(self) -> int:
-        """The version of ONNX's own domain."""
-        return self.opsets[""]
+    refused: Counter[str] = field(default_factory=Counter)
+    """How many nodes of each op are not supported."""
 
     def add(self, proto: NodeProto, name: str) -> Node | None:
         """Return the node under that name; None, with a line in `problems`, if it is not supported."""
@@ -57,10 +81,11 @@ class NodeReader:
         except WeftError as e:
             reason = e.what + (f" ({e.why})" if e.why else "") + (f" [{e.where}]" if e.where else "")
             self.problems.append(self._line(proto, name, reason))
+            self.refused[quote(proto.op_type)[1:-1]] += 1
             return None
 
-    def raise_problems(self, label: str, total: int) -> None:
-        """Raise UnsupportedOps if there are nodes that were not supported."""
+    def raise_problems(self, label: str, total: int, others: Graph) -> None:
+        """Raise UnsupportedOps if there are nodes that were not supported; `others` are the other nodes."""
         if self.problems:
             shown = self.problems[:MOST_LINES]
             if len(self.problems) > MOST_LINES:
@@ -68,12 +93,15 @@ class NodeReader:
             raise UnsupportedOps(
                 f"{len(self.problems)} of the {total} nodes of {label} are not supported",
                 tuple(shown),
-                fix="register the missing ops (weft.core.graph.op.register_op), or export the model without them",
+                fix="register the missing ops (weft.register_op), or export the model without them",
+                by_op=self.refused,
+                others=others,
             )
 
     def _line(self, proto: NodeProto, name: str, reason: str) -> str:
         domain = domain_of(proto.domain)
-        version = f"opset {self.opsets[domain]}" if domain in self.opsets else "of no declared opset"
+        opset = self.opset_of(proto) if not domain else self.opsets.get(domain)
+        version = "of no declared opset" if opset is None else f"opset {opset}"
         op_type = quote(proto.op_type)[1:-1]
         return f"{quote(name)}: {op_type}, domain {quote(domain or 'ai.onnx')}, {version}: {reason}"
 
@@ -85,21 +113,37 @@ class NodeReader:
         return Node(name, made, _without_tail(proto.input), tuple(proto.output))
 
     def _node(self, proto: NodeProto, name: str) -> Node:
-        schema = schema_of(proto.op_type, self.opset)
+        opset = self.opset_of(proto)
+        schema = schema_of(proto.op_type, opset)
         if schema is None and (find_op(proto.op_type) is None or schema_of(proto.op_type, NEWEST_OPSET)):
-            raise ModelError(missing_reason(proto.op_type, self.opset))
+            raise ModelError(missing_reason(proto.op_type, opset))
         problem = check_node(proto, schema) or unknown_attribute(proto, schema, HARMLESS) if schema else None
         if problem:
             raise ModelError(problem)
         if find_op(RENAMED.get(proto.op_type, proto.op_type)) is None:
-            # Said before the attributes are looked at: those of control flow hold whole graphs.
-            raise ModelError("Weft has no such op")
+            # Before the attributes are looked at, because those of control flow hold whole graphs.
+            raise ModelError(REFUSED.get(proto.op_type, "Weft has no such op"))
         outputs, attributes = self._outputs(proto), self._attributes(proto)
-        form = Form(name, proto.op_type, self.opset, list(proto.input), outputs, attributes, self.scope)
+        captured = self._bodies(proto, name, attributes)
+        form = Form(name, proto.op_type, opset, list(proto.input), outputs, attributes, self.scope)
         lift(form)
-        return self._lifted(form, defaults(proto.op_type, self.opset))
+        return self._lifted(form, defaults(proto.op_type, opset), captured)
 
-    def _lifted(self, form: Form, implied: Mapping[str, object]) -> Node:
+    def _bodies(self, proto: NodeProto, name: str, attributes: dict[str, object]) -> tuple[str, ...]:
+        """Read the graphs that a node holds into its attributes; return the values around it that they read.
+
+        Each gets all of these as its last inputs.
+        """
+        held = {a.name: self.body(a.g, f"{name}/{a.name}", self) for a in proto.attribute if a.type == a.GRAPH}
+        if not held:
+            return ()
+        captured = tuple(dict.fromkeys(value for body in held.values() for value in body.captured))
+        for attribute, body in held.items():
+            attributes[attribute] = body.with_captures(captured)
+        attributes["captures"] = len(captured)
+        return captured
+
+    def _lifted(self, form: Form, implied: Mapping[str, object], captured: tuple[str, ...] = ()) -> Node:
         op = find_op(form.type)
         assert op is not None
         inputs = _without_tail(form.inputs)
@@ -108,14 +152,15 @@ class NodeReader:
         if problem:
             raise ModelError(problem)
         made = self._op(op, form.type, form.attributes, implied, len(form.outputs))
-        return Node(form.name, made, inputs, tuple(form.outputs))
+        return Node(form.name, made, (*inputs, *captured), tuple(form.outputs))
 
     def _attributes(self, proto: NodeProto) -> dict[str, object]:
-        return {a.name: read_attribute(a, self.files) for a in proto.attribute if a.name not in HARMLESS}
+        kept = (a for a in proto.attribute if a.name not in HARMLESS and a.type not in HELD_APART)
+        return {a.name: read_attribute(a, self.files) for a in kept}
 
     def _outputs(self, proto: NodeProto) -> list[str]:
         """Return the outputs without optional ones at the end that nothing reads."""
-        schema = schema_of(proto.op_type, self.opset)
+        schema = schema_of(proto.op_type, self.opset_of(proto))
         outputs = list(proto.output)
         while schema and len(outputs) > 1 and is_optional_output(schema, len(outputs) - 1):
             if outputs[-1] and outputs[-1] in self.read:

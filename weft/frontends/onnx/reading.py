@@ -16,7 +16,7 @@ from weft.core.graph.layout import Array
 from weft.core.host.threads import in_threads
 from weft.errors import ModelError
 from weft.frontends.onnx.files import LARGEST_FILE, ModelFile
-from weft.frontends.onnx.wire import cut
+from weft.frontends.onnx.protobuf import cut
 from weft.frontends.onnx.wording import listing, quote
 
 OLDEST_OPSET = 7
@@ -33,11 +33,11 @@ class Source:
 
     proto: ModelProto
     folder: Path | None
-    """None where there is none for external data."""
+    """The folder of external data; None if the model did not come from a path."""
     label: str
     opset: int
     data: Mapping[int, Array]
-    """The raw data of initialisers, by their place, that `proto` is without: large ones are not copied twice."""
+    """Raw data of large initialisers, by index: it is cut out of `proto`, so that it is not copied twice."""
 
 
 def read(model: object) -> Source:
@@ -88,7 +88,7 @@ def parse(data: memoryview, label: str) -> tuple[ModelProto, Mapping[int, Array]
 
 
 def check_text(proto: ModelProto, label: str) -> None:
-    """Raise ModelError if a name is not text: protobuf hands out bytes where UTF-8 was promised."""
+    """Raise ModelError if a name is not text: protobuf returns bytes for a string that is not UTF-8."""
     for text in _texts(proto):
         if not isinstance(text, str):
             raise ModelError(
@@ -139,13 +139,19 @@ def _opset(proto: ModelProto, label: str) -> int:
         versions.setdefault(domain_of(entry.domain), set()).add(entry.version)
     twice = [f"{quote(d or 'ai.onnx')}: {sorted(v)}" for d, v in versions.items() if len(v) > 1]
     if twice:
-        raise ModelError("the model asks for two opsets of one domain", where=label, why=listing(twice))
+        raise ModelError(
+            "the model asks for two opsets of one domain",
+            where=label,
+            why=listing(twice),
+            fix="export the model again",
+        )
     if "" not in versions:
         others = listing([quote(d) for d in versions]) or "none"
         raise ModelError(
             "the model does not say which ONNX opset it uses",
             where=label,
             why=f"no opset_import has the domain '' or 'ai.onnx'; those there: {others}",
+            fix="export the model again",
         )
     (opset,) = versions[""]
     if not OLDEST_OPSET <= opset <= NEWEST_OPSET:

@@ -24,7 +24,7 @@ LENIENT = {("Cast", "to")}
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """What an opset says about an op, under onnx's names: its own object makes new lists whenever it is asked."""
+    """A copy of onnx's schema of an op, under onnx's names; onnx's own object makes new lists at each access."""
 
     deprecated: bool
     since_version: int
@@ -113,6 +113,8 @@ def missing_input(inputs: Sequence[str], schema: Schema) -> str | None:
     """Return which input that the schema requires is not given, or None."""
     for index in range(schema.min_input):
         formal = schema.inputs[min(index, len(schema.inputs) - 1)]
+        if formal.option == OpSchema.FormalParameterOption.Optional:
+            continue  # Loop's: the ones behind them are required, so it counts them
         if index >= len(inputs) or not inputs[index]:
             return f"input {index} ({formal.name}) is missing"
     return None

@@ -1,6 +1,6 @@
 """ONNX tensors to numpy arrays, and declared values to specs.
 
-Nothing is allocated by what a file *declares*: the bytes that it *holds* are counted first.
+Nothing is allocated for what a file *declares* before the bytes that it *holds* are counted.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from onnx import TensorProto, ValueInfoProto
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Declared
 from weft.core.graph.layout import Array
-from weft.core.graph.tensor import Dim, TensorSpec
+from weft.core.graph.tensor import Dim, SequenceSpec, TensorSpec
 from weft.errors import ModelError
 from weft.frontends.onnx.external import ExternalFiles
 from weft.frontends.onnx.wording import quote
 
+TEXT = "Weft computes with numbers: turn text into numbers before the network, and export the part behind that"
 LITTLE = sys.byteorder == "little"
 HIGHEST_RANK = 32
 MOST_ELEMENTS = 2**40
@@ -29,20 +30,13 @@ MOST_ELEMENTS = 2**40
 NO_NAME = ("", "None", "?", "-1")
 """What exporters write as the name of a dimension that has none; two of them need not be equal."""
 
+_NAMES = {"FLOAT": DType.FLOAT32, "DOUBLE": DType.FLOAT64}
 DTYPES: dict[int, DType] = {
-    TensorProto.FLOAT: DType.FLOAT32,
-    TensorProto.FLOAT16: DType.FLOAT16,
-    TensorProto.DOUBLE: DType.FLOAT64,
-    TensorProto.INT64: DType.INT64,
-    TensorProto.INT32: DType.INT32,
-    TensorProto.INT16: DType.INT16,
-    TensorProto.INT8: DType.INT8,
-    TensorProto.UINT64: DType.UINT64,
-    TensorProto.UINT32: DType.UINT32,
-    TensorProto.UINT16: DType.UINT16,
-    TensorProto.UINT8: DType.UINT8,
-    TensorProto.BOOL: DType.BOOL,
+    int(code): _NAMES.get(name) or DType[name]
+    for name, code in TensorProto.DataType.items()
+    if name in _NAMES or name in DType.__members__
 }
+"""Weft's types by the numbers of TensorProto.DataType: an older onnx package lacks the newest ones."""
 
 FIELDS = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
 
@@ -52,12 +46,14 @@ FIELD_OF = {
     DType.INT64: "int64_data",
     DType.UINT64: "uint64_data",
     DType.UINT32: "uint64_data",
+    DType.COMPLEX64: "float_data",
+    DType.COMPLEX128: "double_data",
 }
 """The typed field that holds a type's elements; the others lie in int32_data."""
 
 
 def is_absurd(shape: Sequence[int]) -> bool:
-    """Tell whether no array can have that shape; a zero in it excuses no absurd size beside it."""
+    """Tell whether no array can have that shape; an absurd size counts even beside a size of zero."""
     return min(shape, default=0) < 0 or prod(max(size, 1) for size in shape) > MOST_ELEMENTS
 
 
@@ -70,7 +66,7 @@ def element_type(code: int, where: str) -> DType:
         f"the element type {named.get(code, code)} is not supported",
         where=where,
         why="Weft knows " + ", ".join(named[k] for k in sorted(DTYPES)),
-        fix="export the model with one of these",
+        fix=TEXT if code == TensorProto.STRING else "export the model with one of these",
     )
 
 
@@ -87,14 +83,19 @@ def to_array(tensor: TensorProto, files: ExternalFiles, data: Array | None = Non
     raw = np.frombuffer(tensor.raw_data, np.uint8) if data is None else data
     held = [f for f in FIELDS if len(getattr(tensor, f))] + ["raw_data"] * bool(raw.size)
     if tensor.data_location == TensorProto.EXTERNAL:
-        array = _from_bytes(files.view(tensor, prod(shape) * dtype.itemsize), dtype)
+        array = _from_bytes(files.view(tensor, _file_bytes(shape, dtype)), dtype, prod(shape))
     elif len(held) > 1:
-        raise ModelError("a tensor has its value twice", where=where, why=f"in {' and in '.join(held)}")
+        raise ModelError(
+            "a tensor has its value twice",
+            where=where,
+            why=f"in {' and in '.join(held)}",
+            fix="export the model again",
+        )
     elif held == ["raw_data"]:
-        need = prod(shape) * dtype.itemsize
+        need = _file_bytes(shape, dtype)
         if raw.size != need:
             raise _wrong_size(where, shape, dtype, f"{need} bytes", f"{raw.size}")
-        array = _from_bytes(raw, dtype)
+        array = _from_bytes(raw, dtype, prod(shape))
     else:
         array = _from_field(tensor, held[0] if held else "", prod(shape), dtype, where)
     array = array.reshape(shape)
@@ -105,11 +106,19 @@ def to_array(tensor: TensorProto, files: ExternalFiles, data: Array | None = Non
 def _shape(dims: Sequence[int], where: str) -> tuple[int, ...]:
     if len(dims) > HIGHEST_RANK:
         raise ModelError(
-            "a tensor has too many dimensions", where=where, why=f"{len(dims)}; at most {HIGHEST_RANK}"
+            "a tensor has too many dimensions",
+            where=where,
+            why=f"{len(dims)}; at most {HIGHEST_RANK}",
+            fix="export the model with tensors of fewer dimensions",
         )
     shape = tuple(dims)
     if is_absurd(shape):
-        raise ModelError("a tensor's shape makes no sense", where=where, why=f"it is {shape}")
+        raise ModelError(
+            "a tensor's shape makes no sense",
+            where=where,
+            why=f"it is {shape}",
+            fix="export the model again",
+        )
     return shape
 
 
@@ -122,44 +131,77 @@ def _wrong_size(where: str, shape: tuple[int, ...], dtype: DType, need: str, has
     )
 
 
-def _from_bytes(data: Array, dtype: DType) -> Array:
+def _file_bytes(shape: tuple[int, ...], dtype: DType) -> int:
+    """Return the bytes that a file has for a tensor: elements of fewer than eight bits are packed."""
+    return -(-prod(shape) * dtype.bits // 8) if dtype.bits < 8 else prod(shape) * dtype.itemsize
+
+
+def _from_bytes(data: Array, dtype: DType, size: int) -> Array:
     if dtype is DType.BOOL:
         return np.not_equal(data, 0)
-    array = data.view(dtype.numpy if LITTLE else dtype.numpy.newbyteorder("<")).astype(dtype.numpy, copy=False)
-    # Kernels get pointers to constants; a tensor at an odd place in its file must move to an even one.
-    return array if array.flags.aligned else array.copy()
+    if dtype.bits < 8:
+        return _unpacked(data, dtype.bits, size).view(dtype.numpy)
+    raw = dtype.raw
+    array = data.view(raw if LITTLE else raw.newbyteorder("<")).astype(raw, copy=False)
+    # Kernels get pointers to constants, so a tensor that is misaligned in its file must move.
+    return (array if array.flags.aligned else array.copy()).view(dtype.numpy)
+
+
+def _unpacked(data: Array, bits: int, size: int) -> Array:
+    """Return the first `size` elements of `bits` bits each, lowest bits first, as a byte each."""
+    if 8 % bits == 0:
+        shifts = np.arange(0, 8, bits, dtype=np.uint8)
+        return ((data[:, None] >> shifts) & np.uint8((1 << bits) - 1)).reshape(-1)[:size]
+    single = np.unpackbits(data, count=size * bits, bitorder="little").reshape(size, bits)
+    return np.packbits(single, axis=1, bitorder="little").reshape(-1)
 
 
 def _from_field(tensor: TensorProto, held: str, size: int, dtype: DType, where: str) -> Array:
     field = FIELD_OF.get(dtype, "int32_data")
     if held and held != field:
         raise ModelError(
-            "a tensor's data is of another type", where=where, why=f"{dtype.value} is not in {held}"
+            "a tensor's data is of another type",
+            where=where,
+            why=f"{dtype.value} is not in {held}",
+            fix="export the model again",
         )
     data = getattr(tensor, field)
-    if len(data) != size:
-        raise _wrong_size(where, tuple(tensor.dims), dtype, f"{size} elements", f"{len(data)} in {field}")
-    if dtype.is_float and dtype is not DType.FLOAT16:
+    packed = dtype.bits in (2, 4)  # six bits have a number each, unlike in raw data
+    need = _file_bytes((size,), dtype) if packed else 2 * size if dtype.is_complex else size
+    if len(data) != need:
+        raise _wrong_size(where, tuple(tensor.dims), dtype, f"{need} elements", f"{len(data)} in {field}")
+    if dtype.is_complex:
+        return np.fromiter(data, np.dtype(f"f{dtype.itemsize // 2}"), need).view(dtype.numpy)
+    if dtype in (DType.FLOAT32, DType.FLOAT64):
         return np.fromiter(data, dtype.numpy, size)
-    wide = np.fromiter(data, np.uint64 if field == "uint64_data" else np.int64, size)
-    narrow = np.uint16 if dtype is DType.FLOAT16 else dtype.numpy
+    wide = np.fromiter(data, np.uint64 if field == "uint64_data" else np.int64, need)
+    # Floats lie there as their bits, and elements of few bits several in a number, which is a byte.
+    narrow = np.dtype(np.uint8) if packed else np.dtype(np.uint16) if dtype is DType.FLOAT16 else dtype.raw
     exact = wide.astype(narrow)
     if not np.array_equal(exact, wide):
         raise ModelError(
-            "a tensor has elements outside of its type", where=where, why=f"{dtype.value} in {field}"
+            "a tensor has elements outside of its type",
+            where=where,
+            why=f"{dtype.value} in {field}",
+            fix="export the model again",
         )
-    return exact.view(np.float16) if dtype is DType.FLOAT16 else exact
+    return _from_bytes(exact, dtype, size) if packed else exact.view(dtype.numpy)
 
 
 def input_spec(value: ValueInfoProto, taken: set[str]) -> TensorSpec:
     """Return the declared shape and type of an input; `taken` are the names of dimensions in use."""
     where = f"input {quote(value.name)}"
-    kind = value.type.WhichOneof("value")
+    kind, held = value.type.WhichOneof("value"), value.type
+    if kind in ("sequence_type", "optional_type"):
+        while held.WhichOneof("value") in ("sequence_type", "optional_type"):
+            held = held.sequence_type.elem_type if held.HasField("sequence_type") else held.optional_type.elem_type
+        return SequenceSpec((), element_type(held.tensor_type.elem_type, where))
     if kind != "tensor_type":
         raise ModelError(
-            "an input is not a tensor",
+            "an input is neither a tensor nor a sequence or an optional",
             where=where,
             why=f"it is declared as {kind.removesuffix('_type')}" if kind else "its type is not declared",
+            fix="export the model with tensors as inputs",
         )
     declared = value.type.tensor_type
     dtype = element_type(declared.elem_type, where)
@@ -172,7 +214,10 @@ def input_spec(value: ValueInfoProto, taken: set[str]) -> TensorSpec:
         )
     if len(declared.shape.dim) > HIGHEST_RANK:
         raise ModelError(
-            "an input has too many dimensions", where=where, why=f"at most {HIGHEST_RANK} are possible"
+            "an input has too many dimensions",
+            where=where,
+            why=f"at most {HIGHEST_RANK} are possible",
+            fix="export the model with inputs of fewer dimensions",
         )
     shape: list[Dim] = []
     for axis, dim in enumerate(declared.shape.dim):
@@ -185,7 +230,10 @@ def input_spec(value: ValueInfoProto, taken: set[str]) -> TensorSpec:
     sizes = [d for d in shape if isinstance(d, int)]
     if is_absurd(sizes):
         raise ModelError(
-            "an input's shape makes no sense", where=where, why=f"it is declared as {tuple(shape)}"
+            "an input's shape makes no sense",
+            where=where,
+            why=f"it is declared as {tuple(shape)}",
+            fix="export the model again",
         )
     return TensorSpec(tuple(shape), dtype)
 
@@ -193,12 +241,17 @@ def input_spec(value: ValueInfoProto, taken: set[str]) -> TensorSpec:
 def declared_output(value: ValueInfoProto, firm: bool) -> Declared:
     """Return what is declared of an output, which may be nothing; ModelError for what no output of Weft's can be."""
     kind = value.type.WhichOneof("value")
-    if kind is None:
+    if kind in (None, "sequence_type", "optional_type"):
         return Declared(None, None, firm)
     where = f"output {quote(value.name)}"
     if kind != "tensor_type":
         why = f"it is declared as {kind.removesuffix('_type')}"
-        raise ModelError("an output is not a tensor", where=where, why=why)
+        raise ModelError(
+            "an output is not a tensor",
+            where=where,
+            why=why,
+            fix="export the model with tensors as outputs",
+        )
     declared = value.type.tensor_type
     dtype = element_type(declared.elem_type, where) if declared.elem_type else None
     if not declared.HasField("shape"):

@@ -1,43 +1,12 @@
-"""How GPUs run the ops: one module a family, each beside the templates it launches in `weft/shaders`."""
+"""How GPUs run the ops: one module a family, each beside the templates it launches in `weft/shaders`.
+
+Importing this package imports all of them.
+"""
 
 from __future__ import annotations
 
-from weft.ops.gpu import (
-    attention,
-    concat,
-    conv,
-    elementwise,
-    families,
-    gather,
-    integers,
-    logic,
-    matmul,
-    move,
-    norm,
-    pad,
-    pool,
-    rearrange,
-    reduce,
-    resize,
-    softmax,
-)
+from importlib import import_module
+from pkgutil import iter_modules
 
-__all__ = [
-    "attention",
-    "concat",
-    "conv",
-    "elementwise",
-    "families",
-    "gather",
-    "integers",
-    "logic",
-    "matmul",
-    "move",
-    "norm",
-    "pad",
-    "pool",
-    "rearrange",
-    "reduce",
-    "resize",
-    "softmax",
-]
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")

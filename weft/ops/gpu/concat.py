@@ -7,7 +7,7 @@ from math import prod
 
 from weft.core.graph.layout import PACK, Layout, Shape
 from weft.core.graph.tensor import Tensor
-from weft.kernels.launch import GpuOp, KernelBuilder, Placement, gpu_op
+from weft.kernels.launch import GpuOp, KernelBuilder, WantedLayout, gpu_op
 from weft.ops.concat import Concat
 from weft.ops.gpu.move import Strides, launch_move, row_major
 
@@ -16,7 +16,7 @@ from weft.ops.gpu.move import Strides, launch_move, row_major
 class ConcatOnGpu(GpuOp):
     """In NC4HW4, a concat of channels is a view: the producers of the inputs write their part of it."""
 
-    placement = Placement.EITHER
+    wanted_layout = WantedLayout.EITHER
     packed_family = "block_copy"
     fuses_into_store = False
     moves_bits = True

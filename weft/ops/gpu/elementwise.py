@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 
+from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import PACK, Layout, Shape
 from weft.core.graph.tensor import Tensor
-from weft.errors import ExecutionError
-from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, Placement, gpu_op
+from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, WantedLayout, gpu_op
 from weft.kernels.source import ArgKind
+from weft.ops.binary import PRelu
 from weft.ops.elementwise import Elementwise
+
+VECTORS = frozenset({DType.FLOAT32, DType.FLOAT16})
+"""Types of which kernels access four elements at once."""
 
 
 @gpu_op(Elementwise)
 class ElementwiseOnGpu(GpuOp):
     """Broadcasts in either layout; scalar constants become constants of the kernel."""
 
-    placement = Placement.EITHER
+    wanted_layout = WantedLayout.EITHER
     packed_family = "elementwise_c4"
+    floats = frozenset({DType.BFLOAT16})
 
     def why_not(
         self, op: Elementwise, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
@@ -41,6 +46,21 @@ class ElementwiseOnGpu(GpuOp):
         launch_expression(k, expr, inputs, outputs[0])
 
 
+@gpu_op(PRelu)
+class PReluOnGpu(ElementwiseOnGpu):
+    """Slopes that broadcast."""
+
+    def why_not(
+        self, op: Elementwise, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
+    ) -> str | None:
+        """Refuse slopes by channel without axes of their own: kernels broadcast."""
+        x, slope = inputs[0], inputs[1]
+        assert x is not None and slope is not None
+        if PRelu.by_channel(x.shape, slope.shape):
+            return f"the slope {slope.name!r} does not broadcast"
+        return super().why_not(op, inputs, outputs, caps)
+
+
 def fits_packed(shape: Shape, output: Shape) -> bool:
     """Tell whether an operand of `shape` can be read in NC4HW4 beside an output of that shape."""
     if len(shape) != len(output):
@@ -49,8 +69,13 @@ def fits_packed(shape: Shape, output: Shape) -> bool:
     return whole or all(a == 1 for a in shape[2:])
 
 
-def launch_expression(k: KernelBuilder, expr: str, inputs: Sequence[Tensor | None], y: Tensor) -> None:
-    """Launch `expr` of the inputs ({0}, {1} ...), broadcast to the shape of `y`, in the layout of `y`."""
+def launch_expression(
+    k: KernelBuilder, expr: str, inputs: Sequence[Tensor | None], y: Tensor, *, epilogue: bool = True
+) -> None:
+    """Launch `expr` of the inputs ({0}, {1} ...), broadcast to the shape of `y`, in the layout of `y`.
+
+    `epilogue` says whether `y` is the node's output, which gets its fused steps.
+    """
     floats = {
         f"K{i}": float(t.constant.reshape(()))
         for i, t in enumerate(inputs)
@@ -60,7 +85,7 @@ def launch_expression(k: KernelBuilder, expr: str, inputs: Sequence[Tensor | Non
     if y.layout.packed:
         _launch_packed(k, expr, len(inputs), reads, floats, y)
     else:
-        _launch_linear(k, expr, len(inputs), reads, floats, y)
+        _launch_linear(k, expr, len(inputs), reads, floats, y, epilogue)
 
 
 def _launch_packed(
@@ -74,7 +99,9 @@ def _launch_packed(
         t = _packed_constant(k, t, y.shape) if t.constant is not None and t.memory is None else t
         packed[name] = t
         spatial = "1" if prod(t.shape[2:]) == 1 and hw != 1 else "p"
-        modes.append(f"{name}:{'0' if t.shape[0] == 1 else 'n'}:{'s' if t.shape[1] == 1 and c > 1 else 'c'}:{spatial}")
+        modes.append(
+            f"{name}:{'0' if t.shape[0] == 1 else 'n'}:{'s' if t.shape[1] == 1 and c > 1 else 'c'}:{spatial}"
+        )
     total = n * -(-c // 4) * hw
     grid, local = k.for_items(total)
     k.launch(
@@ -135,17 +162,30 @@ def _names_in_fours(
 ) -> tuple[str, ...]:
     """Return which operands, and "y", can be accessed in vectors of four; none if the output cannot."""
     last = sizes[-1] if sizes else 1
-    if last % PACK or not all(t.dtype.is_float for t in (*reads.values(), y)) or not prefers_fours(k.caps):
+    if last % PACK or not all(t.dtype in VECTORS for t in (*reads.values(), y)) or not prefers_fours(k.caps):
         return ()
     return ("y", *(name for name, row in zip(reads, strides, strict=True) if row[-1] == 1))
 
 
+def broadcast_ints(reads: Mapping[str, Tensor], y: Tensor) -> tuple[dict[str, int], int]:
+    """Return the sizes of the axes D. and the strides NAME_S. of the operands, and the number of axes."""
+    strides, sizes = collapse([t.shape for t in reads.values()], y.shape)
+    ints = {f"D{d}": max(size, 1) for d, size in enumerate(sizes or [1])}
+    for name, row in zip(reads, strides, strict=True):
+        ints |= {f"{name}_S{d}": step for d, step in enumerate(row or [0])}
+    return ints, max(len(sizes), 1)
+
+
 def _launch_linear(
-    k: KernelBuilder, expr: str, count: int, reads: dict[str, Tensor], floats: dict[str, float], y: Tensor
+    k: KernelBuilder,
+    expr: str,
+    count: int,
+    reads: dict[str, Tensor],
+    floats: dict[str, float],
+    y: Tensor,
+    epilogue: bool,
 ) -> None:
     strides, sizes = collapse([t.shape for t in reads.values()], y.shape)
-    if len(sizes) > 6:
-        raise ExecutionError("the broadcast needs more than six axes", why=f"output {y.shape}")
     plain = all(row == strides[0] and len(sizes) == 1 and row[0] == 1 for row in strides) if strides else True
     fours = _names_in_fours(k, reads, y, strides, sizes)
     total = prod(y.shape)
@@ -178,4 +218,5 @@ def _launch_linear(
         grid=grid,
         local=local,
         kinds=dict.fromkeys(fours, kind),
+        epilogue=epilogue,
     )

@@ -1,7 +1,7 @@
 """The families of portable kernels, with cases that test each: small shapes with remainders, strides, groups.
 
 A family fails and is replaced as a whole. For families with a fallback, the modules that launch them check
-`DeviceCaps.without`; launches of the others are refused (`weft.backends.gpu.support`).
+`DeviceCaps.without`; launches of the others are refused (`weft.backends.gpu.lowering.support`).
 """
 
 from __future__ import annotations
@@ -16,13 +16,18 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Op
-from weft.kernels.launch import MANY_UNITS, SUM_PARTS, DeviceCaps
-from weft.kernels.special import Case, KernelFamily, one_node, register_family
+from weft.kernels.launch import SUM_PARTS, DeviceCaps
+from weft.kernels.special import KernelFamily, SelfTestCase, one_node, register_family
 from weft.ops.attention import Attention
 from weft.ops.binary import Add, Equal, Mul, Where
+from weft.ops.boxes import NonMaxSuppression, RoiAlign
 from weft.ops.concat import Concat
 from weft.ops.conv import Conv, ConvTranspose
-from weft.ops.gather import Gather, GatherElements, GatherND
+from weft.ops.create import OneHot
+from weft.ops.deform import Col2Im, DeformConv
+from weft.ops.det import Det
+from weft.ops.gather import Gather, GatherElements, GatherND, ScatterElements, ScatterND
+from weft.ops.linear_attention import LinearAttention
 from weft.ops.matmul import Gemm, MatMul
 from weft.ops.norm import (
     LRN,
@@ -33,25 +38,35 @@ from weft.ops.norm import (
     LpNormalization,
 )
 from weft.ops.pad import Pad
-from weft.ops.pool import AveragePool, GlobalAveragePool, MaxPool
+from weft.ops.pool import AveragePool, GlobalAveragePool, MaxPool, PlanarMaxPool
+from weft.ops.quantize import ConvInteger, DequantizeLinear, MatMulInteger, QuantizeLinear
+from weft.ops.recurrent import GRU, LSTM
 from weft.ops.reduce import ArgMax, CumSum, ReduceLogSumExp, ReduceMax, ReduceSum
 from weft.ops.resize import Resize
+from weft.ops.sample import GridSample
+from weft.ops.select import Compress, NonZero, TopK
 from weft.ops.shape import Expand, Transpose
 from weft.ops.softmax import LogSoftmax, Softmax
+from weft.ops.triangle import ReverseSequence, Trilu
 from weft.ops.unary import Cast, Erf, Relu
+from weft.ops.unpool import MaxRoiPool
 
+BOXES = np.array([[[0, 0, 1, 1], [0, 0.1, 1, 1.1], [0, 2, 1, 3], [0.4, 2, 1.4, 3], [5, 5, 6, 6]]], np.float32)
+SCORES = np.array([[[0.9, 0.75, 0.6, 0.95, 0.5], [0.1, 0.2, 0.3, 0.2, 0.1]]], np.float32)
 HIGH, LOW = Precision.HIGH, Precision.LOW
 Given = Shape | Array | None
 
 
-def one(op: Op, *inputs: Given, constants: Sequence[int] = (), precision: Precision = HIGH, prefer: str = "") -> Case:
+def one(
+    op: Op, *inputs: Given, constants: Sequence[int] = (), precision: Precision = HIGH, prefer: str = ""
+) -> SelfTestCase:
     """Return the case for one node, in fp32 by default."""
     return one_node(op, *inputs, constants=constants, precision=precision, prefer=prefer)
 
 
 def conv(
     x: Shape, w: Shape, *, bias: bool = True, prefer: str = "", precision: Precision = HIGH, **attrs: object
-) -> Case:
+) -> SelfTestCase:
     """Return the case for a convolution."""
     op = Conv(kernel_shape=w[2:], **attrs)  # type: ignore[arg-type]
     given = (x, w, w[:1]) if bias else (x, w)
@@ -63,10 +78,10 @@ def many(
     nodes: Sequence[tuple[Op, tuple[str, ...], str]],
     inputs: Mapping[str, Array],
     constants: Mapping[str, Array] | None = None,
-) -> Case:
+) -> SelfTestCase:
     """Return the case for several nodes, which runs like a network, including layout conversions."""
     made = tuple(Node(out, op, names, (out,)) for op, names, out in nodes)
-    return Case(text, made, inputs, constants or {}, HIGH)
+    return SelfTestCase(text, made, inputs, constants or {}, HIGH)
 
 
 def noise(*shape: int) -> Array:
@@ -74,7 +89,7 @@ def noise(*shape: int) -> Array:
     return np.random.default_rng(1).standard_normal(shape).astype(np.float32)
 
 
-def places(shape: Shape, below: int) -> Array:
+def indices(shape: Shape, below: int) -> Array:
     """Return indices."""
     return np.random.default_rng(2).integers(0, below, shape)
 
@@ -86,7 +101,7 @@ def truths(*shape: int) -> Array:
 
 def filling(caps: DeviceCaps) -> DeviceCaps:
     """Return the capabilities as those of a GPU with many compute units to fill."""
-    return replace(caps, software=False, compute_units=max(caps.compute_units, MANY_UNITS))
+    return replace(caps, software=False, compute_units=max(caps.compute_units, caps.model.many_units))
 
 
 def few_units(caps: DeviceCaps) -> DeviceCaps:
@@ -102,14 +117,14 @@ def in_place_of(*names: str) -> Callable[[DeviceCaps], DeviceCaps]:
 def family(
     name: str,
     title: str,
-    cases: Callable[[], Sequence[Case]],
+    cases: Callable[[], Sequence[SelfTestCase]],
     *,
     templates: Sequence[str] = (),
     fallback: str = "",
     whole: bool = True,
     forced: Callable[[DeviceCaps], DeviceCaps] = lambda caps: caps,
-    present: Callable[[DeviceCaps], bool] = lambda caps: True,
-    disable: Callable[[DeviceCaps], DeviceCaps] | None = None,
+    claimed: Callable[[DeviceCaps], bool] = lambda caps: True,
+    withdraw: Callable[[DeviceCaps], DeviceCaps] | None = None,
     seconds: float = KernelFamily.seconds,
 ) -> KernelFamily:
     """Register a family; its template has the same name unless others are given."""
@@ -117,8 +132,8 @@ def family(
         KernelFamily(
             name,
             title,
-            present=lambda caps: name not in caps.without and present(caps),
-            disable=disable or in_place_of(name),
+            claimed=claimed,
+            withdraw=withdraw,
             cases=cases,
             templates=tuple(templates) or (name,),
             fallback=fallback,
@@ -195,6 +210,10 @@ family(
     ),
 )  # fmt: skip
 family(
+    "pack_weights", "packing of weights that are computed at run time",
+    lambda: (one(Conv(kernel_shape=(3, 2)), (1, 5, 7, 6), (6, 5, 3, 2)),),
+)  # fmt: skip
+family(
     "matmul", "products by tiles",
     lambda: (
         one(MatMul(), (65, 33), (33, 67)),
@@ -262,6 +281,10 @@ family(
         one(AveragePool(kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1)), (1, 6, 8, 9)),
     ),
 )  # fmt: skip
+family(
+    "max_pool_planar", "max pools with indices",
+    lambda: (one(PlanarMaxPool(kernel_shape=(3, 2), pads=(0, 1, 2, 0), outputs=2), (2, 3, 7, 5)),),
+)  # fmt: skip
 family("pool_global", "pools of whole images", lambda: (one(GlobalAveragePool(), (3, 17, 5, 4)),))
 family(
     "resize", "resizes",
@@ -278,7 +301,34 @@ family(
         one(ReduceLogSumExp(), (70, 11), np.array([0]), constants=(1,)),
     ),
 )  # fmt: skip
+family(
+    "integer_reductions", "reductions of integers",
+    lambda: (
+        one(ReduceSum(), indices((5, 300), 99), np.array([1]), constants=(1,)),
+        one(ReduceMax(), indices((7, 3, 9), 99).astype(np.int32), np.array([1]), constants=(1,)),
+    ),
+    templates=("reduce_integers",),
+)  # fmt: skip
 family("arg_extreme", "places of extremes", lambda: (one(ArgMax(), (1003,)), one(ArgMax(axis=1), (3, 5, 7))))
+family(
+    "recurrent", "recurrent layers",
+    lambda: (
+        one(
+            LSTM(hidden_size=9, direction="bidirectional", outputs=3),
+            (3, 2, 5), (2, 36, 5), (2, 36, 9), constants=(1, 2),
+        ),
+        one(GRU(hidden_size=6, outputs=2), (3, 2, 5), (1, 18, 5), (1, 18, 6), constants=(1, 2)),
+    ),
+)  # fmt: skip
+family(
+    "linear_attention", "linear attention",
+    lambda: (
+        one(
+            LinearAttention(q_num_heads=4, kv_num_heads=2),
+            (2, 3, 16), (2, 3, 8), (2, 3, 12), (2, 2, 4, 6), (2, 3, 8), (2, 3, 2),
+        ),
+    ),
+)  # fmt: skip
 family("scan", "running sums", lambda: (one(CumSum(reverse=1), (3, 5, 7), np.array(1), constants=(1,)),))
 
 # -- element by element ------------------------------------------------------------------------------------------
@@ -310,17 +360,40 @@ family(
 family(
     "integers", "integer arithmetic",
     lambda: (
-        one(Add(), places((7, 13), 99).astype(np.int64), places((1, 13), 99).astype(np.int64)),
-        one(Mul(), places((5, 3), 9).astype(np.int32), places((5, 3), 9).astype(np.int32)),
+        one(Add(), indices((7, 13), 99).astype(np.int64), indices((1, 13), 99).astype(np.int64)),
+        one(Mul(), indices((5, 3), 9).astype(np.int32), indices((5, 3), 9).astype(np.int32)),
     ),
 )  # fmt: skip
 family(
     "conversions", "conversions of numbers and integers",
     lambda: (
         one(Cast(to=DType.INT32), 50 * noise(7, 13)),
-        one(Cast(to=DType.FLOAT32), places((7, 13), 99).astype(np.int64)),
+        one(Cast(to=DType.FLOAT32), indices((7, 13), 99).astype(np.int64)),
     ),
     templates=("float_to_integers", "integers_to_float"),
+)  # fmt: skip
+family(
+    "exponents", "conversions to powers of two",
+    lambda: (one(Cast(to=DType.FLOAT8E8M0), 50 * noise(7, 13)),),
+    templates=("float_to_exponent",),
+)  # fmt: skip
+family(
+    "quantize", "conversions to and from quantised numbers",
+    lambda: (
+        one(QuantizeLinear(axis=0), 9 * noise(3, 13), np.abs(noise(3)) + 0.1, np.array([0, 3, 9], np.uint8)),
+        one(
+            DequantizeLinear(axis=0), indices((7, 13), 200).astype(np.uint8), np.abs(noise(7)), np.full(7, 3, np.uint8)
+        ),
+    ),
+    templates=("quantize", "dequantize"),
+)  # fmt: skip
+family(
+    "integer_sums", "products and convolutions of integers",
+    lambda: (
+        one(MatMulInteger(), *(np.asarray(indices(s, 255), np.uint8) for s in ((2, 3, 40), (40, 5), (), (5,)))),
+        one(ConvInteger(pads=(1,) * 4), *(np.asarray(indices(s, 255), np.uint8) for s in ((1, 3, 5, 7), (4, 3, 3, 3)))),
+    ),
+    templates=("matmul_integer", "conv_integer"),
 )  # fmt: skip
 
 # -- moving elements ---------------------------------------------------------------------------------------------
@@ -363,17 +436,82 @@ family(
 family(
     "gather", "gathers",
     lambda: (
-        one(Gather(axis=1), (3, 7, 5), places((2, 2), 7)),
-        one(GatherElements(axis=1), (3, 4), places((3, 2), 4)),
-        one(GatherND(batch_dims=1), (2, 3, 4), places((2, 1), 3)),
+        one(Gather(axis=1), (3, 7, 5), indices((2, 2), 7)),
+        one(GatherElements(axis=1), (3, 4), indices((3, 2), 4)),
+        one(GatherND(batch_dims=1), (2, 3, 4), indices((2, 1), 3)),
     ),
     templates=("gather", "gather_elements", "gather_nd"),
 )  # fmt: skip
-
+family(
+    "select", "the largest elements, and those that are not zero",
+    lambda: (
+        one(TopK(axis=1), (2, 9, 3), np.array([4]), constants=(1,)),
+        one(NonZero(bounded=True), np.array([[0, 3, 0, -1, 2], [5, 0, 0, 0, 1]], np.float32)),
+        one(Compress(axis=1, bounded=True), (3, 5), np.array([True, False, True, True, False])),
+    ),
+    templates=("top_k", "compact", "nonzero", "compress"),
+)  # fmt: skip
+family(
+    "boxes", "suppression of boxes, and what lies within them",
+    lambda: (
+        one(NonMaxSuppression(bounded=True, most=3), BOXES, SCORES, np.array([3]), np.array([0.3], np.float32)),
+        one(
+            RoiAlign(output_height=2, output_width=3, sampling_ratio=2),
+            (1, 3, 7, 9), 4 * BOXES[0], np.zeros(5, np.int64),
+        ),
+    ),
+    templates=("nms_order", "nms_select", "nms_rows", "roi_align"),
+)  # fmt: skip
+family(
+    "scatter", "scatters",
+    lambda: (
+        one(ScatterElements(axis=1), (3, 7), indices((3, 1), 7), (3, 1)),
+        one(ScatterElements(reduction="add"), (5, 3), indices((2, 3), 5), (2, 3)),
+        one(ScatterND(), (5, 3), indices((1, 1), 5), (1, 3)),
+        one(ScatterND(reduction="max"), (5, 3), indices((4, 1), 5), (4, 3)),
+    ),
+    templates=("scatter", "scatter_reduce"),
+)  # fmt: skip
+family(
+    "by_position", "triangles, one-hot vectors and reversed sequences",
+    lambda: (
+        one(Trilu(), (3, 5, 7)),
+        one(OneHot(axis=0), indices((3, 5), 7), np.array(7), np.array([0, 1], np.float32), constants=(1,)),
+        one(ReverseSequence(), (5, 3, 2), indices((3,), 5)),
+    ),
+    templates=("trilu", "one_hot", "reverse_sequence"),
+)  # fmt: skip
+family(
+    "grid_sample", "images sampled at places",
+    lambda: (
+        one(GridSample(), (2, 3, 5, 7), (2, 4, 3, 2)),
+        one(GridSample(mode="cubic", padding_mode="reflection"), (1, 2, 5, 4), (1, 4, 3, 2)),
+    ),
+)  # fmt: skip
+family(
+    "deform_conv", "convolutions with offsets",
+    lambda: (
+        one(
+            DeformConv(offset_group=2, pads=(1, 0, 0, 1)), (1, 4, 5, 4), (3, 4, 2, 2), (1, 16, 5, 4), (3,),
+            (1, 8, 5, 4), constants=(1, 3),
+        ),
+    ),
+)  # fmt: skip
+family(
+    "col2im", "sums of windows",
+    lambda: (one(Col2Im(strides=(2, 1)), (2, 12, 6), np.array([5, 4]), np.array([2, 2]), constants=(1, 2)),),
+)  # fmt: skip
+family(
+    "max_roi_pool", "pools of regions",
+    lambda: (
+        one(MaxRoiPool((2, 3)), (1, 3, 6, 7), np.array([[0, 1, 0, 5, 4], [0, 2, 3, 9, 9]], np.float32)),
+    ),
+)  # fmt: skip
+family("det", "determinants", lambda: (one(Det(), (3, 5, 5)),))
 family(
     "choose", "choices between elements",
     lambda: (one(Where(), truths(7, 13), noise(7, 13), noise(1, 13)),),
-    present=lambda caps: caps.int8_storage,
+    claimed=lambda caps: caps.int8_storage,
 )  # fmt: skip
 
 # -- what is stored ----------------------------------------------------------------------------------------------
@@ -388,15 +526,15 @@ family(
         one(Softmax(), (5, 33), precision=LOW),
     ),
     templates=("elementwise_c4", "elementwise", "move"), whole=False,
-    present=lambda caps: caps.fp16_storage, disable=lambda caps: replace(caps, fp16_storage=False),
+    claimed=lambda caps: caps.fp16_storage, withdraw=lambda caps: replace(caps, fp16_storage=False),
     forced=lambda caps: replace(caps, matrix_units=False), seconds=0.3,
 )  # fmt: skip
 family(
     "int8_storage", "kernels that load and store bytes",
     lambda: (
-        one(Equal(), places((7, 13), 3).astype(np.uint8), places((1, 13), 3).astype(np.uint8)),
-        one(Transpose(), places((7, 5), 99).astype(np.int8)),
+        one(Equal(), indices((7, 13), 3).astype(np.uint8), indices((1, 13), 3).astype(np.uint8)),
+        one(Transpose(), indices((7, 5), 99).astype(np.int8)),
     ),
     templates=("move",), whole=False,
-    present=lambda caps: caps.int8_storage, disable=lambda caps: replace(caps, int8_storage=False),
+    claimed=lambda caps: caps.int8_storage, withdraw=lambda caps: replace(caps, int8_storage=False),
 )  # fmt: skip

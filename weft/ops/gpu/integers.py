@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Shape
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
-from weft.kernels.launch import DeviceCaps, KernelBuilder, gpu_op
+from weft.kernels.formats import SMALL_FLOATS, is_coded
+from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, gpu_op
 from weft.ops.binary import (
     Add,
+    BitShift,
+    BitwiseAnd,
+    BitwiseOr,
+    BitwiseXor,
+    Clip,
+    Div,
     Equal,
     Greater,
     GreaterOrEqual,
@@ -19,14 +26,18 @@ from weft.ops.binary import (
     LessOrEqual,
     Max,
     Min,
+    Mod,
     Mul,
+    Pow,
     Sub,
+    Sum,
 )
+from weft.ops.conversion import SATURATING
 from weft.ops.elementwise import Elementwise
-from weft.ops.gpu.elementwise import ElementwiseOnGpu, collapse, launch_expression
-from weft.ops.unary import Abs, Cast, Neg
+from weft.ops.gpu.elementwise import ElementwiseOnGpu, broadcast_ints, launch_expression
+from weft.ops.unary import Abs, BitwiseNot, Cast, CastLike, Neg, Relu, Sign
 
-INTEGERS = frozenset({DType.INT64, DType.INT32, DType.INT8, DType.UINT8})
+INTEGERS = frozenset(t for t in DType if t.is_integer and t.bits >= 8)
 OPERATIONS: dict[type[Op], str] = {
     Add: "add",
     Sub: "subtract",
@@ -40,33 +51,42 @@ OPERATIONS: dict[type[Op], str] = {
     LessOrEqual: "less_equal",
     Greater: "greater",
     GreaterOrEqual: "greater_equal",
+    Div: "divide",
+    Sum: "add",
+    BitwiseAnd: "and",
+    BitwiseOr: "or",
+    BitwiseXor: "xor",
+    BitwiseNot: "invert",
+    Sign: "sign",
+    Relu: "positive",
 }
 """Their names in the template."""
 HALF = 1 << 32
+BITS = 64
+"""How often quotients and powers go round, at most, once for each bit."""
 
 
 def is_integer(tensor: Tensor | None) -> bool:
     """Tell whether a tensor holds integers; bools do not count."""
-    return tensor is not None and not tensor.dtype.is_float and tensor.dtype is not DType.BOOL
+    return tensor is not None and tensor.dtype.is_integer
 
 
-def launch_integers(k: KernelBuilder, operation: str, inputs: Sequence[Tensor | None], y: Tensor) -> None:
-    """Launch an integer operation, broadcast to the shape of `y`."""
+def launch_integers(
+    k: KernelBuilder, operation: str, inputs: Sequence[Tensor | None], y: Tensor, steps: tuple[str, ...] = ()
+) -> None:
+    """Launch an integer operation, broadcast to the shape of `y`; `steps` names one for each further operand."""
     given = [t for t in inputs if t is not None]
     ints = {"TOTAL": prod(y.shape)}
     reads: dict[str, Tensor] = {}
     for number, t in enumerate(given):
         if t.constant is not None and t.constant.size == 1:
             value = int(t.constant.item())
-            low = value % HALF
-            ints |= {f"K{number}": low - HALF if low >= HALF // 2 else low, f"K{number}_HIGH": value >> 32}
+            low, high = halves(value)
+            ints |= {f"K{number}": low, f"K{number}_HIGH": high}
         else:
             reads[f"x{number}"] = t
-    strides, sizes = collapse([t.shape for t in reads.values()], y.shape)
-    for d, size in enumerate(sizes or [1]):
-        ints[f"D{d}"] = max(size, 1)
-    for name, row in zip(reads, strides, strict=True):
-        ints |= {f"{name}_S{d}": step for d, step in enumerate(row or [0])}
+    axes, rank = broadcast_ints(reads, y)
+    ints |= axes
     grid, local = k.for_items(ints["TOTAL"])
     k.launch(
         "integers",
@@ -75,9 +95,13 @@ def launch_integers(k: KernelBuilder, operation: str, inputs: Sequence[Tensor | 
         ints=ints,
         variant={
             "operation": operation,
+            "steps": steps,
+            "bits": given[0].dtype.bits,
+            "wide": given[0].dtype is DType.UINT64,
+            "signed_exponent": given[-1].dtype.is_signed,
             "names": tuple(reads),
             "count": len(given),
-            "rank": max(len(sizes), 1),
+            "rank": rank,
         },
         grid=grid,
         local=local,
@@ -85,11 +109,26 @@ def launch_integers(k: KernelBuilder, operation: str, inputs: Sequence[Tensor | 
     )
 
 
-@gpu_op(Add, Sub, Mul, Neg, Abs, Max, Min)
+def halves(value: int) -> tuple[int, int]:
+    """Return the lower and the upper 32 bits of an integer, as i32."""
+    return _as_i32(value), _as_i32(value >> 32)
+
+
+def _as_i32(value: int) -> int:
+    """Return the lower 32 bits of a number as those of an i32."""
+    low = value % HALF
+    return low - HALF if low >= HALF // 2 else low
+
+
+@gpu_op(Add, Sub, Mul, Div, Neg, Abs, Max, Min, Sign, Relu, Sum)
 class ArithmeticOnGpu(ElementwiseOnGpu):
     """Floats by the op's expression; integers exactly, and always in NCHW."""
 
     integers = INTEGERS
+
+    def rounds(self, op: Elementwise, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+        """Return those of a quotient or a power of integers."""
+        return BITS if isinstance(op, (Div, Mod, Pow)) and any(map(is_integer, inputs)) else 0
 
     def launches(
         self, op: Elementwise, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
@@ -101,17 +140,102 @@ class ArithmeticOnGpu(ElementwiseOnGpu):
             super().launches(op, k, inputs, outputs)
 
 
-@gpu_op(Cast)
-class CastOnGpu(ElementwiseOnGpu):
-    """Loads and stores convert between floats; integers and bools are in NCHW."""
+@gpu_op(BitwiseAnd, BitwiseOr, BitwiseXor, BitwiseNot, BitShift)
+class BitsOnGpu(GpuOp):
+    """Integers alone."""
 
-    integers = INTEGERS | {DType.BOOL}
+    fuses_into_store = False
+    integers = INTEGERS
+
+    def launches(
+        self, op: Elementwise, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+    ) -> None:
+        """Launch over the output."""
+        operation = f"shift_{op.direction.lower()}" if isinstance(op, BitShift) else OPERATIONS[type(op)]
+        launch_integers(k, operation, inputs, outputs[0])
+
+
+@gpu_op(Mod, Clip)
+class RemainderOnGpu(ArithmeticOnGpu):
+    """Floats by the op's expression; of integers the remainder, or the limits that are given."""
+
+    def launches(
+        self, op: Elementwise, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+    ) -> None:
+        """Launch over the output."""
+        if not is_integer(outputs[0]):
+            ElementwiseOnGpu.launches(self, op, k, inputs, outputs)
+        elif isinstance(op, Mod):
+            launch_integers(k, "remainder" if op.fmod else "modulo", inputs, outputs[0])
+        else:
+            limits = zip(("max", "min"), inputs[1:], strict=False)
+            steps = tuple(step for step, limit in limits if limit is not None)
+            launch_integers(k, "none", inputs, outputs[0], steps)
+
+
+@gpu_op(Pow)
+class PowOnGpu(ArithmeticOnGpu):
+    """Floats by the op's expression, whatever the exponent's type; integers to the power of integers exactly."""
 
     def why_not(
         self, op: Elementwise, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
     ) -> str | None:
-        """Accept: the supported element types are all that matters."""
+        """Refuse integers to the power of floats."""
+        if is_integer(inputs[0]) and not is_integer(inputs[1]):
+            return "GPU kernels compute powers of integers for exponents that are integers"
+        return super().why_not(op, inputs, outputs, caps)
+
+    def fits_channels(self, op: Elementwise, inputs: Sequence[Shape | None], output: Shape) -> bool:
+        """Refuse: the exponent may be of integers."""
+        return False
+
+    def launches(
+        self, op: Elementwise, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+    ) -> None:
+        """Launch over the output; an exponent of integers becomes floats first."""
+        x, exponent = inputs
+        assert exponent is not None
+        if is_integer(x):
+            launch_integers(k, "power", inputs, outputs[0])
+            return
+        if is_integer(exponent) and (exponent.constant is None or exponent.constant.size != 1):
+            floats = k.scratch(exponent.shape, DType.FLOAT32)
+            _launch_conversion(k, "integers_to_float", exponent, floats, {"most": ""})
+            exponent = floats
+        ElementwiseOnGpu.launches(self, op, k, [x, exponent], outputs)
+
+
+CODED = frozenset(t for t in DType if is_coded(t))
+INTO_EXPONENT = {"up": "f > 0u", "down": "false", "nearest": "f > 0x400000u || f == 0x400000u && e > 0u"}
+"""For each `round_mode` of a cast to float8_e8m0: whether to take the next exponent, for the fraction f behind e."""
+
+
+@gpu_op(Cast, CastLike)
+class CastOnGpu(ElementwiseOnGpu):
+    """Loads and stores convert between floats; integers, bools and small floats are in NCHW."""
+
+    integers = frozenset(t for t in DType if t.is_integer) | {DType.BOOL}
+    floats = CODED | {DType.FLOAT64}
+
+    def why_not(
+        self, op: Elementwise, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
+    ) -> str | None:
+        """Refuse what passes through float32 and would be rounded there."""
+        assert inputs[0] is not None
+        source, to = inputs[0].dtype, outputs[0].dtype
+        pair = f"from {source.value} to {to.value}"
+        if source is DType.FLOAT64 and to not in (DType.FLOAT64, DType.FLOAT32, DType.BOOL):
+            return f"GPU kernels read float64 as float32, which a conversion {pair} would round twice"
+        if to is DType.FLOAT64 and source.is_integer and source.bits > 16:
+            return f"GPU kernels write float64 from float32, which a conversion {pair} would round"
+        if to is DType.FLOAT8E8M0 and not (source.is_float or source.is_small_float):
+            return f"GPU kernels convert to float8_e8m0 from floats alone, not {pair}"
         return None
+
+    def rounds(self, op: Elementwise, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+        """Return those of a conversion from integers, which looks for the highest bit."""
+        assert inputs[0] is not None
+        return 0 if inputs[0].dtype.is_float else BITS
 
     def fits_channels(self, op: Elementwise, inputs: Sequence[Shape | None], output: Shape) -> bool:
         """Accept conversions to floats: only floats can be in NC4HW4."""
@@ -121,21 +245,36 @@ class CastOnGpu(ElementwiseOnGpu):
         self, op: Elementwise, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
         """Launch the conversion between these types."""
+        assert isinstance(op, (Cast, CastLike))
         x, y = inputs[0], outputs[0]
         assert x is not None
-        if x.dtype.is_float and y.dtype.is_float:
-            launch_expression(k, "{0}", inputs, y)
-        elif not x.dtype.is_float and not y.dtype.is_float:
-            launch_integers(k, "truth" if y.dtype is DType.BOOL else "none", inputs, y)
+        from_float, to_float = (t.dtype.is_float or t.dtype.is_small_float for t in (x, y))
+        most = SMALL_FLOATS[y.dtype].largest if op.saturate and y.dtype in SATURATING else 0.0
+        if y.dtype is DType.FLOAT8E8M0 and x.dtype is not y.dtype:
+            raised = {"raised": INTO_EXPONENT[op.round_mode], "most": 254 if op.saturate else 255}
+            _launch_conversion(k, "float_to_exponent", x, y, raised)
+        elif from_float and to_float:
+            launch_expression(k, f"fmin(fmax({{0}}, -{most}), {most})" if most else "{0}", [x], y)
+        elif not from_float and not to_float:
+            launch_integers(k, "truth" if y.dtype is DType.BOOL else "none", [x], y)
+        elif from_float:
+            _launch_conversion(k, "float_to_integers", x, y, {"truth": y.dtype is DType.BOOL})
         else:
-            grid, local = k.for_items(prod(y.shape))
-            k.launch(
-                "float_to_integers" if x.dtype.is_float else "integers_to_float",
-                reads={"x": x},
-                writes={"y": y},
-                ints={"TOTAL": prod(y.shape)},
-                variant={"truth": y.dtype is DType.BOOL},
-                grid=grid,
-                local=local,
-                epilogue=y.dtype.is_float,
-            )
+            _launch_conversion(k, "integers_to_float", x, y, {"most": str(most) if most else ""})
+
+
+def _launch_conversion(
+    k: KernelBuilder, template: str, x: Tensor, y: Tensor, variant: Mapping[str, str | int | bool]
+) -> None:
+    """Launch a template that converts element by element."""
+    grid, local = k.for_items(prod(y.shape))
+    k.launch(
+        template,
+        reads={"x": x},
+        writes={"y": y},
+        ints={"TOTAL": prod(y.shape)},
+        variant=variant,
+        grid=grid,
+        local=local,
+        epilogue=y.dtype.is_float,
+    )

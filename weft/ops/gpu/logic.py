@@ -10,7 +10,7 @@ from weft.core.graph.tensor import Tensor
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, gpu_op
 from weft.ops.binary import And, Equal, Greater, GreaterOrEqual, Less, LessOrEqual, Or, Where, Xor
 from weft.ops.elementwise import Elementwise
-from weft.ops.gpu.elementwise import collapse, launch_expression
+from weft.ops.gpu.elementwise import broadcast_ints, launch_expression
 from weft.ops.gpu.integers import INTEGERS, OPERATIONS, is_integer, launch_integers
 from weft.ops.unary import IsInf, IsNaN, Not
 
@@ -71,11 +71,8 @@ class WhereOnGpu(GpuOp):
         """Launch over the output, with axes merged as far as broadcasting allows."""
         y = outputs[0]
         reads = {name: t for name, t in zip(("condition", "a", "b"), inputs, strict=True) if t is not None}
-        strides, sizes = collapse([t.shape for t in reads.values()], y.shape)
-        rank = max(len(sizes), 1)
-        ints = {"TOTAL": prod(y.shape)} | {f"D{d}": size for d, size in enumerate(sizes or [1])}
-        for name, row in zip(reads, strides, strict=True):
-            ints |= {f"{name}_S{d}": step for d, step in enumerate(row or [0])}
+        axes, rank = broadcast_ints(reads, y)
+        ints = {"TOTAL": prod(y.shape), **axes}
         grid, local = k.for_items(ints["TOTAL"])
         k.launch(
             "choose",

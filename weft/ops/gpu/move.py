@@ -6,13 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+import numpy as np
+
+from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Shape
 from weft.core.graph.tensor import Tensor
-from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, Placement, gpu_op
+from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, WantedLayout, gpu_op
 from weft.kernels.source import RAW_KINDS
 from weft.ops.concat import Split
 from weft.ops.shape import Dropout, Expand, Flatten, Identity, Reshape, Squeeze, Transpose, Unsqueeze
 from weft.ops.slicing import Slice
+from weft.ops.unary import BitCast
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +86,7 @@ def elements_at_once(
 
 
 class _Move(GpuOp):
-    placement = Placement.LINEAR
+    wanted_layout = WantedLayout.LINEAR
     fuses_into_store = False
     moves_bits = True
 
@@ -100,15 +104,13 @@ class _Move(GpuOp):
 class AliasOnGpu(_Move):
     """Reuses the input's memory under another shape; copies only where the output needs its own."""
 
-    placement = Placement.ALIAS
+    wanted_layout = WantedLayout.ALIAS
 
     def why_not(
         self, op: object, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
     ) -> str | None:
-        """Refuse a dropout mask."""
-        if isinstance(op, Dropout):
-            return "the mask of Dropout has no GPU kernel" if len(outputs) > 1 else None
-        return super().why_not(op, inputs, outputs, caps)
+        """Refuse parameters that are computed at run time, but for the ratio of Dropout, which means nothing here."""
+        return None if isinstance(op, Dropout) else super().why_not(op, inputs, outputs, caps)
 
     def launches(
         self, op: object, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
@@ -118,6 +120,30 @@ class AliasOnGpu(_Move):
         assert x is not None
         if not k.shares_memory(x, y):
             launch_move(k, x, y, (prod(x.shape),), Strides((1,)), Strides((1,)))
+        for mask in outputs[1:]:  # Dropout keeps every element.
+            kept = k.constant("mask", lambda: np.ones(1, np.bool_))
+            launch_move(k, kept, mask, (prod(mask.shape),), Strides((0,)), Strides((1,)))
+
+
+@gpu_op(BitCast)
+class BitCastOnGpu(_Move):
+    """A copy of the bytes."""
+
+    def why_not(
+        self, op: object, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
+    ) -> str | None:
+        """Refuse bools, which kernels expect to be 0 or 1."""
+        if outputs[0].dtype is DType.BOOL:
+            return "kernels expect bools to be 0 or 1, which bits of another type need not be"
+        return None
+
+    def launches(
+        self, op: BitCast, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+    ) -> None:
+        """Copy every element."""
+        x, y = inputs[0], outputs[0]
+        assert x is not None
+        launch_move(k, x, y, (prod(x.shape),), Strides((1,)), Strides((1,)))
 
 
 @gpu_op(Transpose)
@@ -143,11 +169,15 @@ class ExpandOnGpu(_Move):
         self, op: Expand, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
         """Read repeated axes with step 0."""
-        x, y = inputs[0], outputs[0]
-        assert x is not None
-        full = (1,) * (len(y.shape) - len(x.shape)) + tuple(x.shape)
-        steps = tuple(0 if size == 1 else s for size, s in zip(full, row_major(full), strict=True))
-        launch_move(k, x, y, y.shape, Strides(steps), Strides(row_major(y.shape)))
+        assert inputs[0] is not None
+        launch_expand(k, inputs[0], outputs[0])
+
+
+def launch_expand(k: KernelBuilder, x: Tensor, y: Tensor) -> None:
+    """Copy `x` to `y`, repeated along the axes where it has size 1."""
+    full = (1,) * (len(y.shape) - len(x.shape)) + tuple(x.shape)
+    steps = tuple(0 if size == 1 else s for size, s in zip(full, row_major(full), strict=True))
+    launch_move(k, x, y, y.shape, Strides(steps), Strides(row_major(y.shape)))
 
 
 @gpu_op(Slice)

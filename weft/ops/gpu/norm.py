@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from math import prod
 
 import numpy as np
 
-from weft.core.graph.layout import PACK, Array, Shape
+from weft.core.graph.dtypes import DType
+from weft.core.graph.layout import PACK, Shape
 from weft.core.graph.tensor import Tensor, TensorSpec
-from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, Placement, gpu_op
+from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, WantedLayout, gpu_op
 from weft.ops.gpu.elementwise import launch_expression
-from weft.ops.gpu.reduce import LONG, choose_group, part_axes
+from weft.ops.gpu.move import launch_expand
+from weft.ops.gpu.packing import Weights, as_image, seen_as, weights_of
+from weft.ops.gpu.reduce import LONG, choose_group, part_axes, walk_rounds, why_not_axes
 from weft.ops.gpu.teams import Team, choose_team
 from weft.ops.norm import (
     LRN,
@@ -29,20 +31,14 @@ from weft.ops.norm import (
 
 @gpu_op(BatchNormalization)
 class BatchNormOnGpu(GpuOp):
-    """Batch norms that could not be folded: y = x * factor + shift, both computed once from the four parameters."""
+    """Batch norms that could not be folded: y = x * factor + shift.
 
-    placement = Placement.EITHER
+    Both are computed from the four parameters: once, or by kernels in each run if a parameter is computed at run time.
+    """
+
+    wanted_layout = WantedLayout.EITHER
     packed_family = "elementwise_c4"
-
-    def why_not(
-        self,
-        op: BatchNormalization,
-        inputs: Sequence[Tensor | None],
-        outputs: Sequence[Tensor],
-        caps: DeviceCaps,
-    ) -> str | None:
-        """Refuse parameters that are computed at run time."""
-        return _varying(op.type, inputs[1:5])
+    laid_inputs = 1
 
     def fits_channels(self, op: BatchNormalization, inputs: Sequence[Shape | None], output: Shape) -> bool:
         """Accept any tensor with spatial axes."""
@@ -56,17 +52,27 @@ class BatchNormOnGpu(GpuOp):
         outputs: Sequence[Tensor],
     ) -> None:
         """Launch the multiply-add."""
-        y = outputs[0]
-        scale, shift, mean, var = (np.asarray(t.constant, np.float64) for t in inputs[1:5] if t is not None)
-        factor = scale / np.sqrt(var + op.epsilon)
-        shape = (1, -1, *[1] * (len(y.shape) - 2)) if len(y.shape) > 1 else (-1,)
-
-        def operand(key: str, value: Array) -> Tensor:
-            made = value.astype(np.float32).reshape(shape)
-            return k.constant(key, lambda: made, y.layout)
-
-        pair = [operand("factor", factor), operand("shift", shift - mean * factor)]
+        y, given = outputs[0], [t for t in inputs[1:5] if t is not None]
+        shape = (1, y.shape[1], *[1] * (len(y.shape) - 2)) if len(y.shape) > 1 else given[0].shape
+        known = all(t.constant is not None for t in given)
+        parameters = _factor_and_shift(given, op.epsilon) if known else _launch_factor_and_shift(k, given, op.epsilon)
+        names = ("factor", "shift")
+        pair = [as_image(k, name, p, shape, y.layout) for name, p in zip(names, parameters, strict=True)]
         launch_expression(k, "({0} * {1} + {2})", [inputs[0], *pair], y)
+
+
+def _factor_and_shift(given: Sequence[Tensor], epsilon: float) -> Sequence[Weights]:
+    scale, shift, mean, var = (np.asarray(t.constant, np.float64) for t in given)
+    factor = scale / np.sqrt(var + epsilon)
+    return [each.astype(np.float32) for each in (factor, shift - mean * factor)]
+
+
+def _launch_factor_and_shift(k: KernelBuilder, given: Sequence[Tensor], epsilon: float) -> Sequence[Weights]:
+    scale, shift, mean, var = given
+    factor, moved = (k.scratch(scale.shape, DType.FLOAT32) for _ in range(2))
+    launch_expression(k, f"{{0}} / sqrt({{1}} + {epsilon!r})", [scale, var], factor, epilogue=False)
+    launch_expression(k, "{0} - {1} * {2}", [shift, mean, factor], moved, epilogue=False)
+    return [factor, moved]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +100,12 @@ class Lines:
         at, length = self.ints, self.ints["LENGTH"]
         one_run = at["R2"] == length and at["RS2"] == 1 and at["K2"] == prod(at[f"K{d}"] for d in range(3))
         return one_run and at["KS2"] in (0, length) and self.inner == 1 and all(self.sizes())
+
+
+def _walk(caps: DeviceCaps, shape: Shape, axes: Shape, passes: int = 3) -> int:
+    """Return the rounds of an item: by default those of the mean, of the variance, and of the outputs."""
+    ints, contiguous = part_axes(shape, axes)
+    return walk_rounds(caps, prod(ints[f"K{d}"] for d in range(3)), ints["LENGTH"], contiguous, passes)
 
 
 def _launch_rows(k: KernelBuilder, x: Tensor, outputs: Sequence[Tensor], lines: Lines, team: Team) -> None:
@@ -141,24 +153,18 @@ def launch_lines(k: KernelBuilder, x: Tensor, outputs: Sequence[Tensor], lines: 
 class LayerNormOnGpu(GpuOp):
     """Normalizes lines of the last axes, in NCHW."""
 
-    def why_not(
-        self,
-        op: LayerNormalization | RMSNormalization,
-        inputs: Sequence[Tensor | None],
-        outputs: Sequence[Tensor],
-        caps: DeviceCaps,
-    ) -> str | None:
-        """Refuse a scale or bias that is computed at run time and does not cover whole last axes."""
-        x = inputs[0]
-        assert x is not None
-        for t in inputs[1:]:
-            if t is not None and t.constant is None and prod(t.shape) != prod(_covered(t.shape, x.shape)):
-                return f"{t.name!r} of shape {t.shape} is computed at run time and repeated within {x.shape}"
-        return None
-
     def stores_wider(self, op: object, inputs: Sequence[TensorSpec], output: TensorSpec) -> bool:
         """Accept: the store converts to fp32."""
         return True
+
+    def rounds(
+        self, op: LayerNormalization | RMSNormalization, inputs: Sequence[Tensor | None], caps: DeviceCaps
+    ) -> int:
+        """Return those of three passes, or of two without a mean."""
+        assert inputs[0] is not None
+        shape = inputs[0].shape
+        axes = tuple(range(op.axis % len(shape), len(shape)))
+        return _walk(caps, shape, axes, 3 if isinstance(op, LayerNormalization) else 2)
 
     def launches(
         self,
@@ -191,10 +197,14 @@ def _covered(shape: Shape, x: Shape) -> Shape:
 
 
 def _spread(k: KernelBuilder, t: Tensor, shape: Shape) -> Tensor:
-    """Return a constant broadcast to `shape`; another tensor unchanged."""
+    """Return a scale or shift broadcast to `shape`, on the host if it is constant."""
     value = t.constant
     if value is None:
-        return t
+        if prod(t.shape) == prod(shape):
+            return t
+        whole = k.scratch(shape, t.dtype)
+        launch_expand(k, seen_as(t, t.shape[len(t.shape) - len(shape) :]), whole)
+        return whole
     own = value.reshape(value.shape[value.ndim - len(shape) :])
     return k.constant(f"{t.name}.{shape}", lambda: np.ascontiguousarray(np.broadcast_to(own, shape)))
 
@@ -203,18 +213,9 @@ def _spread(k: KernelBuilder, t: Tensor, shape: Shape) -> Tensor:
 class ImageNormOnGpu(GpuOp):
     """Normalizes images of one channel or of a group of channels, with a scale and a shift for each channel."""
 
-    placement = Placement.EITHER
+    wanted_layout = WantedLayout.EITHER
     packed_family = "normalize_images"
-
-    def why_not(
-        self,
-        op: InstanceNormalization | GroupNormalization,
-        inputs: Sequence[Tensor | None],
-        outputs: Sequence[Tensor],
-        caps: DeviceCaps,
-    ) -> str | None:
-        """Refuse a scale and bias that are computed at run time."""
-        return _varying(op.type, inputs[1:3])
+    laid_inputs = 1
 
     def fits_channels(
         self, op: InstanceNormalization | GroupNormalization, inputs: Sequence[Shape | None], output: Shape
@@ -222,6 +223,15 @@ class ImageNormOnGpu(GpuOp):
         """Accept groups of one channel, or of whole blocks of channels."""
         each = _channels_together(op, output)
         return 0 not in output and (each == 1 or each % PACK == 0)
+
+    def rounds(
+        self, op: InstanceNormalization | GroupNormalization, inputs: Sequence[Tensor | None], caps: DeviceCaps
+    ) -> int:
+        """Return those of three passes over the pixels of channels that are normalized together."""
+        assert inputs[0] is not None
+        n, c, *rest = inputs[0].shape
+        each = _channels_together(op, inputs[0].shape)
+        return _walk(caps, (n * (c // each), each * prod(rest)), (1,))
 
     def launches(
         self,
@@ -234,10 +244,10 @@ class ImageNormOnGpu(GpuOp):
         x, y = inputs[0], outputs[0]
         assert x is not None
         each = _channels_together(op, x.shape)
-        values = [t.constant for t in inputs[1:3] if t is not None and t.constant is not None]
         scale, shift = (
-            k.constant(name, partial(np.reshape, v, (1, -1, 1)), y.layout)
-            for name, v in zip(("scale", "shift"), values, strict=True)
+            as_image(k, name, weights_of(t), (1, x.shape[1], 1), y.layout)
+            for name, t in zip(("scale", "shift"), inputs[1:3], strict=True)
+            if t is not None
         )
         if y.layout.packed:
             _launch_images(k, x, y, {"scale": scale, "shift": shift}, each, op.epsilon)
@@ -281,6 +291,11 @@ def _launch_images(
 class LpNormOnGpu(GpuOp):
     """Divides lines along one axis by their norm, in NCHW."""
 
+    def rounds(self, op: LpNormalization, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+        """Return those of the norm and of the quotients."""
+        assert inputs[0] is not None
+        return _walk(caps, inputs[0].shape, (op.axis % len(inputs[0].shape),), 2)
+
     def launches(
         self,
         op: LpNormalization,
@@ -303,6 +318,23 @@ class LpNormOnGpu(GpuOp):
 class MeanVarianceOnGpu(GpuOp):
     """Normalizes lines along any axes, in NCHW."""
 
+    def why_not(
+        self,
+        op: MeanVarianceNormalization,
+        inputs: Sequence[Tensor | None],
+        outputs: Sequence[Tensor],
+        caps: DeviceCaps,
+    ) -> str | None:
+        """Refuse axes in too many runs."""
+        shape = outputs[0].shape
+        return why_not_axes(shape, tuple(a % len(shape) for a in op.axes))
+
+    def rounds(self, op: MeanVarianceNormalization, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+        """Return those of three passes."""
+        assert inputs[0] is not None
+        shape = inputs[0].shape
+        return _walk(caps, shape, tuple(a % len(shape) for a in op.axes))
+
     def launches(
         self,
         op: MeanVarianceNormalization,
@@ -322,7 +354,12 @@ class MeanVarianceOnGpu(GpuOp):
 class LrnOnGpu(GpuOp):
     """Computes one pixel of four channels in each work-item."""
 
-    placement = Placement.CHANNELS
+    wanted_layout = WantedLayout.CHANNELS
+
+    def rounds(self, op: LRN, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+        """Return the channels around each of four."""
+        assert inputs[0] is not None
+        return PACK * min(op.size, inputs[0].shape[1])
 
     def launches(
         self, op: LRN, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
@@ -346,9 +383,3 @@ class LrnOnGpu(GpuOp):
             grid=grid,
             local=local,
         )  # fmt: skip
-
-
-def _varying(type_: str, parameters: Sequence[Tensor | None]) -> str | None:
-    if any(t is None or t.constant is None for t in parameters):
-        return f"the parameters of {type_} are computed at run time"
-    return None

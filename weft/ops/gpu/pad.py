@@ -9,7 +9,7 @@ import numpy as np
 
 from weft.core.graph.layout import PACK, Shape
 from weft.core.graph.tensor import Tensor
-from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, Placement, gpu_op
+from weft.kernels.launch import GpuOp, KernelBuilder, WantedLayout, gpu_op
 from weft.ops.gpu.move import row_major
 from weft.ops.pad import Pad, Pads
 from weft.ops.shape import ints as as_ints
@@ -22,18 +22,10 @@ Walk = list[tuple[int, int, int, int]]
 class PadOnGpu(GpuOp):
     """All four modes; each work-item computes one element or pixel of the output."""
 
-    placement = Placement.EITHER
+    wanted_layout = WantedLayout.EITHER
     fuses_into_store = False
     moves_bits = True
-
-    def why_not(
-        self, op: Pad, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
-    ) -> str | None:
-        """Refuse a fill value that is computed at run time."""
-        for t in inputs[1:]:
-            if t is not None and t.constant is None:
-                return f"its parameter {t.name!r} is computed at run time"
-        return None
+    laid_inputs = 1
 
     def fits_channels(self, op: Pad, inputs: Sequence[Shape | None], output: Shape) -> bool:
         """Accept pads that leave batch and channels as they are."""
@@ -46,10 +38,12 @@ class PadOnGpu(GpuOp):
         """Launch over the output's axes, those without pads merged."""
         x, y = inputs[0], outputs[0]
         assert x is not None
-        values = [t.constant if t is not None else None for t in (*inputs, None, None, None)[1:4]]
-        assert values[0] is not None
-        pads = op.pairs(len(x.shape), as_ints(values[0]), None if values[2] is None else as_ints(values[2]))
-        fill = np.asarray(0 if values[1] is None else values[1].reshape(()), x.dtype.numpy)
+        given, value, axes = (*inputs, None, None, None)[1:4]
+        assert given is not None and given.constant is not None
+        known = None if axes is None or axes.constant is None else as_ints(axes.constant)
+        pads = op.pairs(len(x.shape), as_ints(given.constant), known)
+        computed = value is not None and value.constant is None
+        fill = np.asarray(0 if value is None or value.constant is None else value.constant.reshape(()), x.dtype.numpy)
         packed = y.layout.packed
         blocks = -(-y.shape[1] // PACK) if packed else 1
         spatial = y.shape[2:] if packed else y.shape
@@ -58,7 +52,10 @@ class PadOnGpu(GpuOp):
         reads, floats = {"x": x}, {}
         if packed:
             ints |= {"BLOCKS": blocks, "HW": prod(spatial)}
-            floats = {"FILL": float(fill)} if op.mode == "constant" else {}
+        if op.mode == "constant" and value is not None and computed:
+            reads["fill"] = value
+        elif op.mode == "constant" and packed:
+            floats = {"FILL": float(fill)}
         elif op.mode == "constant":
             reads["fill"] = k.constant("fill", lambda: fill.reshape(1))
         grid, local = k.for_items(ints["TOTAL"])

@@ -5,11 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
+from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import PACK, Layout
 from weft.core.graph.tensor import Tensor, TensorSpec
-from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, Placement, gpu_op, power_of_two
+from weft.kernels.launch import (
+    DeviceCaps,
+    GpuOp,
+    KernelBuilder,
+    WantedLayout,
+    gpu_op,
+    nested_rounds,
+    power_of_two,
+    tree_items,
+)
 from weft.ops.gpu.conv.problem import window_constants
-from weft.ops.pool import AveragePool, GlobalAveragePool, GlobalMaxPool, LpPool, MaxPool, Pool
+from weft.ops.gpu.integers import INTEGERS
+from weft.ops.pool import AveragePool, GlobalAveragePool, GlobalMaxPool, LpPool, MaxPool, PlanarMaxPool, Pool
 
 BLOCKS_AT_ONCE = 16
 """Channel blocks that a work-group of a global pool reads of each pixel: 128 bytes of halves."""
@@ -21,13 +32,17 @@ PIXELS_AT_ONCE = 16
 class PoolOnGpu(GpuOp):
     """Computes one pixel of four channels in each work-item."""
 
-    placement = Placement.CHANNELS
+    wanted_layout = WantedLayout.CHANNELS
 
     def why_not(
         self, op: Pool, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
     ) -> str | None:
-        """Refuse the second output of a max pool, its indices."""
-        return "the Indices output of MaxPool has no GPU kernel" if len(outputs) > 1 else None
+        """Refuse the second output of a max pool, its indices: they would be integers in blocks of channels."""
+        return "the Indices output of MaxPool has no packed kernel" if len(outputs) > 1 else None
+
+    def rounds(self, op: Pool, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+        """Return the places of a window."""
+        return nested_rounds(*op.kernel_shape)
 
     def launches(
         self, op: Pool, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
@@ -61,15 +76,53 @@ class PoolOnGpu(GpuOp):
         )
 
 
+@gpu_op(PlanarMaxPool)
+class PlanarMaxPoolOnGpu(GpuOp):
+    """Computes one element and its index in each work-item, in NCHW; integers exactly."""
+
+    fuses_into_store = False
+    integers = INTEGERS
+
+    def rounds(self, op: PlanarMaxPool, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+        """Return the places of a window."""
+        return prod(op.kernel_shape)
+
+    def launches(
+        self, op: PlanarMaxPool, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+    ) -> None:
+        """Launch the window over the output."""
+        x, y = inputs[0], outputs[0]
+        assert x is not None
+        total = prod(y.shape)
+        grid, local = k.for_items(total)
+        k.launch(
+            "max_pool_planar",
+            reads={"x": x},
+            writes=dict(zip(("y", "places"), outputs, strict=False)),
+            ints={**window_constants(op.window(x.shape)), "TOTAL": total},
+            variant={
+                "floats": x.dtype.is_float, "wide": x.dtype is DType.UINT64, "by_columns": bool(op.storage_order),
+            },
+            grid=grid,
+            local=local,
+            epilogue=False,
+        )  # fmt: skip
+
+
 @gpu_op(GlobalAveragePool, GlobalMaxPool)
 class GlobalPoolOnGpu(GpuOp):
     """Reduces one channel block, or several adjacent ones, in each work-group."""
 
-    placement = Placement.CHANNELS
+    wanted_layout = WantedLayout.CHANNELS
 
     def stores_wider(self, op: object, inputs: Sequence[TensorSpec], output: TensorSpec) -> bool:
         """Accept: the store converts to fp32."""
         return True
+
+    def rounds(self, op: object, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+        """Return an item's share of the pixels."""
+        assert inputs[0] is not None
+        return -(-prod(inputs[0].shape[2:]) // tree_items(caps))
 
     def launches(
         self, op: object, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]

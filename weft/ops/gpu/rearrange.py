@@ -69,7 +69,7 @@ class SpaceToDepthOnGpu(_Rearrange):
         assert x is not None
         b = op.blocksize
         n, c, height, width = x.shape
-        _launch_permuted(k, x, y, (n, c, height // b, b, width // b, b), (0, 3, 5, 1, 2, 4))
+        _launch_permuted(k, x, y, (n, c, height // b, b, width // b, b), op.order)
 
 
 def _launch_permuted(

@@ -11,7 +11,8 @@ from typing import Any
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Shape
 from weft.core.graph.tensor import Tensor
-from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, Placement, Size3, gpu_op
+from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, Size3, WantedLayout, gpu_op, tree_items
+from weft.ops.gpu.integers import INTEGERS, halves
 from weft.ops.gpu.move import row_major
 from weft.ops.gpu.pool import launch_global
 from weft.ops.reduce import (
@@ -30,6 +31,7 @@ from weft.ops.reduce import (
     ReduceSum,
     ReduceSumSquare,
     Reduction,
+    bounds,
 )
 
 SHORT = 32
@@ -51,6 +53,24 @@ class Recipe:
     shifted: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class IntegerRecipe:
+    """A reduction of integers in the words of its template."""
+
+    term: str = "value"
+    join: str = "add"
+    mean: bool = False
+
+
+INTEGER_RECIPES: dict[type[Reduction], IntegerRecipe] = {
+    ReduceSum: IntegerRecipe(),
+    ReduceMean: IntegerRecipe(mean=True),
+    ReduceProd: IntegerRecipe(join="multiply"),
+    ReduceL1: IntegerRecipe("size"),
+    ReduceSumSquare: IntegerRecipe("square"),
+    ReduceMax: IntegerRecipe(join="max"),
+    ReduceMin: IntegerRecipe(join="min"),
+}
 RECIPES: dict[type[Reduction], Recipe] = {
     ReduceSum: Recipe(),
     ReduceMean: Recipe(finish="acc / TO_F32(LENGTH)"),
@@ -66,20 +86,12 @@ RECIPES: dict[type[Reduction], Recipe] = {
 
 
 def part_axes(shape: Shape, axes: Shape) -> tuple[dict[str, int], bool]:
-    """Return how kernels walk a reduction of up to rank 6, and whether its last reduced axis is contiguous.
+    """Return how kernels walk a reduction, and whether its last reduced axis is contiguous.
 
     The constants are LENGTH (elements of a line), K0 K1 K2 and KS0 KS1 KS2 (sizes and steps over the lines)
-    and R. and RS. (within a line). Adjacent axes of one kind are merged, so at most three remain.
+    and R. and RS. (within a line). See `why_not_axes`.
     """
-    joined: list[tuple[bool, int, int]] = []
-    for axis, (size, step) in enumerate(zip(shape, row_major(shape), strict=True)):
-        reduced = axis in axes
-        if size == 1:
-            continue
-        if joined and joined[-1][0] is reduced:
-            joined[-1] = (reduced, joined[-1][1] * size, step)
-        else:
-            joined.append((reduced, size, step))
+    joined = _runs(shape, axes)
     ints = {"LENGTH": prod(shape[a] for a in axes)}
     for letter, kind in (("K", False), ("R", True)):
         groups = [(size, step) for reduced, size, step in joined if reduced is kind]
@@ -90,23 +102,73 @@ def part_axes(shape: Shape, axes: Shape) -> tuple[dict[str, int], bool]:
     return ints, bool(joined) and joined[-1][0]
 
 
+def _runs(shape: Shape, axes: Shape) -> list[tuple[bool, int, int]]:
+    """Return whether they are reduced, the sizes and the steps of axes, adjacent ones of one kind merged."""
+    joined: list[tuple[bool, int, int]] = []
+    for axis, (size, step) in enumerate(zip(shape, row_major(shape), strict=True)):
+        reduced = axis in axes
+        if size == 1:
+            continue
+        if joined and joined[-1][0] is reduced:
+            joined[-1] = (reduced, joined[-1][1] * size, step)
+        else:
+            joined.append((reduced, size, step))
+    return joined
+
+
+def why_not_axes(shape: Shape, axes: Shape) -> str | None:
+    """Return why kernels do not walk a reduction: no axes up to rank 6 are more than three runs of one kind."""
+    kinds = [reduced for reduced, *_ in _runs(shape, axes)]
+    if max(kinds.count(True), kinds.count(False)) <= 3:
+        return None
+    return f"axes {list(axes)} of {list(shape)} are more than three runs; GPU kernels reduce three"
+
+
+def _is_short(lines: int, length: int, contiguous: bool) -> bool:
+    return length <= SHORT or (lines >= MANY and not contiguous)
+
+
+def _most_items(caps: DeviceCaps, length: int) -> int:
+    return 256 if length >= LONG and not caps.software else 64
+
+
+def walk_rounds(caps: DeviceCaps, lines: int, length: int, contiguous: bool, passes: int = 1) -> int:
+    """Return the rounds of an item that goes over its share of lines in so many passes; see `choose_group`."""
+    if _is_short(lines, length, contiguous):
+        return passes * length
+    items = tree_items(caps, _most_items(caps, length))
+    return passes * (-(-length // items) + items.bit_length()) * max(-(-lines // caps.max_grid[0]), 1)
+
+
 def choose_group(k: KernelBuilder, lines: int, length: int, contiguous: bool) -> tuple[bool, Size3, Size3]:
     """Return whether one work-item should reduce a whole line, and the grid and local size for that choice.
 
     Adjacent work-items read adjacent elements: of one line if it is contiguous, else of one line each.
     """
-    if length <= SHORT or (lines >= MANY and not contiguous):
+    if _is_short(lines, length, contiguous):
         return True, *k.for_items(lines)
-    local = 256 if length >= LONG and not k.caps.software else 64
-    return False, (max(1, min(lines, k.caps.max_grid[0])), 1, 1), (k.tree_items(local), 1, 1)
+    items = k.tree_items(_most_items(k.caps, length))
+    return False, (max(1, min(lines, k.caps.max_grid[0])), 1, 1), (items, 1, 1)
 
 
 @gpu_op(*RECIPES)
 class ReduceOnGpu(GpuOp):
-    """One kernel for all ten reductions; means and maxima of whole images can run in NC4HW4."""
+    """One kernel for floats, one for integers and bools; means and maxima of whole images can run in NC4HW4."""
 
-    placement = Placement.EITHER
+    wanted_layout = WantedLayout.EITHER
     packed_family = "pool_global"
+    integers = INTEGERS | {DType.BOOL}
+    laid_inputs = 1
+
+    def why_not(
+        self, op: Reduction, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
+    ) -> str | None:
+        """Refuse roots of integers, and axes in too many runs."""
+        x, axes = (*inputs, None)[:2]
+        assert x is not None
+        if not x.dtype.is_float and type(op) not in INTEGER_RECIPES:
+            return f"GPU kernels compute {op.type} in float32; {x.name!r} is {x.dtype.value}"
+        return why_not_axes(x.shape, op.resolve(None if axes is None else axes.constant, len(x.shape)))
 
     def fits_channels(self, op: Reduction, inputs: Sequence[Shape | None], output: Shape) -> bool:
         """Accept only reductions that must be over the spatial axes, like a global pool."""
@@ -117,6 +179,20 @@ class ReduceOnGpu(GpuOp):
             return output == x[:2] + (1,) * (len(x) - 2)
         return [at for at in combinations(range(len(x)), 2) if (x[at[0]], x[at[1]]) == output] == [(0, 1)]
 
+    def rounds(self, op: Reduction, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+        """Return those of each pass, and of a division of integers, bit by bit."""
+        ints, contiguous = self._walk(op, inputs)
+        lines = prod(ints[f"K{d}"] for d in range(3))
+        assert inputs[0] is not None
+        bits = 64 if isinstance(op, ReduceMean) and inputs[0].dtype.is_integer else 0
+        return bits + walk_rounds(caps, lines, ints["LENGTH"], contiguous, 2 if RECIPES[type(op)].shifted else 1)
+
+    @staticmethod
+    def _walk(op: Reduction, inputs: Sequence[Tensor | None]) -> tuple[dict[str, int], bool]:
+        x, given = inputs[0], inputs[1] if len(inputs) > 1 else None
+        assert x is not None
+        return part_axes(x.shape, op.resolve(None if given is None else given.constant, len(x.shape)))
+
     def launches(
         self, op: Reduction, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
@@ -126,11 +202,12 @@ class ReduceOnGpu(GpuOp):
         if y.layout.packed:
             launch_global(k, x, y, "max" if isinstance(op, ReduceMax) else "average")
             return
-        given = inputs[1] if len(inputs) > 1 else None
-        axes = op.resolve(None if given is None else given.constant, len(x.shape))
-        ints, contiguous = part_axes(x.shape, axes)
+        ints, contiguous = self._walk(op, inputs)
         ints["OUTPUTS"] = prod(y.shape)
         short, grid, local = choose_group(k, ints["OUTPUTS"], ints["LENGTH"], contiguous)
+        if not x.dtype.is_float:
+            _launch_integers(k, op, x, y, ints, short, grid, local)
+            return
         recipe = RECIPES[type(op)]
         variant: dict[str, Any] = {field: getattr(recipe, field) for field in Recipe.__slots__}
         k.launch(
@@ -144,24 +221,39 @@ class ReduceOnGpu(GpuOp):
         )
 
 
+def _launch_integers(
+    k: KernelBuilder, op: Reduction, x: Tensor, y: Tensor, ints: dict[str, int], short: bool, grid: Size3, local: Size3
+) -> None:
+    """Launch a reduction of integers or bools."""
+    recipe, (least, most) = INTEGER_RECIPES[type(op)], bounds(x.dtype.numpy)
+    start = {"add": 0, "multiply": 1, "max": int(least), "min": int(most)}[recipe.join]
+    low, high = halves(start)
+    words = {field: getattr(recipe, field) for field in IntegerRecipe.__slots__}
+    k.launch(
+        "reduce_integers",
+        reads={"x": x},
+        writes={"y": y},
+        ints={**ints, "START": low, "START_HIGH": high},
+        variant={**words, "short": short, "wide": x.dtype is DType.UINT64},
+        grid=grid,
+        local=local,
+        epilogue=False,
+    )
+
+
 @gpu_op(ArgMax, ArgMin)
 class ArgExtremeOnGpu(GpuOp):
     """Finds extremes of lines along one axis, in NCHW."""
 
     fuses_into_store = False
-    integers = frozenset({DType.INT64})
+    integers = INTEGERS
 
-    def why_not(
-        self,
-        op: ArgMax | ArgMin,
-        inputs: Sequence[Tensor | None],
-        outputs: Sequence[Tensor],
-        caps: DeviceCaps,
-    ) -> str | None:
-        """Refuse integers, since f32 cannot represent all of them."""
+    def rounds(self, op: ArgMax | ArgMin, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+        """Return those of the only pass."""
         x = inputs[0]
         assert x is not None
-        return None if x.dtype.is_float else f"GPU kernels compare in float32; {x.name!r} is {x.dtype.value}"
+        length, inner = x.shape[op.axis], prod(x.shape[op.axis % len(x.shape) + 1 :])
+        return walk_rounds(caps, prod(x.shape) // max(length, 1), length, inner == 1)
 
     def launches(
         self,
@@ -182,7 +274,12 @@ class ArgExtremeOnGpu(GpuOp):
             reads={"x": x},
             writes={"y": y},
             ints={"LENGTH": length, "INNER": inner, "LINES": lines},
-            variant={"short": short, "greatest": isinstance(op, ArgMax), "last": bool(op.select_last_index)},
+            variant={
+                "short": short,
+                "greatest": isinstance(op, ArgMax),
+                "last": bool(op.select_last_index),
+                "floats": x.dtype.is_float,
+            },
             grid=grid,
             local=local,
             epilogue=False,
@@ -191,24 +288,18 @@ class ArgExtremeOnGpu(GpuOp):
 
 @gpu_op(CumSum, CumProd)
 class ScanOnGpu(GpuOp):
-    """Scans lines along one axis, one work-item each, in NCHW."""
+    """Scans lines along one axis, in NCHW: a work-item or, of few long lines, a work-group each."""
 
-    def why_not(
-        self,
-        op: CumSum | CumProd,
-        inputs: Sequence[Tensor | None],
-        outputs: Sequence[Tensor],
-        caps: DeviceCaps,
-    ) -> str | None:
-        """Refuse an axis that is computed at run time."""
-        axis = inputs[1]
-        return "its axis is computed at run time" if axis is None or axis.constant is None else None
+    integers = INTEGERS
 
-    def rounds(self, op: CumSum | CumProd, inputs: Sequence[Tensor | None]) -> int:
-        """Return the number of elements of a line."""
-        x, axis = inputs[0], inputs[1]
-        assert x is not None and axis is not None and axis.constant is not None
-        return x.shape[int(axis.constant.item()) % len(x.shape)]
+    def rounds(self, op: CumSum | CumProd, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+        """Return those of a line, or of two passes over an item's run of it."""
+        shape, axis = _scanned(inputs)
+        length = max(shape) if axis is None else shape[axis]
+        if not _in_teams(shape, axis):
+            return length
+        items = tree_items(caps, _most_items(caps, length))
+        return 2 * -(-length // items) + items.bit_length()
 
     def launches(
         self,
@@ -217,24 +308,54 @@ class ScanOnGpu(GpuOp):
         inputs: Sequence[Tensor | None],
         outputs: Sequence[Tensor],
     ) -> None:
-        """Launch one work-item a line."""
-        x, axis = inputs[0], inputs[1]
-        assert x is not None and axis is not None and axis.constant is not None
-        at = int(axis.constant.item()) % len(x.shape)
-        length, inner = x.shape[at], prod(x.shape[at + 1 :])
-        lines = prod(x.shape) // max(length, 1)
+        """Launch one work-item or work-group a line; a kernel may have to read which axis that is."""
+        x, whole = inputs[0], outputs[0].dtype.is_integer
+        assert x is not None and inputs[1] is not None
+        shape, axis = _scanned(inputs)
+        total, longest = prod(shape), max(shape) if axis is None else shape[axis]
+        lines = total // max(min(shape) if axis is None else longest, 1)
+        ints, reads, rank = {"START": op.first} if whole else {}, {"x": x}, 0
+        if axis is None:
+            rank, reads["which"] = len(shape), inputs[1]
+            ints |= {"TOTAL": total, **{f"D{d}": size for d, size in enumerate(shape)}}
+        else:
+            ints |= {"LENGTH": longest, "INNER": max(prod(shape[axis + 1 :]), 1), "LINES": lines}
         grid, local = k.for_items(lines)
+        team = _in_teams(shape, axis)
+        if team:
+            grid = (min(lines, k.caps.max_grid[0]), 1, 1)
+            local = (k.tree_items(_most_items(k.caps, longest)), 1, 1)
         k.launch(
             "scan",
-            reads={"x": x},
+            reads=reads,
             writes={"y": outputs[0]},
-            ints={"LENGTH": length, "INNER": max(inner, 1), "LINES": lines},
+            ints=ints,
             variant={
+                "rank": rank,
                 "start": f"{float(op.first)}",
                 "join": "+" if isinstance(op, CumSum) else "*",
+                "team": team,
+                "whole": whole,
                 "reverse": bool(op.reverse),
                 "exclusive": bool(op.exclusive),
             },
             grid=grid,
             local=local,
+            epilogue=not whole,
         )
+
+
+def _scanned(inputs: Sequence[Tensor | None]) -> tuple[Shape, int | None]:
+    """Return the shape, with at least one axis, and the axis of the lines; None if a run computes it."""
+    x, axis = inputs[0], inputs[1]
+    assert x is not None and axis is not None
+    shape = x.shape or (1,)
+    if len(shape) == 1:
+        return shape, 0
+    return shape, None if axis.constant is None else int(axis.constant.item()) % len(shape)
+
+
+def _in_teams(shape: Shape, axis: int | None) -> bool:
+    """Tell whether work-groups share lines: long ones, of which there are too few to fill a device."""
+    length = max(shape) if axis is None else shape[axis]
+    return length > SHORT and prod(shape) // length < MANY

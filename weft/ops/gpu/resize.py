@@ -9,9 +9,10 @@ from math import prod
 
 import numpy as np
 
+from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import PACK, Array, Shape
 from weft.core.graph.tensor import Tensor
-from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, Placement, gpu_op
+from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, WantedLayout, gpu_op, nested_rounds
 from weft.ops.gpu.move import row_major
 from weft.ops.resize import Resize, Sampling, Taps
 
@@ -20,7 +21,7 @@ from weft.ops.resize import Resize, Sampling, Taps
 class ResizeOnGpu(GpuOp):
     """All modes; each work-item computes one element or pixel of the output."""
 
-    placement = Placement.EITHER
+    wanted_layout = WantedLayout.EITHER
     fuses_into_store = False
     moves_bits = True
 
@@ -30,7 +31,7 @@ class ResizeOnGpu(GpuOp):
         """Refuse to interpolate doubles, and to resample batch or channels to the same size, which NC4HW4 hides."""
         x, y = inputs[0], outputs[0]
         assert x is not None
-        if op.mode != "nearest" and x.dtype.itemsize > 4:
+        if op.mode != "nearest" and x.dtype not in (DType.FLOAT32, DType.FLOAT16):
             return f"GPU kernels interpolate in float32; {x.name!r} is {x.dtype.value}"
         if any(t is not None and t.constant is None for t in inputs[1:]):
             return "its scales, sizes or region are computed at run time"
@@ -38,6 +39,15 @@ class ResizeOnGpu(GpuOp):
         if channels and x.shape[:2] == y.shape[:2]:
             return "it samples batch or channels anew without changing their number"
         return None
+
+    def rounds(self, op: Resize, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+        """Return the elements that an output is mixed of."""
+        x = inputs[0]
+        assert x is not None
+        if op.mode == "nearest" or any(t is not None and t.constant is None for t in inputs[1:]):
+            return 0
+        widths = [op.taps(part, x.shape[part.axis]).indices.shape[1] for part in _plan(op, inputs)]
+        return nested_rounds(*(max(widths) for _ in widths))
 
     def fits_channels(self, op: Resize, inputs: Sequence[Shape | None], output: Shape) -> bool:
         """Accept resizes that leave batch and channels unchanged."""
@@ -76,6 +86,11 @@ class Resampling:
         return self.op.mode == "nearest" or not self.parts
 
     @property
+    def width(self) -> int:
+        """Return how many inputs along an axis an output is mixed of, at most."""
+        return max((t.indices.shape[1] for t in self.tables), default=1)
+
+    @property
     def cropped(self) -> bool:
         """Tell whether some outputs lie outside the input."""
         return any(t.outside.any() for t in self.tables)
@@ -99,8 +114,9 @@ class Resampling:
         """Return the tables as constants, named by the axes' numbers in the kernel."""
         reads = {}
         for part, taps in zip(self.parts, self.tables, strict=True):
-            number, key = numbers[part.axis], f"{part}.{self.x.shape[part.axis]}"
-            reads[f"p{number}"] = k.constant(f"places.{key}", partial(_places, taps))
+            number, key = numbers[part.axis], f"{part}.{self.x.shape[part.axis]}.{self.width}"
+            taps = taps.widened(self.width)
+            reads[f"p{number}"] = k.constant(f"indices.{key}", partial(_indices, taps))
             if not self.nearest:
                 reads[f"w{number}"] = k.constant(f"weights.{key}", partial(np.ravel, taps.weights))
         if self.cropped and self.nearest and not self.packed:
@@ -112,13 +128,13 @@ class Resampling:
 def _launch(k: KernelBuilder, r: Resampling) -> None:
     axes = r.axes()
     numbers = {axis: d for d, (axis, _, _) in enumerate(axes) if axis is not None}
-    places = prod(size for _, size, _ in axes)
-    ints = {"TOTAL": places}
+    count = prod(size for _, size, _ in axes)
+    ints = {"TOTAL": count}
     for d, (_, size, step) in enumerate(axes):
         ints |= {f"D{d}": size, f"S{d}": step}
     if r.packed:
         blocks = -(-r.y.shape[1] // PACK)
-        ints |= {"TOTAL": r.y.shape[0] * blocks * places, "BLOCKS": blocks, "HW": places}
+        ints |= {"TOTAL": r.y.shape[0] * blocks * count, "BLOCKS": blocks, "HW": count}
     raw = r.nearest and not r.packed
     grid, local = k.for_items(ints["TOTAL"])
     k.launch(
@@ -130,7 +146,7 @@ def _launch(k: KernelBuilder, r: Resampling) -> None:
         variant={
             "rank": len(axes),
             "sampled": tuple(str(d) for d in sorted(numbers.values())),
-            "taps": {"linear": 2, "cubic": 4}.get(r.op.mode, 1),
+            "taps": r.width,
             "nearest": r.nearest,
             "cropped": r.cropped,
             "packed": r.packed,
@@ -147,6 +163,6 @@ def _plan(op: Resize, inputs: Sequence[Tensor | None]) -> tuple[Sampling, ...]:
     return op.plan(inputs[0].shape, [None if t is None else t.constant for t in inputs[1:]])
 
 
-def _places(taps: Taps) -> Array:
+def _indices(taps: Taps) -> Array:
     """Return the positions as one list of int32, -1 where an output lies outside the input."""
-    return np.where(taps.outside[:, None], -1, taps.places).astype(np.int32).reshape(-1)
+    return np.where(taps.outside[:, None], -1, taps.indices).astype(np.int32).reshape(-1)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
+from weft.core.graph.layout import Shape
 from weft.core.graph.tensor import Tensor, TensorSpec
-from weft.kernels.launch import GpuOp, KernelBuilder, gpu_op
-from weft.ops.gpu.reduce import choose_group
+from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, gpu_op
+from weft.ops.gpu.reduce import choose_group, walk_rounds
 from weft.ops.gpu.teams import choose_team
 from weft.ops.softmax import AlongAxis, LogSoftmax, Softmax
 
@@ -20,16 +21,19 @@ class SoftmaxOnGpu(GpuOp):
         """Accept: the store converts to fp32."""
         return True
 
+    def rounds(self, op: AlongAxis, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+        """Return those of the largest element, of the sum, and of the quotients."""
+        assert inputs[0] is not None
+        lines, length, inner = _lines(op, inputs[0].shape)
+        return walk_rounds(caps, lines, length, inner == 1, 3)
+
     def launches(
         self, op: AlongAxis, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
         """Launch one work-item, team or work-group a line."""
         x, y = inputs[0], outputs[0]
         assert x is not None
-        axis = op.axis % max(len(x.shape), 1)
-        length = prod(x.shape[axis:]) if op.flatten else prod(x.shape[axis : axis + 1])
-        inner = 1 if op.flatten else prod(x.shape[axis + 1 :])
-        lines = prod(x.shape) // max(length, 1)
+        lines, length, inner = _lines(op, x.shape)
         log = isinstance(op, LogSoftmax)
         team = choose_team(k, lines, length) if inner == 1 else None
         if team is not None:
@@ -47,3 +51,10 @@ class SoftmaxOnGpu(GpuOp):
             grid=grid,
             local=local,
         )
+
+
+def _lines(op: AlongAxis, shape: Shape) -> tuple[int, int, int]:
+    """Return how many lines there are, their length, and the step within one."""
+    axis = op.axis % max(len(shape), 1)
+    length = prod(shape[axis:]) if op.flatten else prod(shape[axis : axis + 1])
+    return prod(shape) // max(length, 1), length, 1 if op.flatten else prod(shape[axis + 1 :])

@@ -10,7 +10,7 @@ from weft.core.graph.layout import PACK
 from weft.core.graph.tensor import Tensor
 from weft.kernels.launch import KernelBuilder, power_of_two
 from weft.kernels.source import ArgKind
-from weft.kernels.special import Case, SpecialKernel, one_node, register_special
+from weft.kernels.special import SelfTestCase, SpecialKernel, one_node, register_special
 from weft.ops.softmax import Softmax
 
 SHORTEST = 16
@@ -24,7 +24,7 @@ GROUP = 256
 """Work-items of a work-group, if there are enough lines; a GPU starts small work-groups slower than it runs them."""
 
 
-def _cases() -> Sequence[Case]:
+def _cases() -> Sequence[SelfTestCase]:
     """Return softmaxes whose lines are shared by a part of a subgroup, by one subgroup and by several."""
     return [one_node(Softmax(axis=-1), shape) for shape in ((37, 20), (9, 384), (5, 1000), (3, 4099))]
 
@@ -33,8 +33,8 @@ SPECIAL = register_special(
     SpecialKernel(
         "team_shuffles",
         "exchanges between work-items",
-        present=lambda caps: caps.shuffles,
-        disable=lambda caps: replace(caps, shuffles=False),
+        claimed=lambda caps: caps.shuffles,
+        withdraw=lambda caps: replace(caps, shuffles=False),
         cases=_cases,
         template="softmax_rows",
         seconds=0.25,

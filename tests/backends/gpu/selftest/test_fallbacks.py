@@ -16,11 +16,11 @@ from weft.backends.gpu.creator import GpuCreator
 from weft.backends.gpu.device.device import DeviceCaps
 from weft.backends.gpu.runtime import GpuRuntime
 from weft.backends.gpu.selftest import value_check
-from weft.backends.gpu.selftest.verdict_store import Verdict, is_refused, told
 from weft.core.graph.layout import Array
 from weft.core.registry.backend_registry import registry
 from weft.errors import ExecutionError
 from weft.kernels.special import KernelFamily, kernel_families
+from weft.kernels.verdict import Verdict, is_refused, told
 from weft.ops.binary import Add
 from weft.ops.concat import Concat
 from weft.ops.pool import MaxPool

@@ -27,8 +27,9 @@ from weft.core.contract.backend import DeviceInfo
 from weft.core.graph.graph import Graph
 from weft.core.registry.backend_registry import registry
 from weft.errors import BackendError, CompileError, ConfigError, DeviceError, DeviceLost, OutOfMemory
-from weft.kernels import algorithms, launch, special
+from weft.kernels import chooser, launch, special
 from weft.kernels.launch import DeviceCaps
+from weft.kernels.verdict import Verdict
 
 SHIPPED = [k for k in (*special.special_kernels(), *special.kernel_families()) if k.module.startswith("weft.")]
 
@@ -109,7 +110,7 @@ def test_a_hang_is_remembered_for_a_day_and_costs_nothing_else(monkeypatch: pyte
         whys(runtime, "hanging")
 
 
-@pytest.mark.parametrize("beside", [2, 3, 9])
+@pytest.mark.parametrize("beside", [3, *(pytest.param(n, marks=pytest.mark.long) for n in (2, 9))])
 def test_children_side_by_side_find_what_one_finds(beside: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What fails beside others is tested once more, in a child of its own each time."""
     started: list[list[str]] = []
@@ -153,7 +154,7 @@ def test_another_value_of_the_variable_is_an_error(monkeypatch: pytest.MonkeyPat
     with pytest.raises(ConfigError, match="perhaps"):
         whys(_runtime("opencl"), "noisy")
     with null_gpu() as device, pytest.raises(ConfigError, match="perhaps"):
-        GpuRuntime(device).verify()
+        verdict_store.verify(GpuRuntime(device))
 
 
 @pytest.mark.parametrize("broken", ["", "/no/such/python", sys.executable])
@@ -239,7 +240,7 @@ def test_what_takes_the_place_of_a_wrong_kind_is_tested_then(monkeypatch: pytest
     assert isinstance(creator, GpuCreator)
     runtime = GpuRuntime(creator.open(0))
     try:
-        runtime.verify()
+        verdict_store.verify(runtime)
         assert tested == ["large", "small"] and runtime.device.caps.without >= {"large"}
         assert "small" not in runtime.device.caps.without and runtime.notes == ["large are not used: wrong"]
     finally:
@@ -249,7 +250,7 @@ def test_what_takes_the_place_of_a_wrong_kind_is_tested_then(monkeypatch: pytest
 def test_what_did_not_run_says_nothing_of_portable_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are used with a note, and it is kept; those for special hardware are not used."""
     pool = next(family for family in special.kernel_families() if family.name == "pool")
-    elsewhere = replace(pool, templates=("lrn",), disable=lambda caps: replace(caps, without=frozenset({"pool"})))
+    elsewhere = replace(pool, templates=("lrn",), withdraw=lambda caps: replace(caps, without=frozenset({"pool"})))
     odd = replace(fakes.RIGHT, template="lrn")
     monkeypatch.setenv("WEFT_SELFTEST", "process")
     monkeypatch.setattr(verdict_store, "special_kernels", lambda: [odd])
@@ -260,7 +261,7 @@ def test_what_did_not_run_says_nothing_of_portable_kernels(monkeypatch: pytest.M
     for known in (False, True):
         runtime = GpuRuntime(creator.open(0))
         try:
-            runtime.verify()
+            verdict_store.verify(runtime)
         finally:
             runtime.close()
         right, portable = runtime.notes
@@ -275,7 +276,7 @@ def test_special_and_portable_kernels_share_one_round_of_children(monkeypatch: p
 
     def start(device: DeviceInfo, groups: Sequence[Sequence[special.SpecialKernel]], timeout: float) -> Any:
         started.extend([kind.name for kind in kinds] for kinds in groups)
-        return [({kind.name: verdict_store.Verdict(None) for kind in kinds}, "") for kinds in groups]
+        return [({kind.name: Verdict(None) for kind in kinds}, "") for kinds in groups]
 
     families = special.kernel_families()
     monkeypatch.setattr(child, "_children", start)
@@ -360,7 +361,7 @@ def test_the_key_of_a_verdict_changes_with_every_module_that_chooses_launches(mo
     forms = [type(form) for form in launch._GPU_OPS.values() if type(form).__module__.startswith("weft.")]
     assert {Path(inspect.getfile(form)) for form in forms} <= read
     assert {Path(str(sys.modules[kind.module].__file__)) for kind in SHIPPED} <= read
-    assert {Path(launch_builder.__file__), Path(tuner.__file__), Path(algorithms.__file__)} <= read
+    assert {Path(launch_builder.__file__), Path(tuner.__file__), Path(chooser.__file__)} <= read
 
 
 def test_a_verdict_of_other_code_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,3 +389,5 @@ def test_kinds_are_dealt_by_what_their_tests_take() -> None:
 def test_a_name_is_registered_once() -> None:
     with pytest.raises(BackendError, match="right"):
         special.register_special(fakes.RIGHT)
+    with pytest.raises(BackendError, match="a family of kernels has that name"):
+        special.register_special(replace(fakes.RIGHT, name=special.kernel_families()[0].name))

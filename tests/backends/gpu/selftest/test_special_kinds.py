@@ -29,6 +29,7 @@ def launched(kind: SpecialKernel, api: str, units: int) -> list[list[str]]:
         return [value_check.difference(case, runtime)[1] for case in kind.cases()]
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("units", [114, 132])
 @pytest.mark.parametrize(("api", "name"), HERE)
 def test_the_cases_of_a_kind_launch_its_kernel(api: str, name: str, units: int) -> None:

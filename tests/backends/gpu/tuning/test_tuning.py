@@ -17,15 +17,15 @@ from tests.helpers.timed_gpu import GEMM, TimedDevice, convolutions, timed_gpu
 from tests.helpers.tuned_nets import TILES, slices, table_of, three_tiles, ticking, tune
 from weft.backends.gpu.creator import GpuCreator
 from weft.backends.gpu.tuning import tuner
-from weft.backends.gpu.tuning.tunables import Pick
 from weft.backends.gpu.tuning.tuner import PENDING, tune_pipelines
-from weft.backends.gpu.tuning.tuning_table import Entry, Trial, TuningTable, read_tables
+from weft.backends.gpu.tuning_tables.choice import Choice
+from weft.backends.gpu.tuning_tables.tuning_table import Entry, Trial, TuningTable, read_tables
 from weft.core.graph.interpreter import outputs
 from weft.core.registry.backend_registry import registry
 from weft.errors import ConfigError
 from weft.kernels import template
-from weft.kernels.algorithms import Candidate, Decision, Offer, forget_decisions
 from weft.kernels.cache import DiskCache
+from weft.kernels.chooser import Candidate, Decision, forget_decisions
 from weft.ops.gpu.conv import gemm
 from weft.ops.gpu.conv.gemm import GemmTile
 
@@ -213,7 +213,7 @@ def test_what_is_known_of_another_source_is_left_to_be_tried(
     assert (row.skipped, row.us) == (0, 60.0)
     (row,) = tune(convolutions(), budget=0.0, again=True)
     assert (row.skipped, row.us) == (2, 60.0)
-    monkeypatch.setattr(Pick, "digest", "other")
+    monkeypatch.setattr(Choice, "digest", "other")
     (row,) = tune(convolutions(), budget=0.0)
     assert (row.skipped, row.us, row.gain) == (2, None, None)
 
@@ -235,7 +235,7 @@ def test_every_problem_gets_its_few_first(device: TimedDevice, monkeypatch: pyte
 
 def test_what_the_op_names_first_and_what_is_estimated_best_come_in_turn() -> None:
     guessed = {"a": 4.0, "b": 3.0, "c": 2.0, "d": 1.0}
-    decision = Decision("rivals", {}, {text: Offer(None, Candidate(text, cost)) for text, cost in guessed.items()})
+    decision = Decision("rivals", {}, {text: Candidate(text, cost) for text, cost in guessed.items()})
     named: Any = [SimpleNamespace(text=text) for text in guessed]
     ordered = tuner._most_promising_first(named, decision)
     assert [v.text for v in ordered] == ["a", "d", "b", "c"]

@@ -11,7 +11,7 @@ from tests.helpers.timed_gpu import GEMM, TimedDevice, convolutions, timed_gpu
 from tests.helpers.tuned_nets import TILES, slices, table_of, tune
 from weft.backends.gpu.tuning.node_bench import NodeBench, difference
 from weft.backends.gpu.tuning.tuner import PENDING
-from weft.backends.gpu.tuning.tuning_table import Entry, Trial
+from weft.backends.gpu.tuning_tables.tuning_table import Entry, Trial
 from weft.errors import CompileError, DeviceLost, OutOfMemory
 
 

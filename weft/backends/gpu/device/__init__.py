@@ -1,1 +1,1 @@
-"""The GPU door: what an API must provide, its limits, the kernels it keeps, and what ends it."""
+"""GPU devices: what an API must provide, its limits, the kernels it keeps, and what ends it."""

@@ -1,4 +1,4 @@
-"""The GPU door: what an API must provide so that all of Weft's kernels run on it.
+"""What a GPU's API must provide so that all of Weft's kernels run on it.
 
 Subclass `GpuDevice` and give it a `Dialect`. The only methods to write are allocate, free, upload, download, compile,
 record, release, submit and wait. Everything else (memory plan, launches, levels) is shared.

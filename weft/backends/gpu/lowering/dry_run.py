@@ -1,4 +1,4 @@
-"""Which templates a node would launch, found without a device: nothing is rendered, compiled or uploaded."""
+"""Find the templates that a node would launch, without a device: nothing is rendered, compiled or uploaded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array, Layout
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor, TensorSpec
-from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, Placement
+from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, WantedLayout
 
 
 class _Listener(KernelBuilder):
@@ -39,21 +39,22 @@ class _Listener(KernelBuilder):
         return Tensor("scratch", shape, dtype, layout)
 
     def shares_memory(self, inner: Tensor, outer: Tensor, first: int = 0) -> bool:
-        """Return False: something is launched for sure."""
+        """Return False, so that the copy is launched and noted."""
         return False
 
 
 def templates_of(
     op: Op, form: GpuOp, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
 ) -> set[str]:
-    """Return the templates that the op launches: on packed images if it has no other form, else on NCHW."""
-    layout = Layout.NC4HW4 if form.placement is Placement.CHANNELS else Layout.NCHW
+    """Return the templates that the op launches: on packed images if it runs on no others, else on NCHW."""
+    layout = Layout.NC4HW4 if form.wanted_layout is WantedLayout.CHANNELS else Layout.NCHW
 
-    def laid(tensor: Tensor | None) -> Tensor | None:
-        if tensor is None or tensor.constant is not None or len(tensor.shape) < 3:
+    def laid(tensor: Tensor | None, position: int = 0) -> Tensor | None:
+        if tensor is None or tensor.constant is not None or len(tensor.shape) < 3 or not form.is_laid(position):
             return tensor
         return replace(tensor, layout=layout)
 
     listener = _Listener(caps)
-    form.launches(op, listener, [laid(t) for t in inputs], [t for t in map(laid, outputs) if t is not None])
+    given = [laid(t, position) for position, t in enumerate(inputs)]
+    form.launches(op, listener, given, [t for t in map(laid, outputs) if t is not None])
     return listener.templates

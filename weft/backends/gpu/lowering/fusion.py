@@ -1,18 +1,18 @@
-"""What a GPU kernel can do besides its own: element-wise steps as it stores, a max pool as it loads."""
+"""What a GPU kernel can take over: element-wise steps in its epilogue, and a max pool as it loads."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from weft.backends.gpu.lowering.layouts import Special, base_op
-from weft.backends.gpu.support import why_not
+from weft.backends.gpu.lowering.layouts import IsCustom, base_inputs, base_op
+from weft.backends.gpu.lowering.support import why_not
 from weft.core.graph.dtypes import DType
-from weft.core.graph.fused_op import RUNNING, Fused
+from weft.core.graph.fused_op import Fused, pick_operands
 from weft.core.graph.graph import Graph, Node, infer_node
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.core.passes.fuse import merge
-from weft.kernels.launch import DeviceCaps, GpuOp, Placement, find_gpu_op
+from weft.kernels.launch import DeviceCaps, GpuOp, WantedLayout, find_gpu_op
 from weft.ops.conv import Conv
 from weft.ops.elementwise import Elementwise
 from weft.ops.gpu.conv.pooled import PooledConv, pays
@@ -20,12 +20,12 @@ from weft.ops.pool import MaxPool
 from weft.ops.unary import Cast
 
 
-def can_fuse(graph: Graph, base: Node, step: Node, position: int) -> bool:
-    """Tell whether `step` may be pasted into the store of `base`, whose result is its operand `position`.
+def can_fuse(graph: Graph, base: Node, step: Node, inside: frozenset[int]) -> bool:
+    """Tell whether `step` may join the epilogue of `base`, which makes its operands at the positions `inside`.
 
-    Every other operand must be a scalar constant, a value of the result's shape, or a constant along the
-    channels (of a kernel that works in NC4HW4) or over the last axes (of one that works in NCHW). A cast from fp16
-    to fp32 may be pasted where the base's kernels store either.
+    Every other operand must be a scalar constant, a value of the result's shape, or a constant along the channels (if
+    the kernel works in NC4HW4) or over the last axes (if it works in NCHW). A cast from fp16 to fp32 may join if the
+    base's kernels can store fp32.
     """
     op, first = step.op, find_gpu_op(base.op)
     if not isinstance(op, Elementwise) or first is None or not first.fuses_into_store:
@@ -38,15 +38,15 @@ def can_fuse(graph: Graph, base: Node, step: Node, position: int) -> bool:
         return False
     if any(graph.specs[i].dtype is not result.dtype for i in step.inputs if i):
         return False
-    return all(_operand_fits(graph, first, i, result.dims) for k, i in enumerate(step.inputs) if k != position and i)
+    return all(_operand_fits(graph, first, i, result.dims) for k, i in enumerate(step.inputs) if k not in inside and i)
 
 
 def why_not_fused(
     inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Fused, caps: DeviceCaps
 ) -> str | None:
-    """Return why a device does not run a fused node, as a sentence, or None: what fusing would not have made it of.
+    """Return why a device does not run a fused node, as a sentence, or None: it must be one that fusing could make.
 
-    The node's inputs fit it, as `Fused.infer` checks.
+    `Fused.infer` has checked that the inputs fit the node.
     """
     graph, nodes = _taken_apart(inputs, op)
     base = nodes[0]
@@ -54,16 +54,17 @@ def why_not_fused(
     reason = why_not(inputs[: op.arity], [Tensor("made", spec.dims, spec.dtype)], op.base, caps)
     if reason is not None:
         return reason
+    values = {node.outputs[0]: number for number, node in enumerate(nodes)}
     for step, node in zip(op.steps, nodes[1:], strict=True):
-        position = step.operands.index(RUNNING)
-        if step.operands.count(RUNNING) > 1 or not can_fuse(graph, base, node, position):
+        inside = frozenset(k for k, i in enumerate(step.operands) if i < 0)
+        if not can_fuse(graph, base, node, inside):
             return f"{step.op.type} cannot be part of {op.base.type} with these operands"
-        base = merge(base, node, position)
+        base = merge(base, node, values)
     return None
 
 
 def _taken_apart(inputs: Sequence[Tensor | None], op: Fused) -> tuple[Graph, list[Node]]:
-    """Return the nodes that a fused one was made of, with a graph that knows what they read and make."""
+    """Return the nodes that were fused into one, and a graph with the specs and constants of their values."""
     names = ["" if t is None else f"in{k}" for k, t in enumerate(inputs)]
     graph = Graph("fused", [n for n in names if n], [])
     for name, tensor in zip(names, inputs, strict=True):
@@ -73,11 +74,9 @@ def _taken_apart(inputs: Sequence[Tensor | None], op: Fused) -> tuple[Graph, lis
                 graph.constants[name] = tensor.constant
     nodes = [Node("base", op.base, tuple(names[: op.arity]), ("made",))]
     infer_node(graph, nodes[0])
-    running = "made"
     for number, step in enumerate(op.steps):
-        read = tuple(running if k == RUNNING else names[k] for k in step.operands)
-        running = f"step.{number}"
-        nodes.append(Node(running, step.op, read, (running,)))
+        read = tuple(pick_operands(step, number, names, [node.outputs[0] for node in nodes]))
+        nodes.append(Node(f"step.{number}", step.op, read, (f"step.{number}",)))
         infer_node(graph, nodes[-1])
     return graph, nodes
 
@@ -95,14 +94,14 @@ def _operand_fits(graph: Graph, base: GpuOp, name: str, shape: tuple[int, ...]) 
     if len(dims) > len(shape):
         return False
     full = (1,) * (len(shape) - len(dims)) + dims
-    if base.placement is Placement.CHANNELS:
+    if base.wanted_layout is WantedLayout.CHANNELS:
         return dims != shape and all(d == (shape[a] if a == 1 else 1) for a, d in enumerate(full))
     first = next(a for a, d in enumerate(full) if d != 1)
-    return base.placement is Placement.LINEAR and full[first:] == shape[first:]
+    return base.wanted_layout is WantedLayout.LINEAR and full[first:] == shape[first:]
 
 
-def fuse_pools(graph: Graph, special: Special, caps: DeviceCaps, split_products: bool) -> Graph:
-    """Return the graph with max pools that one convolution alone reads as part of that, where `pays` says so."""
+def fuse_pools(graph: Graph, is_custom: IsCustom, caps: DeviceCaps, split_products: bool) -> Graph:
+    """Return the graph with max pools joined to the convolution that is their only reader, if `pays` says so."""
     makers, readers = graph.producers(), graph.readers()
     gone: set[str] = set()
     out = graph.copy()
@@ -111,9 +110,11 @@ def fuse_pools(graph: Graph, special: Special, caps: DeviceCaps, split_products:
         pool, conv = makers.get(read), base_op(node.op)
         if pool is None or not isinstance(pool.op, MaxPool) or not isinstance(conv, Conv) or readers[read] != 1:
             continue
+        if any(i and i not in graph.constants for i in base_inputs(node.op, node.inputs)[1:]):
+            continue  # its kernel packs weights beforehand
         made = PooledConv(pool.op, conv)
         x, w, y = (graph.specs[name] for name in (pool.inputs[0], node.inputs[1], node.outputs[0]))
-        if special(pool.op) or special(conv) or not pays(made, x, w.dims, y.dims, caps, split_products):
+        if is_custom(pool.op) or is_custom(conv) or not pays(made, x, w.dims, y.dims, caps, split_products):
             continue
         op = replace(node.op, base=made) if isinstance(node.op, Fused) else made
         out.nodes[k] = replace(node, op=op, inputs=(pool.inputs[0], *node.inputs[1:]))

@@ -1,4 +1,4 @@
-"""From what an op wants launched to planned launches: nothing is built, uploaded or given memory here."""
+"""Plan the launches of a node: nothing is built, uploaded or allocated here."""
 
 from __future__ import annotations
 
@@ -10,35 +10,24 @@ import numpy as np
 
 from weft.backends.gpu.device.device import GpuDevice
 from weft.backends.gpu.memory.slots import Spot, is_packed, place_constants
-from weft.backends.gpu.tuning.tunables import Choices, Pick, problem_key
-from weft.core.contract.lowered import Launch
+from weft.backends.gpu.recording.launches import PlannedLaunch
+from weft.backends.gpu.tuning_tables.choice import Choice, ChoiceSource, Taken, problem_key
 from weft.core.graph.dtypes import DType
-from weft.core.graph.fused_op import RUNNING, Fused
+from weft.core.graph.fused_op import Fused, value_number
 from weft.core.graph.layout import PACK, Array, Layout
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.errors import BackendError, ExecutionError
-from weft.kernels.algorithms import Decision, Offer
+from weft.kernels.chooser import Candidate, Decision
 from weft.kernels.launch import MAX_ELEMENTS, SUM_PARTS, KernelBuilder, Size3
-from weft.kernels.source import Arg, ArgKind, KernelSource
+from weft.kernels.source import Arg, ArgKind
 from weft.kernels.special import wrong_templates
 from weft.kernels.template import KernelRequest, Operand, Stage, render
 from weft.ops.elementwise import Elementwise
 
 
-@dataclass(frozen=True, eq=False)
-class PlannedLaunch(Launch):
-    """A launch with its kernel's source and constants; its tensors lie at spots that have no memory yet."""
-
-    label: str
-    source: KernelSource
-    values: Mapping[str, int | float]
-    reads: tuple[Tensor, ...]
-    writes: tuple[Tensor, ...]
-
-
 class PlannedConstant:
-    """What an op wants in device memory for all runs: a key, and how the array is made that is uploaded for it."""
+    """An array that an op wants in device memory for all runs: its key, and the function that makes it."""
 
     __slots__ = ("_made", "_make", "key", "tensor")
 
@@ -53,12 +42,12 @@ class PlannedConstant:
         self.tensor = Tensor(f"{label}.{key}", spec.dims, spec.dtype, layout, Spot(("constant", key)))
 
     def take(self) -> Array:
-        """Return the logical array; BackendError if it is not what the op said that it would be."""
+        """Return the logical array; BackendError if it has another shape or type than the op announced."""
         made, self._made = self._made if self._made is not None else self._make(), None
         told, is_ = TensorSpec(self.tensor.shape, self.tensor.dtype), TensorSpec(made.shape, DType.of(made.dtype))
         if told != is_:
             raise BackendError(
-                f"constant {self.tensor.name!r} is not what its op said",
+                f"constant {self.tensor.name!r} has another shape or type than its op announced",
                 why=f"it is {is_}, and the op said {told}",
                 fix="give KernelBuilder.constant the shape and type of what `make` returns, or no spec",
             )
@@ -66,7 +55,7 @@ class PlannedConstant:
 
 
 def _places(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """Return the constants by which kernels find c4 arguments."""
+    """Return the constants by which kernels address c4 arguments."""
     packed = [place_constants(tensor, name) for name, tensor in tensors.items() if is_packed(tensor)]
     return {name: value for constants in packed for name, value in constants.items()}
 
@@ -88,7 +77,7 @@ class NodeBuilder(KernelBuilder):
         op: Op,
         label: str,
         inputs: Sequence[Tensor | None],
-        choices: Choices | None = None,
+        source: ChoiceSource | None = None,
         *,
         node: str = "",
         known: Mapping[str, TensorSpec] | None = None,
@@ -101,11 +90,14 @@ class NodeBuilder(KernelBuilder):
         if thrifty:
             self.caps = replace(device.caps, without=device.caps.without | {SUM_PARTS})
         self._device, self._op, self._label, self._node = device, op, label, node or label
-        self._inputs, self._choices, self._known = inputs, choices, known or {}
+        self._inputs, self._source, self._known = inputs, source, known or {}
         self.launched: list[PlannedLaunch] = []
-        self.picks: list[Pick] = []
+        self.choices: list[Choice] = []
+        self.taken: list[Taken] = []
         self.scratches: list[Tensor] = []
         self.constants: dict[str, PlannedConstant] = {}
+        self.undeclared: dict[str, TensorSpec] = {}
+        """The specs of those of which the op does not say what they will be."""
 
     # -- the interface of ops ----------------------------------------------------------------------------
 
@@ -162,19 +154,21 @@ class NodeBuilder(KernelBuilder):
             f"{self._label}/{template}", source, values, tuple(sources.values()), tuple(writes.values()),
         )  # fmt: skip
         self.launched.append(planned)
-        if self.picks:
-            self.picks[-1].launches.append(planned)
+        if self.choices:
+            self.choices[-1].launches.append(planned)
 
-    def choose(self, decision: Decision) -> Offer:
-        """Return what the table or the tuner chose for this problem, if it is still offered."""
-        offers = decision.offers
-        if decision.facts is None or len(offers) < 2:
-            return offers[decision.default]
+    def choose(self, decision: Decision) -> Candidate:
+        """Return the candidate that the table or the tuner chose for this problem, if there still is such a one."""
+        candidates = decision.candidates
+        if decision.facts is None or len(candidates) < 2:
+            self.taken.append(Taken(decision, decision.default))
+            return candidates[decision.default]
         key = problem_key(decision.name, decision.facts_text, self._op, self._inputs)
-        chosen = self._choices.choose(key, offers.keys()) if self._choices else None
-        taken = chosen if chosen in offers else None
-        self.picks.append(Pick(key, decision, taken or decision.default, taken is not None))
-        return offers[taken or decision.default]
+        chosen = self._source.choose(key, candidates.keys()) if self._source else None
+        taken = chosen if chosen in candidates else None
+        self.choices.append(Choice(key, decision, taken or decision.default, taken is not None))
+        self.taken.append(Taken(decision, taken or decision.default))
+        return candidates[taken or decision.default]
 
     def constant(
         self, key: str, make: Callable[[], Array], layout: Layout = Layout.NCHW, spec: TensorSpec | None = None
@@ -182,18 +176,21 @@ class NodeBuilder(KernelBuilder):
         """Return the constant of that key, which is made and uploaded when the node is prepared to run."""
         key = f"{key}.{layout.value}"
         if key not in self.constants:
-            self.constants[key] = PlannedConstant(self._label, key, make, layout, spec or self._known.get(key))
+            made = PlannedConstant(self._label, key, make, layout, spec or self._known.get(key))
+            self.constants[key] = made
+            if spec is None:
+                self.undeclared[key] = TensorSpec(made.tensor.shape, made.tensor.dtype)
         return self.constants[key].tensor
 
     def scratch(self, shape: tuple[int, ...], dtype: DType, layout: Layout = Layout.NCHW) -> Tensor:
-        """Return what gets memory for the time of this node."""
+        """Return a tensor that has memory while this node runs."""
         number = len(self.scratches)
         tensor = Tensor(f"{self._label}.scratch{number}", shape, dtype, layout, Spot(("scratch", number)))
         self.scratches.append(tensor)
         return tensor
 
     def shares_memory(self, inner: Tensor, outer: Tensor, first: int = 0) -> bool:
-        """Tell whether both are views of one root, at places that fit."""
+        """Tell whether both are views of one root, `inner` at the right blocks of `outer`."""
         if inner.memory is None:
             return False
         part: Spot = inner.memory
@@ -209,24 +206,24 @@ class NodeBuilder(KernelBuilder):
         return PACK * place["x_NS" if single else "x_PS"], PACK * place["x_O"]
 
     def is_alias(self, x: Tensor, y: Tensor) -> bool:
-        """Tell whether both are the same memory under two names."""
+        """Tell whether both tensors name the same memory."""
         mine, other = x.memory, y.memory
         return isinstance(mine, Spot) and isinstance(other, Spot) and mine.root == other.root and not other.blocks
 
     def reads_rows(self, output: Tensor) -> bool:
-        """Tell whether each operand of the fused steps that has the output's shape lies as rows of channels.
+        """Tell whether each operand of the fused steps that has the output's shape is stored as rows of channels.
 
-        Constants of the channels always do, and what is computed under another shape lies as the output does.
+        Constants of the channels always are, and a value of another shape is stored like the output.
         """
         steps = self._op.steps if isinstance(self._op, Fused) else ()
-        read = [self._inputs[i] for step in steps for i in step.operands if i != RUNNING]
+        read = [self._inputs[i] for step in steps for i in step.operands if i >= 0]
         same = [t for t in read if t is not None and t.shape == output.shape and prod(t.shape) > 1]
         return all(t.constant is None and is_packed(t) and self.rows(t) is not None for t in same)
 
     def joins_channels(self, channels: int) -> bool:
-        """Tell whether each operand of the fused steps is a value of its own, a scalar, or one of the channels."""
+        """Tell whether each constant operand of the fused steps is a scalar or has one number for each channel."""
         steps = self._op.steps if isinstance(self._op, Fused) else ()
-        read = [self._inputs[i] for step in steps for i in step.operands if i != RUNNING]
+        read = [self._inputs[i] for step in steps for i in step.operands if i >= 0]
         return all(t is None or t.constant is None or t.constant.size in (1, channels) for t in read)
 
     # -- parts ---------------------------------------------------------------------------------------------
@@ -241,7 +238,7 @@ class NodeBuilder(KernelBuilder):
         return Arg(name, tensor.dtype, given or kind, written)
 
     def _on_device(self, name: str, tensor: Tensor) -> Tensor:
-        """Return the tensor itself, or the uploaded form of a constant."""
+        """Return the tensor, or for a constant the tensor that will be uploaded."""
         if tensor.constant is None or tensor.memory is not None:
             return tensor
         value = tensor.constant
@@ -253,7 +250,7 @@ class NodeBuilder(KernelBuilder):
         stages = []
         for s, step in enumerate(steps):
             assert isinstance(step.op, Elementwise)
-            expr = step.op.expression(tuple(i == RUNNING or self._inputs[i] is not None for i in step.operands))
+            expr = step.op.expression(tuple(i < 0 or self._inputs[i] is not None for i in step.operands))
             assert expr is not None
             operands = tuple(self._operand(i, s, target, fours, out) for i in step.operands)
             stages.append(Stage(expr, operands))
@@ -261,9 +258,12 @@ class NodeBuilder(KernelBuilder):
         return out
 
     def _operand(self, position: int, step: int, target: Tensor, fours: bool, out: _Epilogue) -> Operand:
-        tensor = None if position == RUNNING else self._inputs[position]
+        number = value_number(position, step)
+        if number is not None:
+            return Operand("value") if number == step else Operand("earlier", f"_before{number}")
+        tensor = self._inputs[position]
         if tensor is None:
-            return Operand("value")
+            return Operand("value")  # a missing input, of which the expression has nothing
         if tensor.constant is not None and tensor.constant.size == 1:
             name = f"E{step}_k{position}"
             out.floats[name] = float(tensor.constant.reshape(()))
@@ -274,7 +274,7 @@ class NodeBuilder(KernelBuilder):
             return Operand("same", name)
         if tensor.constant is None:
             assert prod(tensor.shape) == prod(target.shape), "only constants are broadcast in an epilogue"
-            # The target is a linear value under another shape, and so is this.
+            # The target is a linear value that was reshaped, and so is this operand.
             out.reads[name] = replace(tensor, shape=target.shape, layout=target.layout)
             return Operand("same", name)
         value = tensor.constant
@@ -282,7 +282,7 @@ class NodeBuilder(KernelBuilder):
             shape = (1, value.size, *[1] * (len(target.shape) - 2))
             out.reads[name] = self.constant(f"epilogue{position}", lambda: value.reshape(shape), Layout.NC4HW4)
             return Operand("channel", name)
-        times = PACK if fours and value.size % PACK else 1  # a vector does not end within a repetition
+        times = PACK if fours and value.size % PACK else 1  # so that no vector of four crosses the end of the operand
         key = f"epilogue{position}" + ("" if times == 1 else ".fours")
         out.reads[name] = self.constant(key, lambda: np.tile(value.reshape(-1), times))
         out.ints[f"{name}_SIZE"] = value.size * times

@@ -1,4 +1,4 @@
-"""Where each value lies: NCHW, or packed in fours. Conversions become `Relayout` nodes, as few as the ops allow."""
+"""Assign a layout to each value, NCHW or packed in fours, with as few conversions (`Relayout` nodes) as possible."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weft.core.graph.fused_op import Fused
 from weft.core.graph.graph import Graph, Names, Node
 from weft.core.graph.layout import Layout, Shape
 from weft.core.graph.op import Op, find_op
-from weft.kernels.launch import DeviceCaps, Placement, find_gpu_op
+from weft.kernels.launch import DeviceCaps, WantedLayout, find_gpu_op
 from weft.ops.relayout import Relayout
 
 T = TypeVar("T")
@@ -21,14 +21,14 @@ LINEAR = Layout.NCHW
 
 
 def base_op(op: Op) -> Op:
-    """Return the op that decides placement: the base of a fused one."""
+    """Return the op that decides the layout: the base of a fused one."""
     return op.base if isinstance(op, Fused) else op
 
 
-Special = Callable[[Op], bool]
-"""Whether a creator of the backend's own makes the executions of an op: they read and write NCHW."""
+IsCustom = Callable[[Op], bool]
+"""Tells whether an op is custom: an execution that `addCreator` registered runs it, which reads and writes NCHW."""
 Planar = Callable[[Graph, Node], bool]
-"""Whether a node that works on packed images had rather read its first input, which lies as NCHW, as that."""
+"""Tells whether a node that works on packed images prefers to read its first input as NCHW, as it is stored."""
 
 
 def base_inputs(op: Op, inputs: Sequence[T]) -> Sequence[T]:
@@ -42,16 +42,16 @@ def splits_products(caps: DeviceCaps, precision: Precision) -> bool:
 
 
 def packed_layout(caps: DeviceCaps, precision: Precision) -> Layout:
-    """Return how images lie: with channels last where matrix units then load more at a time."""
+    """Return the layout of images: channels last if matrix units can then load more at a time."""
     faster = precision is Precision.LOW or splits_products(caps, precision)
     return Layout.NHWC4 if caps.channels_last and faster else Layout.NC4HW4
 
 
 class _Assigner:
     def __init__(
-        self, graph: Graph, special: Special, packed: Layout, planar: Planar, without: Collection[str]
+        self, graph: Graph, is_custom: IsCustom, packed: Layout, planar: Planar, without: Collection[str]
     ) -> None:
-        self.source, self.special, self.packed, self.planar = graph, special, packed, planar
+        self.source, self.is_custom, self.packed, self.planar = graph, is_custom, packed, planar
         self.without = without
         self.out, self.names = graph.copy(), Names(graph)
         self.out.nodes = []
@@ -68,7 +68,11 @@ class _Assigner:
             layout = self._wanted(node)
             planar = layout.packed and self._takes_planar(node)
             inputs = tuple(
-                i if not self._is_activation(i) else self._uncast(i) if planar and k == 0 else self._get(i, layout)
+                i
+                if not self._is_activation(i)
+                else self._uncast(i)
+                if planar and k == 0
+                else self._get(i, layout if self._is_laid(node, k) else LINEAR)
                 for k, i in enumerate(node.inputs)
             )
             written = tuple(self._out(o, layout) for o in node.outputs)
@@ -78,40 +82,48 @@ class _Assigner:
                     self.twins[name, LINEAR] = name
                     self._convert(twin, name, LINEAR, self.readers[name] == 1)
                     self.lies[name] = self.packed  # to its readers inside, who take the twin
+        gone = {o for node in self.out.nodes if node.name in self.dropped for o in node.outputs}
         self.out.nodes = [n for n in self.out.nodes if n.name not in self.dropped]
+        self.out.layouts = {name: layout for name, layout in self.out.layouts.items() if name not in gone}
         return self.out
 
     def _is_activation(self, name: str) -> bool:
         return bool(name) and name not in self.source.constants
 
     def _wanted(self, node: Node) -> Layout:
-        op = None if self.special(node.op) else find_gpu_op(node.op)
+        op = None if self.is_custom(node.op) else find_gpu_op(node.op)
         if op is None:
             return LINEAR
-        if op.placement is Placement.CHANNELS:
+        if op.wanted_layout is WantedLayout.CHANNELS:
             return self.packed
-        if op.placement is not Placement.EITHER or op.packed_family in self.without:
+        if op.wanted_layout is not WantedLayout.EITHER or op.packed_family in self.without:
             return LINEAR
         packed = any(self.lies.get(i) is self.packed for i in node.inputs)
         output = self.source.specs[node.outputs[0]].dims
         shapes = [self._operand_shape(i, len(output)) for i in base_inputs(node.op, node.inputs)]
         return self.packed if packed and op.fits_channels(base_op(node.op), shapes, output) else LINEAR
 
+    def _is_laid(self, node: Node, position: int) -> bool:
+        """Tell whether a node reads an input in its layout; the operands of fused steps are in it."""
+        form = None if self.is_custom(node.op) else find_gpu_op(node.op)
+        fused = position >= len(base_inputs(node.op, node.inputs))
+        return form is None or fused or form.is_laid(position)
+
     def _takes_planar(self, node: Node) -> bool:
-        """Tell whether a node alone reads a value that lies as NCHW, and had rather do so than have it converted."""
+        """Tell whether a node is the only reader of an NCHW value, and prefers it to a converted one."""
         name = node.inputs[0]
         alone = self._is_activation(name) and self.lies[name] is LINEAR and self.readers[name] == 1
         return alone and self.planar(self.source, node)
 
     def _operand_shape(self, name: str, rank: int) -> Shape | None:
-        """Return the shape in which an op reads a value: constants can be packed as if they had more axes."""
+        """Return the shape in which an op reads a value: constants are packed with leading axes added."""
         if not name:
             return None
         dims = self.source.specs[name].dims
         return dims if self._is_activation(name) else (1,) * (rank - len(dims)) + dims
 
     def _out(self, name: str, layout: Layout) -> str:
-        """Return the name under which a node writes: outputs of the part keep theirs for the NCHW form."""
+        """Return the name under which a node writes a value: a graph output keeps its name for its NCHW form."""
         if name in self.results and layout.packed:
             twin = self.names.fresh(f"{name}.c4")
             self.out.specs[twin] = self.source.specs[name]
@@ -130,7 +142,7 @@ class _Assigner:
                 self.out.layouts[o] = layout
 
     def _get(self, name: str, layout: Layout) -> str:
-        """Return the name of the value in that layout, converting it the first time."""
+        """Return the name of the value in that layout; the first call converts it."""
         if self.lies[name] is layout:
             return self.twins.get((name, layout), name)
         if (name, layout) not in self.twins:
@@ -148,6 +160,8 @@ class _Assigner:
         if not self.out.specs[maker.inputs[0]].dtype.is_float:
             return name
         self.dropped.add(maker.name)
+        del self.out.specs[name]
+        self.out.layouts.pop(name, None)
         return maker.inputs[0]
 
     def _convert(self, name: str, target: str, layout: Layout, only_reader: bool) -> None:
@@ -164,25 +178,25 @@ class _Assigner:
 
 def assign_layouts(
     graph: Graph,
-    special: Special = lambda op: False,
+    is_custom: IsCustom = lambda op: False,
     packed: Layout = Layout.NC4HW4,
     planar: Planar = lambda graph, node: False,
     without: Collection[str] = (),
 ) -> Graph:
     """Return the graph with a layout for every value, NCHW or `packed`, and the conversions this needs.
 
-    Inputs and outputs of the part lie as NCHW under their own names. Families of kernels `without` which the device
-    does are not asked for.
+    Inputs and outputs of the part are stored as NCHW under their own names. `without` names the families of kernels
+    that must not be used.
     """
     assert find_op("Relayout") is Relayout
-    return _Assigner(graph, special, packed, planar, without).run()
+    return _Assigner(graph, is_custom, packed, planar, without).run()
 
 
-def find_views(graph: Graph, special: Special = lambda op: False) -> dict[str, ValueView]:
+def find_views(graph: Graph, is_custom: IsCustom = lambda op: False) -> dict[str, ValueView]:
     """Return the values that need no memory of their own, by name, each with its outermost root.
 
-    Channel concats become views where all inputs but the last have a multiple of four channels; reshapes
-    and conversions that move nothing become aliases, of an output too: what it is made of then lies there.
+    Inputs of a channel concat become views of its output if all but the last have a multiple of four channels.
+    Reshapes and conversions that move nothing become aliases; the source of a graph output is stored in that output.
     """
     views: dict[str, ValueView] = {}
     produced, results = {o: n for n in graph.nodes for o in n.outputs if o}, set(graph.outputs)
@@ -193,22 +207,22 @@ def find_views(graph: Graph, special: Special = lambda op: False) -> dict[str, V
     for node in reversed(graph.nodes):
         target, source = node.outputs[0], node.inputs[0] if node.inputs else ""
         lies = ValueView(target) if target in results else views.get(target)
-        free = source in produced and source not in views and source not in fixed and not special(node.op)
+        free = source in produced and source not in views and source not in fixed and not is_custom(node.op)
         if free and lies is not None and not lies.blocks and _moves_nothing(graph, node, views):
             views[source] = lies
     for node in graph.nodes:
-        if not special(node.op) and _moves_nothing(graph, node, views) and node.outputs[0] not in results:
+        if not is_custom(node.op) and _moves_nothing(graph, node, views) and node.outputs[0] not in results:
             source = node.inputs[0]
             views[node.outputs[0]] = views.get(source, ValueView(source))
     return views
 
 
-def values_read(graph: Graph, views: Mapping[str, ValueView], special: Special = lambda op: False) -> set[str]:
-    """Return the values that kernels read: not those that only aliases are made of."""
+def values_read(graph: Graph, views: Mapping[str, ValueView], is_custom: IsCustom = lambda op: False) -> set[str]:
+    """Return the values that a kernel reads, not counting those that are only aliased."""
 
     def is_alias(node: Node) -> bool:
         lies = [views.get(name, ValueView(name)) for name in (node.outputs[0], *node.inputs[:1])]
-        return not special(node.op) and _moves_nothing(graph, node, views) and lies[0] == lies[-1]
+        return not is_custom(node.op) and _moves_nothing(graph, node, views) and lies[0] == lies[-1]
 
     return {i for node in graph.nodes if not is_alias(node) for i in node.inputs}
 
@@ -237,7 +251,7 @@ def _moves_nothing(graph: Graph, node: Node, views: Mapping[str, ValueView]) -> 
     source = node.inputs[0] if node.inputs else ""
     if source in graph.constants or not source or views.get(source, ValueView("")).blocks:
         return False
-    if form is not None and form.placement is Placement.ALIAS:
+    if form is not None and form.wanted_layout is WantedLayout.ALIAS:
         return True
     if op.type != "Relayout" or graph.specs[source].dtype is not graph.specs[node.outputs[0]].dtype:
         return False

@@ -1,22 +1,22 @@
-"""From a part of a network to what a GPU runs: layouts, views, and every launch, before anything has memory.
+"""Lower a part of a network for a GPU: choose layouts and views, and plan every launch, before anything has memory.
 
-It depends on the graph with its shapes and on a `Target` alone, changes neither, and is done once for each of them: a
-pipeline only binds what comes out to memory, kernels and addresses. Where a load follows, threads build the kernels
-meanwhile.
+The result depends only on the graph with its shapes and on a `Target`, and changes neither. A pipeline then only binds
+the launches to memory and kernels. If a load follows, threads build the kernels meanwhile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from weakref import ref
 
 from weft.backends.gpu.device.device import GpuDevice
 from weft.backends.gpu.device.kernel_builds import Builds
+from weft.backends.gpu.lowering.batch_split import find_front, part_of
 from weft.backends.gpu.lowering.fusion import fuse_pools
-from weft.backends.gpu.lowering.launch_builder import NodeBuilder, PlannedConstant, PlannedLaunch
+from weft.backends.gpu.lowering.launch_builder import NodeBuilder, PlannedConstant
 from weft.backends.gpu.lowering.layouts import (
-    Special,
+    IsCustom,
     assign_layouts,
     base_inputs,
     base_op,
@@ -27,9 +27,10 @@ from weft.backends.gpu.lowering.layouts import (
 )
 from weft.backends.gpu.lowering.merge_convolutions import merge_siblings, products_in_vain
 from weft.backends.gpu.memory.slots import Spot
-from weft.backends.gpu.recording.batch_split import NO_FRONT, Front, find_front, part_of
-from weft.backends.gpu.tuning.tunables import Choices, Pick
-from weft.backends.gpu.tuning.tuning_table import NodeChoices
+from weft.backends.gpu.recording.batch_front import NO_FRONT, Front
+from weft.backends.gpu.recording.launches import PlannedLaunch
+from weft.backends.gpu.tuning_tables.choice import Choice, ChoiceSource, Taken
+from weft.backends.gpu.tuning_tables.tuning_table import TableSource, TuningTable
 from weft.core.contract.error_context import at_node, blame
 from weft.core.contract.lowered import Lowered, ValueView
 from weft.core.contract.session_config import BackendConfig, MemoryMode
@@ -37,31 +38,52 @@ from weft.core.graph.graph import Graph, Node, depths
 from weft.core.graph.layout import Array, Layout
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor, TensorSpec
+from weft.core.passes.journal import Change, Journal, Step, same_nodes
 from weft.core.placement.assign import describe
 from weft.kernels.launch import find_gpu_op
 
-if TYPE_CHECKING:
-    from weft.backends.gpu.tuning.tuning_table import TuningTable
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Known:
+    """Specs, by key, of constants that an op made without declaring them; valid for this op and these weights."""
+
+    op: Op
+    weights: tuple[ref[Array], ...]
+    specs: dict[str, TensorSpec]
+
+    def is_of(self, op: Op, weights: Sequence[Array]) -> bool:
+        """Tell whether they hold for an op with these weights."""
+        same = len(weights) == len(self.weights) and all(a() is b for a, b in zip(self.weights, weights, strict=True))
+        return same and self.op == op
 
 
 @dataclass(frozen=True)
 class Target:
-    """What launches are planned for: an open device, and what was asked of it."""
+    """What launches are planned for: an open device and the user's configuration."""
 
     device: GpuDevice
     tuning: TuningTable | None = None
-    """What decides where ops leave something open; None: their defaults."""
+    """The table that decides the choices that ops leave open; None: their defaults."""
     config: BackendConfig = field(default_factory=BackendConfig)
-    special: Special = lambda op: False
+    is_custom: IsCustom = lambda op: False
     profiled: bool = False
-    """The device's times are taken in each run."""
+    """Whether each run takes the device's times."""
     builds: Builds | None = field(default=None, compare=False)
-    """Where kernels are built while the nodes after theirs are planned; None: none is built before it is bound."""
-    known: dict[str, tuple[Op, tuple[Array, ...], dict[str, TensorSpec]]] = field(default_factory=dict, compare=False)
-    """The shapes and types of constants that were made before, by label, with the op and the weights behind them.
+    """Builds kernels while later nodes are planned; None: kernels are built when they are bound."""
+    known: dict[str, Known] = field(default_factory=dict, compare=False)
+    """The shapes and types of constants that were made before, by label, with their op and weights.
 
-    A resize need not make them again to plan with them. Nothing else depends on it; none is held where memory is short.
+    They save a resize from making the constants again. In memory mode LIMIT none is kept.
     """
+
+    _labels: dict[str, frozenset[str]] = field(default_factory=dict, compare=False)
+    """The labels of each part as it was lowered last."""
+
+    def forget(self, part: str, labels: Iterable[str]) -> None:
+        """Forget the constants of nodes that a part had at an earlier shape and has no more."""
+        for label in self._labels.get(part, frozenset()).difference(labels):
+            self.known.pop(label, None)
+        self._labels[part] = frozenset(labels)
 
     @property
     def split_products(self) -> bool:
@@ -70,7 +92,7 @@ class Target:
 
     @property
     def packed_layout(self) -> Layout:
-        """Return how images lie."""
+        """Return the layout of packed images."""
         return packed_layout(self.device.caps, self.config.precision)
 
     @property
@@ -80,29 +102,31 @@ class Target:
 
     @property
     def begins_early(self) -> bool:
-        """Tell whether first nodes may run on a part of a batch while the rest is copied."""
+        """Tell whether the first nodes may run on a part of a batch while the rest is copied."""
         return self.device.computes_ahead and not self.thrifty and not self.profiled
 
 
 @dataclass(frozen=True, eq=False)
 class NodePlan:
-    """The launches of one node, about tensors that lie at spots, and what they need."""
+    """The launches of one node, on tensors at spots, with the scratch and constants that they need."""
 
     inputs: Sequence[Tensor | None]
     outputs: Sequence[Tensor]
     launches: Sequence[PlannedLaunch]
     scratches: Sequence[Tensor]
     constants: Sequence[PlannedConstant]
-    picks: list[Pick]
-    """What the op left to tuning."""
+    choices: list[Choice]
+    """The choices that the op left to tuning."""
+    taken: Sequence[Taken]
+    """What was chosen between kernels and tiles, in order."""
 
 
 @dataclass(frozen=True, eq=False)
 class GpuPlan:
-    """What loading needs of a lowered part, besides its graph and views."""
+    """What a load needs of a lowered part besides its graph and views."""
 
     nodes: Mapping[str, Sequence[NodePlan]]
-    """By the label, which is the first output: one plan a node, or one for each part of the batch."""
+    """By the node's first output: one plan, or one for each part of the batch."""
     front: Front
     read: frozenset[str]
     """The roots of the values that kernels read."""
@@ -114,70 +138,127 @@ def plan_node(
     label: str,
     inputs: Sequence[Tensor | None],
     outputs: Sequence[Tensor],
-    choices: Choices | None,
+    source: ChoiceSource | None,
     node: str = "",
 ) -> NodePlan:
-    """Return the launches of a node whose tensors lie at spots, as some choices make them."""
+    """Return the launches of a node whose tensors lie at spots; `source` makes the choices."""
     form = find_gpu_op(op)
     assert form is not None
     weights = tuple(t.constant for t in inputs if t is not None and t.constant is not None)
     before = target.known.get(label)
-    same = before is not None and before[0] == op and [*map(id, before[1])] == [*map(id, weights)]
-    known = before[2] if before is not None and same else {}
+    known = before.specs if before is not None and before.is_of(op, weights) else {}
     builder = NodeBuilder(
-        target.device, op, label, inputs, choices, known=known,
+        target.device, op, label, inputs, source, known=known,
         node=node, split_products=target.split_products, thrifty=target.thrifty, winograd=target.config.winograd,
     )  # fmt: skip
     form.launches(base_op(op), builder, base_inputs(op, inputs), outputs)
-    if not target.thrifty:
-        made = {k: TensorSpec(c.tensor.shape, c.tensor.dtype) for k, c in builder.constants.items()}
-        target.known[label] = op, weights, {**known, **made}
+    if builder.undeclared and not target.thrifty:
+        target.known[label] = Known(op, tuple(map(ref, weights)), {**known, **builder.undeclared})
     return NodePlan(
-        inputs, outputs, builder.launched, builder.scratches, list(builder.constants.values()), builder.picks
-    )
+        inputs, outputs, builder.launched, builder.scratches, list(builder.constants.values()), builder.choices,
+        builder.taken,
+    )  # fmt: skip
 
 
 def tuned_plan(
     target: Target, op: Op, label: str, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], node: str = ""
 ) -> NodePlan:
-    """Return the launches with what was tuned; a choice whose kernels changed since then is not taken."""
-    choices = NodeChoices(target.tuning) if target.tuning is not None else None
-    plan = plan_node(target, op, label, inputs, outputs, choices, node)
-    while choices is not None and not choices.stand(plan.picks):
-        plan = plan_node(target, op, label, inputs, outputs, choices, node)
+    """Return the launches with tuned choices, without those whose kernels have changed since they were tuned."""
+    source = TableSource(target.tuning) if target.tuning is not None else None
+    plan = plan_node(target, op, label, inputs, outputs, source, node)
+    while source is not None and not source.stand(plan.choices):
+        plan = plan_node(target, op, label, inputs, outputs, source, node)
     return plan
 
 
 def lower(graph: Graph, target: Target) -> Lowered:
-    """Return the part as a device runs it.
-
-    Nodes of ops that a creator of the backend's own makes are not planned: what they launch is the creator's.
-    """
-    graph = _rewritten(graph, target)
-    views = find_views(graph, target.special)
-    front = find_front(graph, views, target.special, target.device) if target.begins_early else NO_FRONT
+    """Return the part as a device runs it. Custom nodes are not planned: their executions launch what they like."""
+    journal = _Notes(target)
+    graph = _rewritten(graph, target, journal)
+    views = find_views(graph, target.is_custom)
+    front = find_front(graph, views, target.is_custom, target.device) if target.begins_early else NO_FRONT
+    journal.views(graph, views)
+    journal.front(graph, front)
     plans = _Planner(graph, views, front, target).run()
-    read = frozenset(views[i].root if i in views else i for i in values_read(graph, views, target.special))
-    return Lowered(graph, _in_order(plans, front), views, GpuPlan(plans, front, read))
+    target.forget(graph.name, plans.keys())
+    read = frozenset(views[i].root if i in views else i for i in values_read(graph, views, target.is_custom))
+    decisions = {node.name: plans[label][0].taken for node in graph.nodes if (label := _label(node)) in plans}
+    plan = GpuPlan(plans, front, read)
+    return Lowered(graph, _in_order(plans, front), views, plan, decisions=decisions, steps=tuple(journal.steps))
 
 
-def _rewritten(graph: Graph, target: Target) -> Graph:
-    """Let convolutions do the work of others, choose layouts, and sort the nodes by depth."""
-    device, special, split = target.device, target.special, target.split_products
+def _label(node: Node) -> str:
+    return next(o for o in node.outputs if o)
+
+
+class _Notes:
+    """What lowering did to the nodes of a part, for the journal of the network."""
+
+    def __init__(self, target: Target) -> None:
+        info = target.device.info
+        self._device, self._journal = f"{info.id}:{info.index}", Journal()
+
+    @property
+    def steps(self) -> list[Step]:
+        """Return the steps that did something."""
+        return self._journal.steps
+
+    def rewrite(self, step: str, purpose: str, before: Graph, after: Graph) -> Graph:
+        """Return the graph after a step, of which a note is taken if it changed nodes."""
+        if not same_nodes(before.nodes, after.nodes):
+            nodes = list(before.nodes), list(after.nodes)
+            self._journal.note(f"{self._device} {step}", *nodes, before.outputs, purpose=purpose)
+        return after
+
+    def views(self, graph: Graph, views: Mapping[str, ValueView]) -> None:
+        """Note which nodes write into memory of another value, or move nothing."""
+        changes = []
+        for node in graph.nodes:
+            for name in (o for o in node.outputs if o in views):
+                view = views[name]
+                text = f"{name!r} needs no memory of its own: it lies {_shown(view)}"
+                changes.append(Change("planned", node.name, text, "", (name, view.root)))
+        self._plan("find_views", "Let values lie where their readers want them, and move nothing twice", changes)
+
+    def front(self, graph: Graph, front: Front) -> None:
+        """Note which nodes run once for each part of a batch."""
+        text = f"runs once for each of {front.parts} parts of the batch, while the host copies the rest of it"
+        nodes = (node for node in graph.nodes if _label(node) in front.nodes)
+        changes = [Change("planned", node.name, text, "", node.outputs) for node in nodes]
+        self._plan("split_batch", "Begin before the whole input is there", changes)
+
+    def _plan(self, step: str, purpose: str, changes: Sequence[Change]) -> None:
+        if changes:
+            self._journal.steps.append(Step.of_changes(f"{self._device} {step}", purpose, changes))
+
+
+def _shown(view: ValueView) -> str:
+    """Return where a value lies, as a journal says it."""
+    return f"in {view.root!r}, from channel block {view.first} on" if view.blocks else f"where {view.root!r} does"
+
+
+def _rewritten(graph: Graph, target: Target, journal: _Notes) -> Graph:
+    """Merge convolutions, fuse pools, choose layouts, and sort the nodes by depth."""
+    device, is_custom, split = target.device, target.is_custom, target.split_products
     caps = device.caps
     if target.config.fusing and not target.thrifty:
-        graph = merge_siblings(graph, special, products_in_vain(device))
+        merged = merge_siblings(graph, is_custom, products_in_vain(device), caps.model.reused_pixels)
+        purpose = "Compute convolutions of one image as one"
+        graph = journal.rewrite("merge_convolutions", purpose, graph, merged)
     if target.config.fusing:
-        graph = fuse_pools(graph, special, caps, split)
+        pooled = fuse_pools(graph, is_custom, caps, split)
+        graph = journal.rewrite("fuse_pools", "Compute small max pools where they are read", graph, pooled)
 
     def planar(graph: Graph, node: Node) -> bool:
         form = find_gpu_op(node.op)
         inputs, output = base_inputs(node.op, graph.input_specs(node)), graph.specs[node.outputs[0]]
         return form is not None and form.reads_planar(base_op(node.op), inputs, output, caps, split)
 
-    graph = assign_layouts(graph, special, target.packed_layout, planar, caps.without)
+    laid = assign_layouts(graph, is_custom, target.packed_layout, planar, caps.without)
+    purpose = "Store each value as its kernels want it, and convert where neighbours differ"
+    graph = journal.rewrite("assign_layouts", purpose, graph, laid)
     depth = depths(graph)
-    # Side by side in the order means side by side in the memory plan, and so on the device.
+    # Nodes of one depth share no memory in the plan, so they can run side by side.
     graph.nodes.sort(key=lambda node: depth[node.outputs[0]])
     return graph
 
@@ -192,7 +273,7 @@ class _Planner:
         place, callback = self.target.device.info, "GpuBackend.lower"
         device = f"{place.id}:{place.index}"
         for node in self.graph.nodes:
-            if self.target.special(node.op) or find_gpu_op(node.op) is None:
+            if self.target.is_custom(node.op) or find_gpu_op(node.op) is None:
                 continue
             with blame(at_node(node, device), callback=callback):
                 label = next(o for o in node.outputs if o)
@@ -225,6 +306,6 @@ class _Planner:
 
 def _in_order(plans: Mapping[str, Sequence[NodePlan]], front: Front) -> tuple[PlannedLaunch, ...]:
     """Return all launches in the order of their submits: those of the front by parts of the batch, then the rest."""
-    ahead = [plans[label][part] for part in range(front.parts) for label in plans if label in front.nodes]
+    of_front = [plans[label][part] for part in range(front.parts) for label in plans if label in front.nodes]
     rest = [plan for label, each in plans.items() if label not in front.nodes for plan in each]
-    return tuple(launch for plan in (*ahead, *rest) for launch in plan.launches)
+    return tuple(launch for plan in (*of_front, *rest) for launch in plan.launches)

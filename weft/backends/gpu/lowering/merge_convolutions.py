@@ -1,10 +1,10 @@
-"""Convolutions of one image whose channels are then joined become one convolution of all those channels.
+"""Merge convolutions of one image whose outputs are joined along the channels into one convolution.
 
-Such are the 1 x 1 and 3 x 3 halves of SqueezeNet's fire modules. The weights of each lie among zeros in a window around
-all, which multiplies in vain. Where launches run one after the other, and there is little work, a launch takes
-longer than that: on an H200 6 to 10 us of the host's time on OpenCL (SqueezeNet at batch 1 0.260 -> 0.210 ms). Where
-those of one level overlap, as on Vulkan, it does not pay (0.186 -> 0.192). As with Winograd's method, what is not
-finite spreads to neighbours.
+An example are the 1 x 1 and 3 x 3 halves of SqueezeNet's fire modules. The weights of each are padded with zeros to a
+window around all of them, which adds multiplications by zero. Where launches run one after the other, and there is
+little work, a launch costs more than these (`DeviceModel.idle_products`; SqueezeNet at batch 1 gained a fifth on
+OpenCL). Where launches of one level overlap, as on Vulkan, merging does not pay. As with Winograd's algorithm, values
+that are not finite spread to their neighbours.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import ClassVar
 import numpy as np
 
 from weft.backends.gpu.device.device import GpuDevice
-from weft.backends.gpu.lowering.layouts import Special, base_inputs, base_op
+from weft.backends.gpu.lowering.layouts import IsCustom, base_inputs, base_op
 from weft.core.graph.fused_op import Fused
 from weft.core.graph.graph import Graph, Names, Node
 from weft.core.graph.layout import Array, Shape
@@ -27,28 +27,23 @@ from weft.ops.concat import Concat
 from weft.ops.conv import Conv
 from weft.ops.window import Window
 
-ADDED = 1 << 18
-"""Products in vain, for each compute unit, up to which it is done: an H200 takes 1.2 us for so many in fp32."""
-REUSED = 64
-"""Pixels with which each weight is multiplied at least, if some are in vain: else to read them is what takes time."""
-
 
 @dataclass(frozen=True)
 class MergedConv(Conv):
-    """A convolution some of whose weights are zeros, outside of the window of what it was made of."""
+    """A merged convolution, whose weights are padded with zeros to a common window."""
 
     type: ClassVar[str] = "Conv"
     vain: int = 0
-    """Products with such zeros."""
+    """Multiplications by such zeros."""
 
     def flops(self, inputs: Sequence[Shape | None], outputs: Sequence[Shape]) -> int:
-        """Return those of the convolutions that it was made of."""
+        """Return the operations of the convolutions that were merged."""
         return super().flops(inputs, outputs) - 2 * self.vain
 
 
 @dataclass(frozen=True)
 class _Sibling:
-    """A convolution whose output is read once, by a join of channels."""
+    """A convolution whose only reader joins channels."""
 
     node: Node
     conv: Conv
@@ -56,42 +51,43 @@ class _Sibling:
     weight: Array
     bias: Array | None
     scalars: tuple[object, ...]
-    """The types and bytes of what its fused steps read."""
+    """The types and bytes of the scalars that its fused steps read."""
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Return what siblings that become one have in common."""
+        """Return what siblings must have in common to be merged."""
         steps = self.node.op.steps if isinstance(self.node.op, Fused) else ()
         return (self.node.inputs[0], self.window.strides, self.bias is None, steps, self.scalars)
 
     @property
     def strides(self) -> Shape:
-        """Return the strides, also those that are never taken."""
+        """Return the strides of the op, also along axes with one output."""
         return self.conv.strides or (1,) * self.window.rank
 
     def offset(self, around: Window) -> Shape:
-        """Return where its taps begin in a window around it, so that both read the same."""
+        """Return where its taps begin in the common window, so that both read the same pixels."""
         return tuple(p - begin for p, begin in zip(around.begin, self.window.begin, strict=True))
 
 
-def merge_siblings(graph: Graph, special: Special, most: int | None) -> Graph:
+def merge_siblings(graph: Graph, is_custom: IsCustom, most: int | None, reused: int = 0) -> Graph:
     """Return the graph with neighbouring inputs of a join of channels made by one convolution.
 
-    That is done up to `most` products in vain; where it is None, not at all.
+    Each merge may add up to `most` multiplications by zero, if each weight is used for at least `reused` pixels: with
+    fewer, reading the padded weights takes the time. With `most` None nothing is merged.
     """
-    return graph if most is None else _Merger(graph, special, most).run()
+    return graph if most is None else _Merger(graph, is_custom, most, reused).run()
 
 
 def products_in_vain(device: GpuDevice) -> int | None:
-    """Return up to how many are cheaper than a launch: none on a CPU; None where launches overlap."""
+    """Return how many multiplications by zero cost less than a launch: 0 on a CPU; None where launches overlap."""
     if device.launches_overlap:
         return None
-    return 0 if device.caps.software else ADDED * device.caps.likely_units
+    return device.caps.model.idle_products * device.caps.likely_units
 
 
 class _Merger:
-    def __init__(self, graph: Graph, special: Special, most: int) -> None:
-        self.source, self.special, self.most = graph, special, most
+    def __init__(self, graph: Graph, is_custom: IsCustom, most: int, reused: int) -> None:
+        self.source, self.is_custom, self.most, self.reused = graph, is_custom, most, reused
         self.makers, self.readers = graph.producers(), graph.readers()
         self.out, self.names = graph.copy(), Names(graph)
 
@@ -99,12 +95,12 @@ class _Merger:
         gone: set[str] = set()
         nodes: list[Node] = []
         for node in self.source.nodes:
-            nodes += self._join(node, gone) if isinstance(node.op, Concat) and not self.special(node.op) else [node]
+            nodes += self._join(node, gone) if isinstance(node.op, Concat) and not self.is_custom(node.op) else [node]
         self.out.nodes = [node for node in nodes if node.outputs[0] not in gone]
         return self.out
 
     def _join(self, join: Node, gone: set[str]) -> list[Node]:
-        """Return what takes the place of a join; the names of values that are no longer made come into `gone`."""
+        """Return the nodes that replace a join; `gone` receives the names of values that are no longer made."""
         assert isinstance(join.op, Concat)
         if join.op.axis % len(self.source.specs[join.outputs[0]].dims) != 1:
             return [join]
@@ -121,7 +117,7 @@ class _Merger:
         return made if inputs == list(join.outputs) else [*made, replace(join, inputs=tuple(inputs))]
 
     def _parts(self, names: Sequence[str]) -> Iterator[str | list[_Sibling]]:
-        """Iterate over the inputs of a join: those side by side that become one convolution, and others' names."""
+        """Yield the inputs of a join in order: lists of siblings that are merged, and the names of the others."""
         run: list[_Sibling] = []
         for name in (*names, ""):
             sibling = self._sibling(name)
@@ -135,10 +131,10 @@ class _Merger:
 
     def _sibling(self, name: str) -> _Sibling | None:
         node = self.makers.get(name)
-        if node is None or self.readers[name] != 1 or self.special(node.op):
+        if node is None or self.readers[name] != 1 or self.is_custom(node.op):
             return None
         conv, constants = base_op(node.op), self.source.constants
-        if type(conv) is not Conv or conv.group != 1 or self.special(conv):
+        if type(conv) is not Conv or conv.group != 1 or self.is_custom(conv):
             return None
         (x, *own), given = base_inputs(node.op, node.inputs), [i for i in node.inputs if i]
         weights = [constants[i] for i in own if i in constants]
@@ -151,9 +147,9 @@ class _Merger:
         return sibling if prod(window.dilations) == 1 else None
 
     def _fits(self, siblings: Sequence[_Sibling]) -> bool:
-        """Tell whether little is multiplied in vain."""
+        """Tell whether merging adds few enough multiplications by zero."""
         vain = self._in_vain(siblings)
-        return not vain or (vain <= self.most and self._pixels(siblings) >= REUSED)
+        return not vain or (vain <= self.most and self._pixels(siblings) >= self.reused)
 
     def _pixels(self, siblings: Sequence[_Sibling]) -> int:
         return self.source.specs[siblings[0].node.inputs[0]].dims[0] * prod(siblings[0].window.outputs)
@@ -164,7 +160,7 @@ class _Merger:
         return zeros * self._pixels(siblings)
 
     def _one(self, siblings: Sequence[_Sibling], output: str) -> Node:
-        """Return the convolution of all channels, with its weights among the constants."""
+        """Return the merged convolution; its weights and biases are added to the constants."""
         first, around = siblings[0].node, _around(siblings)
         inputs, weight = list(first.inputs), _joined(siblings, around)
         inputs[1] = self._value(inputs[1], weight.shape)
@@ -186,16 +182,16 @@ class _Merger:
         return Node(first.name, op, tuple(inputs), (output,))
 
     def _value(self, like: str, shape: Shape) -> str:
-        """Return the name of a new value of another's type."""
+        """Return the name of a new value with the type of another."""
         name = self.names.fresh(like)
         self.out.specs[name] = TensorSpec(shape, self.source.specs[like].dtype)
         return name
 
 
 def _around(siblings: Sequence[_Sibling]) -> Window:
-    """Return the smallest window that sees, at each output, what all of them see.
+    """Return the smallest window that covers, at each output, the windows of all siblings.
 
-    Of its padding the end is that of the window which reaches farthest, and so the outputs are as many.
+    Along each axis its end padding is that of the window that reaches farthest, which keeps the number of outputs.
     """
     windows = [s.window for s in siblings]
     begin = tuple(map(max, *(w.begin for w in windows)))
@@ -205,7 +201,7 @@ def _around(siblings: Sequence[_Sibling]) -> Window:
 
 
 def _joined(siblings: Sequence[_Sibling], around: Window) -> Array:
-    """Return the weights (co, ci, *kernel) of all, each among zeros where its taps are in the window around them."""
+    """Return the weights (co, ci, *kernel) of all siblings, each padded with zeros to the common window."""
     first, channels = siblings[0].weight, sum(len(s.weight) for s in siblings)
     out, begin = np.zeros((channels, first.shape[1], *around.kernel), first.dtype), 0
     for s in siblings:

@@ -41,8 +41,10 @@ class DeviceHeap:
     def free(self, buffer: GpuBuffer) -> None:
         """Release a buffer, once."""
         nbytes = buffer.nbytes
-        self.device.free(buffer)
-        self._give(nbytes)
+        try:
+            self.device.free(buffer)
+        finally:
+            self._give(nbytes)
 
     def _give(self, nbytes: int) -> None:
         with self._lock:

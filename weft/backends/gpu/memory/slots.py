@@ -1,4 +1,4 @@
-"""Where the tensors of a pipeline lie: slots, which the views of one root share (contract M5 to M8)."""
+"""The memory of a pipeline's tensors: slots, which the views of one root share (contract M5 to M8)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weft.core.contract.lowered import ValueView
 from weft.core.graph.graph import Graph, depths
 from weft.core.graph.layout import PACK, Layout, storage_size
 from weft.core.graph.tensor import Tensor
-from weft.core.host.memory_plan import BufferManager, Slot
+from weft.core.memory.memory_plan import BufferManager, Slot
 from weft.kernels.template import PLACE
 
 SMALLEST = 16
@@ -21,9 +21,9 @@ SMALLEST = 16
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """Where a tensor will lie: what a `Region` says, of a root that has no memory yet.
+    """Where a tensor will lie: a `Region` of a root that has no memory yet.
 
-    The root of a value is its name, or that of the value inside which it lies (`ValueView`).
+    The root of a value is its own name, or that of the value that it is a view of (`ValueView`).
     """
 
     root: Hashable
@@ -39,7 +39,7 @@ class Spot:
         return cls(name) if view is None else cls(view.root, view.first, view.blocks)
 
     def on(self, slot: Slot) -> Region:
-        """Return the same place in the memory that the root has got."""
+        """Return the region at this spot, once the root has a slot."""
         return Region(slot, self.first, self.blocks, self.start, self.length)
 
 
@@ -58,7 +58,7 @@ class Region:
 
     @property
     def spot(self) -> Spot:
-        """Return the same as the place of a tensor that is only planned."""
+        """Return the region as a spot, for planning."""
         return Spot(self.slot, self.first, self.blocks, self.start, self.length)
 
     def binding(self) -> Binding:
@@ -81,7 +81,7 @@ def touched(tensor: Tensor) -> Binding:
 
 
 @dataclass
-class Placement:
+class Slots:
     """Gives the tensors of one pipeline their regions; a slot shared by views lives from the first to the last of them.
 
     Nodes of one dependency level run in parallel, so slots that die in a level, and scratch, are released after it.

@@ -1,4 +1,4 @@
-"""What is done with large inputs while the host still copies them: uploads, and the front of the network."""
+"""Work on a large input while the host still copies it: uploads in chunks, and the front of the network."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from weft.core.graph.layout import Array
 from weft.core.host.parallel_copy import copy_into
 
 LEAST = 4 << 20
-"""Bytes below which an upload goes with the run."""
+"""Inputs of fewer bytes are uploaded by the run's own recording."""
 CHUNK = 2 << 20
-"""Bytes of an upload that are submitted together: few, so that the last ones do not take long after the copy,
-but worth the call."""
+"""Bytes of a chunk: few, so that the last chunk is done soon after the copy, but worth the call."""
 
 
 def worthwhile(device: GpuDevice, nbytes: int) -> bool:
@@ -24,16 +23,16 @@ def worthwhile(device: GpuDevice, nbytes: int) -> bool:
 
 @dataclass(frozen=True)
 class Job:
-    """Commands that may begin once the host has copied so many bytes of an input, from its first on."""
+    """Commands that may begin once the host has copied the first `end` bytes of an input."""
 
     end: int
     commands: Sequence[Command]
     uploads: bool = False
-    """Whether it does nothing but upload, which may go on beside other jobs."""
+    """Whether it only uploads, which may overlap with other jobs."""
 
 
 def chunks(source: Binding, target: Binding, label: str, parts: int = 1) -> list[Job]:
-    """Return the upload of an input in chunks; none is in two of the equal parts."""
+    """Return the upload of an input in chunks, each inside one of the equal parts."""
     jobs = []
     for part in range(parts):
         first, last = (source.nbytes * p // parts for p in (part, part + 1))
@@ -47,8 +46,8 @@ def chunks(source: Binding, target: Binding, label: str, parts: int = 1) -> list
 class Stream:
     """What a device does with one input while the host copies it: jobs, submitted as soon as they may begin.
 
-    What one thread submits runs in order, after what it sent before, so that the run which is submitted last
-    needs no further wait for the jobs, and to wait for it is to wait for them.
+    A thread's submits run in order, after its sends. So the run, submitted last, starts after the jobs, and waiting
+    for it waits for them.
     """
 
     def __init__(self, device: GpuDevice, host: Array, jobs: Sequence[Job]) -> None:

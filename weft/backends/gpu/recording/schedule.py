@@ -1,4 +1,4 @@
-"""The order of commands in a recording: dependency levels, and a barrier only between two of them."""
+"""Order the commands of a recording by dependency levels, with a barrier between each two levels."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Access:
 
 
 def levels(accesses: Sequence[Access]) -> list[list[Command]]:
-    """Return the commands by dependency level: none in a level touches what another there writes.
+    """Return the commands by dependency level: no command of a level touches bytes that another one there writes.
 
-    Hazards are found by byte ranges, so memory that is reused orders commands as true dependencies do.
+    Hazards are found by byte ranges, so reused memory orders commands like true dependencies.
     """
     touched = [([b for b in a.reads if b.nbytes], [b for b in a.writes if b.nbytes]) for a in accesses]
     pieces: dict[int, list[Binding]] = {}
@@ -43,41 +43,47 @@ def levels(accesses: Sequence[Access]) -> list[list[Command]]:
 
 
 class _Buffer:
-    """The levels of the commands that touch a buffer so far, by the bytes that they touch.
+    """The levels of the commands that have touched a buffer so far, by byte range.
 
-    Views of one tensor lie at the same bytes, but two of them conflict only if they share channels. So they are noted
-    by channels as well, and bytes decide between different tensors.
+    Views of one tensor have the same byte range, but two that are written conflict only if they share channels. So
+    levels are noted by channels as well, and byte ranges decide only between different tensors. One that is read waits
+    for all others that are written, and they for it: it hardly ever costs a level, and what checks a recording, such as
+    Vulkan's validation layer, knows bytes alone.
     """
 
     def __init__(self, pieces: Sequence[Binding]) -> None:
         ends = [end for b in pieces for end in (b.offset, b.offset + b.nbytes)]
         self._bytes = (_Line(ends), _Line(ends))
+        self._read = _Line(ends)
         views: dict[tuple[int, int], list[int]] = {}
         for b in pieces:
             if b.blocks is not None:
                 views.setdefault((b.offset, b.nbytes), []).extend(b.blocks)
         self._tensors = {key: k for k, key in enumerate(views)}
-        self._blocks = {key: (_Line(blocks), _Line(blocks)) for key, blocks in views.items()}
+        self._written = {key: _Line(blocks) for key, blocks in views.items()}
 
     def highest(self, b: Binding, *, written: bool) -> int:
-        """Return the highest level of those that must come before a command which does this; -1 for none."""
+        """Return the highest level of the commands that must come before this access; -1 for none."""
         line, begin, end = self._bytes[written], b.offset, b.offset + b.nbytes
-        if b.blocks is None:
+        if b.blocks is None or not written:
             return line.highest(begin, end)
         key = (b.offset, b.nbytes)
-        return max(line.highest(begin, end, self._tensors[key]), self._blocks[key][written].highest(*b.blocks))
+        others = max(line.highest(begin, end, self._tensors[key]), self._read.highest(begin, end))
+        return max(others, self._written[key].highest(*b.blocks))
 
     def note(self, b: Binding, level: int, *, written: bool) -> None:
-        """Note what a command does: whoever writes waits for all, whoever reads for those that wrote."""
+        """Note an access: later writes wait for every access, later reads for writes."""
         key = (b.offset, b.nbytes)
         for who in (False, True) if written else (True,):
             self._bytes[who].note(b.offset, b.offset + b.nbytes, level, -1 if b.blocks is None else self._tensors[key])
-            if b.blocks is not None:
-                self._blocks[key][who].note(*b.blocks, level)
+        if not written:
+            self._read.note(b.offset, b.offset + b.nbytes, level)
+        elif b.blocks is not None:
+            self._written[key].note(*b.blocks, level)
 
 
 _Top = tuple[int, int, int]
-"""A highest level, which tensor's views it is of (-1: of none), and the highest level of what is not of them."""
+"""The highest level, the tensor to whose views it belongs (-1: none), and the highest level of all others."""
 _NOTHING: _Top = (-1, -1, -1)
 
 
@@ -98,9 +104,9 @@ class _Line:
         self._place = {point: k for k, point in enumerate(points)}
         self._leaves = 1 << (len(points) - 1).bit_length()
         self._whole = [_NOTHING] * (2 * self._leaves)
-        """What was noted of all that is below a node."""
+        """For each node, the levels noted for its whole range."""
         self._best = [_NOTHING] * (2 * self._leaves)
-        """The highest of what was noted of it or of any part."""
+        """For each node, the highest level noted for any part of its range."""
 
     def note(self, begin: int, end: int, level: int, tensor: int = -1) -> None:
         whole, best, mark = self._whole, self._best, (level, tensor, -1)
@@ -119,7 +125,7 @@ class _Line:
                 best[node] = _higher(_higher(best[2 * node], best[2 * node + 1]), whole[node])
 
     def highest(self, begin: int, end: int, apart_from: int = -1) -> int:
-        """Return the highest level noted of any part of a range, but for the views of a tensor; -1 for none."""
+        """Return the highest level noted for any part of a range, without those of one tensor's views; -1 for none."""
         first, last = self._place[begin] + self._leaves, self._place[end] + self._leaves - 1
         found, left, right = _NOTHING, first, last + 1
         while left < right:
@@ -137,7 +143,7 @@ class _Line:
 
 
 def schedule(accesses: Sequence[Access]) -> list[Command]:
-    """Return the commands level by level with a barrier between."""
+    """Return the commands level by level, with a barrier between levels."""
     commands: list[Command] = []
     for level in levels(accesses):
         if commands:

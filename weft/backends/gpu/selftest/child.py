@@ -1,12 +1,12 @@
-"""Tests of kernels in child processes: how they are started, what they report, and the child's own side.
+"""Test kernels in child processes: start them, read their reports, and the child's own side.
 
-The child is this interpreter with this process's module path, and imports Weft and the modules that register
-kinds, never the program's own. It reports each kind before and after its test, so that a crash has a name, and
-ends at the first one that fails, since a device may answer nothing right after a fault; the rest get another child.
+A child is this interpreter with this process's module path. It imports Weft and the modules that register kinds, never
+the user's program. It reports each kind before and after its test, so that a crash can be blamed on a kind. It ends at
+the first failure, because a device may answer nothing correctly after a fault; another child tests the rest.
 
-Compilers take most of a test's time, and some drivers' (NVIDIA's for OpenCL) compile one kernel of a process at a
-time, so several children share the kinds at first, dealt by what their tests take, since each has to open the device
-for itself. What fails there is tested once more by itself: the fault of one child may take the device from all.
+Compilers take most of a test's time, and some drivers (NVIDIA's for OpenCL) compile one kernel of a process at a time.
+So several children share the kinds at first, dealt by the time of their tests. A kind that fails there is tested again
+by itself, because the fault of one child may take the device from all.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from dataclasses import asdict
 from importlib import import_module
 from typing import Any
 
-from weft.backends.gpu.creator import GpuCreator
-from weft.backends.gpu.runtime import GpuRuntime
+from weft.backends.gpu.runtime import GpuRuntime, OpensRuntimes
 from weft.backends.gpu.selftest import verdict_store
-from weft.backends.gpu.selftest.verdict_store import KEPT, Verdict
+from weft.backends.gpu.selftest.verdict_store import KEPT
 from weft.core.contract.backend import DeviceInfo
 from weft.core.host import child_process as processes
 from weft.core.registry.backend_registry import registry
 from weft.errors import WeftError
 from weft.kernels.special import SpecialKernel, kernel_families, special_kernels
+from weft.kernels.verdict import Verdict
 
 MARK = "weft-selftest "
-"""How the lines of reports begin: drivers print what they like."""
+"""The prefix of report lines: drivers may print, too."""
 PROGRAM = processes.program(__name__)
 OUTSIDE = {s.value for s in signal.Signals if s.name in ("SIGHUP", "SIGINT", "SIGKILL", "SIGTERM")}
-"""Signals that come from somebody else: they say nothing of a kernel. Windows has two of them."""
+"""Signals from outside, which say nothing about a kernel. Windows has two of them."""
 REAP = 5.0
-"""Seconds to wait for a child that was killed: one that hangs in its driver cannot end."""
+"""Seconds to wait for a killed child: one that hangs in its driver cannot end."""
 ASK = "WEFT_SELFTEST=process tests them in the program's own process"
 
 
@@ -49,7 +49,7 @@ ASK = "WEFT_SELFTEST=process tests them in the program's own process"
 def verdicts(
     device: DeviceInfo, kinds: Sequence[SpecialKernel], timeout: float, beside: int = 1
 ) -> dict[str, Verdict]:
-    """Return the verdict on each kind: up to `beside` children side by side, then as few as test the rest in turn."""
+    """Return the verdict on each kind: from up to `beside` children side by side, then one child after the other."""
     found: dict[str, Verdict] = {}
     if min(beside, len(kinds)) > 1:
         for new, _ in _children(device, dealt(kinds, beside), timeout):
@@ -66,7 +66,7 @@ def verdicts(
 
 
 def dealt(kinds: Sequence[SpecialKernel], groups: int) -> list[list[SpecialKernel]]:
-    """Return the kinds in groups that take about as long: the longest first, each where the least is to do."""
+    """Return the kinds in groups that take about equally long; each kind, longest first, joins the shortest group."""
     shares: list[list[SpecialKernel]] = [[] for _ in range(groups)]
     for kind in sorted(kinds, key=lambda kind: -kind.seconds):
         min(shares, key=lambda share: sum(each.seconds for each in share)).append(kind)
@@ -76,7 +76,7 @@ def dealt(kinds: Sequence[SpecialKernel], groups: int) -> list[list[SpecialKerne
 def _children(
     device: DeviceInfo, groups: Sequence[Sequence[SpecialKernel]], timeout: float
 ) -> list[tuple[dict[str, Verdict], str]]:
-    """Return the verdicts of a child for each group that has kinds, and how it ended if that was wrong."""
+    """Return the verdicts of a child for each group that has kinds, and how it ended if it failed."""
     groups = [kinds for kinds in groups if kinds]
     if not processes.has_interpreter():
         return [({}, "this program has no Python interpreter of its own")] * len(groups)
@@ -88,12 +88,12 @@ def _children(
         return [({}, f"{sys.executable} cannot be started: {e.strerror}")] * len(groups)
     finally:
         for child in children:
-            child.kill()  # nothing, unless it is interrupted
+            child.kill()  # has an effect only after an interrupt
     return [_judge(*end, timeout) for end in ends]
 
 
 def _judge(status: int | None, out: bytes, error: bytes, timeout: float) -> tuple[dict[str, Verdict], str]:
-    """Return the verdicts that a child printed, that on the kind which ended it too, and how it ended."""
+    """Return the verdicts that a child printed, with one on the kind that ended it, and how it ended."""
     found, begun = _read(out)
     problem, lasting = _how_it_ended(status, error, timeout)
     if begun and begun not in found:
@@ -129,7 +129,7 @@ def _end(child: subprocess.Popen[bytes], deadline: float) -> tuple[int | None, b
 
 
 def _how_it_ended(status: int | None, error: bytes, timeout: float) -> tuple[str, bool]:
-    """Return how a child ended, as the end of a sentence, and whether the kernel is to blame."""
+    """Return how a child ended, as the end of a sentence, and whether to blame the kernel."""
     if status is None:
         return f"did not end within {timeout:g} s", True
     if status < 0:
@@ -153,7 +153,7 @@ def _read(out: bytes) -> tuple[dict[str, Verdict], str]:
 def _reports(out: str) -> Iterator[Mapping[str, Any]]:
     for line in out.splitlines():
         if line.startswith(MARK):
-            with suppress(ValueError):  # a line that was cut off by a crash
+            with suppress(ValueError):  # for a line that a crash cut off
                 yield json.loads(line[len(MARK) :])
 
 
@@ -161,7 +161,7 @@ def _reports(out: str) -> Iterator[Mapping[str, Any]]:
 
 
 def main(text: str) -> None:
-    """Test the kinds of a task on its device, in a process made for it; report each, and end with the process."""
+    """Test the kinds of a task on its device, report each, and end the process."""
     task = json.loads(text)
     for module, _ in task["kinds"]:
         import_module(module)
@@ -174,14 +174,14 @@ def main(text: str) -> None:
         _report(kind=name, verdict=asdict(verdict))
         if verdict.is_fault:
             break
-    os._exit(0)  # what a driver does at the end of a process is not what is tested
+    os._exit(0)  # do not test what the driver does at the end of a process
 
 
 def _open(device: DeviceInfo) -> GpuRuntime:
-    """Return the runtime of the device that the parent means; what is not to be tested is no failure of kernels."""
+    """Return the runtime of the parent's device; SystemExit, which blames no kernel, if it cannot be opened here."""
     try:
         creator = registry.find(device.id)
-        if not isinstance(creator, GpuCreator):
+        if not isinstance(creator, OpensRuntimes):
             raise SystemExit(f"{device.id} is not a GPU backend there")
         runtime = creator.runtime(device.index)
     except WeftError as e:
@@ -189,11 +189,11 @@ def _open(device: DeviceInfo) -> GpuRuntime:
     own = runtime.device.info
     if (own.name, own.driver) != (device.name, device.driver):
         raise SystemExit(f"it finds {own.name}, {own.driver} in place of {device.name}, {device.driver}")
-    runtime.trust()  # or a check that loads a network would test first
+    runtime.trust()  # a check that loads a network must not start a self-test
     return runtime
 
 
 def _report(**facts: object) -> None:
-    # In a line of its own, whatever a driver printed before.
+    # The report must start a line, even if a driver printed part of one.
     sys.stdout.write(f"\n{MARK}{json.dumps(facts)}\n")
     sys.stdout.flush()

@@ -1,42 +1,42 @@
-"""Is a kind of special kernels right on this device? Its cases are run in this process and compared by value."""
+"""Test one kind of kernels: run its cases in this process, and compare the results with the numpy references."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from weft.backends.gpu.backend import GpuBackend
 from weft.backends.gpu.device.kernel_builds import thread_count
 from weft.backends.gpu.lowering.layouts import packed_layout
+from weft.backends.gpu.lowering.lower import Target
+from weft.backends.gpu.runtime import GpuRuntime
+from weft.backends.gpu.tuning.node_bench import NodeBench
 from weft.core.contract.backend import BackendConfig, BackendInfo
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Node, infer_shapes
 from weft.core.graph.interpreter import outputs
 from weft.core.graph.layout import Array, Layout, from_storage
 from weft.core.graph.tensor import Tensor, TensorSpec
-from weft.core.placement.lowering import lower_part
+from weft.core.placement.lower_network import lower_part
 from weft.core.placement.optimized_network import Part
 from weft.core.session.pipeline import Pipeline
 from weft.errors import CompileError, DeviceError, OutOfMemory, WeftError
-from weft.kernels.launch import DeviceCaps, GpuOp, Placement, find_gpu_op
-from weft.kernels.special import Case, KernelFamily, SpecialKernel
-
-if TYPE_CHECKING:
-    from weft.backends.gpu.runtime import GpuRuntime
+from weft.kernels.launch import DeviceCaps, GpuOp, WantedLayout, find_gpu_op
+from weft.kernels.special import KernelFamily, SelfTestCase, SpecialKernel
 
 
 class NotRun(WeftError):
-    """The cases of a kind did not run on its kernels: nothing is known of these."""
+    """Raised if the cases of a kind did not run on its kernels, so that nothing is known of these."""
 
 
 def check(kind: SpecialKernel, runtime: GpuRuntime, others: Sequence[SpecialKernel] = ()) -> str | None:
-    """Return what is wrong with a kind, or None. `others` are not used meanwhile: one might take its place.
+    """Return what is wrong with a kind, or None. `others` are switched off meanwhile, so that none runs in its place.
 
-    Wrong numbers and kernels that do not compile are its fault. What else a device or its driver does not do raises
-    the DeviceError. Raise NotRun if its cases found nothing wrong, and did not all run, or not on its kernels.
+    Wrong numbers, and kernels that do not compile, are the kind's fault. DeviceError for other failures of the device
+    or its driver. NotRun if nothing was wrong, but not all cases ran, or not on kernels of this kind.
     """
     device, caps = runtime.device, runtime.device.caps
     try:
@@ -49,9 +49,9 @@ def check(kind: SpecialKernel, runtime: GpuRuntime, others: Sequence[SpecialKern
 
 
 def _without(caps: DeviceCaps, kind: SpecialKernel, others: Sequence[SpecialKernel]) -> DeviceCaps:
-    """Return the capabilities without those of other kinds, unless this kind needs them itself."""
+    """Return the capabilities without other kinds, except those that this kind depends on."""
     left = [other for other in others if other.name != kind.name]
-    for other in (*left, *left):  # twice: a kind may be there only without one that comes later
+    for other in (*left, *left):  # twice: a kind may appear only when a later one is switched off
         if other in left and other.present(caps) and kind.present(less := other.disable(caps)):
             caps = less
             left.remove(other)
@@ -66,7 +66,7 @@ def _check_cases(kind: SpecialKernel, runtime: GpuRuntime) -> str | None:
                 return f"{case.text} failed: {ready.what}"
             if isinstance(ready, DeviceError):
                 raise _named(ready, case)
-            if isinstance(ready, WeftError):  # no device was asked
+            if isinstance(ready, WeftError):  # planning failed, before the device was asked
                 problem = problem or f"{case.text} could not be planned: {ready.what}"
                 continue
             try:
@@ -88,22 +88,22 @@ def _check_cases(kind: SpecialKernel, runtime: GpuRuntime) -> str | None:
     return None
 
 
-def _named(e: WeftError, case: Case) -> WeftError:
-    """Return the error, which names the case from now on."""
+def _named(e: WeftError, case: SelfTestCase) -> WeftError:
+    """Return the error with the case added."""
     WeftError.__init__(e, f"{case.text} failed: {e.what}", where=e.where, why=e.why, fix=e.fix)
     return e
 
 
 def _all_ready(
-    cases: Sequence[Case], runtime: GpuRuntime, held: ExitStack
+    cases: Sequence[SelfTestCase], runtime: GpuRuntime, held: ExitStack
 ) -> list[_ReadyNode | _ReadyGraph | WeftError]:
-    """Plan and build all cases side by side, since compilers take most of a test's time; `held` frees them."""
+    """Plan and build all cases in threads, because compilers take most of a test's time; `held` frees them."""
 
-    def ready(case: Case) -> _ReadyNode | _ReadyGraph | WeftError:
+    def ready(case: SelfTestCase) -> _ReadyNode | _ReadyGraph | WeftError:
         try:
             made = _ready(case, runtime)
         except OutOfMemory:
-            raise  # it says nothing of the kernels
+            raise  # the kernels are not at fault
         except WeftError as e:
             return e
         held.callback(made.close)
@@ -116,32 +116,28 @@ def _all_ready(
         return list(pool.map(ready, cases))
 
 
-def _ready(case: Case, runtime: GpuRuntime) -> _ReadyNode | _ReadyGraph:
+def _ready(case: SelfTestCase, runtime: GpuRuntime) -> _ReadyNode | _ReadyGraph:
     alone = len(case.nodes) == 1 and find_gpu_op(case.nodes[0].op) is not None
     return _ReadyNode(case, runtime) if alone else _ReadyGraph(case, runtime)
 
 
 class _ReadyNode:
-    """A case of one node whose kernels are built; it reads and writes the device's own layout, so nothing converts."""
+    """A case of one node with built kernels; it uses the kernel's layout, so there are no conversions."""
 
-    def __init__(self, case: Case, runtime: GpuRuntime) -> None:
-        # Late: it needs the runtime, whose tests these are.
-        from weft.backends.gpu.lowering.lower import Target
-        from weft.backends.gpu.tuning.node_bench import NodeBench
-
+    def __init__(self, case: SelfTestCase, runtime: GpuRuntime) -> None:
         self._case, (node,), graph, caps = case, case.nodes, _graph(case), runtime.device.caps
         form = find_gpu_op(node.op)
         packed = form is not None and _lies_packed(form, node, graph)
         layout = packed_layout(caps, case.precision) if packed else Layout.NCHW
 
-        def tensor(name: str) -> Tensor:
+        def tensor(name: str, laid: bool = True) -> Tensor:
             spec = graph.specs[name]
-            made = Tensor(name, spec.dims, spec.dtype, layout if len(spec.dims) >= 3 else Layout.NCHW)
+            made = Tensor(name, spec.dims, spec.dtype, layout if laid and len(spec.dims) >= 3 else Layout.NCHW)
             made.constant = case.constants.get(name)
             return made
 
         self._outputs = [tensor(o) for o in graph.outputs]
-        inputs = [tensor(i) if i else None for i in node.inputs]
+        inputs = [tensor(i, form is None or form.is_laid(k)) if i else None for k, i in enumerate(node.inputs)]
         target = Target(runtime.device, config=BackendConfig(precision=case.precision))
         self._bench = NodeBench(runtime, node.op, inputs, self._outputs, label="selftest", target=target)
         try:
@@ -166,12 +162,9 @@ class _ReadyNode:
 
 
 class _ReadyGraph:
-    """A case of several nodes whose kernels are built."""
+    """A case of several nodes with built kernels."""
 
-    def __init__(self, case: Case, runtime: GpuRuntime) -> None:
-        # Late: backends have runtimes, and these are tested by backends that are made here.
-        from weft.backends.gpu.backend import GpuBackend
-
+    def __init__(self, case: SelfTestCase, runtime: GpuRuntime) -> None:
         self._case, self._graph = case, _graph(case)
         own = runtime.device.info
         backend = GpuBackend(BackendInfo(own.id, own.index, BackendConfig(precision=case.precision)), runtime)
@@ -199,14 +192,14 @@ class _ReadyGraph:
 
 
 def _lies_packed(form: GpuOp, node: Node, graph: Graph) -> bool:
-    """Tell whether an op's images lie as blocks of channels, if all of its inputs may."""
-    if form.placement is not Placement.EITHER:
-        return form.placement is Placement.CHANNELS
+    """Tell whether an op runs on images in blocks of channels, if all of its inputs can be such."""
+    if form.wanted_layout is not WantedLayout.EITHER:
+        return form.wanted_layout is WantedLayout.CHANNELS
     shapes = [graph.specs[i].dims if i else None for i in node.inputs]
     return form.fits_channels(node.op, shapes, graph.specs[node.outputs[0]].dims)
 
 
-def difference(case: Case, runtime: GpuRuntime) -> tuple[float, list[str]]:
+def difference(case: SelfTestCase, runtime: GpuRuntime) -> tuple[float, list[str]]:
     """Return the largest difference from the reference, as a part of the largest value, and the templates launched."""
     ready = _ready(case, runtime)
     try:
@@ -215,12 +208,12 @@ def difference(case: Case, runtime: GpuRuntime) -> tuple[float, list[str]]:
         ready.close()
 
 
-def _largest_difference(actual: Sequence[Array], case: Case) -> float:
+def _largest_difference(actual: Sequence[Array], case: SelfTestCase) -> float:
     expected = _expected(case)
     return float(np.max([_apart(a.astype(np.float32), b) for a, b in zip(actual, expected, strict=True)]))
 
 
-def _graph(case: Case) -> Graph:
+def _graph(case: SelfTestCase) -> Graph:
     outputs = [o for o in case.nodes[-1].outputs if o]
     graph = Graph("selftest", list(case.inputs), outputs, list(case.nodes))
     graph.constants = dict(case.constants)
@@ -229,11 +222,11 @@ def _graph(case: Case) -> Graph:
     return infer_shapes(graph)
 
 
-def _expected(case: Case) -> list[Array]:
+def _expected(case: SelfTestCase) -> list[Array]:
     return [np.asarray(value, np.float32) for value in outputs(_graph(case), case.inputs)]
 
 
 def _apart(actual: Array, expected: Array) -> float:
-    # A NaN anywhere must come out as a NaN, which is within no tolerance.
+    # A NaN anywhere must give NaN, which is within no tolerance.
     with np.errstate(all="ignore"):
         return float(np.abs(actual - expected).max() / np.abs(expected).max())

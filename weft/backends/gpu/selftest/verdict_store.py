@@ -1,8 +1,8 @@
-"""Which kernels are not to be used on a device? Each kind and family is tested once; its verdict is kept on disk.
+"""Verdicts on kernels: each kind and family is tested once on a device, and its verdict is kept on disk.
 
-A kernel that faults takes all of its process along, so a kind that is new to a device, driver and version of the
-kernels is tested in a child process (`selftest_child`). What crashes there, or is wrong, is not used, and reports
-say so. `WEFT_SELFTEST` chooses to test in this process, or not at all.
+A kernel that crashes ends its process. So a kind that is new to a device, driver and version of the kernels is tested
+in a child process (`weft.backends.gpu.selftest.child`). A kind that crashes or is wrong is not used, and reports say
+so. `WEFT_SELFTEST` chooses to test in this process, or not at all.
 """
 
 from __future__ import annotations
@@ -14,67 +14,54 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import weft.backends.gpu
 import weft.kernels
 import weft.ops
 from weft import config
+from weft.backends.gpu.device.device import GpuDevice
+from weft.backends.gpu.runtime import GpuRuntime
 from weft.backends.gpu.selftest import value_check
 from weft.core.contract.error_context import is_error
 from weft.core.registry.backend_registry import registry
 from weft.errors import CompileError, OutOfMemory, WeftError
 from weft.kernels.cache import DiskCache
-from weft.kernels.special import KernelFamily, SpecialKernel, kernel_families, special_kernels
+from weft.kernels.special import SpecialKernel, kernel_families, special_kernels
 from weft.kernels.template import writers_hash
-
-if TYPE_CHECKING:
-    from weft.backends.gpu.device.device import GpuDevice
-    from weft.backends.gpu.runtime import GpuRuntime
+from weft.kernels.verdict import Verdict, is_refused, told
 
 log = logging.getLogger("weft.selftest")
 
 SCHEMA = 2
 TIMEOUT = 120.0
-"""Seconds for all tests of a child process: compilers of drivers may take long."""
+"""Seconds for all tests of a child process: drivers' compilers may take long."""
 KEPT = 24 * 3600.0
-"""Seconds for which it counts that a test did not end, or that the device refused or was lost meanwhile.
+"""Seconds for which a verdict is kept if the test did not end, or the device refused it or was lost during it.
 
-The kernel may be at fault, or a machine that was busy. Wrong numbers, crashes and what does not compile count for good.
+The kernel may be at fault, or a busy machine. Verdicts of wrong numbers, crashes and compile errors do not expire.
 """
 MOST_CHILDREN = 6
-"""Processes that test side by side: each opens the device, which takes memory of it and a second or more."""
+"""Most child processes side by side: each opens the device, which takes device memory and a second or more."""
 AGAIN = "known from an earlier start, `weft cache clear` has it tested again"
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """What the test of one kind found."""
-
-    why: str | None
-    """Why it is not to be used, or None."""
-    seconds: float = 0.0
-    lasting: bool = True
-    """Whether it says something of the kernels, and not of this start alone."""
-    until: float | None = None
-    """The time (seconds since 1970) from which on it is tested again, if it lasts."""
-    ran: bool = True
-    """Whether the kernels were tried: else `why` tells what stood in the way, and nothing is known of them."""
-
-    @property
-    def word(self) -> str:
-        """Return "right", "wrong", or "untested" where something else than the kernels stood in the way."""
-        if self.why is None:
-            return "right"
-        return "wrong" if self.lasting and self.ran else "untested"
-
-    @property
-    def is_fault(self) -> bool:
-        """Tell whether the test failed; not so one whose cases did not run."""
-        return self.why is not None and self.ran
+def verify(runtime: GpuRuntime) -> None:
+    """Have a device's kernels tested, once in its life; those that are wrong there are not used."""
+    with runtime.verifying:
+        if runtime.verified:
+            return
+        begun = time.perf_counter()
+        for kind, verdict in examine(runtime, families=tests_families(runtime)):
+            runtime.verdicts[kind.name] = verdict
+            if verdict.why is not None:
+                runtime.kernel_notes.append(told(kind, verdict))
+        runtime.notes += runtime.kernel_notes
+        runtime.selftest_seconds = time.perf_counter() - begun
+        runtime.verified = True
 
 
 def examine(
@@ -82,14 +69,13 @@ def examine(
 ) -> list[tuple[SpecialKernel, Verdict]]:
     """Return the verdict on each kind that the device claims to have, and on the families of portable kernels.
 
-    What is wrong is taken from the device's capabilities. With `again`, verdicts of earlier starts do not count.
+    Wrong kinds are removed from the device's capabilities. With `again`, kept verdicts do not count.
     """
     device, done, known = runtime.device, list[tuple[SpecialKernel, Verdict]](), set[str]()
-    # Portable kernels are tested without the special ones, and so together with them: opening a device takes longer
-    # than most tests.
+    # Families are tested in the same children as special kinds: opening a device takes longer than most tests.
     portable = [family for family in kernel_families() if family.present(device.caps)] if families else []
     while kinds := [*(k for k in special_kernels() if k.name not in known and k.present(device.caps)), *portable]:
-        # Where a kind is wrong, another one may take its place, and is tested then.
+        # If a kind is wrong, another kind may replace it: test that in the next turn.
         known.update(kind.name for kind in kinds)
         found, portable = verdicts(runtime, kinds, again=again), []
         for kind in kinds:
@@ -123,46 +109,31 @@ def verdicts(
             if kind.name in made and made[kind.name].lasting
         }
         if lasting:
-            # What others kept meanwhile stays. Of two processes that write at once one has to test again.
+            # Keep what other processes wrote meanwhile. If two write at once, one of them has to test again.
             cache.put(key, json.dumps({**_kept(cache, key), **lasting}).encode())
         found.update(made)
     return found
 
 
 def tests_families(runtime: GpuRuntime) -> bool:
-    """Tell whether families of portable kernels are tested: where `WEFT_SELFTEST` is auto, on some devices alone.
+    """Tell whether families of portable kernels are tested on a device.
 
-    Those of a device in software are not: compilers for CPUs may take a minute. Nor are those of a device that this
-    program alone knows: children could not open it.
+    If `WEFT_SELFTEST` is auto, they are not tested on software devices, where compilers may take a minute, and on
+    devices that only this program knows, because child processes could not open them.
     """
     info, mode = runtime.device.info, config.selftest()
     return mode != "off" and (mode != "auto" or (not info.software and registry.is_known_elsewhere(info.id)))
 
 
-def is_refused(kind: SpecialKernel, verdict: Verdict) -> bool:
-    """Tell whether kernels are not to be used: portable ones are where their test could not be made."""
-    return verdict.word == "wrong" or (verdict.word == "untested" and not isinstance(kind, KernelFamily))
-
-
-def told(kind: SpecialKernel, verdict: Verdict) -> str:
-    """Return the line of a report about kernels that are wrong, or whose test could not be made."""
-    if not is_refused(kind, verdict):
-        return f"{kind.title} are used untested: {verdict.why}"
-    if not isinstance(kind, KernelFamily):
-        return f"{kind.title} are not used: {verdict.why}"
-    instead = f"{kind.fallback} are" if kind.fallback else "nodes that need them go to the next device"
-    return f"{kind.title} are not used, {instead}: {verdict.why}"
-
-
 def tested_here(runtime: GpuRuntime, kinds: Sequence[SpecialKernel], timeout: float) -> dict[str, Verdict]:
-    """Return the verdicts of tests in this process; they end when they end."""
+    """Return the verdicts of tests in this process, which have no timeout."""
     return {kind.name: verdict(kind, runtime) for kind in kinds}
 
 
 def _tested_in_children(
     runtime: GpuRuntime, kinds: Sequence[SpecialKernel], timeout: float
 ) -> Mapping[str, Verdict]:
-    from weft.backends.gpu.selftest import child  # late: it is needed once in the life of a driver
+    from weft.backends.gpu.selftest import child  # late: it is needed once for each driver
 
     # Each child compiles in threads itself; a CPU's compiler has the cores to itself already.
     cores = 1 if runtime.device.caps.software else os.cpu_count() or 1
@@ -170,7 +141,7 @@ def _tested_in_children(
 
 
 def verdict(kind: SpecialKernel, runtime: GpuRuntime) -> Verdict:
-    """Return the verdict of a test in this process; whatever the test raises is one."""
+    """Return the verdict of a test in this process; an exception of the test gives a verdict, too."""
     begun, lasting, ran, until = time.perf_counter(), True, True, None
     try:
         why = value_check.check(kind, runtime, special_kernels())
@@ -180,7 +151,7 @@ def verdict(kind: SpecialKernel, runtime: GpuRuntime) -> Verdict:
         why, lasting = f"its test found no memory: {e.what}", False
     except CompileError as e:
         why = f"its test failed: {e.what}"
-    except Exception as e:  # of the device or its driver's binding: the kernel is at fault, or a moment was
+    except Exception as e:  # of the device or its driver's binding: maybe the kernel's fault, maybe a passing one
         if not is_error(e):
             raise
         said = e.what if isinstance(e, WeftError) else f"{type(e).__name__}: {e}"
@@ -189,7 +160,7 @@ def verdict(kind: SpecialKernel, runtime: GpuRuntime) -> Verdict:
 
 
 def _kept(cache: DiskCache, key: str) -> dict[str, Any]:
-    """Return what is kept of a device: a verdict by name, with the code that it is of. One file is soon read."""
+    """Return the kept verdicts of a device by name, each with the hash of its code."""
     try:
         kept = json.loads(cache.get(key) or b"{}")
     except ValueError:
@@ -198,7 +169,7 @@ def _kept(cache: DiskCache, key: str) -> dict[str, Any]:
 
 
 def _held(kind: SpecialKernel, entry: Any) -> Verdict | None:
-    """Return the verdict of an entry, unless it is of other code or its time is over."""
+    """Return the verdict of an entry, unless it is of other code or has expired."""
     try:
         code, held = entry["code"], Verdict(**{name: value for name, value in entry.items() if name != "code"})
     except (AttributeError, KeyError, TypeError):
@@ -209,7 +180,7 @@ def _held(kind: SpecialKernel, entry: Any) -> Verdict | None:
 
 
 def key_of(device: GpuDevice) -> str:
-    """Return what verdicts are kept under: all that decides which kernels run, and who compiles and runs them."""
+    """Return the key of a device's verdicts: everything that decides which kernels run, and what compiles them."""
     info = device.info
     caps = replace(device.caps, without=tuple(sorted(device.caps.without)))  # type: ignore[arg-type]  # a set has no order
     decides = (info.id, info.name, info.driver, repr(caps), writers_hash(device.dialect), _launchers())
@@ -218,14 +189,14 @@ def key_of(device: GpuDevice) -> str:
 
 @lru_cache(maxsize=64)
 def _code(module: str) -> str:
-    """Return the hash of the module that registers a kind: one of a program's own is not among the launchers."""
+    """Return the hash of the module that registers a kind: a user's module is not among the launchers."""
     own = getattr(sys.modules.get(module), "__file__", None)
     return hashlib.blake2b(Path(own).read_bytes() if own else b"", digest_size=16).hexdigest()
 
 
 @lru_cache(maxsize=1)
 def _launchers() -> str:
-    """Return the hash of the modules that choose launches, or say what they compute, wherever they are in a package."""
+    """Return the hash of all modules that choose launches or define what they compute."""
     hashed = hashlib.blake2b(digest_size=16)
     for package in (weft.backends.gpu, weft.kernels, weft.ops):
         for folder in package.__path__:

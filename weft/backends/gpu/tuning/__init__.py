@@ -1,1 +1,1 @@
-"""Which kernel is the fastest: the tuner, its timings, and the tables that keep its choices."""
+"""Which kernel is the fastest: the tuner, one node timed by itself, and its candidates compared."""

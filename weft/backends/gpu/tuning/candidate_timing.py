@@ -1,7 +1,7 @@
-"""The candidates for one problem compared on the device, by value and by time.
+"""Compare the candidates for one problem on the device, by value and by time.
 
-The clock of a GPU may change by a factor of five within a second, with its load, so a time alone says little. Every
-candidate is timed right beside the default, and noted as if both had run when the default was timed first.
+The clock of a GPU may change by a factor of five within a second, with its load, so a time by itself says little. Each
+candidate is timed right beside the default, and its time is scaled to the default's first time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from statistics import median
 import numpy as np
 
 from weft.backends.gpu.tuning.node_bench import NodeBench, Variant, difference
-from weft.backends.gpu.tuning.tuning_table import FORGOTTEN, Trial
+from weft.backends.gpu.tuning_tables.tuning_table import FORGOTTEN, Trial
 from weft.core.graph.layout import Array
 from weft.errors import DeviceLost, ExecutionError, WeftError
 
@@ -22,7 +22,7 @@ MARGIN = 0.98
 HOPELESS = 4.0
 """A candidate whose first runs take so many times the best's is not measured further."""
 STEADY = 1.0
-"""Seconds without a faster run after which a device is warm: an H200's clock rises in steps nearer than that."""
+"""Seconds without a faster run after which a device is warm: the clock of a GPU rises in steps nearer than that."""
 FINALISTS, ROUNDS = 5, 5
 """How many candidates are timed once more in turn at the end, and how often."""
 
@@ -35,9 +35,9 @@ class Contest:
     default: Variant
     reference: list[Array] = field(default_factory=list)
     trials: dict[str, Trial] = field(default_factory=dict)
-    """All that is known of its candidates as they are now, of this time and of earlier ones."""
+    """The trials of its candidates with their current kernels, of this time and earlier ones."""
     brought: set[str] = field(default_factory=set)
-    """Those of which only what Weft brings is known: they were not tried on this machine."""
+    """Candidates whose trials come only from the package, not from this machine."""
 
     @property
     def best(self) -> float:
@@ -46,17 +46,17 @@ class Contest:
 
     @property
     def begun(self) -> bool:
-        """Tell whether the default's time is known, which all others are noted beside."""
+        """Tell whether the default has a time, to which others are scaled."""
         known = self.trials.get(self.default.text)
         return known is not None and bool(known.us)
 
     @property
     def found(self) -> dict[str, Trial]:
-        """Return what this machine knows of the candidates; nothing of those that Weft brings."""
+        """Return this machine's trials, which erase those of the package."""
         return {text: FORGOTTEN if text in self.brought else trial for text, trial in self.trials.items()}
 
     def choice(self) -> str:
-        """Return the fastest candidate, or the default if that is hardly slower, or nothing was timed."""
+        """Return the fastest candidate, or the default if it is hardly slower or nothing was timed."""
         timed = {text: t.us for text, t in self.trials.items() if t.us is not None}
         if not timed:
             return self.default.text
@@ -67,7 +67,7 @@ class Contest:
     def begin(self, steady: float) -> None:
         """Run the default until the device is warm (see `NodeBench.warm`), and time it.
 
-        What is known of candidates from earlier is set in proportion to it.
+        Earlier times of candidates are scaled to it.
         """
         bench, default = self.bench, self.default
         default.build()
@@ -77,7 +77,7 @@ class Contest:
         seconds = bench.seconds(default, bench.once(default))
         self.reference = bench.results()
         if any(each.size and np.isnan(each).all() for each in self.reference if each.dtype.kind == "f"):
-            why = "on random inputs it gives nothing but NaN, as a kernel does that writes nothing"
+            why = "on random inputs it gives only NaN, like a kernel that writes nothing"
             raise ExecutionError("the default cannot be compared with", where=default.text, why=why)
         known = self.trials.get(default.text)
         if known is not None and known.us:
@@ -85,7 +85,7 @@ class Contest:
         self._note(default.text, Trial(default.digest, us=_us(seconds)))
 
     def attempt(self, variant: Variant) -> Trial:
-        """Note and return the time of a candidate, or why it is out; DeviceLost if it takes the device along."""
+        """Note and return the time of a candidate, or why it failed; DeviceLost if it loses the device."""
         try:
             trial = self._attempt(variant)
         except DeviceLost:
@@ -120,7 +120,7 @@ class Contest:
         return (self.trials[self.default.text].us or 0.0) * 1e-6
 
     def _share(self, variant: Variant, once: float) -> float:
-        """Return the time of a candidate as a multiple of the default's, both taken now."""
+        """Return the time of a candidate as a multiple of the default's, both measured now."""
         return self.bench.seconds(variant, once) / self.bench.seconds(self.default, self._known)
 
     def finalists(self) -> list[str]:
@@ -130,10 +130,7 @@ class Contest:
         return [text for _, text in timed if text != self.default.text][:FINALISTS]
 
     def play_off(self, finalists: Sequence[Variant], enough: Callable[[], bool]) -> None:
-        """Time some candidates once more, in turn; what counts is the median of their shares of the default's time.
-
-        Rounds end when that is `enough`.
-        """
+        """Time the finalists again in turn until `enough`; the median of the shares of the default's time counts."""
         shares: dict[str, list[float]] = {variant.text: [] for variant in finalists}
         for _ in range(ROUNDS):
             if enough():

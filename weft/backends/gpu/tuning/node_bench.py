@@ -1,4 +1,4 @@
-"""One node apart from its network: run with any choice its op offers, on random data, timed and compared."""
+"""Run one node by itself, with any of its op's candidates, on random data: time it and compare its results."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from weft.backends.gpu.device.device import BarrierCommand, Command
 from weft.backends.gpu.device.kernel_builds import Builds
 from weft.backends.gpu.execution import GpuExecution, Workplace
 from weft.backends.gpu.lowering.lower import Target
-from weft.backends.gpu.memory.slots import Placement, Region
-from weft.backends.gpu.recording.recording import BoundLaunch, PipelineRecording, access
+from weft.backends.gpu.memory.slots import Region, Slots
+from weft.backends.gpu.recording.launches import BoundLaunch
+from weft.backends.gpu.recording.pipeline_recording import PipelineRecording, access
 from weft.backends.gpu.recording.schedule import schedule
 from weft.backends.gpu.runtime import GpuRuntime
 from weft.core.contract.backend import StorageType
@@ -23,23 +24,21 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array, storage_shape, to_storage
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
-from weft.core.host.memory_plan import BufferManager
+from weft.core.memory.memory_plan import BufferManager
 from weft.errors import DeviceLost, WeftError
 
 REPEATS = 10
 SUBMITS = 3
 LONG = 0.05
-"""Seconds that one submit should take at most: slow kernels are repeated less, as they need it less."""
+"""Most seconds of one submit: slow kernels need fewer repeats."""
 BUSY, MOST_BUSY = 0.01, 5000
-"""Seconds of work in one submit that keeps a device busy, and launches at most."""
+"""Seconds of work in one submit that keeps a device busy, and the most launches in it."""
 FASTER = 0.98
-"""A part of the time of all runs before that only a higher clock explains."""
+"""A run that takes less than this share of the fastest before means that the clock has risen."""
 MOST_WARM = 6.0
 """Seconds after which a device counts as warm in any case."""
-BETWEEN = 2e-6
-"""Seconds from one launch to the next that waits for it (H200): timestamps do not see them."""
 TOLERANCES = {DType.FLOAT32: (1e-5, 1e-4), DType.FLOAT16: (2e-3, 1e-2)}
-"""How far a candidate may be from the default: by norm, and at the worst place against the largest value."""
+"""How far results may be from the default's: by norm, and for any element, relative to the largest value."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class Variant:
 
     @property
     def is_built(self) -> bool:
-        """Tell whether its kernels are there, once they were built or waited for."""
+        """Tell whether its kernels were built without an error; wait for them."""
         try:
             self.build()
         except DeviceLost:
@@ -103,9 +102,9 @@ class NodeBench:
         self._memory = BufferManager(
             runtime.heap.allocate, runtime.heap.free, alignment=device.caps.offset_alignment, static=static
         )
-        self._placement = Placement(self._memory)
+        self._slots = Slots(self._memory)
         recording, builds = PipelineRecording(runtime.heap), Builds(device)
-        place = Workplace(target or Target(device), self._placement, recording, builds)
+        place = Workplace(target or Target(device), self._slots, recording, builds)
         self._execution = GpuExecution(op, place, label)
         self._rng = np.random.default_rng(0)
         copies: dict[int, Tensor] = {}
@@ -119,7 +118,7 @@ class NodeBench:
     def _copy(self, tensor: Tensor, copies: dict[int, Tensor]) -> Tensor:
         if id(tensor) not in copies:
             made = Tensor(tensor.name, tensor.shape, tensor.dtype, tensor.layout)
-            made.memory = self._placement.acquire(made, StorageType.DYNAMIC)
+            made.memory = self._slots.acquire(made, StorageType.DYNAMIC)
             self._upload(made, to_storage(_random(self._rng, made), made.layout))
             copies[id(tensor)] = made
         return copies[id(tensor)]
@@ -130,30 +129,30 @@ class NodeBench:
             self._device.upload(region.slot.buffer, region.slot.offset, np.ascontiguousarray(stored))
 
     def feed(self, values: Sequence[Array | None]) -> None:
-        """Give the inputs that are no constants other values than the random ones they have."""
+        """Fill the inputs that are not constants with given values."""
         for tensor, value in zip(self._inputs, values, strict=True):
             if tensor is not None and tensor.constant is None and value is not None:
                 self._upload(tensor, to_storage(value, tensor.layout))
 
     def default(self) -> Variant:
-        """Return the launches that the op chooses itself."""
+        """Return the launches with the op's defaults."""
         launches, _ = self._execution.plan(self._inputs, self._outputs, None)
         return Variant("default", tuple(launches), "")
 
     def preferring(self, start: str) -> Variant:
-        """Return the launches with the first candidates whose texts begin so, and the op's defaults elsewhere."""
+        """Return the launches with the first candidate of each choice whose text begins so, else with the default."""
         launches, _ = self._execution.plan(self._inputs, self._outputs, _Preferred(start))
         return Variant(start, tuple(launches), "")
 
     def plan(self, key: str, text: str) -> Variant:
-        """Return the launches with a candidate for one problem, and the op's defaults for others."""
-        launches, picks = self._execution.plan(self._inputs, self._outputs, _Forced(key, text))
-        return Variant(text, tuple(launches), next(p for p in picks if p.key == key).digest)
+        """Return the launches with a candidate for one problem, and defaults for others."""
+        launches, choices = self._execution.plan(self._inputs, self._outputs, _Forced(key, text))
+        return Variant(text, tuple(launches), next(p for p in choices if p.key == key).digest)
 
     def seconds(self, variant: Variant, once: float) -> float:
-        """Return the time of one run on the device: the smallest median of several rows of runs.
+        """Return the time of one run on the device: the smallest median of several series of runs.
 
-        `once` is the time of a single run, and decides how many there are.
+        `once` is the time of a single run, and decides how many runs there are.
         """
         repeats = max(1, min(REPEATS, int(LONG / max(once, 1e-9))))
         return self._seconds(variant, repeats, SUBMITS if once < LONG else 1)
@@ -163,9 +162,9 @@ class NodeBench:
         return self._seconds(variant, 1, 1)
 
     def warm(self, variant: Variant, steady: float) -> None:
-        """Keep the device busy until that was no faster than before for `steady` seconds.
+        """Keep the device busy until runs have not become faster for `steady` seconds.
 
-        The clock of a GPU that idled may take seconds to rise, by steps, and light work may not raise it at all.
+        The clock of an idle GPU may take seconds to rise, in steps, and light work may not raise it at all.
         """
         begun = last = now = self._clock()
         fastest = float("inf")
@@ -180,12 +179,12 @@ class NodeBench:
         self._keep_busy(variant, is_warm)
 
     def busy(self, variant: Variant, done: Callable[[], bool]) -> None:
-        """Keep the device busy until something else is done, so that its clock does not fall meanwhile."""
+        """Keep the device busy until `done`, so that its clock does not fall."""
         if not done():
             self._keep_busy(variant, lambda _: done())
 
     def _keep_busy(self, variant: Variant, enough: Callable[[float], bool]) -> None:
-        """Submit long rows of runs until the seconds of one are enough; the clock of a CPU needs no such help."""
+        """Submit long series of runs until `enough`, which gets the seconds of each; CPUs do not need it."""
         if self._device.caps.software:
             return
         repeats = max(1, min(MOST_BUSY // len(variant.launches), int(BUSY / max(self.once(variant), 1e-9))))
@@ -206,7 +205,7 @@ class NodeBench:
         queued = [s for _ in range(submits) if (s := self._device.queued_seconds(commands)) is not None]
         if queued:
             return min(queued) / repeats
-        gaps = BETWEEN * sum(isinstance(c, BarrierCommand) for c in once)
+        gaps = 1e-6 * self._device.caps.model.between_launches_us * sum(isinstance(c, BarrierCommand) for c in once)
         device, found = self._device, []
         handle = device.record(commands, profile=True)
         try:
@@ -223,7 +222,7 @@ class NodeBench:
         return min(found)
 
     def poison(self, variant: Variant) -> None:
-        """Fill all that it writes, memory between its launches too, with NaN, so that what it leaves out is seen."""
+        """Fill outputs and scratch with NaN, so that elements which the kernels do not write are noticed."""
         written = {id(t): t for launch in variant.launches for t in launch.writes}
         for tensor in (*written.values(), *self._outputs):
             self._upload(tensor, np.full(tensor.nbytes, 0xFF, np.uint8))
@@ -266,9 +265,9 @@ def _random(rng: np.random.Generator, tensor: Tensor) -> Array:
 
 
 def difference(got: Sequence[Array], want: Sequence[Array]) -> str | None:
-    """Return how far results are from those of the default if that is too far, as a sentence; else None.
+    """Return why results are too far from the default's, as a sentence; else None.
 
-    What is infinite there must be so; what is NaN there may be anything that is not finite.
+    Where the default is infinite, results must be equal; where it is NaN, they may be anything that is not finite.
     """
     for a, b in zip(got, want, strict=True):
         if b.size == 0:

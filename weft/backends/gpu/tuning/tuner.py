@@ -1,8 +1,7 @@
-"""The tuner: for each problem that ops leave open, run the candidates on the device and keep the fastest that is right.
+"""The tuner: for each choice that ops leave open, run the candidates on the device and keep the fastest correct one.
 
-Problems that take the most of the network's time come first, and of each the candidates that a model of
-the device expects most of. What is tried is noted on disk before, so that a candidate that ends the
-process is not tried again.
+The problems that take the most of the network's time come first, and in each the most promising candidates. Candidates
+are noted on disk before they run, so that one that ends the process is not tried again.
 """
 
 from __future__ import annotations
@@ -16,34 +15,34 @@ from weft.backends.gpu.backend import GpuBackend
 from weft.backends.gpu.device.device_lost import NotingLoss
 from weft.backends.gpu.device.kernel_builds import Builds, thread_count
 from weft.backends.gpu.execution import GpuExecution
-from weft.backends.gpu.recording.recording import access
+from weft.backends.gpu.recording.pipeline_recording import access
 from weft.backends.gpu.recording.schedule import schedule
 from weft.backends.gpu.runtime import GpuRuntime
 from weft.backends.gpu.tuning.candidate_timing import STEADY, Contest
 from weft.backends.gpu.tuning.node_bench import NodeBench, Variant
-from weft.backends.gpu.tuning.tunables import Pick
-from weft.backends.gpu.tuning.tuning_table import FORGOTTEN, Entry, Trial, TuningTable
+from weft.backends.gpu.tuning_tables.choice import Choice
+from weft.backends.gpu.tuning_tables.tuning_table import FORGOTTEN, Entry, Trial, TuningTable
 from weft.core.session.pipeline import Pipeline, Task
 from weft.errors import ConfigError, DeviceLost, OutOfMemory, WeftError
-from weft.kernels.algorithms import Decision
+from weft.kernels.chooser import Decision
 
 PENDING = "the process ended while it was built or run"
 
 
 @dataclass
 class Problem:
-    """What several nodes of a network may have in common, with one of them to try candidates on."""
+    """A problem that several nodes of a network may share, with one of them to try candidates on."""
 
-    pick: Pick
+    choice: Choice
     task: Task
     nodes: int = 0
     weight: float = 0.0
-    """Seconds of one run that all of them take."""
+    """Seconds that all of these nodes take in one run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """What came of one problem; times are microseconds of one node on the device."""
+    """The result for one problem; times are microseconds of one node on the device."""
 
     device: str
     problem: str
@@ -52,15 +51,15 @@ class Tuned:
     choice: str
     default_us: float | None
     us: float | None
-    """None where nothing was measured, now or before."""
+    """None if nothing was measured, now or before."""
     tried: int
     skipped: int
-    """Candidates for which the budget did not suffice, now or before."""
+    """Candidates that the budget left untried, now and before."""
     failed: Mapping[str, str]
 
     @property
     def gain(self) -> float | None:
-        """Return how many times faster the choice is than the default; None where one has no time."""
+        """Return how many times faster the choice is than the default; None if one of them has no time."""
         return self.default_us / self.us if self.default_us and self.us else None
 
 
@@ -75,13 +74,12 @@ def tune_pipelines(
     clock: Callable[[], float] = perf_counter,
     progress: Progress | None = None,
 ) -> list[Tuned]:
-    """Tune what ops of loaded pipelines leave open on their GPUs, for `budget` seconds a device at most.
+    """Tune the choices that loaded pipelines leave open on their GPUs, for at most `budget` seconds on each device.
 
-    Nothing else should run on the devices meanwhile, no run of these sessions either: times would say nothing.
-    ConfigError for sessions with memory "limit", which keep nothing to try candidates with.
-    Of every problem the most promising candidates are tried before the others of any. Those that were timed or
-    failed before are not tried once more, unless `again`. New choices serve the sessions that are loaded or
-    resized from now on.
+    Nothing else should run on the devices meanwhile, including these sessions, or times mean nothing. ConfigError for
+    sessions with memory "limit", which keep no weights to try candidates with. The most promising candidates of every
+    problem are tried before the others. Candidates that were timed or failed before are not tried again, unless
+    `again`. New choices serve sessions that are loaded or resized from now on.
     """
     rows: list[Tuned] = []
     for runtime, group in by_runtime(pipelines):
@@ -98,7 +96,7 @@ def tune_pipelines(
 
 
 def by_runtime(pipelines: Iterable[Pipeline]) -> list[tuple[GpuRuntime, list[Pipeline]]]:
-    """Return the GPUs that run some of the pipelines, with these."""
+    """Return the GPUs that run pipelines, each with its pipelines."""
     found: dict[int, tuple[GpuRuntime, list[Pipeline]]] = {}
     for pipeline in pipelines:
         if isinstance(pipeline.backend, GpuBackend):
@@ -108,23 +106,23 @@ def by_runtime(pipelines: Iterable[Pipeline]) -> list[tuple[GpuRuntime, list[Pip
 
 
 def open_problems(pipelines: Sequence[Pipeline]) -> list[Problem]:
-    """Return the distinct problems of some pipelines on one device, those that take most of the time first."""
+    """Return the distinct problems of some pipelines on one device, in descending order of time."""
     out: dict[str, Problem] = {}
     for pipeline in pipelines:
         times = _times(pipeline)
         for task in pipeline.tasks:
             if isinstance(task.execution, GpuExecution):
-                open_ = [p for p in task.execution.picks if p.launches and len(p.candidates) > 1]
-                for pick in open_:
-                    problem = out.setdefault(pick.key, Problem(pick, task))
-                    problem.weight += sum(times.get(id(launch), 0.0) for launch in pick.launches)
-                for key in {pick.key for pick in open_}:
+                open_ = [p for p in task.execution.choices if p.launches and len(p.candidates) > 1]
+                for choice in open_:
+                    problem = out.setdefault(choice.key, Problem(choice, task))
+                    problem.weight += sum(times.get(id(launch), 0.0) for launch in choice.launches)
+                for key in {choice.key for choice in open_}:
                     out[key].nodes += 1
     return sorted(out.values(), key=lambda p: -p.weight)
 
 
 def _times(pipeline: Pipeline) -> dict[int, float]:
-    """Return the seconds of each planned launch in one run of a pipeline, whatever lies in its memory."""
+    """Return the seconds of each planned launch in one run of a pipeline, on whatever its memory holds."""
     backend = pipeline.backend
     assert isinstance(backend, GpuBackend)
     backend.recording.wait()
@@ -142,8 +140,8 @@ def _times(pipeline: Pipeline) -> dict[int, float]:
 
 
 def _most_promising_first(variants: Sequence[Variant], decision: Decision) -> list[Variant]:
-    """Merge two orders: that in which algorithms name their candidates, and that of their estimated costs."""
-    costs = {v.text: decision.offers[v.text].candidate.cost for v in variants}
+    """Sort by the better of two ranks: the order in which algorithms list candidates, and that of estimated costs."""
+    costs = {v.text: decision.candidates[v.text].cost for v in variants}
     estimated = sorted(costs, key=lambda text: costs[text])
     ranks = {v.text: min(k, estimated.index(v.text)) for k, v in enumerate(variants)}
     return sorted(variants, key=lambda v: ranks[v.text])
@@ -157,7 +155,7 @@ class _Tuner:
     again: bool
     clock: Callable[[], float]
     _tried: dict[str, set[str]] = field(default_factory=dict)
-    """The candidates of each problem that were tried by this tuner."""
+    """The candidates of each problem that this tuner has tried."""
     _is_warm: bool = False
 
     @property
@@ -165,39 +163,39 @@ class _Tuner:
         return self.runtime.tuning
 
     def tune_all(self, problems: Sequence[Problem], progress: Progress | None) -> list[Tuned]:
-        """Try the best few candidates of every problem, then what is left of each."""
+        """Try the best few candidates of every problem, then the rest of each."""
         found: dict[str, Tuned] = {}
         for k, problem in enumerate(problems):
-            found[problem.pick.key] = self.tune(problem, thread_count(self.runtime.device.caps))
+            found[problem.choice.key] = self.tune(problem, thread_count(self.runtime.device.caps))
             if progress is not None:
                 progress(k + 1, 2 * len(problems))
         for k, problem in enumerate(problems, len(problems)):
-            if found[problem.pick.key].skipped and self.clock() < self.deadline:
-                found[problem.pick.key] = self.tune(problem)
+            if found[problem.choice.key].skipped and self.clock() < self.deadline:
+                found[problem.choice.key] = self.tune(problem)
             if progress is not None:
                 progress(k + 1, 2 * len(problems))
         return list(found.values())
 
     def tune(self, problem: Problem, most: int | None = None) -> Tuned:
-        """Try what is left of a problem's candidates, or the best few of it, as long as there is time."""
+        """Try the untried candidates of a problem, at most `most`, while there is time."""
         if self.clock() >= self.deadline:
-            return self._row(problem, None, self._left(problem.pick))
+            return self._row(problem, None, self._left(problem.choice))
         try:
             return self._tune(problem, most)
         except DeviceLost:
             raise
-        except WeftError as e:  # such as no memory for the largest node: the others may have room
-            return replace(self._row(problem, None, 0), failed={problem.pick.default: e.what})
+        except WeftError as e:  # such as no memory for this node: smaller ones may have room
+            return replace(self._row(problem, None, 0), failed={problem.choice.default: e.what})
 
     def _tune(self, problem: Problem, most: int | None) -> Tuned:
-        task, pick = problem.task, problem.pick
+        task, choice = problem.task, problem.choice
         assert isinstance(task.execution, GpuExecution)
         made = task.execution
         with NotingLoss(self.runtime.device), NodeBench(
             self.runtime, made.op, *made.planned,
             label=made.label, target=replace(made.target, tuning=None), clock=self.clock,
         ) as bench:  # fmt: skip
-            work = Contest(bench, bench.plan(pick.key, pick.default))
+            work = Contest(bench, bench.plan(choice.key, choice.default))
             rest = self._untried(problem, work)
             if rest or not work.begun:
                 work.begin(0.0 if self._is_warm else STEADY)
@@ -205,37 +203,37 @@ class _Tuner:
             size, left = thread_count(self.runtime.device.caps), len(rest) if most is None else most
             while rest and left > 0 and self.clock() < self.deadline:
                 batch, rest, left = rest[:size], rest[size:], left - size
-                self._try_all(pick.key, work, batch)
+                self._try_all(choice.key, work, batch)
             if most is None or not rest:
-                self._play_off(pick.key, work)
-            if self._tried.get(pick.key) or not rest:
-                self.table.note(pick.key, Entry(self._choice(pick.key, work), work.found))
+                self._play_off(choice.key, work)
+            if self._tried.get(choice.key) or not rest:
+                self.table.note(choice.key, Entry(self._choice(choice.key, work), work.found))
                 self.table.save()
         return self._row(problem, work, len(rest))
 
     def _untried(self, problem: Problem, work: Contest) -> list[Variant]:
-        """Return the candidates of which nothing is known yet, the most promising first."""
-        key, out = problem.pick.key, []
-        for text in problem.pick.candidates:
+        """Return the candidates without a trial, the most promising first."""
+        key, out = problem.choice.key, []
+        for text in problem.choice.candidates:
             try:
                 variant = work.default if text == work.default.text else work.bench.plan(key, text)
             except OutOfMemory:
-                continue  # not a fault of its own: another time there may be room
+                continue  # no fault of the candidate: next time there may be room
             except WeftError as e:
-                work.trials[text] = Trial("", failed=e.what)  # no hash: it is rendered anew each time
+                work.trials[text] = Trial("", failed=e.what)  # no hash, so it is rendered again each time
                 continue
             afresh = self.again and text not in self._tried.get(key, ())
             known = self.table.known(key, text, variant.digest)
             if known is not None:
-                work.trials[text] = known  # until it is tried again: what time does not suffice for stays as it is
+                work.trials[text] = known  # kept if there is no time to try it again
                 if known.digest != self.table.own(key).trials.get(text, FORGOTTEN).digest:
                     work.brought.add(text)
             if variant is not work.default and (known is None or afresh):
                 out.append(variant)
-        return _most_promising_first(out, problem.pick.decision)
+        return _most_promising_first(out, problem.choice.decision)
 
     def _try_all(self, key: str, work: Contest, batch: Sequence[Variant]) -> None:
-        """Build some candidates side by side, then try each; all are noted as failed until they are not."""
+        """Build some candidates in threads, then try each; until then each is noted as failed."""
         pending = {v.text: Trial(v.digest, failed=PENDING) for v in batch}
         self._note(key, pending)
         done: dict[str, Trial] = {}
@@ -246,16 +244,16 @@ class _Tuner:
                 done[tried.text] = work.attempt(tried)
                 self._tried.setdefault(key, set()).add(tried.text)
         except DeviceLost as e:
-            if tried is not None:  # else it was the default, which kept the device busy
+            if tried is not None:  # if None, the default lost the device while it kept it busy
                 done[tried.text] = Trial(tried.digest, failed=e.what)
             raise
         finally:
-            # What was not reached is what it was before, if anything.
+            # Candidates that were not reached get their earlier trials back.
             known = {text: work.found.get(text, FORGOTTEN) for text in pending}
             self._note(key, known | done)
 
     def _build_all(self, work: Contest, variants: Sequence[Variant]) -> None:
-        """Build candidates side by side while the default keeps the device busy; one that is refused says so later."""
+        """Build candidates in threads while the default keeps the device busy; a refused one fails when it is tried."""
         builds = Builds(self.runtime.device)
         try:
             for variant in variants:
@@ -266,7 +264,7 @@ class _Tuner:
             builds.drop()
 
     def _play_off(self, key: str, work: Contest) -> None:
-        """Compare the fastest candidates, of this time and of earlier ones, once more, as long as there is time."""
+        """Compare the fastest candidates, of this time and earlier ones, again while there is time."""
         finalists: list[Variant] = []
         for text in work.finalists():
             try:
@@ -274,12 +272,12 @@ class _Tuner:
             except DeviceLost:
                 raise
             except WeftError:
-                continue  # such as no memory: it keeps the time that it has
+                continue  # such as no memory: it keeps its time
         self._build_all(work, finalists)
         work.play_off([v for v in finalists if v.is_built], lambda: self.clock() >= self.deadline)
 
     def _choice(self, key: str, work: Contest) -> str | None:
-        """Return the choice to note: none if only Weft brings its time, except for one here that is stale."""
+        """Return the choice to note: none if its time comes from the package, unless this machine's choice is stale."""
         choice = work.choice()
         return None if choice in work.brought and self.table.own(key).choice not in work.brought else choice
 
@@ -287,19 +285,19 @@ class _Tuner:
         self.table.note(key, Entry(None, trials))
         self.table.save()
 
-    def _left(self, pick: Pick) -> int:
-        """Return how many candidates of a problem for which there is no time are to be tried."""
-        known = {} if self.again else self.table.beside(pick)
-        return len(set(pick.candidates) - {pick.default, *known, *self._tried.get(pick.key, ())})
+    def _left(self, choice: Choice) -> int:
+        """Return how many candidates of a problem are left to try."""
+        known = {} if self.again else self.table.beside(choice)
+        return len(set(choice.candidates) - {choice.default, *known, *self._tried.get(choice.key, ())})
 
     def _row(self, problem: Problem, work: Contest | None, skipped: int) -> Tuned:
-        pick = problem.pick
-        trials = work.trials if work is not None else self.table.beside(pick)  # a look at each candidate takes time
-        chosen = work.choice() if work is not None else pick.chosen
+        choice = problem.choice
+        trials = work.trials if work is not None else self.table.beside(choice)  # a look at each candidate takes time
+        chosen = work.choice() if work is not None else choice.chosen
         us = {text: t.us for text, t in trials.items()}
         failed = {text: t.failed for text, t in trials.items() if t.failed}
-        tried = len(self._tried.get(pick.key, ()))
+        tried = len(self._tried.get(choice.key, ()))
         return Tuned(
-            self.device, pick.key, problem.nodes, pick.default, chosen,
-            us.get(pick.default), us.get(chosen), tried, skipped, failed,
+            self.device, choice.key, problem.nodes, choice.default, chosen,
+            us.get(choice.default), us.get(chosen), tried, skipped, failed,
         )  # fmt: skip

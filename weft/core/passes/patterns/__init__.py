@@ -1,4 +1,4 @@
-"""Passes that find what exporters write as many nodes and put the one op there that it means."""
+"""Passes that find an op which exporters write as many nodes, and replace these by that op."""
 
 from __future__ import annotations
 

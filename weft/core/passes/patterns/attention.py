@@ -1,4 +1,4 @@
-"""Attention from its parts, without the transposes around it, and with one product for its three inputs."""
+"""Find attention among its parts, drop the transposes around it, and compute Q, K and V by one product."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HEADS_APART = (0, 2, 1, 3)
 
 @dataclass(frozen=True, slots=True)
 class _Scores:
-    """What is known of scores: scale * q k^T + mask. `nodes` is a transpose to add, if there is one."""
+    """Scores as scale * q k^T + mask; `nodes` holds the transpose that must be added, if one must."""
 
     scale: float
     q: str
@@ -35,9 +35,9 @@ class _Scores:
 
 @graph_pass()
 def fuse_attention(graph: Graph, context: PassContext) -> Graph:
-    """Put one op in the place of softmax(scale * Q K^T + mask) V, where only V's product reads it.
+    """Replace softmax(scale * Q K^T + mask) V by one op, if only the product with V reads the softmax.
 
-    The scale may stand behind the product of Q and K or on either of them; the mask is what is added.
+    The scale may be applied to Q, to K, or to their product.
     """
     if not Reader.has(graph, "Softmax"):
         return graph
@@ -60,7 +60,7 @@ def fuse_attention(graph: Graph, context: PassContext) -> Graph:
 
 
 def _scores(reader: Reader, value: str) -> _Scores | None:
-    """Return what scores are made of, if nothing else reads them on the way."""
+    """Return the parts of the scores, if nothing else reads an intermediate value."""
     total = reader.maker(value, "Add")
     if not reader.is_read_once(value):
         return None
@@ -87,7 +87,7 @@ def _scaled(reader: Reader, value: str) -> _Scores | None:
 
 
 def _turned_back(reader: Reader, value: str) -> tuple[str, tuple[Node, ...]] | None:
-    """Return the value of which `value` has the last two axes swapped, with a transpose that makes it."""
+    """Return the value that `value` is with its last two axes swapped, and the transpose that must be added for it."""
     node = reader.maker(value, "Transpose", *RESHAPES)
     order = None if node is None else order_of(reader.graph, node)
     if node is None:
@@ -106,7 +106,7 @@ def _turned_back(reader: Reader, value: str) -> tuple[str, tuple[Node, ...]] | N
 
 
 def _turned_in_rank_3(reader: Reader, value: str, outer: Node) -> str | None:
-    """Return the value of which `value` has the last axes swapped, by way of one axis for batch and heads."""
+    """Return the value that `value` is with its last two axes swapped, by way of one axis for batch and heads."""
     middle = reader.maker(outer.inputs[0], "Transpose")
     inner = middle and reader.maker(middle.inputs[0], *RESHAPES)
     if middle is None or inner is None or order_of(reader.graph, middle) != (0, 2, 1):
@@ -121,9 +121,9 @@ def _turned_in_rank_3(reader: Reader, value: str, outer: Node) -> str | None:
 
 @graph_pass()
 def attend_in_place(graph: Graph, context: PassContext) -> Graph:
-    """Let attention read heads side by side where they lie, without transposes.
+    """Let attention read heads that lie side by side, without transposes.
 
-    Done where Q, K and V are reshaped from (batch, rows, heads * elements), and the result back to it.
+    It applies where Q, K and V are reshaped from (batch, rows, heads * elements), and the result is reshaped back.
     """
     if not Reader.has(graph, ATTENTION):
         return graph
@@ -144,7 +144,7 @@ def attend_in_place(graph: Graph, context: PassContext) -> Graph:
 
 
 def _side_by_side(reader: Reader, value: str) -> str | None:
-    """Return the value (batch, rows, heads * elements) of which `value` is (batch, heads, rows, elements)."""
+    """Return the (batch, rows, heads * elements) value that was reshaped to `value`, (batch, heads, rows, elements)."""
     turned = reader.maker(value, "Transpose")
     if turned is None or order_of(reader.graph, turned) != HEADS_APART:
         return None
@@ -160,10 +160,9 @@ def _side_by_side(reader: Reader, value: str) -> str | None:
 
 @graph_pass()
 def join_projections(graph: Graph, context: PassContext) -> Graph:
-    """Make one matrix product for an attention's Q, K and V where three read one value.
+    """Compute an attention's Q, K and V by one matrix product where three products read one value.
 
-    Weights and biases are constants; their columns are put side by side, as the attention then reads them, within
-    the budget.
+    Weights and biases must be constants. Their columns are joined side by side, within the budget.
     """
     if not Reader.has(graph, ATTENTION):
         return graph
@@ -187,7 +186,7 @@ def join_projections(graph: Graph, context: PassContext) -> Graph:
 
 @dataclass(frozen=True, slots=True)
 class _Projection:
-    """A value x times a constant matrix, and what is added to each row ("": nothing)."""
+    """A value x times a constant matrix, plus a bias on each row ("": none)."""
 
     x: str
     weight: str
@@ -210,7 +209,7 @@ def _projection(reader: Reader, value: str) -> _Projection | None:
 
 
 def _join(reader: Reader, node: Node, parts: list[_Projection]) -> tuple[Node, ...] | None:
-    """Return the product, and the sum with the biases if there are any."""
+    """Return the node of the joint product, and that of the sum with the biases if there are any."""
     shapes = {reader.dims(p.weight) for p in parts}
     same = len({p.x for p in parts}) == len(shapes) == len({bool(p.bias) for p in parts}) == 1
     if len(parts) != 3 or not same:

@@ -1,4 +1,4 @@
-"""GELU from its parts, in the exact form and in the one through tanh."""
+"""Find GELU among its parts, in the exact form and in the tanh approximation."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from weft.core.passes.patterns.reading import DEEPEST, Reader, is_about, make
 
 @graph_pass()
 def fuse_gelu(graph: Graph, context: PassContext) -> Graph:
-    """Put a Gelu in the place of x * 0.5 * (1 + erf(x / sqrt 2)) and of the form through tanh.
+    """Replace x * 0.5 * (1 + erf(x / sqrt 2)), or its tanh approximation, by a Gelu.
 
-    The factors may stand in any order. That form is x * 0.5 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3))).
+    The approximation is x * 0.5 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3))). Factors may come in any order.
     """
     if not Reader.has(graph, "Erf", "Tanh"):
         return graph

@@ -1,4 +1,4 @@
-"""Layer norms from their parts, as exporters write them before opset 17."""
+"""Find layer norms among their parts, as exporters write them before opset 17."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from weft.core.passes.patterns.reading import Reader, make
 
 @graph_pass()
 def fuse_layer_norm(graph: Graph, context: PassContext) -> Graph:
-    """Put a LayerNormalization in the place of (x - mean) / sqrt(variance + epsilon) * scale + shift.
+    """Replace (x - mean) / sqrt(variance + epsilon) * scale + shift by a LayerNormalization.
 
-    The parts are ReduceMean, Sub, Pow (or Mul), ReduceMean, Add, Sqrt, Div, Mul and, where there is a shift,
-    Add; the means are over the last axes, of which scale and shift have the shape.
+    The parts are ReduceMean, Sub, Pow (or Mul), ReduceMean, Add, Sqrt, Div, Mul and, if there is a shift, Add. The
+    means are over the last axes; scale and shift have the shape of these axes.
     """
     if not Reader.has(graph, "Sqrt"):
         return graph
@@ -32,7 +32,7 @@ def fuse_layer_norm(graph: Graph, context: PassContext) -> Graph:
 
 
 def _variance(reader: Reader, root: Node) -> tuple[str, int, float] | None:
-    """Return x, the first of its axes that are normalized, and epsilon, if a Sqrt is of that variance."""
+    """Return x, the first normalized axis, and epsilon, if the Sqrt takes the variance of x plus epsilon."""
     shifted = reader.with_number(reader.maker(root.inputs[0], "Add"))
     mean = shifted and _mean(reader, shifted[1])
     if shifted is None or mean is None:
@@ -47,14 +47,14 @@ def _variance(reader: Reader, root: Node) -> tuple[str, int, float] | None:
 
 
 def _centred(reader: Reader, value: str) -> tuple[str, int] | None:
-    """Return x and the first of the axes of the mean that is taken from it."""
+    """Return x and the first axis of the mean, if a value is x minus its mean."""
     node = reader.maker(value, "Sub")
     mean = node and _mean(reader, node.inputs[1])
     return mean if node and mean and mean[0] == node.inputs[0] else None
 
 
 def _mean(reader: Reader, value: str) -> tuple[str, int] | None:
-    """Return x and the first axis of a mean over its last axes, which stay with size 1."""
+    """Return x and the first axis, if a value is the mean of x over its last axes, which are kept with size 1."""
     node = reader.maker(value, "ReduceMean")
     if node is None or not reader.graph.specs[node.inputs[0]].dtype.is_float:
         return None

@@ -1,4 +1,4 @@
-"""What the patterns share: looking at a graph from a value up and down."""
+"""What the patterns share: following a graph from a value to its producers and readers."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from weft.core.passes.dead import without_dead_nodes
 from weft.errors import WeftError
 
 DEEPEST = 6
-"""Products nested deeper than this, or scalings one after the other, are no pattern that anybody exports."""
+"""Exporters write no pattern with products nested deeper than this, or with more scalings in a row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A number times values, each as often as it is a factor."""
+    """A number times values; a value is listed once for each time that it is a factor."""
 
     number: float
     factors: tuple[str, ...]
 
     def is_about(self, number: float, *factors: str) -> bool:
-        """Tell whether it is that number, as float32 knows it, times exactly these values."""
+        """Tell whether it is that number, up to float32 rounding, times exactly these values."""
         return is_about(self.number, number) and sorted(self.factors) == sorted(factors)
 
 
 def is_about(number: float, wanted: float) -> bool:
-    """Tell whether a number is another but for rounding to float32 once or twice."""
+    """Tell whether two numbers are equal up to one or two float32 roundings."""
     return isclose(number, wanted, rel_tol=3e-7)
 
 
 class Reader:
-    """A graph with the makers and readers of its values; `replaced` are nodes to put in the place of others."""
+    """A graph with the producers and readers of its values, and the nodes that will replace others."""
 
     def __init__(self, graph: Graph) -> None:
         self.given, self.graph = graph, graph.copy()
@@ -52,7 +52,7 @@ class Reader:
 
     @staticmethod
     def has(graph: Graph, *kinds: str) -> bool:
-        """Tell whether a graph has nodes of one of these types; without, no pattern of them need be looked for."""
+        """Tell whether a graph has nodes of one of these types, without which it cannot have a pattern of them."""
         return any(n.op.type in kinds for n in graph.nodes)
 
     def nodes(self, kind: str) -> Iterator[Node]:
@@ -69,12 +69,12 @@ class Reader:
         return [n for n in self._readers.get(value, ()) if n.op.type in kinds]
 
     def only_reader(self, value: str, *kinds: str) -> Node | None:
-        """Return the node of one of these types that reads a value once, while nothing else does."""
+        """Return the node of one of these types that is the only reader of a value, and reads it once."""
         found = self.readers(value, *kinds) if self._counts[value] == 1 else []
         return found[0] if len(found) == 1 else None
 
     def is_read_once(self, value: str) -> bool:
-        """Tell whether a value has one reader, an output of the graph counted in."""
+        """Tell whether a value has one reader; an output of the graph counts as one."""
         return self._counts[value] == 1
 
     def dims(self, value: str) -> Shape:
@@ -88,11 +88,11 @@ class Reader:
         return float(array.item()) if single and array is not None else None
 
     def other(self, node: Node, value: str) -> str:
-        """Return the operand of a node of two that is not `value`."""
+        """Return the operand of a binary node that is not `value`."""
         return node.inputs[1] if node.inputs[0] == value else node.inputs[0]
 
     def with_number(self, node: Node | None) -> tuple[float, str] | None:
-        """Return the number and the other operand of a node of two; None if neither operand is a number."""
+        """Return the number and the other operand of a binary node; None if neither operand is a number."""
         if node is None:
             return None
         for value, other in (node.inputs, node.inputs[::-1]):
@@ -102,7 +102,7 @@ class Reader:
         return None
 
     def product(self, value: str, *stop: str, depth: int = 0) -> Product:
-        """Return what a value is a product of, not looking into the values of `stop`."""
+        """Return the value as a product; values in `stop` are not taken apart."""
         node = None if value in stop or depth > DEEPEST else self.maker(value, "Mul", "Div", "Pow")
         number = self.number(value)
         if number is not None:
@@ -122,7 +122,7 @@ class Reader:
         return Product(1.0, (value,))
 
     def scalings(self, value: str) -> Iterator[tuple[float, str]]:
-        """Yield numbers and the values of which `value` is that many times, further and further up."""
+        """Yield pairs of a number and a value whose product is `value`, further and further up the graph."""
         number = 1.0
         yield number, value
         for _ in range(DEEPEST):
@@ -143,11 +143,11 @@ class Reader:
         return list(self.scalings(value))[-1]
 
     def put(self, root: Node, *nodes: Node) -> None:
-        """Let other nodes stand in the place of a node; the last of them makes its output."""
+        """Replace a node by other nodes, of which the last makes its output."""
         self.replaced[root.name] = list(nodes)
 
     def finish(self) -> Graph:
-        """Return the graph with the replacements, and without what nobody reads any more."""
+        """Return the graph with the replacements, and without the nodes that are dead now."""
         if not self.replaced:
             return self.given
         out = self.graph.copy()

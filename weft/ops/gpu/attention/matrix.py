@@ -3,34 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import log, prod
 
 import numpy as np
 
-from weft.kernels.algorithms import Algorithm, Candidate, candidates_of, waves
+from weft.kernels.chooser import Algorithm, Candidate, candidates_of, waves
 from weft.kernels.launch import DeviceCaps
-from weft.kernels.special import Case, SpecialKernel, one_node, register_special
+from weft.kernels.special import SelfTestCase, SpecialKernel, one_node, register_special
 from weft.ops.attention import Attention, Extents
 from weft.ops.gpu.attention.problem import AttentionPlan, AttentionProblem
 
 SUBGROUP = 32
 QUERIES = 16
-"""The queries of a subgroup: the rows of its tiles."""
+"""Queries of a subgroup: the rows of its tiles."""
 WIDE = 8
 """Elements that are loaded or stored at once: 16 bytes."""
 CHUNK = 32
 """Elements of a head that the items of a subgroup load at once."""
-BUSY = 8
-"""Subgroups a compute unit from which on more of them would only get in each other's way."""
 
 
 @dataclass(frozen=True)
 class AttentionTile:
     """How a work-group divides its work.
 
-    `warps` subgroups have 16 queries each; `slices` such sets take turns in the blocks of `keys` keys and are
-    joined at the end.
+    `warps` subgroups have 16 queries each; `slices` such sets take turns in the blocks of `keys` keys, and their
+    results are joined at the end.
     """
 
     warps: int
@@ -59,12 +57,12 @@ TILES = (
     AttentionTile(1, 4, 16),
     AttentionTile(1, 8, 16),
 )
-"""First those that were best or close to it on an H200; tuning tries all."""
+"""First those that were best or close to it; tuning tries all."""
 USUAL = 32
-"""The keys of a block, if nothing is known: with more the registers are few, with less the steps are many."""
+"""The default number of keys of a block: more take too many registers, fewer take too many steps."""
 
 
-def _cases() -> Sequence[Case]:
+def _cases() -> Sequence[SelfTestCase]:
     """Return heads apart and side by side, with and without a mask, few and many keys, sizes that fill no tile."""
     hidden = np.zeros((1, 1, 130, 130), np.float16)
     hidden[..., 100:] = hidden[..., 7, 1:] = -np.inf
@@ -80,8 +78,7 @@ SPECIAL = register_special(
     SpecialKernel(
         "attention_matrix",
         "attention on matrix units",
-        present=lambda caps: caps.matrix_units and "attention_matrix" not in caps.without,
-        disable=lambda caps: replace(caps, without=caps.without | {"attention_matrix"}),
+        claimed=lambda caps: caps.matrix_units,
         cases=_cases,
         template="attention_matrix",
         seconds=1.4,
@@ -95,7 +92,7 @@ def chunks(size: int) -> int:
 
 
 def legal_tiles(caps: DeviceCaps, each: Extents) -> list[AttentionTile]:
-    """Return the tiles that the device takes; more than 32 keys a block only where registers hold them."""
+    """Return the tiles that fit the device; those with more than 32 keys only if registers hold them."""
     largest = chunks(max(each.depth, each.width))
     return [
         t
@@ -108,11 +105,12 @@ def legal_tiles(caps: DeviceCaps, each: Extents) -> list[AttentionTile]:
 
 
 def choose_tile(caps: DeviceCaps, each: Extents) -> AttentionTile | None:
-    """Return the tile of fewest slices that keeps the device busy, else the one of most; None if it takes none."""
+    """Return the tile with the fewest slices that keeps the device busy, else one with the most; None if none fits."""
     fitting = legal_tiles(caps, each)
     usual = [t for t in fitting if t.keys == USUAL] or fitting
+    wanted = caps.model.attention_subgroups * caps.compute_units
     for tile in usual:
-        if prod(each.lead) * -(-each.queries // QUERIES) * tile.slices >= BUSY * caps.compute_units:
+        if prod(each.lead) * -(-each.queries // QUERIES) * tile.slices >= wanted:
             return tile
     return max(usual, key=lambda t: t.slices, default=None)
 
@@ -123,7 +121,7 @@ class MatrixAttention(Algorithm[AttentionProblem, AttentionPlan, AttentionTile])
     name = "attention_matrix"
 
     def why_not(self, problem: AttentionProblem) -> str | None:
-        """Refuse all but fp16 whose rows lie at multiples of 16 bytes."""
+        """Refuse all but fp16 with rows at multiples of 16 bytes."""
         if not SPECIAL.present(problem.caps):
             return "the device has no matrix units, or the kernel is wrong there"
         if not problem.in_fp16:
@@ -139,12 +137,12 @@ class MatrixAttention(Algorithm[AttentionProblem, AttentionPlan, AttentionTile])
 
         def time(tile: AttentionTile) -> float:
             groups = prod(each.lead) * -(-each.queries // (QUERIES * tile.warps))
-            return waves(groups, tile.items, caps.compute_units)
+            return waves(caps.model, groups, tile.items, caps.compute_units)
 
         return candidates_of([best, *legal_tiles(caps, each)], time)
 
     def launch(self, plan: AttentionPlan, tile: AttentionTile) -> None:
-        """Launch one group for each `warps` blocks of 16 queries of each head."""
+        """Launch a work-group for every `warps` blocks of 16 queries of each head."""
         k, p = plan.k, plan.problem
         blocks = -(-p.each.queries // (QUERIES * tile.warps))
         groups = prod(p.each.lead) * blocks
@@ -156,7 +154,7 @@ class MatrixAttention(Algorithm[AttentionProblem, AttentionPlan, AttentionTile])
             floats={"SCALE": plan.scale / log(2)},
             variant={
                 "warps": tile.warps, "slices": tile.slices, "keys": tile.keys,
-                "depth": chunks(p.each.depth), "width": chunks(p.each.width),
+                "depth": chunks(p.each.depth), "width": chunks(p.each.width), **plan.variant(),
             },
             grid=(max(1, min(groups, k.caps.max_grid[0])), 1, 1),
             local=(SUBGROUP, tile.warps, tile.slices),

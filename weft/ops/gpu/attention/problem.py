@@ -1,4 +1,4 @@
-"""What decides how an attention is computed, and the tensors that it is about."""
+"""An attention as a problem for the chooser, and a plan: that problem with its tensors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Shape
 from weft.core.graph.tensor import Tensor
-from weft.kernels.algorithms import Facts
+from weft.kernels.chooser import Facts
 from weft.kernels.launch import DeviceCaps, KernelBuilder
 from weft.ops.attention import Attention, Extents
 from weft.ops.gpu.move import row_major
@@ -16,23 +16,23 @@ from weft.ops.gpu.move import row_major
 
 @dataclass(frozen=True)
 class AttentionProblem:
-    """The facts of an attention that its kernel is chosen by: sizes, where heads lie, element types, the device."""
+    """The facts that decide an attention's kernel: sizes, offsets and steps of heads, element types, the device."""
 
     each: Extents
     places: tuple[tuple[str, int], ...]
     """Sizes and steps of queries, keys, values, mask and result, by the names of the kernels' constants."""
     mask: bool
     in_fp16: bool
-    """Whether all that is read and written is fp16."""
+    """Whether all inputs and the output are fp16."""
     caps: DeviceCaps
 
     def lies_in(self, piece: int) -> bool:
-        """Tell whether the rows of all heads are so many elements, or a multiple, and start at multiples of them."""
+        """Tell whether the rows of all heads start at multiples of so many elements, and have a multiple of them."""
         starts = [value for name, value in self.places if name[0] in "QKVY" and name[1:] in ("0", "B", "H", "S")]
         return all(value % piece == 0 for value in (*starts, self.each.depth, self.each.width))
 
     def facts(self) -> Facts:
-        """Return what tuning tables find problems by."""
+        """Return the facts by which tuning tables find a problem."""
         return {**dict(self.places), "batch": self.each.lead[0], "mask": self.mask}
 
 
@@ -43,13 +43,18 @@ class AttentionPlan:
     k: KernelBuilder
     problem: AttentionProblem
     scale: float
+    zero_hidden: bool
     y: Tensor
     reads: dict[str, Tensor]
     """Arguments by their names."""
 
+    def variant(self) -> dict[str, bool]:
+        """Return the unusual facts on which the kernels' text depends besides sizes."""
+        return {"zero_hidden": True} if self.zero_hidden else {}
+
     @classmethod
     def of(cls, op: Attention, k: KernelBuilder, inputs: Sequence[Tensor | None], y: Tensor) -> AttentionPlan:
-        """Return where Q, K, V, the mask and the result lie, whatever their form."""
+        """Return the offsets and steps of Q, K, V, the mask and the result, in any form."""
         given = [t for t in inputs[: op.count()] if t is not None]
         each = op.extents([t.shape for t in given])
         heads = each.lead[1] if len(each.lead) == 2 else 1
@@ -67,7 +72,7 @@ class AttentionPlan:
             ints |= _mask_steps(mask.shape, each)
         in_fp16 = all(t.dtype is DType.FLOAT16 for t in (*reads.values(), y))
         problem = AttentionProblem(each, tuple(ints.items()), mask is not None, in_fp16, k.caps)
-        return cls(k, problem, op.scale, y, reads)
+        return cls(k, problem, op.scale, bool(op.zero_hidden), y, reads)
 
 
 def _steps(letter: str, shape: Shape, side_by_side: int) -> dict[str, int]:

@@ -1,9 +1,9 @@
-"""Attention by the portable kernel, with scores that stay within a group.
+"""Attention by the portable kernel, whose scores stay in the work-group.
 
-The softmax is computed block by block of keys: the largest score and the sum of powers are corrected whenever a
-block brings a larger one (M. Milakov and N. Gimelshein, "Online normalizer calculation for softmax", 2018,
-arXiv 1805.02867), and so is the weighted sum of values, which is why scores need no memory of the device (T. Dao
-et al., "FlashAttention", 2022, arXiv 2205.14135). Sums are in float32 whatever is stored.
+The softmax goes through the keys block by block. Whenever a block has a larger score, the sum of powers is corrected
+(M. Milakov and N. Gimelshein, "Online normalizer calculation for softmax", 2018, arXiv 1805.02867), and so is the
+weighted sum of values. So scores need no device memory (T. Dao et al., "FlashAttention", 2022, arXiv 2205.14135). Sums
+are in float32 whatever is stored.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from dataclasses import dataclass
 from math import prod
 
 from weft.core.graph.layout import PACK
-from weft.kernels.algorithms import Algorithm, Candidate, candidates_of, waves
-from weft.kernels.launch import DeviceCaps
+from weft.kernels.chooser import Algorithm, Candidate, candidates_of, waves
+from weft.kernels.launch import DeviceCaps, nested_rounds
 from weft.ops.attention import Extents
 from weft.ops.gpu.attention.problem import AttentionPlan, AttentionProblem
 
 VECTOR_BYTES = 16
 LARGEST_HEAD = 128
-"""Elements of a head for which the sums of an item stay in registers."""
+"""Most elements of a head: the sums of a work-item stay in registers."""
 HELD = 104
-"""Floats of scores and sums that an item holds at most: as many more go to what it multiplies."""
+"""Most floats of scores and sums in a work-item: its operands take as many registers again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
     """How a work-group of the portable kernel divides its work.
 
-    `lx` x `ly` items have `ly` x `each` queries of a head and `keys` keys at a time: an item `each` queries, a
-    multiple of four of the keys, and the vectors of the result that lie `lx` apart.
+    `lx` x `ly` work-items compute `ly` x `each` queries of a head, with `keys` keys at a time. An item has `each`
+    queries, a multiple of four keys, and every `lx`-th vector of the result.
     """
 
     each: int
@@ -49,11 +49,11 @@ class Tile:
         return self.each * self.ly
 
     def held(self, each: Extents) -> int:
-        """Return the floats that an item holds of scores and sums."""
+        """Return the floats of scores and sums in a work-item."""
         return self.each * (self.keys // self.lx + PACK * -(-vectors(each.width) // self.lx))
 
     def shared_bytes(self, each: Extents, joint: bool) -> int:
-        """Return the bytes of work-group memory; `joint`: values take the place of keys."""
+        """Return the bytes of work-group memory; with `joint`, values overwrite keys."""
         key, value = vectors(each.depth) | 1, -(-vectors(each.width) // self.lx) * self.lx
         block = self.keys * (max(key, value) if joint else key + value)
         part = self.items * -(-self.each // PACK)
@@ -73,7 +73,7 @@ TILES = (
     Tile(1, 8, 8, 32),
     Tile(1, 4, 8, 16),
 )
-"""From the most queries that share keys to the most groups; the last is for 16 KiB of work-group memory."""
+"""From the most queries that share keys to the most work-groups; the last needs only 16 KiB of work-group memory."""
 SOFTWARE_TILE = Tile(2, 8, 8, 32)
 
 
@@ -94,17 +94,15 @@ def legal_tiles(caps: DeviceCaps, each: Extents) -> list[Tile]:
 
 
 def choose_tile(caps: DeviceCaps, each: Extents) -> Tile | None:
-    """Return the tile of the most reuse that gives every compute unit a group, or the first of the fewest queries.
+    """Return the tile with the most reuse that gives every compute unit a work-group, else one with the fewest queries.
 
-    A CPU gets a small tile: its compiler is slow. None if no group of the device holds any tile.
+    A CPU gets a small tile, because its compiler is slow. None if no tile fits the device.
     """
     fitting = legal_tiles(caps, each)
     if caps.software and SOFTWARE_TILE in fitting:
         return SOFTWARE_TILE
-    for tile in fitting:
-        if prod(each.lead) * -(-each.queries // tile.rows) >= caps.compute_units:
-            return tile
-    return min(fitting, key=lambda t: t.rows, default=None)
+    filling = (t for t in fitting if prod(each.lead) * -(-each.queries // t.rows) >= caps.compute_units)
+    return next(filling, min(fitting, key=lambda t: t.rows, default=None))
 
 
 def why_not(caps: DeviceCaps, each: Extents) -> str | None:
@@ -117,13 +115,24 @@ def why_not(caps: DeviceCaps, each: Extents) -> str | None:
     return None
 
 
+def tiled_rounds(caps: DeviceCaps, each: Extents) -> int:
+    """Return the rounds of an item of the tile that takes most: it loads each block of keys and multiplies twice."""
+    depth, width = vectors(each.depth), vectors(each.width)
+
+    def rounds(tile: Tile) -> int:
+        loads = -(-tile.keys * PACK * (depth + width) // tile.items)
+        return nested_rounds(-(-each.keys // tile.keys), loads + depth + tile.keys // PACK + tile.lx)
+
+    return max(map(rounds, legal_tiles(caps, each)), default=0)
+
+
 class TiledAttention(Algorithm[AttentionProblem, AttentionPlan, Tile]):
     """One kernel for any device."""
 
     name = "attention"
 
     def why_not(self, problem: AttentionProblem) -> str | None:
-        """Refuse heads too large for registers or work-group memory."""
+        """Refuse heads that are too large for registers or work-group memory."""
         return why_not(problem.caps, problem.each)
 
     def candidates(self, problem: AttentionProblem) -> Sequence[Candidate]:
@@ -134,12 +143,12 @@ class TiledAttention(Algorithm[AttentionProblem, AttentionPlan, Tile]):
             return []
 
         def time(tile: Tile) -> float:
-            return waves(prod(each.lead) * -(-each.queries // tile.rows), tile.items, caps.compute_units)
+            return waves(caps.model, prod(each.lead) * -(-each.queries // tile.rows), tile.items, caps.compute_units)
 
         return candidates_of([best, *legal_tiles(caps, each)], time)
 
     def launch(self, plan: AttentionPlan, tile: Tile) -> None:
-        """Launch one group for each block of queries of each head."""
+        """Launch a work-group for each block of queries of each head."""
         k, p = plan.k, plan.problem
         blocks = -(-p.each.queries // tile.rows)
         groups = prod(p.each.lead) * blocks
@@ -152,7 +161,7 @@ class TiledAttention(Algorithm[AttentionProblem, AttentionPlan, Tile]):
             variant={
                 "each": tile.each, "lx": tile.lx, "ly": tile.ly, "keys": tile.keys,
                 "depth": vectors(p.each.depth), "width": vectors(p.each.width), "quads": p.lies_in(PACK),
-                "joint": tile.shared_bytes(p.each, joint=False) > k.caps.local_memory,
+                "joint": tile.shared_bytes(p.each, joint=False) > k.caps.local_memory, **plan.variant(),
             },
             grid=(max(1, min(groups, k.caps.max_grid[0])), 1, 1),
             local=(tile.items, 1, 1),

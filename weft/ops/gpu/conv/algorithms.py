@@ -1,8 +1,8 @@
-"""The algorithms of convolutions. A new one is a file of its own, and a line here among those that it competes with."""
+"""The algorithms of convolutions. Add a new one as a file of its own, and a line here among its rivals."""
 
 from __future__ import annotations
 
-from weft.kernels.algorithms import Chooser, Rivals
+from weft.kernels.chooser import Chooser, Rivals
 from weft.ops.gpu.conv.depthwise import (
     DepthwiseInLoops,
     DepthwiseInTiles,
@@ -14,8 +14,8 @@ from weft.ops.gpu.conv.gemm import TiledConv
 from weft.ops.gpu.conv.in_pieces import ConvInPieces
 from weft.ops.gpu.conv.matrix import MatrixConv, facts_of_halves, why_not_halves
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem
-from weft.ops.gpu.conv.split import SplitConv, why_not_split
-from weft.ops.gpu.conv.split_wgmma import SplitWgmmaConv
+from weft.ops.gpu.conv.split_floats import SplitConv, why_not_split
+from weft.ops.gpu.conv.split_floats_wgmma import SplitWgmmaConv
 from weft.ops.gpu.conv.unstaged import UnstagedConv
 from weft.ops.gpu.conv.wgmma import WgmmaConv
 from weft.ops.gpu.conv.winograd import WinogradConv
@@ -23,7 +23,7 @@ from weft.ops.gpu.conv.workgroup_gemm import GroupMatrixConv
 
 
 def why_not_tiled(problem: ConvProblem) -> str | None:
-    """Return why the portable kernels of ungrouped convolutions are not asked."""
+    """Return why the portable kernels of ungrouped convolutions do not apply."""
     if not problem.ungrouped:
         return "it has groups or three dimensions"
     return "conv_gemm failed its self-test on this device" if TiledConv.name in problem.caps.without else None
@@ -52,4 +52,4 @@ CONVOLUTIONS = Chooser[ConvProblem, ConvPlan](
     Rivals("conv_depthwise in loops", (DepthwiseInLoops(),), why_not=why_not_depthwise),
     Rivals("conv_direct", (DirectConv(),)),
 )
-"""Which of them computes a convolution."""
+"""Chooses the algorithm of a convolution."""

@@ -1,4 +1,4 @@
-"""Depthwise convolution on GPUs: one filter a channel, several neighbouring pixels an item."""
+"""Depthwise convolution on GPUs: one filter for each channel; a work-item computes several adjacent pixels."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from typing import NamedTuple
 
 from weft.core.graph.layout import Layout
 from weft.core.graph.tensor import Tensor
-from weft.kernels.algorithms import Algorithm, Candidate, Facts, candidates_of, waves
+from weft.kernels.chooser import Algorithm, Candidate, Facts, candidates_of, waves
 from weft.kernels.launch import SMALL_GROUP
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem
 
 MOST_PRODUCTS = 200
-"""Vector products of one item, whose text is written out."""
-FULL = 256
-"""Items a compute unit should have; below that smaller tiles use more of a device."""
+"""Most vector products of one work-item: the kernel's text writes out each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +36,10 @@ TILES = (
     DepthwiseTile(1, 1),
 )
 CHANNELS_LAST = (DepthwiseTile(2, 2), DepthwiseTile(2, 1), DepthwiseTile(1, 1))
-"""Defaults where items side by side have channels side by side, from the best reuse to the most parallelism. Larger
-tiles win on some shapes by a tenth and lose on others by a third: registers become scarce."""
+"""Defaults where adjacent work-items have adjacent channels, from the best reuse to the most parallelism. Larger tiles
+win a tenth on some shapes and lose a third on others, because registers become scarce."""
 CHANNELS_FIRST = (DepthwiseTile(4, 1), DepthwiseTile(2, 1), DepthwiseTile(1, 1))
-"""Defaults where items side by side should have pixels side by side."""
+"""Defaults where adjacent work-items should have adjacent pixels."""
 
 
 def why_not_depthwise(problem: ConvProblem) -> str | None:
@@ -51,30 +49,28 @@ def why_not_depthwise(problem: ConvProblem) -> str | None:
 
 
 def facts_of_depthwise(problem: ConvProblem) -> Facts:
-    """Return what tuning tables find a problem by."""
+    """Return the facts by which tuning tables find a problem."""
     return {**problem.constants, "N": problem.images, "C4": problem.blocks, "bias": problem.bias}
 
 
 def choose_tile(problem: ConvProblem) -> DepthwiseTile:
-    """Return the tile with the most reuse that still fills the device."""
+    """Return the tile with the most reuse that fills the device."""
     offered = CHANNELS_LAST if problem.layout is Layout.NHWC4 else CHANNELS_FIRST
-    units = problem.caps.likely_units
+    wanted = problem.caps.model.depthwise_items * problem.caps.likely_units
     for tile in offered:
-        if problem.taps * tile.rows * tile.columns <= MOST_PRODUCTS and items_of(problem, tile) >= FULL * units:
+        if problem.taps * tile.rows * tile.columns <= MOST_PRODUCTS and items_of(problem, tile) >= wanted:
             return tile
     return offered[-1]
 
 
 def items_of(problem: ConvProblem, tile: DepthwiseTile) -> int:
-    """Return the items that compute the whole output."""
+    """Return the number of work-items that compute the output."""
     *_, height, width = 1, *problem.window.outputs
     return problem.images * problem.blocks * -(-height // tile.rows) * -(-width // tile.columns)
 
 
 def _reads(plan: ConvPlan) -> dict[str, Tensor]:
-    weight = plan.weight
-    packed = plan.k.constant("depthwise", lambda: weight.reshape(1, weight.shape[0], -1), Layout.NC4HW4)
-    return {"x": plan.x, "w": packed, **plan.bias_vector()}
+    return {"x": plan.x, "w": plan.filters("depthwise", 0, plan.problem.channels_out), **plan.bias_vector()}
 
 
 class DepthwiseInTiles(Algorithm[ConvProblem, ConvPlan, DepthwiseTile]):
@@ -87,7 +83,7 @@ class DepthwiseInTiles(Algorithm[ConvProblem, ConvPlan, DepthwiseTile]):
         if self.name in problem.caps.without:
             return "its self-test failed on this device"
         if problem.taps > MOST_PRODUCTS:
-            return f"its text would have {problem.taps} products; the most are {MOST_PRODUCTS}"
+            return f"its kernel would be too long: {problem.taps} products written out, at most {MOST_PRODUCTS}"
         return None
 
     def candidates(self, problem: ConvProblem) -> Sequence[Candidate]:
@@ -96,7 +92,7 @@ class DepthwiseInTiles(Algorithm[ConvProblem, ConvPlan, DepthwiseTile]):
 
         def time(tile: DepthwiseTile) -> float:
             groups = -(-items_of(problem, tile) // SMALL_GROUP)
-            return waves(groups, SMALL_GROUP, problem.caps.likely_units)
+            return waves(problem.caps.model, groups, SMALL_GROUP, problem.caps.likely_units)
 
         return candidates_of([choose_tile(problem), *legal], time)
 
@@ -127,7 +123,7 @@ class OnePixel(NamedTuple):
 
 
 class DepthwiseInLoops(Algorithm[ConvProblem, ConvPlan, OnePixel]):
-    """The kernel that has loops over the taps: for windows whose products are too much text."""
+    """The kernel with loops over the taps, for windows with too many products to write out."""
 
     name = "conv_depthwise"
 
@@ -136,7 +132,7 @@ class DepthwiseInLoops(Algorithm[ConvProblem, ConvPlan, OnePixel]):
         return "its self-test failed on this device" if self.name in problem.caps.without else None
 
     def candidates(self, problem: ConvProblem) -> Sequence[Candidate]:
-        """Return the one there is."""
+        """Return the only tile."""
         return [Candidate(OnePixel(), 1.0)]
 
     def launch(self, plan: ConvPlan, tile: OnePixel) -> None:

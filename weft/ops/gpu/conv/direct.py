@@ -1,44 +1,44 @@
-"""Convolution by the direct kernel: any groups, up to three dimensions; an item computes four channels of a pixel."""
+"""Convolution by the direct kernel: any groups, up to three dimensions, four channels of a pixel by each work-item."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from math import prod
 from typing import NamedTuple
 
-from weft.core.graph.layout import PACK, Layout
-from weft.kernels.algorithms import Algorithm, Candidate
+from weft.core.graph.layout import PACK
+from weft.kernels.chooser import Algorithm, Candidate
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem, pieces
 
 
 class DirectTile(NamedTuple):
-    """The one way there is: nothing is divided."""
+    """The only tile: there is nothing to choose."""
 
 
 class DirectConv(Algorithm[ConvProblem, ConvPlan, DirectTile]):
-    """The general kernel; weights beyond a kernel argument's range go in pieces."""
+    """The general kernel; weights beyond the range of one argument are passed in pieces."""
 
     name = "conv_direct"
 
     def why_not(self, problem: ConvProblem) -> str | None:
-        """Return why another kernel is needed."""
+        """Refuse images that are not packed, and problems for tiled kernels."""
         if problem.pooled or problem.planar:
-            return "it loads pixels of four channels as they lie"
+            return "it loads four channels of a pixel as one vector"
         if problem.ungrouped and "conv_gemm" not in problem.caps.without:
             return "tiles reuse more of what they load"
         return None
 
     def candidates(self, problem: ConvProblem) -> Sequence[Candidate]:
-        """Return the one there is."""
+        """Return the only tile."""
         return [Candidate(DirectTile(), 1.0)]
 
     def launch(self, plan: ConvPlan, tile: DirectTile) -> None:
         """Launch one kernel for each piece of the weights."""
-        k, p, weight = plan.k, plan.problem, plan.weight
-        for first, count in pieces(p, p.channels_in * p.taps * PACK * weight.dtype.itemsize):
-            part = weight[first * PACK : (first + count) * PACK]
-            packed = k.constant(f"direct.{first}", partial(part.reshape, 1, len(part), -1), Layout.NC4HW4)
+        k, p = plan.k, plan.problem
+        for first, count in pieces(p, p.channels_in * p.taps * PACK * p.weights.itemsize):
+            packed = plan.filters(
+                f"direct.{first}", first * PACK, min(count * PACK, p.channels_out - first * PACK)
+            )
             total = p.images * count * prod(p.window.outputs)
             grid, local = k.for_items(total)
             k.launch(

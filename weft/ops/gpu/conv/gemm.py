@@ -10,10 +10,11 @@ from math import prod
 import numpy as np
 
 from weft.core.graph.layout import PACK, Array, Layout
-from weft.kernels.algorithms import Algorithm, Candidate, candidates_of
+from weft.core.graph.tensor import Tensor
+from weft.kernels.chooser import Algorithm, Candidate, candidates_of
 from weft.kernels.launch import DeviceCaps
-from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem, pieces
-from weft.ops.gpu.conv.sum_parts import (
+from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem, pieces, vectors_spec
+from weft.ops.gpu.conv.split_k import (
     InParts,
     Sums,
     Work,
@@ -23,6 +24,7 @@ from weft.ops.gpu.conv.sum_parts import (
     tile_and_parts,
     time_of,
 )
+from weft.ops.gpu.packing import pack_in_run
 
 VECTOR_BYTES = 16
 STEP = 4
@@ -32,8 +34,8 @@ STEP = 4
 def pack_weights(weight: Array, first: int, count: int) -> Array:
     """Return weights (co, ci, *kernel) as vectors [tap][ci block][co block][4 ci][4 co] of one piece.
 
-    The axes are padded with zeros, the ci blocks over all taps to a multiple of STEP, so that the kernel
-    needs no bounds on K. The result is the logical array whose NC4HW4 form these vectors are.
+    The axes are padded with zeros, and the ci blocks of all taps to a multiple of STEP, so that the kernel needs no
+    bounds checks on K. The result is the logical array whose NC4HW4 form is these vectors.
     """
     ci, taps = weight.shape[1], prod(weight.shape[2:])
     ci4 = -(-ci // PACK)
@@ -51,9 +53,9 @@ def pack_weights(weight: Array, first: int, count: int) -> Array:
 class GemmTile:
     """How a work-group of the GEMM kernel divides its work.
 
-    Each item computes `pixels` x `blocks` vectors; the group has lx x ly items and lz slices of K. No more
-    than 256 items in all: beyond that a compiler may run out of registers. ly divides 4 * pixels, and lx
-    divides 16 * blocks, so that all items fetch alike.
+    Each work-item computes `pixels` x `blocks` vectors; the group has lx x ly items and lz slices of K, at most 256
+    items in all: with more, a compiler may run out of registers. ly divides 4 * pixels, and lx divides 16 * blocks, so
+    that every item fetches the same amount.
     """
 
     pixels: int
@@ -78,7 +80,7 @@ class GemmTile:
         return VECTOR_BYTES * (tiles + max((self.lz - 1) * self.rows * self.columns, 1))
 
     def buffers(self, caps: DeviceCaps) -> int:
-        """Return how many steps of K lie in work-group memory at a time: a CPU gains nothing from a second one."""
+        """Return how many steps of K work-group memory holds; on a CPU one, because a second gains nothing there."""
         return 1 if caps.software or self.shared_bytes(2) > caps.local_memory else 2
 
 
@@ -90,8 +92,7 @@ WIDE_TILES = (
 )
 """For tuning alone: items that compute more, or share more of what is staged, which pays or not by the shape."""
 LONG_TILE = GemmTile(4, 2, 8, 8, 1)
-"""For sums of more than LONG steps: shorter ones are faster where more groups fit on a unit (H200, batch 16 and 32)."""
-LONG = 32
+"""For sums of many steps (`DeviceModel.gemm_long_steps`): shorter ones are faster where more groups fit on a unit."""
 TILES = (
     LONG_TILE,
     GemmTile(4, 1, 8, 8, 1),
@@ -102,38 +103,37 @@ TILES = (
     *WIDE_TILES,
 )
 """From the best reuse to the most parallelism, and those that only tuning takes."""
-ENOUGH, ENOUGH_SLICED = 300, 190
-"""Items for each compute unit that a tile makes at least, and one with slices of K (both by tuning on an H200)."""
 SOFTWARE_TILE = GemmTile(4, 1, 8, 8, 1)
 
 
 def legal_tiles(caps: DeviceCaps, steps: int) -> list[GemmTile]:
-    """Return the tiles that a device takes, for so many steps of K."""
-    return [
-        t
-        for t in TILES
-        if t.lx * t.ly * t.lz <= caps.max_local_items
-        and t.lz <= caps.max_local_size[2]
-        and t.shared_bytes() <= caps.local_memory
-        and (t.lz == 1 or steps >= 2 * t.lz)
-    ]
+    """Return the tiles that fit the device and so many steps of K."""
+    return [t for t in TILES if _has_room(caps, t) and (t.lz == 1 or steps >= 2 * t.lz)]
 
 
-def choose_tile(caps: DeviceCaps, pixels: int, blocks: int, steps: int) -> GemmTile:
-    """Return the tile with the most reuse that still gives every compute unit enough items.
+def _has_room(caps: DeviceCaps, tile: GemmTile) -> bool:
+    local = tile.lx, tile.ly, tile.lz
+    fits = all(n <= most for n, most in zip(local, caps.max_local_size, strict=True))
+    return fits and prod(local) <= caps.max_local_items and tile.shared_bytes() <= caps.local_memory
 
-    Slices of K come last: they cost a sum, and only pay where there are several steps for each. A CPU
-    gets a small tile: it gains nothing from reuse in registers, and its compiler is slow.
+
+def choose_tile(caps: DeviceCaps, pixels: int, blocks: int, steps: int) -> GemmTile | None:
+    """Return the tile with the most reuse that gives every compute unit enough work-items; None if none fits.
+
+    Tiles with slices of K come last: they cost a sum, and pay only with several steps for each. A CPU gets a small
+    tile: it gains nothing from reuse in registers, and its compiler is slow.
     """
     if caps.software:
-        return SOFTWARE_TILE
-    fitting = [t for t in legal_tiles(caps, steps) if t not in WIDE_TILES and (t != LONG_TILE or steps > LONG)]
-    units = caps.likely_units
+        return SOFTWARE_TILE if _has_room(caps, SOFTWARE_TILE) else None
+    model, units = caps.model, caps.likely_units
+    without = WIDE_TILES if steps > model.gemm_long_steps else (LONG_TILE, *WIDE_TILES)
+    fitting = [t for t in legal_tiles(caps, steps) if t not in without]
     for tile in fitting:
         groups = -(-pixels // tile.rows) * -(-blocks // tile.columns)
-        if groups * tile.lx * tile.ly * tile.lz >= (ENOUGH if tile.lz == 1 else ENOUGH_SLICED) * units:
+        wanted = model.gemm_items if tile.lz == 1 else model.gemm_sliced_items
+        if groups * tile.lx * tile.ly * tile.lz >= wanted * units:
             return tile
-    return fitting[-1]
+    return fitting[-1] if fitting else None
 
 
 def steps_of(problem: ConvProblem) -> int:
@@ -147,23 +147,33 @@ def bytes_of_block(problem: ConvProblem) -> int:
 
 
 def work_of(problem: ConvProblem, tile: GemmTile) -> Work:
-    """Return what a tile leaves to do."""
+    """Return the work in tiles of this size."""
     steps, pixels, count = steps_of(problem), problem.pixels, problem.count
     groups = -(-pixels // tile.rows) * -(-count // tile.columns)
     read = steps * STEP * PACK * (tile.rows + PACK * tile.columns) * problem.weights.itemsize
     return Work(groups, -(-steps // tile.lz), read, pixels * count * PACK)
 
 
+def _packed(plan: ConvPlan, steps: int) -> Tensor:
+    """Return the weights of the plan's piece as the kernel reads them."""
+    p = plan.problem
+    if isinstance(plan.weights, Tensor):
+        return pack_in_run(plan.k, plan.weights, (p.channels_out, p.channels_in, p.taps), STEP)
+    pack = partial(pack_weights, plan.weights, plan.first, p.count)
+    spec = vectors_spec(steps * STEP * PACK * PACK * p.count, p.weights)
+    return plan.k.constant(f"gemm.{plan.first}", pack, Layout.NC4HW4, spec)
+
+
 @dataclass(frozen=True)
 class TiledConv(Algorithm[ConvProblem, ConvPlan, "GemmTile | InParts[GemmTile]"]):
-    """The implicit GEMM in fp32, whatever is stored."""
+    """The implicit GEMM, which computes in fp32 whatever is stored."""
 
     name = "conv_gemm"
     in_parts: bool = True
     """Whether groups may share the K of a tile."""
 
     def why_not(self, problem: ConvProblem) -> str | None:
-        """Return why another kernel is needed."""
+        """Refuse groups, three dimensions, and weights beyond the range of one argument."""
         if not problem.ungrouped:
             return "it has groups or three dimensions"
         if self.name in problem.caps.without:
@@ -173,25 +183,26 @@ class TiledConv(Algorithm[ConvProblem, ConvPlan, "GemmTile | InParts[GemmTile]"]
         return None
 
     def candidates(self, problem: ConvProblem) -> Sequence[Candidate]:
-        """Return the tile of the most reuse that fills the device, or one in parts that clearly beats it; the rest."""
+        """Return the tiles, whole and in parts; the first is `choose_tile`'s, or one in parts that clearly beats it."""
         caps, steps = problem.caps, steps_of(problem)
         legal, default = legal_tiles(caps, steps), choose_tile(caps, problem.pixels, problem.count, steps)
+        if default is None:
+            return []
         work = partial(work_of, problem)
         if not (self.in_parts and problem.whole):
             return candidates_of([default, *legal], lambda tile: work(tile).microseconds(caps))
         parted = offer_parts(caps, legal, work)
-        # In a group of 64 items a round takes longer than the model says.
+        # Without slices of K a group has 64 work-items, and a round takes longer than the model says.
         sliced = [each for each in parted if each.tile.lz > 1]
         best = better(caps, default, sliced, work)
         return candidates_of([best, *by_turns(parted, legal)], partial(time_of, caps, work))
 
     def launch(self, plan: ConvPlan, tile: GemmTile | InParts[GemmTile]) -> None:
-        """Launch the kernel, and what adds up parts."""
+        """Launch the GEMM, and the sum of the parts if there are several."""
         k, p, (chosen, parts) = plan.k, plan.problem, tile_and_parts(tile)
         steps = steps_of(p)
         sums = Sums(plan, parts, -(-steps // chosen.lz))
-        pack = partial(pack_weights, plan.weight, plan.first, p.count)
-        packed = k.constant(f"gemm.{plan.first}", pack, Layout.NC4HW4)
+        packed = _packed(plan, steps)
         tiles = -(-p.pixels // chosen.rows)
         reading, channels = p.reading
         k.launch(

@@ -1,4 +1,4 @@
-"""fp32 as sums of halves: what of weights is done beforehand so that matrix units multiply in fp32-class accuracy.
+"""fp32 as sums of halves: split weights, with which matrix units multiply in fp32-class accuracy.
 
 After Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores while surpassing the FP32
 theoretical peak performance" (2022): a = hi + lo / 2^11 with both in fp16, and a b = hi hi + (hi lo + lo hi) / 2^11.
@@ -24,12 +24,12 @@ TOP = 15
 """The largest weight of an output channel is scaled to just below 2 to this power."""
 _TINY = np.float16(2.0**-24)
 _MOST = 126
-"""What weights are scaled by at most, as a power of two."""
+"""The largest scale of weights, as a power of two."""
 SIDE = 16
 LANES = np.array([4 * (p % 8 // 2) + p // 8 * 2 + p % 2 for p in range(SIDE)])
-"""Which of sixteen channels lies at which place, so that an item of a subgroup has four of them in a row.
+"""The order of sixteen channels in a tile that gives each work-item four adjacent ones.
 
-Item t of four has the places 2t, 2t + 1, 2t + 8 and 2t + 9 of a tile (PTX ISA, mma.m16n8k16).
+Item t of four has positions 2t, 2t + 1, 2t + 8 and 2t + 9 of a tile (PTX ISA, mma.m16n8k16).
 """
 
 
@@ -48,7 +48,7 @@ def split_weights(rows: Array, low_bits: int = LOW_BITS) -> tuple[Array, Array]:
     """
     scaled = rows * np.ldexp(np.float32(1), shifts(rows))[:, None]
     with np.errstate(all="ignore"):
-        # Without its last 13 bits an fp32 is a half, unless it is very small.
+        # An fp32 without its last 13 bits is a half, unless it is very small.
         high = (scaled.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float16)
         high = np.where((high == 0) & (scaled != 0), np.copysign(_TINY, scaled).astype(np.float16), high)
         low = ((scaled - high.astype(np.float32)) * np.float32(2.0**low_bits)).astype(np.float16)
@@ -58,7 +58,7 @@ def split_weights(rows: Array, low_bits: int = LOW_BITS) -> tuple[Array, Array]:
 
 
 def undoing(weight: Array) -> Array:
-    """Return for each output channel what undoes the scaling of its weights and of activations; exact."""
+    """Return for each output channel the factor that undoes the scaling of weights and activations; it is exact."""
     factors: Array = np.ldexp(np.float32(1), ACTIVATION_BITS - shifts(weight.reshape(weight.shape[0], -1)))
     return factors
 

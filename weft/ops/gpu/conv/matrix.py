@@ -6,17 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
+from typing import TypeVar
 
 import numpy as np
 
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import PACK, Array, Layout
-from weft.kernels.algorithms import Algorithm, Candidate, Facts, candidates_of
+from weft.kernels.chooser import Algorithm, Candidate, Facts, candidates_of
 from weft.kernels.launch import PIECE, DeviceCaps
-from weft.kernels.special import Case, SpecialKernel, register_special
+from weft.kernels.special import SelfTestCase, SpecialKernel, register_special
 from weft.ops.gpu.conv.cases import conv_case
-from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem
-from weft.ops.gpu.conv.sum_parts import (
+from weft.ops.gpu.conv.problem import COMPUTED, ConvPlan, ConvProblem, vectors_spec
+from weft.ops.gpu.conv.split_k import (
     InParts,
     Sums,
     Work,
@@ -36,9 +37,9 @@ SIDE = 16
 class MatrixTile:
     """How a work-group divides its work.
 
-    A subgroup holds `fm` x `fn` tiles of sums; `sm` x `sn` subgroups make the group's tile; `lz` such sets
-    take turns in K and are summed at the end. A step stages `kb` blocks of four input channels. All items
-    fetch alike: 64 * sm * sn divides both `rows` * kb and `columns` * kb.
+    A subgroup holds `fm` x `fn` tiles of sums; `sm` x `sn` subgroups make the group's tile; `lz` such sets take turns
+    in K and are summed at the end. A step stages `kb` blocks of four input channels. Every work-item fetches the same
+    amount, so 64 * sm * sn divides both `rows` * kb and `columns` * kb.
     """
 
     fm: int
@@ -69,6 +70,7 @@ class MatrixTile:
         return 8 * self.lz * staged + 4 * (self.lz - 1) * self.rows * self.columns
 
 
+MatrixTileT = TypeVar("MatrixTileT", bound=MatrixTile)
 TILES = (
     MatrixTile(2, 2, 4, 2),
     MatrixTile(2, 2, 2, 4, 1, 16),
@@ -81,15 +83,11 @@ TILES = (
     MatrixTile(1, 1, 1, 2, 4),
     MatrixTile(1, 1, 1, 1, 8),
 )
-"""From the best reuse to the most parallelism; tiles of 128 x 128 were slower on an H200."""
+"""From the best reuse to the most parallelism; tiles of 128 x 128 were slower wherever they were tried."""
 
 
-COST = 0.5
-"""The usual share of the portable kernel's time."""
-
-
-def _cases() -> Sequence[Case]:
-    """Return uneven convolutions, with and without taps, with few steps of K, many, and enough for groups to share."""
+def _cases() -> Sequence[SelfTestCase]:
+    """Return uneven convolutions, with and without taps, with few steps of K, many, and enough to split K."""
     shapes = (
         ((2, 13, 9, 7), (20, 13, 1, 1)),
         ((1, 24, 10, 6), (40, 24, 3, 3)),
@@ -103,8 +101,8 @@ SPECIAL = register_special(
     SpecialKernel(
         "conv_matrix",
         "convolutions on matrix units",
-        present=lambda caps: caps.matrix_units,
-        disable=lambda caps: replace(caps, matrix_units=False, channels_last=False),
+        claimed=lambda caps: caps.matrix_units,
+        withdraw=lambda caps: replace(caps, matrix_units=False, channels_last=False),
         cases=_cases,
         template="conv_matrix",
     )
@@ -112,11 +110,13 @@ SPECIAL = register_special(
 
 
 def why_not_halves(problem: ConvProblem) -> str | None:
-    """Return why matrix units do not take a convolution in fp16, or its packed weights do not fit an argument."""
+    """Return why matrix units cannot compute a convolution in fp16, or its packed weights do not fit an argument."""
+    if problem.computed:
+        return COMPUTED
     if not problem.ungrouped:
         return "it has groups or three dimensions"
     if not problem.caps.matrix_units:
-        return "the device has no matrix units, or they are wrong"
+        return "the device has no matrix units, or they failed their self-test"
     if not problem.read is problem.weights is DType.FLOAT16:
         return "it is not in fp16"
     if not problem.loads_vectors:
@@ -129,9 +129,9 @@ def why_not_halves(problem: ConvProblem) -> str | None:
 
 
 def facts_of_halves(problem: ConvProblem) -> Facts:
-    """Return what tuning tables find a problem by.
+    """Return the facts by which tuning tables find a problem.
 
-    A view of channels may lie so that fewer can be moved at a time: that is another problem.
+    A view of channels may be so aligned that fewer of them can be moved at a time: that is another problem.
     """
     found = dict(problem.facts_by_channels())
     lies = ("x", problem.channels_in, problem.read_pieces), ("y", problem.channels_out, problem.written_pieces)
@@ -141,24 +141,34 @@ def facts_of_halves(problem: ConvProblem) -> Facts:
     return found
 
 
-def legal_tiles(caps: DeviceCaps, k: int) -> list[MatrixTile]:
-    """Return the tiles that the device takes; those with slices of K only where there are steps for each."""
+def fitting(tiles: Sequence[MatrixTileT], caps: DeviceCaps, k: int) -> list[MatrixTileT]:
+    """Return the tiles that fit the device; those with slices of K only if there are two steps for each slice."""
     return [
         t
-        for t in TILES
+        for t in tiles
         if t.items <= caps.max_local_items
         and t.shared_bytes() <= caps.local_memory
         and (t.lz == 1 or -(-k // (PACK * t.kb)) >= 2 * t.lz)
     ]
 
 
-def choose_tile(caps: DeviceCaps, pixels: int, channels: int, k: int) -> MatrixTile:
-    """Return the tile with the most reuse that gives every compute unit a group; slices of K come last."""
-    fitting = legal_tiles(caps, k)
-    for tile in fitting:
-        if -(-pixels // tile.rows) * -(-channels // tile.columns) >= caps.compute_units:
-            return tile
-    return fitting[-1]
+def with_most_reuse(
+    tiles: Sequence[MatrixTileT], caps: DeviceCaps, pixels: int, channels: int
+) -> MatrixTileT | None:
+    """Return the first tile that gives every compute unit a group, else the last one; None if there are no tiles."""
+    units = caps.compute_units
+    filling = (t for t in tiles if -(-pixels // t.rows) * -(-channels // t.columns) >= units)
+    return next(filling, tiles[-1] if tiles else None)
+
+
+def legal_tiles(caps: DeviceCaps, k: int) -> list[MatrixTile]:
+    """Return the tiles for a device and so many elements along K, from the best reuse to the most parallelism."""
+    return fitting(TILES, caps, k)
+
+
+def choose_tile(caps: DeviceCaps, pixels: int, channels: int, k: int) -> MatrixTile | None:
+    """Return the tile with the most reuse that gives every compute unit a group; None if none fits."""
+    return with_most_reuse(legal_tiles(caps, k), caps, pixels, channels)
 
 
 def pack_weights(weight: Array, tile: MatrixTile) -> Array:
@@ -173,45 +183,53 @@ def pack_weights(weight: Array, tile: MatrixTile) -> Array:
     full = np.zeros((taps, ci4 * PACK, width), weight.dtype)
     full[:, :ci, :co] = weight.reshape(co, ci, taps).transpose(2, 1, 0)
     rows = full.reshape(-1, width // SIDE, SIDE)
-    # An item of a subgroup gets columns 2t, 2t + 1, 2t + 8 and 2t + 9 of a tile: those are four channels in a row.
+    # A work-item gets columns 2t, 2t + 1, 2t + 8 and 2t + 9 of a tile: these become four adjacent channels.
     order = np.array([8 * (c // 2 % 2) + 2 * (c // 4) + c % 2 for c in range(SIDE)])
     out = np.zeros((-(-rows.shape[0] // step) * step, width // SIDE, SIDE), weight.dtype)
     out[: rows.shape[0], :, order] = rows
     return out.reshape(1, -1, PACK).transpose(0, 2, 1)
 
 
+def packed_size(problem: ConvProblem, tile: MatrixTile) -> int:
+    """Return the elements of the packed weights: taps and channels in whole steps, output channels in whole tiles."""
+    depth, step = problem.taps * -(-problem.channels_in // PACK) * PACK, PACK * tile.kb
+    return -(-depth // step) * step * -(-problem.channels_out // tile.columns) * tile.columns
+
+
 def work_of(pixels: int, channels: int, depth: int, tile: MatrixTile) -> Work:
-    """Return what a tile leaves to do, for `sum_parts`."""
+    """Return the work in tiles of this size, for `sum_parts`."""
     groups, steps = -(-pixels // tile.rows) * -(-channels // tile.columns), -(-depth // (PACK * tile.kb))
     read = 2 * PACK * tile.kb * steps * (tile.rows + tile.columns)
     return Work(groups, -(-steps // tile.lz), read, pixels * channels)
 
 
 class MatrixConv(Algorithm[ConvProblem, ConvPlan, "MatrixTile | InParts[MatrixTile]"]):
-    """Subgroups multiply tiles that the work-group stages."""
+    """Subgroups multiply tiles that the work-group stages in its memory."""
 
     name = "conv_matrix"
 
     def why_not(self, problem: ConvProblem) -> str | None:
-        """Take all that its rivals are asked about."""
+        """Return None: `why_not_halves` has asked everything."""
         return None
 
     def candidates(self, problem: ConvProblem) -> Sequence[Candidate]:
-        """Return the tile of the most reuse that gives every unit a group, or one in parts that beats it; the rest."""
+        """Return the tiles, whole and in parts; the first is `choose_tile`'s, or one in parts that beats it."""
         caps, sizes = problem.caps, (problem.pixels, problem.channels_out, problem.depth)
         work = partial(work_of, *sizes)
-        legal = legal_tiles(caps, problem.depth)
-        if not legal:
+        legal, default = legal_tiles(caps, problem.depth), choose_tile(caps, *sizes)
+        if default is None:
             return []
         parted = offer_parts(caps, legal, work)
-        best = better(caps, choose_tile(caps, *sizes), parted, work)
-        return candidates_of([best, *by_turns(parted, legal)], partial(time_of, caps, work), COST)
+        best = better(caps, default, parted, work)
+        every, cost = [best, *by_turns(parted, legal)], caps.model.costs[self.name]
+        return candidates_of(every, partial(time_of, caps, work), cost)
 
     def launch(self, plan: ConvPlan, tile: MatrixTile | InParts[MatrixTile]) -> None:
         """Launch the implicit GEMM: pixels times output channels, over taps and input channels."""
         k, p, (chosen, parts) = plan.k, plan.problem, tile_and_parts(tile)
         pack = partial(pack_weights, plan.weight, chosen)
-        packed = k.constant(f"matrix.{chosen.columns}.{chosen.kb}", pack, Layout.NC4HW4)
+        spec = vectors_spec(packed_size(p, chosen), p.weights)
+        packed = k.constant(f"matrix.{chosen.columns}.{chosen.kb}", pack, Layout.NC4HW4, spec)
         tiles, across = -(-p.pixels // chosen.rows), -(-p.channels_out // chosen.columns)
         wide, steps = p.read_pieces, -(-p.depth // (PACK * chosen.kb))
         sums = Sums(plan, parts, -(-steps // chosen.lz))

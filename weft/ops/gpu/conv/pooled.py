@@ -1,8 +1,8 @@
 """A convolution of 1 x 1 taps that takes the maximum over a window as it loads: a max pool before it is no launch.
 
-Of a small network a launch takes longer than its work: on an H200 at batch 1 each of SqueezeNet's pools takes 5 to
-6 us, of which the loads are less than one. Where there is more work two launches are better: every group of the GEMM
-loads all of its windows, and each of several tiles of output channels does so again.
+In a small network a launch takes longer than its work, and the loads of a pool are a fraction of that. Where there is
+more work two launches are better: every group of the GEMM loads all of its windows, and each of several tiles of output
+channels does so again.
 """
 
 from __future__ import annotations
@@ -16,26 +16,21 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import PACK, Array, Shape
 from weft.core.graph.op import Constants, Op, OpClass
 from weft.core.graph.tensor import Tensor, TensorSpec
-from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, Placement, gpu_op
+from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, WantedLayout, gpu_op
 from weft.ops.conv import Conv
-from weft.ops.gpu.conv import split
 from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
 from weft.ops.gpu.conv.gemm import TiledConv
 from weft.ops.gpu.conv.problem import ConvPlan
 from weft.ops.pool import MaxPool
 from weft.ops.window import Window
 
-FEW = 64
-"""Output channels up to which it is done: at most four tiles of them, mostly one, load what the pool sees."""
-VECTORS = 1024
-"""Pixels of four channels that the pool has, up to so many for each compute unit: half of what it runs at a time."""
 TAPS = 16
-"""Places of a window: an item keeps all that it loads from them in registers."""
+"""Most pixels of the pool's window: a work-item keeps all of them in registers."""
 
 
 @dataclass(frozen=True)
 class PooledConv(Op):
-    """Compute the pool on the first input, and the convolution of that; a backend puts it in place of both."""
+    """A max pool and the convolution of its result as one op; only backends make it."""
 
     type: ClassVar[str] = "PooledConv"
     op_class: ClassVar[OpClass] = "reduction"
@@ -52,7 +47,7 @@ class PooledConv(Op):
         return self.conv.reference(self.pool.reference(inputs[0])[0], *inputs[1:])
 
     def flops(self, inputs: Sequence[Shape | None], outputs: Sequence[Shape]) -> int:
-        """Return those of both."""
+        """Return the operations of both."""
         x, (n, _, *places) = inputs[0] or (0, 0), outputs[0]
         return self.pool.flops(inputs[:1], [(n, x[1], *places)]) + self.conv.flops(inputs, outputs)
 
@@ -60,10 +55,12 @@ class PooledConv(Op):
 def pays(
     op: PooledConv, x: TensorSpec, weight: Shape, output: Shape, caps: DeviceCaps, split_products: bool
 ) -> bool:
-    """Tell whether both are better one launch: where the portable GEMM runs, for little work and few channels.
+    """Tell whether one launch for pool and convolution is faster.
 
-    Kernels on matrix units, which run fp16 and split fp32, load vectors as they lie: they are worth it from
-    `split.WORTH` on.
+    It is if the portable GEMM runs them, and there is little work and few channels.
+
+    From `DeviceModel.split_products` on, kernels on matrix units are faster for fp16 and split fp32. They load vectors
+    as they lie in memory, so they cannot pool.
     """
     pool = op.pool.window(x.dims)
     taps = op.conv.window((*x.dims[:2], *pool.outputs), weight)
@@ -75,8 +72,8 @@ def pays(
     vectors = x.dims[0] * prod(pool.outputs) * blocks
     units = caps.likely_units
     on_units = split_products or (caps.matrix_units and x.dtype is DType.FLOAT16)
-    strict = not on_units or vectors * PACK * channels < split.WORTH
-    return strict and channels <= FEW and vectors <= VECTORS * units
+    strict = not on_units or vectors * PACK * channels < caps.model.split_products
+    return strict and channels <= caps.model.pooled_channels and vectors <= caps.model.pooled_vectors * units
 
 
 def _sees_pixels(pool: Window) -> bool:
@@ -89,9 +86,9 @@ def _sees_pixels(pool: Window) -> bool:
 
 @gpu_op(PooledConv)
 class PooledConvOnGpu(GpuOp):
-    """The portable GEMM, with another way to load."""
+    """The portable GEMM, which takes the maximum as it loads."""
 
-    placement = Placement.CHANNELS
+    wanted_layout = WantedLayout.CHANNELS
     splits_constants = True
 
     def launches(

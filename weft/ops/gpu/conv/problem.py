@@ -1,4 +1,4 @@
-"""What decides how a convolution is computed, and the tensors that it is about."""
+"""A convolution as a problem for the chooser, and a plan: that problem with its tensors."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ from math import prod
 
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import PACK, Array, Layout
-from weft.core.graph.tensor import Tensor
-from weft.kernels.algorithms import Facts
+from weft.core.graph.tensor import Tensor, TensorSpec
+from weft.kernels.chooser import Facts
 from weft.kernels.launch import PIECE, DeviceCaps, KernelBuilder
+from weft.ops.gpu.packing import Weights, as_image
 from weft.ops.window import Window
+
+COMPUTED = "its weights are computed at run time, and it packs them beforehand"
+"""Why most algorithms refuse a problem whose weights are no constants."""
 
 
 def window_constants(window: Window) -> dict[str, int]:
     """Return a window as the constants ID, IH, IW (inputs), O. (outputs), K., S., D. (dilations), P. (pads).
 
-    Where there are fewer than three dimensions the leading ones have size 1.
+    A window of fewer than three dimensions gets leading ones of size 1.
     """
     lead = 3 - window.rank
     fields = {
@@ -33,34 +37,34 @@ def window_constants(window: Window) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class ConvProblem:
-    """The facts of a convolution that its kernel is chosen by: sizes, element types, how tensors lie, the device."""
+    """The facts that decide a convolution's kernel: sizes, element types, layouts, the device."""
 
     images: int
     channels_in: int
-    """Those that an output sees: the input's, divided by the groups."""
+    """Input channels of one output: those of the input, divided by the groups."""
     channels_out: int
     window: Window
-    """The geometry; of a convolution that pools as it loads, the pool's."""
+    """The geometry; for a convolution that pools as it loads, that of the pool."""
     group: int
     read: DType
     written: DType
     weights: DType
     bias: bool
     layout: Layout
-    """Of the output."""
+    """The output's layout."""
     caps: DeviceCaps
     planar: bool = False
-    """Whether the image lies as NCHW, not in blocks of four channels."""
+    """Whether the image is stored as NCHW, not in blocks of four channels."""
     pooled: int = 0
-    """The places of the window whose largest is taken as the kernel loads; 0 if there is no such pool."""
+    """Pixels of the window of a max pool that the kernel computes as it loads; 0 if there is none."""
     rows: bool = False
-    """Whether pixels of the image lie as rows of channels, equally far apart (`KernelBuilder.rows`)."""
+    """Whether the image's pixels are rows of channels, equally far apart (`KernelBuilder.rows`)."""
     read_pieces: bool = False
     """Whether 16 bytes of channels can be read at a time."""
     written_pieces: bool = False
     """Whether 16 bytes of channels can be written at a time."""
     rows_added: bool = True
-    """Whether what fused steps add lies as rows of channels (`KernelBuilder.reads_rows`)."""
+    """Whether the operands of fused steps are rows of channels, too (`KernelBuilder.reads_rows`)."""
     split_products: bool = False
     """See `KernelBuilder.split_products`."""
     winograd: bool = True
@@ -68,7 +72,9 @@ class ConvProblem:
     thrifty: bool = False
     """See `KernelBuilder.thrifty`."""
     piece: int = 0
-    """The blocks of output channels that are computed, of weights too large for one argument; 0: all."""
+    """Blocks of output channels in this launch, if the weights are too large for one argument; 0: all."""
+    computed: bool = False
+    """Whether the weights are computed at run time, so that each run packs them."""
 
     def __hash__(self) -> int:
         return self._hash
@@ -110,49 +116,49 @@ class ConvProblem:
 
     @cached_property
     def depth(self) -> int:
-        """Return the products of a sum, with input channels in whole blocks."""
+        """Return the products of one sum (K of the GEMM), with input channels in whole blocks."""
         return self.taps * self.blocks_in * PACK
 
     @property
     def ungrouped(self) -> bool:
-        """Tell whether each output sees all input channels, of an image of up to two dimensions."""
+        """Tell whether there is one group, and the image has up to two dimensions."""
         return self.group == 1 and self.window.rank <= 2
 
     @property
     def pointwise(self) -> bool:
-        """Tell whether an output reads the one pixel at its own place."""
+        """Tell whether each output reads only the pixel at its own position."""
         return self.window.is_pointwise
 
     @property
     def in_fp32(self) -> bool:
-        """Tell whether all that is stored is fp32."""
+        """Tell whether image, weights and output are fp32."""
         return self.read is self.written is self.weights is DType.FLOAT32
 
     @property
     def loads_vectors(self) -> bool:
-        """Tell whether four channels of a pixel are loaded as one vector, as they lie."""
+        """Tell whether the kernel loads four channels of a pixel as one vector."""
         return not self.planar and not self.pooled
 
     @cached_property
     def constants(self) -> dict[str, int]:
-        """Return the window as a kernel's constants; not to be changed."""
+        """Return the window as a kernel's constants; do not change the dict."""
         return window_constants(self.window)
 
     @property
     def reading(self) -> tuple[dict[str, int], dict[str, int]]:
-        """Return how the GEMM loads four channels, if not as one vector: what changes its text, and constants."""
+        """Return how the GEMM loads four channels, if not as one vector: variant and constants."""
         if self.pooled:
             return {"pooled": self.pooled}, {}
         return ({"planar": 1}, {"CI": self.channels_in}) if self.planar else ({}, {})
 
     def facts_by_blocks(self) -> Facts:
-        """Return what tuning tables find problems of the portable kernels by."""
+        """Return the facts by which tuning tables find problems of the portable kernels."""
         reading, channels = self.reading
         sizes = {"N": self.images, "C4": self.blocks_in, "COUNT": self.count, "bias": self.bias}
         return {**self.constants, **sizes, **reading, **channels}
 
     def facts_by_channels(self) -> Facts:
-        """Return what tuning tables find problems of matrix units by."""
+        """Return the facts by which tuning tables find problems of matrix units."""
         sizes = {"N": self.images, "CI": self.channels_in, "CO": self.channels_out, "bias": self.bias}
         return {**self.constants, **sizes}
 
@@ -165,9 +171,9 @@ class ConvPlan:
     problem: ConvProblem
     x: Tensor
     y: Tensor
-    weight: Array
-    """(co, ci, *kernel); of a group its own input channels."""
-    bias: Array | None
+    weights: Weights
+    """(co, ci, *kernel), where ci counts the input channels of one group."""
+    bias: Weights | None
     first: int = 0
     """The first block of output channels that is computed."""
 
@@ -178,26 +184,41 @@ class ConvPlan:
         window: Window,
         x: Tensor,
         y: Tensor,
-        weight: Array,
-        bias: Array | None,
+        weight: Weights,
+        bias: Weights | None,
         *,
         group: int = 1,
         pooled: int = 0,
     ) -> ConvPlan:
-        """Return the plan of a convolution by its geometry, or that of the pool that it computes as it loads."""
-        # Nothing but matrix units asks how pixels lie.
+        """Return the plan of a convolution; `window` is that of the pool if it pools as it loads."""
+        # Only kernels for matrix units ask how pixels are stored.
         looks = k.caps.matrix_units and x.layout.packed and group == 1
         rows = k.rows(x) if looks else None
+        dtype = weight.dtype if isinstance(weight, Tensor) else DType.of(weight.dtype)
+        dtype = weight.dtype if isinstance(weight, Tensor) else DType.of(weight.dtype)
         problem = ConvProblem(
-            x.shape[0], weight.shape[1], y.shape[1], window, group, x.dtype, y.dtype, DType.of(weight.dtype),
+            x.shape[0], weight.shape[1], y.shape[1], window, group, x.dtype, y.dtype, dtype,
             bias is not None, y.layout, k.caps, not x.layout.packed, pooled,
             rows=rows is not None,
             read_pieces=looks and _lies_in_pieces(x, rows),
             written_pieces=looks and _lies_in_pieces(y, k.rows(y)),
             rows_added=not looks or k.reads_rows(y),
             split_products=k.split_products, winograd=k.winograd, thrifty=k.thrifty,
+            computed=isinstance(weight, Tensor),
         )  # fmt: skip
         return cls(k, problem, x, y, weight, bias)
+
+    @property
+    def weight(self) -> Array:
+        """Return the constant weights."""
+        assert not isinstance(self.weights, Tensor), "a kernel that packs weights beforehand was asked for others"
+        return self.weights
+
+    def filters(self, key: str, first: int, count: int) -> Tensor:
+        """Return the weights of some output channels as the c4 image (1, channels, products of an output)."""
+        shape = (1, count, self.problem.channels_in * self.problem.taps)
+        part = self.weights if isinstance(self.weights, Tensor) else self.weights[first : first + count]
+        return as_image(self.k, key, part, shape, Layout.NC4HW4)
 
     def part(self, first: int, count: int) -> ConvPlan:
         """Return the plan of some blocks of output channels."""
@@ -205,14 +226,13 @@ class ConvPlan:
         return replace(self, problem=replace(self.problem, piece=piece), first=first)
 
     def bias_vector(self) -> dict[str, Tensor]:
-        """Return the bias as a c4 constant, under its argument's name; nothing if there is none."""
+        """Return the bias as a c4 image of one pixel under its argument's name, or an empty dict."""
         if self.bias is None:
             return {}
-        value = self.bias
-        return {"b": self.k.constant("bias", lambda: value.reshape(1, -1, 1), Layout.NC4HW4)}
+        return {"b": as_image(self.k, "bias", self.bias, (1, self.problem.channels_out, 1), Layout.NC4HW4)}
 
     def lies_in_pieces(self, tensor: Tensor) -> bool:
-        """Tell whether pixels lie as rows of channels in whole pieces, so that 16 bytes can be moved at a time."""
+        """Tell whether pixels are rows of channels in whole pieces, so that kernels can move 16 bytes at a time."""
         return _lies_in_pieces(tensor, self.k.rows(tensor))
 
 
@@ -220,7 +240,25 @@ def _lies_in_pieces(tensor: Tensor, rows: tuple[int, int] | None) -> bool:
     return rows is not None and all(n % PIECE == 0 for n in (tensor.shape[1], *rows))
 
 
+def vectors_spec(elements: int, dtype: DType) -> TensorSpec:
+    """Return the spec of the logical array whose NC4HW4 form is so many elements in a row, a multiple of four."""
+    return TensorSpec((1, PACK, elements // PACK), dtype)
+
+
 def pieces(problem: ConvProblem, nbytes_per_block: int) -> list[tuple[int, int]]:
     """Return (first, count) of output blocks such that each piece's weights fit one kernel argument."""
     most = max(problem.caps.max_buffer_range // max(nbytes_per_block, 1), 1)
     return [(b, min(most, problem.blocks - b)) for b in range(0, problem.blocks, most)]
+
+
+def why_not_computed(weight: Tensor | None, caps: DeviceCaps) -> str | None:
+    """Return why weights that are computed at run time cannot be packed: they exceed one kernel argument."""
+    if weight is None or weight.constant is not None:
+        return None
+    first, second, *kernel = weight.shape
+    rounded = [-(-size // PACK) * PACK for size in (first, second)]
+    nbytes = (prod((*rounded, *kernel)) + 4 * PACK * rounded[0]) * weight.dtype.itemsize
+    if nbytes <= caps.max_buffer_range:
+        return None
+    most = caps.max_buffer_range
+    return f"its weights are computed at run time and take {nbytes} bytes packed; a kernel argument may span {most}"

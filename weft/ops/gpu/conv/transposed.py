@@ -1,4 +1,4 @@
-"""Transposed convolution on GPUs: each output gathers what reaches it, in NC4HW4."""
+"""Transposed convolution on GPUs, in NC4HW4: each output pixel gathers the input pixels that reach it."""
 
 from __future__ import annotations
 
@@ -10,63 +10,59 @@ import numpy as np
 
 from weft.core.graph.layout import PACK, Array, Layout
 from weft.core.graph.tensor import Tensor
-from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, Placement, gpu_op
+from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, WantedLayout, gpu_op, nested_rounds
 from weft.ops.conv import ConvTranspose
-from weft.ops.gpu.conv.problem import window_constants
+from weft.ops.gpu.conv.problem import why_not_computed, window_constants
+from weft.ops.gpu.move import Strides, launch_move, row_major
+from weft.ops.gpu.packing import Weights, as_image, pack_in_run, weights_of
 
 
 @gpu_op(ConvTranspose)
 class ConvTransposeOnGpu(GpuOp):
-    """One item computes one pixel of four channels; weights beyond a kernel argument's range are split."""
+    """A work-item computes four channels of a pixel; weights beyond the range of one argument are passed in pieces."""
 
-    placement = Placement.CHANNELS
+    wanted_layout = WantedLayout.CHANNELS
     splits_constants = True
+    laid_inputs = 1
 
     def why_not(
         self, op: ConvTranspose, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
     ) -> str | None:
-        """Refuse weights that are computed at run time."""
-        if any(t is not None and t.constant is None for t in inputs[1:]):
-            return (
-                "the convolution's weights or bias are computed at run time; GPU kernels pack them beforehand"
-            )
-        return None
+        """Refuse weights that are computed at run time and, in blocks of channels, exceed a kernel argument."""
+        return why_not_computed(inputs[1], caps)
 
-    def rounds(self, op: ConvTranspose, inputs: Sequence[Tensor | None]) -> int:
-        """Return twice the products of an output."""
+    def rounds(self, op: ConvTranspose, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+        """Return the products of four outputs, and the loops around them."""
         w = inputs[1]
         assert w is not None
-        return 2 * w.shape[0] // op.group * prod(w.shape[2:])
+        return nested_rounds(*w.shape[2:], PACK * w.shape[0] // op.group)
 
     def launches(
         self, op: ConvTranspose, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
         """Launch one kernel for each piece of the weights."""
-        x, y, bias = inputs[0], outputs[0], inputs[2] if len(inputs) > 2 else None
-        assert x is not None and inputs[1] is not None and inputs[1].constant is not None
-        weight = inputs[1].constant
-        by_channel = np.swapaxes(weight.reshape(op.group, -1, *weight.shape[1:]), 1, 2)
-        flat = by_channel.reshape(y.shape[1], by_channel.shape[2], -1)  # (out, in of its group, taps)
+        x, weight, bias, y = inputs[0], inputs[1], inputs[2] if len(inputs) > 2 else None, outputs[0]
+        assert x is not None and weight is not None
+        channels, inside = y.shape[1], x.shape[1] // op.group
+        flat = _turned(k, weight, op.group)
         window = op.window(x.shape, weight.shape)
         ints = window_constants(window) | {"C4": -(-x.shape[1] // PACK)}
         if op.group > 1:
             del ints["C4"]
-            ints |= {"CHANNELS": len(flat), "OUT_GROUP": len(flat) // op.group, "IN_GROUP": flat.shape[1]}
+            ints |= {"CHANNELS": channels, "OUT_GROUP": channels // op.group, "IN_GROUP": inside}
         reads = {"x": x}
-        if bias is not None and bias.constant is not None:
-            reads["b"] = k.constant("bias", partial(bias.constant.reshape, 1, -1, 1), Layout.NC4HW4)
-        pack = _by_channel if op.group > 1 else _by_vector
-        blocks = -(-y.shape[1] // PACK)
-        nbytes = prod(flat.shape[1:]) * PACK * PACK * flat.itemsize
-        most = max(k.caps.max_buffer_range // max(nbytes, 1), 1)
-        for first in range(0, blocks, most):
+        if bias is not None:
+            reads["b"] = as_image(k, "bias", weights_of(bias), (1, channels, 1), Layout.NC4HW4)
+        blocks = -(-channels // PACK)
+        nbytes = inside * prod(weight.shape[2:]) * PACK * PACK * weight.dtype.itemsize
+        most = blocks if isinstance(flat, Tensor) else max(k.caps.max_buffer_range // max(nbytes, 1), 1)
+        for first in range(0, blocks, max(most, 1)):
             count = min(most, blocks - first)
-            part = flat[first * PACK : (first + count) * PACK]
             total = y.shape[0] * count * prod(window.inputs)
             grid, local = k.for_items(total)
             k.launch(
                 "conv_transpose",
-                reads={**reads, "w": k.constant(f"weight.{first}", partial(pack, part), Layout.NC4HW4)},
+                reads={**reads, "w": _packed(k, flat, first, count, op.group > 1)},
                 writes={"y": y},
                 ints={**ints, "FIRST": first, "COUNT": count, "TOTAL": total},
                 variant={"grouped": op.group > 1},
@@ -75,9 +71,30 @@ class ConvTransposeOnGpu(GpuOp):
             )
 
 
-def _by_channel(part: Array) -> Array:
-    """Return weights (out, in, taps) as an image whose channels are the outputs."""
-    return part.reshape(1, len(part), -1)
+def _turned(k: KernelBuilder, weight: Tensor, group: int) -> Weights:
+    """Return weights (in, out of a group, ...) as (out, in of its group, taps)."""
+    inside, out, taps = weight.shape[0] // group, weight.shape[1], prod(weight.shape[2:])
+    if weight.constant is not None:
+        by_group = weight.constant.reshape(group, inside, out, taps)
+        return np.swapaxes(by_group, 1, 2).reshape(group * out, inside, taps)
+    turned = k.scratch((group * out, inside, taps), weight.dtype)
+    steps = (inside * out * taps, taps, out * taps, 1)
+    shape = (group, out, inside, taps)
+    launch_move(k, weight, turned, shape, Strides(steps), Strides(row_major(shape)))
+    return turned
+
+
+def _packed(k: KernelBuilder, weight: Weights, first: int, count: int, grouped: bool) -> Tensor:
+    """Return `count` blocks of output channels as the kernel reads them."""
+    out, inside, taps = weight.shape
+    if isinstance(weight, Tensor):
+        if not grouped:
+            return pack_in_run(k, weight, (out, inside, taps))
+        return as_image(k, "weight", weight, (1, out, inside * taps), Layout.NC4HW4)
+    part = weight[first * PACK : (first + count) * PACK]
+    if grouped:
+        return as_image(k, f"weight.{first}", part, (1, len(part), inside * taps), Layout.NC4HW4)
+    return k.constant(f"weight.{first}", partial(_by_vector, part), Layout.NC4HW4)
 
 
 def _by_vector(part: Array) -> Array:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from math import prod
 
 import numpy as np
 
 from weft.core.graph.layout import PACK, Array, Layout
-from weft.kernels.algorithms import Algorithm, Candidate, candidates_of
+from weft.kernels.chooser import Algorithm, Candidate, candidates_of
 from weft.kernels.launch import PIECE, DeviceCaps
-from weft.kernels.special import Case, SpecialKernel, register_special
+from weft.kernels.special import SelfTestCase, SpecialKernel, register_special
 from weft.ops.gpu.conv.cases import conv_case
-from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem
-from weft.ops.gpu.conv.sum_parts import (
+from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem, vectors_spec
+from weft.ops.gpu.conv.split_k import (
     InParts,
     Sums,
     Work,
@@ -31,12 +31,6 @@ SIDE = 16
 """Rows and columns of the tiles that a subgroup multiplies."""
 CHUNK = 4 * PIECE
 """Elements along K that a subgroup loads at a time: a piece for each of four items."""
-MOST = 12
-"""Tiles of 16 x 16 for each compute unit up to which nothing is staged: with more, what groups share pays (H200)."""
-
-
-COST = 0.4
-"""The usual share of the portable kernel's time."""
 
 
 @dataclass(frozen=True)
@@ -85,16 +79,16 @@ TILES = (
     UnstagedTile(1, 1, 8, 2),
     UnstagedTile(1, 1, 16, 2),
 )
-"""From the best reuse to the most parallelism: those that were best for something on an H200, and 2 x 2 tiles whole,
+"""From the best reuse to the most parallelism: those that were best for something, and 2 x 2 tiles whole,
 which `choose_tile` takes for short sums of many tiles."""
 SLICES = ((16, 8), (8, 4), (0, 1))
-"""Chunks of K from which so many slices were best, by and large."""
+"""Least chunks of K for which so many slices were usually best."""
 
 
-def _cases() -> Sequence[Case]:
+def _cases() -> Sequence[SelfTestCase]:
     """Return small convolutions: with and without taps, uneven edges, one chunk of K and many, one tile and two.
 
-    The last one has so little to write for what it reads that groups share its K.
+    The last one has long sums and few results, so that groups split its K.
     """
     shapes = (
         ((1, 8, 5, 7), (20, 8, 1, 1)),
@@ -112,8 +106,7 @@ SPECIAL = register_special(
     SpecialKernel(
         "conv_unstaged",
         "small convolutions on matrix units",
-        present=lambda caps: caps.matrix_units and "conv_unstaged" not in caps.without,
-        disable=lambda caps: replace(caps, without=caps.without | {"conv_unstaged"}),
+        claimed=lambda caps: caps.matrix_units,
         cases=_cases,
         template="conv_unstaged",
     )
@@ -143,11 +136,11 @@ def legal_tiles(caps: DeviceCaps, pixels: int, chunks: int) -> list[UnstagedTile
 
 
 def choose_tile(caps: DeviceCaps, pixels: int, channels: int, chunks: int) -> UnstagedTile | None:
-    """Return the largest tile that gives every compute unit a group and a half; None if the product is not small.
+    """Return the largest tile that gives every compute unit one and a half groups; None if the product is not small.
 
-    Slices of K are as many as there are chunks for.
+    It has as many slices of K as the chunks allow.
     """
-    if squares(pixels, channels) > MOST * caps.compute_units:
+    if squares(pixels, channels) > caps.model.unstaged_squares * caps.compute_units:
         return None
     lz = next(lz for least, lz in SLICES if chunks >= least)
     fitting = legal_tiles(caps, pixels, chunks)
@@ -195,7 +188,8 @@ class UnstagedConv(Algorithm[ConvProblem, ConvPlan, "UnstagedTile | InParts[Unst
         packed = (problem.channels_out + largest) * chunks_of(problem) * CHUNK * problem.weights.itemsize
         if packed > problem.caps.max_buffer_range:
             return "its weights exceed what one kernel argument may span"
-        if squares(problem.pixels, problem.channels_out) > MOST * problem.caps.compute_units:
+        most = problem.caps.model.unstaged_squares * problem.caps.compute_units
+        if squares(problem.pixels, problem.channels_out) > most:
             return "the product is large enough for groups to share what they load"
         return None
 
@@ -208,7 +202,8 @@ class UnstagedConv(Algorithm[ConvProblem, ConvPlan, "UnstagedTile | InParts[Unst
             return []
         parted = offer_parts(caps, legal, work)
         best = better(caps, default, parted, work)
-        return candidates_of([best, *by_turns(parted, legal)], partial(time_of, caps, work), COST)
+        every, cost = [best, *by_turns(parted, legal)], caps.model.costs[self.name]
+        return candidates_of(every, partial(time_of, caps, work), cost)
 
     def launch(self, plan: ConvPlan, tile: UnstagedTile | InParts[UnstagedTile]) -> None:
         """Launch the implicit GEMM: pixels times output channels, over taps and input channels."""
@@ -216,11 +211,13 @@ class UnstagedConv(Algorithm[ConvProblem, ConvPlan, "UnstagedTile | InParts[Unst
         chunks = chunks_of(p)
         sums = Sums(plan, parts, -(-chunks // (chosen.lz * chosen.ahead)))
         pack = partial(pack_weights, plan.weight, chosen.fn)
+        across = -(-p.channels_out // (SIDE * chosen.fn)) * chosen.fn
+        spec = vectors_spec(across * SIDE * chunks_of(p) * CHUNK, p.weights)
         k.launch(
             "conv_unstaged",
             reads={
                 "x": plan.x, **sums.bias,
-                "w": k.constant(f"unstaged.{chosen.fn}", pack, Layout.NC4HW4),
+                "w": k.constant(f"unstaged.{chosen.fn}", pack, Layout.NC4HW4, spec),
             },
             writes={"y": sums.target},
             ints={

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -10,12 +10,13 @@ from math import prod
 import numpy as np
 
 from weft.core.graph.layout import PACK, Array
-from weft.kernels.algorithms import Algorithm, Candidate, candidates_of
+from weft.core.graph.tensor import TensorSpec
+from weft.kernels.chooser import Algorithm, Candidate, candidates_of
 from weft.kernels.launch import PIECE, WARPGROUP_MEMORY, DeviceCaps
-from weft.kernels.special import Case, SpecialKernel, register_special
+from weft.kernels.special import SelfTestCase, SpecialKernel, register_special
 from weft.ops.gpu.conv.cases import conv_case
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem
-from weft.ops.gpu.conv.sum_parts import (
+from weft.ops.gpu.conv.split_k import (
     PARTS,
     InParts,
     Sums,
@@ -28,15 +29,15 @@ from weft.ops.gpu.conv.sum_parts import (
 )
 
 GROUP = 128
-"""Items of a warpgroup."""
+"""Work-items of a warpgroup."""
 ROWS = 64
-"""Rows of sums of a warpgroup."""
+"""Rows of sums that a warpgroup holds."""
 STEP = 64
-"""Elements along K of a step: 128 bytes, the widest that is swizzled."""
+"""Elements along K of a step: 128 bytes, the widest row that can be swizzled."""
 RASTER = 8
-"""Tiles of rows that go through the columns together, so that what they read stays in the cache."""
+"""Tiles of rows that pass through the columns together, so that their operands stay in the cache."""
 SHARED = WARPGROUP_MEMORY
-"""Bytes of work-group memory of a multiprocessor; it keeps a KiB for each group."""
+"""Bytes of work-group memory of a multiprocessor, which reserves a KiB for each work-group."""
 RESERVED = 1 << 10
 WIDTHS = (256, 128, 64, 32)
 """Columns of a tile besides those that divide the channels evenly."""
@@ -44,29 +45,17 @@ UNIT = 16
 """Tiles have a multiple of so many columns."""
 FEWEST, MOST = 3, 8
 """Stages: two are read or about to be, the others are under way."""
-SHORT = 6
-"""Steps up to which a tile should share its multiprocessor with two others (of 48 problems tuned on an H200)."""
 SLICES, SLICED = (2,), (64, 32, 16)
 """Sets of warpgroups that may share the steps, and columns that they then have, besides even parts."""
 PROMISING = 3
 """Tiles that are offered for each number of parts of K."""
 
 
-COST, ILL_FILLED = 0.3, 0.6
-"""The usual share of the portable kernel's time, and that where most units wait."""
-
-
-@dataclass(frozen=True)
-class WgmmaTile:
-    """How a work-group divides its work: `wm` x `wz` warpgroups, each with 64 pixels and `cols` columns.
-
-    `wz` of them take turns in K and are summed at the end; each set of `wm` has `stages` buffers of steps.
-    """
+class Warpgroups:
+    """A tile of `wm` x `wz` warpgroups, each with 64 pixels; `wz` of them share the pixels and take turns in K."""
 
     wm: int
-    cols: int
-    stages: int
-    wz: int = 1
+    wz: int
 
     @property
     def rows(self) -> int:
@@ -78,8 +67,21 @@ class WgmmaTile:
         """Return the work-items of a group."""
         return GROUP * self.wm * self.wz
 
+
+@dataclass(frozen=True)
+class WgmmaTile(Warpgroups):
+    """How a work-group divides its work: `wm` x `wz` warpgroups, each with 64 pixels and `cols` columns.
+
+    `wz` of them take turns in K and are summed at the end; each set of `wm` has `stages` buffers of steps.
+    """
+
+    wm: int
+    cols: int
+    stages: int
+    wz: int = 1
+
     def slots(self, steps: int) -> int:
-        """Return the buffers of a set that are used: none twice where all steps are under way from the start."""
+        """Return the buffers of a set that are used: with few steps, each step gets its own."""
         rounds = -(-steps // self.wz)
         return min(self.stages, max(rounds, 1)) if rounds <= self.stages - 2 else self.stages
 
@@ -88,15 +90,15 @@ class WgmmaTile:
         return 2 * STEP * self.wz * self.slots(steps) * (self.rows + self.cols)
 
     def at_a_time(self, steps: int) -> int:
-        """Return the groups that a multiprocessor holds, by its memory and its registers."""
+        """Return the work-groups that fit a multiprocessor's memory and registers."""
         registers = (self.cols // 2 + 72) * self.items
         return max(min(SHARED // (self.shared_bytes(steps) + RESERVED), 65536 // registers), 1)
 
 
-def _cases() -> Sequence[Case]:
+def _cases() -> Sequence[SelfTestCase]:
     """Return convolutions with tiles for most units: few channels and many, with and without taps, uneven edges.
 
-    The last ones have so few pixels that sets of warpgroups share the steps, and groups too where these are many.
+    The last two have so few pixels that sets of warpgroups share the steps; the last has so many that groups do, too.
     """
     shapes = (
         ((2, 3, 129, 110), (40, 3, 7, 7), 2),
@@ -109,24 +111,15 @@ def _cases() -> Sequence[Case]:
     return [conv_case(x, w, stride) for x, w, stride in shapes]
 
 
-def within_limit(kind: SpecialKernel, present: Callable[[DeviceCaps], bool]) -> SpecialKernel:
-    """Return the kind that takes another's place where that is wrong: the same in the work-group memory a device names.
+def within_limit(kind: SpecialKernel) -> SpecialKernel:
+    """Return the kind that replaces one that is wrong: the same within the work-group memory that a driver reports."""
 
-    `present` tells whether the hardware is there at all.
-    """
-    name = f"{kind.name}_small"
+    def claimed(caps: DeviceCaps) -> bool:
+        return kind.claimed(caps) and kind.name in caps.without
 
-    def there(caps: DeviceCaps) -> bool:
-        return present(caps) and kind.name in caps.without and name not in caps.without
-
-    there.__module__ = kind.module  # by which the process that tests it finds who registers it
-    return replace(
-        kind,
-        name=name,
-        title=f"{kind.title} within the limit of work-group memory",
-        present=there,
-        disable=lambda caps: replace(caps, without=caps.without | {name}),
-    )
+    claimed.__module__ = kind.module  # the process that tests the kind imports this module to register it
+    title = f"{kind.title} within the limit of work-group memory"
+    return replace(kind, name=f"{kind.name}_small", title=title, claimed=claimed)
 
 
 def _has_units(caps: DeviceCaps) -> bool:
@@ -137,14 +130,18 @@ SPECIAL = register_special(
     SpecialKernel(
         "conv_wgmma",
         "convolutions by warpgroups",
-        present=lambda caps: _has_units(caps) and "conv_wgmma" not in caps.without,
-        disable=lambda caps: replace(caps, without=caps.without | {"conv_wgmma"}),
+        claimed=_has_units,
         cases=_cases,
         template="conv_wgmma",
         seconds=1.7,
     )
 )
-SMALL = register_special(within_limit(SPECIAL, _has_units))
+SMALL = register_special(within_limit(SPECIAL))
+
+
+NO_WARPGROUPS = "the device has no warpgroup matrix instructions"
+FAILED = "the device's matrix instructions failed their self-test"
+"""Why kernels on warpgroups do not run where the device claims their hardware."""
 
 
 def steps_of(taps: int, channels: int) -> int:
@@ -153,11 +150,11 @@ def steps_of(taps: int, channels: int) -> int:
 
 
 def tiles(caps: DeviceCaps, pixels: int, channels: int, steps: int, parts: int = 1) -> tuple[WgmmaTile, ...]:
-    """Return the tiles for a problem, those first that take the least by a model.
+    """Return the tiles for a problem, the fastest by a model first.
 
-    They have even parts of the channels or a round number as columns, for one to three groups a unit. Where they
-    make fewer groups than there are multiprocessors, sets of warpgroups may share the steps of each. There are
-    `parts` groups of so many steps for each tile.
+    Their columns are a round number or an even part of the channels, and one to three groups fit a multiprocessor. If
+    there are fewer groups than multiprocessors, sets of warpgroups may share the steps of a tile. Each tile has `parts`
+    work-groups of so many steps.
     """
     least = -(-channels // WIDTHS[0])
     even = [-(-channels // (UNIT * tiled)) * UNIT for tiled in (least, least + 1)]
@@ -183,57 +180,56 @@ def tiles(caps: DeviceCaps, pixels: int, channels: int, steps: int, parts: int =
 
 
 def work_of(pixels: int, channels: int, steps: int, tile: WgmmaTile) -> Work:
-    """Return what a tile leaves to do, for `sum_parts`."""
+    """Return the work in tiles of this size, for `split_k`."""
     groups = -(-pixels // tile.rows) * -(-channels // tile.cols)
     read = 2 * STEP * steps * (tile.rows + tile.cols)
     return Work(groups, -(-steps // tile.wz), read, pixels * channels)
 
 
 def _room(caps: DeviceCaps) -> int:
-    """Return the bytes of work-group memory that a group and what is kept for it may take.
+    """Return the bytes of work-group memory that a group may take, including the reserved ones.
 
-    A driver that says 48 KiB lets a kernel have all that a multiprocessor has, unless the self-test found it does not.
+    A driver that reports 48 KiB lets a kernel use all of a multiprocessor, unless the self-test found otherwise.
     """
     return caps.local_memory + RESERVED if SPECIAL.name in caps.without else SHARED
 
 
 def _stages(wm: int, cols: int, steps: int, room: int) -> int:
-    """Return how many stages fit, but not more than are of use."""
+    """Return how many stages fit, but no more than are useful."""
     return min((room - RESERVED) // (2 * STEP * (ROWS * wm + cols)), MOST, max(steps + 2, FEWEST))
 
 
 def _cost(caps: DeviceCaps, pixels: int, channels: int, steps: int, parts: int, tile: WgmmaTile) -> float:
-    """Return what a tile takes by a model: rounds over all multiprocessors, and what each item stores.
+    """Return the time of a tile by a model: rounds over all multiprocessors, plus the stores of each work-item.
 
-    A tile reaches the more of the full rate the less it loads for each product; and of groups that share a
-    multiprocessor one stores its sums while another multiplies. Sets that share steps work side by side, and
-    what they have is added at the end.
+    A tile that loads less for each product comes closer to the full rate. Of groups that share a multiprocessor, one
+    stores its sums while another multiplies. Sets that share steps work side by side; their sums are added at the end.
     """
-    groups = -(-pixels // tile.rows) * -(-channels // tile.cols) * parts
+    model, groups = caps.model, -(-pixels // tile.rows) * -(-channels // tile.cols) * parts
     side_by_side = min(tile.at_a_time(steps), -(-groups // caps.compute_units))
     rounds = -(-groups // (caps.compute_units * side_by_side))
     loaded = 1 / tile.rows + 1 / tile.cols
-    each = tile.rows * tile.cols * (0.6 + 40 * loaded) * -(-steps // tile.wz)
-    each += tile.rows * (tile.cols + 64) * (2 + tile.wz)
-    waiting = 1.0 if side_by_side > 1 else 1.1
-    if steps <= SHORT:
-        # The first step's wait for memory is not small any more, unless other groups multiply meanwhile.
-        waiting += {1: 1.0, 2: 0.5}.get(side_by_side, 0.0) / -(-steps // tile.wz)
+    each = tile.rows * tile.cols * (model.wgmma_product + model.wgmma_read * loaded) * -(-steps // tile.wz)
+    each += tile.rows * (tile.cols + model.warpgroup_store_columns) * (model.wgmma_store + tile.wz)
+    waiting = 1.0 if side_by_side > 1 else model.wgmma_alone
+    waits = model.wgmma_first_waits
+    if steps <= model.warpgroup_short_steps and side_by_side <= len(waits):
+        waiting += waits[side_by_side - 1] / -(-steps // tile.wz)
     return rounds * side_by_side * each * waiting
 
 
 def pack_weights(weight: Array, cols: int, each: int) -> Array:
     """Return weights (co, ci, *kernel) as [tile of columns][step][column][64 along K], padded with zeros.
 
-    Columns are in the order in which an item gets `each` channels in a row; the eight pieces of a column are
-    swizzled: piece c lies at c xor (column mod 8).
+    Columns are ordered so that a work-item gets `each` adjacent channels. The eight pieces of a column are swizzled:
+    piece c lies at c xor (column mod 8).
     """
     co, ci, taps = weight.shape[0], weight.shape[1], prod(weight.shape[2:])
     padded, steps, across = -(-ci // PACK) * PACK, steps_of(taps, ci), -(-co // cols)
     full = np.zeros((across * cols, steps * STEP), weight.dtype)
     full[:, : taps * padded].reshape(-1, taps, padded)[:co, :, :ci] = weight.reshape(co, ci, taps).transpose(0, 2, 1)
     step, column, piece = np.ogrid[:steps, :cols, : STEP // PIECE]
-    # Of every eight columns an item has 2t and 2t + 1.
+    # A work-item has columns 2t and 2t + 1 of every eight.
     c = column % (PACK * each)
     from_column = column - c + each * (c % 8 // 2) + c // 8 * 2 + c % 2
     taken = (from_column * steps + step) * (STEP // PIECE) + (piece ^ (column % 8))
@@ -243,18 +239,20 @@ def pack_weights(weight: Array, cols: int, each: int) -> Array:
 
 
 class WgmmaConv(Algorithm[ConvProblem, ConvPlan, "WgmmaTile | InParts[WgmmaTile]"]):
-    """Warpgroups multiply what lies in work-group memory."""
+    """Warpgroups multiply operands in work-group memory."""
 
     name = "conv_wgmma"
 
     def why_not(self, problem: ConvProblem) -> str | None:
-        """Ask for the instructions, and pixels that lie as rows of channels."""
+        """Require the instructions, and pixels that are rows of channels."""
+        if not problem.caps.warpgroup_units:
+            return NO_WARPGROUPS
         if not (SPECIAL.present(problem.caps) or SMALL.present(problem.caps)):
-            return "the device has no matrix instructions of warpgroups, or they are wrong"
+            return FAILED
         return None if problem.rows else "its pixels do not lie as rows of channels"
 
     def candidates(self, problem: ConvProblem) -> Sequence[Candidate]:
-        """Return the tiles for a problem, in parts and whole; with work for a fourth of the units they are fast."""
+        """Return the tiles for a problem, in parts and whole; they cost little if a fourth of the units have work."""
         caps, pixels, channels = problem.caps, problem.pixels, problem.channels_out
         steps = steps_of(problem.taps, problem.channels_in)
         whole, work = tiles(caps, pixels, channels, steps), partial(work_of, pixels, channels, steps)
@@ -267,7 +265,8 @@ class WgmmaConv(Algorithm[ConvProblem, ConvPlan, "WgmmaTile | InParts[WgmmaTile]
         tile, parts = tile_and_parts(best)
         filling = work(tile).groups * tile.wz * parts >= caps.compute_units // 4
         every = [best, *by_turns(parted, whole)]
-        return candidates_of(every, partial(time_of, caps, work), COST if filling else ILL_FILLED)
+        cost = caps.model.costs[self.name if filling else f"{self.name}, little work"]
+        return candidates_of(every, partial(time_of, caps, work), cost)
 
     def launch(self, plan: ConvPlan, tile: WgmmaTile | InParts[WgmmaTile]) -> None:
         """Launch the implicit GEMM: pixels times output channels, over taps and input channels."""
@@ -277,7 +276,9 @@ class WgmmaConv(Algorithm[ConvProblem, ConvPlan, "WgmmaTile | InParts[WgmmaTile]
         sums = Sums(plan, parts, -(-steps // chosen.wz))
         slots = chosen.slots(sums.ints["EACH"] * chosen.wz if parts > 1 else steps)
         each = PIECE if chosen.cols % (PACK * PIECE) == 0 and plan.lies_in_pieces(sums.target) else PACK
-        packed = k.constant(f"wgmma.{chosen.cols}.{each}", partial(pack_weights, plan.weight, chosen.cols, each))
+        pack = partial(pack_weights, plan.weight, chosen.cols, each)
+        spec = TensorSpec((-(-p.channels_out // chosen.cols) * chosen.cols * steps * STEP,), p.weights)
+        packed = k.constant(f"wgmma.{chosen.cols}.{each}", pack, spec=spec)
         tiles_m, tiles_n = -(-p.pixels // chosen.rows), -(-p.channels_out // chosen.cols)
         piece = PIECE if p.read_pieces else PACK
         k.launch(

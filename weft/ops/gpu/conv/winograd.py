@@ -1,14 +1,14 @@
 """Convolution in fp32 by Winograd's minimal filtering: 3 x 3 taps with a quarter of the multiplications.
 
 F(4 x 4, 3 x 3) of Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2016): a patch of 4 x 4 outputs
-is a polynomial product, which is computed by its values at 36 points: y = A'[(G w G') * (B' x B)]A. Weights are
-transformed once, on the host in float64. Three launches: B' x B of every patch of 6 x 6 inputs, for each point a
-product of patches x channels with channels x channels, and A' m A with bias and fused steps. Between them lie 36/16 of
-the input and of the output in scratch memory.
+is a polynomial product, computed from its values at 36 points: y = A'[(G w G') * (B' x B)]A. The host transforms the
+weights once, in float64. There are three launches: B' x B of every patch of 6 x 6 inputs; for each point a product of
+patches x channels with channels x channels; and A' m A with bias and fused steps. Scratch memory holds 36/16 of the
+input and of the output between them.
 
-The points are 0, 5/8, -5/8, 3/2, -3/2 and infinity, by which all numbers of A and B are exact in fp32. Measured in
-numpy, error by norm against float64 of layers of 64 and 512 channels (random normal; the direct sum has 3.1e-7 and
-3.8e-7):
+The points are 0, 5/8, -5/8, 3/2, -3/2 and infinity: with them all numbers of A and B are exact in fp32. The errors, by
+norm against float64, of layers of 64 and 512 channels, measured in numpy on random normal numbers (the direct sum has
+3.1e-7 and 3.8e-7):
 
     0, +-1, +-2, inf        1.7e-6  3.2e-6  (the usual ones)
     0, +-1, +-1/2, inf      1.7e-6  3.2e-6
@@ -18,8 +18,8 @@ numpy, error by norm against float64 of layers of 64 and 512 channels (random no
     0, +-2/3, +-3/2, inf    7.6e-7  1.4e-6  (not exact)
     0, +-5/8, +-3/2, inf    7.6e-7  1.4e-6
 
-Of +-a/16, +-b/16 none was better; scaling rows of B by powers of two changes nothing. An input that is infinite or NaN
-makes all of the patches NaN that read it, not only the outputs whose windows do.
+No +-a/16, +-b/16 was better; scaling rows of B by powers of two changes nothing. An input that is infinite or NaN makes
+whole patches NaN, not only the outputs whose windows read it.
 """
 
 from __future__ import annotations
@@ -34,40 +34,34 @@ import numpy as np
 
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import PACK, Array
-from weft.core.graph.tensor import Tensor
-from weft.kernels.algorithms import NEVER, Algorithm, Candidate
-from weft.kernels.launch import MANY_UNITS, MAX_ELEMENTS, KernelBuilder, Size3
+from weft.core.graph.tensor import Tensor, TensorSpec
+from weft.kernels.chooser import NEVER, Algorithm, Candidate
+from weft.kernels.launch import MAX_ELEMENTS, KernelBuilder, Size3
 from weft.ops.gpu.conv.gemm import STEP, GemmTile, legal_tiles, steps_of
-from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem
+from weft.ops.gpu.conv.problem import COMPUTED, ConvPlan, ConvProblem
 
 POINTS = (Fraction(0), Fraction(5, 8), Fraction(-5, 8), Fraction(3, 2), Fraction(-3, 2))
-"""Where polynomials are evaluated, besides at infinity."""
+"""The points at which polynomials are evaluated, besides infinity."""
 SIDE, TAPS = 4, 3
 READ = SIDE + TAPS - 1
 """Outputs, taps and inputs of a patch along an axis."""
 ITEMS = 64
-"""Items of a group of a transform: each holds 36 vectors, so that larger groups would leave registers unused."""
+"""Work-items of a transform's work-group: each holds 36 vectors in registers, so larger groups would not fit well."""
 PIXELS = 4
-"""Patches of an item in the GEMM by default: with 8 fewer groups fit on a multiprocessor (H200: conv_gemm takes 205 us
-with 4 and 240 with 8 for each of ResNet-50's layers at batch 32)."""
+"""Patches of an item in the GEMM by default: with 8 fewer groups fit on a compute unit (ResNet-50's
+layers took a sixth longer, `benchmarks/NOTES.md`)."""
 LEAST = 64
-"""Channels on either side from which on it is the default, and patches."""
+"""Least input channels, output channels and patches for which it is the default."""
 TRIED = 16
 """The same for tuning to try it."""
-MOVED = 20
-"""Products of the direct kernel in the time of a float that a transform reads or writes (H200: 15e12 and 0.8e12/s)."""
-LAUNCHED = 1 << 20
-"""The same for each compute unit and the two more launches."""
-UNITS = 16
-"""The compute units of a device whose driver does not say."""
 WINS, MAY_WIN = 0.8, 1.6
-"""Shares of the direct kernel's time, by the model, up to which it is the default, and up to which it is tried."""
+"""Most of the direct kernel's time that it may take, by the model, to be the default, and to be tried by tuning."""
 Matrix = tuple[tuple[Fraction, ...], ...]
 
 
 @dataclass(frozen=True)
 class WinogradTile:
-    """Winograd's method, with the tile of the GEMM for each point: its pixels are patches."""
+    """The tile of the GEMM for each point; the GEMM's pixels are patches."""
 
     gemm: GemmTile
 
@@ -76,8 +70,8 @@ class WinogradTile:
 def matrices() -> tuple[Matrix, Matrix, Matrix]:
     """Return A', G and B': y = A'[(G w) * (B' x)] is the correlation of READ inputs with TAPS weights.
 
-    Toom and Cook's product of polynomials, transposed: A' and G evaluate at the points (at infinity that is the last
-    coefficient), and B' is the transposed interpolation, its denominators moved to G.
+    It is Toom and Cook's product of polynomials, transposed: A' and G evaluate at the points (at infinity that is the
+    last coefficient), and B' is the transposed interpolation, with its denominators moved to G.
     """
     rows = range(READ - 1)
     others = [tuple(p for p in POINTS if p != POINTS[k]) for k in rows]
@@ -124,33 +118,35 @@ def _steps(channels: int) -> int:
 
 
 def patches_of(problem: ConvProblem) -> tuple[int, int, int]:
-    """Return how many patches the outputs are: images, down and across."""
+    """Return the number of patches: images, down and across."""
     oh, ow = problem.window.outputs
     return problem.images, -(-oh // SIDE), -(-ow // SIDE)
 
 
 def share(problem: ConvProblem) -> float:
-    """Return how much of the direct kernel's time it takes, by a plain model of a large GPU.
+    """Return its time as a share of the direct kernel's, by a simple model of a large GPU.
 
-    That is a sum: products at the direct kernel's rate, the floats that the transforms and the GEMM move, weights among
-    them, and two launches. Whole tiles of 32 patches are computed.
+    The model adds up the products, in whole tiles of 32 patches, at the direct kernel's rate; the floats that the
+    transforms and the GEMM move, including weights; and two launches.
     """
-    ci, co, units = problem.channels_in, problem.channels_out, problem.caps.compute_units
+    ci, co, model = problem.channels_in, problem.channels_out, problem.caps.model
     patches, pixels = prod(patches_of(problem)), problem.pixels
     products = READ * READ * -(-patches // 32) * 32 * ci * co
     moved = (2 * READ * READ * patches + pixels) * (ci + co) + READ * READ * ci * co
     direct = TAPS * TAPS * pixels * ci * co
-    return float((products + MOVED * moved + LAUNCHED * (units if units > 1 else UNITS)) / direct)
+    launches = model.products_per_launch * problem.caps.likely_units
+    return float((products + model.products_per_float * moved + launches) / direct)
 
 
 def choose_tile(problem: ConvProblem, tiles: Sequence[WinogradTile]) -> WinogradTile | None:
-    """Return the first tile of few PIXELS that gives every compute unit two groups, or None if it hardly wins.
+    """Return the first tile of at most PIXELS that gives each compute unit two work-groups, else the last of these.
 
-    Devices of fewer than MANY_UNITS are left to tuning: on software nothing is gained that was measured, and small GPUs
-    may lack registers for 36 vectors an item. Small problems are bound by launches and weights.
+    None if the method would gain little: small problems spend their time on launches and on reading weights. On
+    devices with fewer compute units than `DeviceModel.many_units`, only tuning chooses it: on software devices it was
+    not faster when measured, and small GPUs may lack registers for 36 vectors an item.
     """
     caps, few = problem.caps, [tile for tile in tiles if tile.gemm.pixels <= PIXELS]
-    if not few or caps.software or caps.compute_units < MANY_UNITS:
+    if not few or caps.software or caps.compute_units < caps.model.many_units:
         return None
     patches = prod(patches_of(problem))
     if min(problem.channels_in, problem.channels_out, patches) < LEAST or share(problem) > WINS:
@@ -168,15 +164,17 @@ class WinogradConv(Algorithm[ConvProblem, ConvPlan, WinogradTile]):
     name = "conv_winograd"
 
     def why_not(self, problem: ConvProblem) -> str | None:
-        """Refuse all but 3 x 3 taps in fp32 with stride 1, what is ruled out by options, and what cannot pay.
+        """Refuse all but 3 x 3 taps in fp32 with stride 1, what options rule out, and problems with too little work.
 
-        Scratch memory is an eighth of a device's memory at most: drivers that tell allow a quarter for one allocation.
+        The two scratch tensors take at most an eighth of device memory, of which drivers allocate a fourth at once.
         """
         window = problem.window
         if self.name in problem.caps.without:
             return "its self-test failed on this device"
         if not problem.winograd:
             return "the option `winograd` is off"
+        if problem.computed:
+            return COMPUTED
         if problem.thrifty:
             return "it takes much scratch memory, and memory is limited"
         if not problem.in_fp32:
@@ -195,9 +193,9 @@ class WinogradConv(Algorithm[ConvProblem, ConvPlan, WinogradTile]):
         return None
 
     def candidates(self, problem: ConvProblem) -> Sequence[Candidate]:
-        """Return the tiles of the GEMM without slices of K; where the model does not promise a gain, for tuning alone.
+        """Return the tiles of the GEMM without slices of K; without a clear gain by the model, only for tuning.
 
-        The model may be off by as much as it must win by.
+        The cost is divided by WINS, because the model may be off by as much as it must win by.
         """
         tiles = [WinogradTile(tile) for tile in legal_tiles(problem.caps, steps_of(problem)) if tile.lz == 1]
         best = choose_tile(problem, tiles)
@@ -212,7 +210,7 @@ class WinogradConv(Algorithm[ConvProblem, ConvPlan, WinogradTile]):
 
 
 def _loop(k: KernelBuilder, total: int) -> tuple[Size3, Size3]:
-    """Return grid and local size of a transform."""
+    """Return the grid and the work-group size of a transform."""
     local = min(ITEMS, k.caps.max_local_items)
     return (min(-(-total // local), k.caps.max_grid[0]), 1, 1), (local, 1, 1)
 
@@ -248,9 +246,11 @@ def _launch_products(plan: ConvPlan, tile: GemmTile, v: Tensor, m: Tensor, patch
     """Launch a GEMM for each point: patches times output channels, over input channels."""
     k, p = plan.k, plan.problem
     rows = -(-patches // tile.rows)
+    spec = TensorSpec((READ * READ * _steps(p.channels_in) * STEP * PACK * p.blocks * PACK,), DType.FLOAT32)
+    weights = k.constant("winograd", partial(pack_weights, plan.weight), spec=spec)
     k.launch(
         "conv_winograd_gemm",
-        reads={"v": v, "w": k.constant("winograd", partial(pack_weights, plan.weight))},
+        reads={"v": v, "w": weights},
         writes={"m": m},
         ints={
             "C4": p.blocks_in, "STEPS": _steps(p.channels_in), "COUNT": p.blocks, "PATCHES": patches, "TILES": rows,

@@ -11,27 +11,20 @@ import numpy as np
 
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import PACK, Array, Layout
-from weft.kernels.algorithms import Algorithm, Candidate, candidates_of, waves
+from weft.kernels.chooser import Algorithm, Candidate, candidates_of, waves
 from weft.kernels.launch import DeviceCaps
-from weft.kernels.special import Case, SpecialKernel, register_special
+from weft.kernels.special import SelfTestCase, SpecialKernel, register_special
 from weft.ops.gpu.conv.cases import conv_case
-from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem
+from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem, vectors_spec
 from weft.ops.gpu.conv.unstaged import UnstagedConv
 
 STEP = 16
-"""What the depth of a product, and of each step, is a multiple of."""
-SHORT, LONG = 128, 512
-"""The depth up to which tiles of 64 x 64 are best, or nearly, and that from which small products are faster without
-staging (`conv_unstaged`); both by tuning on an H200."""
-
-
-COST, ILL_FILLED = 0.2, 0.7
-"""The usual share of the portable kernel's time, and that where units wait or staging does not pay."""
+"""The depth of a product, and of each step, is a multiple of this."""
 
 
 @dataclass(frozen=True)
 class GroupTile:
-    """What a work-group of so many items computes: rows x columns, the product's K in steps of `depth`."""
+    """A work-group's tile: rows x columns, computed by so many work-items in steps of `depth` along K."""
 
     rows: int
     columns: int
@@ -49,10 +42,10 @@ TILES = (
     GroupTile(32, 64, 128, 128),
     GroupTile(32, 32, 128, 128),
 )
-"""Those that were best for something on an H200, from the best reuse to the most parallelism."""
+"""Those that were best for something, from the best reuse to the most parallelism."""
 
 
-def _cases() -> Sequence[Case]:
+def _cases() -> Sequence[SelfTestCase]:
     """Return products for each tile on a large device and a few on any, of whole tiles and of parts of tiles."""
     large = ((1100, 144, 1160), (1024, 192, 1024), (520, 80, 1000))
     small = ((260, 272, 1000), (130, 400, 1000), (200, 176, 296))
@@ -63,8 +56,8 @@ SPECIAL = register_special(
     SpecialKernel(
         "workgroup_gemm",
         "products on matrices of work-groups",
-        present=lambda caps: caps.workgroup_matrices and caps.matrix_units,
-        disable=lambda caps: replace(caps, workgroup_matrices=False),
+        claimed=lambda caps: caps.workgroup_matrices and caps.matrix_units,
+        withdraw=lambda caps: replace(caps, workgroup_matrices=False),
         cases=_cases,
         template="workgroup_gemm",
     )
@@ -72,7 +65,7 @@ SPECIAL = register_special(
 
 
 def legal_tiles(caps: DeviceCaps, pixels: int, channels: int) -> list[GroupTile]:
-    """Return the tiles that the device takes and the product is not smaller than."""
+    """Return the tiles that fit the device and are not larger than the product."""
     return [
         t
         for t in TILES
@@ -85,7 +78,7 @@ def legal_tiles(caps: DeviceCaps, pixels: int, channels: int) -> list[GroupTile]
 def choose_tile(caps: DeviceCaps, pixels: int, channels: int, depth: int) -> GroupTile | None:
     """Return the tile for which a compute unit loads least; None where not even half the units have work.
 
-    Loads are what takes the time, on all units alike: 40 KB a microsecond each on an H200. In short products it is the
+    Loads are what takes the time, on all units alike. In short products it is the
     first load and the last store: there a small tile is the default.
     """
 
@@ -96,7 +89,7 @@ def choose_tile(caps: DeviceCaps, pixels: int, channels: int, depth: int) -> Gro
         return -(-groups(tile) // caps.compute_units) * (tile.rows + tile.columns)
 
     legal = legal_tiles(caps, pixels, channels)
-    if depth <= SHORT and SMALL in legal:
+    if depth <= caps.model.group_short_depth and SMALL in legal:
         legal = [SMALL]
     best = min(legal, key=loaded, default=None)
     return best if best is not None and 2 * groups(best) >= caps.compute_units else None
@@ -114,9 +107,9 @@ class GroupMatrixConv(Algorithm[ConvProblem, ConvPlan, GroupTile]):
     name = "workgroup_gemm"
 
     def why_not(self, problem: ConvProblem) -> str | None:
-        """Refuse all but products of rows that lie in whole pieces."""
+        """Refuse all but products of rows that consist of whole pieces."""
         if not SPECIAL.present(problem.caps):
-            return "the device has no matrices of work-groups, or they are wrong"
+            return "the device has no work-group matrices, or they failed their self-test"
         if not problem.pointwise or problem.written is not DType.FLOAT16:
             return "it is no product of rows in fp16"
         if problem.channels_in % STEP:
@@ -135,27 +128,29 @@ class GroupMatrixConv(Algorithm[ConvProblem, ConvPlan, GroupTile]):
         caps, sizes = problem.caps, (problem.pixels, problem.channels_out)
         best = choose_tile(caps, *sizes, problem.depth)
         unstaged = UnstagedConv()
-        if problem.depth >= LONG and unstaged.why_not(problem) is None and unstaged.candidates(problem):
+        is_long = problem.depth >= caps.model.group_long_depth
+        if is_long and unstaged.why_not(problem) is None and unstaged.candidates(problem):
             best = None
         legal = legal_tiles(caps, *sizes)
 
         def time(tile: GroupTile) -> float:
             groups = -(-problem.pixels // tile.rows) * -(-problem.channels_out // tile.columns)
-            return waves(groups, tile.items, caps.compute_units)
+            return waves(caps.model, groups, tile.items, caps.compute_units)
 
         if best is None:
-            return candidates_of(legal, time, ILL_FILLED)
-        return candidates_of([best, *legal], time, COST)
+            return candidates_of(legal, time, caps.model.costs[f"{self.name}, little work"])
+        return candidates_of([best, *legal], time, caps.model.costs[self.name])
 
     def launch(self, plan: ConvPlan, tile: GroupTile) -> None:
         """Launch the product of the rows of x and the weights."""
         k, p = plan.k, plan.problem
         places = prod(p.window.outputs)
+        spec = vectors_spec(p.channels_in * p.channels_out, p.weights)
         k.launch(
             "workgroup_gemm",
             reads={
                 "x": plan.x, **plan.bias_vector(),
-                "w": k.constant("rows", partial(pack_weights, plan.weight), Layout.NC4HW4),
+                "w": k.constant("rows", partial(pack_weights, plan.weight), Layout.NC4HW4, spec),
             },
             writes={"y": plan.y},
             ints={"ROWS": p.pixels, "DEPTH": p.channels_in, "COLUMNS": p.channels_out, "PLACES": places},

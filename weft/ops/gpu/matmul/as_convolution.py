@@ -1,6 +1,6 @@
 """Products with constant weights as convolutions of images of one pixel.
 
-A row-major matrix whose columns are a multiple of four lies in memory as such images do in NC4HW4.
+A row-major matrix whose columns are a multiple of four has the bytes of such images in NC4HW4.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.core.graph.layout import PACK, Layout
-from weft.kernels.algorithms import Algorithm, Candidate
+from weft.kernels.chooser import Algorithm, Candidate
 from weft.ops.conv import Conv
 from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
 from weft.ops.gpu.conv.problem import ConvPlan
@@ -21,16 +21,16 @@ from weft.ops.gpu.matmul.problem import ProductPlan, ProductProblem, why_not_wei
 
 
 class AsConvolution(NamedTuple):
-    """No tile of its own: the chooser of convolutions decides that."""
+    """It has no tile of its own: the chooser of convolutions chooses one."""
 
 
 class ProductAsConvolution(Algorithm[ProductProblem, ProductPlan, AsConvolution]):
-    """A product with constant weights as a 1 x 1 convolution, by whichever algorithm suits that."""
+    """A product with constant weights as a 1 x 1 convolution, by any algorithm of convolutions."""
 
     name = "product as a convolution"
 
     def why_not(self, problem: ProductProblem) -> str | None:
-        """Refuse few rows, and what does not lie as images of one pixel do."""
+        """Refuse few rows, and matrices that do not have the bytes of images of one pixel."""
         p = problem
         if not p.weights:
             return why_not_weights(p)
@@ -43,11 +43,11 @@ class ProductAsConvolution(Algorithm[ProductProblem, ProductPlan, AsConvolution]
         return None if p.joins_channels else "a fused step reads a constant that is not one number for each column"
 
     def candidates(self, problem: ProductProblem) -> Sequence[Candidate]:
-        """Return the one there is."""
+        """Return the only candidate."""
         return [Candidate(AsConvolution(), 1.0)]
 
     def launch(self, plan: ProductPlan, tile: AsConvolution) -> None:
-        """Launch what is chosen for the convolution, with alpha and beta in the weights."""
+        """Launch the algorithm that the chooser of convolutions takes, with alpha and beta in the weights."""
         p, weight = plan.problem, plan.matrix()
         bias = None if plan.c is None else plan.c.constant
         x = replace(plan.a, shape=(p.m, p.k, 1, 1), layout=Layout.NC4HW4)

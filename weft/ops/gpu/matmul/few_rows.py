@@ -7,7 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 from weft.core.graph.layout import PACK, Array, Layout
-from weft.kernels.algorithms import Algorithm, Candidate
+from weft.kernels.chooser import Algorithm, Candidate
 from weft.ops.gpu.matmul.problem import ProductPlan, ProductProblem, why_not_weights
 
 FEW_ROWS = 4
@@ -18,7 +18,7 @@ class OneColumn(NamedTuple):
 
 
 class ProductOfFewRows(Algorithm[ProductProblem, ProductPlan, OneColumn]):
-    """Weights lie as rows of vectors along k, and are read once."""
+    """Weights are packed as rows of vectors along k, and are read once."""
 
     name = "matmul_rows"
 
@@ -33,7 +33,7 @@ class ProductOfFewRows(Algorithm[ProductProblem, ProductPlan, OneColumn]):
         return why_not_weights(problem)
 
     def candidates(self, problem: ProductProblem) -> Sequence[Candidate]:
-        """Return the one there is."""
+        """Return the only tile."""
         return [Candidate(OneColumn(), 1.0)]
 
     def launch(self, plan: ProductPlan, tile: OneColumn) -> None:

@@ -7,8 +7,8 @@ from math import prod
 
 from weft.core.graph.layout import Shape
 from weft.core.graph.tensor import Tensor, TensorSpec
-from weft.kernels.algorithms import Chooser, Rivals
-from weft.kernels.launch import GpuOp, KernelBuilder, gpu_op
+from weft.kernels.chooser import Chooser, Rivals
+from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, gpu_op
 from weft.ops.gpu.matmul.as_convolution import ProductAsConvolution
 from weft.ops.gpu.matmul.few_rows import FEW_ROWS, ProductOfFewRows
 from weft.ops.gpu.matmul.problem import ProductPlan, ProductProblem
@@ -21,7 +21,7 @@ PRODUCTS = Chooser[ProductProblem, ProductPlan](
     Rivals("matmul_rows", (ProductOfFewRows(),)),
     Rivals("matmul", (TiledProduct(),)),
 )
-"""Which of them computes a product: its order is that of preference, and nothing is left to tuning."""
+"""Chooses the algorithm of a product, in this order of preference; tuning has no say."""
 
 
 @gpu_op(MatMul)
@@ -30,7 +30,7 @@ class MatMulOnGpu(GpuOp):
 
     splits_constants = True
 
-    def rounds(self, op: MatMul, inputs: Sequence[Tensor | None]) -> int:
+    def rounds(self, op: MatMul, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
         """Return twice the products of an output: tiles are loaded in loops, too."""
         a = inputs[0]
         assert a is not None
@@ -43,7 +43,7 @@ class MatMulOnGpu(GpuOp):
     def launches(
         self, op: MatMul, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
-        """Bring one-dimensional operands to matrices and launch."""
+        """Make matrices of one-dimensional operands, and launch."""
         a, b = inputs[0], inputs[1]
         assert a is not None and b is not None
         a_shape = a.shape if len(a.shape) > 1 else (1, *a.shape)
@@ -54,7 +54,7 @@ class MatMulOnGpu(GpuOp):
         a_batch, b_batch = _batch_steps(a_shape, a_lead), _batch_steps(b_shape, b_lead)
         m, depth, n = a_shape[-2], a_shape[-1], b_shape[-1]
         if not any(b_batch) and (len(a_shape) <= 2 or a_lead == batch):
-            # One matrix b for all: the batch is more rows.
+            # All of the batch share one matrix b, so the batch is just more rows.
             m, batch, a_batch, b_batch = m * prod(batch), (), (), ()
         steps = (depth, 1), (n, 1), batch, a_batch, b_batch
         PRODUCTS.launch(ProductPlan.of(k, (m, n, depth), (a, b, outputs[0]), *steps))
@@ -79,7 +79,7 @@ class GemmOnGpu(GpuOp):
 
     splits_constants = True
 
-    def rounds(self, op: Gemm, inputs: Sequence[Tensor | None]) -> int:
+    def rounds(self, op: Gemm, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
         """Return twice the products of an output: tiles are loaded in loops, too."""
         a = inputs[0]
         assert a is not None
@@ -90,7 +90,7 @@ class GemmOnGpu(GpuOp):
         return _few_rows(output)
 
     def launches(self, op: Gemm, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
-        """Launch with the strides that the transposes mean."""
+        """Launch with the strides of the transposed matrices."""
         a, b = inputs[0], inputs[1]
         c = inputs[2] if len(inputs) > 2 else None
         assert a is not None and b is not None

@@ -1,4 +1,4 @@
-"""What decides how a product of matrices is computed, and the tensors that it is about."""
+"""A product of matrices as a problem for the chooser, and a plan: that problem with its tensors."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class ProductProblem:
     weights: bool
     """Whether b is one constant matrix."""
     bias: bool
-    """Whether c is not there, or one constant number for each column."""
+    """Whether c is missing, or one constant number for each column."""
     joins_channels: bool
-    """Whether fused steps can be pasted where columns are channels (`KernelBuilder.joins_channels`)."""
+    """Whether fused steps also work if columns become channels (`KernelBuilder.joins_channels`)."""
     caps: DeviceCaps
 
 
@@ -72,7 +72,7 @@ class ProductPlan:
         return cls(k, problem, a, b, y, c, *scale)
 
     def matrix(self) -> Array:
-        """Return constant weights with a row for each column of the result."""
+        """Return the constant weights transposed: a row for each column of the result."""
         p, value = self.problem, self.b.constant
         assert value is not None
         return value.reshape(-1, p.k) if p.b_steps == (1, p.k) else value.reshape(p.k, -1).T

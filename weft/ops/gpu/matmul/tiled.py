@@ -6,19 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from weft.core.graph.tensor import Tensor
-from weft.kernels.algorithms import Algorithm, Candidate, candidates_of, waves
+from weft.core.graph.tensor import Tensor, TensorSpec
+from weft.kernels.chooser import Algorithm, Candidate, candidates_of, waves
 from weft.ops.gpu.matmul.problem import ProductPlan, ProductProblem
 
 ITEMS = 8
-"""The items along either side of a tile."""
-FULL = 2
-"""Tiles that each compute unit should have."""
+"""Work-items along each side of a tile."""
 
 
 @dataclass(frozen=True)
 class ProductTile:
-    """The rows, and as many columns, that one item computes."""
+    """Rows, and as many columns, that one work-item computes."""
 
     each: int
 
@@ -28,43 +26,45 @@ TILES = (ProductTile(4), ProductTile(2))
 
 
 def tiles_of(problem: ProductProblem, tile: ProductTile, columns: int) -> int:
-    """Return how many tiles the result is, or so many columns of it."""
+    """Return the number of tiles of the result, or of some columns of it."""
     side = ITEMS * tile.each
     return -(-problem.m // side) * -(-columns // side) * prod(problem.batch)
 
 
 def choose_tile(problem: ProductProblem, columns: int) -> ProductTile:
-    """Return the tile with the most reuse that still fills the device: large ones would leave units idle."""
+    """Return the tile with the most reuse that gives every compute unit enough tiles."""
     caps = problem.caps
-    wanted = 0 if caps.software else FULL * caps.compute_units
+    wanted = 0 if caps.software else caps.model.matmul_tiles * caps.compute_units
     return next((tile for tile in TILES if tiles_of(problem, tile, columns) >= wanted), TILES[-1])
 
 
 class TiledProduct(Algorithm[ProductProblem, ProductPlan, ProductTile]):
-    """The general kernel; constant weights beyond a kernel argument's range go in pieces."""
+    """The general kernel; constant weights beyond the range of one argument are passed in pieces."""
 
     name = "matmul"
 
     def why_not(self, problem: ProductProblem) -> str | None:
-        """Take every product."""
+        """Return None: it computes every product."""
         return None
 
     def candidates(self, problem: ProductProblem) -> Sequence[Candidate]:
         """Return the tiles."""
 
         def time(tile: ProductTile) -> float:
-            return waves(tiles_of(problem, tile, problem.n), ITEMS * ITEMS, problem.caps.compute_units)
+            caps, groups = problem.caps, tiles_of(problem, tile, problem.n)
+            return waves(caps.model, groups, ITEMS * ITEMS, caps.compute_units)
 
         return candidates_of([choose_tile(problem, problem.n), *TILES], time)
 
     def launch(self, plan: ProductPlan, tile: ProductTile) -> None:
-        """Launch the kernel, for each piece of the weights with the tile that fits that."""
+        """Launch the kernel for each piece of the weights, with a tile for that piece."""
         if not plan.problem.weights:
             _launch(plan, tile, plan.b, plan.problem.b_steps, 0, plan.problem.n)
             return
         matrix = plan.matrix()
         for first, count in plan.pieces():
-            part = plan.k.constant(f"columns.{first}", matrix[first : first + count].T.copy)
+            spec = TensorSpec((plan.problem.k, count), plan.b.dtype)
+            part = plan.k.constant(f"columns.{first}", matrix[first : first + count].T.copy, spec=spec)
             _launch(plan, choose_tile(plan.problem, count), part, (count, 1), first, count)
 
 

@@ -1,0 +1,194 @@
+"""A network prepared with open sizes is, for each size, what it would be if it were prepared for that size alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weft
+from benchmarks.gpt2 import gpt2
+from benchmarks.minilm import Sizes
+from benchmarks.models import resnet50
+from weft.backends.cpu.backend import CpuBackend
+from weft.conformance.cases.table import Case, all_cases
+from weft.core.contract.backend import BackendInfo, Precision
+from weft.core.graph.graph import Graph, Node, bind
+from weft.core.graph.layout import Shape
+from weft.core.graph.limits import Limits
+from weft.core.graph.op import Op
+from weft.core.graph.tensor import Tensor, TensorSpec
+from weft.core.placement import optimizer
+from weft.core.placement.open_network import OpenNetwork, OpenNetworks, prepare_open
+from weft.core.placement.optimized_network import OptimizedNetwork
+from weft.core.placement.optimizer import OptimizerOptions
+from weft.core.placement.prepare import PreparedNetwork, prepare_network
+from weft.errors import WeftError
+from weft.frontends.onnx import load as load_onnx
+
+SIZES = Sizes(layers=1, hidden=32, heads=2, inner=48, vocabulary=40, positions=90)
+
+
+def caches(past: int, words: int = 1) -> dict[str, Shape]:
+    """Return the shapes of GPT-2's inputs."""
+    shapes: dict[str, Shape] = {"input_ids": (1, words), "attention_mask": (1, past + words)}
+    return shapes | {f"past.0.{kind}": (1, 2, past, 16) for kind in ("key", "value")}
+
+
+def feeds(past: int) -> dict[str, np.ndarray]:
+    """Return GPT-2's inputs, all of them ones."""
+    return {
+        name: np.ones(shape, np.float32 if name.startswith("past") else np.int64)
+        for name, shape in caches(past).items()
+    }
+
+
+def opened(graph: Graph, shapes: Mapping[str, Shape]) -> OpenNetwork | None:
+    return prepare_open(graph, bind(graph, shapes), Precision.HIGH, Limits())
+
+
+def assert_same(made: Graph, wanted: Graph) -> None:
+    """Compare what two prepared graphs compute, and how."""
+    assert made.nodes == wanted.nodes
+    values = {v for n in wanted.nodes for v in (*n.inputs, *n.outputs) if v} | {*wanted.inputs, *wanted.outputs}
+    for value in values:
+        assert made.specs[value] == wanted.specs[value]
+        assert all(type(d) is int for d in made.specs[value].shape)
+        assert (value in made.constants) == (value in wanted.constants)
+        if value in wanted.constants:
+            assert made.constants[value].dtype == wanted.constants[value].dtype
+            np.testing.assert_array_equal(made.constants[value], wanted.constants[value])
+
+
+def assert_serves(network: OpenNetwork, graph: Graph, shapes: Mapping[str, Shape]) -> None:
+    """A network with open sizes serves these shapes, and as if it had been prepared for them."""
+    bound = bind(graph, shapes)
+    sized = network.sized(bound)
+    assert sized is not None
+    assert_same(network.prepared(sized).graph, prepare_network(bound, Precision.HIGH).graph)
+
+
+def test_a_growing_cache() -> None:
+    """Masks, places and shapes follow from the length; a length that an axis does not have is not served."""
+    graph = load_onnx(gpt2(SIZES))
+    network = opened(graph, caches(5))
+    assert network is not None
+    for past in (5, 6, 20, 89):
+        assert_serves(network, graph, caches(past))
+    assert network.sized(bind(graph, caches(90))) is None
+
+
+def test_batch_and_picture_of_a_convolutional_network() -> None:
+    """Quotients by strides are open, too."""
+    graph = load_onnx(resnet50("n", image=64, width=0.125, classes=4))
+    graph.specs["x"] = TensorSpec(("n", 3, "h", "w"), graph.specs["x"].dtype)
+    network = opened(graph, {"x": (1, 3, 64, 64)})
+    assert network is not None
+    for shape in ((2, 3, 64, 64), (1, 3, 96, 64), (3, 3, 128, 224)):
+        assert_serves(network, graph, {"x": shape})
+
+
+def one_op(row: Case) -> tuple[Graph, dict[str, Shape]]:
+    """Return the graph of a row with a name for each dimension, and its shapes."""
+    graph, names, shapes = Graph(row.id, [], []), list[str](), dict[str, Shape]()
+    for k, (spec, constant) in enumerate(zip(row.specs(), row.constants(), strict=True)):
+        names.append("" if spec is None else f"i{k}")
+        if spec is None:
+            continue
+        graph.specs[f"i{k}"] = spec
+        if constant is not None:
+            graph.constants[f"i{k}"] = constant
+        else:
+            graph.inputs.append(f"i{k}")
+            graph.specs[f"i{k}"] = TensorSpec(tuple(f"size {d}" for d in spec.dims), spec.dtype)
+            shapes[f"i{k}"] = spec.dims
+    made = row.make_op().inferred(row.specs(), row.constants())
+    graph.outputs = [f"o{k}" for k in range(len(made))]
+    graph.nodes = [Node("node", row.make_op(), tuple(names), tuple(graph.outputs))]
+    return graph, shapes
+
+
+def grown(shapes: Mapping[str, Shape], by: int) -> dict[str, Shape]:
+    return {name: tuple(d + by for d in shape) for name, shape in shapes.items()}
+
+
+def test_rows_of_the_op_table() -> None:
+    """Each op is what it is alone, or its sizes are refused; both at the row's sizes and at others."""
+    served = others = 0
+    for row in all_cases()[::12]:
+        try:
+            graph, shapes = one_op(row)
+        except WeftError:
+            continue
+        network = opened(graph, shapes)
+        if network is None:
+            continue
+        assert_serves(network, graph, shapes)
+        served += 1
+        for by in (1, 3):
+            if network.sized(bind(graph, grown(shapes, by))) is not None:
+                assert_serves(network, graph, grown(shapes, by))
+                others += 1
+    assert served > 100
+    assert others > 100
+
+
+def test_a_graph_that_cannot_be_opened_is_tried_once() -> None:
+    """An op of which the shape needs a number: each shape is prepared alone."""
+    graph, shapes = one_op(next(row for row in all_cases() if row.op == "Resize"))
+    networks = OpenNetworks(graph, Precision.HIGH, Limits())
+    assert networks.find(bind(graph, shapes)) is None
+    assert_same(networks.prepare(bind(graph, shapes)).graph, prepare_network(bind(graph, shapes), Precision.HIGH).graph)
+
+
+def test_a_network_is_divided_again_where_a_guard_of_a_backend_fails() -> None:
+    """And not prepared again: the sizes of the moment are then the new ones."""
+    graph, calls = load_onnx(gpt2(SIZES)), []
+    network = opened(graph, caches(5))
+    assert network is not None
+
+    class Choosy(CpuBackend):
+        takes_open_sizes = True
+
+        def why_not(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op) -> str | None:
+            shape = outputs[0].shape
+            return "it is too long" if len(shape) == 4 and shape[3] > 50 else None
+
+    backends = {"choosy:0": Choosy(BackendInfo("choosy", 0)), "cpu:0": CpuBackend(BackendInfo("cpu", 0))}
+    for past in (5, 8, 70, 71, 9):
+        bound = bind(graph, caches(past))
+
+        def divided(prepared: PreparedNetwork, bound: Graph = bound) -> OptimizedNetwork:
+            calls.append(bound)
+            return optimizer.divide(bound, backends, OptimizerOptions(), prepared=prepared)
+
+        found = network.known_division(bound) or network.divided(bound, divided, backends)
+        alone = optimizer.divide(bound, backends, OptimizerOptions())
+        assert found is not None
+        assert_same(found.graph, alone.graph)
+        assert found.refusals == alone.refusals
+        assert [part.device for part in found.parts] == [part.device for part in alone.parts]
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("device", ["cpu", "opencl"])
+def test_a_session_plans_a_new_length_without_passes_and_backends(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it computes is what a session that was loaded for the length computes, and it asks no backend again."""
+    calls, real = [], optimizer.divide
+
+    def noted(*given: Any, **named: Any) -> OptimizedNetwork:
+        calls.append(named["prepared"])
+        return real(*given, **named)
+
+    monkeypatch.setattr("weft.core.session.session.divide", noted)
+    model = gpt2(SIZES)
+    with weft.load(model, device, shapes=caches(5), fallback="error") as session:
+        del calls[:]
+        for past in (6, 7, 8):
+            found = session.run(feeds(past))
+        assert not calls
+    with weft.load(model, device, shapes=caches(8), fallback="error") as session:
+        for a, b in zip(found, session.run(feeds(8)), strict=True):
+            np.testing.assert_array_equal(a, b)

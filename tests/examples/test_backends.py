@@ -1,0 +1,405 @@
+"""Contract row A22: a worked example of each kind, by path, by package, and the tutorial's pre-compiled addition."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import weft
+from tests.helpers.run_length import is_long
+from weft import Network, Node, conformance
+from weft.core.graph.graph import bind, infer_shapes
+from weft.core.placement.assign import described
+from weft.models import path
+from weft.ops.binary import Mod
+from weft.ops.softmax import Softmax
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+PICTURE = np.random.default_rng(0).random((1, 3, 128, 128), np.float32)
+
+
+def load_example(file: Path, name: str) -> ModuleType:
+    """Return an example as a module of its own."""
+    spec = spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[name] = module_from_spec(spec)  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def registered() -> Iterator[list[str]]:
+    """Give a list of ids that are removed from the registry after the test."""
+    ids: list[str] = []
+    yield ids
+    for id_ in ids:
+        weft.registry.remove(id_)
+
+
+# -- a Python backend in one file, loaded from a folder --------------------------------------------------------
+
+
+@pytest.fixture
+def two_ops(tmp_path: Path) -> Iterator[weft.Runtime]:
+    """Give a runtime that has the example, under the name that backends in folders have."""
+    (tmp_path / "acme_twoops_backend.py").symlink_to(EXAMPLES / "two_ops_backend.py")
+    with weft.Runtime(dynamic_backend_paths=[tmp_path]) as runtime:
+        yield runtime
+
+
+def perceptron() -> Network:
+    """Return a network of two matrix products, one of a stack of matrices, and what is around them."""
+    net = Network("perceptron")
+    x = net.add_input("x", (3, 4))
+    rng = np.random.default_rng(1)
+    hidden = net.add_layer("MatMul", x, rng.random((4, 5), np.float32), name="first")
+    hidden = net.add_layer("Relu", hidden, name="relu")
+    stack = net.add_layer("MatMul", hidden, rng.random((2, 5, 6), np.float32), name="stack")
+    net.add_output("y", net.add_layer("Softmax", stack, name="softmax"))
+    return net
+
+
+def test_A22_a_backend_of_two_ops_runs_them_and_refuses_the_rest(two_ops: weft.Runtime) -> None:
+    x = np.random.default_rng(2).standard_normal((3, 4)).astype(np.float32)
+    with weft.load(perceptron(), "cpu") as cpu:
+        (expected,) = cpu.run(x)
+    with weft.load(perceptron(), ["twoops", "cpu"], runtime=two_ops) as session:
+        (y,) = session.run(x)
+        report = session.report
+    np.testing.assert_allclose(y, expected, rtol=1e-6)
+    assert report.nodes_by_device == {"twoops": 2, "cpu": 2}
+    assert {node: reasons["twoops:0"] for node, reasons in report.refusals.items()} == {
+        "stack": "the engine multiplies matrices; these have [2, 3] dimensions",
+        "softmax": "twoops has no implementation of Softmax",
+    }
+
+
+def test_A22_a_backend_of_two_ops_refuses_other_types(two_ops: weft.Runtime) -> None:
+    net = Network("doubles")
+    net.add_output("y", net.add_layer("Relu", net.add_input("x", (3,), "float64"), name="relu"))
+    with pytest.raises(weft.errors.UnsupportedOps, match="the engine computes in float32 alone; 'x' is float64"):
+        weft.load(net, "twoops", fallback="error", runtime=two_ops)
+
+
+# -- an installed package with an entry point --------------------------------------------------------------------
+
+
+def in_environment(python: Path, *arguments: str, folder: Path) -> str:
+    """Return what a command prints in an environment that has Weft and what this one has."""
+    libraries = dict.fromkeys((str(ROOT), *(sysconfig.get_paths()[kind] for kind in ("purelib", "platlib"))))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(libraries), "COLUMNS": "200"}
+    done = subprocess.run(
+        [str(python), *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def small_model(file: Path) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Write a model with a Softsign in the middle of two products; return an input and its output."""
+    rng = np.random.default_rng(3)
+    a, b, x = (rng.standard_normal(shape).astype(np.float32) for shape in ((4, 5), (5, 2), (3, 4)))
+    nodes = [
+        helper.make_node("MatMul", ["x", "a"], ["h"]),
+        helper.make_node("Softsign", ["h"], ["s"]),
+        helper.make_node("MatMul", ["s", "b"], ["y"]),
+    ]
+    declared = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", (3, 4)), ("y", (3, 2)))]
+    weights = [numpy_helper.from_array(a, "a"), numpy_helper.from_array(b, "b")]
+    graph = helper.make_graph(nodes, "small", declared[:1], declared[1:], weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), file)
+    h = x @ a
+    return x, (h / (1 + np.abs(h))) @ b
+
+
+def test_A22_a_package_is_there_after_pip_install_and_gone_after_uninstall(tmp_path: Path) -> None:
+    # The environment has no package but what is installed here; libraries come from where this test runs.
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True, timeout=120)
+    python = tmp_path / "venv" / "bin" / "python"
+    package = shutil.copytree(EXAMPLES / "ort_backend", tmp_path / "package")
+    x, expected = small_model(tmp_path / "small.onnx")
+    np.save(tmp_path / "x.npy", x)
+
+    def weft_command(*arguments: str) -> str:
+        return in_environment(python, "-m", "weft", *arguments, folder=tmp_path)
+
+    assert "ONNX Runtime" not in weft_command("devices")
+    pip = ("-m", "pip", "--disable-pip-version-check")
+    offline = ("--no-deps", "--no-build-isolation", "--no-index")
+    in_environment(python, *pip, "install", *offline, str(package), folder=tmp_path)
+    listed = weft_command("devices")
+    assert "ONNX Runtime" in listed and "ort is from entry point ort (package weft-ort 0.1.0)" in listed
+    out = weft_command("run", "small.onnx", "--device", "ort", "--input", "x=x.npy", "--output", "results")
+    assert "nodes: ort 1" in out
+    (result,) = (tmp_path / "results").rglob("*.npy")
+    np.testing.assert_allclose(np.load(result), expected, rtol=1e-5, atol=1e-6)
+    in_environment(python, *pip, "uninstall", "--yes", "weft-ort", folder=tmp_path)
+    assert "ONNX Runtime" not in weft_command("devices")
+
+
+@pytest.fixture
+def ort(registered: list[str]) -> ModuleType:
+    """Register the package's backend and return its module."""
+    module = load_example(EXAMPLES / "ort_backend" / "weft_ort" / "__init__.py", "weft_ort")
+    weft.registry.insert("ort", module.OrtCreator())
+    registered.append("ort")
+    return module
+
+
+@pytest.mark.parametrize(("precision", "bound"), [("high", 1e-6), ("low", 5e-3)])
+def test_A22_a_network_goes_whole_to_onnx_runtime(ort: ModuleType, precision: str, bound: float) -> None:
+    with weft.load(path("shapes"), "cpu") as cpu:
+        (expected,) = cpu.run(PICTURE)
+    with weft.load(path("shapes"), "ort", precision=precision, fallback="error") as session:
+        (y,) = session.run(PICTURE)
+        assert session.report.nodes_by_device == {"ort": 1}
+        assert abs(y - expected).max() < bound
+        (both,) = session.run(np.concatenate([PICTURE, PICTURE]))  # another shape is another model
+        assert abs(both - expected).max() < bound
+
+
+def test_A22_answers_are_kept_by_models_without_weights(ort: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, sizes = ort.why_not_run_one, set()
+
+    def noting(model: bytes) -> str | None:
+        sizes.add(len(model))
+        return str(why) if (why := one(model)) else None
+
+    monkeypatch.setattr(ort, "why_not_run_one", noting)
+    with weft.load(path("shapes"), "ort", fallback="error") as session:
+        session.run(PICTURE)
+        session.run(np.concatenate([PICTURE, PICTURE]))
+    assert sizes and max(sizes) < 2000
+    assert not hasattr(ort.why_not_run, "cache_info"), "whole subgraphs are asked about each time"
+
+
+def test_A22_subgraphs_around_what_is_elsewhere_are_one_node_each(ort: ModuleType) -> None:
+    with weft.load(path("shapes"), "cpu") as cpu:
+        (expected,) = cpu.run(PICTURE)
+    with weft.load(path("shapes"), ["ort", "cpu"], hints={"both/*": "cpu"}) as session:
+        (y,) = session.run(PICTURE)
+        assert session.report.subgraphs == ("ort:0", "cpu:0", "ort:0")
+        assert session.report.nodes_by_device == {"ort": 2, "cpu": 1} and session.report.copies == ()
+    assert abs(y - expected).max() < 1e-6
+
+
+def test_A22_a_saved_network_has_the_models_in_it(ort: ModuleType, tmp_path: Path) -> None:
+    with weft.load(path("shapes"), "cpu") as cpu:
+        (expected,) = cpu.run(PICTURE)
+    weft.optimize(path("shapes"), "ort", shapes={"image": PICTURE.shape}).save(tmp_path / "shapes.weft")
+    with weft.load(tmp_path / "shapes.weft") as session:
+        (y,) = session.run(PICTURE)
+        assert session.report.nodes_by_device == {"ort": 1}
+    assert abs(y - expected).max() < 1e-6
+
+
+@pytest.mark.parametrize("last", ["Relu", "ReduceSum"])
+@pytest.mark.parametrize("read", [0, 1, 2])
+def test_A22_outputs_that_nobody_reads_are_in_the_model(ort: ModuleType, last: str, read: int, tmp_path: Path) -> None:
+    """A Split of three, of which one part is read, is no Split of fewer; nor when it was saved."""
+    net = Network("split")
+    parts = net.add_layer("Split", net.add_input("x", (1, 6)), axis=1, num_outputs=3, name="split")
+    net.add_output("y", net.add_layer(last, parts.output(read)))
+    x = np.arange(6, dtype=np.float32)[None]
+    (expected,) = weft.load(net, "cpu").run(x)
+    weft.optimize(net, "ort").save(tmp_path / "split.weft")
+    for model in (net, tmp_path / "split.weft"):
+        with weft.load(model, *(["ort"] if model is net else [])) as session:
+            np.testing.assert_array_equal(session.run(x)[0], expected)
+            assert session.report.nodes_by_device == {"ort": 1}
+
+
+def test_A22_a_split_that_counts_its_outputs_runs_as_a_single_node(ort: ModuleType) -> None:
+    """Before opset 18 nothing but the outputs said how many there are."""
+    made = helper.make_node("Split", ["x"], ["a", "b"], axis=1)
+    ends = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4])]
+    shown = [helper.make_tensor_value_info("b", TensorProto.FLOAT, [1, 2])]
+    graph = helper.make_graph([made], "split", ends, shown)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    with weft.load(model, "ort", fallback="error") as session:
+        assert session.run(np.arange(4, dtype=np.float32)[None])[0].tolist() == [[2, 3]]
+
+
+def reason(ort: ModuleType, net: Network) -> str:
+    """Return why the last node of a network is not for ONNX Runtime."""
+    graph = infer_shapes(bind(net.to_graph(), {}))
+    backend = weft.registry.choose("ort")[0].open(weft.BackendConfig())
+    why = backend.why_not(*described(graph, graph.nodes[-1]), graph.nodes[-1].op)
+    assert why is not None
+    return why
+
+
+def test_A22_onnx_runtimes_own_reasons_arrive(ort: ModuleType) -> None:
+    net = Network("refused")
+    net.add_output("y", net.add_layer("Erf", net.add_input("x", (3,), "float64")))
+    assert reason(ort, net).startswith("ONNX Runtime: Could not find an implementation for Erf")
+
+
+def test_A22_what_is_no_onnx_node_is_refused(ort: ModuleType) -> None:
+    net = Network("old")
+    net.add_output("y", net.add_layer(Softmax(axis=1, flatten=True), net.add_input("x", (2, 3, 4))))
+    assert reason(ort, net).startswith("Softmax has no attribute flatten in opset")
+
+
+def test_A22_what_onnx_runtime_takes_and_then_fails_is_refused(ort: ModuleType) -> None:
+    net = Network("mod")
+    x = net.add_input("x", (3,))
+    net.add_output("y", net.add_layer(Mod(), x, x))
+    assert reason(ort, net) == "ONNX Runtime has no Mod of floats with fmod=0"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+def test_A22_what_overflows_in_onnx_runtime_is_refused_or_right(ort: ModuleType, dtype: str) -> None:
+    """Some versions compute the formula of ONNX for ReduceLogSumExp, which overflows: the value decides."""
+    net = Network("large")
+    net.add_output("y", net.add_layer("ReduceLogSumExp", net.add_input("x", (2, 3), dtype), np.array([1])))
+    x = np.array([[1000, 1000, 1000], [-1000, -1000, -1001]], dtype)
+    with weft.load(net, ["ort", "cpu"]) as session:
+        (y,) = session.run(x)
+        refusals = [why for each in session.report.refusals.values() for why in each.values()]
+    np.testing.assert_allclose(y, [[1001.1], [-999.14]], rtol=1e-3)
+    assert all("wrong for large numbers: it gives" in why for why in refusals)
+
+
+def test_A22_a_version_that_overflows_is_found_by_value(ort: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Naive:
+        """Computes as a version without a kernel for the op does."""
+
+        def run(self, names: None, feeds: dict[str, np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
+            with np.errstate(all="ignore"):
+                return [np.log1p(np.exp(feeds["x0"]))]
+
+    net = Network("large")
+    net.add_output("y", net.add_layer("Softplus", net.add_input("x", (4,))))
+    monkeypatch.setattr(ort, "open_session", lambda model, threads=0: Naive())
+    why = reason(ort, net)
+    assert why == "ONNX Runtime's Softplus of float32 is wrong for large numbers: it gives inf for 1000.0"
+
+
+def test_A22_a_subgraph_that_cannot_be_a_model_fails_with_the_reason(
+    ort: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Node by node it is taken, since large weights are not shown; as a whole it is too large for ONNX."""
+    monkeypatch.setattr(ort, "LARGEST", 10_000)
+    with weft.load(path("shapes"), ["ort", "cpu"], shapes={"image": PICTURE.shape}) as session:
+        assert session.report.nodes_by_device["cpu"] > 30
+        reasons = {why for each in session.report.refusals.values() for why in each.values()}
+    assert any("an ONNX model holds 10,000" in why for why in reasons)
+
+
+# -- the tutorial: an addition becomes a pre-compiled node -------------------------------------------------------
+
+
+@pytest.fixture
+def custom(registered: list[str]) -> ModuleType:
+    """Register the tutorial's backend and return its module."""
+    module = load_example(EXAMPLES / "precompiled_add.py", "precompiled_add")
+    weft.registry.insert("custom", module.CustomBackend)
+    registered.append("custom")
+    return module
+
+
+def test_A22_the_tutorial_runs_as_it_is() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-W", "error", str(EXAMPLES / "precompiled_add.py")]
+    out = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert out.returncode == 0, out.stderr
+    assert "PreCompiled(backend=custom)(input1, input2)" in out.stdout
+    numbers = out.stdout[out.stdout.index("[[") :].replace("[", " ").replace("]", " ").split()
+    assert [float(n) for n in numbers] == [101 * k for k in range(1, 13)]
+
+
+def sums(count: int, *, other: str = "") -> Network:
+    """Return a network of additions, one after the other, and of another op behind them."""
+    net = Network("sums")
+    value: Any = net.add_input("input1", (1, 1, 3, 4))
+    second = net.add_input("input2", (1, 1, 3, 4))
+    for k in range(count):
+        value = net.add_layer("Add", value, second, name=f"add{k}")
+    net.add_output("output", net.add_layer(other, value, name="other") if other else value)
+    return net
+
+
+INPUT = np.arange(1, 13, dtype=np.float32).reshape(1, 1, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("net", "ops", "expected"),
+    [
+        (sums(1), {"PreCompiled": "custom:0"}, 101 * INPUT),
+        (sums(2), {"Add": "custom:0"}, 201 * INPUT),
+        (sums(1, other="Neg"), {"PreCompiled": "custom:0", "Neg": "cpu:0"}, -101 * INPUT),
+    ],
+    ids=["alone", "two", "with another op"],
+)
+def test_A22_an_addition_alone_is_compiled_and_all_else_untouched(
+    custom: ModuleType, net: Network, ops: dict[str, str], expected: np.ndarray[Any, Any]
+) -> None:
+    optimized = weft.optimize(net, ["custom", "cpu"])
+    nodes: list[Node] = optimized.graph.nodes
+    assert {n.op.type: optimized.placement[n.name] for n in nodes} == ops
+    with weft.Runtime() as runtime:
+        network_id = runtime.load(optimized)
+        (output,) = runtime.run(network_id, INPUT, 100 * INPUT)
+    np.testing.assert_array_equal(output, expected)
+
+
+def test_A22_the_compiled_object_outlives_the_backend_that_made_it(custom: ModuleType) -> None:
+    (node,) = weft.optimize(sums(1), ["custom", "cpu"]).graph.nodes
+    assert isinstance(node.op, weft.PreCompiled)
+    assert node.op.payload == custom.CompiledAddition(12)
+
+
+def test_A22_a_resize_makes_another_object(custom: ModuleType) -> None:
+    net = Network("open")
+    x = net.add_input("x", ("n", 2))
+    net.add_output("y", net.add_layer("Add", x, np.ones((1, 2), np.float32)))
+    with weft.load(net, ["custom", "cpu"]) as session:
+        for n in (1, 3, 2):
+            np.testing.assert_array_equal(session.run(np.zeros((n, 2), np.float32))[0], np.ones((n, 2)))
+
+
+# -- all of them against the contract ----------------------------------------------------------------------------
+
+
+OPS = ["Softmax", "Relu", "Sigmoid", "Add", "MatMul", "Concat", "Split", "Gather", "ReduceLogSumExp"]
+"""Ops whose rows stand for the table in the short run: those of the examples, and some that they refuse."""
+OTHERS = [name for name in conformance.CHECKS if name != "table"]
+ROWS = [pytest.param(OPS, id="some rows"), pytest.param(["table"], id="all rows", marks=pytest.mark.long)]
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_A22_the_backend_of_two_ops_keeps_the_contract(registered: list[str], rows: list[str]) -> None:
+    module = load_example(EXAMPLES / "two_ops_backend.py", "two_ops_backend")
+    weft.registry.insert(module.GetBackendId(), module.BackendFactory())
+    registered.append("twoops")
+    report = conformance.run("twoops", only=[*OTHERS, *rows])
+    assert report.ok, str(report)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_A22_the_backend_that_compiles_keeps_the_contract(custom: ModuleType, rows: list[str]) -> None:
+    report = conformance.run("custom", only=[*OTHERS, *rows])
+    assert report.ok, str(report)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_A22_the_backend_that_takes_subgraphs_keeps_the_contract(ort: ModuleType, rows: list[str]) -> None:
+    # Each of its answers opens a session of ONNX Runtime: the two checks that ask the most take 25 s.
+    others = [name for name in OTHERS if is_long() or name not in ("outputs", "support")]
+    report = conformance.run("ort", only=[*others, *rows])
+    assert report.ok, str(report)

@@ -1,0 +1,198 @@
+"""Rows of the op table that run together, as parts of one network: a session for all costs little more than for one.
+
+In the short run a GPU plans every row, and may refuse none. A row runs there if one of its kernels has a line that no
+kernel before had, as most rows differ by numbers alone; on a device that compiles a kernel once for all shapes, every
+row runs whose kernels are compiled by then. So a row that needs no new code costs a millisecond or two. In the long
+run each row runs by itself, and so do the rows of a group that fails, to tell which it was.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+
+import weft
+from tests.helpers.op_rows import GPUS, refusal, run
+from tests.helpers.run_length import is_long
+from weft.backends.gpu.lowering.lower import GpuPlan
+from weft.conformance.cases.table import Case
+from weft.conformance.checks.table import feeds_of, graph_of
+from weft.core.graph.graph import Graph
+from weft.core.graph.layout import Array
+from weft.core.graph.op import op_types
+from weft.errors import UnsupportedOps
+from weft.kernels.source import KernelSource
+
+COMPILES_EACH_SIZE = frozenset({"vulkan"})
+"""Devices that compile a kernel again for each shape: llvmpipe, at the first launch."""
+MOST_TOLD = 10
+"""How many rows of a group a failure tells."""
+Setup = Callable[[Case], tuple[Graph, dict[str, Array]]]
+Check = Callable[[Case, list[Array]], None]
+
+
+def by_family(rows: Iterable[Case]) -> dict[str, list[Case]]:
+    """Return the rows of the ops of each module: those share most of their kernels."""
+    found: dict[str, list[Case]] = {}
+    for row in rows:
+        found.setdefault(op_types()[row.op].__module__.rpartition(".")[2], []).append(row)
+    return found
+
+
+def as_it_is(row: Case) -> tuple[Graph, dict[str, Array]]:
+    """Return the network of a row, and what it is fed."""
+    return graph_of(row), feeds_of(row, row.arrays())
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    row: Case
+    graph: Graph
+    feeds: dict[str, Array]
+
+
+def check_rows(
+    rows: Iterable[Case], device: str, setup: Setup, check: Check, precision: str = "high"
+) -> None:
+    """Run rows on a device, all of which it must take, and check what comes out; tell every row that fails."""
+    prepared = [_Prepared(row, *setup(row)) for row in rows]
+    if is_long():
+        failed = _one_by_one(prepared, device, check, precision)
+    else:
+        try:
+            failed = _together(prepared, device, check, precision)
+        except Exception:
+            failed = _one_by_one(prepared, device, check, precision)
+            if not failed:
+                raise  # alone, each is right
+    _raise(failed, len(prepared), f"{device} at precision {precision}")
+
+
+def check_each(rows: Sequence[Case], check: Callable[[Case], None]) -> None:
+    """Check rows one after the other, and tell every one that fails."""
+    failed: dict[str, BaseException] = {}
+    for row in rows:
+        try:
+            check(row)
+        except (Exception, pytest.fail.Exception) as error:
+            failed[row.id] = error
+    _raise(failed, len(rows), "their checks")
+
+
+def check_refused(rows: Sequence[Case], device: str) -> None:
+    """Fail unless a device refuses every row with a sentence that holds what `refusal` says."""
+    said: dict[int, str] = {}
+    try:
+        weft.optimize(joined([graph_of(row) for row in rows]), device, fallback="error")
+    except UnsupportedOps as error:
+        said = {_place(each.node): each.reason for each in error.refusals}
+
+    def check(row: Case) -> None:
+        reason = said.get(rows.index(row))
+        if reason is None:  # It is refused later than others are, where shapes are known only in a run.
+            with pytest.raises(UnsupportedOps) as alone:
+                run(graph_of(row), feeds_of(row, row.arrays()), device)
+            (one,) = alone.value.refusals
+            reason = one.reason
+        assert (refusal(row) or "") in reason and len(reason.split()) > 3, reason
+
+    check_each(rows, check)
+
+
+def joined(graphs: Sequence[Graph]) -> Graph:
+    """Return one network of several that have nothing in common; names begin with the place of their network."""
+    whole = Graph("rows", [], [])
+    for place, graph in enumerate(graphs):
+
+        def named(names: Iterable[str], place: int = place) -> list[str]:
+            return [_named(place, name) for name in names]
+
+        whole.inputs += named(graph.inputs)
+        whole.outputs += named(graph.outputs)
+        whole.nodes += [
+            replace(n, name=_named(place, n.name), inputs=(*named(n.inputs),), outputs=(*named(n.outputs),))
+            for n in graph.nodes
+        ]
+        whole.specs |= {_named(place, name): spec for name, spec in graph.specs.items()}
+        whole.constants |= {_named(place, name): value for name, value in graph.constants.items()}
+    return whole
+
+
+def _named(place: int, name: str) -> str:
+    return f"row{place}/{name}" if name else ""
+
+
+def _place(name: str) -> int:
+    """Return the place of the network that a node or value is of, as `joined` named it or as derived from that."""
+    found = re.search(r"row(\d+)/", name)
+    assert found, f"{name} is of no row"
+    return int(found[1])
+
+
+def _one_by_one(
+    prepared: Sequence[_Prepared], device: str, check: Check, precision: str
+) -> dict[str, Exception]:
+    failed: dict[str, Exception] = {}
+    for each in prepared:
+        try:
+            check(each.row, run(each.graph, each.feeds, device, precision))
+        except Exception as error:
+            failed[each.row.id] = error
+        if len(failed) >= MOST_TOLD:
+            break
+    return failed
+
+
+def _together(
+    prepared: Sequence[_Prepared], device: str, check: Check, precision: str
+) -> dict[str, Exception]:
+    chosen = _chosen(prepared, device, precision) if device in GPUS else prepared
+    fed = {_named(k, name): array for k, each in enumerate(chosen) for name, array in each.feeds.items()}
+    outputs = run(joined([each.graph for each in chosen]), fed, device, precision)
+    failed: dict[str, Exception] = {}
+    for each in chosen:
+        mine, outputs = outputs[: len(each.graph.outputs)], outputs[len(each.graph.outputs) :]
+        try:
+            check(each.row, mine)
+        except Exception as error:
+            failed[each.row.id] = error
+    return failed
+
+
+def _chosen(prepared: Sequence[_Prepared], device: str, precision: str) -> list[_Prepared]:
+    """Plan all rows, and return those that are to run; see the top of this file."""
+    kernels = _kernels([each.graph for each in prepared], device, precision)
+    compiled, lines, chosen = set[str](), set[str](), set[int]()
+    for place in range(len(prepared)):
+        new = {
+            line.strip() for source in kernels[place].values() for line in source.text.splitlines()
+        } - lines
+        if new or not chosen:
+            chosen.add(place)
+            lines |= new
+            compiled |= kernels[place].keys()
+    if device not in COMPILES_EACH_SIZE:
+        chosen |= {place for place in range(len(prepared)) if kernels[place].keys() <= compiled}
+    return [prepared[place] for place in sorted(chosen)]
+
+
+def _kernels(graphs: Sequence[Graph], device: str, precision: str) -> list[Mapping[str, KernelSource]]:
+    """Return the kernels that each network launches on a GPU, by the digest of their sources."""
+    network = weft.optimize(joined(graphs), device, precision=precision, fallback="error")
+    assert {name.partition(":")[0] for name in network.placement.values()} <= {device}
+    found: list[dict[str, KernelSource]] = [{} for _ in graphs]
+    for part in network.parts:
+        assert part.lowered is not None and isinstance(part.lowered.plan, GpuPlan)
+        for label, plans in part.lowered.plan.nodes.items():
+            for launch in (launch for plan in plans for launch in plan.launches):
+                found[_place(label)][launch.source.digest] = launch.source
+    return [*found]
+
+
+def _raise(failed: Mapping[str, BaseException], count: int, where: str) -> None:
+    """Fail if a row did."""
+    told = [f"{row}: {error}" for row, error in failed.items()][:MOST_TOLD]
+    assert not failed, "\n".join([f"{len(failed)} of {count} rows fail on {where}:", *told])

@@ -1,0 +1,24 @@
+"""Which rows of a product run in the short run."""
+
+from __future__ import annotations
+
+from itertools import product
+
+from tests.helpers.run_length import covering
+
+ROWS = [dict(zip("abc", row, strict=True)) for row in product("123", "xy", "pq")]
+
+
+def test_rows_have_every_value_and_spread_the_others() -> None:
+    chosen = [ROWS[place] for place in covering(ROWS)]
+    assert len(chosen) == 3
+    assert {value for row in chosen for value in row.items()} == {value for row in ROWS for value in row.items()}
+    device = [{"name": f"{k // 2}", "device": "gc"[k % 2]} for k in range(20)]
+    assert sorted(device[place]["device"] for place in covering(device)) == ["c"] * 5 + ["g"] * 5
+
+
+def test_rows_have_every_pair() -> None:
+    chosen = [ROWS[place] for place in covering(ROWS, 2)]
+    assert len(chosen) == 6
+    for one, other in ("ab", "ac", "bc"):
+        assert {(row[one], row[other]) for row in chosen} == {(row[one], row[other]) for row in ROWS}

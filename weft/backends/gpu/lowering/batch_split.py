@@ -1,0 +1,114 @@
+"""Find the front of a network: the first nodes, which run on parts of a large batch while the host copies the rest.
+
+Copying a large input can take as long as the network itself. Nodes that treat each image by itself need not wait for
+all of it: they are recorded once for each part of the batch, and each recording is submitted when its images are there.
+Deeper nodes have too few pixels in a part to fill the device, so they run on the whole batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import groupby
+from math import prod
+
+from weft.backends.gpu.device.device import GpuDevice
+from weft.backends.gpu.lowering.layouts import IsCustom, base_op
+from weft.backends.gpu.memory.slots import Region, Spot, value_bytes
+from weft.backends.gpu.recording.batch_front import NO_FRONT, Front
+from weft.backends.gpu.recording.chunked_upload import LEAST
+from weft.core.contract.lowered import ValueView
+from weft.core.graph.fused_op import Fused
+from weft.core.graph.graph import Graph, Node, depths
+from weft.core.graph.layout import PACK, Array
+from weft.core.graph.tensor import Tensor
+from weft.kernels.launch import find_gpu_op
+from weft.ops.elementwise import Elementwise
+
+PARTS = 2
+"""Parts of a batch: more parts hide more of the copy, but each costs a launch for every node of the front. Four were as
+fast as two on Vulkan and slower on OpenCL (benchmarks/NOTES.md)."""
+LEAST_IMAGES = 2
+"""Least images of a part."""
+_EACH_IMAGE = frozenset({"Conv", "MaxPool", "AveragePool", "PooledConv", "Relayout", "Cast", "Concat"})
+
+
+def find_front(graph: Graph, views: Mapping[str, ValueView], is_custom: IsCustom, device: GpuDevice) -> Front:
+    """Return the front of a part of the network whose layouts are assigned; NO_FRONT if it has none.
+
+    `graph.nodes` are in the order of their depths.
+    """
+    if len(graph.inputs) != 1 or value_bytes(graph, graph.inputs[0]) < LEAST:
+        return NO_FRONT
+    dims = graph.specs[graph.inputs[0]].dims
+    images = dims[0] if len(dims) > 2 else 0
+    if images % PARTS or images < PARTS * LEAST_IMAGES:
+        return NO_FRONT
+    finder = _Finder(graph, frozenset(graph.outputs), views, is_custom, device, images, PARTS)
+    depth, nodes = depths(graph), list[str]()
+    last = 0
+    for level, found in groupby(graph.nodes, key=lambda node: depth[node.outputs[0]]):
+        here = list(found)
+        if not all(map(finder.belongs, here)):
+            break
+        last = level
+        nodes += [node.outputs[0] for node in here]
+    return Front(graph.inputs[0], PARTS, last, frozenset(nodes)) if nodes else NO_FRONT
+
+
+@dataclass(frozen=True)
+class _Finder:
+    graph: Graph
+    results: frozenset[str]
+    views: Mapping[str, ValueView]
+    is_custom: IsCustom
+    device: GpuDevice
+    images: int
+    parts: int
+
+    def belongs(self, node: Node) -> bool:
+        """Tell whether a node treats each image by itself, and a part of its output fills the device."""
+        base, specs, constants = base_op(node.op), self.graph.specs, self.graph.constants
+        known = base.type in _EACH_IMAGE or isinstance(base, Elementwise)
+        if not known or self.is_custom(node.op) or find_gpu_op(node.op) is None:
+            return False
+        if base.type == "Concat" and getattr(base, "axis", 0) != 1:
+            return False
+        outputs = [o for o in node.outputs if o]
+        values = [i for i in node.inputs if i and i not in constants] + outputs
+        if any(o in self.results for o in outputs) or not all(map(self._divides, values)):
+            return False
+        rank = len(specs[outputs[0]].dims)
+        if any(c.ndim >= rank and c.shape[0] != 1 for c in self._operands(node)):
+            return False  # a constant for each image
+        pixels = prod(specs[outputs[0]].dims[2:]) * self.images // self.parts
+        return pixels >= self.device.caps.model.front_pixels * self.device.caps.likely_units
+
+    def _operands(self, node: Node) -> list[Array]:
+        """Return the constant operands that have the layout of the values, without the weights."""
+        base = base_op(node.op)
+        joined = isinstance(base, Elementwise) or base.type == "Concat"
+        weights = 0 if joined else node.op.arity if isinstance(node.op, Fused) else len(node.inputs)
+        names = node.inputs[weights:]
+        return [self.graph.constants[i] for i in names if i in self.graph.constants]
+
+    def _divides(self, name: str) -> bool:
+        """Tell whether the parts of a value begin at offsets that can be bound to kernels."""
+        view = self.views.get(name)
+        root = view.root if view else name
+        dims = self.graph.specs[name].dims, self.graph.specs[root].dims
+        if any(len(d) < 2 or d[0] != self.images for d in dims):
+            return False
+        return value_bytes(self.graph, root) // self.parts % self.device.caps.offset_alignment == 0
+
+
+def part_of(tensor: Tensor, part: int, parts: int) -> Tensor:
+    """Return part number `part` of the images of a tensor, as a tensor in the same memory; all parts are equal."""
+    region: Region | Spot = tensor.memory
+    images = tensor.shape[0] // parts
+    if region.blocks:
+        size = images * region.blocks * PACK * prod(tensor.shape[2:]) * tensor.dtype.itemsize
+    else:
+        size = tensor.nbytes // parts
+    memory = replace(region, start=part * size, length=size)
+    return replace(tensor, shape=(images, *tensor.shape[1:]), memory=memory)

@@ -1,0 +1,98 @@
+"""Why a GPU does not take a node: the checks that all ops share, then the op's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from weft.backends.gpu.lowering.dry_run import templates_of
+from weft.backends.gpu.lowering.layouts import base_inputs, base_op
+from weft.core.graph.dtypes import DType
+from weft.core.graph.layout import Layout, storage_size
+from weft.core.graph.op import Op
+from weft.core.graph.tensor import Tensor
+from weft.kernels.launch import (
+    LEAST_ITEMS,
+    LEAST_LOCAL_MEMORY,
+    MAX_ELEMENTS,
+    DeviceCaps,
+    GpuOp,
+    WantedLayout,
+    find_gpu_op,
+)
+from weft.kernels.special import wrong_templates
+from weft.ops.elementwise import Elementwise
+
+LAYOUTS = "relayout"
+"""The kernel that converts layouts before and after a node that wants its own."""
+MOST_AXES = 8
+STORED = (DType.FLOAT32, DType.FLOAT16)
+
+
+def why_not(inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op, caps: DeviceCaps) -> str | None:
+    """Return the reason as a sentence, or None if the device can run the node."""
+    form = find_gpu_op(op)
+    if form is None:
+        return f"{op.type} has no GPU kernel"
+    if caps.max_local_items < LEAST_ITEMS:
+        return f"the device's work-groups hold {caps.max_local_items} items; GPU kernels need {LEAST_ITEMS}"
+    if caps.local_memory < LEAST_LOCAL_MEMORY:
+        return f"the device's work-groups have {caps.local_memory} bytes; GPU kernels need {LEAST_LOCAL_MEMORY}"
+    tensors = [t for t in (*inputs, *outputs) if t is not None]
+    for t in tensors:
+        reason = _element_reason(t, form, caps)
+        if reason:
+            return reason
+        if len(t.shape) > MOST_AXES:
+            return f"{t.name!r} has rank {len(t.shape)}; GPU kernels take up to {MOST_AXES}"
+        if t.constant is not None and form.splits_constants:
+            continue
+        elements = _stored(t, form)
+        needed = elements * t.dtype.itemsize + 16
+        if needed > caps.max_buffer_range:
+            return f"{t.name!r} takes {needed} bytes and a kernel argument may span {caps.max_buffer_range}"
+        if elements >= MAX_ELEMENTS:
+            return f"{t.name!r} has {elements} elements; kernels count in 32 bits"
+    if isinstance(base_op(op), Elementwise) and len(tensors) > caps.max_buffers:
+        return f"its kernel reads and writes {len(tensors)} values and the device binds {caps.max_buffers} buffers"
+    reason = form.why_not(op, inputs, outputs, caps)
+    if reason is None and caps.max_rounds:
+        rounds = form.rounds(base_op(op), base_inputs(op, inputs), caps) + 1
+        rounds *= -(-max(prod(t.shape) for t in outputs) // (caps.max_grid[0] * LEAST_ITEMS))
+        if rounds > caps.max_rounds:
+            reason = f"its kernel may loop {rounds} times; the driver silently ends loops after {caps.max_rounds} times"
+    return reason or _wrong_kernels(inputs, outputs, op, form, caps)
+
+
+def _wrong_kernels(
+    inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op, form: GpuOp, caps: DeviceCaps
+) -> str | None:
+    """Return the reason if the node would launch what the self-test found wrong: it has no fallback here."""
+    wrong = wrong_templates(caps)
+    if not wrong:
+        return None
+    needed = templates_of(base_op(op), form, base_inputs(op, inputs), outputs, caps)
+    if form.wanted_layout is WantedLayout.CHANNELS:
+        needed.add(LAYOUTS)
+    found = sorted(needed & wrong)
+    return f"it needs kernels that the self-test found wrong on this device: {', '.join(found)}" if found else None
+
+
+def _stored(tensor: Tensor, form: GpuOp) -> int:
+    """Return the elements of a tensor in the larger of the layouts that the op may give it."""
+    packed = form.wanted_layout in (WantedLayout.CHANNELS, WantedLayout.EITHER) and tensor.constant is None
+    layouts = (Layout.NCHW, Layout.NC4HW4) if packed else (Layout.NCHW,)
+    return max(storage_size(tensor.shape, layout) for layout in layouts)
+
+
+def _element_reason(tensor: Tensor, form: GpuOp, caps: DeviceCaps) -> str | None:
+    dtype = tensor.dtype
+    if dtype.itemsize == 2 and not caps.fp16_storage:
+        return "the device has no 16-bit storage"
+    taken = dtype in STORED or dtype in form.integers or dtype in form.floats or form.moves_bits
+    plain = tensor.constant is not None and not dtype.is_complex and dtype is not DType.FLOAT64
+    if taken or plain:
+        if dtype.itemsize == 1 and tensor.constant is None and not caps.int8_storage:
+            return "the device has no 8-bit storage"
+        return None
+    return f"GPU kernels of this op compute in float32; {tensor.name!r} is {dtype.value}"

@@ -1,0 +1,184 @@
+"""Ops that other ops define: those nodes are the op's reference, and run where a device has no kernel for the op."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import numpy as np
+
+from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import Graph, Names, Node, infer_node
+from weft.core.graph.interpreter import evaluate, values
+from weft.core.graph.layout import Array, Shape
+from weft.core.graph.op import Constants, Op, find_op
+from weft.core.graph.tensor import TensorSpec
+from weft.errors import WeftError
+
+MOST_KEPT = 512
+"""How many bodies are kept for runs on the host."""
+
+
+class Body:
+    """Builds nodes in a graph, which gets their specs and constants. Values are named by strings."""
+
+    def __init__(self, graph: Graph, label: str, names: Names) -> None:
+        self.graph, self.label, self.names = graph, label, names
+        self.nodes: list[Node] = []
+        self.added: list[str] = []
+
+    def dims(self, value: str) -> Shape:
+        """Return the shape of a value."""
+        return self.graph.specs[value].dims
+
+    def dtype(self, value: str) -> DType:
+        """Return the element type of a value."""
+        return self.graph.specs[value].dtype
+
+    def known(self, value: str) -> Array | None:
+        """Return the value of a constant, None for everything else."""
+        return self.graph.constants.get(value)
+
+    def constant(self, value: Array) -> str:
+        """Add a constant."""
+        name = self.names.fresh(f"{self.label}.constant")
+        self.added.append(name)
+        self.graph.constants[name] = value
+        self.graph.specs[name] = TensorSpec(value.shape, DType.of(value.dtype))
+        return name
+
+    def ints(self, *numbers: int) -> str:
+        """Add a constant list of int64."""
+        return self.constant(np.array(numbers, np.int64))
+
+    def number(self, value: float, like: str) -> str:
+        """Add a scalar of the type of another value."""
+        return self.constant(np.asarray(value, self.dtype(like).numpy))
+
+    def add(self, kind: str, *inputs: str, made: int = 1, **attributes: Any) -> str:
+        """Add a node of `made` outputs and return the first."""
+        return self.all(kind, *inputs, made=made, **attributes)[0]
+
+    def all(self, kind: str, *inputs: str, made: int, **attributes: Any) -> tuple[str, ...]:
+        """Add a node and return its outputs; a composite adds its own nodes, and what constants decide is computed."""
+        found = find_op(kind)
+        if found is None:
+            raise WeftError(f"no {kind} op is registered", fix="import weft.ops")
+        op = found(**attributes)
+        if isinstance(op, Composite):
+            return tuple(op.body(self, inputs))[:made]
+        if any(inputs) and all(i in self.graph.constants for i in inputs if i):
+            return tuple(self.constant(value) for value in evaluate(op, [self.known(i) for i in inputs])[:made])
+        name = self.names.fresh(f"{self.label}.{kind}")
+        node = Node(name, op, inputs, (name, *(self.names.fresh(name) for _ in range(1, made))))
+        infer_node(self.graph, node)
+        self.added += node.outputs
+        self.nodes.append(node)
+        return node.outputs
+
+    def reshape(self, value: str, *shape: int) -> str:
+        """Return a value under another shape."""
+        return value if self.dims(value) == shape else self.add("Reshape", value, self.ints(*shape))
+
+    def cast(self, value: str, to: DType) -> str:
+        """Return a value as another element type."""
+        return value if self.dtype(value) is to else self.add("Cast", value, to=to)
+
+    def part(self, value: str, axis: int, start: int, end: int, step: int = 1) -> str:
+        """Return the elements from `start` to before `end` of one axis."""
+        whole = start == 0 and end >= self.dims(value)[axis] and step == 1
+        if whole:
+            return value
+        return self.add("Slice", value, self.ints(start), self.ints(end), self.ints(axis), self.ints(step))
+
+    def split(self, value: str, *sizes: int) -> tuple[str, ...]:
+        """Return parts along the last axis."""
+        count = len(sizes)
+        return self.all("Split", value, self.ints(*sizes), made=count, axis=-1, outputs=count)
+
+    def finish(self, results: Sequence[str], outputs: Sequence[str]) -> list[Node]:
+        """Return the nodes that `results` need, so renamed that these are called `outputs`."""
+        made = {name for node in self.nodes for name in node.outputs}
+        names: dict[str, str] = {}
+        for result, output in zip(results, outputs, strict=True):
+            if result in made and result not in names:
+                names[result] = output
+            else:  # an input, a constant, or what is already another output
+                self.nodes.append(Node(self.names.fresh(f"{self.label}.Identity"), _identity(), (result,), (output,)))
+        wanted, kept = {*outputs}, list[Node]()
+        for node in reversed(self.nodes):
+            node = replace(
+                node,
+                inputs=tuple(names.get(i, i) for i in node.inputs),
+                outputs=tuple(names.get(o, o) for o in node.outputs),
+            )
+            if wanted.intersection(node.outputs):
+                wanted.update(node.inputs)
+                kept.append(node)
+        return kept[::-1]
+
+
+def _identity() -> Op:
+    found = find_op("Identity")
+    if found is None:
+        raise WeftError("no Identity op is registered", fix="import weft.ops")
+    return found()
+
+
+@dataclass(frozen=True)
+class Composite(Op):
+    """An op that other ops define. `outputs` is the number of outputs of the node."""
+
+    shaped_by: ClassVar[tuple[int, ...]] = ()
+    """The inputs whose values decide shapes: they must be constants."""
+    outputs: int = field(default=1, kw_only=True)
+
+    @abstractmethod
+    def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
+        """Add the nodes and return the results; "" stands for a missing input.
+
+        Which nodes there are may depend on shapes, types and the constants that `shaped_by` names.
+        Raise ModelError where the inputs do not fit.
+        """
+
+    def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return the specs of what the body makes."""
+        known = {k: constants[k] for k in self.shaped_by if k < len(constants) and constants[k] is not None}
+        make, names = _begun(inputs, {k: v for k, v in known.items() if v is not None})
+        results = self.body(make, names)
+        return tuple(make.graph.specs[name] for name in results[: self.outputs])
+
+    def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
+        """Return what the references of the body's nodes compute."""
+        specs = tuple(None if a is None else TensorSpec(a.shape, DType.of(a.dtype)) for a in inputs)
+        known = tuple((k, _frozen(a)) for k in self.shaped_by if k < len(inputs) and (a := inputs[k]) is not None)
+        graph = _body(self, specs, known)
+        found = values(graph, {f"x{k}": a for k, a in enumerate(inputs) if a is not None})
+        return tuple(found[name] for name in graph.outputs)
+
+
+def _frozen(array: Array) -> tuple[str, Shape, bytes]:
+    return array.dtype.str, array.shape, array.tobytes()
+
+
+@lru_cache(maxsize=MOST_KEPT)
+def _body(
+    op: Composite, specs: tuple[TensorSpec | None, ...], known: tuple[tuple[int, tuple[str, Shape, bytes]], ...]
+) -> Graph:
+    constants = {k: np.frombuffer(data, dtype).reshape(shape) for k, (dtype, shape, data) in known}
+    make, names = _begun(specs, constants)
+    results = op.body(make, names)[: op.outputs]
+    outputs = [f"y{k}" for k in range(len(results))]
+    return replace(make.graph, nodes=make.finish(results, outputs), outputs=outputs)
+
+
+def _begun(specs: Sequence[TensorSpec | None], constants: Mapping[int, Array]) -> tuple[Body, list[str]]:
+    graph = Graph("body", [], [])
+    names = [f"x{k}" if spec is not None else "" for k, spec in enumerate(specs)]
+    graph.specs = {name: spec for name, spec in zip(names, specs, strict=True) if spec is not None}
+    graph.constants = {f"x{k}": value for k, value in constants.items()}
+    graph.inputs = list(graph.specs)
+    return Body(graph, "body", Names(graph)), names

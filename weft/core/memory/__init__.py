@@ -1,0 +1,1 @@
+"""The memory planner of all devices: it records the lifetimes of tensors and packs them into one arena."""

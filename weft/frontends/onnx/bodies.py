@@ -1,0 +1,223 @@
+"""Replaces ops that Weft lacks, and that ONNX defines by other ops, by ONNX's definitions (function bodies).
+
+A body may depend on the node's attributes, its inputs and their types. ONNX keeps a body at the opset for which it was
+written, so its nodes are read as of that opset, whatever the model's is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, helper
+from onnx.defs import SchemaError, get_schema
+from onnx.shape_inference import InferenceError, infer_shapes
+
+from weft.core.graph.limits import Limits
+from weft.core.graph.op import find_op
+from weft.frontends.onnx.importers import RENAMED
+from weft.frontends.onnx.reading import domain_of
+
+PREVIEW = "ai.onnx.preview"
+"""The domain of what ONNX may yet change."""
+
+
+@dataclass
+class Expanded:
+    """A model after bodies replaced nodes, and the opsets of the nodes that came from bodies."""
+
+    model: ModelProto
+    opset: int
+    older: dict[str, int] = field(default_factory=dict)
+    """The opsets of nodes that differ from the model's, by the name of the node's first output."""
+
+    def opset_of(self, node: NodeProto) -> int:
+        """Return the opset that a node of ONNX's own domain is of."""
+        return self.older.get(node.output[0], self.opset) if node.output else self.opset
+
+
+def expand_bodies(model: ModelProto, opset: int, limits: Limits, label: str) -> Expanded:
+    """Return the model with nodes that Weft lacks an op for replaced by ONNX's bodies, where ONNX has one.
+
+    Raise ModelError if that makes more nodes than `limits` allow.
+    """
+    done = Expanded(model, opset)
+    while any(_schema(node, done.opset_of(node)) for node in walk(done.model.graph.node)):
+        step = _Step(done)
+        nodes = step.expand(done.model.graph.node)
+        if not step.bodies:
+            break
+        total = sum(1 for _ in walk(nodes))
+        if total > limits.nodes:
+            raise limits.exceeded("nodes", total, "the model, its ops taken apart,", label)
+        graph = GraphProto(
+            name=model.graph.name, node=nodes, input=model.graph.input, output=model.graph.output
+        )
+        graph.initializer.extend(model.graph.initializer)
+        graph.sparse_initializer.extend(model.graph.sparse_initializer)
+        done.model = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, graph=graph)
+    return done
+
+
+def walk(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
+    """Return the nodes and those in their subgraphs, however deep."""
+    waiting = [nodes]
+    while waiting:
+        for node in waiting.pop():
+            yield node
+            for graph in _subgraphs(node):
+                waiting.append(graph.node)
+
+
+def _subgraphs(node: NodeProto) -> Iterator[GraphProto]:
+    for attribute in node.attribute:
+        yield from (graph for graph in (attribute.g, *attribute.graphs) if graph.node)
+
+
+class _Step:
+    """Replaces nodes of a model by their bodies, once: the bodies may hold further nodes to replace."""
+
+    def __init__(self, done: Expanded) -> None:
+        self._done = done
+        self._types = _types(done.model)
+        self._taken = {name for node in walk(done.model.graph.node) for name in (*node.input, *node.output)}
+        self._taken |= {value.name for value in (*done.model.graph.input, *done.model.graph.initializer)}
+        self.bodies = 0
+
+    def expand(self, nodes: Iterable[NodeProto]) -> list[NodeProto]:
+        """Return the nodes, with those that need it replaced by their bodies, in subgraphs too."""
+        out: list[NodeProto] = []
+        for node in nodes:
+            opset = self._done.opset_of(node)
+            schema = _schema(node, opset)
+            body = schema and _body(schema, node, opset, self._types)
+            if schema and body:
+                self.bodies += 1
+                out += self._instance(schema, body, node)
+                continue
+            if any(_schema(inner, opset) for inner in walk([node])):
+                node = _copied(node)
+                for graph in _subgraphs(node):
+                    inside = self.expand(graph.node)
+                    del graph.node[:]
+                    graph.node.extend(inside)
+            out.append(node)
+        return out
+
+    def _instance(self, schema: Any, body: FunctionProto, node: NodeProto) -> Iterator[NodeProto]:
+        """Return the nodes of a body with the values and attributes of the node that it stands for."""
+        given = (*node.input, *[""] * (len(body.input) - len(node.input)))
+        names = dict(zip(body.input, given, strict=False)) | {"": ""}
+        names |= {inner: outer for inner, outer in zip(body.output, node.output, strict=False) if outer}
+        attributes = {a.name: a.default_value for a in schema.attributes.values() if a.default_value.name}
+        attributes |= {a.name: a for a in node.attribute}
+        whole, opset = node.name or node.op_type, body.opset_import[0].version
+        for part in body.node:
+            made = self._renamed(part, names, attributes)
+            made.name = f"{whole}.{made.op_type}"
+            for inner in walk([made]):
+                if opset != self._done.opset and inner.output:
+                    self._done.older[inner.output[0]] = opset
+            yield made
+
+    def _renamed(
+        self, node: NodeProto, names: dict[str, str], attributes: Mapping[str, AttributeProto]
+    ) -> NodeProto:
+        """Return a node of a body with the names of the graph around it; values of the body get fresh names."""
+        made = _copied(node)
+        made.input[:] = [self._name(name, names) for name in node.input]
+        made.output[:] = [self._name(name, names) for name in node.output]
+        del made.attribute[:]
+        for attribute in node.attribute:
+            value = AttributeProto()
+            value.CopyFrom(attributes.get(attribute.ref_attr_name, attribute))
+            value.name = attribute.name
+            if not value.ref_attr_name:
+                made.attribute.append(value)
+        for graph in _subgraphs(made):
+            inside = [self._renamed(part, names, attributes) for part in graph.node]
+            del graph.node[:]
+            graph.node.extend(inside)
+            for value_ in (*graph.input, *graph.output, *graph.initializer):
+                value_.name = self._name(value_.name, names)
+        return made
+
+    def _name(self, name: str, names: dict[str, str]) -> str:
+        if name not in names:
+            fresh, number = name, 0
+            while fresh in self._taken:
+                number += 1
+                fresh = f"{name}.{number}"
+            self._taken.add(fresh)
+            names[name] = fresh
+        return names[name]
+
+
+def _copied(node: NodeProto) -> NodeProto:
+    made = NodeProto()
+    made.CopyFrom(node)
+    return made
+
+
+def _schema(node: NodeProto, opset: int) -> Any:
+    """Return the schema of a node of ONNX's own domains that Weft has no op for and that has a body."""
+    domain = domain_of(node.domain)
+    known = RENAMED.get(node.op_type, node.op_type) if not domain else f"{domain}::{node.op_type}"
+    if domain not in ("", PREVIEW) or find_op(known):
+        return None
+    try:
+        # onnx's stubs do not have what a schema says of bodies; its preview has one version.
+        schema: Any = get_schema(node.op_type, PREVIEW) if domain else get_schema(node.op_type, opset, "")
+    except SchemaError:
+        return None
+    return schema if schema.has_function or schema.has_context_dependent_function else None
+
+
+def _body(schema: Any, node: NodeProto, opset: int, types: Mapping[str, bytes]) -> FunctionProto | None:
+    """Return the body of a node of that opset, None if ONNX has none for its attributes and types."""
+    call, given = node.SerializeToString(), [types.get(name, b"") for name in node.input]
+    # ONNX gives a body as of a later opset than its own only if no op in it has changed since. In its preview, bodies
+    # count by the version of that domain, and their nodes are of the model's opset.
+    preview = bool(schema.domain)
+    for version in (schema.since_version,) if preview else (opset, schema.since_version):
+        if schema.has_function:
+            found = schema.get_function_with_opset_version(version)
+        else:
+            found = schema.get_context_dependent_function_with_opset_version(version, call, given)
+        if found:
+            body: FunctionProto = FunctionProto.FromString(found)
+            del body.opset_import[:]
+            body.opset_import.append(helper.make_opsetid("", opset if preview else version))
+            return body
+    return None
+
+
+def _types(model: ModelProto) -> dict[str, bytes]:
+    """Return the types of the values, as far as ONNX can tell them, serialized."""
+    graph = model.graph
+    named = {value.name for value in graph.input}
+    weights = [
+        helper.make_tensor_value_info(t.name, t.data_type, t.dims)
+        for t in graph.initializer
+        if t.name not in named
+    ]
+    # Pass the weights as inputs: these have types but no values to copy.
+    light = GraphProto(
+        name=graph.name,
+        node=graph.node,
+        input=[*graph.input, *weights],
+        output=graph.output,
+        value_info=graph.value_info,
+    )
+    skeleton = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, graph=light)
+    with suppress(InferenceError):  # a node does not fit its schema; it is refused later with a reason
+        skeleton = infer_shapes(skeleton)
+    found: dict[str, bytes] = {}
+    graphs = [skeleton.graph, *(g for node in walk(skeleton.graph.node) for g in _subgraphs(node))]
+    for inner in graphs:
+        for value in (*inner.input, *inner.value_info, *inner.output):
+            if value.type.WhichOneof("value"):
+                found[value.name] = value.type.SerializeToString()
+    return found

@@ -1,0 +1,273 @@
+"""ONNX Runtime's own ops (`com.microsoft`) in files of its optimiser: norms, activations, a product, embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from weft.core.graph.composite import Body, Composite
+from weft.core.graph.dtypes import DType
+from weft.core.graph.op import OpClass, register_op
+from weft.ops.elementwise import FLOATS, misfit
+
+INT_TYPES = (DType.INT32, DType.INT64)
+
+
+def _missing(inputs: Sequence[str], count: int) -> list[str]:
+    """Return the inputs with "" for those at the end that are missing."""
+    return [*inputs, *[""] * count][:count]
+
+
+@register_op
+@dataclass(frozen=True)
+class SimplifiedLayerNormalization(Composite):
+    """RMSNormalization under ONNX Runtime's name, which lies in ONNX's domain; inputs X, scale."""
+
+    op_class: ClassVar[OpClass] = "reduction"
+    most_inputs: ClassVar[int | None] = 2
+    axis: int = -1
+    epsilon: float = 1e-5
+    stash_type: int = 1
+
+    def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
+        """Add the norm; the second output, for training, is not there."""
+        if self.outputs > 1:
+            raise misfit(self, "its second output is for training, which Weft does not do")
+        x, scale = inputs
+        attributes: dict[str, Any] = {"axis": self.axis, "epsilon": self.epsilon, "stash_type": self.stash_type}
+        return [make.add("RMSNormalization", x, scale, **attributes)]
+
+
+@dataclass(frozen=True)
+class _SkipNorm(Composite):
+    """The sum of an input, a skip connection and a bias, normalized; outputs the norm, two for training, the sum."""
+
+    op_class: ClassVar[OpClass] = "reduction"
+    epsilon: float = 1e-12
+
+    def total(self, make: Body, x: str, skip: str, bias: str) -> str:
+        """Return the sum."""
+        if make.dtype(x) not in FLOATS or not 2 <= len(make.dims(x)) <= 3:
+            raise misfit(self, f"the input must have floats of rank 2 or 3, not {make.dims(x)}")
+        total = make.add("Add", x, skip)
+        total = make.add("Add", total, bias) if bias else total
+        if make.dims(total) != make.dims(x):
+            raise misfit(self, f"a skip of {make.dims(skip)} does not fit {make.dims(x)}")
+        return total
+
+    def results(self, make: Body, normed: str, total: str) -> list[str]:
+        """Return the outputs; those for training are zeros, which inference does not read."""
+        zeros = make.constant(np.zeros((*make.dims(total)[:-1], 1), np.float32)) if self.outputs > 1 else ""
+        return [normed, zeros, zeros, total]
+
+
+@register_op
+@dataclass(frozen=True)
+class SkipLayerNormalization(_SkipNorm):
+    """LayerNormalization of a sum over the last axis; inputs input, skip, gamma, beta, bias."""
+
+    type: ClassVar[str] = "com.microsoft::SkipLayerNormalization"
+    most_inputs: ClassVar[int | None] = 5
+
+    def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
+        """Add and normalize."""
+        x, skip, gamma, beta, bias = _missing(inputs, 5)
+        total = self.total(make, x, skip, bias)
+        parameters = (gamma, beta) if beta else (gamma,)
+        return self.results(make, make.add("LayerNormalization", total, *parameters, epsilon=self.epsilon), total)
+
+
+@register_op
+@dataclass(frozen=True)
+class SkipSimplifiedLayerNormalization(_SkipNorm):
+    """RMSNormalization of a sum over the last axis; inputs input, skip, gamma, bias."""
+
+    type: ClassVar[str] = "com.microsoft::SkipSimplifiedLayerNormalization"
+    most_inputs: ClassVar[int | None] = 4
+
+    def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
+        """Add and normalize."""
+        x, skip, gamma, bias = _missing(inputs, 4)
+        total = self.total(make, x, skip, bias)
+        return self.results(make, make.add("RMSNormalization", total, gamma, epsilon=self.epsilon), total)
+
+
+@register_op
+@dataclass(frozen=True)
+class EmbedLayerNormalization(Composite):
+    """Embeddings of words, positions and segments, added and normalized; outputs the norm, mask_index, the sum.
+
+    Inputs input_ids, segment_ids, word_embedding, position_embedding, segment_embedding, gamma, beta, mask,
+    position_ids. mask_index has the number of ones in each row of the mask.
+    """
+
+    type: ClassVar[str] = "com.microsoft::EmbedLayerNormalization"
+    op_class: ClassVar[OpClass] = "reduction"
+    most_inputs: ClassVar[int | None] = 9
+    epsilon: float = 1e-12
+    mask_index_type: int = 0
+
+    def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
+        """Gather, add and normalize."""
+        ids, segments, words, positions, kinds, gamma, beta, mask, places = _missing(inputs, 9)
+        if len(make.dims(ids)) != 2 or make.dtype(ids) not in INT_TYPES:
+            raise misfit(self, f"input_ids must be (batch, rows) integers, not {make.dims(ids)}")
+        batch, rows = make.dims(ids)
+        at = make.add("Gather", positions, places) if places else make.part(positions, 0, 0, rows)
+        total = make.add("Add", make.add("Gather", words, ids), at)
+        if kinds:
+            total = make.add("Add", total, make.add("Gather", kinds, segments))
+        normed = make.add("LayerNormalization", total, gamma, beta, epsilon=self.epsilon)
+        if mask:
+            # Floats count exactly to 2^24, which is more than a row has.
+            counts = make.add("ReduceSum", make.cast(mask, DType.FLOAT32), make.ints(1), keepdims=0)
+            index = make.cast(counts, DType.INT32)
+        else:
+            index = make.constant(np.zeros(batch, np.int32)) if self.outputs > 1 else ""
+        return [normed, index, total]
+
+
+@dataclass(frozen=True)
+class _Activation(Composite):
+    op_class: ClassVar[OpClass] = "transcendental"
+
+
+@register_op
+@dataclass(frozen=True)
+class BiasGelu(_Activation):
+    """Gelu of A plus a bias; inputs A, B."""
+
+    type: ClassVar[str] = "com.microsoft::BiasGelu"
+    most_inputs: ClassVar[int | None] = 2
+
+    def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
+        """Add the bias and the activation."""
+        return [make.add("Gelu", make.add("Add", *inputs))]
+
+
+@register_op
+@dataclass(frozen=True)
+class ContribGelu(_Activation):
+    """Gelu with the error function."""
+
+    type: ClassVar[str] = "com.microsoft::Gelu"
+    most_inputs: ClassVar[int | None] = 1
+
+    def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
+        """Add the activation."""
+        return [make.add("Gelu", *inputs)]
+
+
+@register_op
+@dataclass(frozen=True)
+class FastGelu(_Activation):
+    """Gelu with tanh of X plus a bias; inputs X, bias."""
+
+    type: ClassVar[str] = "com.microsoft::FastGelu"
+    most_inputs: ClassVar[int | None] = 2
+
+    def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
+        """Add the bias, if there is one, and the activation."""
+        x, bias = _missing(inputs, 2)
+        return [make.add("Gelu", make.add("Add", x, bias) if bias else x, approximate="tanh")]
+
+
+@register_op
+@dataclass(frozen=True)
+class QuickGelu(_Activation):
+    """x * sigmoid(alpha * x)."""
+
+    type: ClassVar[str] = "com.microsoft::QuickGelu"
+    most_inputs: ClassVar[int | None] = 1
+    alpha: float = 1.702
+
+    def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
+        """Add the activation that ONNX calls Swish."""
+        return [make.add("Swish", *inputs, alpha=self.alpha)]
+
+
+@register_op
+@dataclass(frozen=True)
+class BiasSplitGelu(_Activation):
+    """The first half of X plus a bias, times Gelu of the second half, along the last axis; inputs X, bias."""
+
+    type: ClassVar[str] = "com.microsoft::BiasSplitGelu"
+    most_inputs: ClassVar[int | None] = 2
+
+    def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
+        """Add the bias, divide, and multiply."""
+        x, bias = inputs
+        half = make.dims(x)[-1] // 2
+        if make.dims(x)[-1] != 2 * half or make.dims(bias) != (2 * half,):
+            raise misfit(self, f"X of {make.dims(x)} and a bias of {make.dims(bias)} are not two halves")
+        first, second = make.split(make.add("Add", x, bias), half, half)
+        return [make.add("Mul", first, make.add("Gelu", second))]
+
+
+@register_op
+@dataclass(frozen=True)
+class BiasAdd(Composite):
+    """X plus a bias plus a skip connection; inputs X, bias, skip."""
+
+    type: ClassVar[str] = "com.microsoft::BiasAdd"
+    op_class: ClassVar[OpClass] = "arithmetic"
+    most_inputs: ClassVar[int | None] = 3
+
+    def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
+        """Add both."""
+        x, bias, skip = inputs
+        return [make.add("Add", make.add("Add", x, bias), skip)]
+
+
+@register_op
+@dataclass(frozen=True)
+class FusedMatMul(Composite):
+    """alpha times a matrix product, with matrices transposed on request; inputs A, B.
+
+    `transBatchA` and `transBatchB` say that the rows of a matrix lie before the axes of the batch.
+    """
+
+    type: ClassVar[str] = "com.microsoft::FusedMatMul"
+    op_class: ClassVar[OpClass] = "reduction"
+    most_inputs: ClassVar[int | None] = 2
+    flags: ClassVar[tuple[str, ...]] = ("transA", "transB", "transBatchA", "transBatchB")
+    alpha: float = 1.0
+    transA: int = 0
+    transB: int = 0
+    transBatchA: int = 0
+    transBatchB: int = 0
+
+    def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
+        """Turn, multiply and scale."""
+        a, b = inputs
+        a = self._turned(make, a, bool(self.transA), bool(self.transBatchA))
+        b = self._turned(make, b, bool(self.transB), bool(self.transBatchB))
+        y = make.add("MatMul", a, b)
+        return [y if self.alpha == 1 else make.add("Mul", y, make.number(self.alpha, y))]
+
+    def _turned(self, make: Body, value: str, matrix: bool, batch: bool) -> str:
+        rank = len(make.dims(value))
+        order = [*range(rank)]
+        if batch and rank > 2:
+            order = [*order[1:-1], 0, rank - 1]
+        if matrix and rank > 1:
+            order[-2:] = order[:-3:-1]
+        return value if order == [*range(rank)] else make.add("Transpose", value, perm=tuple(order))
+
+
+__all__ = [
+    "BiasAdd",
+    "BiasGelu",
+    "BiasSplitGelu",
+    "ContribGelu",
+    "EmbedLayerNormalization",
+    "FastGelu",
+    "FusedMatMul",
+    "QuickGelu",
+    "SimplifiedLayerNormalization",
+    "SkipLayerNormalization",
+    "SkipSimplifiedLayerNormalization",
+]

@@ -1,0 +1,275 @@
+"""Control flow: If, Loop and Scan. Their graphs run on the session's devices, stage by stage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from weft.core.graph.control_op import ControlOp, RunGraph, Value, given_value
+from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import Graph, Names, Node
+from weft.core.graph.layout import Array
+from weft.core.graph.op import Constants, register_op
+from weft.core.graph.tensor import TensorSpec
+from weft.errors import ModelError
+from weft.ops.concat import Concat
+from weft.ops.random import draws, in_step, known_step, numbered
+from weft.ops.shape import Identity, Unsqueeze, one_axis, optional, unfit
+
+MOST_UNROLLED = 256
+"""A loop of known length is unrolled if it becomes at most so many nodes."""
+
+
+def body_of(body: Graph | None) -> Graph:
+    """Return an attribute that is a graph; ModelError if it is missing."""
+    if body is None:
+        raise unfit("a graph is missing")
+    return body
+
+
+@register_op
+@dataclass(frozen=True)
+class If(ControlOp):
+    """One of two graphs, by a condition; inputs the condition, and the captures."""
+
+    then_branch: Graph | None = None
+    else_branch: Graph | None = None
+
+    def needs(self) -> int | None:
+        """Return the condition: once it is known, the branch's nodes replace the op."""
+        return 0
+
+    def chosen(self, inputs: Constants) -> Graph | None:
+        """Return the branch."""
+        condition = optional(inputs, 0)
+        return None if condition is None else self.branch(condition)
+
+    def branch(self, condition: Value) -> Graph:
+        """Return the branch for a condition."""
+        return body_of(self.then_branch if truth(condition, "the condition") else self.else_branch)
+
+    def execute(self, inputs: Sequence[Value], run: RunGraph) -> Sequence[Value]:
+        """Return the outputs of the branch."""
+        return run(self.branch(inputs[0]), inputs[1:])
+
+
+@register_op
+@dataclass(frozen=True)
+class Loop(ControlOp):
+    """A graph that runs repeatedly; inputs the most iterations, the condition, the carried values, the captures.
+
+    The body reads the iteration's number, the condition and the carried values. It makes the next condition and carried
+    values, and outputs that are stacked over all iterations.
+    """
+
+    body: Graph | None = None
+
+    @cached_property
+    def each(self) -> Graph:
+        """The body of each iteration."""
+        body = body_of(self.body)
+        return in_step(body, body.inputs[0]) if draws(body) else body
+
+    def chosen(self, inputs: Constants) -> Graph | None:
+        """Return all iterations as one graph, if their number is known and they have few nodes."""
+        body, count, condition = self.each, optional(inputs, 0), optional(inputs, 1)
+        formal = len(inputs) - self.captures
+        if formal < 2:
+            return None
+        steps = None if count is None else int(count.reshape(-1)[0])
+        begins = condition is not None and truth(condition, "the condition")
+        if (
+            steps is None
+            or not begins
+            or not _keeps_on(body)
+            or steps < 1
+            or steps * len(body.nodes) > MOST_UNROLLED
+        ):
+            return None
+        return _unrolled(body, steps, formal - 2, self.captures)
+
+    def execute(self, inputs: Sequence[Value], run: RunGraph) -> Sequence[Value]:
+        """Return the carried values after the last iteration, and what was stacked."""
+        body = self.each
+        formal, captured = (
+            list(inputs[: len(inputs) - self.captures]),
+            list(inputs[len(inputs) - self.captures :]),
+        )
+        most = given_value(formal, 0)
+        begins = given_value(formal, 1)
+        carried = formal[2:]
+        limit = None if most is None else int(np.asarray(most).reshape(-1)[0])
+        goes_on, step = begins is None or truth(begins, "the condition"), 0
+        stacked: list[list[Array]] = [[] for _ in body.outputs[1 + len(carried) :]]
+        while goes_on and (limit is None or step < limit):
+            made = run(body, [np.asarray(step, np.int64), np.asarray(goes_on), *carried, *captured])
+            goes_on, carried = truth(made[0], "the condition"), made[1 : 1 + len(carried)]
+            for held, value in zip(stacked, made[1 + len(carried) :], strict=True):
+                held.append(np.asarray(value))
+            step += 1
+        return [*carried, *(stack(held, body, 1 + len(carried) + k) for k, held in enumerate(stacked))]
+
+
+@register_op
+@dataclass(frozen=True)
+class Scan(ControlOp):
+    """A graph that runs for each slice of its inputs; inputs the states, the scanned tensors, the captures.
+
+    Axes and directions are as in opset 9 and later, one for each scanned input or stacked output; 1 is backwards.
+    """
+
+    body: Graph | None = None
+    num_scan_inputs: int = 1
+    scan_input_axes: tuple[int, ...] = ()
+    scan_input_directions: tuple[int, ...] = ()
+    scan_output_axes: tuple[int, ...] = ()
+    scan_output_directions: tuple[int, ...] = ()
+    batched: bool = False
+    """Whether axis 0 is that of a batch: opset 8."""
+    lengths: bool = False
+    """Whether the first input is a length for each of a batch."""
+
+    @cached_property
+    def each(self) -> Graph:
+        """The body of each step; if it draws random numbers, it reads the number of the step first."""
+        return numbered(body_of(self.body))
+
+    def execute(self, inputs: Sequence[Value], run: RunGraph) -> Sequence[Value]:
+        """Return the states after the last slice, and what was stacked."""
+        formal, captured = (
+            list(inputs[: len(inputs) - self.captures]),
+            list(inputs[len(inputs) - self.captures :]),
+        )
+        if not self.batched:
+            return self._scan(formal, captured, run)
+        lengths = formal.pop(0) if self.lengths else None
+        arrays = [np.asarray(value) for value in formal]
+        scanned = arrays[len(arrays) - self.num_scan_inputs :]
+        length = scanned[0].shape[1]
+        rows = []
+        for k in range(arrays[0].shape[0]):
+            steps = length if lengths is None else int(np.asarray(lengths)[k])
+            states = [np.asarray(a[k]) for a in arrays[: len(arrays) - self.num_scan_inputs]]
+            rows.append(self._scan([*states, *(a[k][:steps] for a in scanned)], captured, run, k * length))
+        states_count = len(arrays) - self.num_scan_inputs
+        if not rows:
+            body = body_of(self.body)
+            stacked = [stack([], body, k) for k in range(states_count, len(body.outputs))]
+            return [*arrays[:states_count], *(np.zeros((0, length, *a.shape[1:]), a.dtype) for a in stacked)]
+        return [
+            np.stack([_lengthened(np.asarray(row[k]), length if k >= states_count else None) for row in rows])
+            for k in range(len(rows[0]))
+        ]
+
+    def _scan(
+        self, formal: Sequence[Value], captured: Sequence[Value], run: RunGraph, first: int = 0
+    ) -> list[Value]:
+        body, each, count = body_of(self.body), self.each, self.num_scan_inputs
+        states, scanned = (
+            list(formal[: len(formal) - count]),
+            [np.asarray(v) for v in formal[len(formal) - count :]],
+        )
+        axes = [one_axis(optional(self.scan_input_axes, k) or 0, a.ndim) for k, a in enumerate(scanned)]
+        lengths = {a.shape[axis] for a, axis in zip(scanned, axes, strict=True)}
+        if len(lengths) != 1:
+            raise unfit(f"what is scanned has {sorted(lengths)} slices")
+        (length,) = lengths
+        backwards = [bool(optional(self.scan_input_directions, k)) for k in range(count)]
+        stacked: list[list[Array]] = [[] for _ in body.outputs[len(states) :]]
+        for step in range(length):
+            slices = [
+                np.asarray(a.take(length - 1 - step if back else step, axis))
+                for a, axis, back in zip(scanned, axes, backwards, strict=True)
+            ]
+            number = [] if each is body else [np.asarray(first + step)]
+            made = run(each, [*number, *states, *slices, *captured])
+            states = made[: len(states)]
+            for held, value in zip(stacked, made[len(states) :], strict=True):
+                held.append(np.asarray(value))
+        outputs: list[Value] = [*states]
+        for k, held in enumerate(stacked):
+            if optional(self.scan_output_directions, k):
+                held.reverse()
+            whole = stack(held, body, len(states) + k)
+            outputs.append(
+                np.moveaxis(whole, 0, one_axis(optional(self.scan_output_axes, k) or 0, whole.ndim))
+            )
+        return outputs
+
+
+def truth(value: Value, what: str) -> bool:
+    """Return a tensor of one element as a bool; ModelError for anything else."""
+    if not isinstance(value, np.ndarray) or value.size != 1:
+        raise unfit(f"{what} is not one bool")
+    return bool(value.reshape(-1)[0])
+
+
+def stack(values: list[Array], body: Graph, index: int) -> Array:
+    """Return slices stacked on a new first axis; without slices, an empty array as the body declares it."""
+    if values:
+        if len({(v.shape, v.dtype) for v in values}) > 1:
+            raise unfit(f"output {body.outputs[index]!r} of the body has another shape in each iteration")
+        return np.stack(values)
+    declared = body.declared.get(body.outputs[index])
+    if declared is None or declared.dtype is None or declared.shape is None:
+        raise ModelError(
+            "a loop of no iterations makes an output of unknown shape",
+            why=f"{body.outputs[index]!r} is not declared",
+        )
+    return np.zeros((0, *(d or 0 for d in declared.shape)), declared.dtype.numpy)
+
+
+def _lengthened(value: Array, length: int | None) -> Array:
+    if length is None or value.shape[0] == length:
+        return value
+    return np.concatenate([value, np.zeros((length - value.shape[0], *value.shape[1:]), value.dtype)])
+
+
+def _keeps_on(body: Graph) -> bool:
+    """Tell whether the body leaves the condition unchanged, or makes it always true."""
+    name, makers = body.outputs[0], body.producers()
+    while name in makers and isinstance(makers[name].op, Identity):
+        name = makers[name].inputs[0]
+    known = body.constants.get(name)
+    return name == body.inputs[1] or (known is not None and known.size == 1 and bool(known.reshape(-1)[0]))
+
+
+def _unrolled(body: Graph, steps: int, carried: int, captures: int) -> Graph:
+    """Return a graph of so many iterations; its inputs are count, condition, carried values and captures."""
+    constants, fresh = dict(body.constants), Names(body).fresh
+    outer = body.inputs[len(body.inputs) - captures :] if captures else []
+    begin = [fresh(f"begin.{k}") for k in range(carried)]
+    inputs = [fresh("count"), fresh("condition"), *begin, *outer]
+    out = Graph(body.name, inputs, [], constants=constants, specs=dict(body.specs))
+
+    def constant(base: str, value: Array) -> str:
+        name = fresh(base)
+        out.constants[name], out.specs[name] = value, TensorSpec(value.shape, DType.of(value.dtype))
+        return name
+
+    states, stacked = list(begin), [list[str]() for _ in body.outputs[1 + carried :]]
+    axis = constant("stacked.axis", np.zeros(1, np.int64))
+    for step in range(steps):
+        number = constant(f"{step}/number", np.asarray(step, np.int64))
+        going = constant(f"{step}/going", np.asarray(True))
+        names = dict(zip(body.inputs, [number, going, *states, *outer], strict=True))
+        names |= {name: name for name in body.constants}
+        for node in (known_step(node, body.inputs[0], step) for node in body.nodes):
+            reads = tuple(names[i] if i else "" for i in node.inputs)
+            name = fresh(f"{step}/{node.name}")
+            names |= {o: fresh(f"{step}/{o}") for o in node.outputs if o}
+            makes = tuple(names[o] if o else "" for o in node.outputs)
+            out.nodes.append(replace(node, name=name, inputs=reads, outputs=makes))
+        states = [names[o] for o in body.outputs[1 : 1 + carried]]
+        for k, value in enumerate(body.outputs[1 + carried :]):
+            row = fresh(f"{step}/row {k}")
+            out.nodes.append(Node(row, Unsqueeze(), (names[value], axis), (row,)))
+            stacked[k].append(row)
+    wholes = [fresh(f"stacked {k}") for k in range(len(stacked))]
+    for whole, rows in zip(wholes, stacked, strict=True):
+        out.nodes.append(Node(whole, Concat(axis=0), tuple(rows), (whole,)))
+    out.outputs = [*states, *wholes]
+    return out

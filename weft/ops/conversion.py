@@ -1,0 +1,71 @@
+"""Numbers from one element type to another, as ONNX's Cast means it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weft.core.graph.dtypes import DType
+from weft.core.graph.layout import Array
+from weft.core.graph.op import Op
+from weft.ops.elementwise import misfit
+
+SATURATING = (DType.FLOAT8E4M3FN, DType.FLOAT8E4M3FNUZ, DType.FLOAT8E5M2, DType.FLOAT8E5M2FNUZ)
+"""Types that have a value for what is too large, NaN or infinity, and take the largest number instead if asked to."""
+ROUND_MODES = ("up", "down", "nearest")
+_FRACTION = 23
+"""Bits of a float32 behind its exponent."""
+_NOT_FINITE = 0xFF
+"""The exponent of infinities and NaN in a float32, and NaN as a float8_e8m0."""
+
+
+def check_round_mode(op: Op, mode: str) -> None:
+    """Raise ModelError for a way of rounding to powers of two that ONNX does not know."""
+    if mode not in ROUND_MODES:
+        raise misfit(op, f"round_mode is {mode!r}; allowed: {', '.join(ROUND_MODES)}")
+
+
+def convert(x: Array, to: DType, saturate: bool = True, round_mode: str = "up") -> Array:
+    """Return `x` in another element type, rounded to nearest even; integers keep the lower bits that fit.
+
+    With `saturate`, what is beyond the largest number of an 8-bit float becomes that number, infinities too; without,
+    NaN, or an infinity where the type has one. Floats of six and four bits always saturate. `round_mode` is how
+    float8_e8m0, whose numbers are powers of two, rounds: "up", "down" or "nearest". Complex numbers lose their
+    imaginary part.
+    """
+    with np.errstate(all="ignore"):
+        if np.iscomplexobj(x) and not to.is_complex:
+            x = x.real
+        x = x if x.dtype == to.numpy else _known_to_numpy(x)
+        if to is DType.FLOAT8E8M0 and x.dtype != to.numpy:
+            return _to_power_of_two(x.astype(np.float32), saturate, round_mode)
+        if saturate and to in SATURATING:
+            import ml_dtypes  # as in DType.numpy
+
+            most = float(ml_dtypes.finfo(to.numpy).max)  # type: ignore[no-untyped-call]
+            wide = x if x.dtype == np.float64 else x.astype(np.float32)
+            return np.clip(wide, -most, most).astype(to.numpy)
+        return x.astype(to.numpy)
+
+
+def _known_to_numpy(x: Array) -> Array:
+    """Return an array of a type that numpy lacks in one of numpy's that has all of its numbers; others as they are."""
+    dtype = DType.of(x.dtype)
+    return x if dtype.raw == dtype.numpy else x.astype(np.int8 if dtype.is_integer else np.float32)
+
+
+def _to_power_of_two(x: Array, saturate: bool, round_mode: str) -> Array:
+    """Return the exponents of float32 numbers: 0 is 2**-127, 254 the largest, 2**127, and 255 stands for NaN."""
+    bits = x.view(np.uint32)
+    exponent = (bits >> _FRACTION & 0xFF).astype(np.int32)
+    fraction = bits & (1 << _FRACTION) - 1
+    half = 1 << _FRACTION - 1
+    # A tie goes up, to the even one of the two numbers in the sense of the bit before the last; of subnormals down.
+    above = {
+        "up": fraction > 0,
+        "down": np.False_,
+        "nearest": (fraction > half) | (fraction == half) & (exponent > 0),
+    }
+    raised = exponent + (above[round_mode] & (exponent < (_NOT_FINITE - 1 if saturate else _NOT_FINITE)))
+    return (
+        np.where(exponent == _NOT_FINITE, _NOT_FINITE, raised).astype(np.uint8).view(DType.FLOAT8E8M0.numpy)
+    )

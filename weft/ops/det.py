@@ -1,0 +1,44 @@
+"""Determinants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar
+
+import numpy as np
+
+from weft.core.graph.layout import Array, Shape
+from weft.core.graph.op import Constants, Op, OpClass, register_op
+from weft.core.graph.tensor import TensorSpec
+from weft.ops.elementwise import FLOATS, check_type, widen
+from weft.ops.shape import given, unfit
+
+
+@register_op
+@dataclass(frozen=True)
+class Det(Op):
+    """The determinant of each square matrix."""
+
+    most_inputs: ClassVar[int | None] = 1
+    op_class: ClassVar[OpClass] = "reduction"
+
+    def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return the spec of the output."""
+        x = given(inputs, 0)
+        check_type(self, x, FLOATS)
+        if len(x.dims) < 2 or x.dims[-1] != x.dims[-2] or x.dims[-1] < 1:
+            raise unfit(f"{x} holds no square matrices")
+        return (TensorSpec(x.dims[:-2], x.dtype),)
+
+    def flops(self, inputs: Sequence[Shape | None], outputs: Sequence[Shape]) -> int:
+        """Return those of an elimination."""
+        x = given(inputs, 0)
+        return 2 * prod(x) * x[-1] // 3
+
+    def reference(self, *inputs: Array | None) -> Array:
+        """Return the output; float16 is computed in float32."""
+        x = given(inputs, 0)
+        with np.errstate(all="ignore"):
+            return np.asarray(np.linalg.det(widen(x)), x.dtype)

@@ -1,0 +1,159 @@
+"""NonMaxSuppression and RoiAlign on GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from weft.core.graph.dtypes import DType
+from weft.core.graph.tensor import Tensor
+from weft.kernels.launch import (
+    DeviceCaps,
+    GpuOp,
+    KernelBuilder,
+    gpu_op,
+    nested_rounds,
+    power_of_two,
+    tree_items,
+)
+from weft.ops.boxes import NonMaxSuppression, RoiAlign
+from weft.ops.gpu.integers import INTEGERS
+
+MOST_BITS = 32
+"""Bits of a word."""
+LARGEST = 512
+"""Most items that suppress together."""
+
+
+def words(caps: DeviceCaps, boxes: int) -> tuple[int, int]:
+    """Return how many words hold a bit for each box, and how many bits of each: so few that every item has a word.
+
+    The words are a power of two, so that few kernels differ in it.
+    """
+    bits = min(-(-boxes // tree_items(caps, LARGEST)), MOST_BITS)
+    return power_of_two(-(-boxes // bits)), bits
+
+
+@gpu_op(NonMaxSuppression)
+class NonMaxSuppressionOnGpu(GpuOp):
+    """Orders the boxes of each image and class by counting, and suppresses with a bit for each box."""
+
+    fuses_into_store = False
+    integers = INTEGERS
+
+    def why_not(
+        self, op: NonMaxSuppression, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
+    ) -> str | None:
+        """Refuse inputs without boxes, and more boxes than work-group memory has bits."""
+        boxes = inputs[0]
+        assert boxes is not None
+        if not op.bounded:
+            return "the sizes of its outputs are not bounded"
+        if not prod(outputs[0].shape) or not prod(boxes.shape):
+            return "there are no boxes, or none are wanted"
+        if 4 * words(caps, boxes.shape[1])[0] > caps.local_memory:
+            return f"it has {boxes.shape[1]} boxes; work-group memory of {caps.local_memory} bytes holds fewer bits"
+        return None
+
+    def rounds(self, op: NonMaxSuppression, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+        """Return the boxes, and for each that is kept an item's share of the others; or the lines, which rows count."""
+        boxes, scores = inputs[:2]
+        assert boxes is not None and scores is not None
+        count = boxes.shape[1]
+        number, bits = words(caps, max(count, 1))
+        kept = count if op.most is None else min(op.most, count)
+        shares = nested_rounds(-(-number // tree_items(caps, LARGEST)), bits)
+        return max(count + kept * shares, prod(scores.shape[:2]))
+
+    def launches(
+        self, op: NonMaxSuppression, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+    ) -> None:
+        """Launch the order, the suppression, and what writes the rows."""
+        boxes, scores, limit, overlap, least = (*inputs, None, None, None)[:5]
+        rows = outputs[0]
+        assert boxes is not None and scores is not None
+        count, classes = boxes.shape[1], scores.shape[1]
+        lines = scores.shape[0] * classes
+        most = rows.shape[0] // lines
+        order = k.scratch((lines, count), DType.INT32)
+        number, kept = k.scratch((lines,), DType.INT32), k.scratch((lines,), DType.INT32)
+        chosen = k.scratch((lines, most), DType.INT32)
+        grid, local = k.for_items(lines * count)
+        k.launch(
+            "nms_order",
+            reads={"scores": scores, **({"threshold": least} if least is not None else {})},
+            writes={"order": order, "number": number},
+            ints={"TOTAL": lines * count, "BOXES": count},
+            grid=grid,
+            local=local,
+            epilogue=False,
+        )
+        given = {"limit": limit if op.most is None else None, "overlap": overlap}
+        number_of_words, bits = words(k.caps, count)
+        k.launch(
+            "nms_select",
+            reads={
+                "boxes": boxes, "order": order, "number": number,
+                **{name: t for name, t in given.items() if t is not None},
+            },
+            writes={"y": chosen, "kept": kept},
+            ints={"LINES": lines, "CLASSES": classes, "BOXES": count, "MOST": most,
+                  "WORDS": number_of_words, "BITS": bits},
+            variant={"center": bool(op.center_point_box), "words": number_of_words},
+            grid=(min(lines, k.caps.max_grid[0]), 1, 1),
+            local=(k.tree_items(LARGEST), 1, 1),
+            epilogue=False,
+        )  # fmt: skip
+        grid, local = k.for_items(rows.shape[0])
+        k.launch(
+            "nms_rows",
+            reads={"chosen": chosen, "kept": kept},
+            writes=dict(zip(("y", "sizes"), outputs, strict=False)),
+            ints={"ROOM": rows.shape[0], "LINES": lines, "CLASSES": classes, "MOST": most},
+            grid=grid,
+            local=local,
+            epilogue=False,
+        )
+
+
+@gpu_op(RoiAlign)
+class RoiAlignOnGpu(GpuOp):
+    """One item an element."""
+
+    integers = INTEGERS
+
+    def why_not(
+        self, op: RoiAlign, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
+    ) -> str | None:
+        """Accept every choice of floats."""
+        x = inputs[0]
+        assert x is not None
+        return None if x.dtype.is_float else f"{x.name!r} is {x.dtype.value}"
+
+    def rounds(self, op: RoiAlign, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+        """Return the points of a bin, or how many they are at most if the roi decides."""
+        x = inputs[0]
+        assert x is not None
+        return nested_rounds(*(op.sampling_ratio or op.most_points(size) for size in x.shape[2:]))
+
+    def launches(
+        self, op: RoiAlign, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+    ) -> None:
+        """Launch over the output."""
+        x, rois, images, y = inputs[0], inputs[1], inputs[2], outputs[0]
+        assert x is not None and rois is not None and images is not None
+        half = op.coordinate_transformation_mode == "half_pixel"
+        grid, local = k.for_items(prod(y.shape))
+        k.launch(
+            "roi_align",
+            reads={"x": x, "rois": rois, "images": images},
+            writes={"y": y},
+            ints={
+                "TOTAL": prod(y.shape), "COLUMNS": y.shape[3], "ROWS": y.shape[2], "CHANNELS": y.shape[1],
+                "HEIGHT": x.shape[2], "WIDTH": x.shape[3], "IMAGES": x.shape[0], "RATIO": op.sampling_ratio,
+            },
+            floats={"SCALE": op.spatial_scale, "HALF": 0.5 if half else 0.0},
+            variant={"half": half, "largest": op.mode == "max"},
+            grid=grid,
+            local=local,
+        )  # fmt: skip

@@ -1,0 +1,196 @@
+"""Convolution in fp32 on Hopper's warpgroup matrix instructions: `split_floats.py`, but split in registers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from weft.core.graph.dtypes import DType
+from weft.core.graph.layout import PACK, Array
+from weft.core.graph.tensor import TensorSpec
+from weft.kernels.chooser import Algorithm, Candidate, candidates_of
+from weft.kernels.launch import PIECE, DeviceCaps
+from weft.kernels.special import SpecialKernel, register_special
+from weft.ops.gpu.conv import split_floats
+from weft.ops.gpu.conv.halves import ACTIVATION_BITS, LANES, LOW_BITS, SIDE, by_taps, split_weights
+from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem
+from weft.ops.gpu.conv.split_floats import LITTLE, is_much, scales_back
+from weft.ops.gpu.conv.wgmma import (
+    FAILED,
+    NO_WARPGROUPS,
+    RASTER,
+    RESERVED,
+    SHARED,
+    STEP,
+    Warpgroups,
+    within_limit,
+)
+
+NAME = "conv_split_wgmma"
+REGISTERS = 65536
+LARGE = 3
+"""The first of the cases of `split` that has enough work for warpgroups."""
+
+
+def _has_warpgroups(caps: DeviceCaps) -> bool:
+    return split_floats.SPECIAL.present(caps) and caps.warpgroup_units
+
+
+SPECIAL = register_special(
+    SpecialKernel(
+        NAME,
+        "convolutions of split fp32 by warpgroups",
+        claimed=_has_warpgroups,
+        cases=lambda: split_floats.cases()[LARGE:],
+        template="conv_split_wgmma",
+    )
+)
+SMALL = register_special(within_limit(SPECIAL))
+
+
+@dataclass(frozen=True)
+class SplitWgmmaTile(Warpgroups):
+    """How a work-group divides its work: `wm` x `wz` warpgroups, each with 64 pixels and `cols` columns.
+
+    `wz` of them take turns in K and are summed at the end. `stages` buffers hold what each round reads of the
+    weights: `planes` are 2, hi and lo, or 3 with hi / 2^11 besides, by which a step's products all go into one sum.
+    """
+
+    wm: int
+    wz: int
+    cols: int
+    stages: int
+    planes: int
+
+    def shared_bytes(self) -> int:
+        """Return the bytes of work-group memory."""
+        return 2 * STEP * self.cols * self.planes * self.wz * self.stages
+
+    def at_a_time(self, pointwise: bool) -> int:
+        """Return the work-groups that fit a multiprocessor's memory and registers."""
+        registers = min(self.cols + (80 if pointwise else 120), 255) * self.items
+        return max(min(SHARED // (self.shared_bytes() + RESERVED), REGISTERS // registers), 1)
+
+
+TILES = (
+    SplitWgmmaTile(2, 1, 128, 3, 2),
+    SplitWgmmaTile(1, 1, 128, 3, 2),
+    SplitWgmmaTile(2, 1, 128, 3, 3),
+    SplitWgmmaTile(1, 2, 128, 3, 2),
+    SplitWgmmaTile(2, 1, 96, 3, 2),
+    SplitWgmmaTile(2, 1, 64, 4, 2),
+    SplitWgmmaTile(2, 1, 64, 4, 3),
+    SplitWgmmaTile(1, 1, 64, 4, 2),
+    SplitWgmmaTile(1, 1, 64, 3, 3),
+    SplitWgmmaTile(1, 2, 64, 3, 2),
+    SplitWgmmaTile(1, 1, 32, 4, 2),
+    SplitWgmmaTile(1, 2, 32, 4, 2),
+)
+
+
+def tiles(caps: DeviceCaps, channels: int, depth: int) -> list[SplitWgmmaTile]:
+    """Return the tiles that fit the device, so many output channels, and so many elements along K."""
+    steps, room = -(-depth // STEP), caps.local_memory if NAME in caps.without else SHARED
+    return [
+        t
+        for t in TILES
+        if t.items <= caps.max_local_items
+        and t.shared_bytes() <= room
+        and t.cols < 2 * max(channels, 17)
+        and steps >= 2 * t.wz - 1
+    ]
+
+
+def choose_tile(caps: DeviceCaps, pixels: int, channels: int, depth: int, pointwise: bool) -> SplitWgmmaTile:
+    """Return the fastest tile by the model."""
+    return min(tiles(caps, channels, depth), key=partial(_time, caps, pixels, channels, depth, pointwise))
+
+
+def _time(
+    caps: DeviceCaps, pixels: int, channels: int, depth: int, pointwise: bool, tile: SplitWgmmaTile
+) -> float:
+    """Return the time of a tile by the model: rounds over all multiprocessors, each of its steps and its stores."""
+    model, steps = caps.model, -(-depth // STEP)
+    groups = -(-pixels // tile.rows) * -(-channels // tile.cols)
+    side_by_side = min(tile.at_a_time(pointwise), -(-groups // caps.compute_units))
+    rounds = -(-groups // (caps.compute_units * side_by_side))
+    warpgroups = tile.wm * tile.wz * side_by_side
+    step = float(tile.cols + model.split_wgmma_step_columns)
+    step *= model.split_wgmma_three_planes if tile.planes == 3 else 1.0
+    step *= model.split_wgmma_alone if warpgroups == 1 else 1.0
+    stored = model.split_wgmma_store * tile.wz * (tile.cols + model.warpgroup_store_columns)
+    return rounds * warpgroups * (step * -(-steps // tile.wz) + stored)
+
+
+def pack_planes(weight: Array, cols: int, planes: int, turns: int) -> Array:
+    """Return split weights as [tile of columns][step][plane][column][64 along K], steps a multiple of `turns`.
+
+    Columns, and each sixteen elements along K, are ordered so that a work-item gets four adjacent channels. The eight
+    pieces of a column are swizzled: piece c lies at c xor (column mod 8).
+    """
+    high, low = split_weights(by_taps(weight), LOW_BITS if planes == 2 else 0)
+    co, depth = high.shape
+    steps, across = -(-depth // (STEP * turns)) * turns, -(-co // cols)
+    full = np.zeros((planes, across * cols, steps * STEP), np.float16)
+    full[0, :co, :depth], full[1, :co, :depth] = high, low
+    if planes == 3:
+        full[2] = np.ldexp(full[0], -LOW_BITS)
+    full = full.reshape(planes, -1, SIDE, steps * STEP // SIDE, SIDE)[:, :, LANES][..., LANES]
+    pieces = full.reshape(planes, across, cols, steps, STEP // PIECE, PIECE).transpose(1, 3, 0, 2, 4, 5)
+    column, piece = np.arange(cols)[:, None], np.arange(STEP // PIECE)[None]
+    return np.ascontiguousarray(pieces[:, :, :, column, piece ^ (column % 8)]).reshape(-1)
+
+
+class SplitWgmmaConv(Algorithm[ConvProblem, ConvPlan, SplitWgmmaTile]):
+    """Warpgroups multiply activations that they hold in registers."""
+
+    name = NAME
+
+    def why_not(self, problem: ConvProblem) -> str | None:
+        """Require the instructions."""
+        if not problem.caps.warpgroup_units:
+            return NO_WARPGROUPS
+        if not split_floats.SPECIAL.present(problem.caps):
+            return "the precision or the device does not let matrix units multiply fp32 as sums of halves"
+        if not (SPECIAL.present(problem.caps) or SMALL.present(problem.caps)):
+            return FAILED
+        return None
+
+    def candidates(self, problem: ConvProblem) -> Sequence[Candidate]:
+        """Return the tiles; they cost little if there is much work, and half of the units have some."""
+        p, caps = problem, problem.caps
+        time = partial(_time, caps, p.pixels, p.channels_out, p.depth, p.pointwise)
+        legal = tiles(caps, p.channels_out, p.depth)
+        best = choose_tile(caps, p.pixels, p.channels_out, p.depth, p.pointwise)
+        groups = -(-p.pixels // best.rows) * -(-p.channels_out // best.cols)
+        filling = groups >= caps.compute_units // 2 and is_much(p)
+        return candidates_of([best, *legal], time, caps.model.costs[self.name if filling else LITTLE])
+
+    def launch(self, plan: ConvPlan, tile: SplitWgmmaTile) -> None:
+        """Launch the implicit GEMM: pixels times output channels, over taps and input channels."""
+        k, p = plan.k, plan.problem
+        pack = partial(pack_planes, plan.weight, tile.cols, tile.planes, tile.wz)
+        depth, columns = p.taps * -(-p.channels_in // PACK) * PACK, -(-p.channels_out // tile.cols) * tile.cols
+        size = tile.planes * columns * -(-depth // (STEP * tile.wz)) * tile.wz * STEP
+        key = f"split_wgmma.{tile.cols}.{tile.planes}.{tile.wz}"
+        packed = k.constant(key, pack, spec=TensorSpec((size,), DType.FLOAT16))
+        tiles_m, tiles_n = -(-p.pixels // tile.rows), -(-p.channels_out // tile.cols)
+        k.launch(
+            "conv_split_wgmma",
+            reads={"x": plan.x, "w": packed, "s": scales_back(plan), **plan.bias_vector()},
+            writes={"y": plan.y},
+            ints={
+                **p.constants, "C4": p.blocks_in, "ROUNDS": -(-p.depth // (STEP * tile.wz)),
+                "PIXELS": p.pixels, "COUNT": p.blocks, "TILES_M": tiles_m, "TILES_N": tiles_n,
+            },
+            variant={
+                "wm": tile.wm, "wz": tile.wz, "cols": tile.cols, "stages": tile.stages, "planes": tile.planes,
+                "raster": RASTER, "pointwise": p.pointwise,
+                "scale": str(2.0**-ACTIVATION_BITS), "low": str(2.0**-LOW_BITS),
+            },
+            grid=(min(tiles_m * tiles_n, k.caps.max_grid[0]), 1, 1),
+            local=(tile.items, 1, 1),
+        )  # fmt: skip

@@ -1,0 +1,37 @@
+"""Det on GPUs: an item eliminates one matrix, in scratch memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from weft.core.graph.dtypes import DType
+from weft.core.graph.tensor import Tensor
+from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, gpu_op, nested_rounds
+from weft.ops.det import Det
+
+
+@gpu_op(Det)
+class DetOnGpu(GpuOp):
+    """Matrices of floats."""
+
+    def rounds(self, op: Det, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+        """Return the steps of an elimination, as if none were left out."""
+        assert inputs[0] is not None
+        size = inputs[0].shape[-1]
+        return size**2 + nested_rounds(size, 3 * size) + nested_rounds(size, size, size)
+
+    def launches(self, op: Det, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
+        """Launch one work-item a matrix."""
+        x, y = inputs[0], outputs[0]
+        assert x is not None
+        total = prod(y.shape)
+        grid, local = k.for_items(total)
+        k.launch(
+            "det",
+            reads={"x": x},
+            writes={"y": y, "work": k.scratch(x.shape, DType.FLOAT32)},
+            ints={"TOTAL": total, "SIZE": x.shape[-1]},
+            grid=grid,
+            local=local,
+        )

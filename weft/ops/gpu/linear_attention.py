@@ -1,0 +1,64 @@
+"""Linear attention on GPUs: an item for each column of a state goes through the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from weft.core.graph.dtypes import DType
+from weft.core.graph.tensor import Tensor
+from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, gpu_op
+from weft.ops.linear_attention import LinearAttention
+
+
+@gpu_op(LinearAttention)
+class LinearAttentionOnGpu(GpuOp):
+    """The state is kept in fp32: in fp16 every row would round it."""
+
+    fuses_into_store = False
+
+    def why_not(
+        self,
+        op: LinearAttention,
+        inputs: Sequence[Tensor | None],
+        outputs: Sequence[Tensor],
+        caps: DeviceCaps,
+    ) -> str | None:
+        """Refuse if the tensors and the state are more buffers than the device binds."""
+        buffers = sum(t is not None for t in inputs) + len(outputs) + 1
+        if buffers > caps.max_buffers:
+            return f"its kernel takes {buffers} buffers; the device binds {caps.max_buffers}"
+        return None
+
+    def rounds(self, op: LinearAttention, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+        """Return the elements of a column times its uses in each row."""
+        each = op.sizes([None if t is None else t.shape for t in inputs])
+        uses = 1 + bool(each.decays or each.corrections) + each.heads // each.groups
+        return each.depth * (2 + each.rows * uses) + each.rows * (1 + each.heads // each.groups)
+
+    def launches(
+        self, op: LinearAttention, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+    ) -> None:
+        """Launch one item a column."""
+        each = op.sizes([None if t is None else t.shape for t in inputs])
+        names = ("q", "key", "v", "past", "decay", "beta")
+        state = k.scratch(each.state, DType.FLOAT32)
+        total = each.batch * each.groups * each.width
+        grid, local = k.for_items(total)
+        writes = dict(zip(("y", "present"), outputs, strict=False))
+        if not prod(outputs[0].shape):
+            return
+        k.launch(
+            "linear_attention",
+            reads={name: t for name, t in zip(names, inputs, strict=False) if t is not None},
+            writes={**writes, "state": state},
+            ints={
+                "TOTAL": total, "WIDTH": each.width, "GROUPS": each.groups, "DEPTH": each.depth, "ROWS": each.rows,
+                "EACH": each.heads // each.groups,
+            },
+            floats={"SCALE": op.factor(each)},
+            variant={"each_element": each.decays > 1, "each_head": each.corrections > 1},
+            grid=grid,
+            local=local,
+            epilogue=False,
+        )  # fmt: skip

@@ -1,0 +1,61 @@
+"""Weights and parameters as kernels read them: packed on the host once if constant, by a kernel in each run if not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+from weft.core.graph.layout import PACK, Array, Layout, Shape
+from weft.core.graph.tensor import Tensor
+from weft.kernels.launch import KernelBuilder
+from weft.ops.relayout import launch_relayout
+
+Weights = Array | Tensor
+"""Constant weights, or a tensor in NCHW of weights that are computed at run time."""
+
+
+def weights_of(tensor: Tensor) -> Weights:
+    """Return the value of a constant, or the tensor."""
+    return tensor if tensor.constant is None else tensor.constant
+
+
+def seen_as(tensor: Tensor, shape: Shape) -> Tensor:
+    """Return a tensor in NCHW under another shape of as many elements."""
+    return replace(tensor, shape=shape, layout=Layout.NCHW)
+
+
+def as_image(k: KernelBuilder, key: str, value: Weights, shape: Shape, layout: Layout) -> Tensor:
+    """Return weights under a shape, stored in a layout; `key` names the constant."""
+    if not isinstance(value, Tensor):
+        made = value.reshape(shape)
+        return k.constant(key, lambda: made, layout)
+    flat = seen_as(value, shape)
+    if not layout.packed:
+        return flat
+    packed = k.scratch(shape, value.dtype, layout)
+    launch_relayout(k, flat, packed)
+    return packed
+
+
+def pack_in_run(k: KernelBuilder, weight: Tensor, sizes: Shape, step: int = 1) -> Tensor:
+    """Return weights that a kernel packs as vectors [tap][in block][out block][4 in][4 out].
+
+    `weight` is (out, in, taps), which are its `sizes`. Zeros fill the blocks, and the (tap, in block) pairs up to a
+    multiple of `step`.
+    """
+    out, inside, taps = sizes
+    blocks_in, blocks = -(-inside // PACK), -(-out // PACK)
+    total = -(-taps * blocks_in // step) * step * blocks * PACK * PACK
+    packed = k.scratch((1, PACK, total // PACK), weight.dtype, Layout.NC4HW4)
+    grid, local = k.for_items(total)
+    k.launch(
+        "pack_weights",
+        reads={"x": seen_as(weight, (prod(sizes),))},
+        writes={"y": packed},
+        ints={"TOTAL": total, "OUT": out, "IN": inside, "TAPS": taps, "BLOCKS": blocks, "BLOCKS_IN": blocks_in},
+        grid=grid,
+        local=local,
+        kinds={"y": "linear"},
+        epilogue=False,
+    )
+    return packed

@@ -1,0 +1,50 @@
+"""GridSample on GPUs: an item reads all channels of one place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from weft.core.graph.tensor import Tensor
+from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, gpu_op
+from weft.ops.gpu.move import row_major
+from weft.ops.sample import GridSample
+
+
+@gpu_op(GridSample)
+class GridSampleOnGpu(GpuOp):
+    """All modes and paddings, of floats in NCHW."""
+
+    def rounds(self, op: GridSample, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+        """Return the number of channels."""
+        assert inputs[0] is not None
+        return inputs[0].shape[1]
+
+    def launches(
+        self, op: GridSample, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+    ) -> None:
+        """Launch one work-item a place."""
+        x, grid = inputs[0], inputs[1]
+        assert x is not None and grid is not None
+        lengths, places = x.shape[2:], prod(grid.shape[1:-1])
+        ints = {"TOTAL": x.shape[0] * places, "PLACES": max(places, 1), "CHANNELS": x.shape[1], "PIXELS": prod(lengths)}
+        floats = {"SHIFT": 0.0 if op.align_corners else -0.5}
+        for d, (length, step) in enumerate(zip(lengths, row_major(lengths), strict=True)):
+            ints |= {f"L{d}": length, f"S{d}": step}
+            floats[f"SCALE{d}"] = (length - 1 if op.align_corners else length) / 2
+        size, local = k.for_items(ints["TOTAL"])
+        k.launch(
+            "grid_sample",
+            reads={"x": x, "grid": grid},
+            writes={"y": outputs[0]},
+            ints=ints,
+            floats=floats,
+            variant={
+                "rank": len(lengths),
+                "mode": op.mode,
+                "padding": op.padding_mode,
+                "corners": bool(op.align_corners),
+            },
+            grid=size,
+            local=local,
+        )

@@ -1,0 +1,119 @@
+"""ScatterElements and ScatterND on GPUs.
+
+Without a reduction the data is copied and an item writes each update: of two for one place either may win, as ONNX
+says. With one, an item an element of the data looks at all updates that may be for it: no two write one place, and
+sums are those of the reference, in its order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from weft.core.graph.dtypes import DType
+from weft.core.graph.tensor import Tensor
+from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, gpu_op
+from weft.ops.gather import ScatterElements, ScatterND
+from weft.ops.gpu.move import Strides, launch_move, row_major
+
+JOINS = {"add": "{0} + {1}", "mul": "{0} * {1}", "max": "fmax({0}, {1})", "min": "fmin({0}, {1})"}
+
+
+class _Scatter(GpuOp):
+    fuses_into_store = False
+    moves_bits = True
+
+    def why_not(
+        self,
+        op: ScatterElements | ScatterND,
+        inputs: Sequence[Tensor | None],
+        outputs: Sequence[Tensor],
+        caps: DeviceCaps,
+    ) -> str | None:
+        """Refuse to reduce what is no float: kernels compute in float32."""
+        x = inputs[0]
+        assert x is not None
+        if op.reduction != "none" and x.dtype not in (DType.FLOAT32, DType.FLOAT16):
+            return f"GPU kernels reduce in float32; {x.name!r} is {x.dtype.value}"
+        return None
+
+    def launch(
+        self,
+        k: KernelBuilder,
+        op: ScatterElements | ScatterND,
+        tensors: tuple[Tensor, Tensor, Tensor, Tensor],
+        ints: dict[str, int],
+        variant: dict[str, int],
+    ) -> None:
+        """Launch the copy and the writes, or the reduction; `tensors` are x, places, updates and y."""
+        x, places, updates, y = tensors
+        reduces = op.reduction != "none"
+        if not reduces and not k.is_alias(x, y):
+            launch_move(k, x, y, (prod(x.shape),), Strides((1,)), Strides((1,)))
+        if not prod(updates.shape) and not reduces:
+            return
+        total = prod(x.shape if reduces else updates.shape)
+        grid, local = k.for_items(total)
+        k.launch(
+            "scatter_reduce" if reduces else "scatter",
+            reads={**({"x": x} if reduces else {}), "places": places, "updates": updates},
+            writes={"y": y},
+            ints={**ints, "TOTAL": total},
+            variant={**variant, **({"join": JOINS[op.reduction]} if reduces else {})},
+            grid=grid,
+            local=local,
+            raw=not reduces,
+            epilogue=False,
+        )
+
+
+@gpu_op(ScatterElements)
+class ScatterElementsOnGpu(_Scatter):
+    """Updates along one axis."""
+
+    def rounds(self, op: ScatterElements, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+        """Return how many updates an element looks at."""
+        updates = inputs[2]
+        assert updates is not None
+        return 0 if op.reduction == "none" else updates.shape[op.axis]
+
+    def launches(
+        self, op: ScatterElements, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+    ) -> None:
+        """Launch over the updates or the data."""
+        x, places, updates = inputs[0], inputs[1], inputs[2]
+        assert x is not None and places is not None and updates is not None
+        rank = len(x.shape)
+        ints: dict[str, int] = {}
+        steps = zip(row_major(x.shape), row_major(updates.shape), strict=True)
+        for d, (step, own) in enumerate(steps):
+            ints |= {f"D{d}": max(x.shape[d], 1), f"U{d}": updates.shape[d]}
+            ints |= {f"S{d}": step} if op.reduction == "none" else {f"V{d}": own}
+        if op.reduction == "none":
+            ints |= {f"U{d}": max(size, 1) for d, size in enumerate(updates.shape)}
+        self.launch(k, op, (x, places, updates, outputs[0]), ints, {"depth": rank, "axis": op.axis % rank})
+
+
+@gpu_op(ScatterND)
+class ScatterNDOnGpu(_Scatter):
+    """Slices at indices along several axes."""
+
+    def rounds(self, op: ScatterND, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+        """Return how many updates an element looks at."""
+        places = inputs[1]
+        assert places is not None
+        return 0 if op.reduction == "none" else prod(places.shape[:-1])
+
+    def launches(
+        self, op: ScatterND, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+    ) -> None:
+        """Launch over the updates or the data."""
+        x, places, updates = inputs[0], inputs[1], inputs[2]
+        assert x is not None and places is not None and updates is not None
+        depth = places.shape[-1]
+        ints = {"INNER": max(prod(x.shape[depth:]), 1)}
+        for d, step in enumerate(row_major(x.shape)[:depth]):
+            ints |= {f"D{d}": max(x.shape[d], 1)} | ({f"S{d}": step} if op.reduction == "none" else {})
+        if op.reduction != "none":
+            ints["COUNT"] = prod(places.shape[:-1])
+        self.launch(k, op, (x, places, updates, outputs[0]), ints, {"depth": depth, "axis": -1})

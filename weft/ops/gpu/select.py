@@ -1,0 +1,189 @@
+"""TopK, NonZero and Compress on GPUs.
+
+The k best are found by counting, for each element, how many are better: first within blocks of the line; the best of
+each block go on to the next round, until one block is left. One work-group finds the nonzero elements by a prefix sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+
+from weft.core.graph.dtypes import DType
+from weft.core.graph.tensor import Tensor
+from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, gpu_op, tree_items
+from weft.ops.gpu.integers import INTEGERS
+from weft.ops.select import Compress, NonZero, TopK
+
+BLOCK = 2048
+"""Elements among which the best are found by counting."""
+COMPACTED_BY = 256
+"""Items of the group that finds the nonzero elements."""
+MOST_COUNTED = 1 << 15
+"""Longest line of which more than `BLOCK // 2` elements may be wanted."""
+
+
+@gpu_op(TopK)
+class TopKOnGpu(GpuOp):
+    """Counts the better ones of each element, block by block."""
+
+    fuses_into_store = False
+    integers = INTEGERS
+
+    def why_not(
+        self, op: TopK, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
+    ) -> str | None:
+        """Refuse to take many elements of long lines: blocks would hardly shorten them."""
+        x = inputs[0]
+        assert x is not None
+        count, kept = x.shape[op.axis], outputs[0].shape[op.axis]
+        if count > MOST_COUNTED and kept > BLOCK // 2:
+            return f"it would order {kept} of {count} elements, more than {BLOCK // 2}"
+        return None
+
+    def rounds(self, op: TopK, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+        """Return the elements of a block."""
+        x = inputs[0]
+        assert x is not None
+        return min(x.shape[op.axis], MOST_COUNTED)
+
+    def launches(
+        self, op: TopK, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+    ) -> None:
+        """Launch a round after the other."""
+        x, values, indices = inputs[0], outputs[0], outputs[1:]
+        assert x is not None
+        axis = op.axis % len(x.shape)
+        length, wanted = x.shape[axis], values.shape[axis]
+        inner = prod(x.shape[axis + 1 :])
+        lines, count = prod(x.shape[:axis]) * inner, length
+        if not wanted or not lines:
+            return
+        origin: Tensor | None = None
+        while True:
+            last = count <= BLOCK or wanted > BLOCK // 2
+            block = count if last else BLOCK
+            keep = min(wanted, block)
+            kept = wanted if last else count // block * keep + min(keep, count % block)
+            places = indices if last else [k.scratch((lines, kept), DType.INT32)]
+            grid, local = k.for_items(lines * count)
+            k.launch(
+                "top_k",
+                reads={"x": x, **({"origin": origin} if origin is not None else {})},
+                writes={**({"y": values} if last else {}), **dict(zip(("places",), places, strict=False))},
+                ints={
+                    "TOTAL": lines * count, "COUNT": count, "INNER": inner, "LENGTH": length, "BLOCK": block,
+                    "KEEP": keep, "KEPT": kept,
+                },
+                variant={
+                    "largest": bool(op.largest), "last": last, "narrowed": origin is not None,
+                    "floats": x.dtype.is_float,
+                },
+                grid=grid,
+                local=local,
+                epilogue=False,
+            )  # fmt: skip
+            if last:
+                return
+            (origin,), count = places, kept
+
+
+def compact(k: KernelBuilder, x: Tensor, total: int, room: int) -> tuple[Tensor, Tensor]:
+    """Launch what finds the elements among the first `total` that are not 0; return their places, and their number."""
+    places, count = k.scratch((room,), DType.INT32), k.scratch((1,), DType.INT32)
+    items = k.tree_items(COMPACTED_BY)
+    k.launch(
+        "compact",
+        reads={"x": x},
+        writes={"places": places, "count": count},
+        ints={"TOTAL": total, "RUN": -(-total // items), "ROOM": room},
+        variant={"wide": x.dtype in (DType.INT64, DType.UINT64)},
+        grid=(1, 1, 1),
+        local=(items, 1, 1),
+        epilogue=False,
+    )
+    return places, count
+
+
+class _Bounded(GpuOp):
+    fuses_into_store = False
+
+    def rounds(self, op: NonZero | Compress, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+        """Return an item's share of three passes: over the elements, twice, and over the room for places."""
+        searched = inputs[-1]
+        assert searched is not None
+        return 3 * -(-prod(searched.shape) // tree_items(caps, COMPACTED_BY))
+
+    def why_not(
+        self, op: NonZero | Compress, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
+    ) -> str | None:
+        """Refuse what has no elements, and a form whose sizes the inputs' values decide."""
+        if not op.bounded:
+            return "the sizes of its outputs are not bounded"
+        if not all(prod(t.shape) for t in outputs[:1]):
+            return f"{outputs[0].name!r} is empty"
+        return None
+
+
+@gpu_op(NonZero)
+class NonZeroOnGpu(_Bounded):
+    """Finds the places, and takes them apart into coordinates."""
+
+    integers = INTEGERS | {DType.BOOL}
+
+    def launches(
+        self, op: NonZero, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+    ) -> None:
+        """Launch both."""
+        x = inputs[0]
+        assert x is not None
+        total = prod(x.shape)
+        places, count = compact(k, x, total, total)
+        grid, local = k.for_items(total)
+        k.launch(
+            "nonzero",
+            reads={"places": places, "count": count},
+            writes=dict(zip(("y", "sizes"), outputs, strict=False)),
+            ints={"COUNT": total, **{f"D{d}": size for d, size in enumerate(x.shape)}},
+            variant={"rank": len(x.shape)},
+            grid=grid,
+            local=local,
+            epilogue=False,
+        )
+
+
+@gpu_op(Compress)
+class CompressOnGpu(_Bounded):
+    """Finds the places where the condition holds, and moves the slices there."""
+
+    moves_bits = True
+
+    def launches(
+        self, op: Compress, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+    ) -> None:
+        """Launch both."""
+        x, condition, y = inputs[0], inputs[1], outputs[0]
+        assert x is not None and condition is not None
+        shape = (prod(x.shape),) if op.axis is None else x.shape
+        axis = 0 if op.axis is None else op.axis % len(shape)
+        room = y.shape[axis]
+        places, count = compact(k, condition, room, room)
+        zero = k.constant("zero", lambda: np.zeros(1, x.dtype.numpy))
+        grid, local = k.for_items(prod(y.shape))
+        k.launch(
+            "compress",
+            reads={"x": x, "zero": zero, "places": places, "count": count},
+            writes=dict(zip(("y", "sizes"), outputs, strict=False)),
+            ints={
+                "TOTAL": prod(y.shape), "COUNT": room, "SIZE": shape[axis], "INNER": prod(shape[axis + 1 :]),
+                **{f"D{d}": size for d, size in enumerate(shape)},
+            },
+            variant={"rank": len(shape), "axis": axis},
+            grid=grid,
+            local=local,
+            raw=True,
+            kinds={"places": "linear", "count": "linear", **({"sizes": "linear"} if len(outputs) > 1 else {})},
+            epilogue=False,
+        )  # fmt: skip

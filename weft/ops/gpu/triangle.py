@@ -1,0 +1,114 @@
+"""Ops on GPUs whose elements, moved as bits, follow from their position: Trilu, OneHot and ReverseSequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+
+from weft.core.graph.dtypes import DType
+from weft.core.graph.tensor import Tensor
+from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, gpu_op
+from weft.ops.create import OneHot
+from weft.ops.triangle import ReverseSequence, Trilu
+
+
+class _ByPosition(GpuOp):
+    fuses_into_store = False
+    moves_bits = True
+
+
+@gpu_op(Trilu)
+class TriluOnGpu(_ByPosition):
+    """One work-item an element; the diagonal may be computed at run time."""
+
+    def launches(
+        self, op: Trilu, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+    ) -> None:
+        """Launch over the output."""
+        x, y = inputs[0], outputs[0]
+        assert x is not None
+        diagonal = inputs[1] if len(inputs) > 1 else None
+        zero = np.zeros(1, x.dtype.numpy)
+        reads = {"x": x, "fill": k.constant("zero", lambda: zero)}
+        rows, columns = x.shape[-2:]
+        ints = {"TOTAL": prod(x.shape), "ROWS": max(rows, 1), "COLUMNS": max(columns, 1)}
+        if diagonal is None or diagonal.constant is not None:
+            k_value = 0 if diagonal is None or diagonal.constant is None else int(diagonal.constant.item())
+            ints["K"] = max(-rows, min(k_value, columns))
+        else:
+            reads["diagonal"] = diagonal
+        grid, local = k.for_items(ints["TOTAL"])
+        k.launch(
+            "trilu",
+            reads=reads,
+            writes={"y": y},
+            ints=ints,
+            variant={"upper": bool(op.upper)},
+            grid=grid,
+            local=local,
+            raw=True,
+            epilogue=False,
+        )
+
+
+@gpu_op(OneHot)
+class OneHotOnGpu(_ByPosition):
+    """One work-item an element of the output."""
+
+    def why_not(
+        self, op: OneHot, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
+    ) -> str | None:
+        """Refuse places of types that kernels do not load as numbers."""
+        places = inputs[0]
+        assert places is not None
+        if places.dtype in (DType.FLOAT32, DType.FLOAT16, DType.INT64, DType.INT32, DType.INT8, DType.UINT8):
+            return None
+        return f"GPU kernels do not read places of {places.dtype.value}"
+
+    def launches(
+        self, op: OneHot, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+    ) -> None:
+        """Launch over the output."""
+        places, values, y = inputs[0], inputs[2], outputs[0]
+        assert places is not None and values is not None
+        axis = op.axis % len(y.shape)
+        ints = {"TOTAL": prod(y.shape), "INNER": max(prod(y.shape[axis + 1 :]), 1), "DEPTH": y.shape[axis]}
+        grid, local = k.for_items(ints["TOTAL"])
+        k.launch(
+            "one_hot",
+            reads={"places": places, "values": values},
+            writes={"y": y},
+            ints=ints,
+            grid=grid,
+            local=local,
+            kinds={"values": "raw", "y": "raw"},
+            epilogue=False,
+        )
+
+
+@gpu_op(ReverseSequence)
+class ReverseSequenceOnGpu(_ByPosition):
+    """One work-item an element of the output."""
+
+    def launches(
+        self, op: ReverseSequence, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+    ) -> None:
+        """Launch over the output."""
+        x, lengths = inputs[0], inputs[1]
+        assert x is not None and lengths is not None
+        ints = {"TOTAL": prod(x.shape), "INNER": max(prod(x.shape[2:]), 1), "D1": max(x.shape[1], 1)}
+        ints["TIME"] = x.shape[op.time_axis]
+        grid, local = k.for_items(ints["TOTAL"])
+        k.launch(
+            "reverse_sequence",
+            reads={"x": x, "lengths": lengths},
+            writes={"y": outputs[0]},
+            ints=ints,
+            variant={"time_first": op.time_axis == 0},
+            grid=grid,
+            local=local,
+            raw=True,
+            epilogue=False,
+        )

@@ -1,0 +1,40 @@
+"""MaxRoiPool on GPUs: an item looks through one bin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from weft.core.graph.tensor import Tensor
+from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, gpu_op, nested_rounds
+from weft.ops.unpool import MaxRoiPool
+
+
+@gpu_op(MaxRoiPool)
+class MaxRoiPoolOnGpu(GpuOp):
+    """Maxima of floats, in NCHW."""
+
+    def rounds(self, op: MaxRoiPool, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+        """Return the pixels of the largest bin that there can be."""
+        assert inputs[0] is not None
+        sizes = zip(inputs[0].shape[2:], op.pooled_shape, strict=True)
+        return nested_rounds(*(-(-size // bins) + 1 for size, bins in sizes))
+
+    def launches(
+        self, op: MaxRoiPool, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+    ) -> None:
+        """Launch one work-item a bin."""
+        x, rois, y = inputs[0], inputs[1], outputs[0]
+        assert x is not None and rois is not None
+        ints = dict(zip(("N", "C", "H", "W"), x.shape, strict=True))
+        ints |= {"TOTAL": prod(y.shape), "ROWS": op.pooled_shape[0], "COLUMNS": op.pooled_shape[1]}
+        grid, local = k.for_items(ints["TOTAL"])
+        k.launch(
+            "max_roi_pool",
+            reads={"x": x, "rois": rois},
+            writes={"y": y},
+            ints=ints,
+            floats={"SCALE": op.spatial_scale},
+            grid=grid,
+            local=local,
+        )

@@ -1,0 +1,355 @@
+"""Recurrent layers: LSTM, GRU and the plain RNN, as ONNX defines them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar
+
+import numpy as np
+
+from weft.core.graph.dtypes import DType
+from weft.core.graph.layout import Array, Shape
+from weft.core.graph.op import Constants, Op, OpClass, register_op
+from weft.core.graph.tensor import TensorSpec
+from weft.ops.elementwise import FLOATS, check_type, literal, misfit, take_inputs, widen
+
+DIRECTIONS = {"forward": 1, "reverse": 1, "bidirectional": 2}
+"""How many directions each word means."""
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """A function between the gates: for numpy, and as text for kernels with {v}, {alpha} and {beta}.
+
+    `alpha` and `beta` are the defaults: None where the function has no such number, NaN where it has no default.
+    """
+
+    function: Callable[[Array, float, float], Array]
+    expr: str
+    alpha: float | None = None
+    beta: float | None = None
+
+
+def _sigmoid(v: Array, alpha: float, beta: float) -> Array:
+    return np.asarray(1 / (1 + np.exp(-v)))
+
+
+def _softplus(v: Array, alpha: float, beta: float) -> Array:
+    return np.asarray(np.maximum(v, 0) + np.log1p(np.exp(-np.abs(v))))
+
+
+NO_DEFAULT = float("nan")
+ACTIVATIONS: dict[str, Activation] = {
+    "affine": Activation(lambda v, a, b: a * v + b, "({alpha} * {v} + {beta})", 1.0, 0.0),
+    "elu": Activation(
+        lambda v, a, b: np.where(v < 0, a * np.expm1(v), v), "({v} < 0.0 ? {alpha} * expm1({v}) : {v})", 1.0
+    ),
+    "hardsigmoid": Activation(
+        lambda v, a, b: np.clip(a * v + b, 0, 1), "fmin(fmax({alpha} * {v} + {beta}, 0.0), 1.0)", 0.2, 0.5
+    ),
+    "leakyrelu": Activation(
+        lambda v, a, b: np.where(v < 0, a * v, v), "({v} < 0.0 ? {alpha} * {v} : {v})", 0.01
+    ),
+    "relu": Activation(lambda v, a, b: np.maximum(v, 0), "fmax({v}, 0.0)"),
+    "scaledtanh": Activation(
+        lambda v, a, b: a * np.tanh(b * v), "({alpha} * tanh({beta} * {v}))", NO_DEFAULT, NO_DEFAULT
+    ),
+    "sigmoid": Activation(_sigmoid, "(1.0 / (1.0 + exp(-({v}))))"),
+    "softplus": Activation(_softplus, "(fmax({v}, 0.0) + log1p(exp(-fabs({v}))))"),
+    "softsign": Activation(lambda v, a, b: v / (1 + np.abs(v)), "({v} / (1.0 + fabs({v})))"),
+    "tanh": Activation(lambda v, a, b: np.tanh(v), "tanh({v})"),
+    "thresholdedrelu": Activation(lambda v, a, b: np.where(v > a, v, 0), "({v} > {alpha} ? {v} : 0.0)", 1.0),
+}
+"""By name in lower case, because exporters differ in capitals."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """An activation with its numbers."""
+
+    kind: Activation
+    alpha: float
+    beta: float
+
+    def __call__(self, v: Array) -> Array:
+        """Return the function of an array, in its type."""
+        return self.kind.function(v, self.alpha, self.beta).astype(v.dtype, copy=False)
+
+    def text(self, v: str) -> str:
+        """Return the function of a variable as text for kernels."""
+        return self.kind.expr.format(v=v, alpha=literal(self.alpha), beta=literal(self.beta))
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The sizes of a recurrent layer."""
+
+    steps: int
+    batch: int
+    features: int
+    directions: int
+    hidden: int
+
+
+@dataclass(frozen=True)
+class Recurrent(Op):
+    """What the three layers share: inputs X, W, R, B, sequence_lens and initial_h; outputs Y and Y_h.
+
+    X is (steps, batch, features) and Y (steps, directions, batch, hidden), or with `layout` 1 (batch, steps,
+    features) and (batch, steps, directions, hidden). For a sequence shorter than X, Y is zero after its end,
+    and its last state is that of its own last step. `outputs` is the number of outputs of the node.
+    """
+
+    op_class: ClassVar[OpClass] = "reduction"
+    flags: ClassVar[tuple[str, ...]] = ("layout",)
+    gates: ClassVar[int] = 1
+    usual: ClassVar[tuple[str, ...]] = ("tanh",)
+    """The activations of one direction where none are given."""
+    states: ClassVar[int] = 1
+    """How many states a step hands on."""
+    activation_alpha: tuple[float, ...] = ()
+    activation_beta: tuple[float, ...] = ()
+    activations: tuple[str, ...] = ()
+    clip: float | None = None
+    direction: str = "forward"
+    hidden_size: int | None = None
+    layout: int = 0
+    outputs: int = 1
+
+    def chosen(self) -> list[list[Chosen]]:
+        """Return the activations of each direction; ModelError if there are too few, or one is not known."""
+        count = DIRECTIONS[self.direction]
+        names = self.activations or self.usual * count
+        if len(names) < len(self.usual) * count:
+            raise misfit(self, f"it needs {len(self.usual) * count} activations and has {len(names)}")
+        names = names[: len(self.usual) * count]  # ONNX's default for RNN has two, whatever the direction
+        # Each function takes the next number of a list if it has such a number, else none: as ONNX Runtime does.
+        given = {"alpha": list(self.activation_alpha), "beta": list(self.activation_beta)}
+        made = []
+        for name in names:
+            kind = ACTIVATIONS.get(str(name).lower())
+            if kind is None:
+                raise misfit(self, f"{str(name)[:60]!r} is no activation of ONNX")
+            numbers = []
+            for key, usual in (("alpha", kind.alpha), ("beta", kind.beta)):
+                number = 0.0 if usual is None else given[key].pop(0) if given[key] else usual
+                if not np.isfinite(number):
+                    raise misfit(self, f"{name} has {number} as {key}; it needs a finite number")
+                numbers.append(float(number))
+            made.append(Chosen(kind, *numbers))
+        each = len(self.usual)
+        return [made[d * each : (d + 1) * each] for d in range(count)]
+
+    def sizes(self, x: Shape, w: Shape, r: Shape) -> Sizes:
+        """Return the sizes for the shapes of X, W and R; ModelError if they do not belong together."""
+        if self.direction not in DIRECTIONS:
+            raise misfit(self, f"direction {self.direction[:60]!r} is none of {', '.join(DIRECTIONS)}")
+        if len(x) != 3 or len(w) != 3 or len(r) != 3:
+            raise misfit(self, f"X, W and R must have rank 3, not {x}, {w} and {r}")
+        steps, batch = (x[1], x[0]) if self.layout else (x[0], x[1])
+        each = Sizes(steps, batch, x[2], DIRECTIONS[self.direction], r[2])
+        rows = self.gates * each.hidden
+        if w != (each.directions, rows, each.features) or r != (each.directions, rows, each.hidden):
+            raise misfit(self, f"X, W and R of shapes {x}, {w} and {r} do not belong together")
+        if self.hidden_size not in (None, each.hidden):
+            raise misfit(self, f"hidden_size is {self.hidden_size} and R has {each.hidden}")
+        return each
+
+    def state_shape(self, each: Sizes) -> Shape:
+        """Return the shape of the first and of the last state."""
+        pair = (each.directions, each.batch)
+        return (*(pair[::-1] if self.layout else pair), each.hidden)
+
+    def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return the specs of the outputs."""
+        more = 2 if self.states == 2 else 0
+        x, w, r, b, lens, *rest = take_inputs(self, inputs, 3, 3 + more)
+        assert x is not None and w is not None and r is not None
+        check_type(self, x, FLOATS)
+        each = self.sizes(x.dims, w.dims, r.dims)
+        self.chosen()
+        if self.clip is not None and not self.clip > 0:
+            raise misfit(self, f"clip is {self.clip}; it must be positive")
+        floats = {
+            "W": (w, w.dims), "R": (r, r.dims),
+            "B": (b, (each.directions, 2 * self.gates * each.hidden)),
+            "initial_h": (rest[0], self.state_shape(each)),
+        }  # fmt: skip
+        if more:
+            floats["initial_c"] = rest[1], self.state_shape(each)
+            floats["P"] = rest[2], (each.directions, 3 * each.hidden)
+        for name, (spec, wanted) in floats.items():
+            if spec is not None and (spec.dims != wanted or spec.dtype is not x.dtype):
+                raise misfit(self, f"{name} is {spec}; it must be {TensorSpec(wanted, x.dtype)}")
+        if lens is not None and (lens.dims != (each.batch,) or lens.dtype is not DType.INT32):
+            raise misfit(
+                self, f"sequence_lens is {lens}; it must be {TensorSpec((each.batch,), DType.INT32)}"
+            )
+        lead = (
+            (each.batch, each.steps, each.directions)
+            if self.layout
+            else (each.steps, each.directions, each.batch)
+        )
+        y = TensorSpec((*lead, each.hidden), x.dtype)
+        state = TensorSpec(self.state_shape(each), x.dtype)
+        if not 0 < self.outputs <= 1 + self.states:
+            raise misfit(self, f"it has {self.outputs} outputs; 1 to {1 + self.states} are possible")
+        return (y, *(state,) * self.states)[: self.outputs]
+
+    def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
+        """Return the outputs; float16 is computed in float32."""
+        more = 2 if self.states == 2 else 0
+        x, w, r, b, lens, *rest = (
+            None if a is None else widen(a) for a in (*inputs, *(None,) * (6 + more))[: 6 + more]
+        )
+        assert x is not None and w is not None and r is not None
+        given = np.asarray(inputs[0]).dtype
+        each = self.sizes(x.shape, w.shape, r.shape)
+        x = x.swapaxes(0, 1) if self.layout else x
+        firsts = [None if a is None else a.swapaxes(0, 1) if self.layout else a for a in rest[: self.states]]
+        lengths = np.full(each.batch, each.steps) if lens is None else np.clip(lens, 0, each.steps)
+        y = np.zeros((each.steps, each.directions, each.batch, each.hidden), x.dtype)
+        last = [np.zeros((each.directions, each.batch, each.hidden), x.dtype) for _ in range(self.states)]
+        peepholes = rest[self.states] if more else None
+        for d, activations in enumerate(self.chosen()):
+            bias = (
+                np.zeros((2, self.gates, each.hidden), x.dtype)
+                if b is None
+                else b[d].reshape(2, self.gates, -1)
+            )
+            weights = Weights(
+                r[d].reshape(self.gates, each.hidden, each.hidden), bias[1],
+                None if peepholes is None else peepholes[d].reshape(3, -1),
+            )  # fmt: skip
+            # What the inputs add to the gates of all steps, in one product.
+            brought = (x @ w[d].T).reshape(each.steps, each.batch, self.gates, each.hidden) + bias[0]
+            states = [np.zeros_like(last[0][d]) if a is None else a[d].copy() for a in firsts]
+            reverse = self.direction == "reverse" or d == 1
+            rows = np.arange(each.batch)
+            for step in range(each.steps):
+                runs = lengths > step
+                place = np.where(runs, lengths - 1 - step, step) if reverse else np.full(each.batch, step)
+                now = self.step(brought[place, rows].swapaxes(0, 1), states, weights, activations)
+                states = [np.where(runs[:, None], new, old) for new, old in zip(now, states, strict=True)]
+                y[place[runs], d, rows[runs]] = states[0][runs]
+            for total, state in zip(last, states, strict=True):
+                total[d] = np.where(lengths[:, None] > 0, state, 0)
+        if self.layout:
+            y, last = y.transpose(2, 0, 1, 3), [a.swapaxes(0, 1) for a in last]
+        made = [np.ascontiguousarray(a).astype(given, copy=False) for a in (y, *last)]
+        return tuple(made[: self.outputs])
+
+    def step(
+        self, brought: Array, states: Sequence[Array], weights: Weights, activations: Sequence[Chosen]
+    ) -> list[Array]:
+        """Return the states after one step; `brought` is (gates, batch, hidden), what the input adds to each gate."""
+        raise NotImplementedError
+
+    def clipped(self, v: Array) -> Array:
+        """Return the argument of an activation, clipped if the layer has `clip`."""
+        return v if self.clip is None else np.clip(v, -self.clip, self.clip).astype(v.dtype, copy=False)
+
+    def flops(self, inputs: Sequence[Shape | None], outputs: Sequence[Shape]) -> int:
+        """Return two for each weight, step and row of the batch."""
+        x, w, r = (shape or () for shape in inputs[:3])
+        return 2 * x[0] * x[1] * (prod(w) + prod(r))
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The recurrent weights of one direction: R of (gates, hidden, hidden), its bias, and peepholes."""
+
+    r: Array
+    bias: Array
+    peepholes: Array | None
+
+    def times(self, gate: int, state: Array) -> Array:
+        """Return what a state adds to a gate."""
+        return np.asarray(state @ self.r[gate].T + self.bias[gate])
+
+
+@register_op
+@dataclass(frozen=True)
+class RNN(Recurrent):
+    """H = f(X W^T + H R^T + biases), step by step."""
+
+    def step(
+        self, brought: Array, states: Sequence[Array], weights: Weights, activations: Sequence[Chosen]
+    ) -> list[Array]:
+        """Return the state after one step."""
+        return [activations[0](self.clipped(brought[0] + weights.times(0, states[0])))]
+
+
+@register_op
+@dataclass(frozen=True)
+class GRU(Recurrent):
+    """Gated recurrent units; gates in the order update, reset, hidden.
+
+    With `linear_before_reset` the reset gate scales the product of the state, else the state before its product.
+    """
+
+    gates: ClassVar[int] = 3
+    usual: ClassVar[tuple[str, ...]] = ("sigmoid", "tanh")
+    flags: ClassVar[tuple[str, ...]] = ("layout", "linear_before_reset")
+    linear_before_reset: int = 0
+
+    def step(
+        self, brought: Array, states: Sequence[Array], weights: Weights, activations: Sequence[Chosen]
+    ) -> list[Array]:
+        """Return the state after one step."""
+        f, g = activations
+        (h,) = states
+        update = f(self.clipped(brought[0] + weights.times(0, h)))
+        reset = f(self.clipped(brought[1] + weights.times(1, h)))
+        if self.linear_before_reset:
+            own = brought[2] + reset * weights.times(2, h)
+        else:
+            own = brought[2] + weights.times(2, reset * h)
+        return [(1 - update) * g(self.clipped(own)) + update * h]
+
+
+@register_op
+@dataclass(frozen=True)
+class LSTM(Recurrent):
+    """Long short-term memory; gates in the order input, output, forget, cell; more inputs initial_c and P.
+
+    With `input_forget` the forget gate is one minus the input gate. A third output Y_c is the last cell state.
+    """
+
+    gates: ClassVar[int] = 4
+    usual: ClassVar[tuple[str, ...]] = ("sigmoid", "tanh", "tanh")
+    states: ClassVar[int] = 2
+    flags: ClassVar[tuple[str, ...]] = ("layout", "input_forget")
+    input_forget: int = 0
+
+    def step(
+        self, brought: Array, states: Sequence[Array], weights: Weights, activations: Sequence[Chosen]
+    ) -> list[Array]:
+        """Return the states after one step."""
+        f, g, h_of = activations
+        h, c = states
+        i, o, forget, own = (brought[gate] + weights.times(gate, h) for gate in range(4))
+        peep = weights.peepholes
+        i = f(self.clipped(i if peep is None else i + peep[0] * c))
+        kept = (
+            1 - i if self.input_forget else f(self.clipped(forget if peep is None else forget + peep[2] * c))
+        )
+        cell = kept * c + i * g(self.clipped(own))
+        o = f(self.clipped(o if peep is None else o + peep[1] * cell))
+        return [o * h_of(self.clipped(cell)), cell]
+
+
+__all__ = [
+    "ACTIVATIONS",
+    "DIRECTIONS",
+    "GRU",
+    "LSTM",
+    "RNN",
+    "Activation",
+    "Chosen",
+    "Recurrent",
+    "Sizes",
+    "Weights",
+]

@@ -1,0 +1,216 @@
+"""Sequences of tensors, and optionals: lists that a session holds between the stages of a network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import numpy as np
+
+from weft.core.graph.control_op import ControlOp, RunGraph, Value, given_value
+from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import Graph
+from weft.core.graph.layout import Array
+from weft.core.graph.op import register_op
+from weft.ops.control import body_of
+from weft.ops.random import numbered
+from weft.ops.shape import one_axis, unfit
+
+
+def tensor(value: Value) -> Array:
+    """Return a value that is a tensor; ModelError if it is none."""
+    if not isinstance(value, np.ndarray):
+        raise unfit("a tensor is needed, and this is a sequence or an empty optional")
+    return value
+
+
+def sequence(value: Value) -> list[Array]:
+    """Return a value that is a sequence; ModelError if it is none."""
+    if not isinstance(value, list):
+        raise unfit("a sequence is needed, and this is a tensor or an empty optional")
+    return value
+
+
+def place(value: Value, length: int) -> int:
+    """Return a position in a sequence, counted from the front; ModelError if there is none."""
+    index = int(tensor(value).reshape(-1)[0])
+    if not -length <= index < length:
+        raise unfit(f"position {index} is not in a sequence of {length}")
+    return index % length
+
+
+@register_op
+@dataclass(frozen=True)
+class SequenceConstruct(ControlOp):
+    """The sequence of the inputs."""
+
+    def execute(self, inputs: Sequence[Value], run: RunGraph) -> Sequence[Value]:
+        """Return the sequence."""
+        return [[tensor(value) for value in inputs]]
+
+
+@register_op
+@dataclass(frozen=True)
+class SequenceEmpty(ControlOp):
+    """A sequence without tensors."""
+
+    dtype: DType = DType.FLOAT32
+
+    def execute(self, inputs: Sequence[Value], run: RunGraph) -> Sequence[Value]:
+        """Return the sequence."""
+        return [[]]
+
+
+@register_op
+@dataclass(frozen=True)
+class SequenceInsert(ControlOp):
+    """A sequence with one more tensor, before the given position or at the end; inputs sequence, tensor, position."""
+
+    def execute(self, inputs: Sequence[Value], run: RunGraph) -> Sequence[Value]:
+        """Return the new sequence."""
+        held = list(sequence(inputs[0]))
+        at = given_value(inputs, 2)
+        index = len(held) if at is None else int(tensor(at).reshape(-1)[0])
+        if not -len(held) <= index <= len(held):
+            raise unfit(f"position {index} is not in a sequence of {len(held)}")
+        held.insert(index, tensor(inputs[1]))
+        return [held]
+
+
+@register_op
+@dataclass(frozen=True)
+class SequenceErase(ControlOp):
+    """A sequence without the tensor at the given position, or the last one; inputs sequence, position."""
+
+    def execute(self, inputs: Sequence[Value], run: RunGraph) -> Sequence[Value]:
+        """Return the new sequence."""
+        held = list(sequence(inputs[0]))
+        at = given_value(inputs, 1)
+        del held[place(np.asarray(-1) if at is None else at, len(held))]
+        return [held]
+
+
+@register_op
+@dataclass(frozen=True)
+class SequenceAt(ControlOp):
+    """The tensor at a position of a sequence; inputs sequence, position."""
+
+    def execute(self, inputs: Sequence[Value], run: RunGraph) -> Sequence[Value]:
+        """Return the tensor."""
+        held = sequence(inputs[0])
+        return [held[place(inputs[1], len(held))]]
+
+
+@register_op
+@dataclass(frozen=True)
+class SequenceLength(ControlOp):
+    """The number of tensors in a sequence."""
+
+    def execute(self, inputs: Sequence[Value], run: RunGraph) -> Sequence[Value]:
+        """Return the number."""
+        return [np.asarray(len(sequence(inputs[0])), np.int64)]
+
+
+@register_op
+@dataclass(frozen=True)
+class SplitToSequence(ControlOp):
+    """The pieces of a tensor along `axis`: of the given lengths, or of one element each; inputs tensor, lengths."""
+
+    flags: ClassVar[tuple[str, ...]] = ("keepdims",)
+    axis: int = 0
+    keepdims: int = 1
+
+    def execute(self, inputs: Sequence[Value], run: RunGraph) -> Sequence[Value]:
+        """Return the pieces."""
+        x = tensor(inputs[0])
+        given = given_value(inputs, 1)
+        axis = one_axis(self.axis, x.ndim)
+        size = x.shape[axis]
+        if given is None:
+            pieces = [x.take([k], axis) for k in range(size)]
+            return [pieces if self.keepdims else [piece.squeeze(axis) for piece in pieces]]
+        lengths = tensor(given)
+        if lengths.ndim:
+            if lengths.sum() != size or lengths.min(initial=0) < 0:
+                raise unfit(f"pieces of {lengths.tolist()} are not {size} elements")
+            return [list(np.split(x, np.cumsum(lengths)[:-1], axis)) if lengths.size else []]
+        if lengths < 1:
+            raise unfit(f"pieces of {lengths} elements have no end")
+        return [list(np.split(x, range(int(lengths), size, int(lengths)), axis)) if size else []]
+
+
+@register_op
+@dataclass(frozen=True)
+class ConcatFromSequence(ControlOp):
+    """The tensors of a sequence along `axis`, which is a new one with `new_axis`."""
+
+    axis: int = 0
+    new_axis: int = 0
+
+    def execute(self, inputs: Sequence[Value], run: RunGraph) -> Sequence[Value]:
+        """Return the tensor."""
+        held = sequence(inputs[0])
+        if not held:
+            raise unfit("an empty sequence makes no tensor")
+        axis = one_axis(self.axis, held[0].ndim + (1 if self.new_axis else 0))
+        return [np.stack(held, axis) if self.new_axis else np.concatenate(held, axis)]
+
+
+@register_op
+@dataclass(frozen=True)
+class SequenceMap(ControlOp):
+    """A graph that runs for each tensor of a sequence, with further tensors, or those of further sequences."""
+
+    body: Graph | None = None
+
+    @cached_property
+    def each(self) -> Graph:
+        """The body for each place; if it draws random numbers, it reads the number of the place first."""
+        return numbered(body_of(self.body))
+
+    def execute(self, inputs: Sequence[Value], run: RunGraph) -> Sequence[Value]:
+        """Return a sequence for each output of the graph."""
+        body = self.each
+        given, captured = inputs[: len(inputs) - self.captures], inputs[len(inputs) - self.captures :]
+        out: list[list[Array]] = [[] for _ in body.outputs]
+        for k in range(len(sequence(given[0]))):
+            number = [] if body is self.body else [np.asarray(k)]
+            made = run(body, [*number, *(v[k] if isinstance(v, list) else v for v in given), *captured])
+            for held, value in zip(out, made, strict=True):
+                held.append(tensor(value))
+        return out
+
+
+@register_op
+@dataclass(frozen=True)
+class Optional(ControlOp):
+    """An optional that holds the input, or nothing."""
+
+    def execute(self, inputs: Sequence[Value], run: RunGraph) -> Sequence[Value]:
+        """Return the input."""
+        held = given_value(inputs, 0)
+        return [held]
+
+
+@register_op
+@dataclass(frozen=True)
+class OptionalHasElement(ControlOp):
+    """Whether an optional holds something."""
+
+    def execute(self, inputs: Sequence[Value], run: RunGraph) -> Sequence[Value]:
+        """Return a bool."""
+        return [np.asarray(given_value(inputs, 0) is not None)]
+
+
+@register_op
+@dataclass(frozen=True)
+class OptionalGetElement(ControlOp):
+    """What an optional holds; ModelError if that is nothing."""
+
+    def execute(self, inputs: Sequence[Value], run: RunGraph) -> Sequence[Value]:
+        """Return it."""
+        if inputs[0] is None:
+            raise unfit("the optional holds nothing")
+        return [inputs[0]]

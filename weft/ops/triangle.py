@@ -1,0 +1,77 @@
+"""Ops whose elements are kept, or moved, by their position alone: triangles of matrices and reversed sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from weft.core.graph.dtypes import DType
+from weft.core.graph.layout import Array
+from weft.core.graph.op import Constants, MovingOp, register_op
+from weft.core.graph.tensor import TensorSpec
+from weft.errors import ModelError
+from weft.ops.shape import given, optional, unfit
+
+
+@register_op
+@dataclass(frozen=True)
+class Trilu(MovingOp):
+    """The upper or lower triangle of each matrix, zeros elsewhere; inputs x, k (the diagonal, 0 if missing)."""
+
+    most_inputs: ClassVar[int | None] = 2
+    flags: ClassVar[tuple[str, ...]] = ("upper",)
+    upper: int = 1
+
+    def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return the spec of the output."""
+        x, k = given(inputs, 0), optional(inputs, 1)
+        if len(x.dims) < 2:
+            raise unfit(f"{x} holds no matrices")
+        if k is not None and (k.size != 1 or k.dtype is not DType.INT64):
+            raise ModelError(f"the diagonal is {k}", why="one int64 is needed")
+        return (x,)
+
+    def reference(self, *inputs: Array | None) -> Array:
+        """Return the output."""
+        x, k = given(inputs, 0), optional(inputs, 1)
+        rows, columns = np.ogrid[: x.shape[-2], : x.shape[-1]]
+        apart = columns - rows - (0 if k is None else int(k.item()))
+        return np.where(apart >= 0 if self.upper else apart <= 0, x, np.zeros((), x.dtype))
+
+
+@register_op
+@dataclass(frozen=True)
+class ReverseSequence(MovingOp):
+    """Sequences with as many first elements reversed as `sequence_lens` says; inputs x, sequence_lens."""
+
+    most_inputs: ClassVar[int | None] = 2
+    batch_axis: int = 1
+    time_axis: int = 0
+
+    def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return the spec of the output."""
+        x, lengths = given(inputs, 0), given(inputs, 1)
+        if {self.batch_axis, self.time_axis} != {0, 1} or len(x.dims) < 2:
+            raise unfit(f"batch axis {self.batch_axis} and time axis {self.time_axis} of {x} are not its first two")
+        if lengths.dims != (x.dims[self.batch_axis],) or lengths.dtype is not DType.INT64:
+            raise ModelError(f"the lengths are {lengths}", why=f"{x.dims[self.batch_axis]} int64 are needed")
+        self.check_lengths(optional(constants, 1), x.dims[self.time_axis])
+        return (x,)
+
+    @staticmethod
+    def check_lengths(lengths: Array | None, size: int) -> None:
+        """Raise ModelError if a sequence is longer than its axis."""
+        if lengths is not None and lengths.size and not 0 <= lengths.min() <= lengths.max() <= size:
+            raise unfit(f"lengths {lengths.min()} to {lengths.max()} leave an axis of {size}")
+
+    def reference(self, *inputs: Array | None) -> Array:
+        """Return the output."""
+        x, lengths = given(inputs, 0), given(inputs, 1)
+        turned = x if self.time_axis == 0 else np.swapaxes(x, 0, 1)
+        time = np.arange(turned.shape[0])[:, None]
+        self.check_lengths(lengths, turned.shape[0])
+        out = turned[np.where(time < lengths, lengths - 1 - time, time), np.arange(turned.shape[1])]
+        return np.ascontiguousarray(out if self.time_axis == 0 else np.swapaxes(out, 0, 1))

@@ -1,0 +1,144 @@
+"""Pools undone at the places of their maxima, and pools of regions whose corners an input gives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar
+
+import numpy as np
+
+from weft.core.graph.composite import Body
+from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import Node
+from weft.core.graph.layout import Array, Shape
+from weft.core.graph.op import Constants, MovingOp, Op, register_op
+from weft.core.graph.tensor import TensorSpec
+from weft.core.placement.decompose import decomposition
+from weft.errors import ModelError
+from weft.ops.conv import float_type
+from weft.ops.shape import given, ints, known_ints, optional, sized, unfit
+
+
+@register_op
+@dataclass(frozen=True)
+class MaxUnpool(MovingOp):
+    """Elements put back where a MaxPool took them, zeros elsewhere; inputs X, I (places in the whole), output_shape.
+
+    The places count in the shape that the attributes give; an `output_shape` beyond that adds zeros behind.
+    """
+
+    most_inputs: ClassVar[int | None] = 3
+    kernel_shape: tuple[int, ...]
+    pads: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+
+    def plain(self, dims: Shape) -> Shape:
+        """Return the shape that the attributes give to the output."""
+        rank = len(dims) - 2
+        strides, pads = self.strides or (1,) * rank, self.pads or (0,) * (2 * rank)
+        if rank < 1 or not len(self.kernel_shape) == len(strides) == len(pads) // 2 == rank:
+            raise unfit(f"kernel_shape {self.kernel_shape}, strides or pads do not fit shape {dims}")
+        each = zip(dims[2:], self.kernel_shape, strides, pads[:rank], pads[rank:], strict=True)
+        sizes = [(d - 1) * s + k - b - e for d, k, s, b, e in each]
+        if min(sizes) < 1:
+            raise unfit(f"the result would have the sizes {sizes}")
+        return (*dims[:2], *sizes)
+
+    def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return the spec of the output."""
+        x, places = given(inputs, 0), given(inputs, 1)
+        if places.dims != x.dims or places.dtype is not DType.INT64:
+            raise ModelError(f"places {places} do not fit", why=f"int64 of shape {x.dims} are needed")
+        shape = self.plain(x.dims)
+        sized(shape, x.dtype)
+        if optional(inputs, 2) is not None:
+            wanted = known_ints(constants, 2, "output_shape")
+            if len(wanted) != len(shape) or any(w < s for w, s in zip(wanted, shape, strict=True)):
+                raise unfit(f"an output_shape of {wanted} has no room for {shape}")
+            shape = wanted
+        self.check_places(optional(constants, 1), self.plain(x.dims))
+        return (sized(shape, x.dtype),)
+
+    @staticmethod
+    def check_places(places: Array | None, shape: Shape) -> None:
+        """Raise ModelError if a place lies outside of the whole."""
+        if places is not None and places.size and not 0 <= places.min() <= places.max() < prod(shape):
+            raise unfit(f"places {places.min()} to {places.max()} lie outside of {shape}")
+
+    def reference(self, *inputs: Array | None) -> Array:
+        """Return the output."""
+        x, places, wanted = given(inputs, 0), given(inputs, 1), optional(inputs, 2)
+        shape = self.plain(x.shape)
+        self.check_places(places, shape)
+        out = np.zeros(prod(shape), x.dtype)
+        out[places.reshape(-1)] = x.reshape(-1)
+        out = out.reshape(shape)
+        if wanted is None:
+            return out
+        return np.pad(out, [(0, w - s) for w, s in zip(ints(wanted), shape, strict=True)])
+
+
+@decomposition("MaxUnpool")
+def _max_unpool(op: MaxUnpool, make: Body, node: Node) -> Sequence[str]:
+    x, places, *_ = node.inputs
+    shape, out = op.plain(make.dims(x)), make.dims(node.outputs[0])
+    zeros = make.constant(np.zeros(prod(shape), make.dtype(x).numpy))
+    y = make.add("ScatterElements", zeros, make.reshape(places, -1), make.reshape(x, -1))
+    y = make.reshape(y, *shape)
+    if out != shape:
+        y = make.add("Pad", y, make.ints(*(0,) * len(out), *(o - s for o, s in zip(out, shape, strict=True))))
+    return [y]
+
+
+@register_op
+@dataclass(frozen=True)
+class MaxRoiPool(Op):
+    """The maxima of regions in a grid of bins; inputs X (N, C, H, W), rois (regions, 5): image, x1, y1, x2, y2.
+
+    Corners are multiplied with `spatial_scale`, rounded, and belong to the region; a bin without pixels is 0.
+    Source: R. Girshick, "Fast R-CNN" (ICCV 2015).
+    """
+
+    most_inputs: ClassVar[int | None] = 2
+    pooled_shape: tuple[int, ...]
+    spatial_scale: float = 1.0
+
+    def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return the spec of the output."""
+        x, rois = given(inputs, 0), given(inputs, 1)
+        dtype = float_type(x, rois)
+        if len(x.dims) != 4 or len(rois.dims) != 2 or rois.dims[1] != 5 or min(x.dims) < 1:
+            raise unfit(f"regions {rois} do not fit images {x}")
+        if len(self.pooled_shape) != 2 or min(self.pooled_shape) < 1:
+            raise unfit(f"pooled_shape {self.pooled_shape} is not two sizes")
+        return (sized((rois.dims[0], x.dims[1], *self.pooled_shape), dtype),)
+
+    def reference(self, *inputs: Array | None) -> Array:
+        """Return the output."""
+        x, rois = given(inputs, 0), given(inputs, 1)
+        out = np.zeros((len(rois), x.shape[1], *self.pooled_shape), x.dtype)
+        for r, (image, *corners) in enumerate(rois.astype(np.float32)):
+            if not 0 <= image < len(x):
+                raise unfit(f"region {r} is of image {image}, and X holds {len(x)} images")
+            scaled = np.asarray(corners, np.float32) * np.float32(self.spatial_scale)
+            x1, y1, x2, y2 = (np.sign(scaled) * np.floor(np.abs(scaled) + np.float32(0.5))).astype(np.int64).tolist()
+            spans = [
+                _bins(first, max(last - first + 1, 1), count, size)
+                for first, last, count, size in zip((y1, x1), (y2, x2), self.pooled_shape, x.shape[2:], strict=True)
+            ]
+            for i, rows in enumerate(spans[0]):
+                for j, columns in enumerate(spans[1]):
+                    part = x[int(image), :, rows, columns]
+                    if part.size:
+                        out[r, :, i, j] = part.max((1, 2))
+        return out
+
+
+def _bins(first: int, length: int, count: int, size: int) -> list[slice]:
+    """Return the pixels of each bin along an axis."""
+    step = np.float32(length) / np.float32(count)
+    starts = np.floor(np.arange(count, dtype=np.float32) * step).astype(np.int64) + first
+    ends = np.ceil(np.arange(1, count + 1, dtype=np.float32) * step).astype(np.int64) + first
+    return [slice(int(s), int(e)) for s, e in zip(starts.clip(0, size), ends.clip(0, size), strict=True)]
