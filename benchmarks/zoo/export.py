@@ -4,8 +4,9 @@
 
 The folder gets `model.onnx`, `inputs.npz`, `outputs.npz` and, last, `facts.json`. The outputs are ONNX Runtime's, or
 PyTorch's where ONNX Runtime has no kernel for a node. If ONNX Runtime says that the file is invalid, or cannot run it,
-the exporter made a mistake, and the network counts as not exported. So does a network that says nothing: one for which
-PyTorch and ONNX Runtime are apart by more than `STEADY` whichever weights of four are drawn.
+the exporter made a mistake, and the network counts as not exported. So does a network that says nothing: one whose
+outputs are all empty, or for which PyTorch and ONNX Runtime are apart by more than `STEADY` whichever weights of four
+are drawn.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ def export(name: str, exporter: str, folder: Path) -> None:
             break
     else:
         raise RuntimeError(f"PyTorch and ONNX Runtime are still apart by {drawn.apart:.1e} in attempt {ATTEMPTS}")
+    if not any(y.size for y in drawn.outputs):
+        raise RuntimeError(f"nothing is in the outputs, of shapes {[y.shape for y in drawn.outputs]}")
     np.savez(folder / "inputs.npz", **drawn.inputs)  # type: ignore[arg-type]  # its stubs take keywords for options
     np.savez(folder / "outputs.npz", *drawn.outputs)
     facts = {"oracle": drawn.oracle, "apart": drawn.apart, "attempt": attempt, "seconds": time.perf_counter() - begun}

@@ -48,6 +48,11 @@ SWIN = {"model_type": "swin", "image_size": 64, "patch_size": 4, "embed_dim": 16
         "num_heads": [1, 2, 2, 4], "window_size": 2,
         "out_features": ["stage1", "stage2", "stage3", "stage4"]}  # fmt: skip
 DETR = {**SIDES, "num_queries": 10, "num_labels": 5}
+RT_DETR = {"backbone_config": {**RESNET, "model_type": "rt_detr_resnet"}, "d_model": 32, "encoder_hidden_dim": 32,
+           "encoder_in_channels": [16, 24, 32], "encoder_ffn_dim": 64, "encoder_layers": 1, "decoder_layers": 2,
+           "decoder_ffn_dim": 64, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+           "decoder_in_channels": [32, 32, 32], "num_queries": 10, "num_labels": 5, "num_denoising": 0,
+           "initializer_range": 0.3}  # fmt: skip
 
 TRANSFORMERS: dict[str, Architecture] = {
     "bert": Architecture("BertModel", "BertConfig", {**SIZES, **WORDS}),
@@ -247,14 +252,7 @@ TRANSFORMERS: dict[str, Architecture] = {
         "image"),
     "table-transformer": Architecture("TableTransformerForObjectDetection", "TableTransformerConfig", {
         **DETR, "backbone_config": RESNET, "use_timm_backbone": False, "backbone": None}, "image"),
-    "rt-detr": Architecture("RTDetrForObjectDetection", "RTDetrConfig", {
-        "backbone_config": {"model_type": "rt_detr_resnet", "embedding_size": 8, "hidden_sizes": [8, 16, 24, 32],
-                            "depths": [1, 1, 1, 1], "layer_type": "basic",
-                            "out_features": ["stage2", "stage3", "stage4"]},
-        "d_model": 32, "encoder_hidden_dim": 32, "encoder_in_channels": [16, 24, 32], "encoder_ffn_dim": 64,
-        "encoder_layers": 1, "decoder_layers": 2, "decoder_ffn_dim": 64, "encoder_attention_heads": 4,
-        "decoder_attention_heads": 4, "decoder_in_channels": [32, 32, 32], "num_queries": 10, "num_labels": 5,
-        "num_denoising": 0, "initializer_range": 0.3}, "image"),
+    "rt-detr": Architecture("RTDetrForObjectDetection", "RTDetrConfig", RT_DETR, "image"),
     "yolos": Architecture("YolosForObjectDetection", "YolosConfig", {
         **SIZES, "image_size": [64, 64], "patch_size": 16, "num_detection_tokens": 5}, "image"),
     "clip": Architecture("CLIPModel", "CLIPConfig", {
@@ -319,6 +317,119 @@ TRANSFORMERS: dict[str, Architecture] = {
     "trocr": Architecture("TrOCRForCausalLM", "TrOCRConfig", {
         "vocab_size": 100, "d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 64,
         "max_position_embeddings": 64, "is_decoder": True}, "text", {"use_cache": False}),
+    "rembert": Architecture("RemBertModel", "RemBertConfig", {
+        **SIZES, **WORDS, "input_embedding_size": 16, "output_embedding_size": 16}),
+    "ibert": Architecture("IBertModel", "IBertConfig", {**SIZES, **WORDS}),
+    "yoso": Architecture("YosoModel", "YosoConfig", {**SIZES, **WORDS, "use_expectation": True}),
+    "mra": Architecture("MraModel", "MraConfig", {**SIZES, **WORDS}),
+    "luke": Architecture("LukeModel", "LukeConfig", {
+        **SIZES, **WORDS, "entity_vocab_size": 10, "entity_emb_size": 16}),
+    "tapas": Architecture("TapasModel", "TapasConfig", {**SIZES, **WORDS}),
+    "lilt": Architecture("LiltModel", "LiltConfig", {**SIZES, **WORDS, "hidden_size": 48}, "layout"),
+    "layoutlmv3": Architecture("LayoutLMv3Model", "LayoutLMv3Config", {
+        **SIZES, **WORDS, "coordinate_size": 5, "shape_size": 6, "max_2d_position_embeddings": 64, "rel_pos_bins": 8,
+        "max_rel_pos": 16, "rel_2d_pos_bins": 8, "max_rel_2d_pos": 16, "visual_embed": False}, "layout"),
+    "megatron-bert": Architecture("MegatronBertModel", "MegatronBertConfig", {**SIZES, **WORDS}),
+    "xmod": Architecture("XmodModel", "XmodConfig", {**SIZES, **WORDS, "default_language": "en_XX"}),
+    "nomic-bert": Architecture("NomicBertModel", "NomicBertConfig", {**SIZES, **WORDS}),
+    "reformer": Architecture("ReformerModel", "ReformerConfig", {
+        "vocab_size": 100, "attn_layers": ["local", "lsh"], "hidden_size": 32, "attention_head_size": 8,
+        "num_attention_heads": 4, "feed_forward_size": 64, "axial_pos_shape": [2, 4], "axial_pos_embds_dim": [16, 16],
+        "local_attn_chunk_length": 4, "lsh_attn_chunk_length": 4, "max_position_embeddings": 8, "num_buckets": 2,
+        "is_decoder": False, "hash_seed": 0}, "ids"),
+    "led": _seq2seq("LEDModel", "LEDConfig", {
+        **BART, "attention_window": [4, 4], "max_encoder_position_embeddings": 64,
+        "max_decoder_position_embeddings": 64}),
+    "umt5": _seq2seq("UMT5Model", "UMT5Config", T5),
+    "fsmt": _seq2seq("FSMTModel", "FSMTConfig", {
+        **BART, "src_vocab_size": 100, "tgt_vocab_size": 100, "langs": ["a", "b"]}),
+    "gpt": Architecture("OpenAIGPTModel", "OpenAIGPTConfig", {
+        "vocab_size": 100, "n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 4}),
+    "ctrl": Architecture("CTRLModel", "CTRLConfig", {
+        "vocab_size": 100, "n_positions": 64, "n_embd": 32, "dff": 64, "n_layer": 2, "n_head": 4},
+        fixed={"use_cache": False}),
+    "xglm": Architecture("XGLMModel", "XGLMConfig", {
+        "vocab_size": 100, "d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 64,
+        "max_position_embeddings": 64}, fixed={"use_cache": False}),
+    "biogpt": _decoder("BioGptModel", "BioGptConfig"),
+    "olmoe": _decoder("OlmoeModel", "OlmoeConfig", **GQA, num_experts=4, num_experts_per_tok=2,
+                      experts_implementation="eager"),
+    "qwen3-moe": _decoder("Qwen3MoeModel", "Qwen3MoeConfig", **GQA, head_dim=8, num_experts=4, num_experts_per_tok=2,
+                          moe_intermediate_size=16, experts_implementation="eager"),
+    "granite-moe": _decoder("GraniteMoeModel", "GraniteMoeConfig", **GQA, num_local_experts=4, num_experts_per_tok=2),
+    "llama4": _decoder("Llama4TextModel", "Llama4TextConfig", **GQA, head_dim=8, intermediate_size_mlp=64,
+                       num_local_experts=2, attention_chunk_size=16),
+    "smollm3": _decoder("SmolLM3Model", "SmolLM3Config", **GQA, pad_token_id=0),
+    "cohere2": _decoder("Cohere2Model", "Cohere2Config", **GQA, sliding_window=4),
+    "recurrent-gemma": _decoder("RecurrentGemmaModel", "RecurrentGemmaConfig", **GQA, lru_width=32,
+                                attention_window_size=8),
+    "qwen3-next": _decoder("Qwen3NextModel", "Qwen3NextConfig", **GQA, head_dim=8, num_experts=4,
+                           num_experts_per_tok=2, moe_intermediate_size=16, shared_expert_intermediate_size=16,
+                           linear_num_value_heads=4, linear_num_key_heads=2, linear_key_head_dim=8,
+                           linear_value_head_dim=8, layer_types=["linear_attention", "full_attention"],
+                           experts_implementation="batched_mm"),
+    "jamba": _decoder("JambaModel", "JambaConfig", **GQA, num_experts=2, attn_layer_period=2, attn_layer_offset=1,
+                      expert_layer_period=2, expert_layer_offset=1, mamba_d_state=4, use_mamba_kernels=False,
+                      experts_implementation="eager"),
+    "falcon-mamba": Architecture("FalconMambaModel", "FalconMambaConfig", {
+        "vocab_size": 100, "hidden_size": 32, "state_size": 4, "num_hidden_layers": 2}, "ids", {"use_cache": False}),
+    "sew": Architecture("SEWModel", "SEWConfig", {**AUDIO, "squeeze_factor": 2}, "wave"),
+    "unispeech-sat": Architecture("UniSpeechSatModel", "UniSpeechSatConfig", AUDIO, "wave"),
+    "wav2vec2-conformer": Architecture("Wav2Vec2ConformerModel", "Wav2Vec2ConformerConfig", AUDIO, "wave"),
+    "data2vec-audio": Architecture("Data2VecAudioModel", "Data2VecAudioConfig", AUDIO, "wave"),
+    "moonshine": Architecture("MoonshineModel", "MoonshineConfig", {
+        "vocab_size": 100, "hidden_size": 32, "intermediate_size": 64, "encoder_num_hidden_layers": 2,
+        "decoder_num_hidden_layers": 2, "encoder_num_attention_heads": 4, "decoder_num_attention_heads": 4,
+        "decoder_start_token_id": 1}, "long wave", {"use_cache": False}),
+    "univnet": Architecture("UnivNetModel", "UnivNetConfig", {
+        "model_in_channels": 8, "model_hidden_channels": 8, "num_mel_bins": 16, "resblock_kernel_sizes": [3, 3],
+        "resblock_stride_sizes": [4, 2], "resblock_dilation_sizes": [[1, 3], [1, 3]], "kernel_predictor_num_blocks": 1,
+        "kernel_predictor_hidden_channels": 8}, "noisy mel"),
+    "hifigan": Architecture("SpeechT5HifiGan", "SpeechT5HifiGanConfig", {
+        "model_in_dim": 16, "upsample_initial_channel": 16, "upsample_rates": [4, 2], "upsample_kernel_sizes": [8, 4],
+        "resblock_kernel_sizes": [3], "resblock_dilation_sizes": [[1, 3]]}, "vocoder"),
+    "dac": Architecture("DacModel", "DacConfig", {
+        "encoder_hidden_size": 4, "downsampling_ratios": [2, 4], "decoder_hidden_size": 32,
+        "upsampling_ratios": [4, 2], "n_codebooks": 2, "codebook_size": 16, "codebook_dim": 4}, "sound"),
+    "imagegpt": Architecture("ImageGPTModel", "ImageGPTConfig", {
+        "vocab_size": 100, "n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 4}, "ids", {"use_cache": False}),
+    "convnextv2": Architecture("ConvNextV2ForImageClassification", "ConvNextV2Config", {
+        "hidden_sizes": [8, 16, 16, 32], "depths": [1, 1, 1, 1]}, "image"),
+    "regnet": Architecture("RegNetModel", "RegNetConfig", {
+        "embedding_size": 8, "hidden_sizes": [8, 16, 16, 32], "depths": [1, 1, 1, 1], "groups_width": 8}, "image"),
+    "efficientnet": Architecture("EfficientNetModel", "EfficientNetConfig", {
+        "image_size": 64, "width_coefficient": 0.25, "depth_coefficient": 0.3, "hidden_dim": 320}, "image"),
+    "textnet": Architecture("TextNetModel", "TextNetConfig", {}, "image"),
+    "mobilevitv2": Architecture("MobileViTV2Model", "MobileViTV2Config", {
+        "image_size": 64, "width_multiplier": 0.25}, "image"),
+    "vitdet": Architecture("VitDetModel", "VitDetConfig", {
+        **SIZES, **PATCHES, "window_size": 2, "window_block_indices": [0], "residual_block_indices": [1],
+        "use_relative_position_embeddings": True}, "image"),
+    "vitpose": Architecture("VitPoseForPoseEstimation", "VitPoseConfig", {
+        "backbone_config": {"model_type": "vitpose_backbone", **SIZES, "image_size": [64, 64], "patch_size": [16, 16],
+                            "out_features": ["stage2"]}, "num_labels": 5}, "image"),
+    "eomt": Architecture("EomtForUniversalSegmentation", "EomtConfig", {
+        **SIZES, **PATCHES, "num_queries": 5, "num_blocks": 1, "num_labels": 5}, "image"),
+    "mgp-str": Architecture("MgpstrForSceneTextRecognition", "MgpstrConfig", {
+        "image_size": [64, 64], "patch_size": 16, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "max_token_length": 5, "num_character_labels": 6, "num_bpe_labels": 20, "num_wordpiece_labels": 20}, "image"),
+    "d-fine": Architecture("DFineForObjectDetection", "DFineConfig", {
+        "backbone_config": {"model_type": "hgnet_v2", "stem_channels": [3, 8, 8], "stage_in_channels": [8, 16, 24, 32],
+                            "stage_mid_channels": [8, 8, 16, 16], "stage_out_channels": [16, 24, 32, 48],
+                            "stage_num_blocks": [1, 1, 1, 1], "stage_downsample": [False, True, True, True],
+                            "stage_light_block": [False, False, True, True], "stage_kernel_size": [3, 3, 3, 3],
+                            "stage_numb_of_layers": [2, 2, 2, 2], "embedding_size": 8, "depths": [1, 1, 1, 1],
+                            "hidden_sizes": [16, 24, 32, 48], "out_features": ["stage2", "stage3", "stage4"]},
+        **RT_DETR, "encoder_in_channels": [24, 32, 48]}, "image"),
+    "rt-detr-v2": Architecture("RTDetrV2ForObjectDetection", "RTDetrV2Config", RT_DETR, "image"),
+    "dab-detr": Architecture("DabDetrForObjectDetection", "DabDetrConfig", {
+        **{key: value for key, value in DETR.items() if key != "d_model"}, "hidden_size": 32,
+        "backbone_config": RESNET, "use_timm_backbone": False, "backbone": None}, "image"),
+    "altclip": Architecture("AltCLIPModel", "AltCLIPConfig", {
+        "text_config": {**SIZES, **WORDS, "project_dim": 16}, "vision_config": {**SIZES, **PATCHES},
+        "projection_dim": 16}, "text and image"),
+    "git": Architecture("GitForCausalLM", "GitConfig", {
+        **SIZES, **WORDS, "vision_config": {**SIZES, **PATCHES}}, "text and image", {"use_cache": False}),
 }  # fmt: skip
 
 
@@ -353,6 +464,9 @@ def _feeds() -> dict[str, Callable[[], dict[str, Any]]]:
         "mel": lambda: {"input_features": torch.randn(1, 16, 32), "decoder_input_ids": ids(4)},
         "frames": lambda: {"input_features": torch.randn(1, 32, 16), "decoder_input_ids": ids(4)},
         "wave": lambda: {"input_values": torch.randn(1, 1000)},
+        "long wave": lambda: {"input_values": torch.randn(1, 2000), "decoder_input_ids": ids(4)},
+        "noisy mel": lambda: {"input_features": torch.randn(1, 16, 16), "noise_sequence": torch.randn(1, 16, 8)},
+        "vocoder": lambda: {"spectrogram": torch.randn(1, 8, 16)},
         "sound": lambda: {"input_values": torch.randn(1, 1, 320)},
         "spectrogram": lambda: {"input_values": torch.randn(1, 64, 32)},
         "past": lambda: {"past_values": torch.randn(1, 16, 2)},

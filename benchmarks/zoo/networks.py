@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeAlias
 
+from benchmarks.zoo.diffusion import DIFFUSERS, diffusers_network
 from benchmarks.zoo.language import TRANSFORMERS, transformers_network
 from benchmarks.zoo.vision import TIMM, TORCHVISION, timm_network, torchvision_network
 
@@ -16,4 +17,5 @@ NETWORKS: dict[str, Callable[[], Made]] = {
     **{f"torchvision/{name}": partial(torchvision_network, made) for name, made in TORCHVISION.items()},
     **{f"timm/{name}": partial(timm_network, made) for name, made in TIMM.items()},
     **{f"transformers/{name}": partial(transformers_network, made) for name, made in TRANSFORMERS.items()},
+    **{f"diffusers/{name}": partial(diffusers_network, made) for name, made in DIFFUSERS.items()},
 }

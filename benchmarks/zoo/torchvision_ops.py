@@ -37,9 +37,9 @@ def define_where_missing() -> bool:
     _kept = library
     import torchvision
 
-    # Torchvision asks for its extension before it calls an op of it.
+    # Torchvision asks for its extension before it calls an op of it, and compiles Python where there is none.
     torchvision.ops.boxes._assert_has_ops = _no_check
-    torchvision.ops.roi_align.__globals__["_assert_has_ops"] = _no_check
+    torchvision.ops.roi_align.__globals__.update(_assert_has_ops=_no_check, _has_ops=_yes)
     from torchvision.ops._register_onnx_ops import _register_custom_op
 
     _register_custom_op()
@@ -52,6 +52,10 @@ _kept: Any = None
 
 def _no_check() -> None:  # TorchScript compiles it, so it is no lambda
     pass
+
+
+def _yes() -> bool:
+    return True
 
 
 def _nms(boxes: Any, scores: Any, iou_threshold: float) -> Any:

@@ -40,15 +40,17 @@ def _torchvision() -> dict[str, Picture]:
         table[name] = Picture(name, options=_small({"weights_backbone": None}))
     for name in ("r3d_18", "mc3_18", "r2plus1d_18"):
         table[name] = Picture(name, (1, 3, 4, 32, 32), _small({}))
-    table["s3d"] = Picture("s3d", (1, 3, 16, 64, 64), _small({}))
+    table["s3d"] = Picture("s3d", (1, 3, 16, 224, 224), _small({}))
     table["swin3d_t"] = Picture("swin3d_t", (1, 3, 4, 64, 64), _small({}))
     table["mvit_v1_b"] = Picture("mvit_v1_b", (1, 3, 16, 224, 224), _small({}))
     table["raft_small"] = Picture("raft_small", (1, 3, 128, 128))
     narrow = {"weights_backbone": None, "num_classes": 5}
-    sized = {"min_size": 64, "max_size": 64}
+    sized: dict[str, Any] = {"min_size": 64, "max_size": 64}
+    # Random weights give scores of about 0.01, and an answer without a box would say nothing.
+    scored: dict[str, Any] = {**sized, "score_thresh": 0.0}
     for name, options in {
-        "ssdlite320_mobilenet_v3_large": {}, "ssd300_vgg16": {}, "retinanet_resnet50_fpn": sized,
-        "fcos_resnet50_fpn": sized, "fasterrcnn_mobilenet_v3_large_320_fpn": sized,
+        "ssdlite320_mobilenet_v3_large": {}, "ssd300_vgg16": {}, "retinanet_resnet50_fpn": scored,
+        "fcos_resnet50_fpn": scored, "fasterrcnn_mobilenet_v3_large_320_fpn": sized,
         "fasterrcnn_resnet50_fpn": sized, "fasterrcnn_resnet50_fpn_v2": sized, "maskrcnn_resnet50_fpn": sized,
         "keypointrcnn_resnet50_fpn": {**sized, "num_classes": 2},
     }.items():  # fmt: skip
@@ -66,7 +68,8 @@ def _timm() -> dict[str, Picture]:
     twins_svt_small visformer_tiny vit_tiny_patch16_224 vit_relpos_small_patch16_224 vit_base_patch16_siglip_224
     volo_d1_224 xcit_nano_12_p16_224 efficientformer_l1 efficientformerv2_s0 maxvit_rmlp_pico_rw_256
     coatnet_pico_rw_224 hiera_tiny_224 vit_small_patch14_reg4_dinov2 mvitv2_tiny sequencer2d_s
-    deit3_small_patch16_224 flexivit_small vitamin_small_224""".split()
+    deit3_small_patch16_224 flexivit_small vitamin_small_224 vit_tiny_r_s16_p8_224 vit_pwee_patch16_reg1_gap_256
+    crossvit_9_240 sebotnet33ts_256""".split()
     free = """convmixer_768_32 convnext_atto convnextv2_atto cspresnet50 davit_tiny densenet121 dla34 dpn68
     edgenext_xx_small efficientnet_b0 efficientvit_b0 efficientvit_m0 fastvit_t8 focalnet_tiny_srf ghostnet_100
     ghostnetv2_100 hardcorenas_a hgnetv2_b0 hrnet_w18_small inception_next_atto lcnet_050 lambda_resnet26t
@@ -76,7 +79,8 @@ def _timm() -> dict[str, Picture]:
     res2net50_26w_4s resnest14d resnetv2_50 rexnet_100 rdnet_tiny selecsls42b seresnet50 shvit_s1
     skresnet18 starnet_s1 swiftformer_xs
     tf_efficientnet_lite0 tinynet_e tresnet_m ese_vovnet19b_dw xception41 fasternet_t0 fbnetc_100 mixnet_s
-    spnasnet_100 semnasnet_075""".split()
+    spnasnet_100 semnasnet_075 csatv2 efficientvim_m1 hieradet_small iformer_t lowformer_b0 cs3darknet_s gernet_s
+    tf_mixnet_s ghostnetv3_100 fastvit_mci0 mobilenet_edgetpu_v2_xs hgnet_tiny resnetaa50 haloregnetz_b""".split()
     table = {name: Picture(name, options=_small({})) for name in free}
     for name in sized:
         options = {"depth": 2} if name in LARGE else {}

@@ -115,6 +115,10 @@ for _op in ("ArgMax", "ArgMin"):
         case(_op, i64(1003), keepdims=0),
         case(_op, given([[-(2**62) - 1, -(2**62), 2**62, 2**62 + 1]], "int64"), axis=1, name="int64"),
         case(_op, given([[2**63 + 1, 2**63 - 1, 2**63]] * 2, "uint64"), axis=1, oracles=("onnx",), name="uint64"),
+        *(case(_op, of_type(t, 3, 20, low=0, high=9), axis=1, name="ties") for t in ("int16", "uint16", "uint32")),
+        case(_op, i8(3, 20), axis=1, select_last_index=1, name="ties"),
+        case(_op, given([[-(2**31), 2**31 - 1, 0, -1]], "int32"), axis=1, name="signs"),
+        case(_op, given([[2**31, 2**31 - 1, 0, 2**32 - 1]], "uint32"), axis=1, name="signs"),
         case(_op, f64(3, 5), axis=0),
     ]
 for _op in ("CumSum", "CumProd"):
