@@ -30,13 +30,30 @@ def stored(tensor: Tensor) -> Array:
     return memory[:, region.first : region.first + shape[1]] if region.blocks else memory
 
 
+def places(tensor: Tensor) -> tuple[Array, Array] | None:
+    """Return the memory that a tensor's elements are scattered in, and their indices; None if they lie side by side."""
+    region = tensor.memory
+    if region.places.is_identity:
+        return None
+    memory = region.slot.buffer.handle[region.slot.offset : region.slot.offset + region.slot.nbytes]
+    whole = memory[: len(memory) // tensor.dtype.itemsize * tensor.dtype.itemsize].view(tensor.dtype.numpy)
+    return whole, region.places.of(np.arange(prod(tensor.shape))).reshape(tensor.shape)
+
+
 def read(tensor: Tensor | None) -> Array | None:
     if tensor is None or tensor.constant is not None:
         return None if tensor is None else tensor.constant
+    scattered = places(tensor)
+    if scattered is not None:
+        return scattered[0][scattered[1]]
     return from_storage(np.ascontiguousarray(stored(tensor)), tensor.shape, tensor.layout)
 
 
 def write(tensor: Tensor, value: Array) -> None:
+    scattered = places(tensor)
+    if scattered is not None:
+        scattered[0][scattered[1]] = value
+        return
     stored(tensor)[...] = to_storage(value, tensor.layout)
 
 
@@ -54,12 +71,12 @@ def join(task: Task) -> None:
 
 
 def poison_scratch(task: Task, launches: Sequence[Any]) -> None:
-    known = {id(t) for t in (*task.inputs, *task.outputs)}
+    known = {id(t.memory.slot) for t in (*task.inputs, *task.outputs) if t is not None and t.constant is None}
     label = f"{task.outputs[0].name}/"
     for launch in launches:
         for tensor in (*launch.reads, *launch.writes):
             slot = tensor.memory.slot
-            if launch.label.startswith(label) and id(tensor) not in known and slot.storage is StorageType.DYNAMIC:
+            if launch.label.startswith(label) and id(slot) not in known and slot.storage is StorageType.DYNAMIC:
                 slot.buffer.handle[slot.offset : slot.offset + tensor.nbytes] = 0xFF
 
 

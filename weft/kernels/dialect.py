@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from weft.core.graph.dtypes import DType
+from weft.kernels import places
 from weft.kernels.formats import INDICES, functions
 from weft.kernels.source import Arg, ConstantKind
 
@@ -92,10 +93,10 @@ class Dialect(ABC):
         """Return the functions for element types that the language lacks, and what gives the bits of floats.
 
         "" if no argument is of such a type and the body asks for no bits. Before them come the functions of indices,
-        if the body calls one.
+        if the body calls one, and those of arguments that are reached through a map.
         """
         indices = INDICES if any(name in parts.body for name in ("index_of_", "_place(", "place_inside(")) else ""
-        return indices + self._formats(parts)
+        return indices + places.functions(parts.args) + self._formats(parts)
 
     def _formats(self, parts: KernelParts) -> str:
         text = functions(a.dtype for a in parts.args if not a.raw_bytes)

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 from weft.core.graph.dtypes import DType
 from weft.core.graph.fused_op import Fused
-from weft.core.graph.layout import Array, Layout, Shape
+from weft.core.graph.index_map import IndexMap
+from weft.core.graph.layout import Array, Layout, Shape, row_major
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.errors import BackendError
@@ -173,6 +174,24 @@ class KernelBuilder(ABC):
         In NC4HW4 and NHWC4 it must start `first` channel blocks after the start of `outer`.
         """
 
+    def lies_at(self, part: Tensor, whole: Tensor, places: IndexMap) -> bool:
+        """Tell whether the elements of `part` lie in those of `whole` as a map says, so that none need be moved."""
+        return False
+
+    def lies_plain(self, *tensors: Tensor, count: int = 1) -> bool:
+        """Tell whether `count` adjacent elements of each tensor, the first at a multiple of it, lie together in memory.
+
+        With a count of 1: whether each element lies at its own index.
+        """
+        return True
+
+    def by_steps(self, tensor: Tensor) -> tuple[Tensor, tuple[int, ...], int]:
+        """Return a tensor, the steps of its axes in memory and the place of its first element, all in elements.
+
+        An index of that tensor is a place in memory. It needs `GpuOp.takes_place` where these are not row-major.
+        """
+        return tensor, row_major(tensor.shape), 0
+
     def choose(self, decision: Decision) -> Candidate:
         """Return the candidate that tuning found fastest for exactly this problem, else the decision's default.
 
@@ -241,6 +260,9 @@ class GpuOp(ABC):
     """Elements are moved and never computed with, so any element type works."""
     splits_constants: bool = False
     """Constants larger than a kernel argument are passed in pieces."""
+    any_place: bool = False
+    """Its kernels reach tensors in NCHW by the methods of `ArgWriter` alone, and ask `KernelBuilder.lies_plain` before
+    they access several elements at once; so these may lie wherever an `IndexMap` says."""
     laid_inputs: int | None = None
     """How many of the first inputs come in the wanted layout, the others in NCHW; None: all."""
     integers: frozenset[DType] = frozenset()
@@ -278,6 +300,27 @@ class GpuOp(ABC):
         It is asked if the input is NCHW and no other node reads it; `split_products` as in `KernelBuilder`.
         """
         return False
+
+    def moved_from(
+        self, op: Any, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+    ) -> Sequence[IndexMap] | None:
+        """Return of each output where its elements lie in the first input; None unless the op only moves them."""
+        return None
+
+    def joined_at(
+        self, op: Any, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+    ) -> Sequence[IndexMap] | None:
+        """Return of each input where its elements lie in the output; None unless the op only joins them."""
+        return None
+
+    def takes_place(
+        self, op: Any, position: int, shape: Shape, places: IndexMap, constant: Sequence[bool]
+    ) -> bool:
+        """Tell whether its kernels can reach a tensor in NCHW of which the elements lie where a map says.
+
+        position: that of an input, or -1 for the outputs; `constant` tells of each input whether it is one.
+        """
+        return self.any_place
 
     def is_laid(self, position: int) -> bool:
         """Tell whether the input at that position comes in the wanted layout."""

@@ -21,6 +21,19 @@ SUBGROUP = 32
 
 
 @dataclass(frozen=True, slots=True)
+class Through:
+    """How the text of a kernel reaches an argument whose elements lie at places that an `IndexMap` gives.
+
+    `stages` has an item for each stage of the map: for each of its axes, whether it is shifted. The numbers of the map
+    are constants (`weft.kernels.places`).
+    """
+
+    stages: tuple[tuple[bool, ...], ...]
+    in_fours: bool
+    """Whether each four elements, the first at a multiple of four, lie so as well."""
+
+
+@dataclass(frozen=True, slots=True)
 class Arg:
     """A buffer that a kernel reads or writes, by the name its template uses."""
 
@@ -28,6 +41,8 @@ class Arg:
     dtype: DType
     kind: ArgKind
     written: bool = False
+    through: Through | None = None
+    """None: element i lies at place i."""
 
     @property
     def raw_bytes(self) -> int:

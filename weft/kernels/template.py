@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from weft.errors import CompileError, ConfigError
 from weft.kernels.cache import DiskCache
 from weft.kernels.dialect import Dialect, KernelParts, Shared, View
+from weft.kernels.places import place
 from weft.kernels.shared_size import TYPE_BYTES, parse
 from weft.kernels.source import SUBGROUP, Arg, ConstantKind, KernelSource
 
@@ -80,9 +81,17 @@ class ArgWriter:
         a = self.name
         return f"({n}) * {a}_NS + ({c4}) * {a}_CS + ({hw}) * {a}_PS + {a}_O"
 
+    def _at(self, index: str) -> str:
+        """Return the place of element `index` of a linear argument."""
+        return index if self.arg.through is None else place(self.arg.through, self.name, index)
+
+    def _at_four(self, index: str) -> str:
+        """Return the place of vector `index`, in vectors, of an argument of which fours lie together."""
+        return index if self.arg.through is None else f"{self._at(f'({index}) * 4')} / 4"
+
     def load(self, index: str) -> str:
         """Return element `index` of a linear argument."""
-        return self._dialect.load(self.arg, index)
+        return self._dialect.load(self.arg, self._at(index))
 
     def load4(self, n: str, c4: str, hw: str) -> str:
         """Return four channels of one pixel of a c4 argument."""
@@ -98,7 +107,7 @@ class ArgWriter:
 
     def vector(self, index: str) -> str:
         """Return vector `index` of a c4 argument or one in fours, counted from the start of its buffer."""
-        return self._dialect.load4(self.arg, index)
+        return self._dialect.load4(self.arg, self._at_four(index))
 
     def store(self, index: str, value: str) -> str:
         """Store one element, with the epilogue."""
@@ -106,7 +115,7 @@ class ArgWriter:
         for s, stage in enumerate(self._stages()):
             texts = [self._scalar_operand(o, s, lines) for o in stage.operands]
             lines += [*self._kept("f32", s, "_v"), f"_v = {stage.expr.format(*texts)};"]
-        return "{ " + " ".join([*lines, self._dialect.store(self.arg, "_i", "_v")]) + " }"
+        return "{ " + " ".join([*lines, self._dialect.store(self.arg, self._at("_i"), "_v")]) + " }"
 
     def _scalar_operand(self, o: Operand, stage: int, lines: list[str]) -> str:
         if o.kind == "value":
@@ -127,7 +136,7 @@ class ArgWriter:
         """Store vector `index` of an argument in fours, with the epilogue."""
         lines = [f"const int _i = {index}; f32x4 _v = {value};"]
         self._add_vector_stages(lines, "", "_v", "")
-        return "{ " + " ".join([*lines, self._dialect.store4(self.arg, "_i", "_v")]) + " }"
+        return "{ " + " ".join([*lines, self._dialect.store4(self.arg, self._at_four("_i"), "_v")]) + " }"
 
     def _add_vector_stages(self, lines: list[str], tag: str, v: str, c: str) -> None:
         for s, stage in enumerate(self._stages()):
@@ -205,13 +214,18 @@ class ArgWriter:
 
     def load_quad(self, index: str) -> str:
         """Return four elements of a linear argument, from 4 * `index` on; its rows start at multiples of four."""
+        if self.arg.through is not None and not self.arg.through.in_fours:
+            return f"F4({', '.join(self.load(f'({index}) * 4 + {e}') for e in range(4))})"
         self._need_quads()
-        return self._dialect.load_quad(self.arg, index)
+        return self._dialect.load_quad(self.arg, self._at_four(index))
 
     def store_quad(self, index: str, value: str) -> str:
         """Store an f32x4 variable as four elements of a linear argument; there is no epilogue."""
+        if self.arg.through is not None and not self.arg.through.in_fours:
+            places = ((self._at(f"({index}) * 4 + {e}"), f"{value}.{lane}") for e, lane in enumerate(LANES))
+            return f"{{ {' '.join(self._dialect.store(self.arg, at, lane) for at, lane in places)} }}"
         self._need_quads()
-        return self._dialect.store_quad(self.arg, index, value)
+        return self._dialect.store_quad(self.arg, self._at_four(index), value)
 
     def _need_quads(self) -> None:
         view = self._dialect.quad_view(self.arg)
@@ -220,11 +234,11 @@ class ArgWriter:
 
     def store_int(self, index: str, value: str) -> str:
         """Store an i32 (a variable) as one element of an integer argument; there is no epilogue."""
-        return self._dialect.store(self.arg, index, value)
+        return self._dialect.store(self.arg, self._at(index), value)
 
     def load_index(self, index: str) -> str:
         """Return element `index`, an index or a limit, as i32, clamped to 32 bits."""
-        return self._dialect.load_index(self.arg, index)
+        return self._dialect.load_index(self.arg, self._at(index))
 
     def place_inside(self, index: str, size: str) -> str:
         """Return element `index` as an index on an axis of `size`; a negative one counts from the end; -1: outside."""
@@ -236,15 +250,15 @@ class ArgWriter:
 
     def load_high(self, index: str) -> str:
         """Return the upper 32 bits of element `index` of an integer argument, as i32; `load` returns the lower ones."""
-        return self._dialect.load_high(self.arg, index)
+        return self._dialect.load_high(self.arg, self._at(index))
 
     def store_pair(self, index: str, low: str, high: str) -> str:
         """Store an integer given as its lower and upper 32 bits (`uint` variables); there is no epilogue."""
-        return self._dialect.store_pair(self.arg, index, low, high)
+        return self._dialect.store_pair(self.arg, self._at(index), low, high)
 
     def move(self, to: str, source: ArgWriter, at: str) -> str:
         """Store element `at` of another argument as element `to`, bit for bit."""
-        return self._dialect.move(self.arg, to, source.arg, at)
+        return self._dialect.move(self.arg, self._at(to), source.arg, source._at(at))
 
     def _stages(self) -> tuple[Stage, ...]:
         request = self._writer.request

@@ -44,6 +44,7 @@ class RelayoutOnGpu(GpuOp):
 
     wanted_layout = WantedLayout.EITHER
     fuses_into_store = False
+    any_place = True
 
     def launches(
         self, op: Relayout, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]

@@ -337,6 +337,6 @@ def _whole(tensor: Tensor) -> Binding:
     region: Region = tensor.memory
     if region.slot.buffer is None:
         raise BackendError(f"tensor {tensor.name!r} has no memory", why="it was not acquired, or was cleared")
-    if region.blocks and region.blocks != -(-tensor.shape[1] // PACK):
+    if not region.places.is_identity or (region.blocks and region.blocks != -(-tensor.shape[1] // PACK)):
         raise BackendError(f"tensor {tensor.name!r} lies inside another and cannot be copied by itself")
     return region.binding()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from weft.core.graph.fused_op import Fused
 from weft.core.graph.graph import Graph, Node
+from weft.core.graph.index_map import IDENTITY, IndexMap
 from weft.core.graph.layout import Layout
 from weft.core.graph.tensor import TensorSpec
 
@@ -42,17 +43,21 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class ValueView:
-    """A value that lies inside another's memory: `first` and `blocks` count channel blocks.
+    """A value that lies inside another's memory.
 
-    `blocks` is 0 for an alias: the same bytes under another name.
+    `first` and `blocks` count channel blocks. `blocks` is 0 for an alias: the same bytes under another name, or, if
+    `places` is not the identity, elements that lie where this map says.
     """
 
     root: str
     first: int = 0
     blocks: int = 0
+    places: IndexMap = IDENTITY
 
     def __str__(self) -> str:
-        return f"in {self.root} from block {self.first} of {self.blocks}" if self.blocks else f"as {self.root}"
+        if self.blocks:
+            return f"in {self.root} from block {self.first} of {self.blocks}"
+        return f"as {self.root}" if self.places.is_identity else f"in {self.root} at {self.places}"
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,6 +33,11 @@ class Layout(Enum):
         return self in (Layout.NC4HW4, Layout.NHWC4)
 
 
+def row_major(shape: Shape) -> tuple[int, ...]:
+    """Return the strides, in elements, of an array in C order."""
+    return tuple(prod(shape[a + 1 :]) for a in range(len(shape)))
+
+
 def storage_shape(shape: Shape, layout: Layout) -> Shape:
     """Return the shape of the array that stores a tensor of logical `shape` in `layout`."""
     if layout is Layout.NCHW or len(shape) < 2:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from weft.core.graph.graph import Graph, Node
+from weft.core.graph.layout import Array
+from weft.core.graph.symbolic import is_symbolic
 from weft.core.passes.aliases import Aliases
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.moves import changes_nothing, is_move
@@ -16,7 +20,7 @@ NO_IDENTITIES = Property(
 
 @graph_pass(ensures=(NO_IDENTITIES,))
 def remove_identities(graph: Graph, context: PassContext) -> Graph:
-    """Remove Identity, inference Dropout, and casts, transposes and reshapes that change nothing.
+    """Remove Identity, inference Dropout, and casts, transposes, reshapes, slices and pads that change nothing.
 
     If the node's output is an output of the graph, the node before it writes it under that name. The node stays if
     its input is an input or another output of the graph: both names must stay.
@@ -45,6 +49,20 @@ def _changes_nothing(graph: Graph, node: Node) -> bool:
     kind = node.op.type
     if is_move(node):
         return changes_nothing(graph, node)
-    if kind in ("Cast", "Expand"):
-        return graph.specs[node.inputs[0]] == graph.specs[node.outputs[0]]
-    return kind in ("Identity", "Dropout") or (kind == "Concat" and len(node.inputs) == 1)
+    if kind in ("Identity", "Dropout") or (kind == "Concat" and len(node.inputs) == 1):
+        return True
+    parameters = [_values(graph, name) for name in node.inputs]
+    if kind == "Pad":
+        fitting = len(parameters) > 1 and parameters[1] is not None and not parameters[1].any()
+    elif kind == "Slice":
+        steps = parameters[4] if len(node.inputs) > 4 and node.inputs[4] else np.ones(1)
+        fitting = steps is not None and bool((steps > 0).all())
+    else:
+        fitting = kind in ("Cast", "Expand", "Tile")
+    return fitting and graph.specs[node.inputs[0]] == graph.specs[node.outputs[0]]
+
+
+def _values(graph: Graph, name: str) -> Array | None:
+    """Return the elements of a constant; None if they follow from open sizes, or from a run."""
+    found = graph.constants.get(name)
+    return None if found is None or is_symbolic(found) else found

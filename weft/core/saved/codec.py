@@ -36,6 +36,7 @@ import numpy as np
 from weft.core.contract.lowered import Launch, ListedNode, ListedValue, Listing, Size3, ValueView
 from weft.core.graph.dtypes import DType
 from weft.core.graph.fused_op import Step
+from weft.core.graph.index_map import Axis, Digits, IndexMap
 from weft.core.graph.layout import Array, Layout
 from weft.core.graph.op import Op, find_op
 from weft.core.graph.tensor import TensorSpec
@@ -379,8 +380,13 @@ def listing_json(listing: Listing) -> Json:
 
 
 def _listed_json(value: ListedValue) -> Json:
-    view = value.view and [value.view.root, value.view.first, value.view.blocks]
+    view = value.view and [value.view.root, value.view.first, value.view.blocks, *_places_json(value.view.places)]
     return [value.name, spec_json(value.spec), value.layout.name, view]
+
+
+def _places_json(places: IndexMap) -> list[Json]:
+    """Return the JSON of the stages of a map."""
+    return [[stage.offset, *([a.size, a.step, a.shift] for a in stage.axes)] for stage in places.stages]
 
 
 def parse_listing(value: Json) -> Listing:
@@ -400,8 +406,13 @@ def _listed_value(name: Json, spec: Json, layout: Json, view: Json) -> ListedVal
     return ListedValue(expect(name, str), parse_spec(spec), Layout[layout], None if view is None else _view(*view))
 
 
-def _view(root: Json, first: Json, blocks: Json) -> ValueView:
-    return ValueView(expect(root, str), expect(first, int), expect(blocks, int))
+def _view(root: Json, first: Json, blocks: Json, *stages: Json) -> ValueView:
+    places = IndexMap(tuple(_digits(*expect(stage, list)) for stage in stages))
+    return ValueView(expect(root, str), expect(first, int), expect(blocks, int), places)
+
+
+def _digits(offset: Json, *axes: Json) -> Digits:
+    return Digits(tuple(Axis(*ints(axis)) for axis in axes), expect(offset, int))
 
 
 def _launch(node: Json, kernel: Json, grid: Json, local: Json, read: Json, written: Json) -> Launch:

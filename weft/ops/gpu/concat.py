@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from weft.core.graph.layout import PACK, Layout, Shape
+from weft.core.graph.index_map import IndexMap
+from weft.core.graph.layout import PACK, Layout, Shape, row_major
 from weft.core.graph.tensor import Tensor
 from weft.kernels.launch import GpuOp, KernelBuilder, WantedLayout, gpu_op
 from weft.ops.concat import Concat
-from weft.ops.gpu.move import Strides, launch_move, row_major
+from weft.ops.gpu.move import Strides, launch_move
 
 
 @gpu_op(Concat)
@@ -19,11 +20,24 @@ class ConcatOnGpu(GpuOp):
     wanted_layout = WantedLayout.EITHER
     packed_family = "block_copy"
     fuses_into_store = False
+    any_place = True
     moves_bits = True
 
     def fits_channels(self, op: Concat, inputs: Sequence[Shape | None], output: Shape) -> bool:
         """Accept channel concats in which each input but the last fills whole blocks."""
         return len(output) >= 3 and op.axis % len(output) == 1 and all(s and s[1] % PACK == 0 for s in inputs[:-1])
+
+    def joined_at(
+        self, op: Concat, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+    ) -> Sequence[IndexMap] | None:
+        """Return where each input begins in the output."""
+        steps, start, maps = row_major(outputs[0].shape), 0, list[IndexMap]()
+        axis = op.axis % len(steps)
+        for x in inputs:
+            assert x is not None
+            maps.append(IndexMap.by_steps(x.shape, steps, start * steps[axis]))
+            start += x.shape[axis]
+        return maps
 
     def launches(
         self, op: Concat, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
@@ -38,8 +52,9 @@ class ConcatOnGpu(GpuOp):
                 if not k.shares_memory(x, y, start // PACK):
                     launch_block_copy(k, _packed(k, x), y, start // PACK)
             elif prod(x.shape):
-                strides = row_major(y.shape)
-                launch_move(k, x, y, x.shape, Strides(row_major(x.shape)), Strides(strides, start * strides[axis]))
+                target = Strides(row_major(y.shape), start * row_major(y.shape)[axis])
+                if not k.lies_at(x, y, IndexMap.by_steps(x.shape, target.steps, target.offset)):
+                    launch_move(k, x, y, x.shape, Strides(row_major(x.shape)), target)
             start += x.shape[axis]
 
 

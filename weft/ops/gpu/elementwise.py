@@ -23,6 +23,7 @@ class ElementwiseOnGpu(GpuOp):
 
     wanted_layout = WantedLayout.EITHER
     packed_family = "elementwise_c4"
+    any_place = True
     floats = frozenset({DType.BFLOAT16})
 
     def why_not(
@@ -164,7 +165,8 @@ def _names_in_fours(
     last = sizes[-1] if sizes else 1
     if last % PACK or not all(t.dtype in VECTORS for t in (*reads.values(), y)) or not prefers_fours(k.caps):
         return ()
-    return ("y", *(name for name, row in zip(reads, strides, strict=True) if row[-1] == 1))
+    in_rows = {name: t for (name, t), row in zip(reads.items(), strides, strict=True) if row[-1] == 1}
+    return ("y", *in_rows) if k.lies_plain(y, *in_rows.values(), count=PACK) else ()
 
 
 def broadcast_ints(reads: Mapping[str, Tensor], y: Tensor) -> tuple[dict[str, int], int]:

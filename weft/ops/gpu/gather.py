@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import prod
 
+import numpy as np
+
 from weft.core.graph.dtypes import DType
-from weft.core.graph.layout import PACK
+from weft.core.graph.index_map import IndexMap
+from weft.core.graph.layout import PACK, row_major
 from weft.core.graph.tensor import Tensor
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, gpu_op
 from weft.kernels.source import RAW_KINDS, ArgKind
 from weft.ops.gather import Gather, GatherElements, GatherND
-from weft.ops.gpu.move import Strides, elements_at_once, launch_move, row_major
+from weft.ops.gpu.move import Strides, elements_at_once, launch_move
 
 
 class _Gather(GpuOp):
     fuses_into_store = False
+    any_place = True
     moves_bits = True
 
     def why_not(
@@ -64,12 +68,34 @@ class GatherOnGpu(_Gather):
 
     fuses_into_store = True
 
+    def moved_from(
+        self, op: Gather, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+    ) -> Sequence[IndexMap] | None:
+        """Return where the slices lie if their constant indices are evenly spaced."""
+        x, places = inputs[0], inputs[1]
+        assert x is not None and places is not None
+        axis = op.axis % len(x.shape)
+        size, inner = x.shape[axis], prod(x.shape[axis + 1 :])
+        if places.constant is None or not places.constant.size or not prod(x.shape):
+            return None
+        at = places.constant.reshape(-1).astype(np.int64)
+        at = np.where(at < 0, at + size, at)
+        gaps = np.diff(at)
+        if at.min() < 0 or at.max() >= size or (gaps != gaps[:1]).any():
+            return None
+        gap = int(gaps[0]) if gaps.size else 0
+        steps = (size * inner, gap * inner, 1)
+        return [IndexMap.by_steps((prod(x.shape[:axis]), at.size, inner), steps, int(at[0]) * inner)]
+
     def launches(
         self, op: Gather, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
         """Launch one work-item for each element, or each vector, of the output."""
         x, places, y = inputs[0], inputs[1], outputs[0]
         assert x is not None and places is not None
+        moved = self.moved_from(op, inputs, outputs)
+        if moved is not None and k.lies_at(y, x, moved[0]):
+            return
         axis = op.axis % len(x.shape)
         outer, size, inner = prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1 :])
         floats = x.dtype in (DType.FLOAT32, DType.FLOAT16)
@@ -77,9 +103,9 @@ class GatherOnGpu(_Gather):
             start = int(places.constant.item()) % size * inner
             launch_move(k, x, y, (outer, inner), Strides((size * inner, 1), start), Strides((inner, 1)))
             return
-        kind, at_once = _kind(k, x, inner)
+        kind, at_once = _kind(k, x, y, inner)
         if floats:
-            at_once = PACK if inner % PACK == 0 else 1
+            at_once = PACK if inner % PACK == 0 and k.lies_plain(x, y, count=PACK) else 1
             kind = "linear" if at_once == 1 else "fours"
         ints = {"SIZE": size, "INNER": max(inner // at_once, 1), "COUNT": max(prod(places.shape), 1)}
         _launch(k, "gather", (x, places, y), ints, {"kind": kind}, kind=kind, at_once=at_once)
@@ -114,7 +140,7 @@ class GatherNDOnGpu(_Gather):
         assert x is not None and places is not None
         depth, batch = places.shape[-1], op.batch_dims
         inner = prod(x.shape[batch + depth :])
-        kind, at_once = _kind(k, x, inner)
+        kind, at_once = _kind(k, x, y, inner)
         ints = {
             "INNER": max(inner // at_once, 1),
             "PER": max(prod(places.shape[batch:-1]), 1),
@@ -126,7 +152,7 @@ class GatherNDOnGpu(_Gather):
         _launch(k, "gather_nd", (x, places, y), ints, {"depth": depth}, kind=kind, at_once=at_once)
 
 
-def _kind(k: KernelBuilder, x: Tensor, inner: int) -> tuple[ArgKind, int]:
+def _kind(k: KernelBuilder, x: Tensor, y: Tensor, inner: int) -> tuple[ArgKind, int]:
     """Return the argument kind for moving slices of `inner` elements, and the number of elements moved at once."""
-    at_once = elements_at_once(k.caps, x.dtype.itemsize, [(inner, 1, 1)])
+    at_once = elements_at_once(k.caps, x.dtype.itemsize, [(inner, 1, 1)]) if k.lies_plain(x, y) else 1
     return RAW_KINDS.get(at_once * x.dtype.itemsize, "raw") if at_once > 1 else "raw", at_once

@@ -33,6 +33,7 @@ class TruthOnGpu(GpuOp):
     """Expressions of floats and bools, stored as bytes of 0 or 1; comparisons of integers."""
 
     fuses_into_store = False
+    any_place = True
     integers = INTEGERS | {DType.BOOL}
 
     def launches(
@@ -57,6 +58,7 @@ class WhereOnGpu(GpuOp):
     """Chooses elements of any type, moved as bits."""
 
     fuses_into_store = False
+    any_place = True
     moves_bits = True
 
     def why_not(

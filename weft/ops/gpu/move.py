@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from weft.core.graph.dtypes import DType
-from weft.core.graph.layout import Shape
+from weft.core.graph.index_map import IndexMap
+from weft.core.graph.layout import Shape, row_major
 from weft.core.graph.tensor import Tensor
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, WantedLayout, gpu_op
 from weft.kernels.source import RAW_KINDS
@@ -27,11 +30,6 @@ class Strides:
     offset: int = 0
 
 
-def row_major(shape: Shape) -> tuple[int, ...]:
-    """Return the strides, in elements, of an array in C order."""
-    return tuple(prod(shape[a + 1 :]) for a in range(len(shape)))
-
-
 def launch_move(
     k: KernelBuilder, x: Tensor, y: Tensor, shape: Shape, source: Strides, target: Strides
 ) -> None:
@@ -47,7 +45,8 @@ def launch_move(
         else:
             joined.append((size, s, t))
     joined = joined or [(1, 0, 0)]
-    at_once = elements_at_once(k.caps, x.dtype.itemsize, joined, (source.offset, target.offset))
+    plain = k.lies_plain(x, y)
+    at_once = elements_at_once(k.caps, x.dtype.itemsize, joined, (source.offset, target.offset)) if plain else 1
     if at_once > 1:
         *outer, (size, s, t) = joined
         joined = [*((size, s // at_once, t // at_once) for size, s, t in outer), (size // at_once, s, t)]
@@ -85,10 +84,40 @@ def elements_at_once(
     return next((n for n in fitting if all(w % n == 0 for w in whole)), 1)
 
 
-class _Move(GpuOp):
+Source = tuple[Shape, Strides]
+"""Sizes of axes over which an output is row-major, and where its elements lie in the input."""
+
+
+class MoveOnGpu(GpuOp):
+    """An op whose outputs are elements of its first input: one strided copy for each output that lies elsewhere."""
+
     wanted_layout = WantedLayout.LINEAR
     fuses_into_store = False
     moves_bits = True
+    any_place = True
+
+    @abstractmethod
+    def sources(self, op: Any, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> Sequence[Source]:
+        """Return where the elements of each output come from."""
+
+    def moved_from(
+        self, op: Any, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+    ) -> Sequence[IndexMap] | None:
+        """Return the sources as maps."""
+        found = self.sources(op, inputs, outputs)
+        return [IndexMap.by_steps(shape, source.steps, source.offset) for shape, source in found]
+
+    def launches(
+        self, op: Any, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+    ) -> None:
+        """Launch a copy for each output that does not lie where its elements do."""
+        x = inputs[0]
+        assert x is not None
+        for y, (shape, source) in zip(outputs, self.sources(op, inputs, outputs), strict=False):
+            places = IndexMap.by_steps(shape, source.steps, source.offset)
+            back = places.inverse() if prod(shape) == prod(x.shape) else None
+            if not k.lies_at(y, x, places) and (back is None or not k.lies_at(x, y, back)):
+                launch_move(k, x, y, shape, source, Strides(row_major(shape)))
 
     def why_not(
         self, op: object, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
@@ -101,7 +130,7 @@ class _Move(GpuOp):
 
 
 @gpu_op(Reshape, Flatten, Squeeze, Unsqueeze, Identity, Dropout)
-class AliasOnGpu(_Move):
+class AliasOnGpu(MoveOnGpu):
     """Reuses the input's memory under another shape; copies only where the output needs its own."""
 
     wanted_layout = WantedLayout.ALIAS
@@ -112,22 +141,26 @@ class AliasOnGpu(_Move):
         """Refuse parameters that are computed at run time, but for the ratio of Dropout, which means nothing here."""
         return None if isinstance(op, Dropout) else super().why_not(op, inputs, outputs, caps)
 
+    def sources(self, op: object, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> Sequence[Source]:
+        """Return that the first output has the elements in their order."""
+        return [((prod(outputs[0].shape),), Strides((1,)))]
+
     def launches(
         self, op: object, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
         """Copy unless the memory is shared."""
-        x, y = inputs[0], outputs[0]
-        assert x is not None
-        if not k.shares_memory(x, y):
-            launch_move(k, x, y, (prod(x.shape),), Strides((1,)), Strides((1,)))
+        super().launches(op, k, inputs, outputs)
         for mask in outputs[1:]:  # Dropout keeps every element.
             kept = k.constant("mask", lambda: np.ones(1, np.bool_))
             launch_move(k, kept, mask, (prod(mask.shape),), Strides((0,)), Strides((1,)))
 
 
 @gpu_op(BitCast)
-class BitCastOnGpu(_Move):
+class BitCastOnGpu(GpuOp):
     """A copy of the bytes."""
+
+    fuses_into_store = False
+    moves_bits = True
 
     def why_not(
         self, op: object, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
@@ -147,68 +180,64 @@ class BitCastOnGpu(_Move):
 
 
 @gpu_op(Transpose)
-class TransposeOnGpu(_Move):
+class TransposeOnGpu(MoveOnGpu):
     """A strided copy in the output's order."""
 
-    def launches(
-        self, op: Transpose, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
-        """Read the input with permuted strides."""
-        x, y = inputs[0], outputs[0]
-        assert x is not None
-        perm = op.perm or tuple(reversed(range(len(x.shape))))
-        steps = row_major(x.shape)
-        launch_move(k, x, y, y.shape, Strides(tuple(steps[p] for p in perm)), Strides(row_major(y.shape)))
+    def sources(self, op: Transpose, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> Sequence[Source]:
+        """Return the permuted steps."""
+        assert inputs[0] is not None
+        steps = row_major(inputs[0].shape)
+        perm = op.perm or tuple(reversed(range(len(steps))))
+        return [(outputs[0].shape, Strides(tuple(steps[p] for p in perm)))]
 
 
 @gpu_op(Expand)
-class ExpandOnGpu(_Move):
+class ExpandOnGpu(MoveOnGpu):
     """A strided copy with step 0 along the repeated axes."""
 
-    def launches(
-        self, op: Expand, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
-        """Read repeated axes with step 0."""
+    def sources(self, op: Expand, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> Sequence[Source]:
+        """Return steps of 0 along repeated axes."""
         assert inputs[0] is not None
-        launch_expand(k, inputs[0], outputs[0])
+        return [(outputs[0].shape, Strides(broadcast_steps(inputs[0].shape, outputs[0].shape)))]
+
+
+def broadcast_steps(shape: Shape, output: Shape) -> tuple[int, ...]:
+    """Return the steps of a value along the axes of one that it is broadcast to."""
+    full = (1,) * (len(output) - len(shape)) + tuple(shape)
+    return tuple(0 if size == 1 else s for size, s in zip(full, row_major(full), strict=True))
 
 
 def launch_expand(k: KernelBuilder, x: Tensor, y: Tensor) -> None:
     """Copy `x` to `y`, repeated along the axes where it has size 1."""
-    full = (1,) * (len(y.shape) - len(x.shape)) + tuple(x.shape)
-    steps = tuple(0 if size == 1 else s for size, s in zip(full, row_major(full), strict=True))
-    launch_move(k, x, y, y.shape, Strides(steps), Strides(row_major(y.shape)))
+    launch_move(k, x, y, y.shape, Strides(broadcast_steps(x.shape, y.shape)), Strides(row_major(y.shape)))
 
 
 @gpu_op(Slice)
-class SliceOnGpu(_Move):
+class SliceOnGpu(MoveOnGpu):
     """A strided copy from an offset."""
 
-    def launches(
-        self, op: Slice, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
-        """Read from where the slice starts, with its steps."""
-        x, y = inputs[0], outputs[0]
+    def sources(self, op: Slice, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> Sequence[Source]:
+        """Return where the slice starts, and its steps."""
+        x = inputs[0]
         assert x is not None
         steps, offset = list(row_major(x.shape)), 0
         for axis, r in enumerate(op.ranges(x.shape, [None if t is None else t.constant for t in inputs[1:]])):
             offset += (r.start if len(r) else 0) * steps[axis]
             steps[axis] *= r.step
-        launch_move(k, x, y, y.shape, Strides(tuple(steps), offset), Strides(row_major(y.shape)))
+        return [(outputs[0].shape, Strides(tuple(steps), offset))]
 
 
 @gpu_op(Split)
-class SplitOnGpu(_Move):
+class SplitOnGpu(MoveOnGpu):
     """One strided copy per output."""
 
-    def launches(
-        self, op: Split, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
-        """Copy each piece from its offset."""
+    def sources(self, op: Split, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> Sequence[Source]:
+        """Return the offset of each piece."""
         x = inputs[0]
         assert x is not None
         axis = op.axis % len(x.shape)
-        steps, start = row_major(x.shape), 0
+        steps, start, found = row_major(x.shape), 0, list[Source]()
         for y in outputs:
-            launch_move(k, x, y, y.shape, Strides(steps, start * steps[axis]), Strides(row_major(y.shape)))
+            found.append((y.shape, Strides(steps, start * steps[axis])))
             start += y.shape[axis]
+        return found

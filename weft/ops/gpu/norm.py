@@ -129,7 +129,10 @@ def _launch_rows(k: KernelBuilder, x: Tensor, outputs: Sequence[Tensor], lines: 
 def launch_lines(k: KernelBuilder, x: Tensor, outputs: Sequence[Tensor], lines: Lines) -> None:
     """Launch a normalization in NCHW; `outputs` are y and, if requested, the means and the factors."""
     count = prod(lines.ints[f"K{d}"] for d in range(3))
-    team = choose_team(k, count, lines.ints["LENGTH"], lines.sizes()) if lines.side_by_side() else None
+    team = None
+    if lines.side_by_side():
+        tensors = (x, outputs[0], *lines.parameters.values())
+        team = choose_team(k, tensors, count, lines.ints["LENGTH"], lines.sizes())
     if team is not None:
         _launch_rows(k, x, outputs, lines, team)
         return
@@ -152,6 +155,8 @@ def launch_lines(k: KernelBuilder, x: Tensor, outputs: Sequence[Tensor], lines: 
 @gpu_op(LayerNormalization, RMSNormalization)
 class LayerNormOnGpu(GpuOp):
     """Normalizes lines of the last axes, in NCHW."""
+
+    any_place = True
 
     def stores_wider(self, op: object, inputs: Sequence[TensorSpec], output: TensorSpec) -> bool:
         """Accept: the store converts to fp32."""

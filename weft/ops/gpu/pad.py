@@ -7,10 +7,9 @@ from math import prod
 
 import numpy as np
 
-from weft.core.graph.layout import PACK, Shape
+from weft.core.graph.layout import PACK, Shape, row_major
 from weft.core.graph.tensor import Tensor
 from weft.kernels.launch import GpuOp, KernelBuilder, WantedLayout, gpu_op
-from weft.ops.gpu.move import row_major
 from weft.ops.pad import Pad, Pads
 from weft.ops.shape import ints as as_ints
 

@@ -14,14 +14,13 @@ from typing import Any
 from weft.core.graph.composite import Body
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Node
-from weft.core.graph.layout import Shape
+from weft.core.graph.layout import Shape, row_major
 from weft.core.graph.tensor import Tensor
 from weft.core.placement.decompose import decomposition
 from weft.kernels.formats import SMALL_FLOATS
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, gpu_op, nested_rounds
 from weft.ops.conversion import SATURATING
 from weft.ops.gpu.elementwise import collapse
-from weft.ops.gpu.move import row_major
 from weft.ops.quantize import (
     QUANTISED,
     ConvInteger,

@@ -9,11 +9,10 @@ from math import prod
 from typing import Any
 
 from weft.core.graph.dtypes import DType
-from weft.core.graph.layout import Shape
+from weft.core.graph.layout import Shape, row_major
 from weft.core.graph.tensor import Tensor
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, Size3, WantedLayout, gpu_op, tree_items
 from weft.ops.gpu.integers import INTEGERS, halves
-from weft.ops.gpu.move import row_major
 from weft.ops.gpu.pool import launch_global
 from weft.ops.reduce import (
     ArgMax,
@@ -157,6 +156,7 @@ class ReduceOnGpu(GpuOp):
 
     wanted_layout = WantedLayout.EITHER
     packed_family = "pool_global"
+    any_place = True
     integers = INTEGERS | {DType.BOOL}
     laid_inputs = 1
 

@@ -10,10 +10,9 @@ from math import prod
 import numpy as np
 
 from weft.core.graph.dtypes import DType
-from weft.core.graph.layout import PACK, Array, Shape
+from weft.core.graph.layout import PACK, Array, Shape, row_major
 from weft.core.graph.tensor import Tensor
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, WantedLayout, gpu_op, nested_rounds
-from weft.ops.gpu.move import row_major
 from weft.ops.resize import Resize, Sampling, Taps
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
+from weft.core.graph.layout import row_major
 from weft.core.graph.tensor import Tensor
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, gpu_op
-from weft.ops.gpu.move import row_major
 from weft.ops.sample import GridSample
 
 

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from math import prod
 
 from weft.core.graph.dtypes import DType
+from weft.core.graph.layout import row_major
 from weft.core.graph.tensor import Tensor
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, gpu_op
 from weft.ops.gather import ScatterElements, ScatterND
-from weft.ops.gpu.move import Strides, launch_move, row_major
+from weft.ops.gpu.move import Strides, launch_move
 
 JOINS = {"add": "{0} + {1}", "mul": "{0} * {1}", "max": "fmax({0}, {1})", "min": "fmin({0}, {1})"}
 

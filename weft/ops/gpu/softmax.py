@@ -17,6 +17,8 @@ from weft.ops.softmax import AlongAxis, LogSoftmax, Softmax
 class SoftmaxOnGpu(GpuOp):
     """Softmax of lines of `length` elements, `inner` apart, in NCHW."""
 
+    any_place = True
+
     def stores_wider(self, op: object, inputs: Sequence[TensorSpec], output: TensorSpec) -> bool:
         """Accept: the store converts to fp32."""
         return True
@@ -35,7 +37,7 @@ class SoftmaxOnGpu(GpuOp):
         assert x is not None
         lines, length, inner = _lines(op, x.shape)
         log = isinstance(op, LogSoftmax)
-        team = choose_team(k, lines, length) if inner == 1 else None
+        team = choose_team(k, (x, y), lines, length) if inner == 1 else None
         if team is not None:
             team.launch(
                 k, "softmax_rows", {"x": x}, {"y": y}, lines=lines, length=length, variant={"log": log}

@@ -87,14 +87,16 @@ class Team:
         return PACK if self.fours else 1
 
 
-def choose_team(k: KernelBuilder, lines: int, length: int, sizes: Sequence[int] = ()) -> Team | None:
-    """Return the team for contiguous lines; None if they are too short or too long for one.
+def choose_team(
+    k: KernelBuilder, tensors: Sequence[Tensor], lines: int, length: int, sizes: Sequence[int] = ()
+) -> Team | None:
+    """Return the team for contiguous lines of some tensors; None if they are too short or too long for one.
 
     `sizes` are the numbers of elements of operands that repeat along the lines.
     """
     if length < SHORTEST or not lines or "rows_in_teams" in k.caps.without:
         return None
-    fours = all(size % PACK == 0 for size in (length, *sizes))
+    fours = all(size % PACK == 0 for size in (length, *sizes)) and k.lies_plain(*tensors, count=PACK)
     units = length // PACK if fours else length
     items = power_of_two(min(units, max(SIDE_BY_SIDE, -(-units // MOST[fours]))))
     if items > min(LARGEST, k.caps.max_local_items):

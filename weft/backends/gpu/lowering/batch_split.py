@@ -96,6 +96,8 @@ class _Finder:
         """Tell whether the parts of a value begin at offsets that can be bound to kernels."""
         view = self.views.get(name)
         root = view.root if view else name
+        if view is not None and not view.places.is_identity:
+            return False
         dims = self.graph.specs[name].dims, self.graph.specs[root].dims
         if any(len(d) < 2 or d[0] != self.images for d in dims):
             return False

@@ -14,12 +14,14 @@ from weft.backends.gpu.recording.launches import PlannedLaunch
 from weft.backends.gpu.tuning_tables.choice import Choice, ChoiceSource, Taken, problem_key
 from weft.core.graph.dtypes import DType
 from weft.core.graph.fused_op import Fused, value_number
+from weft.core.graph.index_map import IDENTITY, IndexMap
 from weft.core.graph.layout import PACK, Array, Layout
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.errors import BackendError, ExecutionError
 from weft.kernels.chooser import Candidate, Decision
 from weft.kernels.launch import MAX_ELEMENTS, SUM_PARTS, KernelBuilder, Size3
+from weft.kernels.places import map_constants, through_map
 from weft.kernels.source import Arg, ArgKind
 from weft.kernels.special import wrong_templates
 from weft.kernels.template import KernelRequest, Operand, Stage, render
@@ -52,6 +54,11 @@ class PlannedConstant:
                 fix="give KernelBuilder.constant the shape and type of what `make` returns, or no spec",
             )
         return made
+
+
+def places_of(tensor: Tensor) -> IndexMap:
+    """Return where the elements of a tensor lie in the memory that it is bound to."""
+    return tensor.memory.places if isinstance(tensor.memory, Spot) else IDENTITY
 
 
 def _places(tensors: Mapping[str, Tensor]) -> dict[str, int]:
@@ -135,6 +142,8 @@ class NodeBuilder(KernelBuilder):
         args = [self._arg(n, t, kinds.get(n), raw, False) for n, t in sources.items()]
         args += [self._arg(n, t, kinds.get(n), raw, True) for n, t in writes.items()]
         ints, floats = {**(ints or {}), **extra.ints}, {**(floats or {}), **extra.floats}
+        for name, tensor in {**sources, **writes}.items():
+            ints |= map_constants(name, places_of(tensor))
         request = KernelRequest(
             template,
             tuple(sorted((variant or {}).items())),
@@ -195,7 +204,8 @@ class NodeBuilder(KernelBuilder):
             return False
         part: Spot = inner.memory
         whole: Spot = outer.memory
-        return part.root == whole.root and part.first == whole.first + first
+        same = part.root == whole.root and part.places == whole.places
+        return same and part.first == whole.first + first
 
     def rows(self, tensor: Tensor) -> tuple[int, int] | None:
         """Return the elements from pixel to pixel and the first one, if the channels of a pixel lie side by side."""
@@ -208,25 +218,49 @@ class NodeBuilder(KernelBuilder):
     def is_alias(self, x: Tensor, y: Tensor) -> bool:
         """Tell whether both tensors name the same memory."""
         mine, other = x.memory, y.memory
-        return isinstance(mine, Spot) and isinstance(other, Spot) and mine.root == other.root and not other.blocks
+        same = isinstance(mine, Spot) and isinstance(other, Spot) and mine.root == other.root
+        return same and not other.blocks and mine.places == other.places
+
+    def lies_at(self, part: Tensor, whole: Tensor, places: IndexMap) -> bool:
+        """Tell whether the elements of `part` lie in those of `whole` as a map says."""
+        inner, outer = part.memory, whole.memory
+        if not isinstance(inner, Spot) or not isinstance(outer, Spot) or inner.root != outer.root:
+            return False
+        return inner.blocks == outer.blocks and inner.places == places.then(outer.places)
+
+    def lies_plain(self, *tensors: Tensor, count: int = 1) -> bool:
+        """Tell whether elements lie at their own indices, or with `count`, so many of them together."""
+        if count == 1:
+            return all(places_of(t).is_identity for t in tensors)
+        return all(places_of(t).keeps_together(count) for t in (*tensors, *self._step_operands()))
+
+    def by_steps(self, tensor: Tensor) -> tuple[Tensor, tuple[int, ...], int]:
+        """Return a tensor over the whole memory, the steps of the axes in it and the place of the first element."""
+        places = places_of(tensor)
+        found = None if places.is_identity else places.steps(tensor.shape)
+        if found is None:
+            return super().by_steps(tensor)
+        return replace(tensor, memory=replace(tensor.memory, places=IDENTITY)), *found
 
     def reads_rows(self, output: Tensor) -> bool:
         """Tell whether each operand of the fused steps that has the output's shape is stored as rows of channels.
 
         Constants of the channels always are, and a value of another shape is stored like the output.
         """
-        steps = self._op.steps if isinstance(self._op, Fused) else ()
-        read = [self._inputs[i] for step in steps for i in step.operands if i >= 0]
-        same = [t for t in read if t is not None and t.shape == output.shape and prod(t.shape) > 1]
+        same = [t for t in self._step_operands() if t.shape == output.shape and prod(t.shape) > 1]
         return all(t.constant is None and is_packed(t) and self.rows(t) is not None for t in same)
 
     def joins_channels(self, channels: int) -> bool:
         """Tell whether each constant operand of the fused steps is a scalar or has one number for each channel."""
-        steps = self._op.steps if isinstance(self._op, Fused) else ()
-        read = [self._inputs[i] for step in steps for i in step.operands if i >= 0]
-        return all(t is None or t.constant is None or t.constant.size in (1, channels) for t in read)
+        return all(t.constant is None or t.constant.size in (1, channels) for t in self._step_operands())
 
     # -- parts ---------------------------------------------------------------------------------------------
+
+    def _step_operands(self) -> list[Tensor]:
+        """Return the inputs of the node that its fused steps read."""
+        steps = self._op.steps if isinstance(self._op, Fused) else ()
+        read = (self._inputs[i] for step in steps for i in step.operands if i >= 0)
+        return [t for t in read if t is not None]
 
     def _arg(self, name: str, tensor: Tensor, given: ArgKind | None, raw: bool, written: bool) -> Arg:
         if prod(tensor.storage_shape) >= MAX_ELEMENTS:
@@ -234,8 +268,17 @@ class NodeBuilder(KernelBuilder):
                 f"tensor {tensor.name!r} is too large for this kernel",
                 why=f"{prod(tensor.storage_shape)} elements; indices have 32 bits",
             )
-        kind: ArgKind = "raw" if raw else "c4" if is_packed(tensor) else "linear"
-        return Arg(name, tensor.dtype, given or kind, written)
+        kind: ArgKind = given or ("raw" if raw else "c4" if is_packed(tensor) else "linear")
+        through = through_map(places_of(tensor))
+        arg = Arg(name, tensor.dtype, kind, written, through)
+        one = kind == "linear" or arg.raw_bytes == tensor.dtype.itemsize
+        if through is not None and not one and not (kind == "fours" and through.in_fours):
+            raise BackendError(
+                f"the kernel cannot reach {tensor.name!r}",
+                why=f"its elements do not lie side by side, and the argument {name!r} is of the kind {kind!r}",
+                fix="ask KernelBuilder.lies_plain before several elements are accessed at once",
+            )
+        return arg
 
     def _on_device(self, name: str, tensor: Tensor) -> Tensor:
         """Return the tensor, or for a constant the tensor that will be uploaded."""

@@ -13,6 +13,7 @@ from weakref import ref
 from weft.backends.gpu.device.device import GpuDevice
 from weft.backends.gpu.device.kernel_builds import Builds
 from weft.backends.gpu.lowering.batch_split import find_front, part_of
+from weft.backends.gpu.lowering.fold_moves import FoldedMoves, fold_moves
 from weft.backends.gpu.lowering.fusion import fuse_pools
 from weft.backends.gpu.lowering.launch_builder import NodeBuilder, PlannedConstant
 from weft.backends.gpu.lowering.layouts import (
@@ -175,11 +176,14 @@ def lower(graph: Graph, target: Target) -> Lowered:
     """Return the part as a device runs it. Custom nodes are not planned: their executions launch what they like."""
     journal = _Notes(target)
     graph = _rewritten(graph, target, journal)
-    views = find_views(graph, target.is_custom)
+    folded = FoldedMoves(find_views(graph, target.is_custom))
+    if target.config.fusing:
+        folded = fold_moves(graph, folded.views, target.is_custom)
+    views = folded.views
     front = find_front(graph, views, target.is_custom, target.device) if target.begins_early else NO_FRONT
     journal.views(graph, views)
     journal.front(graph, front)
-    plans = _Planner(graph, views, front, target).run()
+    plans = _Planner(graph, folded, front, target).run()
     target.forget(graph.name, plans.keys())
     read = frozenset(views[i].root if i in views else i for i in values_read(graph, views, target.is_custom))
     decisions = {node.name: plans[label][0].taken for node in graph.nodes if (label := _label(node)) in plans}
@@ -234,7 +238,11 @@ class _Notes:
 
 def _shown(view: ValueView) -> str:
     """Return where a value lies, as a journal says it."""
-    return f"in {view.root!r}, from channel block {view.first} on" if view.blocks else f"where {view.root!r} does"
+    if view.blocks:
+        return f"in {view.root!r}, from channel block {view.first} on"
+    if view.places.is_identity:
+        return f"where {view.root!r} does"
+    return f"in {view.root!r}, whose elements kernels reach by size:step {view.places}"
 
 
 def _rewritten(graph: Graph, target: Target, journal: _Notes) -> Graph:
@@ -264,8 +272,9 @@ def _rewritten(graph: Graph, target: Target, journal: _Notes) -> Graph:
 
 
 class _Planner:
-    def __init__(self, graph: Graph, views: Mapping[str, ValueView], front: Front, target: Target) -> None:
-        self.graph, self.views, self.front, self.target = graph, views, front, target
+    def __init__(self, graph: Graph, folded: FoldedMoves, front: Front, target: Target) -> None:
+        self.graph, self.views, self.front, self.target = graph, folded.views, front, target
+        self.free = folded.free
         self.tensors: dict[str, Tensor] = {}
 
     def run(self) -> dict[str, list[NodePlan]]:
@@ -292,6 +301,9 @@ class _Planner:
             some = [t if t is None or t.constant is not None else part(t) for t in inputs]
             return tuned_plan(self.target, node.op, label, some, [part(t) for t in outputs], node.name)
 
+        if node.name in self.free:
+            times = parts if label in self.front.nodes else 1
+            return [NodePlan(inputs, outputs, (), (), (), [], ()) for _ in range(times)]
         if label not in self.front.nodes:
             return [plan(lambda t: t)]
         return [plan(lambda t, k=part: part_of(t, k, parts)) for part in range(parts)]  # type: ignore[misc]

@@ -10,6 +10,7 @@ from weft.backends.gpu.device.device import Binding, GpuBuffer
 from weft.core.contract.backend import StorageType
 from weft.core.contract.lowered import ValueView
 from weft.core.graph.graph import Graph, depths
+from weft.core.graph.index_map import IDENTITY, IndexMap
 from weft.core.graph.layout import PACK, Layout, storage_size
 from weft.core.graph.tensor import Tensor
 from weft.core.memory.memory_plan import BufferManager, Slot
@@ -31,16 +32,17 @@ class Spot:
     blocks: int = 0
     start: int = 0
     length: int = 0
+    places: IndexMap = IDENTITY
 
     @classmethod
     def of(cls, name: str, views: Mapping[str, ValueView]) -> Spot:
         """Return where a value will lie."""
         view = views.get(name)
-        return cls(name) if view is None else cls(view.root, view.first, view.blocks)
+        return cls(name) if view is None else cls(view.root, view.first, view.blocks, places=view.places)
 
     def on(self, slot: Slot) -> Region:
         """Return the region at this spot, once the root has a slot."""
-        return Region(slot, self.first, self.blocks, self.start, self.length)
+        return Region(slot, self.first, self.blocks, self.start, self.length, self.places)
 
 
 @dataclass(eq=False, slots=True)
@@ -48,6 +50,7 @@ class Region:
     """The memory of one tensor: a slot, or some channel blocks of one (`first` of `blocks`; 0: all of it).
 
     For some images of a batch: `length` bytes from byte `start` on, with all channel blocks; 0 is the whole slot.
+    `places` says where its elements lie among those of the slot.
     """
 
     slot: Slot
@@ -55,11 +58,12 @@ class Region:
     blocks: int = 0
     start: int = 0
     length: int = 0
+    places: IndexMap = IDENTITY
 
     @property
     def spot(self) -> Spot:
         """Return the region as a spot, for planning."""
-        return Spot(self.slot, self.first, self.blocks, self.start, self.length)
+        return Spot(self.slot, self.first, self.blocks, self.start, self.length, self.places)
 
     def binding(self) -> Binding:
         """Return the bytes of the whole slot, or of these images; valid only after the plan is made."""
@@ -126,12 +130,12 @@ class Slots:
         held = self._roots.get(root)
         slot, users = held or (self.manager.acquire(max(self._root_bytes[root], SMALLEST), storage), 0)
         self._roots[root] = (slot, users + 1)
-        return Region(slot, view.first if view else 0, view.blocks if view else 0)
+        return Region(slot) if view is None else Region(slot, view.first, view.blocks, places=view.places)
 
     def adopt(self, tensor: Tensor, source: Tensor) -> bool:
         """Let a tensor and its views use the memory of another pipeline's tensor; False if it is itself a view."""
         region: Region = source.memory
-        if self.root_name(tensor) != tensor.name or region.blocks:
+        if self.root_name(tensor) != tensor.name or region.blocks or not region.places.is_identity:
             return False
         if tensor.name in self._root_bytes:
             self._roots[tensor.name] = (region.slot, 1)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from weft.core.graph.index_map import IndexMap
+from weft.core.graph.layout import Shape
 from weft.core.graph.tensor import Tensor
 from weft.kernels.chooser import Chooser, Rivals
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, gpu_op
@@ -28,6 +30,15 @@ class AttentionOnGpu(GpuOp):
     ) -> str | None:
         """Refuse heads that are too large for registers or work-group memory."""
         return why_not(caps, op.extents([t.shape for t in inputs[: op.count()] if t is not None]))
+
+    def takes_place(
+        self, op: Attention, position: int, shape: Shape, places: IndexMap, constant: Sequence[bool]
+    ) -> bool:
+        """Accept any mask, and Q, K, V and the result where the elements of a head lie side by side."""
+        if position >= op.count():
+            return True
+        found = places.steps(shape)
+        return found is not None and found[0][-1] == 1 and (position >= 0 or not found[1])
 
     def rounds(self, op: Attention, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
         """Return those over the keys in blocks, for each of which a block is loaded and multiplied."""

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from weft.core.graph.dtypes import DType
-from weft.core.graph.layout import Shape
+from weft.core.graph.layout import Shape, row_major
 from weft.core.graph.tensor import Tensor
 from weft.kernels.chooser import Facts
 from weft.kernels.launch import DeviceCaps, KernelBuilder
 from weft.ops.attention import Attention, Extents
-from weft.ops.gpu.move import row_major
 
 
 @dataclass(frozen=True)
@@ -60,31 +59,31 @@ class AttentionPlan:
         heads = each.lead[1] if len(each.lead) == 2 else 1
         ints = {"HEADS": heads, "QUERIES": each.queries, "COUNT": each.keys, "D": each.depth, "E": each.width}
         tensors = given * 3 if op.packed else given
-        for number, (letter, t) in enumerate(zip("QKVY", (*tensors, y), strict=True)):
+        placed = [k.by_steps(t) for t in tensors]
+        for number, (letter, (t, steps, first)) in enumerate(zip("QKVY", (*placed, k.by_steps(y)), strict=True)):
             if letter != "Y":
-                ints[f"{letter}0"] = number * (t.shape[-1] // 3) if op.packed else 0
+                ints[f"{letter}0"] = first + (number * (t.shape[-1] // 3) if op.packed else 0)
             each_row = each.width if letter in "VY" else each.depth
-            ints |= _steps(letter, t.shape, each_row if op.heads else 0)
-        reads = dict(zip(("q_in", "k_in", "v_in"), tensors, strict=True))
+            ints |= _steps(letter, steps, each_row if op.heads else 0)
+        reads = dict(zip(("q_in", "k_in", "v_in"), (t for t, *_ in placed), strict=True))
         mask = inputs[op.count()] if len(inputs) > op.count() else None
         if mask is not None:
             reads["mask"] = mask
             ints |= _mask_steps(mask.shape, each)
         in_fp16 = all(t.dtype is DType.FLOAT16 for t in (*reads.values(), y))
         problem = AttentionProblem(each, tuple(ints.items()), mask is not None, in_fp16, k.caps)
-        return cls(k, problem, op.scale, bool(op.zero_hidden), y, reads)
+        return cls(k, problem, op.scale, bool(op.zero_hidden), k.by_steps(y)[0], reads)
 
 
-def _steps(letter: str, shape: Shape, side_by_side: int) -> dict[str, int]:
+def _steps(letter: str, steps: tuple[int, ...], side_by_side: int) -> dict[str, int]:
     """Return the steps from batch to batch, head to head and row to row of Q, K, V or the result.
 
     `side_by_side` is the number of elements of a head where heads lie in a row, else 0.
     """
-    steps = row_major(shape)
     if side_by_side:
         batch, head, row = steps[0], side_by_side, steps[1]
     else:
-        batch, head, row = steps[0], steps[1] if len(shape) == 4 else 0, steps[-2]
+        batch, head, row = steps[0], steps[1] if len(steps) == 4 else 0, steps[-2]
     return {f"{letter}B": batch, f"{letter}H": head, f"{letter}S": row}
 
 

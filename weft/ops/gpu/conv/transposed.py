@@ -8,12 +8,12 @@ from math import prod
 
 import numpy as np
 
-from weft.core.graph.layout import PACK, Array, Layout
+from weft.core.graph.layout import PACK, Array, Layout, row_major
 from weft.core.graph.tensor import Tensor
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, WantedLayout, gpu_op, nested_rounds
 from weft.ops.conv import ConvTranspose
 from weft.ops.gpu.conv.problem import why_not_computed, window_constants
-from weft.ops.gpu.move import Strides, launch_move, row_major
+from weft.ops.gpu.move import Strides, launch_move
 from weft.ops.gpu.packing import Weights, as_image, pack_in_run, weights_of
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from weft.core.graph.layout import Shape
+from weft.core.graph.index_map import IndexMap
+from weft.core.graph.layout import Shape, row_major
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.chooser import Chooser, Rivals
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, gpu_op
@@ -13,7 +14,6 @@ from weft.ops.gpu.matmul.as_convolution import ProductAsConvolution
 from weft.ops.gpu.matmul.few_rows import FEW_ROWS, ProductOfFewRows
 from weft.ops.gpu.matmul.problem import ProductPlan, ProductProblem
 from weft.ops.gpu.matmul.tiled import TiledProduct
-from weft.ops.gpu.move import row_major
 from weft.ops.matmul import Gemm, MatMul
 
 PRODUCTS = Chooser[ProductProblem, ProductPlan](
@@ -29,6 +29,12 @@ class MatMulOnGpu(GpuOp):
     """Numpy's matmul, with broadcast batch axes."""
 
     splits_constants = True
+
+    def takes_place(
+        self, op: MatMul, position: int, shape: Shape, places: IndexMap, constant: Sequence[bool]
+    ) -> bool:
+        """Accept any unless the second matrix is constant: kernels for such products fetch rows at once."""
+        return not constant[1]
 
     def rounds(self, op: MatMul, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
         """Return twice the products of an output: tiles are loaded in loops, too."""

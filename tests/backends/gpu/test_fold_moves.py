@@ -1,0 +1,151 @@
+"""Moves that no kernel need do: values lie where they come from or where they go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+import weft
+from tests.helpers.gpu_plans import assert_plays
+from tests.helpers.launches import kernels, planned_kernels
+from tests.helpers.moving_nets import moving_networks
+from tests.helpers.nets import Net, feeds
+from tests.helpers.random_nets import SLOW
+from tests.helpers.run_length import examples
+from weft.conformance.cases.table import tolerance
+from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import Graph
+from weft.core.graph.interpreter import outputs
+
+GPUS = ("opencl", "vulkan")
+
+
+@given(graph=moving_networks(10))
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=SLOW)
+def test_a_plan_with_moves_gives_the_numbers_of_the_network(graph: Graph) -> None:
+    assert_plays(graph)
+
+
+@given(graph=moving_networks(8))
+@settings(max_examples=examples(50), deadline=None, suppress_health_check=SLOW)
+def test_a_plan_in_fp16_gives_them_too(graph: Graph) -> None:
+    assert_plays(graph, "low", 0.05)
+
+
+# -- what remains ------------------------------------------------------------------------------------------
+
+
+def _norm_between(net: Net) -> str:
+    """Channels are normalized as in ConvNeXt: they are moved to the end and back."""
+    x = net.add("Relu", net.input("x", 1, 6, 4, 4))
+    last = net.add("Transpose", x, perm=(0, 2, 3, 1))
+    return net.add("Transpose", net.add("LayerNormalization", last, net.random(6), axis=-1), perm=(0, 3, 1, 2))
+
+
+def _windows(net: Net, shift: int) -> str:
+    """Windows of a shifted image meet weights, as in Swin."""
+    x = net.add("LayerNormalization", net.input("x", 1, 8, 8, 4), net.random(4), axis=-1)
+    if shift:
+        for axis in (1, 2):
+            ends = [net.add("Slice", x, *map(np.array, ([a], [b], [axis]))) for a, b in ((shift, 8), (0, shift))]
+            x = net.add("Concat", *ends, axis=axis)
+    x = net.add("Transpose", net.add("Reshape", x, np.array([1, 2, 4, 2, 4, 4])), perm=(0, 1, 3, 2, 4, 5))
+    return net.add("MatMul", net.add("Reshape", x, np.array([4, 16, 4])), net.random(4, 8))
+
+
+def _plain_windows(net: Net) -> str:
+    return _windows(net, 0)
+
+
+def _shifted_windows(net: Net) -> str:
+    return _windows(net, 2)
+
+
+def _patches(net: Net) -> str:
+    """Each second pixel, four times, as channels."""
+    x = net.add("Relu", net.input("x", 1, 4, 4, 6))
+    parts = [
+        net.add("Slice", x, *map(np.array, ([i, j], [4, 4], [1, 2], [2, 2]))) for j in (0, 1) for i in (0, 1)
+    ]
+    return net.add("LayerNormalization", net.add("Concat", *parts, axis=-1), net.random(24), axis=-1)
+
+
+def _heads(net: Net) -> str:
+    """Queries, keys and values are taken out of one product and turned."""
+    x = net.add("MatMul", net.input("x", 2, 5, 8), net.random(8, 24))
+    x = net.add("Transpose", net.add("Reshape", x, np.array([2, 5, 3, 2, 4])), perm=(2, 0, 3, 1, 4))
+    q, k, v = (net.add("Gather", x, np.array(n), axis=0) for n in range(3))
+    scores = net.add("MatMul", q, net.add("Transpose", k, perm=(0, 1, 3, 2)))
+    return net.add("MatMul", net.add("Softmax", scores, axis=-1), v)
+
+
+def _joined(net: Net) -> str:
+    """A sum and a softmax write into what joins them."""
+    x = net.input("x", 3, 5)
+    y = net.add("Concat", net.add("Softmax", x, axis=-1), net.add("Add", x, x), axis=1)
+    return net.add("MatMul", y, net.random(10, 4))
+
+
+REMAINS: dict[Callable[[Net], str], list[str]] = {
+    _norm_between: ["elementwise", "normalize_lines"],
+    _plain_windows: ["normalize_lines", "conv_gemm"],
+    _shifted_windows: ["normalize_lines", "conv_gemm"],
+    _patches: ["elementwise", "normalize_rows"],
+    _heads: ["conv_gemm", "attention"],
+    _joined: ["softmax", "elementwise", "matmul_rows"],
+}
+
+
+@pytest.mark.parametrize("make", REMAINS)
+def test_no_kernel_moves_what_others_can_reach(make: Callable[[Net], str]) -> None:
+    net = Net()
+    assert sorted(planned_kernels(net.finish(make(net)))) == sorted(REMAINS[make])
+
+
+@pytest.mark.parametrize("device", GPUS)
+@pytest.mark.parametrize("make", REMAINS)
+def test_kernels_reach_moved_values(make: Callable[[Net], str], device: str) -> None:
+    net = Net()
+    graph = net.finish(make(net))
+    fed = feeds(graph)
+    with weft.load(graph, device, fallback="error") as session:
+        got = session.run(fed)
+        assert set(session.report.nodes_by_device) == {device}
+        assert "move" not in kernels(session)
+    for mine, known in zip(got, outputs(graph, fed), strict=True):
+        rtol, atol = tolerance(DType.FLOAT32, "reduction")
+        np.testing.assert_allclose(mine, known, rtol=rtol, atol=atol)
+
+
+def test_a_moved_output_of_the_network_lies_side_by_side() -> None:
+    net = Net()
+    x = net.input("x", 2, 3, 4)
+    turned = net.add("Transpose", net.add("Relu", x), name="y", perm=(2, 0, 1))
+    graph = net.finish(turned, net.add("Softmax", turned, axis=-1))
+    assert planned_kernels(graph).count("move") == 0
+    assert_plays(graph)
+
+
+def test_an_input_of_the_network_stays_where_the_caller_put_it() -> None:
+    net = Net()
+    turned = net.add("Transpose", net.input("x", 6, 8), perm=(1, 0))
+    graph = net.finish(net.add("MatMul", turned, net.random(6, 4)))
+    assert planned_kernels(graph).count("move") == 1
+
+
+def test_without_fusing_each_move_is_a_launch() -> None:
+    net = Net()
+    graph = net.finish(_norm_between(net))
+    with weft.load(graph, "opencl", fusing=False) as session:
+        assert kernels(session).count("move") == 2
+
+
+def test_where_a_moved_value_lies_is_told() -> None:
+    net = Net()
+    graph = net.finish(_norm_between(net))
+    network = weft.optimize(graph, "opencl")
+    told = str(network.why("n_transpose1"))
+    assert "needs no memory of its own" in told and "size:step" in told

@@ -1,0 +1,287 @@
+"""Let moved values lie where they come from or where they go, so that no kernel need move them.
+
+A move (transpose, slice, expand, split ...) is an index map. If each reader of its output can read through the map, the
+output is a view of the input. Else, if the map is a permutation and whatever makes the input can write through it, the
+input is a view of the output. So are the inputs of a concat. Maps of several moves are composed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from weft.backends.gpu.lowering.layouts import IsCustom, base_inputs, base_op
+from weft.core.contract.lowered import ValueView
+from weft.core.graph.fused_op import Fused
+from weft.core.graph.graph import Graph, Node
+from weft.core.graph.index_map import IDENTITY, IndexMap
+from weft.core.graph.layout import PACK, Layout, Shape
+from weft.core.graph.op import Op
+from weft.core.placement.assign import described
+from weft.kernels.launch import GpuOp, find_gpu_op
+
+MOST_ELEMENTS = 1 << 30
+"""Kernels compute places with 32 bits: sums of digits times steps must stay far below."""
+
+
+@dataclass(frozen=True)
+class FoldedMoves:
+    """Where values lie, and the names of the nodes that need not run because nothing is left to move."""
+
+    views: Mapping[str, ValueView]
+    free: frozenset[str] = frozenset()
+
+
+def fold_moves(graph: Graph, views: Mapping[str, ValueView], is_custom: IsCustom) -> FoldedMoves:
+    """Return the views with those of moved values; the layouts of the graph are assigned."""
+    return _Folder(graph, dict(views), is_custom).run()
+
+
+@dataclass(frozen=True)
+class _Move:
+    """A node whose outputs are elements of `source`; `maps` say which."""
+
+    source: str
+    maps: Sequence[IndexMap]
+
+
+class _Folder:
+    def __init__(self, graph: Graph, views: dict[str, ValueView], is_custom: IsCustom) -> None:
+        self.graph, self.views, self.is_custom = graph, views, is_custom
+        self.results = set(graph.outputs)
+        self.makers = graph.producers()
+        self.reads: dict[str, list[tuple[Node, int]]] = {}
+        for node in graph.nodes:
+            for position, name in enumerate(node.inputs):
+                if name:
+                    self.reads.setdefault(name, []).append((node, position))
+        self.moves: dict[str, _Move] = {}
+        for node in graph.nodes:
+            if (maps := self._maps(node)) is not None:
+                self.moves[node.name] = _Move(node.inputs[0], maps)
+        self.free: set[str] = set()
+
+    def run(self) -> FoldedMoves:
+        for node in self.graph.nodes:
+            if node.name not in self.moves and (joint := self._joint(node)) is not None:
+                self.moves[node.name] = joint
+            if node.name in self.moves:
+                self._read_in_place(node)
+        for node in reversed(self.graph.nodes):
+            if node.name in self.moves:
+                self._write_in_place(node)
+            else:
+                self._join_in_place(node)
+        return FoldedMoves(self.views, frozenset(self.free))
+
+    # -- what nodes can do -------------------------------------------------------------------------------
+
+    def _form(self, op: Op) -> GpuOp | None:
+        return None if self.is_custom(op) else find_gpu_op(op)
+
+    def _maps(self, node: Node) -> Sequence[IndexMap] | None:
+        """Return of each output of a move where its elements lie in the first input; None for any other node."""
+        form = self._form(node.op)
+        outputs = [o for o in node.outputs if o]
+        if form is None or isinstance(node.op, Fused) or len(outputs) != len(node.outputs):
+            return None
+        if node.op.type == "Relayout":
+            found = self._unpacked(node)
+        elif not all(map(self._is_linear, (node.inputs[0], *outputs))):
+            return None
+        else:
+            found = form.moved_from(node.op, *described(self.graph, node))
+        return found if found is not None and len(found) == len(outputs) else None
+
+    def _unpacked(self, node: Node) -> Sequence[IndexMap] | None:
+        """Return where the elements of an NCHW value lie in the packed one that it is made of."""
+        source, target = node.inputs[0], node.outputs[0]
+        spec, layout = self.graph.specs[source], self.graph.layouts.get(source, Layout.NCHW)
+        if not layout.packed or not self._is_linear(target) or spec.dtype is not self.graph.specs[target].dtype:
+            return None
+        if len(spec.dims) < 2 or spec.dims[1] % PACK or 0 in spec.dims or source in self.graph.constants:
+            return None
+        n, c, *rest = spec.dims
+        view, places = self.views.get(source, ValueView(source)), prod(rest)
+        blocks = view.blocks or c // PACK
+        block, pixel = (1, blocks) if layout is Layout.NHWC4 else (places, 1)
+        steps = (PACK * blocks * places, PACK * block, 1, PACK * pixel)
+        return [IndexMap.by_steps((n, c // PACK, PACK, places), steps, PACK * view.first * block)]
+
+    def _joint(self, node: Node) -> _Move | None:
+        """Return a concat of elements of one value, in a regular order, as a move of that value."""
+        form = self._form(node.op)
+        if form is None or isinstance(node.op, Fused) or not all(map(self._is_linear, (*node.inputs, *node.outputs))):
+            return None
+        inputs, outputs = described(self.graph, node)
+        if form.joined_at(node.op, inputs, outputs) is None:
+            return None
+        dims, whole = [t.shape for t in inputs if t is not None], outputs[0].shape
+        axis = next((a for a, size in enumerate(whole) if any(d[a] != size for d in dims)), None)
+        if axis is None or 0 in whole:
+            return None
+        for parts in (map(self._taken_from, node.inputs), map(self._lies, node.inputs)):
+            known = [part for part in parts if part is not None]
+            if len(known) != len(dims) or len({source for source, _ in known}) != 1:
+                continue
+            steps = [places.steps(d) for (_, places), d in zip(known, dims, strict=True)]
+            found = [each for each in steps if each is not None]
+            places = joined_places(dims, found, axis) if len(found) == len(dims) else None
+            if places is not None:
+                return _Move(known[0][0], [places])
+        return None
+
+    def _taken_from(self, name: str) -> tuple[str, IndexMap] | None:
+        """Return of which value another one is a part, by the move that makes it, and where."""
+        maker = self.makers.get(name)
+        move = None if maker is None else self.moves.get(maker.name)
+        if maker is None or move is None or not self._is_linear(move.source):
+            return None
+        return move.source, move.maps[maker.outputs.index(name)]
+
+    def _lies(self, name: str) -> tuple[str, IndexMap] | None:
+        """Return in which value another one lies, and where."""
+        view = self.views.get(name)
+        return None if view is None or view.blocks else (view.root, view.places)
+
+    def _is_linear(self, name: str) -> bool:
+        layout = self.graph.layouts.get(name, Layout.NCHW)
+        return layout is Layout.NCHW or len(self.graph.specs[name].dims) < 2
+
+    def _takes(self, node: Node, position: int, name: str, places: IndexMap) -> bool:
+        """Tell whether a node can read (or with position -1, write) a value whose elements lie so."""
+        form = self._form(node.op)
+        if form is None or prod(self.graph.specs[name].dims) >= MOST_ELEMENTS:
+            return False
+        if position < 0 and len([o for o in node.outputs if o]) != 1:
+            return False
+        if position >= len(base_inputs(node.op, node.inputs)):
+            position = -1  # what a fused step reads is loaded as the output is stored
+        constant = [i in self.graph.constants for i in node.inputs]
+        return form.takes_place(base_op(node.op), position, self.graph.specs[name].dims, places, constant)
+
+    def _readers_take(self, name: str, places: IndexMap) -> bool:
+        """Tell whether all readers of a value, and of what lies in it, can read it at these places."""
+        if name in self.results:
+            return False
+        here = all(node.name in self.moves or self._takes(node, at, name, places) for node, at in self._reads(name))
+        return here and all(self._readers_take(each, self.views[each].places.then(places)) for each in self._in(name))
+
+    def _reads(self, name: str) -> Iterator[tuple[Node, int]]:
+        """Iterate over the nodes that read a value itself, and the position of that input."""
+        for node, position in self.reads.get(name, ()):
+            if not (node.name in self.moves and all(self._lies_in(o, name) for o in node.outputs)):
+                yield node, position
+
+    def _in(self, root: str) -> list[str]:
+        return [name for name, view in self.views.items() if view.root == root and name != root]
+
+    def _lies_in(self, name: str, other: str) -> bool:
+        """Tell whether two values lie in the same memory."""
+        return self._root(name) == self._root(other)
+
+    def _root(self, name: str) -> str:
+        view = self.views.get(name)
+        return view.root if view else name
+
+    # -- views -------------------------------------------------------------------------------------------
+
+    def _read_in_place(self, node: Node) -> None:
+        """Let outputs of a move lie in its input, where all their readers can read them there."""
+        move = self.moves[node.name]
+        if move.source in self.graph.constants:
+            return
+        view = self.views.get(move.source, ValueView(move.source))
+        unpacked = node.op.type == "Relayout"
+        if view.blocks and not unpacked:
+            return
+        before = IDENTITY if unpacked else view.places
+        placed = 0
+        for name, places in zip(node.outputs, move.maps, strict=True):
+            whole = places.then(before).of_first(prod(self.graph.specs[name].dims))
+            if name not in self.views and self._readers_take(name, whole):
+                self._place(name, view.root, whole)
+                placed += 1
+        if placed == len(node.outputs):
+            self.free.add(node.name)
+
+    def _write_in_place(self, node: Node) -> None:
+        """Let the input of a move lie in its output, if the output must lie as it does."""
+        move = self.moves[node.name]
+        target, source = node.outputs[0], move.source
+        if len(node.outputs) > 1 or node.name in self.free or node.op.type == "Relayout":
+            return
+        if self._root(target) == self._root(source):
+            return
+        back = move.maps[0].inverse()
+        same = self.graph.specs[target].size == self.graph.specs[source].size
+        if back is not None and same and self._put(source, target, back):
+            self.free.add(node.name)
+
+    def _join_in_place(self, node: Node) -> None:
+        """Let the inputs of a concat lie in its output."""
+        form = self._form(node.op)
+        if form is None or isinstance(node.op, Fused) or not all(map(self._is_linear, (*node.inputs, *node.outputs))):
+            return
+        maps = form.joined_at(node.op, *described(self.graph, node))
+        for name, places in zip(node.inputs, maps or (), strict=False):
+            if node.inputs.count(name) == 1:
+                self._put(name, node.outputs[0], places)
+
+    def _put(self, source: str, target: str, places: IndexMap) -> bool:
+        """Let a value lie in `target`, `places` saying where, if whatever makes and reads it can reach it there."""
+        outer = self.views.get(target, ValueView(target))
+        inner = self.views.get(source, ValueView(source))
+        root, maker = inner.root, self.makers.get(inner.root)
+        free = root not in self.views and root not in self.results and root not in self.graph.constants
+        if maker is None or not free or outer.blocks or inner.blocks or not self._is_linear(root):
+            return False
+        whole = inner.places.inverse()
+        if whole is None or self.graph.specs[root].size != self.graph.specs[source].size:
+            return False
+        whole = whole.then(places).then(outer.places)
+        if outer.root == root or not (maker.name in self.moves or self._takes(maker, -1, root, whole)):
+            return False
+        if not self._readers_take(root, whole):
+            return False
+        self._place(root, outer.root, whole)
+        return True
+
+    def _place(self, name: str, root: str, places: IndexMap) -> None:
+        """Let a value lie in a root, and with it what lies in the value."""
+        for each in self._in(name):
+            inside = self.views[each].places.then(places).of_first(prod(self.graph.specs[each].dims))
+            self.views[each] = ValueView(root, places=inside)
+        self.views[name] = ValueView(root, places=places)
+
+
+def joined_places(
+    dims: Sequence[Shape], parts: Sequence[tuple[tuple[int, ...], int]], axis: int
+) -> IndexMap | None:
+    """Return where the elements of a concat lie, whose inputs are the steps and first places of parts of one value.
+
+    They may be one after the other, or the end of an axis before its beginning, or of one size at places that are
+    evenly spaced in one or two directions. None if they are nothing of that kind.
+    """
+    size = sum(d[axis] for d in dims)
+    shape = (*dims[0][:axis], size, *dims[0][axis + 1 :])
+    steps = tuple(max((s[a] for s, _ in parts), key=abs) for a in range(len(shape)))
+    if any(s[a] != steps[a] for d, (s, _) in zip(dims, parts, strict=True) for a in range(len(shape)) if d[a] > 1):
+        return None
+    first = [at for _, at in parts]
+    ends = [at + d[axis] * steps[axis] for d, at in zip(dims, first, strict=True)]
+    if steps[axis] and first[1:] == ends[:-1]:
+        return IndexMap.by_steps(shape, steps, first[0])
+    if steps[axis] and len(parts) == 2 and first[0] == ends[1]:
+        shifts = tuple(dims[1][a] if a == axis else 0 for a in range(len(shape)))
+        return IndexMap.by_steps(shape, steps, first[1], shifts)
+    if len({d[axis] for d in dims}) != 1:
+        return None
+    for inner in (len(parts), 2):
+        outer = len(parts) // inner
+        near, far = first[1] - first[0], first[inner] - first[0] if outer > 1 else 0
+        if first == [first[0] + p * far + q * near for p in range(outer) for q in range(inner)]:
+            sizes = (*shape[:axis], outer, inner, dims[0][axis], *shape[axis + 1 :])
+            return IndexMap.by_steps(sizes, (*steps[:axis], far, near, *steps[axis:]), first[0])
+    return None
