@@ -185,6 +185,10 @@ class KernelBuilder(ABC):
         """
         return True
 
+    def from_block(self, tensor: Tensor, shape: Shape, first: int) -> Tensor:
+        """Return the part of a packed tensor that has a shape and begins at a channel block."""
+        raise NotImplementedError("this builder plans nothing on packed tensors")
+
     def by_steps(self, tensor: Tensor) -> tuple[Tensor, tuple[int, ...], int]:
         """Return a tensor, the steps of its axes in memory and the place of its first element, all in elements.
 

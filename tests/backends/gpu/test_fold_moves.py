@@ -89,12 +89,30 @@ def _joined(net: Net) -> str:
     return net.add("MatMul", y, net.random(10, 4))
 
 
+def _growing(net: Net) -> str:
+    """Each layer reads all before it, as in DenseNet."""
+    parts = [net.conv(net.input("x", 2, 8, 6, 6), 8)]
+    for _ in range(3):
+        parts.append(net.conv(net.add("Concat", *parts, axis=1), 4))
+    return net.conv(net.add("Concat", *parts, axis=1), 4)
+
+
+def _two_paths(net: Net) -> str:
+    """Half of the channels pass a layer, and are joined with both halves, as in YOLO."""
+    x = net.conv(net.input("x", 2, 8, 6, 6), 16)
+    second = net.add("Slice", x, *map(np.array, ([8], [16], [1])))
+    first = net.add("Slice", x, *map(np.array, ([0], [8], [1])))
+    return net.conv(net.add("Concat", first, second, net.conv(second, 8), axis=1), 4)
+
+
 REMAINS: dict[Callable[[Net], str], list[str]] = {
     _norm_between: ["elementwise", "normalize_lines"],
     _plain_windows: ["normalize_lines", "conv_gemm"],
     _shifted_windows: ["normalize_lines", "conv_gemm"],
     _patches: ["elementwise", "normalize_rows"],
     _heads: ["conv_gemm", "attention"],
+    _growing: ["relayout", *["conv_gemm"] * 5, "relayout"],
+    _two_paths: ["relayout", *["conv_gemm"] * 3, "relayout"],
     _joined: ["softmax", "elementwise", "matmul_rows"],
 }
 

@@ -9,6 +9,7 @@ from weft.core.passes.batch_norm import fold_batch_norm
 from weft.core.passes.constants import fold_constants
 from weft.core.passes.dead import remove_dead_nodes
 from weft.core.passes.identities import NO_IDENTITIES, remove_identities
+from weft.core.passes.join_parts import join_parts
 from weft.core.passes.manager import (
     AnyPass,
     Pass,
@@ -64,6 +65,8 @@ PASSES: tuple[AnyPass, ...] = (
     move_transposes_up,
     transposes_as_reshapes,
     SETTLE_MOVES,
+    join_parts,
+    remove_identities,
     fuse_gelu,
     fuse_layer_norm,
     fuse_attention,

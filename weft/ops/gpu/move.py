@@ -12,7 +12,7 @@ import numpy as np
 
 from weft.core.graph.dtypes import DType
 from weft.core.graph.index_map import IndexMap
-from weft.core.graph.layout import Shape, row_major
+from weft.core.graph.layout import PACK, Shape, row_major
 from weft.core.graph.tensor import Tensor
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, WantedLayout, gpu_op
 from weft.kernels.source import RAW_KINDS
@@ -88,6 +88,23 @@ Source = tuple[Shape, Strides]
 """Sizes of axes over which an output is row-major, and where its elements lie in the input."""
 
 
+def launch_blocks(k: KernelBuilder, x: Tensor, y: Tensor, first: int) -> None:
+    """Copy the channel blocks of `x` from `first` on to all of `y`, unless they already lie there."""
+    if k.shares_memory(y, x, first):
+        return
+    total = y.shape[0] * -(-y.shape[1] // PACK) * prod(y.shape[2:])
+    grid, local = k.for_items(total)
+    k.launch(
+        "block_copy",
+        reads={"x": k.from_block(x, y.shape, first)},
+        writes={"y": y},
+        ints={"FIRST": 0, "BLOCKS": -(-y.shape[1] // PACK), "HW": prod(y.shape[2:]), "TOTAL": total},
+        grid=grid,
+        local=local,
+        epilogue=False,
+    )
+
+
 class MoveOnGpu(GpuOp):
     """An op whose outputs are elements of its first input: one strided copy for each output that lies elsewhere."""
 
@@ -114,6 +131,9 @@ class MoveOnGpu(GpuOp):
         x = inputs[0]
         assert x is not None
         for y, (shape, source) in zip(outputs, self.sources(op, inputs, outputs), strict=False):
+            if y.layout.packed:
+                launch_blocks(k, x, y, source.offset // prod(x.shape[2:]) // PACK)
+                continue
             places = IndexMap.by_steps(shape, source.steps, source.offset)
             back = places.inverse() if prod(shape) == prod(x.shape) else None
             if not k.lies_at(y, x, places) and (back is None or not k.lies_at(x, y, back)):

@@ -15,7 +15,7 @@ from weft.backends.gpu.tuning_tables.choice import Choice, ChoiceSource, Taken, 
 from weft.core.graph.dtypes import DType
 from weft.core.graph.fused_op import Fused, value_number
 from weft.core.graph.index_map import IDENTITY, IndexMap
-from weft.core.graph.layout import PACK, Array, Layout
+from weft.core.graph.layout import PACK, Array, Layout, Shape
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.errors import BackendError, ExecutionError
@@ -233,6 +233,12 @@ class NodeBuilder(KernelBuilder):
         if count == 1:
             return all(places_of(t).is_identity for t in tensors)
         return all(places_of(t).keeps_together(count) for t in (*tensors, *self._step_operands()))
+
+    def from_block(self, tensor: Tensor, shape: Shape, first: int) -> Tensor:
+        """Return the part of a packed tensor that has a shape and begins at a channel block."""
+        spot: Spot = tensor.memory
+        blocks = spot.blocks or -(-tensor.shape[1] // PACK)
+        return replace(tensor, shape=shape, memory=replace(spot, first=spot.first + first, blocks=blocks))
 
     def by_steps(self, tensor: Tensor) -> tuple[Tensor, tuple[int, ...], int]:
         """Return a tensor over the whole memory, the steps of the axes in it and the place of the first element."""

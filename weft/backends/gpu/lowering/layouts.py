@@ -7,12 +7,16 @@ from dataclasses import replace
 from math import prod
 from typing import TypeVar
 
+import numpy as np
+
 from weft.core.contract.lowered import ValueView
 from weft.core.contract.session_config import Precision
 from weft.core.graph.fused_op import Fused
 from weft.core.graph.graph import Graph, Names, Node
-from weft.core.graph.layout import Layout, Shape
+from weft.core.graph.index_map import IndexMap
+from weft.core.graph.layout import Layout, Shape, row_major
 from weft.core.graph.op import Op, find_op
+from weft.core.placement.assign import described
 from weft.kernels.launch import DeviceCaps, WantedLayout, find_gpu_op
 from weft.ops.relayout import Relayout
 
@@ -95,6 +99,9 @@ class _Assigner:
         if op is None:
             return LINEAR
         if op.wanted_layout is WantedLayout.CHANNELS:
+            return self.packed
+        packed = self.lies.get(node.inputs[0] if node.inputs else "") is self.packed
+        if packed and "block_copy" not in self.without and blocks_taken(self.source, node):
             return self.packed
         if op.wanted_layout is not WantedLayout.EITHER or op.packed_family in self.without:
             return LINEAR
@@ -195,7 +202,8 @@ def assign_layouts(
 def find_views(graph: Graph, is_custom: IsCustom = lambda op: False) -> dict[str, ValueView]:
     """Return the values that need no memory of their own, by name, each with its outermost root.
 
-    Inputs of a channel concat become views of its output if all but the last have a multiple of four channels.
+    Inputs of a channel concat become views of its output if all but the last have a multiple of four channels, and so
+    does a concat of inputs that lie side by side in a larger one: concats that grow share one memory.
     Reshapes and conversions that move nothing become aliases; the source of a graph output is stored in that output.
     """
     views: dict[str, ValueView] = {}
@@ -203,6 +211,9 @@ def find_views(graph: Graph, is_custom: IsCustom = lambda op: False) -> dict[str
     for node in reversed(graph.nodes):
         if base_op(node.op).type == "Concat" and _is_packed(graph, node.outputs[0]):
             _view_concat(graph, node, produced, views, results)
+    for node in graph.nodes:
+        if not is_custom(node.op) and _is_packed(graph, node.outputs[0]):
+            _view_blocks(graph, node, views, results)
     fixed = {*graph.outputs, *(view.root for view in views.values())}
     for node in reversed(graph.nodes):
         target, source = node.outputs[0], node.inputs[0] if node.inputs else ""
@@ -215,6 +226,33 @@ def find_views(graph: Graph, is_custom: IsCustom = lambda op: False) -> dict[str
             source = node.inputs[0]
             views[node.outputs[0]] = views.get(source, ValueView(source))
     return views
+
+
+def blocks_taken(graph: Graph, node: Node) -> list[int] | None:
+    """Return the first channel block of each output of a node that only takes whole blocks of its first input.
+
+    None for any other node. Channels that end with the input's may be no multiple of four.
+    """
+    form = find_gpu_op(node.op)
+    if form is None or isinstance(node.op, Fused) or "" in node.outputs:
+        return None
+    inputs, outputs = described(graph, node)
+    maps = form.moved_from(node.op, inputs, outputs)
+    x = inputs[0]
+    if x is None or maps is None or len(maps) != len(outputs) or len(x.shape) < 3 or 0 in x.shape:
+        return None
+    firsts, steps = [], row_major(x.shape)
+    for y, places in zip(outputs, maps, strict=True):
+        if len(y.shape) != len(x.shape) or 0 in y.shape:
+            return None
+        offset = int(places.of(np.zeros(1, np.int64))[0])
+        first, inside = divmod(offset, steps[1])
+        if inside or first % 4 or (y.shape[1] % 4 and first + y.shape[1] != x.shape[1]):
+            return None
+        if places != IndexMap.by_steps(y.shape, steps, offset):
+            return None
+        firsts.append(first // 4)
+    return firsts
 
 
 def values_read(graph: Graph, views: Mapping[str, ValueView], is_custom: IsCustom = lambda op: False) -> set[str]:
@@ -237,13 +275,42 @@ def _view_concat(
     target = node.outputs[0]
     outer = views.get(target, ValueView(target, 0, -(-graph.specs[target].dims[1] // 4)))
     parts = [i for i in node.inputs if i]
-    free = all(i in produced and i not in views and i not in results for i in parts)
-    if not free or len(set(parts)) != len(parts) or any(graph.specs[i].dims[1] % 4 for i in parts[:-1]):
+    if len(set(parts)) != len(parts) or any(graph.specs[i].dims[1] % 4 for i in parts[:-1]):
+        return
+    if target not in views and target not in results and (whole := _side_by_side(graph, parts, views)) is not None:
+        views[target] = whole
+        return
+    if not all(i in produced and i not in views and i not in results for i in parts):
         return
     first = outer.first
     for i in parts:
         views[i] = ValueView(outer.root, first, outer.blocks)
         first += -(-graph.specs[i].dims[1] // 4)
+
+
+def _view_blocks(graph: Graph, node: Node, views: dict[str, ValueView], results: set[str]) -> None:
+    """Let values that are channel blocks of another one lie in it."""
+    source = node.inputs[0] if node.inputs else ""
+    if not source or source in graph.constants or not _is_packed(graph, source):
+        return
+    outer = views.get(source, ValueView(source, 0, -(-graph.specs[source].dims[1] // 4)))
+    blocks = outer.blocks or -(-graph.specs[source].dims[1] // 4)
+    for name, first in zip(node.outputs, blocks_taken(graph, node) or (), strict=False):
+        if name not in views and name not in results:
+            views[name] = ValueView(outer.root, outer.first + first, blocks)
+
+
+def _side_by_side(graph: Graph, parts: Sequence[str], views: Mapping[str, ValueView]) -> ValueView | None:
+    """Return where all parts of a concat lie, if a larger concat has put them side by side already."""
+    begin = views.get(parts[0])
+    if begin is None:
+        return None
+    first = begin.first
+    for part in parts:
+        if views.get(part) != ValueView(begin.root, first, begin.blocks):
+            return None
+        first += -(-graph.specs[part].dims[1] // 4)
+    return begin if begin.blocks else None
 
 
 def _moves_nothing(graph: Graph, node: Node, views: Mapping[str, ValueView]) -> bool:
