@@ -64,6 +64,15 @@ class NullDevice(GpuDevice):
         self.stats.compiles = len(self.kernels)
         return source.digest
 
+    def compile_for_shapes(
+        self, source: KernelSource, values: Mapping[str, int | float], varying: frozenset[str]
+    ) -> Any:
+        check_kernel(source, values, self.caps, self.info.name)
+        fixed = {name: value for name, value in values.items() if name not in varying}
+        self.kernels.add((f"{source.digest} for shapes", tuple(sorted(fixed.items()))))
+        self.stats.compiles = len(self.kernels)
+        return source.digest
+
     def record(self, commands: Sequence[Command], profile: bool = False) -> Any:
         self.stats.live_recordings += 1
         return list(commands)

@@ -29,6 +29,8 @@ SMALL_GROUP, LARGE_GROUP = 64, 256
 """Work-group sizes of a one-dimensional loop."""
 WARPGROUP_MEMORY = 227 << 10
 """Work-group memory that warpgroup kernels (`DeviceCaps.warpgroup_units`) may use, in bytes; drivers report 48 KiB."""
+FOR_SHAPES = "varying_constants"
+"""Kernels that read sizes when they run; `DeviceCaps.without` names them where they were found wrong."""
 SUM_PARTS = "sum_parts"
 """The kernel that adds partial sums from scratch memory; `DeviceCaps.without` names it where memory is short."""
 MAX_ELEMENTS = 1 << 31

@@ -16,6 +16,8 @@ bytes at once."""
 RAW_KINDS: dict[int, ArgKind] = {4: "raw4", 8: "raw8", 16: "raw16"}
 """Argument kinds by the bytes that one access moves."""
 ConstantKind = Literal["int", "float"]
+LOCAL_SIZE = ("LX", "LY", "LZ")
+"""The constants that are the local size. They must be known when a kernel is built."""
 SUBGROUP = 32
 """Work-items that exchange values or multiply matrices together, in the kernels that do so."""
 

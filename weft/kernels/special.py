@@ -42,6 +42,8 @@ class SelfTestCase:
     """Relative to the largest value of the result; 0 for the precision's own."""
     prefer: str = ""
     """The beginning of the `repr` of the candidate to test, if the op leaves a choice to tuning."""
+    before: Mapping[str, Array] | None = None
+    """Inputs of other shapes for which it is made ready first, so that its kernels read what varies with the shape."""
 
     @property
     def allowed(self) -> float:

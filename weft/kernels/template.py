@@ -22,7 +22,7 @@ from weft.kernels.cache import DiskCache
 from weft.kernels.dialect import Dialect, KernelParts, Shared, View
 from weft.kernels.places import place
 from weft.kernels.shared_size import TYPE_BYTES, parse
-from weft.kernels.source import SUBGROUP, Arg, ConstantKind, KernelSource
+from weft.kernels.source import LOCAL_SIZE, SUBGROUP, Arg, ConstantKind, KernelSource
 
 if TYPE_CHECKING:
     from mako.lookup import TemplateLookup
@@ -388,7 +388,7 @@ def _trace() -> str:
 
 def _constants(request: KernelRequest) -> tuple[tuple[str, ConstantKind], ...]:
     placed = [f"{a.name}_{part}" for a in request.args if a.kind in ("c4", "wide") for part in PLACE]
-    ints = ["LX", "LY", "LZ", *sorted(request.ints), *placed]
+    ints = [*LOCAL_SIZE, *sorted(request.ints), *placed]
     return tuple((n, "int") for n in ints) + tuple((n, "float") for n in sorted(request.floats))
 
 

@@ -176,3 +176,37 @@ def test_nvidia_is_told_how_many_registers_an_item_may_have(monkeypatch: pytest.
     assert build_options("NVIDIA CUDA", (32, 4, 4))[-1] == "-cl-nv-maxrregcount=128"
     monkeypatch.setenv("PYOPENCL_BUILD_OPTIONS", "-cl-opt-disable  -g")
     assert build_options("Portable Computing Language", (32, 4, 4)) == (*BUILD_OPTIONS, "-cl-opt-disable", "-g")
+
+
+VARYING = """
+int twice(int v) { return 2 * v + FIXED; }
+__kernel __attribute__((reqd_work_group_size(LX, LY, LZ)))
+void fill(__global float* restrict y LATE_CONSTANTS) {
+  if (get_global_id(0) == 0) y[0] = A * (twice(N) + M);
+}
+"""
+
+
+def test_constants_that_vary_become_arguments_of_one_program(device: OpenCLDevice) -> None:
+    names = ("N", "M", "FIXED")
+    constants = (*SOURCE.constants[:3], *((n, "int") for n in names), ("A", "float"))
+    source = KernelSource("fill", VARYING, (replace(SOURCE.args[1]),), constants)  # type: ignore[arg-type]
+    buffer, out = device.allocate(4), np.empty(1, np.float32)
+    context = buffer.handle.context
+    chosen = programs.Programs(context, context.devices[0], all_late=False)
+
+    def filled(n: int, m: int, fixed: int, a: float, varying: str) -> float:
+        numbers = {"LX": 1, "LY": 1, "LZ": 1, "N": n, "M": m, "FIXED": fixed, "A": a}
+        kernel = chosen.get(source, numbers, frozenset(varying.split()))
+        run(device, LaunchCommand(kernel, (whole(buffer),), (1, 1, 1)))
+        device.download(buffer, 0, out)
+        return float(out[0])
+
+    assert [filled(n, 3, 5, a, "N A") for n, a in ((1, 2.0), (7, -0.5), (-4, 1.0))] == [20.0, -11.0, 0.0]
+    assert chosen.built == 1
+    assert filled(1, 4, 5, 2.0, "N A") == 22.0 and chosen.built == 2, "M is a macro"
+    assert filled(1, 3, 5, 2.0, "") == 20.0 and chosen.built == 3
+    assert filled(1, 3, 5, 2.0, "N A") == 20.0 and chosen.built == 3, "the kernel that knows them serves as well"
+    assert filled(1, 3, 6, 2.0, "N A FIXED LX") == 22.0 and chosen.built == 4, "what functions beside it read is known"
+    assert filled(2, 3, 6, 2.0, "N A FIXED LX") == 26.0 and chosen.built == 4
+    device.free(buffer)

@@ -130,6 +130,7 @@ class GpuBackend(Backend):
         self._makers = {next(o for o in node.outputs if o): node for node in lowered.graph.nodes}
         self._read = plan.read
         self._workplace.plans.update(plan.nodes)
+        self._builds.note(launch for plans in plan.nodes.values() for each in plans for launch in each.launches)
         self.slots.follow(lowered.graph, lowered.views, plan.front.depth)
         self.recording.front = plan.front
 

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from weft.backends.gpu.device.kernel_builds import Build, Builds
+from weft.backends.gpu.device.kernel_builds import Builds
 from weft.backends.gpu.lowering.batch_split import part_of
 from weft.backends.gpu.lowering.launch_builder import PlannedConstant
 from weft.backends.gpu.lowering.lower import NodePlan, Target, plan_node, tuned_plan
@@ -113,7 +113,7 @@ class GpuExecution(Recorded):
         scratches = [self._scratch(planned, binder) for planned in plan.scratches]
         for scratch in scratches:
             self._place.slots.release(scratch, StorageType.DYNAMIC)
-        return [binder.bound(launch, self._place.target) for launch in plan.launches]
+        return [binder.bound(launch, self._place.builds) for launch in plan.launches]
 
     def _scratch(self, planned: Tensor, binder: _Binder) -> Tensor:
         made = replace(planned, memory=self._place.slots.acquire(planned, StorageType.DYNAMIC))
@@ -155,10 +155,10 @@ class _Binder:
         if spot.length == region.length:  # otherwise the plan is for some images of the tensor
             self._real[id(planned)] = real
 
-    def bound(self, launch: PlannedLaunch, target: Target) -> BoundLaunch:
+    def bound(self, launch: PlannedLaunch, builds: Builds) -> BoundLaunch:
         """Return the launch with memory, and with a kernel that may not be built yet."""
         reads, writes = ([self._tensor(t) for t in tensors] for tensors in (launch.reads, launch.writes))
-        return BoundLaunch(launch, Build(target.device, launch.source, launch.values), tuple(reads), tuple(writes))
+        return BoundLaunch(launch, builds.build(launch.source, launch.values), tuple(reads), tuple(writes))
 
     def _tensor(self, planned: Tensor) -> Tensor:
         real = self._real.get(id(planned))

@@ -73,13 +73,15 @@ class Compilers:
             for process in ended:  # closing a context takes time
                 threading.Thread(target=process.end, name="weft-compilers", daemon=True).start()
 
-    def compile(self, source: KernelSource, values: Mapping[str, int | float]) -> bool:
+    def compile(
+        self, source: KernelSource, values: Mapping[str, int | float], varying: frozenset[str] = frozenset()
+    ) -> bool:
         """Have a child process compile a kernel into the cache on disk; False if none is free or it failed."""
         process = self._take()
         if process is None:
             return False
         try:
-            done = process.compile(source, values)
+            done = process.compile(source, values, varying)
         except (OSError, EOFError, TimeoutError, ValueError) as e:  # ValueError: its pipe is closed
             log.info("a process that compiles is given up: %r", e)
             process.kill()
@@ -126,9 +128,9 @@ class _Process:
             if self._answer() == b"ready":
                 ready(self)
 
-    def compile(self, source: KernelSource, values: Mapping[str, int | float]) -> bool:
+    def compile(self, source: KernelSource, values: Mapping[str, int | float], varying: frozenset[str]) -> bool:
         """Return whether the kernel is in the cache now; raise the pipes' error if the process has ended."""
-        task = pickle.dumps((source, dict(values)))
+        task = pickle.dumps((source, dict(values), varying))
         assert self._popen.stdin is not None
         self._popen.stdin.write(_LENGTH.pack(len(task)) + task)
         self._popen.stdin.flush()

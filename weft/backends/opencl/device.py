@@ -159,9 +159,15 @@ class OpenCLDevice(GpuDevice):
 
     def compile(self, source: KernelSource, values: Mapping[str, int | float]) -> OpenCLKernel:
         """Return the kernel with these constants, from memory, from the disk cache, or newly built."""
+        return self.compile_for_shapes(source, values, frozenset())
+
+    def compile_for_shapes(
+        self, source: KernelSource, values: Mapping[str, int | float], varying: frozenset[str]
+    ) -> OpenCLKernel:
+        """Return the kernel with these constants, of which those that vary are arguments."""
         self._need_open()
         check_kernel(source, values, self.caps, self._where)
-        kernel = self.programs.get(source, values)
+        kernel = self.programs.get(source, values, varying)
         with self._lock:
             self.stats.compiles, self.stats.live_kernels = self.programs.built, self.programs.held
         return kernel

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from weft.config import opencl_build_options
 from weft.errors import CompileError
 from weft.kernels.cache import DiskCache
 from weft.kernels.refused import kernel_refused
-from weft.kernels.source import ConstantKind, KernelSource
+from weft.kernels.source import LOCAL_SIZE, ConstantKind, KernelSource
 
 log = logging.getLogger("weft.opencl")
 
@@ -32,11 +33,12 @@ BUILD_OPTIONS = ("-cl-std=CL1.2", "-cl-single-precision-constant")
 is already on, which is the language's default.
 """
 _CACHE_FORMAT = "1"
-LOCAL_SIZE = ("LX", "LY", "LZ")
 _NVIDIA_REGISTERS = 1 << 16
 """Registers of an NVIDIA multiprocessor; its compiler ignores the work-group size and may give each item too many."""
 _ITEMS_WITH_ALL_REGISTERS = 256
 _INT_MIN, _INT_MAX = -(1 << 31), (1 << 31) - 1
+_NONE: frozenset[str] = frozenset()
+_WORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,14 +72,25 @@ class OpenCLKernel:
 
 
 class Programs:
-    """The kernels of one device, each built at most once; several threads may use it."""
+    """The kernels of one device, each built at most once; several threads may use it.
 
-    def __init__(self, context: cl.Context, device: cl.Device, compilers: Compilers | None = None) -> None:
+    `all_late` says whether every constant is an argument at every shape; by default that is so on a CPU.
+    """
+
+    def __init__(
+        self,
+        context: cl.Context,
+        device: cl.Device,
+        compilers: Compilers | None = None,
+        *,
+        all_late: bool | None = None,
+    ) -> None:
         self._context, self._device, self._compilers = context, device, compilers
         self._disk = DiskCache("opencl")
         # A CPU's compiler takes a second a kernel, so one program serves all shapes there. A GPU's is fast, and
         # its kernels gain from known constants.
-        self._late = bool(device.type & cl.device_type.CPU)
+        self._is_cpu = bool(device.type & cl.device_type.CPU)
+        self._all_late = self._is_cpu if all_late is None else all_late
         self._programs: Kept[tuple[str, str, str], Built] = Kept(KERNELS_KEPT)
         self._lock = threading.Lock()
         self.built_from_source = 0
@@ -88,18 +101,30 @@ class Programs:
         """Return the number of programs made for the device, from source or from a cached binary."""
         return self.built_from_source + self.loaded_from_disk
 
-    def get(self, source: KernelSource, values: Mapping[str, int | float]) -> OpenCLKernel:
-        """Return the kernel with these constants; builds it if it is not in memory."""
-        takes_late = self._late and "LATE_CONSTANTS" in source.text
-        late = [c for c in source.constants if takes_late and c[0] not in LOCAL_SIZE]
-        early = [c for c in source.constants if c not in late]
-        header = defines(source, values, early) + late_define(late)
-        key = (source.digest, source.entry, header)
+    def get(
+        self, source: KernelSource, values: Mapping[str, int | float], varying: frozenset[str] = _NONE
+    ) -> OpenCLKernel:
+        """Return the kernel with these constants; builds it if it is not in memory.
+
+        Of the constants that vary between shapes, those that can be arguments are, unless the kernel was built for
+        exactly these constants.
+        """
+        late = late_constants(source, None if self._all_late else varying)
+        if late and not self._all_late and self._programs.find(self._key(source, values, ())) is not None:
+            late = []
+        key = self._key(source, values, late)
         local = (int(values.get("LX", 1)), int(values.get("LY", 1)), int(values.get("LZ", 1)))
         takes = len(source.args) + len(late)
-        built = self._programs.get(key, lambda: Built(self._make(source, values, header, local, takes)))
+        built = self._programs.get(key, lambda: Built(self._make(source, values, varying, key[2], local, takes)))
         given = tuple(np.int32(values[n]) if kind == "int" else np.float32(values[n]) for n, kind in late)
         return OpenCLKernel(built, source.entry, local, len(source.args), given)
+
+    @staticmethod
+    def _key(
+        source: KernelSource, values: Mapping[str, int | float], late: Sequence[tuple[str, ConstantKind]]
+    ) -> tuple[str, str, str]:
+        early = [c for c in source.constants if c not in late]
+        return (source.digest, source.entry, defines(source, values, early) + late_define(late))
 
     def disk_key(self, source: KernelSource, header: str) -> str:
         """Return the disk cache key: everything that the binary depends on."""
@@ -123,18 +148,24 @@ class Programs:
         return len(self._programs)
 
     def _make(
-        self, source: KernelSource, values: Mapping[str, int | float], header: str, local: Size3, takes: int
+        self,
+        source: KernelSource,
+        values: Mapping[str, int | float],
+        varying: frozenset[str],
+        header: str,
+        local: Size3,
+        takes: int,
     ) -> cl._cl._Program:
         key = self.disk_key(source, header)
         program = self._kept(key, source, local, takes)
         from_disk = program is not None
-        if program is None and self._compilers is not None and self._compilers.compile(source, values):
+        if program is None and self._compilers is not None and self._compilers.compile(source, values, varying):
             program = self._kept(key, source, local, takes)
         if program is None:
             program = self._build(source, header, local)
             self._check_local(program, source, local)
             binary = self._keep(key, program)
-            if binary is not None and self._late:
+            if binary is not None and self._is_cpu:
                 # A CPU's driver keeps its compiler's data while the program lives: Intel's 2 to 5 MB a kernel. The
                 # same program loaded from its binary takes 0.2 to 0.9 MB, and a hundredth of the compiler's time.
                 program = self._from_binary(binary, source, local, takes) or program
@@ -226,6 +257,19 @@ class Programs:
         return kernel_refused(
             source.entry, source.text, build_log, where=where, suffix=".cl", reason=reason, head=header
         )
+
+
+def late_constants(source: KernelSource, varying: frozenset[str] | None) -> list[tuple[str, ConstantKind]]:
+    """Return which constants of a kernel are arguments, if these vary between shapes, or any may (None).
+
+    The local size must be known to the compiler, and what functions beside the kernel read: they do not see its
+    arguments. A source that was not written for this has none.
+    """
+    beside, found, _ = source.text.rpartition("LATE_CONSTANTS")
+    if not found or varying == _NONE:
+        return []
+    known = {*LOCAL_SIZE, *(_WORD.findall(beside) if varying is not None else ())}
+    return [c for c in source.constants if c[0] not in known and (varying is None or c[0] in varying)]
 
 
 def late_define(late: Sequence[tuple[str, ConstantKind]]) -> str:

@@ -17,7 +17,7 @@ from weft.backends.vulkan.context import Context
 from weft.backends.vulkan.instance import NO_DRIVER_FIX, validation_messages
 from weft.backends.vulkan.memory import Memory
 from weft.backends.vulkan.physical import physical_devices
-from weft.backends.vulkan.pipelines import Kernel, Pipelines
+from weft.backends.vulkan.pipelines import Kernel, Pipelines, PushedKernel
 from weft.backends.vulkan.probe import absent_reason
 from weft.backends.vulkan.recording import Recording
 from weft.backends.vulkan.transfer import Transfer
@@ -138,6 +138,16 @@ class VulkanDevice(GpuDevice):
         check_kernel(source, values, self.caps, self.info.name)
         pipelines = self._parts.pipelines
         kernel = pipelines.kernel(source, values)
+        self.stats.live_kernels = pipelines.held
+        return kernel
+
+    def compile_for_shapes(
+        self, source: KernelSource, values: Mapping[str, int | float], varying: frozenset[str]
+    ) -> Kernel | PushedKernel:
+        """Return the pipeline with these constants, into which those that vary are pushed."""
+        check_kernel(source, values, self.caps, self.info.name)
+        pipelines = self._parts.pipelines
+        kernel = pipelines.kernel_for_shapes(source, values, varying)
         self.stats.live_kernels = pipelines.held
         return kernel
 

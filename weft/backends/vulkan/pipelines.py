@@ -1,5 +1,8 @@
 """Kernels as VkPipelines: built from SPIR-V and constants once per device; the driver's cache is kept on disk.
 
+Constants are specialization constants. A network that changes its shape has those that vary pushed instead
+(`weft.backends.vulkan.pushed_constants`), so that one pipeline serves every shape.
+
 Pipelines and their shader modules are destroyed when nothing uses them and others were used since
 (`weft.backends.gpu.device.built_kernels`). Otherwise a program with ever new shapes would hold more and more of them.
 """
@@ -18,14 +21,15 @@ from weft.backends.gpu.device import fork_guard
 from weft.backends.gpu.device.built_kernels import KERNELS_KEPT, Kept
 from weft.backends.vulkan._vk import NULL, Arena, check, create, failure, ffi, lib, vk, words
 from weft.backends.vulkan.context import Context
+from weft.backends.vulkan.pushed_constants import FIRST_ID, pushable, with_pushed
 from weft.backends.vulkan.spirv import spirv_for
 from weft.errors import CompileError, DeviceError, DeviceLost, OutOfMemory
 from weft.kernels.cache import DiskCache
-from weft.kernels.source import KernelSource
+from weft.kernels.source import LOCAL_SIZE, KernelSource
 
 log = logging.getLogger("weft.vulkan")
 
-_LOCAL_SIZE = ("LX", "LY", "LZ")
+_NO_LAYOUT = "the layout of a kernel's buffers cannot be made"
 _MODULES = 64
 """Shader modules kept for further pipelines; each is needed only while a pipeline is built from it."""
 _LARGEST_CACHE = 64 << 20
@@ -38,11 +42,13 @@ _HEADER = struct.Struct("<IIII16s")
 
 @dataclass(frozen=True, eq=False)
 class Interface:
-    """What all kernels with the same number of buffers share."""
+    """What all kernels with the same number of buffers and of pushed constants share."""
 
     count: int
     set_layout: Any
     layout: Any
+    pushed: int = 0
+    """Bytes of pushed constants."""
 
 
 class _Owned:
@@ -70,6 +76,21 @@ class Kernel(_Owned):
         super().__init__(context, lib.vkDestroyPipeline, pipeline)
         self.pipeline, self.interface, self.name = pipeline, interface, name
 
+    pushed = b""
+    """The values of pushed constants: none."""
+
+
+class PushedKernel:
+    """A kernel some of whose constants are pushed, with their values."""
+
+    def __init__(self, kernel: Kernel, pushed: bytes) -> None:
+        self._kernel, self.pushed = kernel, pushed
+        """The pipeline must live as long as this does."""
+        self.pipeline, self.interface, self.name = kernel.pipeline, kernel.interface, kernel.name
+
+
+Positions = tuple[int, ...]
+
 
 class Pipelines:
     """Builds and keeps the kernels of a device."""
@@ -77,9 +98,12 @@ class Pipelines:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._lock = threading.Lock()
-        self._kernels: Kept[tuple[str, bytes], Kernel] = Kept(KERNELS_KEPT)
-        self._modules: Kept[str, _Owned] = Kept(_MODULES)
-        self._interfaces: dict[int, Interface] = {}
+        self._kernels: Kept[tuple[str, bytes, Positions], Kernel] = Kept(KERNELS_KEPT)
+        self._modules: Kept[tuple[str, Positions], _Owned] = Kept(_MODULES)
+        self._pushable: dict[tuple[str, frozenset[str]], Positions] = {}
+        """By a kernel and the constants that vary, the positions of those that can be pushed."""
+        self._set_layouts: dict[int, Any] = {}
+        self._interfaces: dict[tuple[int, int], Interface] = {}
         self._disk = DiskCache("vulkan-pipelines")
         physical = context.physical
         self._key = f"{physical.cache_id} {physical.name} {physical.driver}"
@@ -91,7 +115,34 @@ class Pipelines:
     def kernel(self, source: KernelSource, values: Mapping[str, int | float]) -> Kernel:
         """Return the kernel with these constants; a repeated call costs one look-up."""
         constants = pack_constants(source, values)
-        return self._kernels.get((source.digest, constants), lambda: self._build(source, values, constants))
+        make = lambda: self._build(source, values, constants, ())  # noqa: E731
+        return self._kernels.get((source.digest, constants, ()), make)
+
+    def kernel_for_shapes(
+        self, source: KernelSource, values: Mapping[str, int | float], varying: frozenset[str]
+    ) -> Kernel | PushedKernel:
+        """Return the kernel with these constants, of which those that vary are pushed if they can be.
+
+        A kernel that was built for exactly these constants serves as well.
+        """
+        constants = pack_constants(source, values)
+        exact = self._kernels.find((source.digest, constants, ()))
+        if exact is not None:
+            return exact
+        key = (source.digest, varying)
+        positions = self._pushable.get(key)
+        if positions is None:
+            wanted = [k for k, (name, _) in enumerate(source.constants) if name in varying and name not in LOCAL_SIZE]
+            positions = self._pushable[key] = pushable(spirv_for(source), wanted)
+        if not positions:
+            return self.kernel(source, values)
+        places = [4 * (k + FIRST_ID) for k in positions]
+        fixed = bytearray(constants)
+        for at in places:
+            fixed[at : at + 4] = bytes(4)
+        make = lambda: self._build(source, values, bytes(fixed), positions)  # noqa: E731
+        general = self._kernels.get((source.digest, bytes(fixed), positions), make)
+        return PushedKernel(general, b"".join(constants[at : at + 4] for at in places))
 
     def hold(self, count: int) -> None:
         """Keep `count` pipelines besides those in use."""
@@ -102,10 +153,12 @@ class Pipelines:
         """Return the number of pipelines in use or kept."""
         return len(self._kernels)
 
-    def _build(self, source: KernelSource, values: Mapping[str, int | float], constants: bytes) -> Kernel:
+    def _build(
+        self, source: KernelSource, values: Mapping[str, int | float], constants: bytes, pushed: Positions
+    ) -> Kernel:
         spirv = spirv_for(source)
         try:
-            made = self._pipeline(source, values, constants, spirv)
+            made = self._pipeline(source, values, constants, spirv, pushed)
         except (OutOfMemory, DeviceLost):
             raise
         except DeviceError:
@@ -114,17 +167,23 @@ class Pipelines:
             if anew == spirv:
                 raise
             log.warning("the driver refused the cached SPIR-V of kernel %s; it is compiled again", source.entry)
-            self._modules.drop(source.digest)
-            made = self._pipeline(source, values, constants, anew)
+            self._modules.drop((source.digest, pushed))
+            made = self._pipeline(source, values, constants, anew, pushed)
         self._unsaved = True
         self._context.count(compiles=1)
         return made
 
     def _pipeline(
-        self, source: KernelSource, values: Mapping[str, int | float], constants: bytes, spirv: bytes
+        self,
+        source: KernelSource,
+        values: Mapping[str, int | float],
+        constants: bytes,
+        spirv: bytes,
+        pushed: Positions,
     ) -> Kernel:
-        module = self._modules.get(source.digest, lambda: self._module(source, spirv))
-        interface = self._interface(len(source.args))
+        key = (source.digest, pushed)
+        module = self._modules.get(key, lambda: self._module(source, with_pushed(spirv, pushed) if pushed else spirv))
+        interface = self._interface(len(source.args), 4 * len(pushed))
         arena = Arena()
         stage = arena.new(
             "VkPipelineShaderStageCreateInfo",
@@ -157,13 +216,15 @@ class Pipelines:
         made = create(lib.vkCreateShaderModule, self._context.device, info, "VkShaderModule", what)
         return _Owned(self._context, lib.vkDestroyShaderModule, made)
 
-    def _interface(self, count: int) -> Interface:
+    def _interface(self, count: int, pushed: int) -> Interface:
         with self._lock:
-            if count not in self._interfaces:
-                self._interfaces[count] = self._create_interface(count)
-            return self._interfaces[count]
+            if count not in self._set_layouts:
+                self._set_layouts[count] = self._create_set_layout(count)
+            if (count, pushed) not in self._interfaces:
+                self._interfaces[count, pushed] = self._create_interface(count, pushed)
+            return self._interfaces[count, pushed]
 
-    def _create_interface(self, count: int) -> Interface:
+    def _create_set_layout(self, count: int) -> Any:
         arena = Arena()
         bindings = [
             arena.new(
@@ -176,15 +237,25 @@ class Pipelines:
             for i in range(count)
         ]
         info = arena.new("VkDescriptorSetLayoutCreateInfo", bindingCount=count, pBindings=bindings)
-        device, what = self._context.device, "the layout of a kernel's buffers cannot be made"
-        set_layout = create(lib.vkCreateDescriptorSetLayout, device, info, "VkDescriptorSetLayout", what)
-        info = arena.new("VkPipelineLayoutCreateInfo", setLayoutCount=1, pSetLayouts=[set_layout])
-        try:
-            layout = create(lib.vkCreatePipelineLayout, device, info, "VkPipelineLayout", what)
-        except Exception:
-            lib.vkDestroyDescriptorSetLayout(device, set_layout, NULL)
-            raise
-        return Interface(count, set_layout, layout)
+        make, kind = lib.vkCreateDescriptorSetLayout, "VkDescriptorSetLayout"
+        return create(make, self._context.device, info, kind, _NO_LAYOUT)
+
+    def _create_interface(self, count: int, pushed: int) -> Interface:
+        arena, set_layout = Arena(), self._set_layouts[count]
+        ranges = [
+            arena.new("VkPushConstantRange", stageFlags=vk.VK_SHADER_STAGE_COMPUTE_BIT, offset=0, size=pushed)
+            for _ in range(min(pushed, 1))
+        ]
+        info = arena.new(
+            "VkPipelineLayoutCreateInfo",
+            setLayoutCount=1,
+            pSetLayouts=[set_layout],
+            pushConstantRangeCount=len(ranges),
+            pPushConstantRanges=ranges,
+        )
+        make, kind = lib.vkCreatePipelineLayout, "VkPipelineLayout"
+        layout = create(make, self._context.device, info, kind, _NO_LAYOUT)
+        return Interface(count, set_layout, layout, pushed)
 
     def _open_cache(self) -> _Owned:
         """Return the driver's cache with the content on disk; without it if the driver refuses it."""
@@ -256,13 +327,14 @@ class Pipelines:
                 owned.destroy()
             for interface in self._interfaces.values():
                 lib.vkDestroyPipelineLayout(device, interface.layout, NULL)
-                lib.vkDestroyDescriptorSetLayout(device, interface.set_layout, NULL)
-            self._interfaces = {}
+            for set_layout in self._set_layouts.values():
+                lib.vkDestroyDescriptorSetLayout(device, set_layout, NULL)
+            self._interfaces, self._set_layouts = {}, {}
 
 
 def pack_constants(source: KernelSource, values: Mapping[str, int | float]) -> bytes:
     """Return 4 bytes a constant: ids 0 to 2 are the local size, id i + 3 is the constant at position i."""
-    kinds = [(name, "int") for name in _LOCAL_SIZE] + list(source.constants)
+    kinds = [(name, "int") for name in LOCAL_SIZE] + list(source.constants)
     missing = [name for name, _ in source.constants if name not in values]
     if missing:
         raise CompileError(

@@ -149,9 +149,9 @@ class Recording:
             if isinstance(command, CopyCommand):
                 self._copy(command)
             else:
-                if command.kernel is not bound:
-                    bound = command.kernel
-                    lib.vkCmdBindPipeline(target, vk.VK_PIPELINE_BIND_POINT_COMPUTE, bound.pipeline)
+                if command.kernel.pipeline != bound:
+                    bound = command.kernel.pipeline
+                    lib.vkCmdBindPipeline(target, vk.VK_PIPELINE_BIND_POINT_COMPUTE, bound)
                 self._launch(command)
             query = self._timestamp(query)
         self._context.last_barrier(target)
@@ -183,6 +183,10 @@ class Recording:
                 0,
                 NULL,
             )
+        pushed = command.kernel.pushed
+        if pushed:
+            layout, stage = command.kernel.interface.layout, vk.VK_SHADER_STAGE_COMPUTE_BIT
+            lib.vkCmdPushConstants(self._commands, layout, stage, 0, len(pushed), ffi.from_buffer(pushed))
         lib.vkCmdDispatch(self._commands, *command.grid)
 
     def _prepare_submit(self, commands: Sequence[Command]) -> None:

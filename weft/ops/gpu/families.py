@@ -16,7 +16,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Op
-from weft.kernels.launch import SUM_PARTS, DeviceCaps
+from weft.kernels.launch import FOR_SHAPES, SUM_PARTS, DeviceCaps
 from weft.kernels.special import KernelFamily, SelfTestCase, one_node, register_family
 from weft.ops.attention import Attention
 from weft.ops.binary import Add, Equal, Mul, Where
@@ -78,10 +78,11 @@ def many(
     nodes: Sequence[tuple[Op, tuple[str, ...], str]],
     inputs: Mapping[str, Array],
     constants: Mapping[str, Array] | None = None,
+    before: Mapping[str, Array] | None = None,
 ) -> SelfTestCase:
     """Return the case for several nodes, which runs like a network, including layout conversions."""
     made = tuple(Node(out, op, names, (out,)) for op, names, out in nodes)
-    return SelfTestCase(text, made, inputs, constants or {}, HIGH)
+    return SelfTestCase(text, made, inputs, constants or {}, HIGH, before=before)
 
 
 def noise(*shape: int) -> Array:
@@ -512,6 +513,32 @@ family(
     "choose", "choices between elements",
     lambda: (one(Where(), truths(7, 13), noise(7, 13), noise(1, 13)),),
     claimed=lambda caps: caps.int8_storage,
+)  # fmt: skip
+
+# -- shapes that change ------------------------------------------------------------------------------------------
+
+family(
+    FOR_SHAPES, "kernels that read sizes when they run",
+    lambda: (
+        many(
+            "Conv and Add of (2, 7, 11, 9) after (1, 7, 6, 5)",
+            [
+                (Conv(kernel_shape=(3, 2), strides=(2, 1), pads=(1, 0, 1, 1)), ("x", "w"), "y"),
+                (GlobalAveragePool(), ("y",), "mean"),
+                (Add(), ("mean", "z"), "sum"),
+            ],
+            {"x": noise(2, 7, 11, 9), "z": noise(2, 1, 1, 13)},
+            {"w": noise(6, 7, 3, 2)},
+            before={"x": noise(1, 7, 6, 5), "z": noise(1, 1, 1, 8)},
+        ),
+        many(
+            "MatMul and Softmax of (3, 5, 19) after (2, 4, 12)",
+            [(MatMul(), ("x", "z"), "y"), (Softmax(), ("y",), "p")],
+            {"x": noise(3, 5, 19), "z": noise(3, 19, 23)},
+            before={"x": noise(2, 4, 12), "z": noise(2, 12, 17)},
+        ),
+    ),
+    templates=("conv_gemm", "pool_global"), whole=False, fallback="kernels built for each shape", seconds=0.6,
 )  # fmt: skip
 
 # -- what is stored ----------------------------------------------------------------------------------------------

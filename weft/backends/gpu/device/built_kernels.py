@@ -38,7 +38,7 @@ class Kept(Generic[K, V]):
 
     def get(self, key: K, make: Callable[[], V]) -> V:
         """Return the object under `key`, making it if there is none, and mark it as the most recently used."""
-        held = self._find(key)
+        held = self.find(key)
         if held is not None:
             return held
         with self._lock:
@@ -46,13 +46,14 @@ class Kept(Generic[K, V]):
             if turn is None:
                 turn = self._turns[key] = _Turn()
         with turn.lock:  # other threads may make other objects meanwhile
-            held = self._find(key)
+            held = self.find(key)
             if held is None:
                 held = make()
                 self._hold(key, held)
             return held
 
-    def _find(self, key: K) -> V | None:
+    def find(self, key: K) -> V | None:
+        """Return the object under `key` and mark it as the most recently used; None if there is none."""
         held = self._alive.get(key)
         if held is not None:
             self._hold(key, held)

@@ -163,6 +163,17 @@ class GpuDevice(ABC):
         arguments. CompileError shows the start of the compiler's log and names a file with the source and the rest.
         """
 
+    def compile_for_shapes(
+        self, source: KernelSource, values: Mapping[str, int | float], varying: frozenset[str]
+    ) -> Any:
+        """Return the kernel with these constants, of which those in `varying` are read when it runs.
+
+        A network's shape changed, and these constants with it: then a kernel that reads them serves further shapes
+        without being built again. Constants that must be known when a kernel is built, such as LX, may be among them.
+        A device whose kernels are built for all constants, as by default, returns what `compile` does.
+        """
+        return self.compile(source, values)
+
     @abstractmethod
     def record(self, commands: Sequence[Command], profile: bool = False) -> Any:
         """Return the commands in a form that can be submitted many times; everything is bound here.

@@ -10,6 +10,8 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 from weft.backends.gpu.device.device import DeviceCaps, GpuDevice
+from weft.backends.gpu.device.varying import NONE, Planned, Varying
+from weft.kernels.launch import FOR_SHAPES
 from weft.kernels.source import KernelSource
 
 MOST_THREADS = 8
@@ -23,10 +25,16 @@ def thread_count(caps: DeviceCaps) -> int:
 class Build:
     """A kernel with its constants; built at first use, unless a thread was started earlier."""
 
-    __slots__ = ("_device", "_future", "_kernel", "source", "values")
+    __slots__ = ("_device", "_future", "_kernel", "source", "values", "varying")
 
-    def __init__(self, device: GpuDevice, source: KernelSource, values: Mapping[str, int | float]) -> None:
-        self.source, self.values = source, values
+    def __init__(
+        self,
+        device: GpuDevice,
+        source: KernelSource,
+        values: Mapping[str, int | float],
+        varying: frozenset[str] = NONE,
+    ) -> None:
+        self.source, self.values, self.varying = source, values, varying
         self._device = device
         self._kernel: Any = None
         self._future: Future[Any] | None = None
@@ -39,11 +47,16 @@ class Build:
     @property
     def key(self) -> Hashable:
         """Return what tells this kernel from others."""
-        return self.source, tuple(sorted(self.values.items()))
+        return self.source, tuple(sorted(self.values.items())), self.varying
 
     def start(self, pool: ThreadPoolExecutor) -> None:
         """Build the kernel in a thread of the pool."""
-        self._future = pool.submit(self._device.compile, self.source, self.values)
+        self._future = pool.submit(self._compile)
+
+    def _compile(self) -> Any:
+        if self.varying:
+            return self._device.compile_for_shapes(self.source, self.values, self.varying)
+        return self._device.compile(self.source, self.values)
 
     def follow(self, other: Build) -> None:
         """Take the kernel, or the error, of a build of the same kernel."""
@@ -54,7 +67,7 @@ class Build:
         """Return the device's kernel, waiting for it; CompileError, at every call, if the compiler refused it."""
         if self._kernel is None:
             future = self._future
-            self._kernel = future.result() if future else self._device.compile(self.source, self.values)
+            self._kernel = future.result() if future else self._compile()
             self._future = None
         return self._kernel
 
@@ -64,6 +77,7 @@ class Builds:
 
     def __init__(self, device: GpuDevice) -> None:
         self._device = device
+        self._varying = Varying()
         self._pool: ThreadPoolExecutor | None = None
         self._begun: list[tuple[str, Build]] = []
         self._early: dict[Hashable, deque[Build]] = {}
@@ -73,13 +87,23 @@ class Builds:
     def prefetch(self, source: KernelSource, values: Mapping[str, int | float]) -> None:
         """Start to build a kernel that `add` is likely to ask for; if the compiler refuses it, `add` says so.
 
-        Planning takes the host as long as builds take the threads. Without threads nothing is built here.
+        Planning takes the host as long as builds take the threads. Without threads nothing is built here, and at a
+        second shape nothing either: only all of its launches tell which constants vary.
         """
-        pool = self._threads()
+        pool = None if self._varying.knows_a_shape else self._threads()
         if pool is not None:
             build = Build(self._device, source, values)
             build.start(pool)
             self._early.setdefault(build.key, deque()).append(build)
+
+    def note(self, launches: Iterable[Planned]) -> None:
+        """Note all launches of a shape, before any of them is made a build."""
+        self._varying.note(launches)
+
+    def build(self, source: KernelSource, values: Mapping[str, int | float]) -> Build:
+        """Return the build of a kernel, in the form that the shapes so far ask for."""
+        wrong = FOR_SHAPES in self._device.caps.without
+        return Build(self._device, source, values, NONE if wrong else self._varying.of(source))
 
     def add(self, owner: str, builds: Iterable[Build]) -> None:
         """Start to build what the owner needs; without threads, build it now and raise its error."""

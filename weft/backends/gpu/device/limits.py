@@ -13,7 +13,7 @@ from weft.errors import CompileError, DeviceError
 from weft.kernels import shared_size
 from weft.kernels.launch import WARPGROUP_MEMORY
 from weft.kernels.shared_size import SizeError
-from weft.kernels.source import KernelSource
+from weft.kernels.source import LOCAL_SIZE, KernelSource
 
 
 def shared_bytes(source: KernelSource, values: Mapping[str, int | float]) -> int:
@@ -23,7 +23,7 @@ def shared_bytes(source: KernelSource, values: Mapping[str, int | float]) -> int
 
 def check_kernel(source: KernelSource, values: Mapping[str, int | float], caps: DeviceCaps, where: str) -> None:
     """Raise CompileError for a kernel that exceeds a device's limits."""
-    local = [int(values.get(name, 1)) for name in ("LX", "LY", "LZ")]
+    local = [int(values.get(name, 1)) for name in LOCAL_SIZE]
     items, problems = prod(local), []
     if items > caps.max_local_items or not all(1 <= n <= m for n, m in zip(local, caps.max_local_size, strict=True)):
         problems.append(

@@ -22,7 +22,7 @@ from weft.errors import BackendError, ExecutionError
 from weft.kernels.chooser import Candidate, Decision
 from weft.kernels.launch import MAX_ELEMENTS, SUM_PARTS, KernelBuilder, Size3
 from weft.kernels.places import map_constants, through_map
-from weft.kernels.source import Arg, ArgKind
+from weft.kernels.source import LOCAL_SIZE, Arg, ArgKind
 from weft.kernels.special import wrong_templates
 from weft.kernels.template import KernelRequest, Operand, Stage, render
 from weft.ops.elementwise import Elementwise
@@ -154,7 +154,7 @@ class NodeBuilder(KernelBuilder):
             target if extra.stages else "",
         )
         source = render(request, self._device.dialect)
-        sizes = dict(zip(("LX", "LY", "LZ"), local, strict=True))
+        sizes = dict(zip(LOCAL_SIZE, local, strict=True))
         known = {**ints, **floats, **sizes, **_places({**sources, **writes})}
         values = {name: known[name] for name, _ in source.constants}
         read, written = (sum(t.nbytes for t in tensors.values()) for tensors in (sources, writes))

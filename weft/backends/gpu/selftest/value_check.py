@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 
 import numpy as np
 
@@ -117,7 +118,7 @@ def _all_ready(
 
 
 def _ready(case: SelfTestCase, runtime: GpuRuntime) -> _ReadyNode | _ReadyGraph:
-    alone = len(case.nodes) == 1 and find_gpu_op(case.nodes[0].op) is not None
+    alone = len(case.nodes) == 1 and find_gpu_op(case.nodes[0].op) is not None and case.before is None
     return _ReadyNode(case, runtime) if alone else _ReadyGraph(case, runtime)
 
 
@@ -162,16 +163,18 @@ class _ReadyNode:
 
 
 class _ReadyGraph:
-    """A case of several nodes with built kernels."""
+    """A case of several nodes, or of two shapes, with built kernels."""
 
     def __init__(self, case: SelfTestCase, runtime: GpuRuntime) -> None:
         self._case, self._graph = case, _graph(case)
         own = runtime.device.info
         backend = GpuBackend(BackendInfo(own.id, own.index, BackendConfig(precision=case.precision)), runtime)
-        part = lower_part(Part(backend.info.device, self._graph), backend)
-        self._pipeline = Pipeline(part, backend)
+        shapes = [self._graph] if case.before is None else [_graph(replace(case, inputs=case.before)), self._graph]
+        self._pipeline = Pipeline(Part(backend.info.device, shapes[0]), backend)
         try:
-            self._pipeline.resize(part, {}, set(self._graph.outputs), first=True)
+            for graph in shapes:
+                part = lower_part(Part(backend.info.device, graph), backend)
+                self._pipeline.resize(part, {}, set(graph.outputs), first=graph is shapes[0])
         except BaseException:
             self._pipeline.close()
             raise

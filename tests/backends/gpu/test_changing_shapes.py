@@ -1,0 +1,113 @@
+"""Kernels of a network that changes its shape: the first shape knows its sizes, later ones share what reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weft
+from tests.helpers.nets import Net, op
+from tests.helpers.null_gpu import NullCreator, NullDevice
+from weft.backends.gpu.device import kernel_builds
+from weft.core.graph.graph import Graph
+from weft.core.registry.backend_registry import registry
+from weft.kernels.launch import FOR_SHAPES
+from weft.kernels.source import KernelSource
+
+SHAPES = [(2, 3, 16, 16), (3, 3, 20, 24), (2, 3, 24, 20), (4, 3, 20, 16), (3, 3, 16, 16)]
+
+
+def network() -> Graph:
+    """Return two branches of images of any number and size, and a pool of both."""
+    net = Net()
+    x = net.input("x", "n", 3, "h", "w")
+    filters = net.random(6, 3, 3, 3), net.random(6, 6, 1, 1)
+    stem = net.add("Relu", net.add("Conv", x, filters[0], pads=(1, 1, 1, 1)), name="stem")
+    left = net.add("Conv", stem, filters[1], name="left")
+    joined = net.add("Concat", left, stem, axis=1, name="joined")
+    pool = op("AveragePool", kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1))
+    return net.finish(net.add(pool, joined, name="y"))
+
+
+def image(shape: tuple[int, ...]) -> np.ndarray:
+    return np.random.default_rng(shape[0]).standard_normal(shape, dtype=np.float32)
+
+
+def compiles(device: str) -> int:
+    creator: Any = registry.find(device)
+    return int(creator.runtime(0).device.stats.compiles)
+
+
+@pytest.mark.parametrize("device", ["opencl", "vulkan"])
+def test_a_third_shape_needs_no_new_kernel_and_every_shape_is_right(device: str) -> None:
+    graph = network()
+    built = list[int]()
+    with (
+        weft.load(graph, device, shapes={"x": SHAPES[0]}, fallback="error") as session,
+        weft.load(graph, "cpu", shapes={"x": SHAPES[0]}) as expected,
+    ):
+        for shape in (*SHAPES, SHAPES[0]):
+            before = compiles(device)
+            found = session.run(image(shape))[0]
+            built.append(compiles(device) - before)
+            np.testing.assert_allclose(found, expected.run(image(shape))[0], 1e-4, 1e-6)
+    assert built[2:] == [0] * (len(SHAPES) - 1)
+
+
+class Noting(NullDevice):
+    """A device without kernels that notes which ones it was asked for, and in which form."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[tuple[str, frozenset[str] | None]] = []
+
+    def compile(self, source: KernelSource, values: Mapping[str, int | float]) -> Any:
+        self.asked.append((source.entry, None))
+        return super().compile(source, values)
+
+    def compile_for_shapes(
+        self, source: KernelSource, values: Mapping[str, int | float], varying: frozenset[str]
+    ) -> Any:
+        self.asked.append((source.entry, varying))
+        return super().compile_for_shapes(source, values, varying)
+
+
+@pytest.fixture(params=[1, 4])
+def noting(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Noting]:
+    monkeypatch.setattr(kernel_builds, "thread_count", lambda caps: request.param)
+    creator = NullCreator()
+    creator.device = device = Noting()
+    registry.insert("null", creator)
+    yield device
+    registry.remove("null")
+
+
+def test_the_first_shape_gets_kernels_that_know_every_constant(noting: Noting) -> None:
+    for shape in SHAPES[:2]:  # another session begins anew
+        with weft.load(network(), "null", shapes={"x": shape}, fallback="error"):
+            assert {varying for _, varying in noting.asked} == {None}
+
+
+def test_each_launch_of_a_later_shape_is_built_in_one_form_with_what_varied(noting: Noting) -> None:
+    with weft.load(network(), "null", shapes={"x": (1, 3, 16, 16)}, fallback="error") as session:
+        launches = session.report.statistics["null"]["launches"]
+        noting.asked.clear()
+        session.resize({"x": (2, 3, 16, 16)})
+        assert len(noting.asked) == launches
+        (batch,) = {varying for entry, varying in noting.asked if entry == "conv_gemm"}
+        assert batch is not None and "IH" not in batch and "PIXELS" in batch
+        noting.asked.clear()
+        session.resize({"x": (2, 3, 20, 16)})
+        (every,) = {varying for entry, varying in noting.asked if entry == "conv_gemm"}
+        assert every is not None and every > batch and "IH" in every and "IW" not in every
+
+
+def test_where_such_kernels_are_wrong_each_shape_has_its_own(noting: Noting) -> None:
+    noting.caps = replace(noting.caps, without=frozenset({FOR_SHAPES}))
+    with weft.load(network(), "null", shapes={"x": SHAPES[0]}, fallback="error") as session:
+        session.resize({"x": SHAPES[1]})
+    assert {varying for _, varying in noting.asked} == {None}

@@ -1,0 +1,71 @@
+"""Which constants of a pipeline's kernels change with its shapes.
+
+The first shape gets kernels in which every constant is known, so a network of one shape runs as fast as it can. When
+the shape changes, kernels read the constants that changed, and those alone, when they run
+(`GpuDevice.compile_for_shapes`). Shapes that follow need no new kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+from weft.kernels.source import KernelSource
+
+Values = Mapping[str, int | float]
+NONE: frozenset[str] = frozenset()
+
+
+class Planned(Protocol):
+    """A launch that is planned, as `PlannedLaunch` is."""
+
+    @property
+    def label(self) -> str:
+        """Return what tells the launch from others of its network: its node, and the template."""
+        ...
+
+    @property
+    def source(self) -> KernelSource:
+        """Return the kernel."""
+        ...
+
+    @property
+    def values(self) -> Values:
+        """Return its constants."""
+        ...
+
+
+class Varying:
+    """The names of constants that differed between two shapes at one launch, by the template of the kernel.
+
+    Other kernels of the template have those constants, too: a layer that gets another tile at a new shape needs no
+    two shapes more to show what varies.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[str, int], Values] = {}
+        """The constants of the last shape, by label; launches with one label are numbered."""
+        self._names: dict[str, frozenset[str]] = {}
+
+    @property
+    def knows_a_shape(self) -> bool:
+        """Tell whether the launches of a shape were noted."""
+        return bool(self._last)
+
+    def note(self, launches: Iterable[Planned]) -> None:
+        """Compare the launches of a shape with those of the last one, before any kernel is built for it."""
+        last, counts = self._last, dict[str, int]()
+        self._last = {}
+        for launch in launches:
+            number = counts[launch.label] = counts.get(launch.label, -1) + 1
+            key, values = (launch.label, number), launch.values
+            self._last[key] = values
+            before = last.get(key, values)
+            if before != values:
+                names = {name for name, value in values.items() if before.get(name, value) != value}
+                template = launch.source.entry
+                self._names[template] = self._names.get(template, NONE) | names
+
+    def of(self, source: KernelSource) -> frozenset[str]:
+        """Return the constants of a kernel that vary; none while there was one shape."""
+        return self._names.get(source.entry, NONE)
