@@ -77,7 +77,9 @@ class LinearAttention(Op):
         depth, width = k[2] // groups, v[2] // groups
         if q[2] != heads * depth or k[2] != groups * depth or v[2] != groups * width or not depth:
             raise misfit(self, f"{q}, {k} and {v} are not {heads} and {groups} heads")
-        decays = 0 if decay is None else {groups: 1, groups * depth: depth}.get(decay[-1], 0)
+        decays = 0
+        if decay is not None:  # compared one by one: a size that is open has no hash
+            decays = depth if decay[-1] == groups * depth else 1 if decay[-1] == groups else 0
         corrections = 0 if beta is None or beta[-1] not in (1, groups) else beta[-1]
         each = LinearSizes(q[0], q[1], heads, groups, depth, width, decays, corrections)
         for given, wanted in ((decay, decays), (beta, corrections)):

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import weft
 from benchmarks.gpt2 import gpt2
 from benchmarks.minilm import Sizes
 from benchmarks.models import resnet50
+from tests.helpers.nets import Net
+from tests.helpers.random_nets import SLOW
+from tests.helpers.run_length import examples
 from weft.backends.cpu.backend import CpuBackend
 from weft.conformance.cases.table import Case, all_cases
 from weft.core.contract.backend import BackendInfo, Precision
@@ -192,3 +198,94 @@ def test_a_session_plans_a_new_length_without_passes_and_backends(device: str, m
     with weft.load(model, device, shapes=caches(8), fallback="error") as session:
         for a, b in zip(found, session.run(feeds(8)), strict=True):
             np.testing.assert_array_equal(a, b)
+
+
+NAMES = ("a", "b", "c")
+Inputs = dict[str, tuple[str | int, ...]]
+INPUTS: Inputs = {"x": ("a", "b", "c"), "y": ("b", "a", "c"), "z": ("a", "c"), "w": ("c", 2, "b")}
+SIZE = st.sampled_from((0, 1, 2, 3, 4))
+
+
+def shapes_of(sizes: Mapping[str, int]) -> dict[str, Shape]:
+    return {name: tuple(d if isinstance(d, int) else sizes[d] for d in shape) for name, shape in INPUTS.items()}
+
+
+def fitting(net: Net, values: Sequence[str], fits: Callable[[tuple[int, ...], tuple[int, ...]], bool]) -> list[Any]:
+    shapes = {v: net.shape(v) for v in values}
+    return [(v, w) for v in values for w in values if fits(shapes[v], shapes[w])]
+
+
+def broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
+    return all(p == q or 1 in (p, q) for p, q in zip(a[::-1], b[::-1], strict=False))
+
+
+@st.composite
+def of_open_sizes(draw: st.DrawFn) -> tuple[Graph, dict[str, int]]:
+    """Return a graph with open dimensions, valid for the sizes with it; no number in it is one of these sizes."""
+    sizes = {name: draw(SIZE) for name in NAMES}
+    net = Net()
+    values = [net.input(name, *shape) for name, shape in shapes_of(sizes).items()]
+    for _ in range(draw(st.integers(2, 8))):
+        x = draw(st.sampled_from(values))
+        shape = net.shape(x)
+        what = draw(st.sampled_from(("move", "merge", "squeeze", "like", "add", "join", "product", "sum", "size")))
+        if what == "move":
+            made = net.add("Transpose", x, perm=tuple(draw(st.permutations(range(len(shape))))))
+        elif what == "merge":
+            made = net.add("Flatten", x, axis=draw(st.integers(0, len(shape))))
+        elif what == "squeeze":
+            made = net.add("Squeeze" if draw(st.booleans()) else "Relu", x)
+        elif what == "sum" and shape:
+            made = net.add("ReduceSum", x, np.array([draw(st.integers(0, len(shape) - 1))]), keepdims=0)
+        elif what == "size" and shape:
+            size = net.add("Gather", net.add("Shape", x), np.array([draw(st.integers(0, len(shape) - 1))]))
+            wanted = net.add("Concat", size, np.array([-1]), axis=0)
+            if 0 in shape:
+                continue
+            made = net.add("Reshape", x, wanted)
+        else:
+            fits: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {
+                "like": lambda a, b: prod(a) == prod(b),
+                "add": broadcast,
+                "join": lambda a, b: len(a) == len(b) > 0 and a[1:] == b[1:],
+                "product": lambda a, b: len(a) > 1 < len(b) and a[-1] == b[-2] and broadcast(a[:-2], b[:-2]),
+            }
+            pairs = fitting(net, values, fits[what]) if what in fits else []
+            if not pairs:
+                continue
+            x, other = draw(st.sampled_from(pairs))
+            if what == "like":
+                made = net.add("Reshape", x, net.add("Shape", other), allowzero=1)
+            elif what == "join":
+                made = net.add("Concat", x, other, axis=0)
+            else:
+                made = net.add("Add" if what == "add" else "MatMul", x, other)
+        if len(net.shape(made)) < 6:
+            values.append(made)
+    graph = net.finish(*dict.fromkeys(draw(st.lists(st.sampled_from(values), min_size=1, max_size=3))), values[-1])
+    graph.outputs = list(dict.fromkeys(graph.outputs))
+    for name, dims in INPUTS.items():
+        graph.specs = {**graph.specs, name: TensorSpec(dims, graph.specs[name].dtype)}
+    graph.specs = {n: s for n, s in graph.specs.items() if n in INPUTS or n in graph.constants}
+    return graph, sizes
+
+
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=SLOW)
+@given(of_open_sizes(), st.data())
+def test_prepared_once_is_what_each_size_gives(made: tuple[Graph, dict[str, int]], data: st.DataObject) -> None:
+    """Equal sizes, zeros and ones among them: what depends on those is a guard, also in sets and dicts."""
+    graph, sizes = made
+    network = opened(graph, shapes_of(sizes))
+    if network is None:
+        return
+    assert_serves(network, graph, shapes_of(sizes))
+    for other in data.draw(st.lists(st.tuples(SIZE, SIZE, SIZE), min_size=1, max_size=12, unique=True)):
+        shapes = shapes_of(dict(zip(NAMES, other, strict=True)))
+        try:
+            bound = bind(graph, shapes)
+            prepare_network(bound, Precision.HIGH)
+        except WeftError:
+            assert network.sized(bind(graph, shapes)) is None, "these sizes do not fit"
+            continue
+        if network.sized(bound) is not None:
+            assert_serves(network, graph, shapes)

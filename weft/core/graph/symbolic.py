@@ -179,10 +179,6 @@ class SymbolicInt:
     def __format__(self, spec: str) -> str:
         return format(str(self), spec)
 
-    def __hash__(self) -> int:
-        terms = self._sizes.reduced(self.terms)
-        return hash(terms[0][1] if len(terms) == 1 and not terms[0][0] else terms)
-
     def _of(self, other: object) -> Terms | None:
         """Return another number as a polynomial in the same sizes; None if it is something else."""
         if type(other) is SymbolicInt:
@@ -278,6 +274,8 @@ class SymbolicInt:
     def _refuse(self, *_: object) -> Any:
         raise self._sizes.fail("a size would have to be known as a number")
 
+    # A set or a dict takes numbers with other hashes for different without asking, and so without a guard.
+    __hash__ = _refuse
     __index__ = __int__ = __float__ = __complex__ = __round__ = _refuse
     __truediv__ = __rtruediv__ = __pow__ = __rpow__ = __divmod__ = __rdivmod__ = _refuse
     __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = _refuse

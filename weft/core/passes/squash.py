@@ -45,7 +45,8 @@ def squash_moves(graph: Graph, context: PassContext) -> Graph:
     out, names = graph.copy(), Names(graph)
     aliases = Aliases(graph)
     made: dict[str, Node] = {}
-    equal: dict[object, str] = {}
+    moves: dict[str, list[tuple[object, str]]] = {}
+    """By source, what each move of it makes. Sizes are compared, because open ones have no hash."""
     bypassed: set[str] = set()
     nodes = []
     for each in graph.nodes:
@@ -53,12 +54,12 @@ def squash_moves(graph: Graph, context: PassContext) -> Graph:
         if is_move(node):
             target = node.outputs[0]
             node = _shorten(out, node, made, bypassed, names)
-            key = _key(out, node)
-            same = node.inputs[0] if changes_nothing(out, node) else equal.get(key)
-            if same is not None and aliases.join(target, same):
+            form, known = _form(out, node), moves.setdefault(node.inputs[0], [])
+            equal = node.inputs[0] if changes_nothing(out, node) else next((t for f, t in known if f == form), None)
+            if equal is not None and aliases.join(target, equal):
                 continue
             made[target] = node
-            equal.setdefault(key, target)
+            known.append((form, target))
         nodes.append(node)
     out.nodes = _without_unread(aliases.finish(nodes), bypassed, graph.outputs)
     return out
@@ -82,12 +83,12 @@ def _shorten(graph: Graph, node: Node, made: dict[str, Node], bypassed: set[str]
     return reshape(graph, node, source, names) if order is None else transpose(node, source, order)
 
 
-def _key(graph: Graph, node: Node) -> object:
-    """Return a key that equal moves share: the source, and the shape or the order."""
-    source, order = node.inputs[0], order_of(graph, node)
-    if keeps_elements(graph.specs[source].dims, order):
-        return source, "shape", graph.specs[node.outputs[0]].dims
-    return source, "order", order
+def _form(graph: Graph, node: Node) -> object:
+    """Return what equal moves of one source share: the shape or the order."""
+    order = order_of(graph, node)
+    if keeps_elements(graph.specs[node.inputs[0]].dims, order):
+        return "shape", graph.specs[node.outputs[0]].dims
+    return "order", order
 
 
 def _without_unread(nodes: list[Node], bypassed: set[str], outputs: list[str]) -> list[Node]:

@@ -20,6 +20,7 @@ from weft.core.graph.graph import Graph, Node
 from weft.core.graph.interpreter import evaluate
 from weft.core.graph.layout import Array
 from weft.core.graph.limits import Limits
+from weft.core.graph.op import Op
 from weft.core.graph.symbolic import LaterConstant, OpenSizes, SymbolicInt, Terms, has_open_size, is_symbolic
 from weft.core.graph.tensor import TensorSpec
 from weft.core.passes import AnyPass
@@ -126,11 +127,11 @@ class _OpenGraph:
         def at(value: Any) -> Any:
             return _At(terms.setdefault(value.terms, len(terms))) if type(value) is SymbolicInt else value
 
-        forms: dict[TensorSpec, list[str]] = {}
+        forms: dict[object, tuple[list[str], TensorSpec]] = {}
         for name, spec in made.specs.items():
             if has_open_size(spec.shape):
-                forms.setdefault(spec, []).append(name)
-        self._specs = [(names, tuple(map(at, spec.shape)), spec.dtype) for spec, names in forms.items()]
+                forms.setdefault((_key(spec.shape), spec.dtype), ([], spec))[0].append(name)
+        self._specs = [(names, tuple(map(at, spec.shape)), spec.dtype) for names, spec in forms.values()]
         self._integers = [
             (name, made.specs[name].dtype.numpy, value.shape, tuple(map(at, value.reshape(-1))))
             for name, value in made.constants.items()
@@ -273,6 +274,19 @@ def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
     return function(value)
 
 
+def _key(value: Any) -> object:
+    """Return what equal polynomials share, in place of each in a value: they have no hash."""
+    if isinstance(value, (tuple, list)):
+        return tuple(map(_key, value))
+    return ("open", value.terms) if type(value) is SymbolicInt else value
+
+
+def _op_key(op: Op) -> object:
+    """Return a key that equal ops share."""
+    attributes = [getattr(op, f.name) for f in fields(op)]
+    return (type(op), *map(_key, attributes)) if any(map(_has_size, attributes)) else op
+
+
 class _Later:
     """The constants that are computed for certain sizes, each op once, in order."""
 
@@ -288,7 +302,7 @@ class _Later:
 
     def _step(self, value: LaterConstant) -> int:
         given = [self._input(each) for each in value.inputs]
-        key = (value.op, tuple(key for key, _ in given))
+        key = (_op_key(value.op), tuple(key for key, _ in given))
         if key not in self._place:
             self._steps.append((value.op, [read for _, read in given]))
             self._place[key] = len(self._steps) - 1
@@ -301,14 +315,15 @@ class _Later:
             return (step, output), lambda made, numbers: made[step][output]
         if isinstance(value, TensorSpec):
             shape, dtype = tuple(map(self._at, value.shape)), value.dtype.numpy
-            return value, lambda made, numbers: np.broadcast_to(np.zeros((), dtype), _filled(shape, numbers))
+            key = (_key(value.shape), value.dtype)
+            return key, lambda made, numbers: np.broadcast_to(np.zeros((), dtype), _filled(shape, numbers))
         if isinstance(value, np.ndarray) and value.dtype == object:
             elements, form = tuple(map(self._at, value.reshape(-1))), value.shape
             places = tuple((type(e) is _At, e) for e in elements)
             return (form, places), lambda made, numbers: np.array(_filled(elements, numbers), np.int64).reshape(form)
         few = value is not None and value.size <= FEW
-        key = (value.tobytes(), value.dtype, value.shape) if few else id(value)
-        return key, lambda made, numbers: value
+        bits = (value.tobytes(), value.dtype, value.shape) if few else id(value)
+        return bits, lambda made, numbers: value
 
     def made(self, numbers: list[int]) -> dict[str, Array]:
         """Return all constants by name."""
