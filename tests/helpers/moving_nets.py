@@ -144,7 +144,7 @@ def moving_networks(draw: Draw, steps: int) -> Graph:
     x = net.input("x", *draw(st.lists(st.sampled_from([1, 2, 3, 4, 8]), min_size=2, max_size=4)))
     for _ in range(draw(st.integers(1, steps))):
         source = x if draw(st.integers(0, 2)) else draw(st.sampled_from(_values(net)))
-        made = draw(st.sampled_from(STEPS))(draw, net, source)
-        x = x if made is None or prod(net.shape(made)) > MOST_ELEMENTS else made
+        following = draw(st.sampled_from(STEPS))(draw, net, source)
+        x = x if following is None or prod(net.shape(following)) > MOST_ELEMENTS else following
     made = [v for v in _values(net) if v not in net.graph.inputs] or [net.add("Neg", "x")]
     return net.finish(*dict.fromkeys([made[-1], *draw(st.lists(st.sampled_from(made), max_size=2))]))

@@ -225,6 +225,19 @@ def test_a_mask_that_makes_more_scores_and_heads_that_are_repeated_stay() -> Non
         assert fuse_attention(graph).nodes == graph.nodes
 
 
+def test_constant_masks_of_windows_are_added_up() -> None:
+    net = Net()
+    q, k, v = (net.input(n, *s) for n, s in {"q": (4, 3, 5, 4), "k": (4, 3, 7, 4), "v": (4, 3, 7, 6)}.items())
+    scores = net.add("MatMul", q, net.add("Transpose", k, perm=(0, 1, 3, 2)))
+    scores = net.add("Add", scores, net.random(1, 3, 5, 7))
+    windows = net.add("Reshape", scores, np.array([2, 2, 3, 5, 7]))
+    scores = net.add("Reshape", net.add("Add", windows, net.random(1, 2, 1, 5, 7)), np.array([4, 3, 5, 7]))
+    graph = net.finish(net.add("MatMul", net.add("Softmax", scores, axis=-1), v))
+    after = run_passes(graph)
+    assert kinds(after) == ["weft::Attention"]
+    assert_same(graph, after)
+
+
 def encoder(
     net: Net, x: str, heads: int, each: int, *, key: str = "", bias: bool = True, mask: str = "", turned: str = "once"
 ) -> str:

@@ -31,6 +31,7 @@ from weft.core.passes.patterns import (
 from weft.core.passes.properties import Property
 from weft.core.passes.squash import NO_MOVES_IN_A_ROW, squash_moves
 from weft.core.passes.transposes import NO_FREE_TRANSPOSES, move_transposes_up, transposes_as_reshapes
+from weft.core.passes.undo_reshapes import undo_reshapes
 from weft.errors import ConfigError
 
 __all__ = [
@@ -66,7 +67,8 @@ PASSES: tuple[AnyPass, ...] = (
     transposes_as_reshapes,
     SETTLE_MOVES,
     join_parts,
-    remove_identities,
+    undo_reshapes,
+    SETTLE_MOVES,
     fuse_gelu,
     fuse_layer_norm,
     fuse_attention,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Shape
+from weft.core.graph.limits import Budget
+from weft.core.graph.symbolic import is_symbolic
 from weft.core.graph.tensor import TensorSpec
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.moves import RESHAPES, order_of
@@ -47,7 +50,7 @@ def fuse_attention(graph: Graph, context: PassContext) -> Graph:
         shares = softmax.outputs[0]
         product = reader.only_reader(shares, "MatMul")
         last = op.axis % len(reader.dims(shares)) == len(reader.dims(shares)) - 1
-        scores = _scores(reader, softmax.inputs[0]) if product is not None and last else None
+        scores = _scores(reader, softmax.inputs[0], context.budget) if product is not None and last else None
         if product is None or scores is None or product.inputs[0] != shares:
             continue
         v = product.inputs[1]
@@ -59,18 +62,40 @@ def fuse_attention(graph: Graph, context: PassContext) -> Graph:
     return reader.finish()
 
 
-def _scores(reader: Reader, value: str) -> _Scores | None:
-    """Return the parts of the scores, if nothing else reads an intermediate value."""
+def _scores(reader: Reader, value: str, budget: Budget) -> _Scores | None:
+    """Return the parts of the scores, if nothing else reads an intermediate value; constant masks are added up."""
     total = reader.maker(value, "Add")
     if not reader.is_read_once(value):
         return None
     if total is None:
         return _scaled(reader, value)
     for rest, mask in (total.inputs, total.inputs[::-1]):
-        found = _scaled(reader, rest) if reader.is_read_once(rest) else None
-        if found is not None and reader.dims(rest) == reader.dims(value):
+        if not reader.is_read_once(rest) or reader.dims(rest) != reader.dims(value):
+            continue
+        found = _scaled(reader, rest)
+        if found is not None:
             return replace(found, mask=mask)
+        if mask in reader.graph.constants and (found := _scores(reader, rest, budget)) is not None:
+            joint = _sum(reader, found.mask, mask, budget)
+            return replace(found, mask=joint) if joint else None
     return None
+
+
+def _sum(reader: Reader, first: str, second: str, budget: Budget) -> str:
+    """Return the sum of two constants as a constant; "" if one is none, or the sum is too large."""
+    constants = reader.graph.constants
+    if first not in constants or any(map(is_symbolic, (constants[first], constants[second]))):
+        return ""
+    spec = reader.graph.specs[first]
+    dims = np.broadcast_shapes(constants[first].shape, constants[second].shape)
+    nbytes, began = prod(dims) * spec.dtype.itemsize, budget.clock()
+    if not budget.allows((), nbytes):
+        return ""
+    name = reader.names.fresh(f"{first}.masks")
+    constants[name] = constants[first] + constants[second]
+    reader.graph.specs[name] = TensorSpec(dims, spec.dtype)
+    budget.spend(nbytes, began)
+    return name
 
 
 def _scaled(reader: Reader, value: str) -> _Scores | None:
