@@ -17,6 +17,7 @@ from weft.core.contract.backend import BackendConfig, DeviceInfo, Precision
 from weft.core.graph.graph import Graph, bind
 from weft.core.graph.layout import Array, Shape
 from weft.core.placement.optimizer import OptimizerOptions, optimize
+from weft.core.placement.prepare import PreparedNetwork, prepare_network
 from weft.core.registry.backend_registry import DeviceChoice, registry
 from weft.core.session.loaded_network import opened
 from weft.kernels.dialect import Dialect
@@ -87,14 +88,27 @@ def _recorded() -> Iterator[set[KernelRequest]]:
 
 
 def plan_kernels(
-    graph: Graph, caps: DeviceCaps, precision: Precision, shapes: Mapping[str, Shape] | None = None
+    graph: Graph,
+    caps: DeviceCaps,
+    precision: Precision,
+    shapes: Mapping[str, Shape] | None = None,
+    *,
+    prepared: PreparedNetwork | None = None,
 ) -> set[KernelRequest]:
     """Return the kernels that this network needs on a device with these capabilities, without packing its weights.
 
-    Raise UnsupportedOps if such a device does not run the whole network.
+    `prepared` is the result of `prepare` at this precision, if it was called before. Raise UnsupportedOps if such a
+    device does not run the whole network.
     """
     choices, config = [DeviceChoice(PlanningCreator(caps), 0)], BackendConfig(precision=precision)
     host = DeviceChoice(registry.find("cpu"), 0).device
+    prepared = prepared or prepare(graph, precision, shapes)
+    options = OptimizerOptions(config, fallback="error")
     with _recorded() as requests, opened(choices, config) as backends:
-        optimize(bind(graph, shapes or {}), backends, OptimizerOptions(config, fallback="error"), host=host)
+        optimize(prepared.graph, backends, options, host=host, prepared=prepared)
     return requests
+
+
+def prepare(graph: Graph, precision: Precision, shapes: Mapping[str, Shape] | None = None) -> PreparedNetwork:
+    """Return the network as every device gets it: bound to these shapes and rewritten."""
+    return prepare_network(bind(graph, shapes or {}), precision)

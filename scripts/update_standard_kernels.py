@@ -19,7 +19,7 @@ from pathlib import Path
 import onnx
 
 from benchmarks.models import MODELS
-from scripts.plan_kernels import plan_kernels
+from scripts.plan_kernels import plan_kernels, prepare
 from weft import models as shipped
 from weft.backends.gpu.device.device import DeviceCaps
 from weft.backends.vulkan.prebuild import MANIFEST, standard_requests, write_requests
@@ -70,11 +70,12 @@ class KernelNetwork:
 
     def requests(self) -> set[KernelRequest]:
         """Return the kernels that it needs on all profiles, stored as fp32 and as fp16."""
+        prepared = {each: prepare(self.graph, each, self.shapes) for each in (Precision.HIGH, Precision.LOW)}
         return {
             request
             for caps in PROFILES.values()
-            for precision in (Precision.HIGH, Precision.LOW)
-            for request in plan_kernels(self.graph, caps, precision, self.shapes)
+            for precision, network in prepared.items()
+            for request in plan_kernels(self.graph, caps, precision, self.shapes, prepared=network)
         }
 
 

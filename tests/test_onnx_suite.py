@@ -79,9 +79,12 @@ def test_each_case_that_a_gpu_refuses_is_listed_with_a_reason() -> None:
         check_refused(device, reasons.keys())
 
 
-@pytest.mark.parametrize("device", ["cpu", "opencl", "vulkan"])
+@pytest.mark.parametrize("device", ["cpu", "opencl", pytest.param("vulkan", marks=pytest.mark.long)])
 def test_the_suite_of_onnx_finds_nothing_wrong(device: str) -> None:
-    """Run all cases on the CPU, and on a GPU those of the long run, or the first one of each op."""
+    """Run all cases on the CPU, and on a GPU those of the long run, or the first one of each op.
+
+    How a file's nodes become ops does not depend on the GPU, and Vulkan's kernels run the op table.
+    """
     every = device == "cpu" or is_long()
     report = run_onnx_suite(device, one_per_op=not every)
     assert report.ok, str(report)

@@ -1,9 +1,9 @@
 """Rows of the op table that run together, as parts of one network: a session for all costs little more than for one.
 
-In the short run a GPU plans every row, and may refuse none. A row runs there if one of its kernels has a line that no
-kernel before had, as most rows differ by numbers alone; on a device that compiles a kernel once for all shapes, every
-row runs whose kernels are compiled by then. So a row that needs no new code costs a millisecond or two. In the long
-run each row runs by itself, and so do the rows of a group that fails, to tell which it was.
+In the short run a GPU plans every row, and may refuse none. Most rows differ by numbers alone, so those run that have,
+between them, every line of every kernel, with as little to compile as possible. On a device that compiles a kernel once
+for all shapes, every row runs whose kernels are compiled by then: it costs a millisecond or two. In the long run each
+row runs by itself, and so do the rows of a group that fails, to tell which it was.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ Check = Callable[[Case, list[Array]], None]
 
 
 def by_family(rows: Iterable[Case]) -> dict[str, list[Case]]:
-    """Return the rows of the ops of each module: those share most of their kernels."""
+    """Return the rows of the ops of each module, those of all kinds of attention together: they share most kernels."""
     found: dict[str, list[Case]] = {}
     for row in rows:
-        found.setdefault(op_types()[row.op].__module__.rpartition(".")[2], []).append(row)
+        module = op_types()[row.op].__module__.rpartition(".")[2]
+        found.setdefault("attention" if module.endswith("attention") else module, []).append(row)
     return found
 
 
@@ -165,15 +166,21 @@ def _together(
 def _chosen(prepared: Sequence[_Prepared], device: str, precision: str) -> list[_Prepared]:
     """Plan all rows, and return those that are to run; see the top of this file."""
     kernels = _kernels([each.graph for each in prepared], device, precision)
-    compiled, lines, chosen = set[str](), set[str](), set[int]()
-    for place in range(len(prepared)):
-        new = {
-            line.strip() for source in kernels[place].values() for line in source.text.splitlines()
-        } - lines
-        if new or not chosen:
-            chosen.add(place)
-            lines |= new
-            compiled |= kernels[place].keys()
+    missing = [{line.strip() for source in each.values() for line in source.text.splitlines()} for each in kernels]
+    compiled, chosen = set[str](), set[int]()
+
+    def rate(place: int) -> float:
+        """Return how many missing lines a row has for each character that is compiled for it."""
+        new = sum(len(source.text) for digest, source in kernels[place].items() if digest not in compiled)
+        return len(missing[place]) / (1 + new)
+
+    while any(missing) or not chosen:
+        best = max(range(len(prepared)), key=rate)
+        chosen.add(best)
+        compiled |= kernels[best].keys()
+        found = set(missing[best])
+        for lines in missing:
+            lines -= found
     if device not in COMPILES_EACH_SIZE:
         chosen |= {place for place in range(len(prepared)) if kernels[place].keys() <= compiled}
     return [prepared[place] for place in sorted(chosen)]

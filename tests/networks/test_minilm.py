@@ -69,7 +69,7 @@ def test_the_benchmark_has_the_size_of_the_real_one() -> None:
 
 
 @pytest.mark.covering
-@pytest.mark.parametrize("precision", ["high", "low"])
+@pytest.mark.parametrize("precision", ["low", "high"])  # so that Vulkan's is low: attention in fp16 on llvmpipe
 @pytest.mark.parametrize("opset", [14, 17])
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_encoder_runs_whole_on_every_device(device: str, opset: int, precision: str) -> None:

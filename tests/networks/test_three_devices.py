@@ -2,19 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from itertools import groupby
 
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 import weft
 from benchmarks.models import resnet50, squeezenet1_1
+from tests.helpers.run_length import is_long
 from weft.core.graph.layout import Array
 
 ORDER = ("vulkan", "opencl", "cpu")
-MODELS = {
+BLOCKS = 18
+
+
+def blocks() -> onnx.ModelProto:
+    """Return a network of 18 residual blocks, one like the other, so that a device compiles few kernels for it."""
+    rng = np.random.default_rng(5)
+    nodes: list[onnx.NodeProto] = []
+    weights: list[TensorProto] = []
+    value = "x"
+    for k in range(BLOCKS):
+        name = f"blocks.{k}"
+        kernel = (rng.standard_normal((8, 8, 3, 3)) / 9).astype(np.float32)
+        weights.append(numpy_helper.from_array(kernel, f"{name}.weight"))
+        out = "y" if k == BLOCKS - 1 else f"{name}/out"
+        nodes += [
+            helper.make_node("Conv", [value, f"{name}.weight"], [f"{name}/c"], f"{name}/conv", pads=[1] * 4),
+            helper.make_node("Add", [value, f"{name}/c"], [f"{name}/s"], f"{name}/add"),
+            helper.make_node("MaxPool", [f"{name}/s"], [out], f"{name}/pool", kernel_shape=[3, 3], pads=[1] * 4),
+        ]
+        value = out
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["N", 8, 13, 11]) for n in "xy"]
+    graph = helper.make_graph(nodes, "blocks", ends[:1], ends[1:], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
+    "blocks": blocks,
     "squeezenet": lambda: squeezenet1_1("N", image=63, width=0.25, classes=40),
     "resnet50": lambda: resnet50("N", image=32, width=0.125, classes=40),
 }
@@ -27,8 +56,8 @@ def model(name: str) -> onnx.ModelProto:
 
 @cache
 def picture(name: str, batch: int) -> Array:
-    size = model(name).graph.input[0].type.tensor_type.shape.dim[2].dim_value
-    return np.random.default_rng(batch).standard_normal((batch, 3, size, size)).astype(np.float32)
+    _, *sizes = (dim.dim_value for dim in model(name).graph.input[0].type.tensor_type.shape.dim)
+    return np.random.default_rng(batch).standard_normal((batch, *sizes)).astype(np.float32)
 
 
 @cache
@@ -82,7 +111,8 @@ def check_placement(session: weft.Session, hints: dict[str, str]) -> int:
     ("name", "nodes", "parts", "precision", "batches"),
     [
         pytest.param("squeezenet", 36, 13, "low", (1,), marks=pytest.mark.long),
-        ("squeezenet", 36, 13, "high", (1, 2, 1)),
+        ("blocks", 42, 18, "high", (1, 2, 1)),
+        pytest.param("squeezenet", 36, 13, "high", (1, 2, 1), marks=pytest.mark.long),
         pytest.param("resnet50", 70, 18, "high", (1, 2, 1), marks=pytest.mark.long),
     ],
 )
@@ -102,19 +132,19 @@ def test_blocks_take_turns_on_three_devices(
 
 def test_at_least_fifty_nodes_each_on_the_next_device() -> None:
     """The worst case: nearly every value crosses."""
-    name = "resnet50"
+    name, nodes = ("resnet50", 70) if is_long() else ("blocks", 50)
     hints = by_node(name)
     network = weft.optimize(model(name), ORDER, hints=hints, shapes={"x": picture(name, 1).shape})
     with weft.Runtime() as runtime:
         id_ = runtime.load(network)
         for _ in range(2):
             assert_close(name, runtime.run(id_, picture(name, 1))[0], 1, 1e-4)
-        assert check_placement(runtime.session(id_), hints) >= 70
+        assert check_placement(runtime.session(id_), hints) >= nodes
         assert len(runtime.session(id_).report.subgraphs) > 40
 
 
 def test_a_divided_network_tells_of_every_node_in_debug_and_profile() -> None:
-    name = "resnet50"
+    name = "resnet50" if is_long() else "blocks"
     heard: list[weft.DebugRecord] = []
     shapes = {"x": picture(name, 1).shape}
     with weft.load(

@@ -7,6 +7,8 @@ float16. `rows_together` says which rows run in the short run; with `--all` each
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -35,6 +37,9 @@ DEVICES = ("cpu", *GPUS)
 TAKEN = by_family(row for row in ROWS if refusal(row) is None)
 REFUSED = by_family(row for row in ROWS if refusal(row) is not None)
 LOW = by_family(HALVED)
+SLOW_ON_LLVMPIPE = {"attention", "conv", "softmax"}
+"""Families whose kernels take llvmpipe seconds to compile. In the short run it has their rows in fp32, and OpenCL in
+fp16; in fp16 on Vulkan they run in networks (tests/networks)."""
 
 
 @pytest.mark.parametrize("family", by_family(ROWS))
@@ -60,9 +65,19 @@ def test_rows_that_a_gpu_refuses(device: str, family: str) -> None:
     check_refused(REFUSED[family], device)
 
 
-@pytest.mark.covering
-@pytest.mark.parametrize("family", LOW)
-@pytest.mark.parametrize("device", GPUS)
+def _low() -> list[Any]:
+    """Return each family on each device: in the short run on one of the two, those slow on llvmpipe on OpenCL."""
+    taken = {
+        family: "opencl" if family in SLOW_ON_LLVMPIPE or place % 2 else "vulkan" for place, family in enumerate(LOW)
+    }
+    return [
+        pytest.param(device, family, marks=[pytest.mark.long] * (taken[family] != device))
+        for device in GPUS
+        for family in LOW
+    ]
+
+
+@pytest.mark.parametrize(("device", "family"), _low())
 def test_rows_with_precision_low(device: str, family: str) -> None:
     """Run rows of float32, stored as float16, and compare with their references in float16.
 

@@ -169,6 +169,11 @@ class Kit:
             reasons.append(mine or problem)
         return "; ".join(dict.fromkeys(reasons)) or e.what
 
+    @property
+    def declined(self) -> list[str]:
+        """Return the first outputs of nodes for which `onCreate` has returned None in this check."""
+        return self._witness.declined if self._witness is not None else []
+
     def note(self, text: str) -> None:
         """Add a remark to the report, once."""
         self.notes[text] = None

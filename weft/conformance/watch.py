@@ -50,7 +50,7 @@ class Watch:
     """Records the callbacks of all backends that a creator makes while the block runs.
 
     `before` is called with each callback before it happens; its exceptions are raised as the callback's. Objects
-    are held by weak references only. Without `record`, only `latest` is kept.
+    are held by weak references only. Without `record`, only `latest` and `declined` are kept.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Watch:
         return callback
 
     def _created(self, index: int, what: str, execution: Execution | None) -> Execution | None:
-        if execution is None and self.record:
+        if execution is None:
             self.declined.append(what)
         elif isinstance(execution, Execution) and self._mark not in vars(execution):  # it may serve several nodes
             vars(execution)[self._mark] = True

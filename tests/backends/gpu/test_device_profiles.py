@@ -126,10 +126,10 @@ def opened(api: str) -> GpuDevice:
     return creator.runtime(0).device
 
 
-COMPILED_BY_CPUS = {"smallest"}
-"""The profiles of which OpenCL's compiler for CPUs is asked in the short run; each has many kernels of its own."""
-PLAYED_BY_LLVMPIPE = {"mali-bifrost", "radv"}
-"""Those that llvmpipe plays in the short run: an odd number of items, and a large GPU."""
+COMPILED_BY_CPUS = {"smallest", "mali-bifrost"}
+"""The profiles of which OpenCL's compiler for CPUs is asked in the short run: little of all, an odd number of items."""
+PLAYED_BY_LLVMPIPE = {"radv"}
+"""Those that llvmpipe plays in the short run: a large GPU."""
 
 
 def _profiles() -> list[Any]:

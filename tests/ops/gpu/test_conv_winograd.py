@@ -18,7 +18,7 @@ from tests.helpers.cards import H200
 from tests.helpers.conv_problems import conv_problem, take_where_it_fits
 from tests.helpers.emulated_gpus import APIS, emulated_gpu
 from tests.helpers.nets import Net
-from tests.helpers.op_rows import GPUS, ROWS, assert_agree, reference
+from tests.helpers.op_rows import ROWS, assert_agree, reference
 from tests.helpers.rows_together import as_it_is, check_rows
 from weft.backends.gpu.tuning.tuner import tune_pipelines
 from weft.backends.gpu.tuning_tables.tuning_table import Entry
@@ -121,6 +121,7 @@ def test_convolution_by_value(
     assert_winograd(network(shape, co, pads, residual=True), device)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("device", APIS)
 @pytest.mark.parametrize(
     ("bias", "residual", "relu"),
@@ -172,6 +173,7 @@ def test_sessions_that_forbid_it_do_without(tile: WinogradTile, device: str) -> 
         assert kernels(session) == ["conv_gemm"] and "winograd: off" in str(session.report)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("device", APIS)
 @pytest.mark.parametrize("ci", [16, 256])
 def test_the_errors_are_those_that_the_docs_state(tile: WinogradTile, device: str, ci: int) -> None:
@@ -196,7 +198,7 @@ def has_constant_weights(row: Case) -> bool:
 WITH_CONSTANT_WEIGHTS = [row for row in ROWS if has_constant_weights(row)]
 
 
-@pytest.mark.parametrize("device", GPUS)
+@pytest.mark.parametrize("device", ["opencl", pytest.param("vulkan", marks=pytest.mark.long)])
 def test_rows_of_the_table(tile: WinogradTile, device: str) -> None:
     """Those that it does not fit are computed as ever."""
     check_rows(WITH_CONSTANT_WEIGHTS, device, as_it_is, assert_exact)

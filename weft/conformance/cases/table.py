@@ -171,6 +171,8 @@ class Case:
 
     def constants(self) -> list[Array | None]:
         """Return the inputs that are constant, None for the others."""
+        if not any(i is not None and i.constant for i in self.inputs):
+            return [None] * len(self.inputs)
         pairs = zip(self.inputs, self.arrays(), strict=True)
         return [array if i is not None and i.constant else None for i, array in pairs]
 

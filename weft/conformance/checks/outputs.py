@@ -39,19 +39,26 @@ def _rows_of_several_outputs() -> list[tuple[Case, Graph]]:
 
 def _some_read(kit: Kit, row: Case, graph: Graph) -> str:
     names = graph.outputs
+    arrays = row.arrays()
+    if kit.precision is Precision.LOW:
+        arrays = halved(arrays)
+    every = evaluate(row.make_op(), arrays)
     for count in range(1, len(names)):
         for read in combinations(range(len(names)), count):
+            wanted = [every[k] for k in read]
             for named in (True, False):
-                problem = _read(kit, row, _reading(graph, read, named=named), read, None)
+                problem = _read(kit, row, _reading(graph, read, named=named), arrays, wanted, None)
                 # A node behind does not see the names of outputs that it does not read.
-                problem = problem or ("" if named else _with_a_node_behind(kit, row, graph, read))
+                problem = problem or ("" if named else _with_a_node_behind(kit, row, graph, read, arrays, wanted))
                 if problem:
                     others = "named" if named else "without names"
                     return f"reading output {' and '.join(map(str, read))}, the others {others}: {problem}"
     return ""
 
 
-def _with_a_node_behind(kit: Kit, row: Case, graph: Graph, read: Sequence[int]) -> str:
+def _with_a_node_behind(
+    kit: Kit, row: Case, graph: Graph, read: Sequence[int], arrays: Sequence[Array | None], wanted: Sequence[Array]
+) -> str:
     """Return what is wrong if another node reads the output; "" also if the backend takes no such node."""
     if len(read) > 1 or not graph.specs[graph.outputs[read[0]]].dtype.is_float:
         return ""
@@ -62,7 +69,7 @@ def _with_a_node_behind(kit: Kit, row: Case, graph: Graph, read: Sequence[int]) 
         whole.nodes.append(Node("behind", behind, (value,), ("z",)))
         whole.outputs = ["z"]
         try:
-            return _read(kit, row, infer_shapes(whole), read, behind)
+            return _read(kit, row, infer_shapes(whole), arrays, wanted, behind)
         except UnsupportedOps:
             continue
     return ""
@@ -78,13 +85,10 @@ def _reading(graph: Graph, read: Sequence[int], *, named: bool) -> Graph:
     return made
 
 
-def _read(kit: Kit, row: Case, graph: Graph, read: Sequence[int], behind: Op | None) -> str:
-    arrays = row.arrays()
-    if kit.precision is Precision.LOW:
-        arrays = halved(arrays)
+def _read(
+    kit: Kit, row: Case, graph: Graph, arrays: Sequence[Array | None], wanted: Sequence[Array], behind: Op | None
+) -> str:
     op = row.make_op()
-    made = evaluate(op, arrays)
-    wanted = [made[k] for k in read]
     wanted = [value for a in wanted for value in evaluate(behind, [a])] if behind else wanted
     with kit.load(graph) as session:
         actual: list[Array] = session.run(feeds_of(row, arrays))

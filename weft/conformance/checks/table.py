@@ -46,13 +46,12 @@ def look_at_row(kit: Kit, row: Case) -> list[Finding]:
 
 
 def _look(kit: Kit, row: Case) -> list[Finding]:
-    with kit.watch() as watch:
-        try:
-            return [_judge(kit, row)]
-        except BaseException as e:
-            if ends_program(e):
-                raise
-            return [_raised(kit, row, e, declined=bool(watch.declined))]
+    try:
+        return [_judge(kit, row)]
+    except BaseException as e:
+        if ends_program(e):
+            raise
+        return [_raised(kit, row, e, declined=bool(kit.declined))]
 
 
 def _raised(kit: Kit, row: Case, e: BaseException, *, declined: bool) -> Finding:

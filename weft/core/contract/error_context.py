@@ -24,12 +24,16 @@ FAILURES = (Exception, SystemExit, GeneratorExit)
 """What counts as a backend's own failure while it is discovered, unless a signal handler raised it."""
 
 
+_SIGNALS = tuple(signal.valid_signals())
+"""Asked for once: the list is made anew each time, and the conformance kit needs it thousands of times."""
+
+
 def sent_by_signal(e: BaseException) -> bool:
     """Tell whether a signal handler raised an exception; then it belongs to the program, wherever it was raised.
 
     Only the handlers registered now are known, not one that replaced itself before it raised.
     """
-    codes = {_code(h) for h in map(signal.getsignal, signal.valid_signals()) if callable(h)}
+    codes = {_code(h) for h in map(signal.getsignal, _SIGNALS) if callable(h)}
     frame = e.__traceback__
     while frame is not None:
         if frame.tb_frame.f_code in codes:
