@@ -82,6 +82,14 @@ def _heads(net: Net) -> str:
     return net.add("MatMul", net.add("Softmax", scores, axis=-1), v)
 
 
+def _rows_and_images(net: Net) -> str:
+    """Rows of channels become the image of a convolution, as in ConvNeXt."""
+    rows = net.add("LayerNormalization", net.input("x", 2, 6, 6, 8), net.random(8), axis=-1)
+    image = net.add("Transpose", rows, perm=(0, 3, 1, 2))
+    back = net.add("Transpose", net.conv(image, 8, 3, group=8, pads=(1, 1, 1, 1)), perm=(0, 2, 3, 1))
+    return net.add("Add", net.add("MatMul", net.add("Softmax", back, axis=-1), net.random(8, 8)), rows)
+
+
 def _joined(net: Net) -> str:
     """A sum and a softmax write into what joins them."""
     x = net.input("x", 3, 5)
@@ -113,6 +121,7 @@ REMAINS: dict[Callable[[Net], str], list[str]] = {
     _heads: ["conv_gemm", "attention"],
     _growing: ["relayout", *["conv_gemm"] * 5, "relayout"],
     _two_paths: ["relayout", *["conv_gemm"] * 3, "relayout"],
+    _rows_and_images: ["normalize_lines", "conv_depthwise_tile", "softmax", "conv_gemm"],
     _joined: ["softmax", "elementwise", "matmul_rows"],
 }
 

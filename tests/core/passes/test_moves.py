@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.helpers.nets import Net
-from tests.helpers.rewrites import assert_identical, text
+from tests.helpers.nets import Net, kinds
+from tests.helpers.rewrites import assert_identical, assert_same, text
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Array
@@ -383,3 +383,47 @@ def test_passes_that_make_work_for_each_other_run_until_nothing_is_left() -> Non
         ],
         ["t = Relu()(x)", "p = GlobalAveragePool()(t)", "y = Reshape(allowzero=0)(p, n_y.shape)"],
     )
+
+
+# -- down --------------------------------------------------------------------------------------------------
+
+
+def test_a_sum_of_transposed_values_is_computed_before() -> None:
+    net = Net()
+    x, y = (net.add("Relu", net.input(name, 2, 3, 4)) for name in "xy")
+    total = net.add("Add", *(net.add("Transpose", v, perm=(0, 2, 1)) for v in (x, y)))
+    graph = net.finish(net.add("Mul", total, net.random(4, 1)))
+    after = run_passes(graph, (find_pass("move_transposes_down"),))
+    assert kinds(after) == ["Relu", "Relu", "Add", "Mul", "Transpose"]
+    assert_same(graph, after, 0)
+
+
+def test_a_stream_to_which_rows_are_added_stays_in_rows() -> None:
+    net = Net()
+    rows = net.add("LayerNormalization", net.input("x", 1, 4, 4, 8), net.random(8), axis=-1)
+    image = net.add("Transpose", rows, perm=(0, 3, 1, 2))
+    for _ in range(2):
+        inside = net.add("Transpose", net.conv(image, 8), perm=(0, 2, 3, 1))
+        inside = net.add("Transpose", net.add("MatMul", inside, net.random(8, 8)), perm=(0, 3, 1, 2))
+        image = net.add("Add", image, net.add("Mul", inside, net.random(8, 1, 1)))
+    graph = net.finish(net.conv(image, 4))
+    after = run_passes(graph)
+    assert kinds(after).count("Transpose") == kinds(graph).count("Transpose")
+    makers = after.producers()
+    for node in after.nodes:
+        if node.op.type == "Add":
+            above = [makers[i].op.type for i in node.inputs]
+            assert "Transpose" not in above and "Conv" not in above
+    assert_same(graph, after, 1e-5)
+
+
+@pytest.mark.parametrize("other", ["another order", "both read elsewhere", "not transposed"])
+def test_a_sum_stays_where_it_would_cost_a_transpose(other: str) -> None:
+    net = Net()
+    x, y = (net.add("Relu", net.input(name, 3, 3, 3)) for name in "xy")
+    first = net.add("Transpose", x, perm=(0, 2, 1))
+    order = (2, 1, 0) if other == "another order" else (0, 2, 1)
+    second = y if other == "not transposed" else net.add("Transpose", y, perm=order)
+    elsewhere = [net.add("Softmax", v) for v in (first, second)] if "elsewhere" in other else []
+    graph = net.finish(net.add("Add", first, second), *elsewhere)
+    assert str(run_passes(graph, (find_pass("move_transposes_down"),))) == str(graph)

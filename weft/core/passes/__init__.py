@@ -30,7 +30,12 @@ from weft.core.passes.patterns import (
 )
 from weft.core.passes.properties import Property
 from weft.core.passes.squash import NO_MOVES_IN_A_ROW, squash_moves
-from weft.core.passes.transposes import NO_FREE_TRANSPOSES, move_transposes_up, transposes_as_reshapes
+from weft.core.passes.transposes import (
+    NO_FREE_TRANSPOSES,
+    move_transposes_down,
+    move_transposes_up,
+    transposes_as_reshapes,
+)
 from weft.core.passes.undo_reshapes import undo_reshapes
 from weft.errors import ConfigError
 
@@ -68,6 +73,7 @@ PASSES: tuple[AnyPass, ...] = (
     SETTLE_MOVES,
     join_parts,
     undo_reshapes,
+    move_transposes_down,
     SETTLE_MOVES,
     fuse_gelu,
     fuse_layer_norm,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -10,7 +11,9 @@ import numpy as np
 from weft.core.graph.graph import Graph, Names, Node
 from weft.core.graph.layout import Shape
 from weft.core.graph.limits import Budget
+from weft.core.graph.symbolic import is_symbolic
 from weft.core.graph.tensor import TensorSpec
+from weft.core.passes.dead import without_dead_nodes
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.moves import (
     Order,
@@ -71,6 +74,73 @@ def move_transposes_up(graph: Graph, context: PassContext) -> Graph:
         return graph
     moves = _Moves(graph, context.budget)
     return moves.graph if moves.found() else graph
+
+
+@graph_pass(rounds=ROUNDS)
+def move_transposes_down(graph: Graph, context: PassContext) -> Graph:
+    """Compute element-wise nodes of equally transposed values before the transpose.
+
+    All operands of the node must be outputs of transposes of one order, or scalars or constants, which are transposed
+    here, within the budget. At least one transpose must have no other reader. So a stream of values to which
+    transposed ones are added, as in ConvNeXt, is kept in their order: there are no more transposes than before, and
+    element-wise nodes are next to what makes their operands.
+    """
+    if not any(node.op.type == "Transpose" for node in graph.nodes):
+        return graph
+    out, names, makers, readers = graph.copy(), Names(graph), graph.producers(), graph.readers()
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        moved: list[Node] = []
+        while (order := _common_order(out, node, makers, readers)) is not None:
+            nbytes = sum(out.constants[i].nbytes for i in node.inputs if i in out.constants)
+            if not context.budget.allows((), nbytes):
+                break
+            began, back = context.budget.clock(), tuple(order.index(axis) for axis in range(len(order)))
+            inputs = tuple(
+                makers[i].inputs[0] if i in makers else _transposed(out, i, back, names) for i in node.inputs
+            )
+            for old, new in zip(node.inputs, inputs, strict=True):
+                if old in makers:
+                    readers[old] -= 1
+                    readers[new] += readers[old] > 0
+            before, spec = names.fresh(f"{node.outputs[0]}.before"), out.specs[node.outputs[0]]
+            out.specs[before] = TensorSpec(tuple(spec.dims[axis] for axis in back), spec.dtype)
+            after = Node(names.fresh(f"{node.name}.transpose"), node.op, (before,), node.outputs)
+            moved.append(transpose(after, before, order))
+            makers[node.outputs[0]] = moved[-1]
+            node, readers[before] = replace(node, inputs=inputs, outputs=(before,)), 1
+            context.budget.spend(nbytes, began)
+        nodes += [node, *reversed(moved)]
+    out.nodes = nodes
+    return without_dead_nodes(out) if len(nodes) > len(graph.nodes) else graph
+
+
+def _common_order(graph: Graph, node: Node, makers: Mapping[str, Node], readers: Mapping[str, int]) -> Order | None:
+    """Return the order of all transposes that make the operands of a node, if it can be computed before them."""
+    if not node.op.is_elementwise or len(node.outputs) != 1:
+        return None
+    dims = graph.specs[node.outputs[0]].dims
+    values = {i for i in node.inputs if i and i not in graph.constants}
+    above = [makers.get(value) for value in values]
+    orders = {order_of(graph, each) if each is not None else None for each in above}
+    order = orders.pop() if len(orders) == 1 else None
+    if order is None or any(graph.specs[value].dims != dims for value in values):
+        return None
+    if any(is_symbolic(graph.constants[i]) for i in node.inputs if i in graph.constants):
+        return None
+    return order if any(readers[value] == node.inputs.count(value) for value in values) else None
+
+
+def _transposed(graph: Graph, value: str, order: Order, names: Names) -> str:
+    """Return the name of a constant operand with its axes in another order; scalars and missing operands stay."""
+    if not value or graph.specs[value].size == 1:
+        return value
+    array = graph.constants[value]
+    full = array.reshape(*(1,) * (len(order) - array.ndim), *array.shape).transpose(order)
+    name = names.fresh(f"{value}.transposed")
+    graph.constants[name] = np.array(full, order="C")
+    graph.specs[name] = TensorSpec(full.shape, graph.specs[value].dtype)
+    return name
 
 
 class _Moves:
@@ -146,7 +216,7 @@ class _Region:
             if value not in renamed:
                 renamed[value] = self._fresh(graph, value, names)
         for node in self.nodes.values():
-            inputs = tuple(renamed.get(i) or self._constant(graph, i, names) for i in node.inputs)
+            inputs = tuple(renamed.get(i) or _transposed(graph, i, self.order, names) for i in node.inputs)
             replaced.append((node, replace(node, inputs=inputs, outputs=(renamed[node.outputs[0]],))))
         for old, new in replaced:
             moves.replace(old, new)
@@ -156,17 +226,6 @@ class _Region:
         name = names.fresh(f"{value}.transposed")
         shape = tuple(self.dims[axis] for axis in self.order)
         graph.specs[name] = TensorSpec(shape, graph.specs[value].dtype)
-        return name
-
-    def _constant(self, graph: Graph, value: str, names: Names) -> str:
-        """Return the name of an operand that no node of the region makes, transposed unless it is a scalar."""
-        if not value or graph.specs[value].size == 1:
-            return value
-        array = graph.constants[value]
-        full = array.reshape(*(1,) * (len(self.order) - array.ndim), *array.shape).transpose(self.order)
-        name = names.fresh(f"{value}.transposed")
-        graph.constants[name] = np.array(full, order="C")
-        graph.specs[name] = TensorSpec(full.shape, graph.specs[value].dtype)
         return name
 
 

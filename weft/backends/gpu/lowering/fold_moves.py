@@ -8,7 +8,7 @@ input is a view of the output. So are the inputs of a concat. Maps of several mo
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from weft.backends.gpu.lowering.layouts import IsCustom, base_inputs, base_op
@@ -27,14 +27,18 @@ MOST_ELEMENTS = 1 << 30
 
 @dataclass(frozen=True)
 class FoldedMoves:
-    """Where values lie, and the names of the nodes that need not run because nothing is left to move."""
+    """A graph with final layouts, where its values lie, and the nodes that need not run: nothing is left to move."""
 
+    graph: Graph
     views: Mapping[str, ValueView]
     free: frozenset[str] = frozenset()
 
 
 def fold_moves(graph: Graph, views: Mapping[str, ValueView], is_custom: IsCustom) -> FoldedMoves:
-    """Return the views with those of moved values; the layouts of the graph are assigned."""
+    """Return the views with those of moved values; the layouts of the graph are assigned.
+
+    Packed images that are made of rows of channels become NHWC4, whatever the device prefers: these are their bytes.
+    """
     return _Folder(graph, dict(views), is_custom).run()
 
 
@@ -48,7 +52,7 @@ class _Move:
 
 class _Folder:
     def __init__(self, graph: Graph, views: dict[str, ValueView], is_custom: IsCustom) -> None:
-        self.graph, self.views, self.is_custom = graph, views, is_custom
+        self.graph, self.views, self.is_custom = graph.copy(), views, is_custom
         self.results = set(graph.outputs)
         self.makers = graph.producers()
         self.reads: dict[str, list[tuple[Node, int]]] = {}
@@ -63,7 +67,9 @@ class _Folder:
         self.free: set[str] = set()
 
     def run(self) -> FoldedMoves:
-        for node in self.graph.nodes:
+        for position, node in enumerate(self.graph.nodes):
+            if self._pack_in_place(node):
+                self.graph.nodes[position] = replace(node, op=replace(node.op, layout=Layout.NHWC4))  # type: ignore[call-arg]
             if node.name not in self.moves and (joint := self._joint(node)) is not None:
                 self.moves[node.name] = joint
             if node.name in self.moves:
@@ -73,7 +79,7 @@ class _Folder:
                 self._write_in_place(node)
             else:
                 self._join_in_place(node)
-        return FoldedMoves(self.views, frozenset(self.free))
+        return FoldedMoves(self.graph, self.views, frozenset(self.free))
 
     # -- what nodes can do -------------------------------------------------------------------------------
 
@@ -154,6 +160,8 @@ class _Folder:
         form = self._form(node.op)
         if form is None or prod(self.graph.specs[name].dims) >= MOST_ELEMENTS:
             return False
+        if not self._is_linear(name):
+            return places.is_identity
         if position < 0 and len([o for o in node.outputs if o]) != 1:
             return False
         if position >= len(base_inputs(node.op, node.inputs)):
@@ -205,6 +213,30 @@ class _Folder:
                 placed += 1
         if placed == len(node.outputs):
             self.free.add(node.name)
+
+    def _pack_in_place(self, node: Node) -> bool:
+        """Let a packed image be the rows of channels that it is made of: these are its bytes, channels last.
+
+        Tell whether it can.
+        """
+        source, target = node.inputs[0] if node.inputs else "", node.outputs[0]
+        view = self.views.get(source)
+        if node.op.type != "Relayout" or view is None or view.blocks or target in self.views:
+            return False
+        spec = self.graph.specs[source]
+        if not self.graph.layouts.get(target, Layout.NCHW).packed or spec.dtype is not self.graph.specs[target].dtype:
+            return False
+        if not self._is_linear(source) or not self._is_linear(view.root) or len(spec.dims) < 3 or 0 in spec.dims:
+            return False
+        n, c, *rest = spec.dims
+        places = prod(rest)
+        rows = IndexMap.by_steps((n, c, places), (c * places, 1, c))
+        if c % PACK or view.places != rows or self.graph.specs[view.root].size != spec.size:
+            return False
+        self.graph.layouts[target] = Layout.NHWC4
+        self._place(target, view.root, IDENTITY)
+        self.free.add(node.name)
+        return True
 
     def _write_in_place(self, node: Node) -> None:
         """Let the input of a move lie in its output, if the output must lie as it does."""

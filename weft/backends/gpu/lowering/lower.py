@@ -176,14 +176,14 @@ def lower(graph: Graph, target: Target) -> Lowered:
     """Return the part as a device runs it. Custom nodes are not planned: their executions launch what they like."""
     journal = _Notes(target)
     graph = _rewritten(graph, target, journal)
-    folded = FoldedMoves(find_views(graph, target.is_custom))
+    folded = FoldedMoves(graph, find_views(graph, target.is_custom))
     if target.config.fusing:
         folded = fold_moves(graph, folded.views, target.is_custom)
-    views = folded.views
+    graph, views = folded.graph, folded.views
     front = find_front(graph, views, target.is_custom, target.device) if target.begins_early else NO_FRONT
     journal.views(graph, views)
     journal.front(graph, front)
-    plans = _Planner(graph, folded, front, target).run()
+    plans = _Planner(folded, front, target).run()
     target.forget(graph.name, plans.keys())
     read = frozenset(views[i].root if i in views else i for i in values_read(graph, views, target.is_custom))
     decisions = {node.name: plans[label][0].taken for node in graph.nodes if (label := _label(node)) in plans}
@@ -272,9 +272,9 @@ def _rewritten(graph: Graph, target: Target, journal: _Notes) -> Graph:
 
 
 class _Planner:
-    def __init__(self, graph: Graph, folded: FoldedMoves, front: Front, target: Target) -> None:
-        self.graph, self.views, self.front, self.target = graph, folded.views, front, target
-        self.free = folded.free
+    def __init__(self, folded: FoldedMoves, front: Front, target: Target) -> None:
+        self.graph, self.views, self.free = folded.graph, folded.views, folded.free
+        self.front, self.target = front, target
         self.tensors: dict[str, Tensor] = {}
 
     def run(self) -> dict[str, list[NodePlan]]:
