@@ -19,7 +19,22 @@ from weft.core.graph.layout import Layout
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
 from weft.core.host.host_backend import HostBackend
+from weft.core.passes.moves import RESHAPES
 from weft.core.placement.optimized_network import PreCompiled
+
+
+class CopyExecution(Execution):
+    """Copy the elements of the first input in their order: what a reshape is once its result has a shape."""
+
+    any_shape = True
+
+    def onResize(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
+        """Prepare nothing."""
+
+    def onExecute(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
+        """Copy; the inputs that gave the shape are not read."""
+        assert inputs[0] is not None
+        np.copyto(outputs[0].memory, inputs[0].memory.reshape(outputs[0].shape), casting="no")
 
 
 class ReferenceExecution(Execution):
@@ -61,7 +76,8 @@ class CpuBackend(HostBackend):
 
     def onCreate(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op) -> Execution | None:
         """Return the execution a creator makes, or else the op's reference."""
-        return super().onCreate(inputs, outputs, op) or ReferenceExecution(op)
+        made = super().onCreate(inputs, outputs, op)
+        return made or (CopyExecution() if op.type in RESHAPES else ReferenceExecution(op))
 
 
 class CpuCreator(BackendCreator):

@@ -21,8 +21,7 @@ def evaluate(op: Op, inputs: Sequence[Array | None]) -> tuple[Array, ...]:
     """
     with np.errstate(all="ignore"):
         result = op.reference(*inputs)
-    results = result if isinstance(result, tuple) else (result,)
-    return tuple(np.asarray(each) for each in results)
+    return tuple(map(np.asarray, result)) if isinstance(result, tuple) else (np.asarray(result),)
 
 
 def values(graph: Graph, feeds: Mapping[str, Array]) -> dict[str, Array]:

@@ -32,16 +32,15 @@ class HostBackend(Backend):
 
     def onAcquireBuffer(self, tensor: Tensor, storage_type: StorageType) -> bool:
         """Give the tensor an array now or in the plan."""
-        slot = self._memory.acquire(tensor.nbytes, storage_type)
-        self._slots[tensor] = slot
+        slot = self._slots[tensor] = self._memory.acquire(tensor.nbytes, storage_type)
         tensor.backend = self
-        self._bind(tensor, slot)
+        if slot.buffer is not None:
+            self._bind(tensor, slot)
         return True
 
     @staticmethod
     def _bind(tensor: Tensor, slot: Slot) -> None:
-        if slot.buffer is not None:
-            tensor.memory = np.ndarray(tensor.storage_shape, tensor.dtype.numpy, slot.buffer, slot.offset)
+        tensor.memory = np.ndarray(tensor.storage_shape, tensor.dtype.numpy, slot.buffer, slot.offset)
 
     def onReleaseBuffer(self, tensor: Tensor, storage_type: StorageType) -> bool:
         """Free the array according to its storage type."""
@@ -70,7 +69,7 @@ class HostBackend(Backend):
         """Allocate the arena and give every tensor its place."""
         self._memory.allocate()
         for tensor, slot in self._slots.items():
-            if slot.storage is not StorageType.STATIC:  # which had its place at once
+            if slot.storage is not StorageType.STATIC and slot.buffer is not None:  # STATIC had its place at once
                 self._bind(tensor, slot)
         return True
 

@@ -54,6 +54,10 @@ class ArenaPlan(Generic[KeyT]):
         """Steps that the last plan took; they grow with the number of blocks, not with its square."""
         self._blocks: dict[KeyT, _Life] = {}
         self._step = 0
+        self._live = 0
+        """Bytes that were acquired and not released."""
+        self._peak: int | None = 0
+        """The most that `_live` has been; None once a key was forgotten, which then had no part in it."""
         self._packed: _Packed | None = None
 
     def acquire(self, key: KeyT, nbytes: int) -> None:
@@ -61,8 +65,12 @@ class ArenaPlan(Generic[KeyT]):
         if key in self._blocks:
             raise BackendError(f"{key!r} was acquired twice without a clear in between")
         a = self.alignment
-        self._blocks[key] = _Life(max(-(-nbytes // a), 1) * a, self._step)
+        size = max(-(-nbytes // a), 1) * a
+        self._blocks[key] = _Life(size, self._step)
         self._step += 1
+        self._live += size
+        if self._peak is not None and self._live > self._peak:
+            self._peak = self._live
 
     def release(self, key: KeyT) -> None:
         """Record that `key` is no longer needed."""
@@ -71,10 +79,12 @@ class ArenaPlan(Generic[KeyT]):
             raise BackendError(f"{key!r} was released without being acquired")
         block.death = self._step
         self._step += 1
+        self._live -= block.size
 
     def forget(self, key: KeyT) -> None:
         """Remove a key from the plan because its memory is elsewhere."""
         del self._blocks[key]
+        self._peak = None
 
     def __iter__(self) -> Iterator[KeyT]:
         return iter(self._blocks)
@@ -99,12 +109,12 @@ class ArenaPlan(Generic[KeyT]):
 
     def live_peak(self) -> int:
         """Return the bytes of the largest set of blocks alive at once: no plan can be smaller."""
-        return live_peak(self._lives())
+        return live_peak(self._lives()) if self._peak is None else self._peak
 
     def clear(self) -> None:
         """Forget everything."""
         self._blocks.clear()
-        self._step = self.size = 0
+        self._step = self.size = self._live = self._peak = 0
 
     def _lives(self) -> list[Block]:
         """Return the blocks; one that was never released lives to the end."""

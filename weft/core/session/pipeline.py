@@ -380,7 +380,7 @@ class Pipeline:
     def _run(self, task: Task) -> None:
         """Run one node on the host, report its time to the profile, and check that its outputs kept their memory."""
         profiling = self.backend.info.profiling
-        begun = perf_counter()
+        begun = perf_counter() if profiling is not None else 0.0
         answer = task.execution.onExecute(task.inputs, task.outputs)
         if answer is not None:
             _executed(answer, task)
