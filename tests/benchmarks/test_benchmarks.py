@@ -23,6 +23,7 @@ from benchmarks.gemm import Chain
 from benchmarks.measure import Counts, Record, Row, build, random_inputs, relative_error
 from benchmarks.minilm import minilm_l6
 from benchmarks.queued import QueuedRun
+from tests.helpers.run_length import is_long
 
 
 def test_error_is_of_the_worst_output_and_nan_never_passes() -> None:
@@ -244,8 +245,9 @@ def test_starts_have_empty_caches_and_then_those_of_the_first(tmp_path: Path) ->
     image = models.squeezenet1_1(1, image=32, width=0.1, classes=4)
     path = tmp_path / "small.onnx"
     path.write_bytes(image.SerializeToString())
-    found = startup.measure(path, "cpu", "high", 2)
-    assert len(found.first) == len(found.second) == 2 and found.name.startswith("numpy")
+    count = 2 if is_long() else 1
+    found = startup.measure(path, "cpu", "high", count)
+    assert len(found.first) == len(found.second) == count and found.name.startswith("numpy")
     assert all(0 < t["load"] < t["start"] and t["selftest"] == 0 for t in (*found.first, *found.second))
     missing = startup.measure(path, "opencl:99", "high", 1)
     assert "99" in missing.failed and missing.met is None

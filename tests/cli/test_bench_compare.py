@@ -67,13 +67,13 @@ def test_compare_shows_every_value(cli: Cli) -> None:
     relative = float(re.findall(r"the largest is (\S+) of the range", done.out)[0])
     assert 0 < relative < 1e-4
     low = cli(
-        *("compare", models.path("shapes"), "-d", "cpu,vulkan", "--shape", "image=1,3,128,128"),
+        *("compare", models.path("shapes"), "-d", "cpu,opencl", "--shape", "image=1,3,128,128"),
         *("--precision", "low", "--threshold", "1e-5"),
     )
     assert float(re.findall(r"the largest is (\S+) of the range", low.out)[0]) > relative
     assert "Conv" in low.out
     assert re.search(r"^cpu at precision high, nodes: cpu \d+$", low.out, re.M)
-    assert re.search(r"^vulkan at precision low, nodes: vulkan \d+$", low.out, re.M)
+    assert re.search(r"^opencl at precision low, nodes: opencl \d+$", low.out, re.M)
     assert "name two" in cli("compare", models.path("shapes"), "-d", "cpu", status=2).err
 
 

@@ -252,8 +252,9 @@ def test_no_parts_where_they_would_not_fill_the_device(monkeypatch: pytest.Monke
         assert not recorded(session).front_launches
 
 
-@pytest.mark.covering
-@pytest.mark.parametrize(("device", "ahead"), WAYS)
+@pytest.mark.parametrize(
+    ("device", "ahead"), [pytest.param(*way, marks=[pytest.mark.long] * (way[0] == "vulkan")) for way in WAYS]
+)
 @given(graph=networks(8, batches=(8, 16), sides=(8,), padded_first=True))
 @settings(max_examples=8, deadline=None, suppress_health_check=SLOW)
 def test_a_random_network_is_right(device: str, ahead: bool, graph: Graph) -> None:

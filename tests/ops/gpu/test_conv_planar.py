@@ -141,9 +141,15 @@ def test_an_fp32_image_is_read_by_a_network_in_fp16(device: str) -> None:
     np.testing.assert_allclose(got, want, *tolerance(DType.FLOAT16, "reduction"))
 
 
-@pytest.mark.covering
-@pytest.mark.parametrize("batch", [1, 2])
-@pytest.mark.parametrize("device", GPUS)
+@pytest.mark.parametrize(
+    ("device", "batch"),
+    [
+        ("opencl", 2),
+        ("vulkan", 1),
+        pytest.param("opencl", 1, marks=pytest.mark.long),
+        pytest.param("vulkan", 2, marks=pytest.mark.long),
+    ],
+)
 def test_a_network_has_a_launch_less(device: str, batch: int) -> None:
     model = squeezenet1_1(batch, image=63, width=0.25, classes=12).SerializeToString()
     x = np.random.default_rng(0).standard_normal((batch, 3, 63, 63), np.float32)
