@@ -10,22 +10,24 @@ import numpy as np
 import pytest
 
 import weft
+from tests.helpers.cards import OPENCL
 from tests.helpers.nets import Net, op
 from tests.helpers.null_gpu import NullCreator, NullDevice
 from weft.backends.gpu.device import kernel_builds
 from weft.core.graph.graph import Graph
 from weft.core.registry.backend_registry import registry
+from weft.errors import CompileError
 from weft.kernels.launch import FOR_SHAPES
 from weft.kernels.source import KernelSource
 
 SHAPES = [(2, 3, 16, 16), (3, 3, 20, 24), (2, 3, 24, 20), (4, 3, 20, 16), (3, 3, 16, 16)]
 
 
-def network() -> Graph:
+def network(channels: int = 3) -> Graph:
     """Return two branches of images of any number and size, and a pool of both."""
     net = Net()
-    x = net.input("x", "n", 3, "h", "w")
-    filters = net.random(6, 3, 3, 3), net.random(6, 6, 1, 1)
+    x, made = net.input("x", "n", channels, "h", "w"), 2 * channels
+    filters = net.random(made, channels, 3, 3), net.random(made, made, 1, 1)
     stem = net.add("Relu", net.add("Conv", x, filters[0], pads=(1, 1, 1, 1)), name="stem")
     left = net.add("Conv", stem, filters[1], name="left")
     joined = net.add("Concat", left, stem, axis=1, name="joined")
@@ -64,6 +66,8 @@ class Noting(NullDevice):
     def __init__(self) -> None:
         super().__init__()
         self.asked: list[tuple[str, frozenset[str] | None]] = []
+        self.refuses = False
+        """Whether no kernel can be built with constants that vary."""
 
     def compile(self, source: KernelSource, values: Mapping[str, int | float]) -> Any:
         self.asked.append((source.entry, None))
@@ -73,6 +77,8 @@ class Noting(NullDevice):
         self, source: KernelSource, values: Mapping[str, int | float], varying: frozenset[str]
     ) -> Any:
         self.asked.append((source.entry, varying))
+        if self.refuses:
+            raise CompileError("a constant must be known")
         return super().compile_for_shapes(source, values, varying)
 
 
@@ -111,3 +117,25 @@ def test_where_such_kernels_are_wrong_each_shape_has_its_own(noting: Noting) -> 
     with weft.load(network(), "null", shapes={"x": SHAPES[0]}, fallback="error") as session:
         session.resize({"x": SHAPES[1]})
     assert {varying for _, varying in noting.asked} == {None}
+
+
+def test_a_kernel_that_a_compiler_refuses_in_that_form_is_built_for_each_shape(noting: Noting) -> None:
+    noting.refuses = True
+    with weft.load(network(), "null", shapes={"x": SHAPES[0]}, fallback="error") as session:
+        for shape in SHAPES[1:4]:
+            noting.asked.clear()
+            session.resize({"x": shape})
+            assert {entry for entry, varying in noting.asked if varying is None} >= {"conv_gemm", "pool"}
+        assert {varying for _, varying in noting.asked} == {None}, "each kernel is tried once"
+
+
+def test_kernels_for_special_hardware_know_every_constant(noting: Noting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_SELFTEST", "off")
+    noting.caps = OPENCL
+    shapes = [{"x": (n, 32, 32, 32)} for n in (1, 2, 3)]
+    with weft.load(network(32), "null", shapes=shapes[0], precision="low", fallback="error") as session:
+        noting.asked.clear()
+        for each in shapes[1:]:
+            session.resize(each)
+        assert {entry for entry, varying in noting.asked if varying is None} == {"conv_wgmma"}
+        assert "conv_wgmma" not in {entry for entry, varying in noting.asked if varying is not None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -11,8 +12,11 @@ from typing import Any
 
 from weft.backends.gpu.device.device import DeviceCaps, GpuDevice
 from weft.backends.gpu.device.varying import NONE, Planned, Varying
+from weft.errors import CompileError
 from weft.kernels.launch import FOR_SHAPES
 from weft.kernels.source import KernelSource
+
+log = logging.getLogger("weft.gpu")
 
 MOST_THREADS = 8
 
@@ -54,9 +58,14 @@ class Build:
         self._future = pool.submit(self._compile)
 
     def _compile(self) -> Any:
-        if self.varying:
-            return self._device.compile_for_shapes(self.source, self.values, self.varying)
-        return self._device.compile(self.source, self.values)
+        device, source = self._device, self.source
+        if self.varying and source.digest not in device.not_for_shapes:
+            try:
+                return device.compile_for_shapes(source, self.values, self.varying)
+            except CompileError as e:  # a compiler may want to know what no other one needs
+                log.info("kernel %s is built for each shape: %s", source.entry, e.what)
+                device.not_for_shapes.add(source.digest)
+        return device.compile(source, self.values)
 
     def follow(self, other: Build) -> None:
         """Take the kernel, or the error, of a build of the same kernel."""
@@ -101,9 +110,12 @@ class Builds:
         self._varying.note(launches)
 
     def build(self, source: KernelSource, values: Mapping[str, int | float]) -> Build:
-        """Return the build of a kernel, in the form that the shapes so far ask for."""
-        wrong = FOR_SHAPES in self._device.caps.without
-        return Build(self._device, source, values, NONE if wrong else self._varying.of(source))
+        """Return the build of a kernel, in the form that the shapes so far ask for.
+
+        Kernels for special hardware always know their constants: their self-tests say nothing of another form.
+        """
+        known = FOR_SHAPES in self._device.caps.without or source.subgroup or source.warpgroup
+        return Build(self._device, source, values, NONE if known else self._varying.of(source))
 
     def add(self, owner: str, builds: Iterable[Build]) -> None:
         """Start to build what the owner needs; without threads, build it now and raise its error."""
