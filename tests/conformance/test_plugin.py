@@ -85,8 +85,9 @@ def test_what_is_said_of_many_rows_is_said_once(cli: Cli) -> None:
 
 @pytest.mark.parametrize("name", ["WrongPaddingLanes", "GivesNoReason"])
 def test_a_broken_backend_ends_with_status_1_and_says_why(cli: Cli, name: str) -> None:
+    only = "Softmax" if FAULTS[name].check == "table" else FAULTS[name].check
     with registered(Maker(FAULTS[name].made)):
-        done = cli("conformance", "acme", "--only", FAULTS[name].check, status=1)
+        done = cli("conformance", "acme", "--only", only, status=1)
     assert FAULTS[name].piece in done.err
     assert "does not keep the contract" in done.out
 

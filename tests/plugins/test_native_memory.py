@@ -12,6 +12,7 @@ import weft
 from tests.helpers.native_sources import VAULT, loaded, vault_in
 from tests.helpers.nets import Net
 from tests.helpers.plugins import ROOT, needs_compiler, write
+from tests.helpers.run_length import is_long
 from weft import conformance
 from weft.backends.cpu.backend import CpuBackend
 from weft.core.contract.backend import Backend, BackendInfo, StorageType
@@ -125,10 +126,13 @@ ROWS = [
 @pytest.mark.parametrize("name", ["kept", "leaky"])
 def test_A19_both_kinds_keep_the_device_contract(name: str, rows: list[str], tmp_path: Path) -> None:
     source = OWN_BUFFERS if name == "kept" else EXAMPLE
+    # In the short run tests/conformance/test_kit_finds_native_faults.py has the check `native` of the first.
+    left = {"table"} if is_long() or name != "kept" else {"table", "native"}
+    checks = [each for each in conformance.CHECKS if each not in left]
     write(tmp_path / f"acme_{name}_backend.so", source.read_text(), "-pthread", "-ldl")
     registry.rescan([tmp_path])
     try:
-        report = conformance.run(name, only=[*(check for check in conformance.CHECKS if check != "table"), *rows])
+        report = conformance.run(name, only=[*checks, *rows])
     finally:
         registry.rescan()
     assert report.ok, report

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tests.helpers.run_length import examples
+
 BEGIN = """
 import os, sys, threading, warnings
 import numpy as np, weft
@@ -46,7 +48,7 @@ os.wait()
 CLOSED = """
 import signal
 net = Net()
-side = 80 if api == "vulkan" else 192  # llvmpipe takes a second for the smaller
+side = 48 if api == "vulkan" else 112  # llvmpipe takes a third of a second for the smaller
 x = net.input("x", 1, 64, side, side)
 graph = net.finish(net.conv(net.conv(x, 64, 3), 64, 3, name="y"))
 fed = np.ones((1, 64, side, side), np.float32)
@@ -99,5 +101,5 @@ def test_a_forked_process_can_close_a_session_whose_run_is_pending(api: str) -> 
 
 @pytest.mark.parametrize("api", ["opencl", "vulkan"])
 def test_the_end_of_the_process_ends_a_thread_that_runs(api: str) -> None:
-    for _ in range(3):
+    for _ in range(examples(3)):
         said(DAEMON, api)
