@@ -278,8 +278,8 @@ TRANSFORMERS: dict[str, Architecture] = {
     "vilt": Architecture("ViltModel", "ViltConfig", {**SIZES, **WORDS, **PATCHES}, "text and image"),
     "visual-bert": Architecture("VisualBertModel", "VisualBertConfig", {**SIZES, **WORDS, "visual_embedding_dim": 16}),
     "sam": Architecture("SamModel", "SamConfig", {
-        "vision_config": {**SIZES, **PATCHES, "mlp_dim": 64, "output_channels": 16, "window_size": 2,
-                          "global_attn_indexes": [1]},
+        "vision_config": {**SIZES, **PATCHES, "mlp_dim": 64, "output_channels": 16, "num_pos_feats": 8,
+                          "window_size": 2, "global_attn_indexes": [1]},
         "prompt_encoder_config": {"hidden_size": 16, "image_size": 64, "patch_size": 16, "mask_input_channels": 4,
                                   "image_embedding_size": 4},
         "mask_decoder_config": {"hidden_size": 16, "mlp_dim": 32, "num_hidden_layers": 2, "num_attention_heads": 2,

@@ -80,7 +80,7 @@ def _timm() -> dict[str, Picture]:
     skresnet18 starnet_s1 swiftformer_xs
     tf_efficientnet_lite0 tinynet_e tresnet_m ese_vovnet19b_dw xception41 fasternet_t0 fbnetc_100 mixnet_s
     spnasnet_100 semnasnet_075 csatv2 efficientvim_m1 hieradet_small iformer_t lowformer_b0 cs3darknet_s gernet_s
-    tf_mixnet_s ghostnetv3_100 fastvit_mci0 mobilenet_edgetpu_v2_xs hgnet_tiny resnetaa50 haloregnetz_b""".split()
+    tf_mixnet_s ghostnetv3_100 fastvit_mci0 mobilenet_edgetpu_v2_xs hgnet_tiny resnetaa50""".split()
     table = {name: Picture(name, options=_small({})) for name in free}
     for name in sized:
         options = {"depth": 2} if name in LARGE else {}

@@ -12,6 +12,7 @@ import pytest
 from tests.helpers.nets import Net, kinds, op
 from tests.helpers.rewrites import assert_same, text
 from weft.core.contract.backend import Precision
+from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Array
 from weft.core.graph.op import Constants, Op
@@ -133,6 +134,44 @@ def test_of_two_names_for_one_value_each_stays() -> None:
     r = net.add("Relu", net.input("x", 2), name="r")
     graph = net.finish(net.add("Identity", r, name="y"), net.add("Identity", r, name="z"))
     assert text(alone("remove_identities", graph)) == ["y = Relu()(x)", "z = Identity()(y)"]
+
+
+def test_tests_and_casts_read_what_a_widening_cast_reads() -> None:
+    net = Net()
+    x = net.input("x", 2, dtype=DType.FLOAT16)
+    wide = net.add("Cast", net.add("Cast", x, to=DType.FLOAT32, name="w"), to=DType.FLOAT64, name="v")
+    half = net.add("Cast", wide, to=DType.FLOAT16, name="half")
+    graph = net.finish(net.add("IsInf", wide, name="a"), net.add("IsNaN", wide, name="b"), half)
+    after = alone("read_through_casts", graph)
+    assert kinds(after) == ["Cast", "IsInf", "IsNaN"]
+    assert all(node.inputs == (x,) for node in after.nodes)
+
+
+def test_a_cast_back_to_a_type_that_is_still_wider_is_read_through_as_well() -> None:
+    net = Net()
+    value = x = net.input("x", 2, dtype=DType.FLOAT16)
+    for to in (DType.FLOAT64, DType.FLOAT32, DType.BFLOAT16):
+        value = net.add("Cast", value, to=to)
+    after = alone("read_through_casts", net.finish(value))
+    assert [(kind.op.type, kind.inputs) for kind in after.nodes] == [("Cast", (x,))]
+
+
+def test_integers_are_read_through_wider_ones_that_hold_them() -> None:
+    net = Net()
+    a, b = (net.input(t.value, 2, dtype=t) for t in (DType.UINT8, DType.INT8))
+    wide = [net.add("Cast", v, to=t) for v, t in ((a, DType.INT16), (b, DType.UINT16), (b, DType.FLOAT32))]
+    graph = net.finish(*(net.add("Cast", v, to=DType.INT32, name=f"y{i}") for i, v in enumerate(wide)))
+    after = alone("read_through_casts", graph).producers()
+    assert [after[y].inputs[0] for y in graph.outputs] == [a, *wide[1:]]
+
+
+def test_a_cast_that_rounds_is_not_read_through() -> None:
+    net = Net()
+    x = net.input("x", 2)
+    made = [net.add("Cast", x, to=t) for t in (DType.FLOAT16, DType.BFLOAT16, DType.INT32)]
+    tested = [net.add("IsInf", v) for v in made[:2]]
+    graph = net.finish(*(net.add("Cast", v, to=DType.FLOAT64) for v in made), *tested)
+    assert text(alone("read_through_casts", graph)) == text(graph)
 
 
 def test_dead_nodes_go() -> None:

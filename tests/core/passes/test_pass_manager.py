@@ -254,8 +254,8 @@ def test_weft_own_passes_are_checked_in_full_where_that_is_asked_for(monkeypatch
 
 def test_the_properties_that_the_standard_passes_ensure_hold_in_the_end() -> None:
     net = Net()
-    x = net.add("Identity", net.input("x", 1, 3, 6, 6))
-    y = net.conv(net.add("Pad", x, np.array([0, 0, 1, 1, 0, 0, 1, 1])), 4, 3)
+    x = net.add("Cast", net.add("Identity", net.input("x", 1, 3, 6, 6)), to=DType.FLOAT64)
+    y = net.conv(net.add("Pad", net.add("Cast", x, to=DType.FLOAT32), np.array([0, 0, 1, 1, 0, 0, 1, 1])), 4, 3)
     y = net.add("BatchNormalization", y, *(np.abs(net.random(4)) + 1 for _ in range(4)))
     y = net.add("Transpose", net.add("Transpose", y, perm=(0, 2, 3, 1)), perm=(0, 3, 1, 2))
     net.add("Transpose", y, perm=(1, 0, 2, 3), name="dead")

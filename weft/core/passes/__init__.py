@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from weft.core.graph.graph import Graph
 from weft.core.passes.batch_norm import fold_batch_norm
+from weft.core.passes.casts import read_through_casts
 from weft.core.passes.constants import fold_constants
 from weft.core.passes.dead import remove_dead_nodes
 from weft.core.passes.identities import NO_IDENTITIES, remove_identities
@@ -66,6 +67,7 @@ PASSES: tuple[AnyPass, ...] = (
     fold_constants,
     # Early as well: a dead node that reads a value would keep the passes below from folding it.
     remove_dead_nodes,
+    read_through_casts,
     remove_identities,
     squash_moves,
     move_transposes_up,
