@@ -131,7 +131,7 @@ def assert_on(session: weft.Session, device: str) -> None:
 
 
 QUICK = {("squeezenet", device) for device in DEVICES}
-QUICK |= {("shufflenet", "cpu"), ("shufflenet", "opencl"), ("inception_v2", "opencl"), ("bvlc_alexnet", "cpu")}
+QUICK |= {("shufflenet", "cpu"), ("shufflenet", "opencl"), ("bvlc_alexnet", "cpu")}
 """What takes little time, and has all ops and a large network; llvmpipe takes up to a minute for each of the others."""
 
 
