@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -176,3 +177,13 @@ def test_where_a_moved_value_lies_is_told() -> None:
     network = weft.optimize(graph, "opencl")
     told = str(network.why("n_transpose1"))
     assert "needs no memory of its own" in told and "size:step" in told
+
+
+def test_a_file_tells_where_moved_values_lie(tmp_path: Path) -> None:
+    net = Net()
+    network = weft.optimize(net.finish(_shifted_windows(net)), "opencl")
+    network.save(tmp_path / "windows.weft")
+    with weft.load(tmp_path / "windows.weft") as session:
+        (mine,), (read,) = network.parts, session.optimized.parts
+        assert read.listing == mine.listing
+        assert "shifted by" in str(read.listing)
