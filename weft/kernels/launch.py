@@ -31,6 +31,8 @@ WARPGROUP_MEMORY = 227 << 10
 """Work-group memory that warpgroup kernels (`DeviceCaps.warpgroup_units`) may use, in bytes; drivers report 48 KiB."""
 FOR_SHAPES = "varying_constants"
 """Kernels that read sizes when they run; `DeviceCaps.without` names them where they were found wrong."""
+INDEX_MAPS = "index_maps"
+"""Kernels that reach their arguments through index maps; `DeviceCaps.without` names them where they are wrong."""
 SUM_PARTS = "sum_parts"
 """The kernel that adds partial sums from scratch memory; `DeviceCaps.without` names it where memory is short."""
 MAX_ELEMENTS = 1 << 31

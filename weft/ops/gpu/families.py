@@ -16,12 +16,12 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Op
-from weft.kernels.launch import FOR_SHAPES, SUM_PARTS, DeviceCaps
+from weft.kernels.launch import FOR_SHAPES, INDEX_MAPS, SUM_PARTS, DeviceCaps
 from weft.kernels.special import KernelFamily, SelfTestCase, one_node, register_family
 from weft.ops.attention import Attention
 from weft.ops.binary import Add, Equal, Mul, Where
 from weft.ops.boxes import NonMaxSuppression, RoiAlign
-from weft.ops.concat import Concat
+from weft.ops.concat import Concat, Split
 from weft.ops.conv import Conv, ConvTranspose
 from weft.ops.create import OneHot
 from weft.ops.deform import Col2Im, DeformConv
@@ -75,13 +75,14 @@ def conv(
 
 def many(
     text: str,
-    nodes: Sequence[tuple[Op, tuple[str, ...], str]],
+    nodes: Sequence[tuple[Op, tuple[str, ...], str | tuple[str, ...]]],
     inputs: Mapping[str, Array],
     constants: Mapping[str, Array] | None = None,
     before: Mapping[str, Array] | None = None,
 ) -> SelfTestCase:
     """Return the case for several nodes, which runs like a network, including layout conversions."""
-    made = tuple(Node(out, op, names, (out,)) for op, names, out in nodes)
+    outputs = [(out,) if isinstance(out, str) else out for _, _, out in nodes]
+    made = tuple(Node(outs[0], op, names, outs) for (op, names, _), outs in zip(nodes, outputs, strict=True))
     return SelfTestCase(text, made, inputs, constants or {}, HIGH, before=before)
 
 
@@ -412,6 +413,29 @@ family(
     "move_wide", "moves of several elements at once",
     lambda: (one(Transpose(perm=(1, 0, 2)), (3, 5, 8)), one(Concat(axis=1), (3, 6), (3, 2))),
     templates=("move",), whole=False, fallback="moves of one element",
+)  # fmt: skip
+family(
+    INDEX_MAPS, "elements that are reached through index maps",
+    lambda: (
+        many(
+            "Softmax of a transposed Relu of (2, 5, 3, 7), transposed back",
+            [
+                (Relu(), ("x",), "r"), (Transpose(perm=(0, 2, 3, 1)), ("r",), "t"), (Softmax(axis=-1), ("t",), "s"),
+                (Transpose(perm=(0, 3, 1, 2)), ("s",), "u"), (Add(), ("u", "x"), "y"),
+            ],
+            {"x": noise(2, 5, 3, 7)},
+        ),
+        many(
+            "Concat of two ends that change places, of (6, 8)",
+            [
+                (Relu(), ("x",), "r"), (Split(axis=0), ("r", "sizes"), ("a", "b")), (Concat(axis=0), ("b", "a"), "c"),
+                (Transpose(perm=(1, 0)), ("c",), "t"), (Softmax(axis=-1), ("t",), "y"),
+            ],
+            {"x": noise(6, 8)},
+            {"sizes": np.array([2, 4])},
+        ),
+    ),
+    templates=("elementwise", "softmax"), whole=False, fallback="moves of elements",
 )  # fmt: skip
 family(
     "block_copy", "copies of blocks of channels",

@@ -79,7 +79,7 @@ def test_a_network_without_copies_of_blocks_moves_elements(api: str, monkeypatch
     assert "block_copy" in lowered(net, api)[1]
     monkeypatch.setattr(device, "caps", without(device.caps, "block_copy"))
     found, launched, _ = lowered(net, api)
-    assert "block_copy" not in launched and "move" in launched
+    assert "block_copy" not in launched and "relayout" in launched
     np.testing.assert_allclose(found[0], expected[0], 1e-5, 1e-6)
 
 

@@ -41,7 +41,7 @@ from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.core.passes.journal import Change, Journal, Step, same_nodes
 from weft.core.placement.assign import describe
-from weft.kernels.launch import find_gpu_op
+from weft.kernels.launch import INDEX_MAPS, find_gpu_op
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -177,7 +177,7 @@ def lower(graph: Graph, target: Target) -> Lowered:
     journal = _Notes(target)
     graph = _rewritten(graph, target, journal)
     folded = FoldedMoves(graph, find_views(graph, target.is_custom))
-    if target.config.fusing:
+    if target.config.fusing and INDEX_MAPS not in target.device.caps.without:
         folded = fold_moves(graph, folded.views, target.is_custom)
     graph, views = folded.graph, folded.views
     front = find_front(graph, views, target.is_custom, target.device) if target.begins_early else NO_FRONT
