@@ -17,6 +17,7 @@ import numpy as np
 
 import weft
 from weft import Op, Tensor, TensorSpec, register_op
+from weft.core.graph.layout import row_major
 from weft.extend import (
     Array,
     Constants,
@@ -30,7 +31,7 @@ from weft.extend import (
 )
 from weft.ops.elementwise import Elementwise
 from weft.ops.gpu.elementwise import launch_expression
-from weft.ops.gpu.move import Strides, launch_move, row_major
+from weft.ops.gpu.move import Strides, launch_move
 
 Specs = Sequence[TensorSpec | None]
 Inputs = Sequence[Tensor | None]

@@ -35,15 +35,15 @@ def test_a_team_holds_its_line_and_fits_the_device(items: int, units: int) -> No
     k = Sizes(DeviceCaps(items, (items, items, 64), compute_units=units))
     for lines in (1, 3, 40, 5000, 100_000):
         for length in (16, 17, 20, 197, 384, 1000, 1001, 2052, 4096):
-            team = choose_team(k, lines, length)
+            team = choose_team(k, (), lines, length)
             if team is None:
                 assert length > 128 * 16
                 continue
             assert team.items * team.each * team.width >= length > team.items * (team.each - 1) * team.width
             assert team.items & (team.items - 1) == 0 and team.items * team.rows <= items
             assert team.fours == (length % 4 == 0)
-    assert choose_team(k, 5, SHORTEST - 1) is None and choose_team(k, 0, 64) is None
-    team = choose_team(k, 5, 64, [30])
+    assert choose_team(k, (), 5, SHORTEST - 1) is None and choose_team(k, (), 0, 64) is None
+    team = choose_team(k, (), 5, 64, [30])
     assert team is not None and not team.fours
 
 
