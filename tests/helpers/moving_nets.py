@@ -127,9 +127,16 @@ def _conv(draw: Draw, net: Net, x: str) -> str | None:
     return net.conv(x, draw(st.sampled_from([3, 4, 8]))) if len(net.shape(x)) == 4 else None
 
 
+def _pool(draw: Draw, net: Net, x: str) -> str | None:
+    dims = net.shape(x)
+    if len(dims) != 4 or min(dims[2:]) < 2:
+        return None
+    return net.add("MaxPool", x, kernel_shape=(2, 2), strides=(draw(st.sampled_from([1, 2])),) * 2)
+
+
 STEPS: tuple[Step, ...] = (
     _transpose, _transpose, _transpose, _part, _roll, _quarters, _halves, _expand, _reshape, _reshape, _concat, _concat,
-    _gather, _unary, _sum, _rows, _mean, _product, _conv,
+    _gather, _unary, _sum, _rows, _mean, _product, _conv, _conv, _conv, _pool,
 )  # fmt: skip
 
 
@@ -141,7 +148,8 @@ def _values(net: Net) -> list[str]:
 def moving_networks(draw: Draw, steps: int) -> Graph:
     """Draw a network of one input, of rank 2 to 4, with one to three outputs."""
     net = Net(draw(st.integers(0, 1000)))
-    x = net.input("x", *draw(st.lists(st.sampled_from([1, 2, 3, 4, 8]), min_size=2, max_size=4)))
+    least = draw(st.sampled_from([2, 4]))
+    x = net.input("x", *draw(st.lists(st.sampled_from([1, 2, 3, 4, 8]), min_size=least, max_size=4)))
     for _ in range(draw(st.integers(1, steps))):
         source = x if draw(st.integers(0, 2)) else draw(st.sampled_from(_values(net)))
         following = draw(st.sampled_from(STEPS))(draw, net, source)

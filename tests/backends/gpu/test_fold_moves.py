@@ -148,6 +148,22 @@ def test_kernels_reach_moved_values(make: Callable[[Net], str], device: str) -> 
         np.testing.assert_allclose(mine, known, rtol=rtol, atol=atol)
 
 
+@pytest.mark.parametrize("device", GPUS)
+@pytest.mark.parametrize("axis", [0, 1, 2, 3])
+def test_parts_of_images_along_each_axis_change_places(axis: int, device: str) -> None:
+    net = Net()
+    image = net.conv(net.input("x", 2, 4, 4, 3), 8)
+    size = net.shape(image)[axis]
+    ends = [net.add("Slice", image, *map(np.array, ([a], [b], [axis]))) for a, b in ((1, size), (0, 1))]
+    graph = net.finish(net.conv(net.add("Concat", *ends, axis=axis), 4))
+    assert_plays(graph)
+    fed = feeds(graph)
+    with weft.load(graph, device, fallback="error") as session:
+        got = session.run(fed)
+    rtol, atol = tolerance(DType.FLOAT32, "reduction")
+    np.testing.assert_allclose(got[0], outputs(graph, fed)[0], rtol=rtol, atol=atol)
+
+
 def test_a_moved_output_of_the_network_lies_side_by_side() -> None:
     net = Net()
     x = net.input("x", 2, 3, 4)

@@ -22,7 +22,7 @@ from weft.backends.vulkan.spirv import shipped_name
 from weft.core.graph.dtypes import DType
 from weft.errors import CompileError
 from weft.kernels.cache import seal
-from weft.kernels.source import Arg
+from weft.kernels.source import Arg, ArgKind, Through
 from weft.kernels.template import KernelRequest, Operand, Stage, render
 
 MANIFEST = Path(__file__).with_name("standard.json")
@@ -70,7 +70,7 @@ def write_requests(requests: Iterable[KernelRequest], path: Path = MANIFEST) -> 
 
 
 def _encode(r: KernelRequest) -> list[Any]:
-    args = [[a.name, a.dtype.value, a.kind, int(a.written)] for a in r.args]
+    args = [_encode_arg(a) for a in r.args]
     stages = [[s.expr, [[o.kind, o.name] for o in s.operands]] for s in r.stages]
     return [r.template, r.variant, args, r.ints, r.floats, stages, r.stages_on]
 
@@ -80,7 +80,7 @@ def _decode(row: list[Any]) -> KernelRequest:
     return KernelRequest(
         template,
         tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in variant),
-        tuple(Arg(name, DType(dtype), kind, bool(written)) for name, dtype, kind, written in args),
+        tuple(_decode_arg(*arg) for arg in args),
         tuple(ints),
         tuple(floats),
         tuple(
@@ -88,3 +88,15 @@ def _decode(row: list[Any]) -> KernelRequest:
         ),
         stages_on,
     )
+
+
+def _encode_arg(arg: Arg) -> list[Any]:
+    row = [arg.name, arg.dtype.value, arg.kind, int(arg.written)]
+    if arg.through is not None:
+        row += [int(arg.through.in_fours), *("".join("dh"[shifted] for shifted in s) for s in arg.through.stages)]
+    return row
+
+
+def _decode_arg(name: str, dtype: str, kind: ArgKind, written: int, in_fours: int = 0, *stages: str) -> Arg:
+    through = Through(tuple(tuple(axis == "h" for axis in s) for s in stages), bool(in_fours)) if stages else None
+    return Arg(name, DType(dtype), kind, bool(written), through)

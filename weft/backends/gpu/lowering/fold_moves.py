@@ -18,6 +18,7 @@ from weft.core.graph.graph import Graph, Node
 from weft.core.graph.index_map import IDENTITY, IndexMap
 from weft.core.graph.layout import PACK, Layout, Shape
 from weft.core.graph.op import Op
+from weft.core.graph.tensor import Tensor
 from weft.core.placement.assign import described
 from weft.kernels.launch import GpuOp, find_gpu_op
 
@@ -53,6 +54,10 @@ class _Move:
 class _Folder:
     def __init__(self, graph: Graph, views: dict[str, ValueView], is_custom: IsCustom) -> None:
         self.graph, self.views, self.is_custom = graph.copy(), views, is_custom
+        self.inside: dict[str, set[str]] = {}
+        """The values that lie in a root, by its name."""
+        for name, view in views.items():
+            self.inside.setdefault(view.root, set()).add(name)
         self.results = set(graph.outputs)
         self.makers = graph.producers()
         self.reads: dict[str, list[tuple[Node, int]]] = {}
@@ -94,7 +99,7 @@ class _Folder:
             return None
         if node.op.type == "Relayout":
             found = self._unpacked(node)
-        elif not all(map(self._is_linear, (node.inputs[0], *outputs))):
+        elif not form.moves_bits or not all(map(self._is_linear, (node.inputs[0], *outputs))):
             return None
         else:
             found = form.moved_from(node.op, *described(self.graph, node))
@@ -117,13 +122,10 @@ class _Folder:
 
     def _joint(self, node: Node) -> _Move | None:
         """Return a concat of elements of one value, in a regular order, as a move of that value."""
-        form = self._form(node.op)
-        if form is None or isinstance(node.op, Fused) or not all(map(self._is_linear, (*node.inputs, *node.outputs))):
+        inputs, outputs = self._joined(node)
+        if not inputs:
             return None
-        inputs, outputs = described(self.graph, node)
-        if form.joined_at(node.op, inputs, outputs) is None:
-            return None
-        dims, whole = [t.shape for t in inputs if t is not None], outputs[0].shape
+        dims, whole = [t.shape for t in inputs], outputs[0].shape
         axis = next((a for a, size in enumerate(whole) if any(d[a] != size for d in dims)), None)
         if axis is None or 0 in whole:
             return None
@@ -183,7 +185,7 @@ class _Folder:
                 yield node, position
 
     def _in(self, root: str) -> list[str]:
-        return [name for name, view in self.views.items() if view.root == root and name != root]
+        return sorted(self.inside.get(root, ()))
 
     def _lies_in(self, name: str, other: str) -> bool:
         """Tell whether two values lie in the same memory."""
@@ -253,13 +255,24 @@ class _Folder:
 
     def _join_in_place(self, node: Node) -> None:
         """Let the inputs of a concat lie in its output."""
+        inputs, outputs = self._joined(node)
         form = self._form(node.op)
-        if form is None or isinstance(node.op, Fused) or not all(map(self._is_linear, (*node.inputs, *node.outputs))):
+        if not inputs or form is None:
             return
-        maps = form.joined_at(node.op, *described(self.graph, node))
-        for name, places in zip(node.inputs, maps or (), strict=False):
+        for name, places in zip(node.inputs, form.joined_at(node.op, inputs, outputs) or (), strict=False):
             if node.inputs.count(name) == 1:
                 self._put(name, node.outputs[0], places)
+
+    def _joined(self, node: Node) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the inputs and outputs of a node that joins linear values; none of any other."""
+        form = self._form(node.op)
+        if form is None or not form.moves_bits or isinstance(node.op, Fused):
+            return [], []
+        if "" in node.inputs or not all(map(self._is_linear, (*node.inputs, *node.outputs))):
+            return [], []
+        inputs, outputs = described(self.graph, node)
+        given = [t for t in inputs if t is not None]
+        return (given, outputs) if form.joined_at(node.op, inputs, outputs) is not None else ([], [])
 
     def _put(self, source: str, target: str, places: IndexMap) -> bool:
         """Let a value lie in `target`, `places` saying where, if whatever makes and reads it can reach it there."""
@@ -286,6 +299,7 @@ class _Folder:
             inside = self.views[each].places.then(places).of_first(prod(self.graph.specs[each].dims))
             self.views[each] = ValueView(root, places=inside)
         self.views[name] = ValueView(root, places=places)
+        self.inside.setdefault(root, set()).update((name, *self.inside.pop(name, ())))
 
 
 def joined_places(

@@ -234,7 +234,7 @@ def blocks_taken(graph: Graph, node: Node) -> list[int] | None:
     None for any other node. Channels that end with the input's may be no multiple of four.
     """
     form = find_gpu_op(node.op)
-    if form is None or isinstance(node.op, Fused) or "" in node.outputs:
+    if form is None or not form.moves_bits or isinstance(node.op, Fused) or "" in node.outputs:
         return None
     inputs, outputs = described(graph, node)
     maps = form.moved_from(node.op, inputs, outputs)
@@ -243,7 +243,7 @@ def blocks_taken(graph: Graph, node: Node) -> list[int] | None:
         return None
     firsts, steps = [], row_major(x.shape)
     for y, places in zip(outputs, maps, strict=True):
-        if len(y.shape) != len(x.shape) or 0 in y.shape:
+        if 0 in y.shape or (y.shape[0], *y.shape[2:]) != (x.shape[0], *x.shape[2:]):
             return None
         offset = int(places.of(np.zeros(1, np.int64))[0])
         first, inside = divmod(offset, steps[1])
