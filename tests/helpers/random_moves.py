@@ -40,8 +40,10 @@ def _reshape(draw: Draw, net: Net, x: str) -> str:
 
 
 def _undo_reshape(draw: Draw, net: Net, x: str) -> str:
-    dims = np.array(net.shape(x), np.int64)
-    return net.add("Reshape", _reshape(draw, net, x), dims, allowzero=int(0 in dims))
+    dims, middle = np.array(net.shape(x), np.int64), _reshape(draw, net, x)
+    for _ in range(draw(st.integers(0, 2))):
+        middle = _elementwise(draw, net, middle)
+    return net.add("Reshape", middle, dims, allowzero=int(0 in dims))
 
 
 def _flatten(draw: Draw, net: Net, x: str) -> str:

@@ -43,6 +43,15 @@ def test_two_reshaped_values_meet_in_the_shape_before() -> None:
     assert kinds(alone(net.finish(reshaped(net, product, 16, 3)))) == ["Relu", "Neg", "Mul"]
 
 
+def test_of_two_pairs_that_share_a_reshape_one_goes() -> None:
+    net = Net()
+    x = net.add("Relu", net.input("x", 16, 3))
+    inside = reshaped(net, net.add("Sigmoid", reshaped(net, x, 2, 8, 3)), 16, 3)
+    outside = reshaped(net, net.add("Tanh", inside), 2, 8, 3)
+    after = alone(net.finish(net.add("Softmax", outside, axis=1)))
+    assert kinds(after) == ["Relu", "Sigmoid", "Tanh", "Reshape", "Softmax"]
+
+
 @pytest.mark.parametrize("other", ["read twice", "another shape", "computed operand", "not element-wise"])
 def test_other_nodes_stay(other: str) -> None:
     net = Net()

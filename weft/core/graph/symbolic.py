@@ -344,6 +344,11 @@ def is_symbolic(value: Any) -> bool:
     return isinstance(value, LaterConstant) or (isinstance(value, np.ndarray) and value.dtype == object)
 
 
+def known(value: Any) -> Array | None:
+    """Return a constant; None if there is none, or if it follows from open sizes."""
+    return None if value is None or is_symbolic(value) else value
+
+
 def whole(array: Array, dtype: DType) -> Array:
     """Return an array of objects as one of numbers, if none of them is a `SymbolicInt`."""
     if array.dtype != object or any(type(v) is SymbolicInt for v in array.reshape(-1)):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from weft.core.graph.graph import Graph, Node
-from weft.core.graph.layout import Array
-from weft.core.graph.symbolic import is_symbolic
+from weft.core.graph.symbolic import known
 from weft.core.passes.aliases import Aliases
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.moves import changes_nothing, is_move
@@ -51,7 +50,7 @@ def _changes_nothing(graph: Graph, node: Node) -> bool:
         return changes_nothing(graph, node)
     if kind in ("Identity", "Dropout") or (kind == "Concat" and len(node.inputs) == 1):
         return True
-    parameters = [_values(graph, name) for name in node.inputs]
+    parameters = [known(graph.constants.get(name)) for name in node.inputs]
     if kind == "Pad":
         fitting = len(parameters) > 1 and parameters[1] is not None and not parameters[1].any()
     elif kind == "Slice":
@@ -60,9 +59,3 @@ def _changes_nothing(graph: Graph, node: Node) -> bool:
     else:
         fitting = kind in ("Cast", "Expand", "Tile")
     return fitting and graph.specs[node.inputs[0]] == graph.specs[node.outputs[0]]
-
-
-def _values(graph: Graph, name: str) -> Array | None:
-    """Return the elements of a constant; None if they follow from open sizes, or from a run."""
-    found = graph.constants.get(name)
-    return None if found is None or is_symbolic(found) else found

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from weft.core.graph.graph import Graph, Node
-from weft.core.graph.layout import Array
-from weft.core.graph.symbolic import is_symbolic
+from weft.core.graph.symbolic import known
 from weft.core.passes.manager import PassContext, graph_pass
 
 
@@ -37,8 +37,8 @@ def join_parts(graph: Graph, context: PassContext) -> Graph:
 
 
 def _axis(node: Node, rank: int) -> int:
-    axis: int = getattr(node.op, "axis")  # noqa: B009  (ops are known by their type here)
-    return axis % max(rank, 1)
+    op: Any = node.op
+    return int(op.axis) % max(rank, 1)
 
 
 def _part(graph: Graph, maker: Node | None, name: str, concat: Node) -> _Part | None:
@@ -56,18 +56,13 @@ def _part(graph: Graph, maker: Node | None, name: str, concat: Node) -> _Part | 
         before = maker.outputs[: maker.outputs.index(name)]
         start = sum(graph.specs[each].dims[axis] for each in before if each)
         return None if "" in before else _Part(source, start, start + graph.specs[name].dims[axis])
-    constants = [_values(graph, each) for each in maker.inputs[1:]]
+    constants = [known(graph.constants.get(each)) for each in maker.inputs[1:]]
     if any(value is None for value, each in zip(constants, maker.inputs[1:], strict=True) if each):
         return None
     spans: Sequence[tuple[int, int, int]] = maker.op.spans(graph.specs[source].dims, constants)  # type: ignore[attr-defined]
     others = [a for a, size in enumerate(graph.specs[source].dims) if a != axis and spans[a] != (0, size, 1)]
     start, stop, step = spans[axis]
     return _Part(source, start, stop) if not others and step == 1 and start < stop else None
-
-
-def _values(graph: Graph, name: str) -> Array | None:
-    found = graph.constants.get(name)
-    return None if found is None or is_symbolic(found) else found
 
 
 def _whole(graph: Graph, parts: Sequence[_Part | None], concat: Node) -> tuple[str, ...]:

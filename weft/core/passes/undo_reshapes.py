@@ -49,6 +49,7 @@ def undo_reshapes(graph: Graph, context: PassContext) -> Graph:
             out.specs[inputs[k]] = TensorSpec(array.shape, graph.specs[node.inputs[k]].dtype)
         context.budget.spend(nbytes, began)
         out.nodes[position] = replace(node, inputs=tuple(inputs), outputs=back.outputs)
+        makers[back.outputs[0]] = out.nodes[position]  # what it was reshaped from is gone
         gone.add(node.name)
     out.nodes = [node for k, node in enumerate(out.nodes) if graph.nodes[k].name not in gone]
     return without_dead_nodes(out) if gone else graph

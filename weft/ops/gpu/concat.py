@@ -10,7 +10,7 @@ from weft.core.graph.layout import PACK, Layout, Shape, row_major
 from weft.core.graph.tensor import Tensor
 from weft.kernels.launch import GpuOp, KernelBuilder, WantedLayout, gpu_op
 from weft.ops.concat import Concat
-from weft.ops.gpu.move import Strides, launch_move
+from weft.ops.gpu.move import Strides, launch_block_copy, launch_move
 
 
 @gpu_op(Concat)
@@ -62,19 +62,3 @@ def _packed(k: KernelBuilder, x: Tensor) -> Tensor:
     """Return a constant in NC4HW4; any other tensor unchanged, since it is packed already."""
     value = x.constant
     return x if value is None else k.constant(f"{x.name}.c4", lambda: value, Layout.NC4HW4)
-
-
-def launch_block_copy(k: KernelBuilder, x: Tensor, y: Tensor, first: int) -> None:
-    """Copy the channel blocks of `x` to those of `y` from `first` on."""
-    n, c, *rest = x.shape
-    total = n * -(-c // PACK) * prod(rest)
-    grid, local = k.for_items(total)
-    k.launch(
-        "block_copy",
-        reads={"x": x},
-        writes={"y": y},
-        ints={"FIRST": first, "BLOCKS": -(-c // PACK), "HW": prod(rest), "TOTAL": total},
-        grid=grid,
-        local=local,
-        epilogue=False,
-    )

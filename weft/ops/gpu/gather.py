@@ -93,9 +93,6 @@ class GatherOnGpu(_Gather):
         """Launch one work-item for each element, or each vector, of the output."""
         x, places, y = inputs[0], inputs[1], outputs[0]
         assert x is not None and places is not None
-        moved = self.moved_from(op, inputs, outputs)
-        if moved is not None and k.lies_at(y, x, moved[0]):
-            return
         axis = op.axis % len(x.shape)
         outer, size, inner = prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1 :])
         floats = x.dtype in (DType.FLOAT32, DType.FLOAT16)

@@ -88,21 +88,27 @@ Source = tuple[Shape, Strides]
 """Sizes of axes over which an output is row-major, and where its elements lie in the input."""
 
 
-def launch_blocks(k: KernelBuilder, x: Tensor, y: Tensor, first: int) -> None:
-    """Copy the channel blocks of `x` from `first` on to all of `y`, unless they already lie there."""
-    if k.shares_memory(y, x, first):
-        return
-    total = y.shape[0] * -(-y.shape[1] // PACK) * prod(y.shape[2:])
+def launch_block_copy(k: KernelBuilder, x: Tensor, y: Tensor, first: int) -> None:
+    """Copy the channel blocks of `x` to those of `y` from `first` on."""
+    n, c, *rest = x.shape
+    total = n * -(-c // PACK) * prod(rest)
     grid, local = k.for_items(total)
     k.launch(
         "block_copy",
-        reads={"x": k.from_block(x, y.shape, first)},
+        reads={"x": x},
         writes={"y": y},
-        ints={"FIRST": 0, "BLOCKS": -(-y.shape[1] // PACK), "HW": prod(y.shape[2:]), "TOTAL": total},
+        ints={"FIRST": first, "BLOCKS": -(-c // PACK), "HW": prod(rest), "TOTAL": total},
         grid=grid,
         local=local,
         epilogue=False,
     )
+
+
+def launch_blocks(k: KernelBuilder, x: Tensor, y: Tensor, first: int) -> None:
+    """Copy the channel blocks of `x` from `first` on to all of `y`, unless they already lie there."""
+    if k.shares_memory(y, x, first):
+        return
+    launch_block_copy(k, k.from_block(x, y.shape, first), y, 0)
 
 
 class MoveOnGpu(GpuOp):
@@ -134,9 +140,7 @@ class MoveOnGpu(GpuOp):
             if y.layout.packed:
                 launch_blocks(k, x, y, source.offset // prod(x.shape[2:]) // PACK)
                 continue
-            places = IndexMap.by_steps(shape, source.steps, source.offset)
-            back = places.inverse() if prod(shape) == prod(x.shape) else None
-            if not k.lies_at(y, x, places) and (back is None or not k.lies_at(x, y, back)):
+            if not k.lies_at(y, x, IndexMap.by_steps(shape, source.steps, source.offset)):
                 launch_move(k, x, y, shape, source, Strides(row_major(shape)))
 
     def why_not(
