@@ -246,7 +246,7 @@ def open_device(index: int, dialect: Dialect) -> VulkanDevice:
     context = Context(found[index])
     try:
         memory = Memory(context)
-        parts = _Parts(context, memory, Pipelines(context), Transfer(context, memory))
+        parts = _Parts(context, memory, Pipelines(context, memory), Transfer(context, memory))
     except Exception:
         context.destroy()
         raise

@@ -87,6 +87,11 @@ class Physical:
         lib.vkGetPhysicalDeviceProperties2(self.handle, base)
 
     @property
+    def compiles_late(self) -> bool:
+        """Tell whether the driver compiles a pipeline at its first dispatch, and not when it is created."""
+        return "llvmpipe" in self.name
+
+    @property
     def usable(self) -> bool:
         """Tell whether the device has Vulkan 1.1 and a queue that computes."""
         return self.api >= _API_1_1 and self.family is not None

@@ -21,6 +21,8 @@ from weft.backends.gpu.device import fork_guard
 from weft.backends.gpu.device.built_kernels import KERNELS_KEPT, Kept
 from weft.backends.vulkan._vk import NULL, Arena, check, create, failure, ffi, lib, vk, words
 from weft.backends.vulkan.context import Context
+from weft.backends.vulkan.late_compiler import LateCompiler
+from weft.backends.vulkan.memory import Memory
 from weft.backends.vulkan.pushed_constants import FIRST_ID, pushable, with_pushed
 from weft.backends.vulkan.spirv import spirv_for
 from weft.errors import CompileError, DeviceError, DeviceLost, OutOfMemory
@@ -95,7 +97,7 @@ Positions = tuple[int, ...]
 class Pipelines:
     """Builds and keeps the kernels of a device."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, memory: Memory) -> None:
         self._context = context
         self._lock = threading.Lock()
         self._kernels: Kept[tuple[str, bytes, Positions], Kernel] = Kept(KERNELS_KEPT)
@@ -111,6 +113,7 @@ class Pipelines:
         """Bytes of the driver's cache on disk."""
         self._cache = self._open_cache()
         self._unsaved = False
+        self._late = LateCompiler(context, memory) if physical.compiles_late else None
 
     def kernel(self, source: KernelSource, values: Mapping[str, int | float]) -> Kernel:
         """Return the kernel with these constants; a repeated call costs one look-up."""
@@ -171,6 +174,8 @@ class Pipelines:
             made = self._pipeline(source, values, constants, anew, pushed)
         self._unsaved = True
         self._context.count(compiles=1)
+        if self._late is not None:
+            self._late.compile(made)
         return made
 
     def _pipeline(
@@ -323,6 +328,8 @@ class Pipelines:
         try:
             self.save(at_the_end=True)
         finally:
+            if self._late is not None:
+                self._late.destroy()
             for owned in (*self._kernels.clear(), *self._modules.clear(), self._cache):
                 owned.destroy()
             for interface in self._interfaces.values():

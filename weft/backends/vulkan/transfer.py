@@ -6,10 +6,10 @@ import threading
 from typing import Any
 
 from weft.backends.gpu.device.device import GpuBuffer, MemoryKind
-from weft.backends.vulkan._vk import NULL, Arena, check, ffi, lib, vk
+from weft.backends.vulkan._vk import ffi, lib
+from weft.backends.vulkan.commands_now import CommandsNow
 from weft.backends.vulkan.context import Context
 from weft.backends.vulkan.memory import Memory
-from weft.core.contract.error_context import is_error
 from weft.core.graph.layout import Array
 from weft.core.host.parallel_copy import copy_into
 from weft.errors import BackendError
@@ -28,16 +28,7 @@ class Transfer:
         self._memory = memory
         self._lock = threading.Lock()
         self._staging: dict[MemoryKind, GpuBuffer] = {}
-        self._arena = Arena()
-        self._pool = context.command_pool(vk.VK_COMMAND_POOL_CREATE_TRANSIENT_BIT)
-        self._commands = context.command_buffer(self._pool)
-        self._running = False
-        self._fence = context.fence()
-        self._fences = self._arena.array("VkFence", [self._fence])
-        self._begin = self._arena.new(
-            "VkCommandBufferBeginInfo", flags=vk.VK_COMMAND_BUFFER_USAGE_ONE_TIME_SUBMIT_BIT
-        )
-        self._info = self._arena.new("VkSubmitInfo", commandBufferCount=1, pCommandBuffers=[self._commands])
+        self._now = CommandsNow(context, _FAILED)
 
     def upload(self, buffer: GpuBuffer, offset: int, data: Array) -> None:
         """Copy the bytes of a contiguous array into a DEVICE buffer."""
@@ -69,7 +60,7 @@ class Transfer:
         """Return (start, size, staging buffer) of the pieces of a copy; grows the staging buffer."""
         if nbytes == 0:
             return []
-        self._wait()  # for the previous copy, if Ctrl-C interrupted it
+        self._now.wait()  # for the previous copy, if Ctrl-C interrupted it
         wanted = min(LARGEST, max(SMALLEST, 1 << (nbytes - 1).bit_length()))
         held = self._staging.get(kind)
         if held is None or held.nbytes < wanted:
@@ -80,35 +71,20 @@ class Transfer:
         return [(start, min(step, nbytes - start), held) for start in range(0, nbytes, step)]
 
     def _copy(self, source: GpuBuffer, at: int, target: GpuBuffer, to: int, nbytes: int) -> None:
-        context = self._context
-        check(lib.vkResetCommandPool(context.device, self._pool, 0), _FAILED)
-        check(lib.vkBeginCommandBuffer(self._commands, self._begin), _FAILED)
         region = ffi.new("VkBufferCopy*", (at, to, nbytes))
-        lib.vkCmdCopyBuffer(self._commands, source.handle.buffer, target.handle.buffer, 1, region)
-        context.last_barrier(self._commands)
-        check(lib.vkEndCommandBuffer(self._commands), _FAILED)
-        try:
-            context.submit(self._info, self._fence, self._fences)
-            self._running = True
-        except BaseException as e:
-            if not is_error(e):  # such as Ctrl-C, which leaves unknown whether it runs
-                context.idle()
-                self._running = False
-            raise
-        self._wait()
 
-    def _wait(self) -> None:
-        if self._running:
-            self._context.wait(self._fence, self._fences)
-            self._running = False
+        def record(commands: Any) -> None:
+            lib.vkCmdCopyBuffer(commands, source.handle.buffer, target.handle.buffer, 1, region)
+            self._context.last_barrier(commands)
+
+        self._now.run(record)
 
     def destroy(self) -> None:
         """Free the staging buffers and the command buffer."""
         for buffer in self._staging.values():
             self._memory.free(buffer)
         self._staging.clear()
-        lib.vkDestroyFence(self._context.device, self._fence, NULL)
-        lib.vkDestroyCommandPool(self._context.device, self._pool, NULL)
+        self._now.destroy()
 
 
 def _bytes_of(data: Array) -> Any:
