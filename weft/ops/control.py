@@ -91,6 +91,10 @@ class Loop(ControlOp):
             return None
         return _unrolled(body, steps, formal - 2, self.captures)
 
+    def first_runs(self, inputs: Sequence[Value]) -> Sequence[tuple[Graph, Sequence[Value]]]:
+        """Return the body with what the first iteration reads."""
+        return [(self.each, [np.asarray(0, np.int64), np.asarray(True), *inputs[2:]])]
+
     def execute(self, inputs: Sequence[Value], run: RunGraph) -> Sequence[Value]:
         """Return the carried values after the last iteration, and what was stacked."""
         body = self.each
@@ -136,6 +140,19 @@ class Scan(ControlOp):
     def each(self) -> Graph:
         """The body of each step; if it draws random numbers, it reads the number of the step first."""
         return numbered(body_of(self.body))
+
+    def first_runs(self, inputs: Sequence[Value]) -> Sequence[tuple[Graph, Sequence[Value]]]:
+        """Return the body with the first slices; nothing where there is none, or where an input is no tensor."""
+        formal, captured = inputs[: len(inputs) - self.captures], inputs[len(inputs) - self.captures :]
+        arrays = [value for value in formal[int(self.lengths) :] if isinstance(value, np.ndarray)]
+        if len(arrays) + int(self.lengths) < len(formal) or any(0 in a.shape for a in arrays):
+            return ()
+        arrays = [a[0] for a in arrays] if self.batched else arrays
+        states, scanned = arrays[: len(arrays) - self.num_scan_inputs], arrays[len(arrays) - self.num_scan_inputs :]
+        axes = [one_axis(optional(self.scan_input_axes, k) or 0, a.ndim) for k, a in enumerate(scanned)]
+        slices = [a[(slice(None),) * axis + (0,)] for a, axis in zip(scanned, axes, strict=True)]
+        number = [] if self.each is body_of(self.body) else [np.asarray(0)]
+        return [(self.each, [*number, *states, *map(np.asarray, slices), *captured])]
 
     def execute(self, inputs: Sequence[Value], run: RunGraph) -> Sequence[Value]:
         """Return the states after the last slice, and what was stacked."""

@@ -40,6 +40,13 @@ class ControlOp(Op):
         """
         return None
 
+    def first_runs(self, inputs: Sequence[Value]) -> Sequence[tuple[Graph, Sequence[Value]]]:
+        """Return the graphs that `execute` runs, each with inputs of the shapes of its first run; none by default.
+
+        A load plans them. The shapes of `inputs` are right and their values mean nothing.
+        """
+        return ()
+
     def needs(self) -> int | None:
         """Return the position of the input that decides which graph replaces the op; None if there is none."""
         return None

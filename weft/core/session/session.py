@@ -42,7 +42,8 @@ from weft.core.session.pipeline import NodeRefused, Pipeline, Progress
 from weft.core.session.prefetch import Prefetch
 from weft.core.session.refused import note_refusal
 from weft.core.session.report import Report, joined
-from weft.core.session.stage_runner import Rest, Rows, StageRunner, tensor
+from weft.core.session.stage_runner import Ahead, Rest, Rows, StageRunner, tensor, total_bytes
+from weft.core.session.stages_ahead import LEAST_ROOM, largest, prepare
 from weft.errors import BackendError, ClosedError, ConfigError, InputError, ValueNeeded
 
 if TYPE_CHECKING:
@@ -133,6 +134,7 @@ class Session:
         every = [*([host] if host else []), *choices]
         self._loaded = LoadedNetwork(every, self.config, progress=progress, profile=self._profile)
         self._cache = NetworkCache()
+        self._progress = progress
         self._stages = StageRunner(choices, host, self.options, self._profile)
         self._open: OpenNetworks | None = None
         """What prepares the graph for one shape after the other; None where weights are not kept for a second one."""
@@ -151,7 +153,7 @@ class Session:
         weakref.finalize(self, self._stages.forget).atexit = False
         with self._lock:  # the end of the process waits for the lock
             shutdown.note(self)
-            self._prepare(self._bound)
+            self._prepare(self._bound, ahead=True)
         self._take_open()
         self._prefetch = None
 
@@ -227,7 +229,7 @@ class Session:
         """Prepare for other input shapes; inputs that are not named keep their shapes."""
         self._check_open()
         given = take_shapes(shapes)
-        self._prepare(bind(self.graph, self._kept(given) | given))
+        self._prepare(bind(self.graph, self._kept(given) | given), ahead=True)
 
     @_alone
     def run(self, *inputs: Array | Mapping[str, Array], outputs: Outputs | None = None) -> list[Array]:
@@ -347,22 +349,25 @@ class Session:
                 kept[name] = whole
         return kept
 
-    def _prepare(self, bound: Graph) -> None:
-        """Load the graph if all its shapes are known; else unload the one before."""
+    def _prepare(self, bound: Graph, *, ahead: bool = False) -> None:
+        """Load the graph if all its shapes are known; else unload the one before.
+
+        `ahead` of a run, later stages are planned and loaded as far as they can be foreseen.
+        """
         if bound.symbols():
             self._loaded.drop()
         elif self._loaded.notices is None:
             with self.runtime.notifier.loading(self._choices) as notices, self._loaded.announced(notices):
-                self._place(bound)
+                self._place(bound, ahead=ahead)
         else:
             try:
-                self._place(bound)
+                self._place(bound, ahead=ahead)
             except BaseException:
                 self._loaded.drop()
                 raise
         self._bound = bound
 
-    def _place(self, bound: Graph) -> None:
+    def _place(self, bound: Graph, *, ahead: bool) -> None:
         """Optimise and load, again and again while a backend refuses nodes that it took before."""
         before, shapes = Assignment(), tuple(bound.specs[i].shape for i in bound.inputs)
         if self._fixed is not None:
@@ -381,7 +386,18 @@ class Session:
             self._warn(network)
             if self._fixed is None and self.config.memory is not MemoryMode.LIMIT:
                 self._cache.keep(shapes, divided)
+            if ahead and self._tail is not None and self.config.memory is not MemoryMode.LIMIT:
+                self._foresee(self._tail, network.graph, bound)
             return
+
+    def _foresee(self, tail: _Tail, first: Graph, bound: Graph) -> None:
+        """Plan and load what follows the first stage, each with not much more memory than that one takes."""
+        made = largest({o: first.specs[o] for o in first.outputs}, tail.corners)
+        rows: Rows = {}
+        known: dict[str, Value] = {**largest({i: bound.specs[i] for i in bound.inputs}), **made}
+        known |= self._stages.corners(tail.corners, made, rows)
+        room = max(LEAST_ROOM, total_bytes(first))
+        prepare(self._stages, tail.rest, known, rows, Ahead(frozenset(), room, self._progress))
 
     def _take_open(self) -> None:
         """Take what prepares the graph from the prefetch, or make it; weights are not kept in memory mode LIMIT."""

@@ -4,6 +4,10 @@ The session plans and loads the first stage as it does any network. This module 
 stage made, runs the session's own ops (loops, sequences), splits off the next stage
 (`weft.core.placement.stage_split.split`), plans, loads and runs it. A loaded stage is kept by the shapes, and the few
 values, that it was planned for; the least recently used are closed first.
+
+What can be foreseen of later stages is planned and loaded before the first run (`weft.core.session.stages_ahead`), for
+the most rows that there can be. A size class that comes up for the first time is computed there, and gets a plan of its
+own when it comes up again.
 """
 
 from __future__ import annotations
@@ -25,13 +29,14 @@ from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Array
 from weft.core.graph.limits import Budget
 from weft.core.graph.tensor import TensorSpec
-from weft.core.placement.assign import Assignment
+from weft.core.placement.assign import Assignment, Backends
+from weft.core.placement.optimized_network import OptimizedNetwork
 from weft.core.placement.optimizer import OptimizerOptions, optimize
 from weft.core.placement.rows import padded, row_axes, size_class
-from weft.core.placement.stage_split import Corner, split, without
+from weft.core.placement.stage_split import Corner, Stage, split, without
 from weft.core.registry.backend_registry import DeviceChoice
 from weft.core.session.loaded_network import LoadedNetwork, forget
-from weft.core.session.pipeline import NodeRefused
+from weft.core.session.pipeline import NodeRefused, Progress
 from weft.core.session.refused import note_refusal
 from weft.core.session.report import Report
 from weft.errors import ExecutionError, ModelError
@@ -56,6 +61,8 @@ class Rest:
     """Inputs whose values decide shapes; a stage is planned for given values."""
     mixes: OrderedDict[Hashable, None] = field(default_factory=OrderedDict)
     """Input shapes without the number of rows, and the axes of the rows, for which a stage mixes rows: the last few."""
+    most: dict[Hashable, _Most] = field(default_factory=dict)
+    """By the same, what was planned before the first run for the most rows."""
     left: dict[frozenset[str], Rest] = field(default_factory=dict)
     """The rest that remains once some of the session's own nodes have run, by their names."""
 
@@ -65,12 +72,20 @@ class Rest:
         return [node for node in self.graph.nodes if _may_be_own(node, self.graph.constants)]
 
 
+@dataclass(eq=False)
+class _Most:
+    """The number of rows that a stage was planned for ahead, and the size classes that it has served."""
+
+    size: int
+    served: set[int] = field(default_factory=set)
+
+
 Rows = dict[str, tuple[str, int]]
 """Values with a row for each thing that a run counted: the name of the count, and the axis of the rows."""
 
 
 @dataclass(frozen=True)
-class _Counted:
+class Counted:
     """Inputs of a stage that have rows of one count."""
 
     symbol: str
@@ -88,8 +103,8 @@ class _Body:
 
 
 @dataclass(eq=False)
-class _Plan:
-    """A stage that is ready to run; without a network if no node of it is left."""
+class Plan:
+    """A stage that is ready to run; without a network if no node of it is left, or if it was only looked at ahead."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -100,6 +115,27 @@ class _Plan:
     """The number of rows that it is planned for if it serves any number up to that, else 0."""
     rows: Mapping[str, int | None] = field(default_factory=dict)
     """The axis of the rows of each output, if `size` is set."""
+    specs: Mapping[str, TensorSpec] = field(default_factory=dict)
+    """The specs of the outputs."""
+
+
+class Unforeseen(Exception):
+    """A stage that is planned ahead needs values that only a run tells."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self.names = frozenset(names)
+        super().__init__(", ".join(sorted(names)))
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """How a stage is planned before a run: nothing is known of values but their largest shapes."""
+
+    unknown: frozenset[str]
+    """The inputs of whose values nothing is known."""
+    most_bytes: int
+    """A stage whose values take more than this many bytes is planned but not loaded."""
+    progress: Progress | None = None
 
 
 class StageRunner:
@@ -115,7 +151,7 @@ class StageRunner:
         self._choices, self._options, self._profile = list(choices), options, profile
         self._every = [*([host] if host else []), *choices]
         self._host = host.device if host else choices[-1].device
-        self._plans: OrderedDict[Hashable, _Plan] = OrderedDict()
+        self._plans: OrderedDict[Hashable, Plan] = OrderedDict()
         self._rests: OrderedDict[Hashable, Rest] = OrderedDict()
         self._bodies: OrderedDict[Hashable, _Body] = OrderedDict()
         self._used: dict[int, Report] = {}
@@ -149,24 +185,32 @@ class StageRunner:
             if names not in rest.left:
                 rest.left[names] = self.rest(without(rest.graph, names))
             return rest.left[names]
-        counted = _counted(rest.graph, known, rows)
-        plan = counted and self._padded_plan(rest, known, counted)
-        if not plan:
-            plan, counted = self._plan(rest, known), None
+        plan, counted = self.planned(rest, known, rows)
         if plan.network is not None:
             arrays: dict[str, Array] = {i: known[i] for i in plan.inputs}  # type: ignore[misc]  # a stage's are tensors
             if counted:
                 arrays |= {i: padded(arrays[i], a, plan.size) for i, a in counted.axes.items() if i in arrays}
             plan.network.start(arrays, first=False)
             made = dict(zip(plan.outputs, plan.network.finish([None] * len(plan.outputs)), strict=True))
-            for name, axis in plan.rows.items() if counted else ():
-                if axis is not None and counted is not None:
-                    made[name] = made[name][(slice(None),) * axis + (slice(counted.count),)]
-                    rows[name] = (counted.symbol, axis)
-            known.update(made)
-            known.update(self.corners(plan.corners, made, rows))
+            self.take(plan, counted, made, known, rows)
             self._note(plan.network)
         return plan.rest
+
+    def take(
+        self,
+        plan: Plan,
+        counted: Counted | None,
+        made: dict[str, Array],
+        known: dict[str, Value],
+        rows: Rows,
+    ) -> None:
+        """Add what a stage made to what is known: the rows that count, and the corners."""
+        for name, axis in plan.rows.items() if counted else ():
+            if axis is not None and counted is not None:
+                made[name] = made[name][(slice(None),) * axis + (slice(counted.count),)]
+                rows[name] = (counted.symbol, axis)
+        known.update(made)
+        known.update(self.corners(plan.corners, made, rows))
 
     def corners(self, corners: Mapping[str, Corner], made: Mapping[str, Array], rows: Rows) -> dict[str, Value]:
         """Return the values that are corners of what a stage made, and note which have rows."""
@@ -190,8 +234,7 @@ class StageRunner:
         self._own[node.name] = node.op.type
         if not isinstance(node.op, ControlOp):
             return given  # an Identity of a sequence
-        captured = len(node.inputs) - node.op.captures
-        lasting = {id(constants[i]) for i in node.inputs[captured:] if i in constants}
+        lasting = lasting_captures(node, node.op, constants)
         with blame(at_node(node, "the session"), f"{node.op.type} failed"):
             return node.op.execute(given, partial(self._run_body, captures=node.op.captures, lasting=lasting))
 
@@ -203,6 +246,12 @@ class StageRunner:
         Its last `captures` inputs come from outside. Those whose id is in `lasting` are the same in every run, so they
         become constants, which devices keep.
         """
+        return self.finish(*self.body(body, inputs, captures=captures, lasting=lasting))
+
+    def body(
+        self, body: Graph, inputs: Sequence[Value], *, captures: int, lasting: Collection[int]
+    ) -> tuple[Rest, dict[str, Value]]:
+        """Return the rest that a graph which an op holds is, and the values of its inputs that are no constants."""
         outer = list(zip(body.inputs, inputs, strict=True))[len(body.inputs) - captures :]
         constants = {name: v for name, v in outer if isinstance(v, np.ndarray) and id(v) in lasting}
         key = (id(body), *((name, _fingerprint(value)) for name, value in constants.items()))
@@ -214,8 +263,7 @@ class StageRunner:
             self._bodies[key] = _Body(body, constants, self.rest(graph))
         held = self._bodies[key]
         _keep(self._bodies, key, MOST_BODIES)
-        known = {name: value for name, value in zip(body.inputs, inputs, strict=True) if name not in constants}
-        return self.finish(held.rest, known)
+        return held.rest, {n: value for n, value in zip(body.inputs, inputs, strict=True) if n not in constants}
 
     # -- planning --------------------------------------------------------------------------------------
 
@@ -227,7 +275,21 @@ class StageRunner:
         _keep(self._rests, key, MOST_RESTS)
         return found
 
-    def _padded_plan(self, rest: Rest, known: Mapping[str, Value], counted: _Counted) -> _Plan | None:
+    def planned(
+        self, rest: Rest, known: Mapping[str, Value], rows: Rows, ahead: Ahead | None = None
+    ) -> tuple[Plan, Counted | None]:
+        """Return the plan of the next stage, and what its rows count if it serves more than one count.
+
+        ModelError if a node cannot be planned, UnsupportedOps if no device takes it. Unforeseen, only `ahead`, if that
+        depends on values.
+        """
+        counted = _counted(rest.graph, known, rows)
+        plan = counted and self._padded_plan(rest, known, counted, ahead)
+        return (plan, counted) if plan else (self._plan(rest, known, ahead), None)
+
+    def _padded_plan(
+        self, rest: Rest, known: Mapping[str, Value], counted: Counted, ahead: Ahead | None
+    ) -> Plan | None:
         """Return a plan for all counts of this size class; None if rows depend on each other."""
         graph, axes, size = rest.graph, counted.axes, size_class(counted.count)
         tensors = {i: value for i in graph.inputs if isinstance(value := known.get(i), np.ndarray)}
@@ -237,7 +299,11 @@ class StageRunner:
         rowed = tuple((i, axis, _row_shape(tensors[i], axis), tensors[i].dtype) for i, axis in axes.items())
         if (others, rowed) in rest.mixes:
             return None
-        key = (rest, others, rowed, size)
+        key, most = (rest, others, rowed, size), rest.most.get((others, rowed))
+        if key not in self._plans and most is not None and size < most.size and size not in most.served:
+            most.served.add(size)
+            roomy = (rest, others, rowed, most.size)
+            key = roomy if roomy in self._plans else key
         if key in self._plans:
             self._plans.move_to_end(key)
             return self._plans[key]
@@ -253,18 +319,18 @@ class StageRunner:
             rest.mixes[others, rowed] = None
             _keep(rest.mixes, (others, rowed), KEPT)
             return None
-        made, later = stage.graph, stage.rest
-        following = None if later is None else self.rest(later)
-        plan = _Plan(tuple(made.inputs), tuple(made.outputs), {}, following, self._load(made), size, rows)
-        self._plans[key] = plan
-        self._evict()
+        plan = self._made(key, stage, ahead, size, rows)
+        if ahead is not None and plan.network is not None:
+            rest.most[others, rowed] = _Most(size)
         return plan
 
-    def _plan(self, rest: Rest, known: Mapping[str, Value]) -> _Plan:
+    def _plan(self, rest: Rest, known: Mapping[str, Value], ahead: Ahead | None) -> Plan:
         graph = rest.graph
         tensors = {i: value for i in graph.inputs if isinstance(value := known.get(i), np.ndarray)}
         while True:
             fixed = {name: tensors[name] for name in sorted(rest.wanted) if name in tensors}
+            if ahead is not None and ahead.unknown & fixed.keys():
+                raise Unforeseen(ahead.unknown & fixed.keys())
             shapes = tuple((i, a.shape, a.dtype) for i, a in tensors.items())
             key = (rest, shapes, tuple((name, a.tobytes()) for name, a in fixed.items()))
             if key in self._plans:
@@ -284,21 +350,46 @@ class StageRunner:
                 raise stage.reason or ModelError(
                     "the network cannot go on", why=f"{len(graph.nodes)} nodes wait for each other"
                 )
-            following = None if stage.rest is None else self.rest(stage.rest)
-            network = self._load(stage.graph) if stage.graph.nodes or stage.graph.outputs else None
-            plan = _Plan(tuple(stage.graph.inputs), tuple(stage.graph.outputs), stage.corners, following, network)
+            return self._made(key, stage, ahead)
+
+    def _made(
+        self,
+        key: Hashable,
+        stage: Stage,
+        ahead: Ahead | None,
+        size: int = 0,
+        rows: Mapping[str, int | None] | None = None,
+    ) -> Plan:
+        """Return the plan of a stage, loaded and kept; ahead, it may be neither."""
+        graph, following = stage.graph, None if stage.rest is None else self.rest(stage.rest)
+        network = self._load(graph, ahead) if graph.nodes or graph.outputs else None
+        specs = {o: graph.specs[o] for o in graph.outputs}
+        inputs, outputs = tuple(graph.inputs), tuple(graph.outputs)
+        plan = Plan(inputs, outputs, stage.corners, following, network, size, rows or {}, specs)
+        if network is not None or ahead is None:
             self._plans[key] = plan
             self._evict()
-            return plan
+        return plan
 
-    def _load(self, graph: Graph) -> LoadedNetwork:
-        """Plan and load one stage; repeat that while a backend refuses nodes that it had taken."""
-        loaded = LoadedNetwork(self._every, self._options.config, profile=self._profile)
+    def _load(self, graph: Graph, ahead: Ahead | None) -> LoadedNetwork | None:
+        """Plan and load one stage; repeat that while a backend refuses nodes that it had taken.
+
+        None if it is planned ahead and not loaded: a host's backends compile nothing, or it takes too much memory.
+        """
+        progress = None if ahead is None else ahead.progress
+        loaded = LoadedNetwork(self._every, self._options.config, progress=progress, profile=self._profile)
         before = Assignment()
         try:
             while True:
                 backends = {c.device: loaded.ask(c.device) for c in self._choices}
+                compiles = not all(backend.host_memory for backend in backends.values())
+                if ahead is not None and not compiles and self._options.fallback != "error":
+                    loaded.close_unheard()
+                    return None
                 network = optimize(graph, backends, self._options, host=self._host, before=before)
+                if ahead is not None and not _worth_loading(network, backends, ahead):
+                    loaded.close_unheard()
+                    return None
                 try:
                     loaded.load(network)
                 except NodeRefused as e:
@@ -345,6 +436,23 @@ class StageRunner:
         do_all(plan.network.close_unheard for plan in plans if plan.network is not None)
 
 
+def lasting_captures(node: Node, op: ControlOp, constants: Mapping[str, Array]) -> set[int]:
+    """Return the ids of the constants that the graphs of an op read from outside: they are the same in every run."""
+    return {id(constants[i]) for i in node.inputs[len(node.inputs) - op.captures :] if i in constants}
+
+
+def _worth_loading(network: OptimizedNetwork, backends: Backends, ahead: Ahead) -> bool:
+    """Tell whether a load ahead of a run saves that run compiling, and takes no more memory than it may."""
+    compiles = any(not backends[part.device].host_memory for part in network.parts if part.device in backends)
+    return compiles and total_bytes(network.graph) <= ahead.most_bytes
+
+
+def total_bytes(graph: Graph) -> int:
+    """Return the bytes that the values of a graph take without its constants."""
+    specs = (spec for name, spec in graph.specs.items() if name not in graph.constants)
+    return sum(spec.size * spec.dtype.itemsize for spec in specs if spec.is_static)
+
+
 def _may_be_own(node: Node, constants: Mapping[str, Array]) -> bool:
     if isinstance(node.op, ControlOp):
         values = [constants.get(i) if i else None for i in node.inputs]
@@ -359,14 +467,14 @@ def _keep(held: OrderedDict[Hashable, Any], key: Hashable, most: int) -> None:
         held.popitem(last=False)
 
 
-def _counted(graph: Graph, known: Mapping[str, Value], rows: Rows) -> _Counted | None:
+def _counted(graph: Graph, known: Mapping[str, Value], rows: Rows) -> Counted | None:
     """Return which inputs of a stage have rows, if all count the same thing and there is at least one row."""
     having = {i: rows[i] for i in graph.inputs if i in rows and isinstance(known.get(i), np.ndarray)}
     counts = {(symbol, known[i].shape[axis]) for i, (symbol, axis) in having.items()}  # type: ignore[union-attr]
     if len(counts) != 1:
         return None
     ((symbol, count),) = counts
-    return _Counted(symbol, count, {i: axis for i, (_, axis) in having.items()}) if count else None
+    return Counted(symbol, count, {i: axis for i, (_, axis) in having.items()}) if count else None
 
 
 def _row_shape(array: Array, axis: int) -> tuple[int, ...]:

@@ -1,0 +1,134 @@
+"""What a load foresees of stages that wait for values: it compiles their kernels, and refuses what no device takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+import weft
+from tests.helpers.opened import opened
+from weft.errors import UnsupportedOps
+
+GPUS = ["opencl", "vulkan"]
+FLOAT, INT64, BOOL, DOUBLE = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL, TensorProto.DOUBLE
+
+
+def info(name: str, shape: tuple[Any, ...] | None = None, dtype: int = FLOAT) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, dtype, shape)
+
+
+def node(op: str, inputs: str, outputs: str, **attributes: Any) -> NodeProto:
+    return helper.make_node(op, inputs.split(), outputs.split(), name=outputs.split()[0], **attributes)
+
+
+def make(nodes: list[NodeProto], shape: tuple[Any, ...], **constants: Any) -> ModelProto:
+    """Return a model with the input x and the output y."""
+    held = [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()]
+    graph = helper.make_graph(nodes, "net", [info("x", shape)], [info("y")], held)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+ROWS = [
+    node("NonZero", "x", "at"),
+    node("Transpose", "at", "places"),
+    node("GatherND", "x places", "values"),
+    node("Unsqueeze", "values one", "column"),
+    node("MatMul", "column weights", "features"),
+]
+WEIGHTS = np.arange(1.0, 6.0, dtype=np.float32)[None] / 50
+
+
+def rows(*after: NodeProto, **constants: Any) -> ModelProto:
+    """Return a network that multiplies what is not zero."""
+    return make([*ROWS, *after], (30,), one=np.array([1]), weights=WEIGHTS, **constants)
+
+
+def loop() -> ModelProto:
+    """Return a loop whose end a run tells, around a product."""
+    body = helper.make_graph(
+        [node("MatMul", "held weights", "next"), node("ReduceSum", "next", "total", keepdims=0),
+         node("Less", "total limit", "fits")],
+        "body",
+        [info("step", (), INT64), info("going", (), BOOL), info("held", (2, 3))],
+        [info("fits", (), BOOL), info("next", (2, 3))],
+    )  # fmt: skip
+    nodes = [node("Relu", "x", "begin"), node("Loop", "most yes begin", "y", body=body)]
+    held = {"most": np.int64(5000), "yes": np.array(True), "limit": np.float32(99)}
+    return make(nodes, (2, 3), weights=np.full((3, 3), 0.5, np.float32), **held)
+
+
+def branches(then: NodeProto | None = None) -> ModelProto:
+    """Return a network that multiplies one way or another, by the sign of a sum."""
+    made = {
+        "then_branch": helper.make_graph([then or node("MatMul", "x weights", "out")], "then", [], [info("out")]),
+        "else_branch": helper.make_graph([node("Softmax", "x", "out", axis=0)], "else", [], [info("out")]),
+    }
+    nodes = [
+        node("ReduceSum", "x", "total", keepdims=0),
+        node("Greater", "total zero", "positive"),
+        node("If", "positive", "chosen", **made),
+        node("Neg", "chosen", "y"),
+    ]
+    return make(nodes, (2, 3), zero=np.float32(0), weights=np.ones((3, 3), np.float32))
+
+
+def counted(size: int) -> np.ndarray[Any, Any]:
+    """Return 30 numbers of which the first ones are not 0."""
+    return np.asarray(np.arange(1, 31) * (np.arange(30) < size), np.float32)
+
+
+NETWORKS: Mapping[str, tuple[ModelProto, Any]] = {
+    "rows": (rows(node("Softmax", "features", "y", axis=-1)), [counted(7), counted(30)]),
+    "sum": (rows(node("ReduceSum", "features", "y", keepdims=0)), [counted(30)]),
+    "loop": (loop(), [np.ones((2, 3), np.float32)]),
+    "branches": (branches(), [np.ones((2, 3), np.float32), -np.ones((2, 3), np.float32)]),
+}
+
+
+@pytest.mark.parametrize("device", GPUS)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_first_run_compiles_nothing_that_the_load_can_foresee(name: str, device: str) -> None:
+    model, inputs = NETWORKS[name]
+    seen: list[tuple[int, int]] = []
+    with weft.load(model, "cpu") as plain:
+        expected = [plain.run(x)[0] for x in inputs]
+    with weft.load(model, device, progress=lambda *at: seen.append(at)) as session:
+        first_stage = len(session.report.placement)
+        assert len(seen) > first_stage, "the later stages are part of the progress"
+        stats = opened(device).stats
+        before = stats.compiles
+        for x, wanted in zip(inputs, expected, strict=True):
+            np.testing.assert_allclose(session.run(x)[0], wanted, rtol=1e-5)
+        assert stats.compiles == before
+        assert set(session.report.placement.values()) <= {f"{device}:0", device, "session"}
+
+
+DOUBLES = [node("Cast", "features", "wide", to=DOUBLE), node("Softmax", "wide", "soft", axis=-1)]
+
+
+@pytest.mark.parametrize("device", GPUS)
+def test_a_later_stage_that_a_device_refuses_is_refused_by_the_load(device: str) -> None:
+    refused = rows(*DOUBLES, node("Cast", "soft", "y", to=FLOAT))
+    with pytest.raises(UnsupportedOps, match="soft"):
+        weft.load(refused, device, fallback="error")
+    with weft.load(refused, device) as session:
+        session.run(counted(4))
+        assert session.report.placement["soft"].startswith("cpu")
+
+
+def test_a_refused_branch_is_no_matter_until_a_run_takes_it() -> None:
+    model = branches(node("Softmax", "wide", "out", axis=0))
+    nodes = model.graph.node
+    nodes.insert(0, node("Cast", "x", "wide", to=DOUBLE))
+    inner = nodes[3].attribute[0].g
+    inner.node.append(node("Cast", "out", "narrow", to=FLOAT))
+    inner.output[0].name = "narrow"
+    with weft.load(model, "opencl", fallback="error") as session:
+        assert session.run(-np.ones((2, 3), np.float32))[0].shape == (2, 3)
+        with pytest.raises(UnsupportedOps, match="out"):
+            session.run(np.ones((2, 3), np.float32))
