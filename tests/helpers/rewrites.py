@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tests.helpers.nets import feeds
+from weft.backends.gpu.lowering.fusion import why_not_joined
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.interpreter import outputs, values
@@ -33,6 +34,11 @@ def fusable(graph: Graph, base: Node, step: Node, inside: frozenset[int]) -> boo
     """Return what the loosest of backends would fuse."""
     same = graph.specs[step.outputs[0]] == graph.specs[base.outputs[0]]
     return isinstance(step.op, Elementwise) and same and step.op.type != "Cast"
+
+
+def gpu_fuses(graph: Graph, base: Node, step: Node, inside: frozenset[int]) -> bool:
+    """Tell whether a GPU without custom ops or limits fuses a step."""
+    return why_not_joined(graph, base, step, inside, lambda op: False, 64) is None
 
 
 def assert_identical(before: Graph, after: Graph) -> None:

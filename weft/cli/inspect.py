@@ -79,6 +79,13 @@ def inspect(
             help="Print the launches, and how they were chosen between kernels and tiles: estimated costs, reasons.",
         ),
     ] = False,
+    fusion: Annotated[
+        bool,
+        typer.Option(
+            "--fusion",
+            help="Print why each launch that only maps or moves elements is not part of another one.",
+        ),
+    ] = False,
     unsupported: Annotated[bool, typer.Option("--unsupported", help="Print only what cannot run.")] = False,
     backend_path: BackendPathOption = None,
     backend_option: BackendOptionOption = None,
@@ -125,7 +132,7 @@ def inspect(
     own = parse_backend_options(backend_option)
     _division(
         bound, _chosen(devices), options, own,
-        nodes=nodes, launches=launches, reasons=choices, short=unsupported, why=why or [],
+        nodes=nodes, launches=launches, reasons=choices, fusion=fusion, short=unsupported, why=why or [],
     )  # fmt: skip
 
 
@@ -204,6 +211,7 @@ def _division(
     nodes: bool,
     launches: bool,
     reasons: bool,
+    fusion: bool,
     short: bool,
     why: list[str],
 ) -> None:
@@ -239,6 +247,8 @@ def _division(
     if not short:
         _subgraphs(network, nodes)
         _launches(network, launches or reasons, reasons)
+    if fusion:
+        _fusion(network)
 
 
 def _say_why(network: OptimizedNetwork, names: list[str]) -> None:
@@ -286,3 +296,25 @@ def _launches(network: OptimizedNetwork, each: bool, choices: bool) -> None:
             line(f"{part.graph.name} on {part.device}: {head}", "bold")
             for text in rest if each else ():
                 line(text)
+
+
+def _fusion(network: OptimizedNetwork) -> None:
+    """Print what the launches of each part are for, and why those that only map or move elements are launches."""
+    for part in network.parts:
+        if part.lowered is None:
+            continue
+        nodes = {node.name: node for node in part.lowered.listing.nodes}
+        counts = Counter(launch.node for launch in part.lowered.launches)
+        kinds: Counter[str] = Counter()
+        for name, count in counts.items():
+            kinds[nodes[name].kind] += count
+        of = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+        line(f"{part.graph.name} on {part.device}: {sum(counts.values())} launches: {of or 'none'}", "bold")
+        why = part.lowered.why_apart()
+        rows = [(name, nodes[name].kind, str(counts[name]), why[name]) for name in counts if name in why]
+        if rows:
+            table(
+                ("node", "ops", "launches", "why it is not part of another launch"),
+                rows,
+                numbers=("launches",),
+            )

@@ -16,8 +16,8 @@ from tests.helpers.gpu_plans import assert_plays, planned, play
 from tests.helpers.nets import Net, branching, feeds, kinds
 from tests.helpers.null_gpu import null_gpu
 from tests.helpers.random_nets import SLOW, networks
+from tests.helpers.rewrites import gpu_fuses
 from tests.helpers.run_length import examples
-from weft.backends.gpu.lowering.fusion import can_fuse
 from weft.backends.gpu.lowering.layouts import assign_layouts, find_views
 from weft.core.contract.lowered import ValueView
 from weft.core.graph.dtypes import DType
@@ -69,7 +69,7 @@ def test_the_numbers_are_right_after_a_resize_too() -> None:
 
 
 def laid_out(graph: Graph) -> Graph:
-    return assign_layouts(fuse_epilogues(run_passes(graph), can_fuse))
+    return assign_layouts(fuse_epilogues(run_passes(graph), gpu_fuses))
 
 
 @given(graph=networks())
@@ -222,7 +222,7 @@ def test_activation_and_residual_go_into_the_convolution() -> None:
     summed = net.add("Add", net.conv(x, 4, 3, pads=(1, 1, 1, 1)), x)
     scaled = net.add("Mul", summed, net.random(4, 1, 1))
     graph = net.finish(net.add("Clip", scaled, np.array(0, np.float32), np.array(6, np.float32), name="y"))
-    fused = fuse_epilogues(run_passes(graph), can_fuse)
+    fused = fuse_epilogues(run_passes(graph), gpu_fuses)
     assert isinstance(fused.nodes[0].op, Fused) and len(fused.nodes) == 1
     assert [s.op.type for s in fused.nodes[0].op.steps] == ["Add", "Mul", "Clip"]
 
@@ -232,7 +232,7 @@ def test_what_a_store_cannot_read_is_not_fused(shape: tuple[int, ...]) -> None:
     net = Net()
     conv = net.conv(net.input("x", 1, 4, 5, 5), 4)
     graph = net.finish(net.add("Add", conv, net.random(*shape), name="y"))
-    assert kinds(fuse_epilogues(run_passes(graph), can_fuse)) == ["Conv", "Add"]
+    assert kinds(fuse_epilogues(run_passes(graph), gpu_fuses)) == ["Conv", "Add"]
     assert_plays(graph)
 
 
@@ -241,7 +241,7 @@ def test_other_element_types_are_not_fused() -> None:
     x = net.input("x", 2, 4)
     matmul = net.add("MatMul", x, net.random(4, 4))
     graph = net.finish(net.add("Cast", matmul, name="y", to=DType.INT32))
-    assert kinds(fuse_epilogues(run_passes(graph), can_fuse)) == ["MatMul", "Cast"]
+    assert kinds(fuse_epilogues(run_passes(graph), gpu_fuses)) == ["MatMul", "Cast"]
 
 
 

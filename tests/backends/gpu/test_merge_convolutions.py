@@ -18,8 +18,8 @@ from tests.helpers.launches import kernels, planned_kernels
 from tests.helpers.nets import Net, feeds
 from tests.helpers.null_gpu import null_gpu
 from tests.helpers.op_rows import GPUS
+from tests.helpers.rewrites import gpu_fuses
 from tests.helpers.run_length import examples
-from weft.backends.gpu.lowering.fusion import can_fuse
 from weft.backends.gpu.lowering.lower import Target
 from weft.backends.gpu.lowering.merge_convolutions import merge_siblings
 from weft.conformance.cases.table import tolerance
@@ -154,7 +154,7 @@ def missing_limit() -> Graph:
 
 @pytest.mark.parametrize("kind", ["Conv", "Concat", "Fused"])
 def test_what_a_creator_makes_is_left_to_it(kind: str) -> None:
-    graph = fuse_epilogues(stepped("Mul", 0.5, 0.5), can_fuse)
+    graph = fuse_epilogues(stepped("Mul", 0.5, 0.5), gpu_fuses)
     assert len(merge_siblings(graph, lambda op: False, 1 << 23).nodes) == 1
     assert len(merge_siblings(graph, lambda op: op.type == kind, 1 << 23).nodes) == len(graph.nodes)
 

@@ -13,9 +13,8 @@ from hypothesis import given, settings
 import weft
 from tests.helpers.nets import Net, kinds, op
 from tests.helpers.random_nets import SLOW, networks
-from tests.helpers.rewrites import assert_same, fusable
+from tests.helpers.rewrites import assert_same, fusable, gpu_fuses
 from tests.helpers.run_length import examples
-from weft.backends.gpu.lowering.fusion import can_fuse
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Array
@@ -45,7 +44,7 @@ EACH: dict[str, Pass] = {
     "all of them": run_passes,
     "all of them twice": lambda g: run_passes(run_passes(g)),
     "fuse_epilogues": lambda g: fuse_epilogues(fold_constants(g), fusable),
-    "fuse_epilogues as GPUs do": lambda g: fuse_epilogues(run_passes(g), can_fuse),
+    "fuse_epilogues as GPUs do": lambda g: fuse_epilogues(run_passes(g), gpu_fuses),
     "set_storage to what it is": lambda g: set_storage(fold_constants(g), DType.FLOAT32),
 }
 

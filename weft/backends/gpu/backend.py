@@ -15,7 +15,7 @@ import numpy as np
 from weft.backends.gpu.device.device import Binding, CopyCommand, MemoryKind
 from weft.backends.gpu.device.kernel_builds import Builds
 from weft.backends.gpu.execution import GpuExecution, Workplace
-from weft.backends.gpu.lowering.fusion import can_fuse, why_not_fused
+from weft.backends.gpu.lowering.fusion import why_not_fused, why_not_joined
 from weft.backends.gpu.lowering.lower import GpuPlan, Target, lower
 from weft.backends.gpu.lowering.support import why_not
 from weft.backends.gpu.memory.slots import SMALLEST, Region, Slots
@@ -139,12 +139,8 @@ class GpuBackend(Backend):
         return self._target.split_products
 
     def _can_fuse(self, graph: Graph, base: Node, step: Node, inside: frozenset[int]) -> bool:
-        if self._is_custom(base.op) or self._is_custom(step.op):
-            return False
-        # A value that is read twice is bound twice.
-        read = [i for i in (*base.inputs, *(i for k, i in enumerate(step.inputs) if k not in inside)) if i]
-        fits = len(read) + len(base.outputs) <= self.device.caps.max_buffers
-        return fits and can_fuse(graph, base, step, inside)
+        most = self.device.caps.max_buffers
+        return why_not_joined(graph, base, step, inside, self._is_custom, most) is None
 
     def _is_custom(self, op: Op) -> bool:
         return self.find_creator(op.type) is not None

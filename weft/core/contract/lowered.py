@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -78,6 +78,8 @@ class Lowered:
     """By the name of a node, what was chosen between kernels for it, and why; each is printed with `str`."""
     steps: tuple[Step, ...] = ()
     """What lowering did to the nodes, in order; `OptimizedNetwork.why` tells it."""
+    why_apart: Callable[[], Mapping[str, str]] = dict
+    """Returns, by the names of nodes that only map or move elements, why each has launches of its own."""
 
     @cached_property
     def listing(self) -> Listing:

@@ -233,7 +233,7 @@ class OptimizedNetwork:
 
 
 def _bare(lowered: Lowered | None) -> Lowered | None:
-    return lowered and replace(lowered, graph=_named(lowered.graph), plan=None)
+    return lowered and replace(lowered, graph=_named(lowered.graph), plan=None, why_apart=dict)
 
 
 def _named(graph: Graph) -> Graph:

@@ -8,7 +8,7 @@ input is a view of the output. So are the inputs of a concat. Maps of several mo
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from weft.backends.gpu.lowering.layouts import IsCustom, base_inputs, base_op
@@ -33,6 +33,8 @@ class FoldedMoves:
     graph: Graph
     views: Mapping[str, ValueView]
     free: frozenset[str] = frozenset()
+    apart: Mapping[str, str] = field(default_factory=dict)
+    """By the name of a node that moves or joins values, why it still does: a clause about its output and its input."""
 
 
 def fold_moves(graph: Graph, views: Mapping[str, ValueView], is_custom: IsCustom) -> FoldedMoves:
@@ -70,6 +72,7 @@ class _Folder:
             if (maps := self._maps(node)) is not None:
                 self.moves[node.name] = _Move(node.inputs[0], maps)
         self.free: set[str] = set()
+        self.apart: dict[str, str] = {}
 
     def run(self) -> FoldedMoves:
         for position, node in enumerate(self.graph.nodes):
@@ -84,7 +87,7 @@ class _Folder:
                 self._write_in_place(node)
             else:
                 self._join_in_place(node)
-        return FoldedMoves(self.graph, self.views, frozenset(self.free))
+        return FoldedMoves(self.graph, self.views, frozenset(self.free), self.apart)
 
     # -- what nodes can do -------------------------------------------------------------------------------
 
@@ -171,12 +174,15 @@ class _Folder:
         constant = [i in self.graph.constants for i in node.inputs]
         return form.takes_place(base_op(node.op), position, self.graph.specs[name].dims, places, constant)
 
-    def _readers_take(self, name: str, places: IndexMap) -> bool:
-        """Tell whether all readers of a value, and of what lies in it, can read it at these places."""
+    def _why_not_read(self, name: str, places: IndexMap) -> str:
+        """Return what keeps a value, or one that lies in it, from being read at these places; "" if nothing does."""
         if name in self.results:
-            return False
-        here = all(node.name in self.moves or self._takes(node, at, name, places) for node, at in self._reads(name))
-        return here and all(self._readers_take(each, self.views[each].places.then(places)) for each in self._in(name))
+            return f"{name!r} is a result of this part of the network"
+        for node, at in self._reads(name):
+            if node.name not in self.moves and not self._takes(node, at, name, places):
+                return f"{base_op(node.op).type} {node.name!r} does not read {name!r} through {places}"
+        inside = (self._why_not_read(each, self.views[each].places.then(places)) for each in self._in(name))
+        return next(filter(None, inside), "")
 
     def _reads(self, name: str) -> Iterator[tuple[Node, int]]:
         """Iterate over the nodes that read a value itself, and the position of that input."""
@@ -205,14 +211,19 @@ class _Folder:
         view = self.views.get(move.source, ValueView(move.source))
         unpacked = node.op.type == "Relayout"
         if view.blocks and not unpacked:
+            self.apart[node.name] = f"{move.source!r} is a part of the channels of {view.root!r}"
             return
         before = IDENTITY if unpacked else view.places
         placed = 0
         for name, places in zip(node.outputs, move.maps, strict=True):
             whole = places.then(before).of_first(prod(self.graph.specs[name].dims))
-            if name not in self.views and self._readers_take(name, whole):
-                self._place(name, view.root, whole)
-                placed += 1
+            if name in self.views:
+                continue
+            if reason := self._why_not_read(name, whole):
+                self.apart.setdefault(node.name, reason)
+                continue
+            self._place(name, view.root, whole)
+            placed += 1
         if placed == len(node.outputs):
             self.free.add(node.name)
 
@@ -249,8 +260,11 @@ class _Folder:
         if self._root(target) == self._root(source):
             return
         back = move.maps[0].inverse()
-        same = self.graph.specs[target].size == self.graph.specs[source].size
-        if back is not None and same and self._put(source, target, back):
+        if back is None or self.graph.specs[target].size != self.graph.specs[source].size:
+            self._note(node, f"not all of {source!r} is in {target!r}")
+        elif reason := self._put(source, target, back):
+            self._note(node, reason)
+        else:
             self.free.add(node.name)
 
     def _join_in_place(self, node: Node) -> None:
@@ -260,8 +274,14 @@ class _Folder:
         if not inputs or form is None:
             return
         for name, places in zip(node.inputs, form.joined_at(node.op, inputs, outputs) or (), strict=False):
-            if node.inputs.count(name) == 1:
-                self._put(name, node.outputs[0], places)
+            twice = f"{name!r} is in it twice" if node.inputs.count(name) > 1 else ""
+            if reason := twice or self._put(name, node.outputs[0], places):
+                self.apart.setdefault(node.name, reason)
+
+    def _note(self, node: Node, reason: str) -> None:
+        """Add why the input of a move does not lie in its output to why its output does not lie in its input."""
+        before = self.apart.get(node.name)
+        self.apart[node.name] = f"{before}; and {reason}" if before else reason
 
     def _joined(self, node: Node) -> tuple[list[Tensor], list[Tensor]]:
         """Return the inputs and outputs of a node that joins linear values; none of any other."""
@@ -274,24 +294,37 @@ class _Folder:
         given = [t for t in inputs if t is not None]
         return (given, outputs) if form.joined_at(node.op, inputs, outputs) is not None else ([], [])
 
-    def _put(self, source: str, target: str, places: IndexMap) -> bool:
-        """Let a value lie in `target`, `places` saying where, if whatever makes and reads it can reach it there."""
+    def _put(self, source: str, target: str, places: IndexMap) -> str:
+        """Let a value lie in `target`, `places` saying where, if whatever makes and reads it can reach it there.
+
+        Return what keeps it from that, or "".
+        """
         outer = self.views.get(target, ValueView(target))
         inner = self.views.get(source, ValueView(source))
         root, maker = inner.root, self.makers.get(inner.root)
-        free = root not in self.views and root not in self.results and root not in self.graph.constants
-        if maker is None or not free or outer.blocks or inner.blocks or not self._is_linear(root):
-            return False
+        if maker is None:
+            kind = "a constant" if root in self.graph.constants else "an input of this part of the network"
+            return f"{root!r} is {kind}"
+        if root in self.results:
+            return f"{root!r} is a result of this part of the network"
+        if root in self.views or outer.root == root:
+            return (
+                f"{root!r} lies in {self.views[root].root!r} already"
+                if root in self.views
+                else "they are one value"
+            )
+        if outer.blocks or inner.blocks or not self._is_linear(root):
+            return f"{root!r} lies in blocks of channels"
         whole = inner.places.inverse()
         if whole is None or self.graph.specs[root].size != self.graph.specs[source].size:
-            return False
+            return f"{source!r} is not all of {root!r}"
         whole = whole.then(places).then(outer.places)
-        if outer.root == root or not (maker.name in self.moves or self._takes(maker, -1, root, whole)):
-            return False
-        if not self._readers_take(root, whole):
-            return False
+        if not (maker.name in self.moves or self._takes(maker, -1, root, whole)):
+            return f"{base_op(maker.op).type} {maker.name!r} does not write {root!r} through {whole}"
+        if reason := self._why_not_read(root, whole):
+            return reason
         self._place(root, outer.root, whole)
-        return True
+        return ""
 
     def _place(self, name: str, root: str, places: IndexMap) -> None:
         """Let a value lie in a root, and with it what lies in the value."""

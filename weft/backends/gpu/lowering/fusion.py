@@ -10,6 +10,7 @@ from weft.backends.gpu.lowering.support import why_not
 from weft.core.graph.dtypes import DType
 from weft.core.graph.fused_op import Fused, pick_operands
 from weft.core.graph.graph import Graph, Node, infer_node
+from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.core.passes.fuse import merge
 from weft.kernels.launch import DeviceCaps, GpuOp, WantedLayout, find_gpu_op
@@ -20,25 +21,42 @@ from weft.ops.pool import MaxPool
 from weft.ops.unary import Cast
 
 
-def can_fuse(graph: Graph, base: Node, step: Node, inside: frozenset[int]) -> bool:
-    """Tell whether `step` may join the epilogue of `base`, which makes its operands at the positions `inside`.
+def why_not_joined(
+    graph: Graph, base: Node, step: Node, inside: frozenset[int], is_custom: IsCustom, most_buffers: int
+) -> str | None:
+    """Return why `step` does not join the epilogue of `base`, which makes its operands at the positions `inside`.
 
-    Every other operand must be a scalar constant, a value of the result's shape, or a constant along the channels (if
-    the kernel works in NC4HW4) or over the last axes (if it works in NCHW). A cast from fp16 to fp32 may join if the
-    base's kernels can store fp32.
+    None if it joins: every other operand is a scalar constant, a value of the result's shape, or a constant along the
+    channels (if the kernel works in NC4HW4) or over the last axes (if it works in NCHW). A cast from fp16 to fp32 joins
+    if the base's kernels can store fp32.
     """
-    op, first = step.op, find_gpu_op(base.op)
-    if not isinstance(op, Elementwise) or first is None or not first.fuses_into_store:
-        return False
+    op, first = step.op, None if is_custom(base.op) else find_gpu_op(base.op)
+    if first is None or is_custom(op):
+        return "one of them is custom, and its creator launches what it likes"
+    if not isinstance(op, Elementwise):
+        return f"{op.type} is not element-wise"
+    if not first.fuses_into_store:
+        return f"the kernels of {base_op(base.op).type} store their results without steps"
+    # A value that is read twice is bound twice.
+    read = [i for i in (*base.inputs, *(i for k, i in enumerate(step.inputs) if k not in inside)) if i]
+    if len(read) + len(base.outputs) > most_buffers:
+        return f"one kernel would read and write more than the {most_buffers} buffers that the device binds"
     result, before = graph.specs[step.outputs[0]], graph.specs[base.outputs[0]]
     if _widens(before, result):
         inputs = [graph.specs[i] for i in base.inputs if i]
-        return isinstance(op, Cast) and first.stores_wider(base.op, inputs, before)
-    if result != before or not result.dtype.is_float or op.expression(tuple(bool(i) for i in step.inputs)) is None:
-        return False
-    if any(graph.specs[i].dtype is not result.dtype for i in step.inputs if i):
-        return False
-    return all(_operand_fits(graph, first, i, result.dims) for k, i in enumerate(step.inputs) if k not in inside and i)
+        stores = isinstance(op, Cast) and first.stores_wider(base.op, inputs, before)
+        return None if stores else f"the kernels of {base_op(base.op).type} do not store {result.dtype.value}"
+    if result != before:
+        return f"its result is {result}, and what it reads is {before}"
+    if not result.dtype.is_float or op.expression(tuple(bool(i) for i in step.inputs)) is None:
+        return f"{op.type} of {result.dtype.value} has no expression that a kernel could apply as it stores"
+    for k, name in enumerate(step.inputs):
+        if name and graph.specs[name].dtype is not result.dtype:
+            return f"its operand {name!r} is {graph.specs[name].dtype.value}, not {result.dtype.value}"
+        if name and k not in inside and not _operand_fits(graph, first, name, result.dims):
+            kind = "a constant" if name in graph.constants else "a value"
+            return f"its operand {name!r}, {kind} of shape {graph.specs[name].dims}, would be broadcast"
+    return None
 
 
 def why_not_fused(
@@ -48,7 +66,7 @@ def why_not_fused(
 
     `Fused.infer` has checked that the inputs fit the node.
     """
-    graph, nodes = _taken_apart(inputs, op)
+    graph, nodes = taken_apart(inputs, op)
     base = nodes[0]
     spec = graph.specs[base.outputs[0]]
     reason = why_not(inputs[: op.arity], [Tensor("made", spec.dims, spec.dtype)], op.base, caps)
@@ -57,24 +75,31 @@ def why_not_fused(
     values = {node.outputs[0]: number for number, node in enumerate(nodes)}
     for step, node in zip(op.steps, nodes[1:], strict=True):
         inside = frozenset(k for k, i in enumerate(step.operands) if i < 0)
-        if not can_fuse(graph, base, node, inside):
-            return f"{step.op.type} cannot be part of {op.base.type} with these operands"
+        apart = why_not_joined(graph, base, node, inside, lambda op: False, caps.max_buffers)
+        if apart is not None:
+            return f"{step.op.type} cannot be part of {op.base.type} with these operands: {apart}"
         base = merge(base, node, values)
     return None
 
 
-def _taken_apart(inputs: Sequence[Tensor | None], op: Fused) -> tuple[Graph, list[Node]]:
-    """Return the nodes that were fused into one, and a graph with the specs and constants of their values."""
-    names = ["" if t is None else f"in{k}" for k, t in enumerate(inputs)]
+def taken_apart(
+    inputs: Sequence[Tensor | None], op: Op, names: Sequence[str] = ()
+) -> tuple[Graph, list[Node]]:
+    """Return the nodes of which a node is made, and a graph with the specs and constants of their values.
+
+    `names` are those of the inputs, by default in0, in1 ...
+    """
+    names = names or ["" if t is None else f"in{k}" for k, t in enumerate(inputs)]
+    steps, arity = (op.steps, op.arity) if isinstance(op, Fused) else ((), len(names))
     graph = Graph("fused", [n for n in names if n], [])
     for name, tensor in zip(names, inputs, strict=True):
         if tensor is not None:
             graph.specs[name] = TensorSpec(tensor.shape, tensor.dtype)
             if tensor.constant is not None:
                 graph.constants[name] = tensor.constant
-    nodes = [Node("base", op.base, tuple(names[: op.arity]), ("made",))]
+    nodes = [Node("base", base_op(op), tuple(names[:arity]), ("made",))]
     infer_node(graph, nodes[0])
-    for number, step in enumerate(op.steps):
+    for number, step in enumerate(steps):
         read = tuple(pick_operands(step, number, names, [node.outputs[0] for node in nodes]))
         nodes.append(Node(f"step.{number}", step.op, read, (f"step.{number}",)))
         infer_node(graph, nodes[-1])

@@ -12,6 +12,7 @@ from weakref import ref
 
 from weft.backends.gpu.device.device import GpuDevice
 from weft.backends.gpu.device.kernel_builds import Builds
+from weft.backends.gpu.lowering.apart import why_apart
 from weft.backends.gpu.lowering.batch_split import find_front, part_of
 from weft.backends.gpu.lowering.fold_moves import FoldedMoves, fold_moves
 from weft.backends.gpu.lowering.fusion import fuse_pools
@@ -188,7 +189,12 @@ def lower(graph: Graph, target: Target) -> Lowered:
     read = frozenset(views[i].root if i in views else i for i in values_read(graph, views, target.is_custom))
     decisions = {node.name: plans[label][0].taken for node in graph.nodes if (label := _label(node)) in plans}
     plan = GpuPlan(plans, front, read)
-    return Lowered(graph, _in_order(plans, front), views, plan, decisions=decisions, steps=tuple(journal.steps))
+    launches, most, fusing = _in_order(plans, front), target.device.caps.max_buffers, target.config.fusing
+    launched = {launch.node for launch in launches}
+    return Lowered(
+        graph, launches, views, plan, decisions=decisions, steps=tuple(journal.steps),
+        why_apart=lambda: why_apart(folded, launched, target.is_custom, most, fusing),
+    )  # fmt: skip
 
 
 def _label(node: Node) -> str:

@@ -1,0 +1,107 @@
+"""Say why launches that only move or map values were not made part of another: what `weft inspect --fusion` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from weft.backends.gpu.lowering.fold_moves import FoldedMoves
+from weft.backends.gpu.lowering.fusion import taken_apart, why_not_joined
+from weft.backends.gpu.lowering.layouts import IsCustom, base_op
+from weft.core.graph.fused_op import Fused
+from weft.core.graph.graph import Node
+from weft.core.graph.layout import Layout
+from weft.core.passes.fuse import MOST_STEPS, merge
+from weft.core.placement.assign import described
+from weft.kernels.launch import find_gpu_op
+
+
+def why_apart(
+    folded: FoldedMoves, launched: Collection[str], is_custom: IsCustom, most_buffers: int, fusing: bool
+) -> dict[str, str]:
+    """Return why each element-wise node and each move among the nodes `launched` is no part of another launch.
+
+    Any other node computes something of its own.
+    """
+    reasons = _Reasons(folded, is_custom, most_buffers, fusing)
+    found = {node.name: reasons.of(node) for node in folded.graph.nodes if node.name in launched}
+    return {name: reason for name, reason in found.items() if reason}
+
+
+class _Reasons:
+    def __init__(self, folded: FoldedMoves, is_custom: IsCustom, most_buffers: int, fusing: bool) -> None:
+        self.graph, self.folded, self.is_custom = folded.graph, folded, is_custom
+        self.most_buffers, self.fusing = most_buffers, fusing
+        self.makers, self.readers = self.graph.producers(), self.graph.readers()
+        results, relayouts = set(self.graph.outputs), [n for n in self.graph.nodes if n.op.type == "Relayout"]
+        self.results = results | {node.inputs[0] for node in relayouts if node.outputs[0] in results}
+
+    def of(self, node: Node) -> str:
+        form = None if self.is_custom(node.op) else find_gpu_op(node.op)
+        if form is None:
+            return ""
+        if not self.fusing and (base_op(node.op).is_elementwise or form.moves_bits):
+            return "fusing is switched off"
+        if node.op.type == "Relayout":
+            return self._of_relayout(node)
+        if base_op(node.op).is_elementwise:
+            return "; ".join(
+                dict.fromkeys(filter(None, (self._of_operand(node, i) for i in node.inputs if i)))
+            )
+        if form.moves_bits:
+            return self.folded.apart.get(node.name, "") or self._of_move(node)
+        return ""
+
+    def _of_relayout(self, node: Node) -> str:
+        source, target = node.inputs[0], node.outputs[0]
+        layouts = [self.graph.layouts.get(name, Layout.NCHW).value for name in (source, target)]
+        reads = next((each for each in self.graph.nodes if target in each.inputs), None)
+        wants = f"{base_op(reads.op).type} {reads.name!r} reads" if reads else "the result is stored as"
+        reason = f"{source!r} lies as {layouts[0]}, and {wants} {layouts[1]}"
+        return "; ".join(filter(None, (reason, self.folded.apart.get(node.name, ""))))
+
+    def _of_operand(self, node: Node, name: str) -> str:
+        """Return why an element-wise node is not computed as one of its operands is stored."""
+        if name in self.graph.constants:
+            return ""
+        maker = self.makers.get(name)
+        read = name
+        while maker is not None and maker.op.type == "Relayout":
+            name = maker.inputs[0]
+            maker = self.makers.get(name)
+        if maker is None:
+            return f"{name!r} is an input of this part of the network"
+        by = f"{base_op(maker.op).type} {maker.name!r} makes {name!r}"
+        if name in self.results:
+            return f"{by}, which is a result as well"
+        others = self.readers[name] - (node.inputs.count(name) or 1)
+        if others > 0:
+            return f"{by}, which {others} other node{'s read' if others > 1 else ' reads'} too"
+        if len([o for o in maker.outputs if o]) != 1:
+            return f"{by} and other values"
+        return f"{by}: {self._why_not_joined(maker, node, read)}"
+
+    def _why_not_joined(self, maker: Node, node: Node, read: str) -> str:
+        """Return why a node, with all of its steps, does not join the node that makes `read`."""
+        graph, steps = taken_apart(described(self.graph, node)[0], node.op, node.inputs)
+        graph.specs |= self.graph.specs
+        base, number = maker, len(maker.op.steps) if isinstance(maker.op, Fused) else 0
+        if number + len(steps) > MOST_STEPS:
+            return f"a kernel takes over at most {MOST_STEPS} steps"
+        values = {read: number}
+        for step in steps:
+            inside = frozenset(k for k, name in enumerate(step.inputs) if name in values)
+            reason = why_not_joined(graph, base, step, inside, self.is_custom, self.most_buffers)
+            if reason is not None:
+                return reason
+            base = merge(base, step, values)
+            values[step.outputs[0]] = (number := number + 1)
+        return "they were apart when steps were fused"
+
+    def _of_move(self, node: Node) -> str:
+        packed = next((name for name in (*node.inputs, *node.outputs) if self._is_packed(name)), "")
+        if packed:
+            return f"{packed!r} lies in blocks of channels, which kernels do not reach through an index map"
+        return f"where {base_op(node.op).type} puts each element is no index map"
+
+    def _is_packed(self, name: str) -> bool:
+        return self.graph.layouts.get(name, Layout.NCHW).packed
