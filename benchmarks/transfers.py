@@ -8,6 +8,10 @@ host to host, from numpy to numpy; `over device` what is left of it without the 
 that takes timestamps tells. In the first row numpy copies in the calling thread and everything is sent after it; the
 others are `Session.run` with that many threads, on a device that sends ahead in chunks. `--stream off,on` measures
 every device without and with chunks, whatever it does by itself; the staging memory may be another, too.
+
+A second table compares arrays: numpy's, in the model's type and, at precision low, in fp16; and those of the session
+(`Session.input_arrays`, `output_arrays`), which a run does not copy. `fill` is what a caller pays who has his data
+elsewhere; it is no part of `run`. One network is the same, the other a Relu alone, which returns as much as it takes.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -42,12 +46,50 @@ class Row:
     p90_ms: float
 
 
+@dataclass(frozen=True)
+class ArraysRow:
+    """One kind of arrays: ms to fill the input from another array, and the median and 90th percentile of a run's."""
+
+    kind: str
+    fill_ms: float
+    run_ms: float
+    p90_ms: float
+
+
 def network(batch: int, image: int) -> weft.Network:
     """Return a network whose input is large and whose work and output are small."""
     net = weft.Network("transfers")
     relu = net.add_layer("Relu", net.add_input("x", (batch, 3, image, image)))
     net.add_output("y", net.add_layer("Flatten", net.add_layer("GlobalAveragePool", relu)))
     return net
+
+
+def echo(batch: int, image: int) -> weft.Network:
+    """Return a network whose output is as large as its input, with next to no work."""
+    net = weft.Network("echo")
+    net.add_output("y", net.add_layer("Relu", net.add_input("x", (batch, 3, image, image))))
+    return net
+
+
+def measure_arrays(device: str, net: weft.Network, x: Array, precision: str, counts: Counts) -> list[ArraysRow]:
+    """Return a row for each kind of arrays that a caller may have at this precision."""
+    rows = list[ArraysRow]()
+    with weft.load(net, device, precision=precision, fallback="error") as session:
+        (expected,) = session.run(x)
+
+        def row(kind: str, given: Array, out: Array) -> None:
+            def run() -> Array:
+                return session.run(given, outputs=[out])[0]
+
+            fill = timed(lambda: np.copyto(given, x, casting="same_kind"), counts)[0]
+            np.testing.assert_allclose(run(), expected, atol=1e-4 if precision == "high" else 1e-2)
+            rows.append(ArraysRow(kind, fill, *timed(run, counts)))
+
+        for dtype in (np.float32, *([np.float16] if precision == "low" else [])):
+            row(f"numpy's, {np.dtype(dtype)}", np.empty(x.shape, dtype), np.empty(expected.shape, dtype))
+        (given,), (out,) = session.input_arrays().values(), session.output_arrays().values()
+        row(f"session's, {given.dtype}", given, out)
+    return rows
 
 
 def measure(device: str, net: weft.Network, x: Array, threads: Sequence[int], counts: Counts) -> list[Row]:
@@ -119,6 +161,14 @@ def show(device: str, rows: Sequence[Row], span: float, nbytes: int) -> None:
         print("-: the run took no longer than the launches alone, which are slower with timestamps")
 
 
+def show_arrays(device: str, name: str, precision: str, rows: Sequence[ArraysRow]) -> None:
+    """Print the table of one network on one device."""
+    print(f"\n{device}, {name}, precision {precision}")
+    print(f"{'arrays':<20}{'fill ms':>9}{'run ms':>9}{'p90':>8}")
+    for r in rows:
+        print(f"{r.kind:<20}{r.fill_ms:>9.3f}{r.run_ms:>9.3f}{r.p90_ms:>8.3f}", flush=True)
+
+
 def _number(number: float, digits: int) -> str:
     return "-" if math.isnan(number) else f"{number:.{digits}f}"
 
@@ -145,6 +195,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parse(arguments)
     parallel_copy.PIECE, chunked_upload.CHUNK = given.piece, given.chunk
     counts = Counts(min(20, given.iterations), given.iterations, given.seconds)
+    if counts.trial:
+        counts = replace(counts, warm=0.0)
     net = network(given.batch, given.image)
     x = np.random.default_rng(0).standard_normal((given.batch, 3, given.image, given.image)).astype(np.float32)
     threads = parallel_copy.default_threads()
@@ -155,6 +207,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for mode in given.stream.split(","):
                 name = f"{device} ({'chunks' if stream(device, mode) else 'no chunks'})"
                 show(name, measure(device, net, x, given.threads, counts), span, x.nbytes)
+            parallel_copy.set_threads(threads)
+            for each in (net, echo(given.batch, given.image)):
+                for precision in ("high", "low"):
+                    rows = measure_arrays(device, each, x, precision, counts)
+                    show_arrays(device, each.name, precision, rows)
         except WeftError as e:
             print(f"\n{device}: {e}")
         finally:

@@ -226,6 +226,9 @@ def test_transfers_have_a_row_for_every_way_to_copy(capsys: pytest.CaptureFixtur
     shown = capsys.readouterr().out
     for row in ("np.copyto", "1 thread ", "3 threads"):
         assert shown.count(f"\n{row}") == 2, shown
+    counts = {"numpy's, float32": 8, "numpy's, float16": 4, "session's, float32": 4, "session's, float16": 4}
+    for kind, count in counts.items():
+        assert shown.count(f"\n{kind} ") == count, shown
     assert "opencl:99: NoDevice" in shown or "opencl:99: there is no" in shown, shown
 
 

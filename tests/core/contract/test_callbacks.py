@@ -152,6 +152,50 @@ def test_4_the_session_copies_an_input_that_onFillInput_leaves_to_it(answer: boo
     np.testing.assert_array_equal(mapped, X * copied)
 
 
+@pytest.mark.parametrize(("callback", "name"), [("onLendInput", "x"), ("onLendOutput", "y")])
+def test_4_an_array_that_is_lent_fits_the_tensor(callback: str, name: str) -> None:
+    made = adding(**{callback: lambda *_: np.zeros(6, np.float32)})
+    with registered(Creator(made)), weft.load(sums(), "acme") as session:
+        with pytest.raises(BackendError) as caught:
+            session.input_arrays() if name == "x" else session.output_arrays()
+        assert caught.value.what == f"{callback} returned a float32 array of shape (6,) for {name!r}"
+        assert "acme:0" in caught.value.where and caught.value.where.endswith(f"Acme.{callback}")
+
+
+@pytest.mark.parametrize("takes", [True, False])
+def test_4_what_a_backend_lends_comes_back_and_is_copied_where_it_says_no(takes: bool) -> None:
+    lent: list[Any] = []
+    came: list[bool] = []
+
+    def lend(_: Backend, tensor: Any) -> np.ndarray:
+        lent.append(np.zeros(tensor.shape, tensor.dtype.numpy))
+        return lent[-1]  # type: ignore[no-any-return]
+
+    def fill(_: Backend, tensor: Any, source: np.ndarray) -> bool:
+        came.append(any(source is array for array in lent))
+        if takes:
+            tensor.memory[...] = source
+        return takes
+
+    def store(_: Backend, tensor: Any, target: np.ndarray) -> bool:
+        came.append(any(target is array for array in lent))
+        if takes:
+            tensor.memory = target
+        return takes
+
+    made = adding(onLendInput=lend, onLendOutput=lend, onFillInput=fill, onStoreOutput=store)
+    with registered(Creator(made)), weft.load(sums(), "acme") as session:
+        session.run(X)
+        assert not came
+        arrays, out = session.input_arrays(), session.output_arrays()
+        arrays["x"][...] = X
+        (y,) = session.run(arrays, outputs=out)
+        assert y is out["y"] and came == [True, True]
+        np.testing.assert_array_equal(y, X + 1)
+        session.run(X, outputs=[np.empty_like(X)])
+        assert came[2:] == [False, False]
+
+
 def test_4_a_lowered_graph_keeps_the_inputs_and_outputs() -> None:
     def lower(self: Backend, graph: Graph) -> Graph:
         return replace(graph, outputs=[])

@@ -86,7 +86,7 @@ def outcome(made: type[Backend], graph: Graph | None = None) -> WeftError | None
     with registered(Creator(made)):
         try:
             with weft.load(graph or sums(), "acme") as session:
-                session.run(X)
+                session.run(X, outputs=[np.empty((2, 3), np.float32)])
                 session.resize({"x": (2, 3)})
         except WeftError as e:
             return e
@@ -230,16 +230,13 @@ def test_4_executions_and_constants_are_given_back_whatever_one_of_them_raises(
     assert seen == ["close", "close", "c STATIC"] and "the door is stuck" in caplog.text
 
 
-def filling(answer: object) -> Any:
-    return answering("onFillInput", answer)
-
-
+@pytest.mark.parametrize("callback", ["onFillInput", "onStoreOutput"])
 @pytest.mark.parametrize("answer", [None, *NONSENSE], ids=lambda a: repr(a)[:20])
-def test_4_onFillInput_says_yes_or_no(answer: object) -> None:
+def test_4_onFillInput_and_onStoreOutput_say_yes_or_no(answer: object, callback: str) -> None:
     for fine in (*YES, *NO):
-        assert outcome(filling(fine)) is None
-    error = outcome(filling(answer))
-    assert type(error) is BackendError and error.what.startswith("onFillInput returned ")
+        assert outcome(answering(callback, fine)) is None
+    error = outcome(answering(callback, answer))
+    assert type(error) is BackendError and error.what.startswith(f"{callback} returned ")
 
 
 @pytest.mark.parametrize("answer", [None, *NONSENSE], ids=lambda a: repr(a)[:20])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from weft.core.contract.backend import (
     ForwardType,
 )
 from weft.core.graph.interpreter import evaluate
-from weft.core.graph.layout import Layout
+from weft.core.graph.layout import Array, Layout
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
 from weft.core.host.host_backend import HostBackend
@@ -60,6 +61,14 @@ class CpuBackend(HostBackend):
 
     takes_open_sizes = True
 
+    def __init__(self, info: BackendInfo) -> None:
+        super().__init__(info)
+        self._lent_inputs: WeakValueDictionary[int, Array] = WeakValueDictionary()
+        self._lent_outputs: WeakValueDictionary[int, Array] = WeakValueDictionary()
+        """The arrays that callers hold, by address."""
+        self._planned: dict[Tensor, Array] = {}
+        """The planned memory of the inputs and outputs that lie in callers' arrays."""
+
     def why_not(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op) -> str | None:
         """Return None: every op has a reference, but for what another backend compiled."""
         foreign = isinstance(op, PreCompiled) and op.backend != self.info.id and self.find_creator(op.type) is None
@@ -78,6 +87,59 @@ class CpuBackend(HostBackend):
         """Return the execution a creator makes, or else the op's reference."""
         made = super().onCreate(inputs, outputs, op)
         return made or (CopyExecution() if op.type in RESHAPES else ReferenceExecution(op))
+
+    # -- arrays of callers -------------------------------------------------------------------------------
+
+    def onLendInput(self, tensor: Tensor) -> Array | None:
+        """Return an array that nodes read where it is; None if there are executions that may know other addresses."""
+        return self._lent_array(tensor, self._lent_inputs)
+
+    def onLendOutput(self, tensor: Tensor) -> Array | None:
+        """Return an array that nodes write, or None; see `onLendInput`."""
+        return self._lent_array(tensor, self._lent_outputs)
+
+    def onFillInput(self, tensor: Tensor, source: Array) -> bool:
+        """Have nodes read a lent array where it is; False for others."""
+        return self._lies_in(tensor, source, self._lent_inputs)
+
+    def onStoreOutput(self, tensor: Tensor, target: Array) -> bool:
+        """Have nodes write to a lent array; False for others."""
+        return self._lies_in(tensor, target, self._lent_outputs)
+
+    def onExecuteBegin(self) -> None:
+        """Let the outputs lie where they were planned, until `onStoreOutput` is called."""
+        for tensor in [t for t, planned in self._planned.items() if _address(t.memory) in self._lent_outputs]:
+            tensor.memory = self._planned.pop(tensor)
+
+    def onClearBuffer(self) -> bool:
+        """Free everything except STATIC memory."""
+        self._planned.clear()
+        return super().onClearBuffer()
+
+    @property
+    def _reads_late(self) -> bool:
+        """Whether all executions ask their tensors for the memory in each run, as ours do."""
+        return type(self) is CpuBackend and not CpuBackend._creators
+
+    def _lent_array(self, tensor: Tensor, lent: WeakValueDictionary[int, Array]) -> Array | None:
+        if not self._reads_late or not tensor.nbytes:
+            return None
+        array: Array = np.zeros(tensor.shape, tensor.dtype.numpy)
+        lent[_address(array)] = array
+        return array
+
+    def _lies_in(self, tensor: Tensor, array: Array, lent: WeakValueDictionary[int, Array]) -> bool:
+        """Let a tensor lie in an array that was lent; if it was not, where it was planned."""
+        if tensor in self._planned:
+            tensor.memory = self._planned.pop(tensor)
+        if _address(array) not in lent or not array.flags.c_contiguous or not self._reads_late:
+            return False
+        self._planned[tensor], tensor.memory = tensor.memory, array
+        return True
+
+
+def _address(array: Array) -> int:
+    return int(array.__array_interface__["data"][0])
 
 
 class CpuCreator(BackendCreator):

@@ -197,21 +197,39 @@ class GpuBackend(Backend):
         """Return host memory that kernels read, or that each run uploads; None in memory mode LIMIT."""
         if not self._may_stage(tensor):
             return None
-        in_place = self.device.computes_on_uploads and not worthwhile(self.device, tensor.nbytes)
-        if in_place and self.slots.is_whole(tensor):
-            return self._lent(tensor, MemoryKind.UPLOAD)
+        direct = self.device.computes_on_uploads and not worthwhile(self.device, tensor.nbytes)
+        if direct and self.slots.is_whole(tensor):
+            return self._in_place(tensor, MemoryKind.UPLOAD)
         return self.recording.stage(tensor, MemoryKind.UPLOAD)
 
     def onFillInput(self, tensor: Tensor, source: Array) -> bool:
-        """Copy and upload a large input in chunks, if that is faster on this device."""
+        """Upload a lent array from where it is; copy and upload a large input in chunks, if that is faster here."""
         return self.recording.fill(tensor, source)
+
+    def onStoreOutput(self, tensor: Tensor, target: Array) -> bool:
+        """Have this run leave an output in a lent array."""
+        return self.recording.store(tensor, target)
+
+    def onLendInput(self, tensor: Tensor) -> Array | None:
+        """Return an array in pinned memory from which runs upload; None in memory mode LIMIT."""
+        return self._lent_array(tensor, MemoryKind.STREAM)
+
+    def onLendOutput(self, tensor: Tensor) -> Array | None:
+        """Return an array in pinned memory to which runs download; None in memory mode LIMIT."""
+        return self._lent_array(tensor, MemoryKind.DOWNLOAD)
+
+    def _lent_array(self, tensor: Tensor, kind: MemoryKind) -> Array | None:
+        if not self._may_stage(tensor):
+            return None
+        array = self.runtime.heap.lend(max(tensor.nbytes, SMALLEST), kind)[: tensor.nbytes]
+        return array.view(tensor.dtype.numpy).reshape(tensor.shape)
 
     def onMapOutput(self, tensor: Tensor) -> Array | None:
         """Return host memory that kernels write, or to which each run downloads; None in memory mode LIMIT."""
         if not self._may_stage(tensor):
             return None
         if self.device.stores_to_host and tensor.nbytes <= SMALL_OUTPUT and self._only_written(tensor):
-            return self._lent(tensor, MemoryKind.DOWNLOAD)
+            return self._in_place(tensor, MemoryKind.DOWNLOAD)
         return self.recording.stage(tensor, MemoryKind.DOWNLOAD)
 
     def _only_written(self, tensor: Tensor) -> bool:
@@ -220,8 +238,8 @@ class GpuBackend(Backend):
         made_here = tensor.name in self._makers and slot.storage is StorageType.DYNAMIC and slot.buffer is None
         return made_here and self.slots.is_whole(tensor) and tensor.name not in self._read
 
-    def _lent(self, tensor: Tensor, kind: MemoryKind) -> Array:
-        array, buffer = self.recording.lend(tensor, kind, SMALLEST)
+    def _in_place(self, tensor: Tensor, kind: MemoryKind) -> Array:
+        array, buffer = self.recording.map_in_place(tensor, kind, SMALLEST)
         self.slots.settle(tensor, buffer)
         return array
 
@@ -246,7 +264,7 @@ class GpuBackend(Backend):
 
     def onExecuteBegin(self) -> None:
         """Wait for the run before, because this one writes the same memory."""
-        self.recording.wait()
+        self.recording.begin()
 
     def onExecuteEnd(self) -> None:
         """Submit the recording; the device works on while the caller goes on."""

@@ -127,6 +127,7 @@ class GpuRuntime:
         """Close the device."""
         self.closed = True
         self.device.close()
+        self.heap.close()
 
 
 @runtime_checkable

@@ -44,7 +44,10 @@ class _Parts:
         self.lock = threading.Lock()
 
     def close(self) -> None:
-        """Destroy everything, users before what they use; a forked process has nothing to destroy."""
+        """Destroy everything, users before what they use; a forked process has nothing to destroy.
+
+        While callers hold arrays in the device's memory, the logical device stays.
+        """
         if fork_guard.why_not():
             return
         self.context.idle()
@@ -58,6 +61,13 @@ class _Parts:
         try:
             self.pipelines.destroy()
         finally:
+            if self.memory.is_empty:
+                self.context.destroy()
+
+    def free_after_close(self, buffer: GpuBuffer) -> None:
+        """Free a buffer that a caller held beyond the close; the last one takes the logical device with it."""
+        self.memory.free(buffer)
+        if self.memory.is_empty:
             self.context.destroy()
 
 
@@ -96,6 +106,7 @@ class VulkanDevice(GpuDevice):
         copies.
         """
         self.computes_on_uploads = self._held.memory.writes_to_device
+        self.computes_on_streams = self._held.memory.is_unified
         self.sends_ahead = not self.caps.software and not self._held.memory.writes_to_device
         self.computes_ahead = not self.caps.software
 
@@ -122,8 +133,12 @@ class VulkanDevice(GpuDevice):
 
     def free(self, buffer: GpuBuffer) -> None:
         """Release a buffer; its `host` array must not be used any more. Does nothing in a forked process."""
-        if self._finalizer.alive and not fork_guard.why_not():  # a closed device has freed it already
+        if fork_guard.why_not():
+            return
+        if self._finalizer.alive:
             self._held.memory.free(buffer)
+        elif buffer.lent:  # a closed device has freed all others already
+            self._held.free_after_close(buffer)
 
     def upload(self, buffer: GpuBuffer, offset: int, data: Array) -> None:
         """Copy a contiguous array's bytes into a DEVICE buffer; return once `data` may be changed."""

@@ -164,10 +164,22 @@ class Memory:
         """Tell whether UPLOAD memory is the device's own, all of it writable by the host."""
         return any(self._matches(flags, heap, _CHOICES[MemoryKind.UPLOAD][0]) for flags, heap in self._types)
 
+    @property
+    def is_unified(self) -> bool:
+        """Tell whether all memory that the host writes is the device's own, so that STREAM is no other than UPLOAD."""
+        kinds = (MemoryKind.STREAM, MemoryKind.UPLOAD)
+        return self.writes_to_device and len({self._candidates(kind, ~0)[0] for kind in kinds}) == 1
+
     def destroy(self) -> None:
-        """Free every remaining buffer."""
+        """Free every remaining buffer, but those in which callers still hold arrays."""
         for buffer in list(self._live):
-            self.free(buffer)
+            if not buffer.lent:
+                self.free(buffer)
+
+    @property
+    def is_empty(self) -> bool:
+        """Tell whether all buffers are freed."""
+        return not self._live
 
     def _check(self, size: int, kind: MemoryKind) -> None:
         """Refuse a size that no heap can hold, before the driver gets a request beyond its limits."""

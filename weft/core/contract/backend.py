@@ -60,13 +60,15 @@ __all__ = [
     "is_compatible",
 ]
 
-API_VERSION = (1, 1)
+API_VERSION = (1, 2)
 """(major, minor) of the interface in this file. A backend written for another major or a newer minor
 cannot be used (A20). A change that breaks backends raises the major, an addition the minor.
 
 1.1 added options (`BackendCreator.options`, `BackendInfo.options`, `BackendContext.options`),
 `BackendInfo.forward_type` and `Backend.onLowered`. `Backend.lower` is called when a network is optimised, on any object
-of the device, and may return a `Lowered`."""
+of the device, and may return a `Lowered`.
+
+1.2 added `Backend.onLendInput`, `onLendOutput` and `onStoreOutput`."""
 
 
 def is_compatible(backend: tuple[int, int], ours: tuple[int, int] = API_VERSION) -> bool:
@@ -421,7 +423,10 @@ class Backend(ABC):
         return None
 
     def onFillInput(self, tensor: Tensor, source: Array) -> bool:
-        """Copy an array of the same shape and type into the array of `onMapInput`; False leaves that to the session.
+        """Copy an array of the same shape and type into the array of `onMapInput`, or into the tensor if there is none.
+
+        An array of `onLendInput` need not be copied: this run may read it where it is. False leaves the copy to the
+        session.
 
         The backend may start the upload at once: the previous run is done, and the same thread starts the next
         one, unless something fails first.
@@ -431,6 +436,28 @@ class Backend(ABC):
     def onMapOutput(self, tensor: Tensor) -> Array | None:
         """Return a lasting host array that holds `tensor` after `onWaitFinish`, or None to have it copied."""
         return None
+
+    def onLendInput(self, tensor: Tensor) -> Array | None:
+        """Return a new host array of the tensor's shape and type from which runs upload without a copy on the host.
+
+        The user fills it and passes it to runs; it then comes as the `source` of `onFillInput`, which is from then on
+        called for this input. Its memory must stay valid as long as the array or a view of it lives, also after
+        `close`. The type may be another than that of the plan: the session plans anew when it gets such an array. By
+        default None: the user gets an array of numpy's, which is copied in each run.
+        """
+        return None
+
+    def onLendOutput(self, tensor: Tensor) -> Array | None:
+        """Return a new host array to which runs download without a copy on the host, or None; see `onLendInput`."""
+        return None
+
+    def onStoreOutput(self, tensor: Tensor, target: Array) -> bool:
+        """Have this run leave an output in an array of the user's by the end of `onWaitFinish`.
+
+        Called after `onExecuteBegin` for outputs for which the user gave an array, which need not be a lent one. False
+        leaves the copy to the session, which then reads the output as always.
+        """
+        return False
 
     def faster_arithmetic(self) -> bool:
         """Tell whether precision NORMAL uses faster arithmetic of fp32-class accuracy; False by default."""

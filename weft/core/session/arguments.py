@@ -23,12 +23,12 @@ MOST_LISTED = 8
 """Inputs that an error lists."""
 
 
-def take_inputs(graph: Graph, inputs: Sequence[Any]) -> dict[str, Array]:
+def take_inputs(graph: Graph, inputs: Sequence[Any], *, keep_half: bool = False) -> dict[str, Array]:
     """Return the input arrays by name, in the network's element types; InputError lists all that do not fit.
 
     `inputs` are arrays in order, or one mapping by name; where an input is a sequence or an optional, a list, or None.
     Numbers are converted if that only rounds them: integers to floats, floats to other floats, and integers to an
-    integer type that holds their values.
+    integer type that holds their values. With `keep_half`, an fp16 array for an fp32 input stays as it is.
     """
     names = graph.inputs
     if len(inputs) == 1 and isinstance(inputs[0], Mapping):
@@ -49,15 +49,34 @@ def take_inputs(graph: Graph, inputs: Sequence[Any]) -> dict[str, Array]:
     arrays: dict[str, Array] = {}
     for name in names:
         if name in given:
-            spec = graph.specs[name]
+            spec, value = graph.specs[name], given[name]
+            stays = keep_half and spec.dtype is DType.FLOAT32 and not isinstance(spec, SequenceSpec)
+            if stays and is_half(value):
+                arrays[name] = value
+                continue
             fitted = _fitted_sequence if isinstance(spec, SequenceSpec) else _fitted
-            arrays[name], problem = fitted(given[name], spec.dtype)
+            arrays[name], problem = fitted(value, spec.dtype)
             problems += [f"{name!r} {problem}"] if problem else []
     if problems:
         wanted = ", ".join(f"{n!r}: {graph.specs[n]}" for n in names) or "nothing"
         what, why = "the inputs do not fit the network", "; ".join(problems)
         raise InputError(what, where=_place(graph), why=why, fix=f"give {wanted}")
     return arrays
+
+
+def is_half(value: Any) -> bool:
+    """Tell whether something is a plain array of fp16."""
+    return isinstance(value, np.ndarray) and value.dtype == np.float16 and not _is_masked_array(value)
+
+
+def half_outputs(graph: Graph, outputs: Any) -> frozenset[str]:
+    """Return the outputs for which a caller gives fp16 arrays; `take_outputs` checks them."""
+    if outputs is None:
+        return frozenset()
+    if isinstance(outputs, (list, tuple)):
+        outputs = dict(zip(graph.outputs, outputs, strict=False))
+    named = outputs if isinstance(outputs, Mapping) else {}
+    return frozenset(name for name, array in named.items() if is_half(array))
 
 
 def _fitted_sequence(value: Any, dtype: DType) -> tuple[Any, str]:

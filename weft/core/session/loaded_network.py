@@ -20,7 +20,7 @@ from weft.core.contract.error_context import blame, callback_of, caught, do_all,
 from weft.core.contract.profile import Profile, ProfilingContext
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Array
-from weft.core.graph.tensor import Tensor
+from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.core.host.parallel_copy import copy_into
 from weft.core.host.tensor_copy import copy_tensor
 from weft.core.placement.assign import Refusal
@@ -88,6 +88,10 @@ class LoadedNetwork:
         """The pipelines whose memory each one uses."""
         self._told: set[ProfilingContext] = set()
         """Where the backends of the pipelines report to, in a profiled session."""
+        self._kept: set[str] = set()
+        """The values of parts that other parts read, which therefore stay where the plan has them."""
+        self._stored: dict[str, Array] = {}
+        """The arrays of the caller's in which the backends themselves leave outputs of the run."""
         self._passed: dict[str, Array] | None = None
         """The inputs of the last run that are outputs too; None if there is no run to wait for."""
 
@@ -167,11 +171,13 @@ class LoadedNetwork:
             held = self._made.get(name)
             if held is not None:
                 imports[name] = held.tensor(name)
+                self._kept.add(name)
                 self._waits.setdefault(pipeline, []).append(held)
             elif name in copies:
                 value = copies[name].inputs[0]
                 copy = PipelineCopy(copies[name].name, value, self._made[value], pipeline, name)
                 self._pipeline_copies.setdefault(pipeline, []).append(copy)
+                self._kept.add(value)
                 self._made[name] = pipeline  # later parts may use its memory
         return imports
 
@@ -181,18 +187,31 @@ class LoadedNetwork:
 
     # -- running ---------------------------------------------------------------------------------------
 
-    def start(self, arrays: dict[str, Array], *, first: bool = True) -> None:
+    def lend(self, name: str, spec: TensorSpec, *, is_input: bool) -> Array:
+        """Return a new array for an input or output: of the backend that reads or makes it, or else of numpy."""
+        pipelines = [p for p in self.pipelines if name in (p.graph.inputs if is_input else p.graph.outputs)]
+        for pipeline in pipelines:
+            array = pipeline.lend(Tensor(name, spec.dims, spec.dtype), is_input=is_input)
+            if array is not None:
+                return array
+        return np.zeros(spec.dims, spec.dtype.numpy)
+
+    def start(
+        self, arrays: dict[str, Array], targets: Sequence[Array | None] = (), *, first: bool = True
+    ) -> None:
         """Start a run with the given inputs; only the last part is left running.
 
-        `first` says whether the session's run begins here. In a later stage, the profile keeps its events.
+        `targets` are arrays for the outputs, which backends may fill themselves; `finish` gets them, too. `first` says
+        whether the session's run begins here. In a later stage, the profile keeps its events.
         """
         self.abandon()
         self._acquire()
         self._wait()
         if self.profile is not None and first:
             self.profile.events.clear()
+        self._stored = {}
         try:
-            self._execute(arrays)
+            self._execute(arrays, targets)
         except Exception as e:
             if is_error(e):
                 self._quiet()
@@ -200,7 +219,10 @@ class LoadedNetwork:
         assert self.network is not None
         self._passed = {i: arrays[i].copy() for i in self.network.graph.outputs if i in arrays}
 
-    def _execute(self, arrays: Mapping[str, Array]) -> None:
+    def _execute(self, arrays: Mapping[str, Array], targets: Sequence[Array | None]) -> None:
+        assert self.network is not None
+        wanted = zip(self.network.graph.outputs, targets, strict=True) if targets else ()
+        given = {o: t for o, t in wanted if t is not None and t.size and o not in self._kept}
         for pipeline in self.pipelines:
             for source in self._waits.get(pipeline, ()):
                 source.wait()
@@ -208,8 +230,9 @@ class LoadedNetwork:
                 self._copy(copy)
             for name in pipeline.graph.inputs:
                 if name in arrays:
-                    feed(pipeline, name, arrays[name])
-            pipeline.execute()
+                    pipeline.fill(name, arrays[name])
+            mine = {o: t for o, t in given.items() if self._made.get(o) is pipeline}
+            self._stored.update((name, given[name]) for name in pipeline.execute(mine))
 
     def _copy(self, copy: PipelineCopy) -> None:
         begun = perf_counter()
@@ -251,7 +274,11 @@ class LoadedNetwork:
         assert passed is not None and self.network is not None
         self._wait()
         graph = self.network.graph
-        return [self._fetch(graph, name, target, passed) for name, target in zip(graph.outputs, given, strict=True)]
+        stored, self._stored = self._stored, {}
+        return [
+            target if target is not None and stored.get(name) is target else self._fetch(graph, name, target, passed)
+            for name, target in zip(graph.outputs, given, strict=True)
+        ]
 
     def _fetch(self, graph: Graph, name: str, target: Array | None, passed: Mapping[str, Array]) -> Array:
         pipeline = self._made.get(name)
@@ -329,6 +356,7 @@ class LoadedNetwork:
     def _forget_pipelines(self) -> None:
         self.pipelines.clear()
         self._made, self._pipeline_copies, self._waits, self._passed = {}, {}, {}, None
+        self._kept, self._stored = set(), {}
         self.report = None
 
     def close(self) -> None:
@@ -405,15 +433,6 @@ def _memory_manager(choice: DeviceChoice) -> MemoryManager | None:
     with blame(choice.device, "the backend could not make its memory manager", callback=callback):
         made = choice.creator.create_memory_manager(choice.index)
     return check_answers.optional(made, MemoryManager, f"{choice.device}: {callback}", "a MemoryManager")  # type: ignore[type-abstract]
-
-
-def feed(pipeline: Pipeline, name: str, array: Array) -> None:
-    """Write an input to the memory that the pipeline reads."""
-    if name in pipeline.mapped:
-        pipeline.fill(name, array)
-    else:
-        with pipeline.copying(name):
-            copy_tensor(Tensor.from_numpy(array, name=name), pipeline.tensor(name))
 
 
 def by_node(refusals: Sequence[Refusal]) -> Mapping[str, Mapping[str, str]]:

@@ -19,6 +19,7 @@ from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Array, to_storage
 from weft.core.graph.tensor import Tensor, same_value
 from weft.core.host.parallel_copy import copy_into
+from weft.core.host.tensor_copy import copy_tensor
 from weft.core.placement.assign import describe
 from weft.core.placement.optimized_network import Part
 from weft.errors import BackendError, ExecutionError, OutOfMemory
@@ -26,6 +27,7 @@ from weft.errors import BackendError, ExecutionError, OutOfMemory
 REFUSE_LATE = "return None to refuse the node"
 Progress = Callable[[int, int], None]
 """Called after each node with the number of prepared nodes and of all nodes of the part."""
+NO_TARGETS: Mapping[str, Array] = {}
 
 
 class NodeRefused(Exception):
@@ -103,6 +105,10 @@ class Pipeline:
         self.constants: dict[str, Tensor] = {}
         self.mapped: dict[str, Array] = {}
         """The backend's lasting host arrays of inputs and outputs, by value name."""
+        self.lends: set[str] = set()
+        """The inputs for which the backend lent arrays, so that it is asked to take them from there."""
+        self._stores = False
+        """Whether outputs of the last run were left in arrays of the caller's."""
         self.running = False
 
     # -- resize ----------------------------------------------------------------------------------------
@@ -349,16 +355,32 @@ class Pipeline:
                     why=f"Tensor.memory is {check_answers.shown(tensor.memory)} after onAllocateBuffer and onResizeEnd",
                     fix="host_memory promises numpy arrays: set Tensor.memory by then, or leave it to HostBackend",
                 )
+        self._note_memory()
+
+    def _note_memory(self) -> None:
         for task in self.tasks:
             task.memory = tuple(t.memory for t in task.outputs)
 
     # -- run ---------------------------------------------------------------------------------------------
 
-    def execute(self) -> None:
-        """Start one run; an asynchronous backend may still be at work afterwards."""
+    def execute(self, targets: Mapping[str, Array] = NO_TARGETS) -> list[str]:
+        """Start one run; an asynchronous backend may still be at work afterwards.
+
+        Return those outputs which the backend itself leaves in the arrays of `targets`.
+        """
+        answer: object
+        stored = list[str]()
         backend, task, callback = self.backend, None, "onExecuteBegin"
         try:
             _done(backend.onExecuteBegin(), backend, callback)
+            callback = "onStoreOutput"
+            for name, target in targets.items():
+                answer = backend.onStoreOutput(self.tensor(name), target)
+                if self._granted(answer, callback, "where it leaves the copy to the session"):
+                    stored.append(name)
+            if backend.host_memory and (stored or self._stores):
+                self._note_memory()
+            self._stores = bool(stored)
             if backend.host_memory:
                 for task in self._called:
                     self._run(task)
@@ -376,6 +398,7 @@ class Pipeline:
             named = callback_of(task.execution, "onExecute") if task else callback_of(backend, callback)
             with blame(at_node(task.node, self.device) if task else self._everywhere(), callback=named):
                 raise
+        return stored
 
     def _run(self, task: Task) -> None:
         """Run one node on the host, report its time to the profile, and check that its outputs kept their memory."""
@@ -403,7 +426,10 @@ class Pipeline:
         )
 
     def fill(self, name: str, array: Array) -> None:
-        """Write an input to its lasting host array."""
+        """Hand over an input: where the backend lent or maps host memory, it may take it from there itself."""
+        if name not in self.mapped and name not in self.lends:
+            self._copy_in(name, array)
+            return
         try:
             filled = self.backend.onFillInput(self.tensor(name), array)
         except Exception:
@@ -411,7 +437,22 @@ class Pipeline:
             with blame(self.device, what, callback=callback_of(self.backend, "onFillInput")):
                 raise
         if not self._granted(filled, "onFillInput", "where it leaves the copy to the session"):
+            self._copy_in(name, array)
+
+    def _copy_in(self, name: str, array: Array) -> None:
+        if name in self.mapped:
             copy_into(self.mapped[name], array)
+            return
+        with self.copying(name):
+            copy_tensor(Tensor.from_numpy(array, name=name), self.tensor(name))
+
+    def lend(self, tensor: Tensor, *, is_input: bool) -> Array | None:
+        """Return a new array of the backend's for an input or an output, or None if it has none."""
+        callback = "onLendInput" if is_input else "onLendOutput"
+        array = check_answers.host_array(self._call(callback, tensor), tensor, self._at(callback))
+        if is_input and array is not None:
+            self.lends.add(tensor.name)
+        return array
 
     def wait(self) -> None:
         """Wait for a run that was started; the backend's errors are raised here at the latest."""

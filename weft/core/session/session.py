@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from weft.core.contract.backend import MemoryMode
+from weft.core.contract.backend import MemoryMode, Precision
 from weft.core.contract.profile import Profile
 from weft.core.graph.control_op import Value
 from weft.core.graph.dtypes import DType
@@ -28,6 +28,7 @@ from weft.core.placement.assign import Assignment, Backends
 from weft.core.placement.check_network import check_devices
 from weft.core.placement.hints import Hints, check_hints
 from weft.core.placement.lower_network import lower_network
+from weft.core.placement.narrow_edges import narrowable, with_narrow_edges
 from weft.core.placement.open_network import OpenNetwork, OpenNetworks
 from weft.core.placement.optimized_network import OptimizedNetwork
 from weft.core.placement.optimizer import OptimizerOptions, divide
@@ -35,7 +36,7 @@ from weft.core.placement.prepare import PreparedNetwork
 from weft.core.placement.stage_split import Corner, split
 from weft.core.registry.backend_registry import DeviceChoice
 from weft.core.session import shutdown
-from weft.core.session.arguments import Outputs, take_inputs, take_outputs, take_shapes
+from weft.core.session.arguments import Outputs, half_outputs, is_half, take_inputs, take_outputs, take_shapes
 from weft.core.session.loaded_network import LoadedNetwork, close_forgotten, forget
 from weft.core.session.network_cache import NetworkCache
 from weft.core.session.pipeline import NodeRefused, Pipeline, Progress
@@ -144,6 +145,12 @@ class Session:
         """By the network of a first stage, what comes after it; a network that needs no stages has nothing here."""
         self._tail: _Tail | None = None
         """What comes after the network that is loaded."""
+        self._wanted: frozenset[str] = frozenset()
+        """The inputs and outputs for which the last run had fp16 arrays."""
+        self._narrowable: frozenset[str] = frozenset()
+        """The inputs and outputs that the loaded network can take and give in fp16, though the model has fp32."""
+        self._submitted: tuple[Outputs | None, list[Array | None]] = None, []
+        """The arrays for the outputs of the last `submit`: as they were given, and in order."""
         self._fed: dict[str, Value] = {}
         """Of the run that was started, the inputs that later stages read."""
         self._warned = ""
@@ -237,26 +244,32 @@ class Session:
 
         An input or an output that is a sequence is a list of arrays, an optional that holds nothing None.
         `outputs` may hold arrays of the right shape and type, which are written and returned. If the arrays' shapes
-        differ from the current ones, the session is resized to them first.
+        differ from the current ones, the session is resized to them first. At precision LOW, inputs and outputs of
+        float32 may be float16 where the network stores them so; where the last run had the other type, it is planned
+        anew.
         """
-        arrays = self._accept(inputs)
-        network = self._loaded.network
-        assert network is not None
-        given = take_outputs(self.graph, network.graph.specs, outputs) if self._tail is None else []
+        arrays = self._accept(inputs, outputs)
+        given = self._checked(outputs)
         try:
-            self._start(arrays)
+            self._start(arrays, given)
             return self._loaded.finish(given) if self._tail is None else self._finish(self._tail, outputs)
         finally:
             self._loaded.abandon()  # after an interrupt, too
 
-    def _start(self, arrays: dict[str, Array], *, keep: bool = False) -> None:
+    def _checked(self, outputs: Outputs | None) -> list[Array | None]:
+        """Return the arrays for the outputs in order; none where the outputs come from later stages."""
+        network = self._loaded.network
+        assert network is not None
+        return take_outputs(self.graph, network.graph.specs, outputs) if self._tail is None else []
+
+    def _start(self, arrays: dict[str, Array], given: Sequence[Array | None], *, keep: bool = False) -> None:
         """Start the first stage; `keep` what later ones read of the inputs, which the caller may change."""
         self._stages.begin()
-        self._fed = {}
+        self._fed, self._submitted = {}, (None, [])
         if self._tail is not None:
             read = {*self._tail.rest.graph.inputs, *self.graph.outputs}
             self._fed = {i: a.copy() if keep else a for i, a in arrays.items() if i in read}
-        self._loaded.start(arrays)
+        self._loaded.start(arrays, given)
 
     def _finish(self, tail: _Tail, outputs: Outputs | None) -> list[Array]:
         """Wait for the first stage, run the others, and return the outputs, in the given arrays where there are any."""
@@ -279,19 +292,24 @@ class Session:
         return [np.array(result) if target is None else target for target, result in zip(given, arrays, strict=True)]
 
     @_alone
-    def submit(self, *inputs: Array | Mapping[str, Array]) -> None:
+    def submit(self, *inputs: Array | Mapping[str, Array], outputs: Outputs | None = None) -> None:
         """Start a run and return while the device may still be at work; `wait` returns its outputs.
 
         If the network is divided over devices, only its last part may still run; where sizes follow from values, only
-        the first stage. A second submit, a run or a resize waits for the first run, whose outputs are lost.
+        the first stage. A second submit, a run or a resize waits for the first run, whose outputs are lost. Arrays of
+        the caller's own may be changed at once; those of `input_arrays` and `outputs` only after `wait`.
         """
-        self._start(self._accept(inputs), keep=True)
+        arrays = self._accept(inputs, outputs)
+        given = self._checked(outputs)
+        self._start(arrays, given, keep=True)
+        self._submitted = outputs, given
 
     @_alone
     def wait(self, outputs: Outputs | None = None) -> list[Array]:
         """Wait for the run that `submit` started and return its outputs, once.
 
-        InputError if there is no such run: none was submitted since the last run, or it failed.
+        InputError if there is no such run: none was submitted since the last run, or it failed; or if both calls give
+        arrays for the outputs.
         """
         self._check_open()
         if not self._loaded.started:
@@ -300,9 +318,64 @@ class Session:
                 why="none was submitted since outputs were last taken, a run failed or the session was resized",
                 fix="call submit, and wait before anything else",
             )
+        before, given = self._submitted
+        if before is not None and outputs is not None:
+            raise InputError(
+                "two sets of arrays were given for the outputs",
+                where=f"network {self.graph.name!r}",
+                why="submit had one already, and wait has another",
+                fix="give them to submit, which may then save a copy, or to wait",
+            )
+        if outputs is not None:
+            given = self._checked(outputs)
+        self._submitted = None, []
         if self._tail is not None:
-            return self._finish(self._tail, outputs)
-        return self._loaded.finish(take_outputs(self.graph, self.optimized.graph.specs, outputs))
+            return self._finish(self._tail, outputs if before is None else before)
+        return self._loaded.finish(given)
+
+    # -- arrays in the devices' reach ------------------------------------------------------------------
+
+    @_alone
+    def input_arrays(self) -> dict[str, Array]:
+        """Return new arrays of zeros for the inputs, by name, in memory that the device reads without a copy.
+
+        Fill them and pass them to `run` or `submit`; each call returns others, so that one set can be filled while the
+        device works on another. They are float16 for float32 inputs that the network stores so (precision LOW), and
+        otherwise of the model's types. They fit the current shapes. They stay valid as long as you hold them, also
+        after a resize, and after `close`. Devices without such memory, and memory mode LIMIT, get numpy's own arrays,
+        which runs copy. InputError while shapes are unbound. Sequences and optionals have none.
+        """
+        self._check_open()
+        graph = self.optimized.graph
+        arrays = {}
+        for name in self.graph.inputs:
+            spec = graph.specs.get(name, self._bound.specs[name])
+            if not isinstance(spec, SequenceSpec):
+                arrays[name] = self._loaded.lend(name, self._travelling(name, spec), is_input=True)
+        return arrays
+
+    @_alone
+    def output_arrays(self) -> dict[str, Array]:
+        """Return new arrays for the outputs, by name, in memory that the device writes without a copy.
+
+        Pass them as `outputs` of `run` or `submit`, which return them filled; see `input_arrays`. InputError if shapes
+        of outputs follow from values that only a run tells.
+        """
+        self._check_open()
+        graph = self.optimized.graph
+        if self._tail is not None:
+            raise InputError(
+                "the shapes of the outputs are not known before a run",
+                where=f"network {self.graph.name!r}",
+                why="they follow from values",
+                fix="let run make the arrays",
+            )
+        specs = {name: self._travelling(name, graph.specs[name]) for name in graph.outputs}
+        return {name: self._loaded.lend(name, spec, is_input=False) for name, spec in specs.items()}
+
+    def _travelling(self, name: str, spec: TensorSpec) -> TensorSpec:
+        """Return the spec of an input or output in the smallest type in which it can travel."""
+        return TensorSpec(spec.shape, DType.FLOAT16) if name in self._narrowable else spec
 
     @_alone
     def close(self) -> None:
@@ -374,8 +447,11 @@ class Session:
             check_devices(self._fixed, {p.device: self._loaded.ask(p.device) for p in self._fixed.parts})
         while True:
             divided = self._fixed or self._cache.find(shapes) or self._divide(bound, before)
-            network = lower_network(divided, {p.device: self._loaded.ask(p.device) for p in divided.parts})
             self._tail = self._tails.get(divided)
+            is_low = divided.config.precision is Precision.LOW
+            self._narrowable = narrowable(divided) if is_low and self._tail is None else frozenset()
+            narrow = with_narrow_edges(divided, self._wanted & self._narrowable)
+            network = lower_network(narrow, {p.device: self._loaded.ask(p.device) for p in narrow.parts})
             try:
                 self._loaded.load(network)
             except NodeRefused as e:
@@ -484,12 +560,22 @@ class Session:
         if self._loaded.is_closed:
             raise ClosedError("the session is closed", fix="load the model again")
 
-    def _accept(self, inputs: Sequence[Array | Mapping[str, Array]]) -> dict[str, Array]:
-        """Check the arrays, resize the session to their shapes if it must be, and return the arrays by name."""
+    def _accept(self, inputs: Sequence[Array | Mapping[str, Array]], outputs: Outputs | None) -> dict[str, Array]:
+        """Check the arrays, prepare the session for their shapes and types if it must be, and return them by name."""
         self._check_open()
-        arrays = take_inputs(self.graph, inputs)
+        arrays = take_inputs(self.graph, inputs, keep_half=self.config.precision is Precision.LOW)
         specs = self._bound.specs
         tensors = {i: a for i, a in arrays.items() if not isinstance(specs[i], SequenceSpec)}
+        before, self._wanted = self._wanted, half_outputs(self.graph, outputs) | _half_inputs(specs, tensors)
         if self._loaded.network is None or any(a.shape != specs[i].shape for i, a in tensors.items()):
             self._prepare(bind(self.graph, {i: a.shape for i, a in tensors.items()}))
+        elif (before ^ self._wanted) & self._narrowable:
+            self._prepare(self._bound)
+        for name in _half_inputs(specs, tensors) - self._narrowable:
+            arrays[name] = tensors[name].astype(np.float32)
         return arrays
+
+
+def _half_inputs(specs: Mapping[str, TensorSpec], arrays: Mapping[str, Array]) -> frozenset[str]:
+    """Return the fp32 inputs for which there are fp16 arrays."""
+    return frozenset(i for i, a in arrays.items() if specs[i].dtype is DType.FLOAT32 and is_half(a))

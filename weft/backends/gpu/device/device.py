@@ -48,6 +48,8 @@ class GpuBuffer:
     handle: Any
     host: Array | None = None
     """A uint8 array of `nbytes`, or None for kind DEVICE."""
+    lent: bool = False
+    """Whether callers hold arrays in it. A device that is closed leaves it valid, until it is freed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,8 @@ class GpuDevice(ABC):
     submits must run in order, as for `sends_ahead`."""
     computes_on_uploads: bool = field(default=False, init=False)
     """Whether kernels read UPLOAD memory as fast as the device's own; then inputs need no copy."""
+    computes_on_streams: bool = field(default=False, init=False)
+    """Whether that holds for STREAM memory, too; then inputs in callers' arrays need no copy."""
     stores_to_host: bool = field(default=False, init=False)
     """Whether kernels may write DOWNLOAD memory; then small outputs need no copy."""
     launches_overlap: bool = field(default=True, init=False)
@@ -180,8 +184,8 @@ class GpuDevice(ABC):
     def record(self, commands: Sequence[Command], profile: bool = False) -> Any:
         """Return the commands in a form that can be submitted many times; everything is bound here.
 
-        The recording keeps what it binds alive. Kernels are bound to DEVICE memory, and to UPLOAD and DOWNLOAD
-        memory only if the device allows it (`computes_on_uploads`, `stores_to_host`). If commands run in
+        The recording keeps what it binds alive. Kernels are bound to DEVICE memory, and to other kinds only if the
+        device allows it (`computes_on_uploads`, `computes_on_streams`, `stores_to_host`). If commands run in
         order, one after the other, barriers may be ignored.
         """
 

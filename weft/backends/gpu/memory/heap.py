@@ -3,18 +3,47 @@
 from __future__ import annotations
 
 import threading
+import weakref
+from collections import deque
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from weft.backends.gpu.device.device import GpuBuffer, GpuDevice, MemoryKind
+from weft.core.graph.layout import Array
 from weft.errors import OutOfMemory
+
+
+class LentBuffer:
+    """A buffer in host memory that arrays of callers and recordings share; it is freed after the last of them."""
+
+    def __init__(self, heap: DeviceHeap, buffer: GpuBuffer) -> None:
+        assert buffer.host is not None
+        self.buffer, self.host = buffer, buffer.host
+        # A collection may run at any time, such as during a driver's call. So this only takes note of the buffer. It
+        # also keeps the heap, and with it the device, as long as the memory is in use.
+        weakref.finalize(self, heap.unused, buffer).atexit = False
+
+    @property
+    def address(self) -> int:
+        """Return where the memory begins."""
+        return _address(self.host)
+
+
+class _Memory:
+    """What an array of a caller has as its base, so that each view of the array keeps the buffer."""
+
+    def __init__(self, lent: LentBuffer) -> None:
+        self.lent = lent
+        self.__array_interface__ = lent.host.__array_interface__
 
 
 @dataclass(eq=False)
 class DeviceHeap:
     """Allocates and frees for all sessions on a device; together they hold at most `limit` bytes (0: no limit).
 
-    Weights, activations and staging buffers for inputs and outputs count. The staging buffers through which Vulkan
-    copies weights belong to the device and do not.
+    Weights, activations, staging buffers for inputs and outputs, and arrays that callers hold count. The staging
+    buffers through which Vulkan copies weights belong to the device and do not.
     """
 
     device: GpuDevice
@@ -24,9 +53,16 @@ class DeviceHeap:
     held: int = 0
     """Bytes of all buffers not freed yet."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lent: weakref.WeakValueDictionary[int, LentBuffer] = field(default_factory=weakref.WeakValueDictionary)
+    """The buffers in which callers hold arrays, by address."""
+    _unused: deque[GpuBuffer] = field(default_factory=deque)
+    """Lent buffers that nobody uses any more, to be freed."""
+    _freeing: threading.Lock = field(default_factory=threading.Lock)
+    _closed: bool = False
 
     def allocate(self, nbytes: int, kind: MemoryKind = MemoryKind.DEVICE) -> GpuBuffer:
         """Return a buffer of at least `nbytes`; OutOfMemory if the limit or the device does not allow it."""
+        self._free_unused()
         with self._lock:
             most = min(filter(None, (self.limit, self.pretended)), default=None)
             if most is not None and self.held + nbytes > most:
@@ -46,6 +82,41 @@ class DeviceHeap:
         finally:
             self._give(nbytes)
 
+    def lend(self, nbytes: int, kind: MemoryKind) -> Array:
+        """Return a new array of bytes in memory of a host kind. It stays valid after sessions and device are closed."""
+        buffer = self.allocate(nbytes, kind)
+        buffer.lent = True
+        lent = LentBuffer(self, buffer)
+        self._lent[lent.address] = lent
+        array: Array = np.asarray(_Memory(lent))
+        array[...] = 0
+        return array
+
+    def lent(self, array: Array, kind: MemoryKind) -> LentBuffer | None:
+        """Return the buffer that an array fills, if it was lent and is of this kind."""
+        found = self._lent.get(_address(array)) if self._lent else None
+        fits = found is not None and found.buffer.kind is kind and array.flags.c_contiguous
+        return found if found is not None and fits and array.nbytes <= len(found.host) else None
+
+    def unused(self, buffer: GpuBuffer) -> None:
+        """Take note that nobody uses a lent buffer any more; it is freed at the next allocation, or after a close."""
+        self._unused.append(buffer)
+        if self._closed:
+            self._free_unused()
+
+    def close(self) -> None:
+        """Take note that the device was closed: lent buffers are freed as soon as they are unused."""
+        self._closed = True
+        self._free_unused()
+
+    def _free_unused(self) -> None:
+        # Freeing may collect the next unused buffer in this thread; it is then found here.
+        while self._unused and self._freeing.acquire(blocking=False):
+            try:
+                self.free(self._unused.popleft())
+            finally:
+                self._freeing.release()
+
     def _give(self, nbytes: int) -> None:
         with self._lock:
             self.held -= nbytes
@@ -63,3 +134,7 @@ class DeviceHeap:
             why=f"{self.held:,} bytes are in use by Weft, and {said} {most:,} in all",
             fix=f"use a smaller batch, precision low or memory limit, close other sessions, or {more}",
         )
+
+
+def _address(array: Array) -> int:
+    return int(array.__array_interface__["data"][0])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,7 @@ from weft.backends.gpu.device.device import (
     MemoryKind,
 )
 from weft.backends.gpu.device.device_lost import NotingLoss
-from weft.backends.gpu.memory.heap import DeviceHeap
+from weft.backends.gpu.memory.heap import DeviceHeap, LentBuffer
 from weft.backends.gpu.memory.slots import Region, touched
 from weft.backends.gpu.recording.batch_front import NO_FRONT, Front
 from weft.backends.gpu.recording.chunked_upload import Job, Stream, chunks, worthwhile
@@ -34,6 +35,34 @@ log = logging.getLogger("weft.gpu")
 
 SPAN = "span"
 """The profile's counter of seconds from the start of a run's first launch to the end of its last."""
+
+
+MOST_REPLAYS = 8
+"""How many replays a recording keeps beside its own: one for each set of callers' arrays that runs used last."""
+
+
+@dataclass(frozen=True, eq=False)
+class Port:
+    """An input or output of a pipeline, and the host memory that runs use for it unless the caller brings his own."""
+
+    tensor: Tensor
+    buffer: GpuBuffer
+    in_place: bool = False
+    """Whether kernels access the host memory; if not, runs copy from or to it."""
+
+
+@dataclass(eq=False)
+class _Replay:
+    """The commands of a run, with the host memory of its inputs and outputs bound."""
+
+    handle: Any
+    labels: list[str]
+    launched: list[int]
+    """The indices of the launches among the commands."""
+
+
+Chosen = Mapping[str, LentBuffer]
+"""Memory of callers, by the names of inputs and outputs; a name that is missing has its port's."""
 
 
 @dataclass
@@ -54,15 +83,18 @@ class PipelineRecording:
     """The nodes that run on parts of the batch while the rest is copied."""
     front_launches: dict[int, list[BoundLaunch]] = field(default_factory=dict)
     """The launches of the front, by part of the batch."""
-    _staged: list[tuple[GpuBuffer, Tensor]] = field(default_factory=list)
-    _lent: dict[str, tuple[GpuBuffer, Tensor]] = field(default_factory=dict)
-    """Inputs and outputs in host memory that kernels access directly."""
-    _streams: dict[str, Stream] = field(default_factory=dict)
-    """Work that begins before the run is submitted, by the names of the inputs."""
-    _handle: Any = None
-    _labels: list[str] = field(default_factory=list)
-    _launched: list[int] = field(default_factory=list)
-    """The indices of the launches among the commands."""
+    _inputs: dict[str, Port] = field(default_factory=dict)
+    _outputs: dict[str, Port] = field(default_factory=dict)
+    _chosen: dict[str, LentBuffer] = field(default_factory=dict)
+    """The callers' memory that the next run uses."""
+    _streams: dict[tuple[str, LentBuffer | None], Stream] = field(default_factory=dict)
+    """Work that begins before the run is submitted, by the names of inputs and the callers' memory of these, if any."""
+    _replays: dict[tuple[LentBuffer | None, ...], _Replay] = field(default_factory=dict)
+    """By the callers' memory of each port that is not streamed, which they keep; () for none. The last used is last."""
+    _streamed: frozenset[str] = frozenset()
+    """The inputs whose work begins before the run: those uploaded in chunks, and that of the front."""
+    _current: _Replay | None = None
+    """What was submitted last."""
     _running: bool = False
     _noting_loss: NotingLoss = field(init=False)
 
@@ -77,7 +109,7 @@ class PipelineRecording:
     @property
     def staging_bytes(self) -> int:
         """Return the bytes of staging buffers, and of host memory that kernels access."""
-        return sum(buffer.nbytes for buffer, _ in (*self._lent.values(), *self._staged))
+        return sum(port.buffer.nbytes for port in (*self._inputs.values(), *self._outputs.values()))
 
     @property
     def planned(self) -> list[BoundLaunch]:
@@ -87,8 +119,9 @@ class PipelineRecording:
 
     @property
     def handles(self) -> list[Any]:
-        """Return the device's recordings of a run, in the order of their submits."""
-        return [*(r for stream in self._streams.values() for r in stream.recordings), self._handle]
+        """Return the device's recordings of a run without arrays of callers, in the order of their submits."""
+        own = (self._streams[name, None] for name in self._inputs if name in self._streamed)
+        return [*(r for stream in own for r in stream.recordings), self._replay({}).handle]
 
     def stage(self, tensor: Tensor, kind: MemoryKind) -> Array:
         """Return a staging buffer that every run copies to the tensor (UPLOAD) or from it (DOWNLOAD).
@@ -97,118 +130,212 @@ class PipelineRecording:
         """
         if kind is MemoryKind.UPLOAD and self.profiling is None and worthwhile(self.device, tensor.nbytes):
             kind = MemoryKind.STREAM
-        buffer = self.heap.allocate(tensor.nbytes, kind)
-        self._staged.append((buffer, tensor))
-        return _mapped(buffer, tensor)
+        return self._add(Port(tensor, self.heap.allocate(tensor.nbytes, kind)))
 
-    def lend(self, tensor: Tensor, kind: MemoryKind, least: int) -> tuple[Array, GpuBuffer]:
+    def map_in_place(self, tensor: Tensor, kind: MemoryKind, least: int) -> tuple[Array, GpuBuffer]:
         """Return the array and buffer of host memory, at least `least` bytes, in which kernels access the tensor."""
         buffer = self.heap.allocate(max(tensor.nbytes, least), kind)
-        self._lent[tensor.name] = buffer, tensor
-        return _mapped(buffer, tensor), buffer
+        return self._add(Port(tensor, buffer, in_place=True)), buffer
+
+    def _add(self, port: Port) -> Array:
+        ports = self._outputs if port.buffer.kind is MemoryKind.DOWNLOAD else self._inputs
+        ports[port.tensor.name] = port
+        return _mapped(port.buffer, port.tensor)
+
+    # -- recording ---------------------------------------------------------------------------------------
 
     def seal(self) -> None:
         """Record everything, now that the tensors have addresses."""
-        self._begin_streams()
-        accesses = [_staging(b, t) for b, t in self._staged if b.kind is MemoryKind.UPLOAD]
-        accesses += [_inside(source, target) for source, target in self.imports]
-        begun = self.front.input in self._streams
-        accesses += [access(launch) for launch in (self.launches if begun else self.planned)]
-        accesses += [_staging(b, t) for b, t in self._staged if b.kind is MemoryKind.DOWNLOAD]
-        commands = schedule(accesses)
-        self._labels = ["" if isinstance(c, BarrierCommand) else c.label for c in commands]
-        self._launched = [i for i, c in enumerate(commands) if isinstance(c, LaunchCommand) and 0 not in c.grid]
-        self._handle = self.device.record(commands, profile=self.profiling is not None)
+        front = self.front.input if self.front_launches else ""
+        self._streamed = frozenset(
+            name
+            for name, port in self._inputs.items()
+            if port.buffer.kind is MemoryKind.STREAM or (name == front and port.in_place)
+        )
+        for name in self._streamed:
+            self._stream(name, None)
+        self._replay({})
 
-    def _begin_streams(self) -> None:
-        """Record the work that overlaps the copy of inputs: uploads in chunks, and the front in parts."""
-        inputs: dict[str, tuple[Array, list[Job]]] = {}
-        for buffer, tensor in self._staged:
-            if buffer.kind is MemoryKind.STREAM:
-                copy = _staging(buffer, tensor).command
-                assert isinstance(copy, CopyCommand)
-                parts = self.front.parts if tensor.name == self.front.input else 1
-                uploads = chunks(copy.source, copy.target, copy.label, parts)
-                inputs[tensor.name] = _mapped(buffer, tensor), uploads
-        if self.front_launches and self.front.input in self._lent:
-            inputs[self.front.input] = _mapped(*self._lent[self.front.input]), []
-        if self.front_launches and self.front.input in inputs:
-            host, jobs = inputs[self.front.input]
-            for part, launches in self.front_launches.items():
-                end = host.nbytes * (part + 1) // self.front.parts
-                jobs.append(Job(end, schedule([access(launch) for launch in launches])))
-        self._streams = {name: Stream(self.device, host, jobs) for name, (host, jobs) in inputs.items()}
+    def _stream(self, name: str, lent: LentBuffer | None) -> Stream:
+        """Return the work on an input that overlaps the copy of it: uploads in chunks, and the front in parts."""
+        known = self._streams.pop((name, lent), None)
+        if known is None:
+            self._drop_oldest(self._streams)
+            known = self._recorded_stream(self._inputs[name], lent)
+        self._streams[name, lent] = known
+        return known
+
+    def _recorded_stream(self, port: Port, lent: LentBuffer | None) -> Stream:
+        tensor, jobs = port.tensor, list[Job]()
+        buffer = port.buffer if lent is None else lent.buffer
+        is_front = bool(self.front_launches) and tensor.name == self.front.input
+        if lent is not None or not port.in_place:
+            copy = _upload(buffer, tensor).command
+            assert isinstance(copy, CopyCommand)
+            jobs += chunks(copy.source, copy.target, copy.label, self.front.parts if is_front else 1)
+        for part, launches in self.front_launches.items() if is_front else ():
+            end = tensor.nbytes * (part + 1) // self.front.parts
+            jobs.append(Job(end, schedule([access(launch) for launch in launches])))
+        return Stream(self.device, _mapped(buffer, tensor), jobs)
+
+    def _replay(self, chosen: Chosen) -> _Replay:
+        """Return the commands of a run with this memory, recorded when it is used first."""
+        if not chosen and () in self._replays:
+            return self._replays[()]
+        ports = {name: port for name, port in (self._inputs | self._outputs).items() if name not in self._streamed}
+        chosen = {name: lent for name, lent in chosen.items() if name in ports}
+        key = tuple(chosen.get(name) for name in ports) if chosen else ()
+        known = self._replays.pop(key, None)
+        if known is None:
+            self._drop_oldest(self._replays)
+            known = self._recorded(ports, chosen, self.front.input in self._streamed)
+        self._replays[key] = known
+        return known
+
+    def _recorded(self, ports: Mapping[str, Port], chosen: Chosen, begun: bool) -> _Replay:
+        """Return a replay; `begun` if the front's launches belong to a stream."""
+        with ExitStack() as placed:
+            before, after = list[Access](), list[Access]()
+            for name, port in ports.items():
+                lent = chosen.get(name)
+                buffer = port.buffer if lent is None else lent.buffer
+                if port.in_place and (name in self._outputs or self.device.computes_on_streams):
+                    placed.enter_context(_placed(port.tensor, buffer))
+                elif name in self._outputs:
+                    after.append(_download(port.tensor, buffer))
+                elif lent is not None or not port.in_place:
+                    before.append(_upload(buffer, port.tensor))
+            before += [_inside(source, target) for source, target in self.imports]
+            launches = [access(launch) for launch in (self.launches if begun else self.planned)]
+            commands = schedule([*before, *launches, *after])
+        labels = ["" if isinstance(c, BarrierCommand) else c.label for c in commands]
+        launched = [i for i, c in enumerate(commands) if isinstance(c, LaunchCommand) and 0 not in c.grid]
+        handle = self.device.record(commands, profile=self.profiling is not None)
+        return _Replay(handle, labels, launched)
+
+    def _drop_oldest(self, kept: dict[Any, Any]) -> None:
+        """Make room for one more use of callers' memory: release what was used longest ago, if there are many."""
+        lending = [key for key in kept if any(part is not None and not isinstance(part, str) for part in key)]
+        for key in lending[: max(len(lending) - MOST_REPLAYS + 1, 0)]:
+            dropped = kept.pop(key)
+            if isinstance(dropped, Stream):
+                dropped.settle()
+                dropped.release()
+            else:
+                self.device.release(dropped.handle)
+
+    # -- running -----------------------------------------------------------------------------------------
 
     def fill(self, tensor: Tensor, source: Array) -> bool:
-        """Copy an array to the tensor's staging buffer and upload it in chunks; False if the run uploads it."""
-        stream = self._streams.get(tensor.name)
-        if stream is None:
-            return False
+        """Take an input of the next run from an array; False if the caller must copy it to the tensor's host memory.
+
+        An array that was lent is uploaded from where it is. Others are copied to the staging buffer, and uploaded in
+        chunks, where the input is.
+        """
+        name = tensor.name
+        lent = self.heap.lent(source, MemoryKind.STREAM) if name in self._inputs else None
+        self._choose(name, lent)
+        if name not in self._streamed:
+            return lent is not None
         with self._noting_loss:
-            stream.fill(source)
+            for (other, memory), stream in self._streams.items():
+                if other == name and memory is not lent:
+                    stream.settle()
+            stream = self._stream(name, lent)
+            if lent is None:
+                stream.fill(source)
+            else:
+                stream.settle()
         return True
+
+    def store(self, tensor: Tensor, target: Array) -> bool:
+        """Have the run that has begun leave an output in an array; False unless the array was lent."""
+        lent = self.heap.lent(target, MemoryKind.DOWNLOAD) if tensor.name in self._outputs else None
+        self._choose(tensor.name, lent)
+        return lent is not None
+
+    def begin(self) -> None:
+        """Wait for the run before, and forget where a run that failed was to leave its outputs."""
+        self.wait()
+        for name in self._chosen.keys() & self._outputs.keys():
+            del self._chosen[name]
+
+    def _choose(self, name: str, lent: LentBuffer | None) -> None:
+        if lent is not None:
+            self._chosen[name] = lent
+        elif self._chosen:
+            self._chosen.pop(name, None)
 
     def submit(self) -> None:
         """Start the run."""
+        chosen, self._chosen = self._chosen, {}
         with self._noting_loss:
+            streams = list[Stream]()
             try:
-                for stream in self._streams.values():
+                streams = [self._stream(name, chosen.get(name)) for name in self._streamed]
+                replay = self._replay(chosen)
+                for stream in streams:
                     stream.finish()
                 self._running = True  # before the call: an interrupt during it must not leave the run without a wait
-                self.device.submit(self._handle)
+                self._current = replay
+                self.device.submit(replay.handle)
             except Exception as e:
                 if is_error(e):
                     self._running = False
-                    for stream in self._streams.values():
+                    for stream in streams:
                         stream.break_off()
                 raise
 
     def wait(self) -> None:
         """Wait for the last run, once: a lost device is not waited for again."""
-        if not self._running:
+        if not self._running or self._current is None:
             return
         try:
             with self._noting_loss:
-                self.device.wait(self._handle)
+                self.device.wait(self._current.handle)
         except Exception as e:
             if is_error(e):  # after an interrupt the run must still be waited for
                 self._end()
             raise
         self._end()
         if self.profiling is not None:
-            self._report(self.profiling)
+            self._report(self.profiling, self._current)
 
     def _end(self) -> None:
         self._running = False
         for stream in self._streams.values():
             stream.end()
 
-    def _report(self, profiling: ProfilingContext) -> None:
-        for label, seconds in zip(self._labels, self.device.timings(self._handle), strict=False):
+    def _report(self, profiling: ProfilingContext, run: _Replay) -> None:
+        for label, seconds in zip(run.labels, self.device.timings(run.handle), strict=False):
             if label:
                 profiling.event(label, seconds, self.work.get(label.rpartition("/")[0]))
-        if self._launched:
-            span = self.device.span(self._handle, self._launched[0], self._launched[-1])
+        if run.launched:
+            span = self.device.span(run.handle, run.launched[0], run.launched[-1])
             if span is not None:
                 profiling.counter(SPAN, span)
 
     def drop(self) -> None:
         """Free the recording and its staging buffers, also on a device that was lost during a run."""
-        streams, self._streams = self._streams, {}
+        streams, self._streams = list(self._streams.values()), {}
         try:
             self.wait()
-            for stream in streams.values():
+            for stream in streams:
                 stream.settle()
         except DeviceError as e:
             log.warning("a run was given up when its session was closed or resized: %s", e)
-        if self._handle is not None:
-            self.device.release(self._handle)
-        for stream in streams.values():
+        replays, self._replays = list(self._replays.values()), {}
+        self._current, self._chosen = None, {}
+        for replay in replays:
+            self.device.release(replay.handle)
+        for stream in streams:
             stream.release()
-        for buffer, _ in (*self._lent.values(), *self._staged):
-            self.heap.free(buffer)
-        self._handle, self._staged, self.launches, self.imports, self.tuned = None, [], [], [], 0
-        self._lent, self.front_launches, self.work = {}, {}, {}
+        ports = [*self._inputs.values(), *self._outputs.values()]
+        self._inputs, self._outputs = {}, {}
+        for port in ports:
+            self.heap.free(port.buffer)
+        self.launches, self.imports, self.tuned = [], [], 0
+        self.front_launches, self.work = {}, {}
 
 
 def run_once(device: GpuDevice, accesses: Sequence[Access]) -> None:
@@ -240,9 +367,27 @@ def _mapped(buffer: GpuBuffer, tensor: Tensor) -> Array:
     return buffer.host[: tensor.nbytes].view(tensor.dtype.numpy).reshape(tensor.shape)
 
 
-def _staging(buffer: GpuBuffer, tensor: Tensor) -> Access:
-    region: Region = tensor.memory
-    host, device = Binding(buffer, 0, tensor.nbytes), Binding(region.slot.buffer, region.slot.offset, tensor.nbytes)
-    if buffer.kind is not MemoryKind.DOWNLOAD:
-        return Access(CopyCommand(host, device, f"upload {tensor.name}"), (host,), (device,))
+def _upload(buffer: GpuBuffer, tensor: Tensor) -> Access:
+    host, device = Binding(buffer, 0, tensor.nbytes), _own(tensor)
+    return Access(CopyCommand(host, device, f"upload {tensor.name}"), (host,), (device,))
+
+
+def _download(tensor: Tensor, buffer: GpuBuffer) -> Access:
+    host, device = Binding(buffer, 0, tensor.nbytes), _own(tensor)
     return Access(CopyCommand(device, host, f"download {tensor.name}"), (device,), (host,))
+
+
+def _own(tensor: Tensor) -> Binding:
+    region: Region = tensor.memory
+    return Binding(region.slot.buffer, region.slot.offset, tensor.nbytes)
+
+
+@contextmanager
+def _placed(tensor: Tensor, buffer: GpuBuffer) -> Iterator[None]:
+    """Let a tensor that fills its slot, and its views, lie in another buffer while commands are recorded."""
+    slot = tensor.memory.slot
+    usual, slot.buffer = slot.buffer, buffer
+    try:
+        yield
+    finally:
+        slot.buffer = usual

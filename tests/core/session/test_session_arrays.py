@@ -1,0 +1,338 @@
+"""Arrays that a session hands out: devices read and write them where they are, and they outlive the session."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import weft
+from tests.helpers.fakes import Creator, registered
+from tests.helpers.nets import Net
+from tests.helpers.opened import opened
+from weft.backends.gpu.recording import chunked_upload
+from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import Graph
+from weft.core.graph.layout import Array
+from weft.core.host.host_backend import HostBackend
+from weft.errors import InputError, OutOfMemory
+
+DEVICES = ("cpu", "opencl", "vulkan")
+GPUS = DEVICES[1:]
+SHAPE = (2, 4, 6, 5)
+HALF = np.dtype(np.float16)
+
+
+@pytest.fixture(params=["whole", "chunks"])
+def ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Upload with the run, and in chunks before it, as GPUs do with large inputs."""
+    if request.param == "chunks":
+        monkeypatch.setattr(chunked_upload, "LEAST", 64)
+        monkeypatch.setattr(chunked_upload, "CHUNK", 100)
+        for device in GPUS:
+            monkeypatch.setattr(opened(device), "sends_ahead", True)
+    yield
+
+
+def network(batch: int | str = SHAPE[0]) -> Graph:
+    """Return a network with two inputs and two outputs, of which one is read by the other."""
+    net = Net()
+    a, b = net.input("a", batch, *SHAPE[1:]), net.input("b", batch, *SHAPE[1:])
+    both = net.add("Mul", net.add("Relu", a), b, name="y")
+    return net.finish(both, net.add("Softmax", net.add("Tanh", both), axis=1, name="z"))
+
+
+def random(seed: int, shape: tuple[int, ...] = SHAPE) -> Array:
+    return np.asarray(np.random.default_rng(seed).standard_normal(shape), np.float32)
+
+
+def wanted(a: Array, b: Array) -> dict[str, Array]:
+    y = np.maximum(a.astype(np.float64), 0) * b
+    e = np.exp(np.tanh(y))
+    return {"y": y, "z": e / e.sum(axis=1, keepdims=True)}
+
+
+def check(given: dict[str, Array], a: Array, b: Array, precision: str = "high") -> None:
+    for name, value in wanted(a, b).items():
+        np.testing.assert_allclose(given[name], value, atol=1e-5 if precision == "high" else 2e-2, err_msg=name)
+
+
+@pytest.mark.parametrize("precision", ["high", "low"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_runs_read_and_write_them_and_other_runs_do_not(device: str, precision: str, ways: None) -> None:
+    with weft.load(network(), device, precision=precision, fallback="error") as session:
+        one, two, out = session.input_arrays(), session.input_arrays(), session.output_arrays()
+        assert {k: v.shape for k, v in (one | out).items()} == dict.fromkeys("abyz", SHAPE)
+        assert all(not array.any() for array in (one | out).values())
+        assert {v.dtype for v in (one | out).values()} == {HALF if precision == "low" else np.dtype(np.float32)}
+        for k, arrays in enumerate((one, two)):
+            arrays["a"][...], arrays["b"][...] = random(k), random(k + 10)
+        for _ in range(2):
+            y, z = session.run(one, outputs=out)
+            assert y is out["y"] and z is out["z"]
+            check(out, random(0), random(10), precision)
+            kept = {name: array.copy() for name, array in (one | out).items()}
+            # Others between them: another set of arrays, arrays of the caller's own, both together.
+            check(dict(zip("yz", session.run(two), strict=True)), random(1), random(11), precision)
+            check(dict(zip("yz", session.run(random(2), random(3)), strict=True)), random(2), random(3), precision)
+            mixed = session.run(random(4), two["b"], outputs=[None, np.empty(SHAPE, np.float32)])
+            check(dict(zip("yz", mixed, strict=True)), random(4), random(11), precision)
+            for name, array in (one | out).items():
+                np.testing.assert_array_equal(array, kept[name])
+
+
+@pytest.mark.parametrize("device", GPUS)
+def test_the_host_copies_nothing(device: str, ways: None) -> None:
+    with weft.load(network(), device, fallback="error") as session:
+        arrays, out = session.input_arrays(), session.output_arrays()
+        arrays["a"][...], arrays["b"][...] = random(0), random(1)
+        (pipeline,) = session.pipelines
+        for staging in pipeline.mapped.values():
+            staging[...] = np.nan
+        session.run(arrays, outputs=out)
+        check(out, random(0), random(1))
+        assert all(np.isnan(pipeline.mapped[name]).all() for name in ("a", "b", "y", "z"))
+
+
+def test_the_cpu_computes_in_them() -> None:
+    with weft.load(network(), "cpu") as session:
+        arrays, out = session.input_arrays(), session.output_arrays()
+        session.run(arrays, outputs=out)
+        (pipeline,) = session.pipelines
+        for name, array in (arrays | out).items():
+            assert pipeline.tensor(name).memory is array
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_part_of_one_is_copied_unless_it_is_the_first(device: str) -> None:
+    with weft.load(network("N"), device, shapes=dict.fromkeys("ab", SHAPE), fallback="error") as session:
+        arrays, out = session.input_arrays(), session.output_arrays()
+        for k, name in enumerate("ab"):
+            arrays[name][...] = random(k)
+        for part in (slice(0, 1), slice(1, 2), slice(None, None, -1)):
+            mine = {name: array[part] for name, array in arrays.items()}
+            targets = {name: array[part] for name, array in out.items()}
+            session.run(mine, outputs=targets)
+            check(targets, random(0)[part], random(1)[part])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_they_outlive_a_resize_and_the_session(device: str) -> None:
+    with weft.load(network("N"), device, shapes=dict.fromkeys("ab", SHAPE), fallback="error") as session:
+        arrays, out = session.input_arrays(), session.output_arrays()
+        arrays["a"][...], arrays["b"][...] = random(0), random(1)
+        larger = (5, *SHAPE[1:])
+        session.run(random(2, larger), random(3, larger))
+        assert session.input_arrays()["a"].shape == larger
+        session.run(arrays, outputs=out)  # resizes back
+        check(out, random(0), random(1))
+        last = arrays["a"][1]
+    np.testing.assert_array_equal(arrays["a"], random(0))
+    arrays["a"] += 1
+    check(out, random(0), random(1))
+    with weft.load(network(), device, fallback="error") as another:
+        another.run(arrays, outputs=out)
+        check(out, random(0) + 1, random(1))
+    del arrays, out, session, another
+    gc.collect()
+    np.testing.assert_array_equal(last, random(0)[1] + 1)
+
+
+@pytest.mark.parametrize("device", GPUS)
+def test_their_memory_is_freed_with_the_last_view(device: str) -> None:
+    def held() -> int:
+        gc.collect()
+        with weft.load(network(), device):  # frees what is not used any more, when it allocates
+            return opened(device).stats.live_buffers
+
+    before = held()
+    with weft.load(network(), device, fallback="error") as session:
+        view = session.input_arrays()["a"][1:, ::2].T
+        for seed in range(20):  # more sets than a session keeps recordings for
+            arrays = session.input_arrays()
+            arrays["a"][...], arrays["b"][...] = random(seed), random(seed + 1)
+            check(dict(zip("yz", session.run(arrays), strict=True)), random(seed), random(seed + 1))
+        assert opened(device).stats.live_buffers < before + 3 * 20
+    del arrays
+    assert held() == before + 1
+    del view
+    assert held() == before
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_one_set_is_filled_while_the_device_works_on_another(device: str) -> None:
+    with weft.load(network(), device, fallback="error") as session:
+        sets = [(session.input_arrays(), session.output_arrays()) for _ in range(2)]
+        for turn in range(4):
+            arrays, out = sets[turn % 2]
+            arrays["a"][...], arrays["b"][...] = random(turn), random(turn + 1)
+            if turn:
+                session.wait()
+                check(sets[1 - turn % 2][1], random(turn - 1), random(turn))
+            session.submit(arrays, outputs=out)
+        y, _ = session.wait()
+        assert y is out["y"]
+        check(out, random(3), random(4))
+        session.submit(arrays, outputs=out)
+        with pytest.raises(InputError, match="two sets of arrays"):
+            session.wait(outputs=out)
+        assert session.wait()[0] is out["y"]
+        session.submit(arrays)
+        assert session.wait(outputs=out)[1] is out["z"]
+        check(out, random(3), random(4))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_threads_have_sets_of_their_own(device: str) -> None:
+    with weft.load(network(), device, fallback="error") as shared, weft.load(network(), device) as other:
+
+        def work(seed: int) -> None:
+            arrays, out = shared.input_arrays(), other.output_arrays()
+            for turn in range(4):
+                arrays["a"][...], arrays["b"][...] = random(seed + turn), random(seed)
+                for session in (shared, other):
+                    session.run(arrays, outputs=out)
+                    check(out, random(seed + turn), random(seed))
+
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(work, (0, 20, 40)))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_fp16_arrays_travel_as_they_are_at_low(device: str) -> None:
+    with weft.load(network(), device, precision="low", fallback="error") as session:
+        a, b = random(0).astype(HALF), random(1).astype(HALF)
+        exact = session.run(a.astype(np.float32), b.astype(np.float32))
+        kinds = [node.op.type for node in session.optimized.graph.nodes]
+        out = np.empty(SHAPE, HALF)
+        y, z = session.run(a, b, outputs={"z": out})
+        assert z is out and y.dtype == np.float32, "without an array for it, an output has the model's type"
+        assert [session.optimized.graph.specs[v].dtype.numpy for v in "abyz"] == [HALF, HALF, np.float32, HALF]
+        assert kinds.count("Cast") > [n.op.type for n in session.optimized.graph.nodes].count("Cast")
+        check({"y": y, "z": z}, a, b, "low")
+        for before, now in zip(exact, (y, z), strict=True):
+            np.testing.assert_allclose(before, now, atol=2e-3)
+        assert session.run(a, b, outputs={"y": out})[0] is out
+
+
+def test_fp16_arrays_are_converted_where_the_network_stores_fp32() -> None:
+    with weft.load(network(), "cpu") as session:
+        assert session.run(random(0).astype(HALF), random(1))[0].dtype == np.float32
+        with pytest.raises(InputError, match="'z' needs a writable array float32"):
+            session.run(random(0), random(1), outputs=[None, np.empty(SHAPE, HALF)])
+
+
+def test_a_saved_network_takes_fp16_arrays(tmp_path: object) -> None:
+    weft.optimize(network(), "cpu", precision="low").save(f"{tmp_path}/net.weft")
+    with weft.load(f"{tmp_path}/net.weft") as session:
+        arrays, out = session.input_arrays(), session.output_arrays()
+        assert [x.dtype for x in (arrays["a"], out["z"])] == [HALF, HALF]
+        arrays["a"][...], arrays["b"][...] = random(0), random(1)
+        session.run(arrays, outputs=out)
+        check(out, random(0), random(1), "low")
+        assert not any("does not launch" in note for note in session.report.notes)
+
+
+@pytest.mark.parametrize("device", GPUS)
+def test_values_between_devices_stay_where_the_other_device_reads_them(device: str) -> None:
+    """"y" is an output of the first part and an input of the second."""
+    with weft.load(network(), [device, "cpu"], hints={"n_tanh2": "cpu", "n_z": "cpu"}) as session:
+        assert len(session.report.subgraphs) == 2
+        arrays, out = session.input_arrays(), session.output_arrays()
+        arrays["a"][...], arrays["b"][...] = random(0), random(1)
+        for _ in range(2):
+            session.run(arrays, outputs=out)
+            check(out, random(0), random(1))
+
+
+@pytest.mark.parametrize("device", GPUS)
+def test_they_count_for_the_memory_limit(device: str) -> None:
+    options = {device: {"memory_limit": 40_000}}
+    with weft.load(network(), device, backend_options=options, fallback="error") as session:
+        held = list[object]()
+        with pytest.raises(OutOfMemory, match=r"bytes cannot be allocated"):
+            while len(held) < 100:
+                held.append(session.input_arrays())
+        check(dict(zip("yz", session.run(random(0), random(1)), strict=True)), random(0), random(1))
+        del held
+        session.input_arrays()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_in_memory_mode_limit_they_are_numpys(device: str) -> None:
+    with weft.load(network(), device, memory="limit", fallback="error") as session:
+        arrays, out = session.input_arrays(), session.output_arrays()
+        arrays["a"][...], arrays["b"][...] = random(0), random(1)
+        session.run(arrays, outputs=out)
+        check(out, random(0), random(1))
+
+
+def test_a_backend_without_such_memory_has_numpys() -> None:
+    class Acme(HostBackend):
+        def onCreate(self, inputs, outputs, op):  # type: ignore[no-untyped-def]
+            return None
+
+    with registered(Creator(Acme)), weft.load(network(), ["acme", "cpu"]) as session:
+        arrays, out = session.input_arrays(), session.output_arrays()
+        arrays["a"][...], arrays["b"][...] = random(0), random(1)
+        session.run(arrays, outputs=out)
+        check(out, random(0), random(1))
+
+
+def test_there_are_none_before_shapes_are_known() -> None:
+    with weft.load(network("N"), "cpu") as session:
+        for ask in (session.input_arrays, session.output_arrays):
+            with pytest.raises(InputError, match="not optimised"):
+                ask()
+    net = Net()
+    net.input("x", "N")
+    with weft.load(net.finish(net.add("NonZero", "x", name="y")), "cpu", shapes={"x": (3,)}) as session:
+        session.input_arrays()["x"][...] = 1
+        with pytest.raises(InputError, match="not known before a run"):
+            session.output_arrays()
+
+
+def test_an_empty_input_and_a_scalar_have_arrays() -> None:
+    net = Net()
+    x, n = net.input("x", 0, 3), net.input("n", dtype=DType.FLOAT32)
+    graph = net.finish(net.add("Relu", x, name="y"), net.add("Neg", n, name="m"))
+    for device in DEVICES:
+        with weft.load(graph, device) as session:
+            arrays, out = session.input_arrays(), session.output_arrays()
+            arrays["n"][...] = 3
+            session.run(arrays, outputs=out)
+            assert out["y"].shape == (0, 3) and out["m"] == -3
+
+
+CLOSED = """
+import gc, sys
+import numpy as np
+import weft
+from tests.core.session.test_session_arrays import network
+session = weft.load(network(), sys.argv[1], fallback="error")
+arrays, out = session.input_arrays(), session.output_arrays()
+session.run(arrays, outputs=out)
+session.close()
+weft.registry.find(sys.argv[1]).close()
+for array in (*arrays.values(), *out.values()):
+    array[...] = 7
+del session
+gc.collect()
+print(sum(array.sum() for array in (arrays | out).values()))
+kept = arrays.pop("a") if sys.argv[2] == "kept" else None
+del arrays, out, array
+gc.collect()
+print("end")
+"""
+
+
+@pytest.mark.parametrize("ending", ["dropped", "kept"])
+@pytest.mark.parametrize("device", GPUS)
+def test_they_outlive_the_device(device: str, ending: str) -> None:
+    done = subprocess.run([sys.executable, "-c", CLOSED, device, ending], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.split()) == (0, [str(7.0 * 4 * 240), "end"]), done.stderr
