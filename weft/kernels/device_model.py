@@ -75,6 +75,8 @@ class DeviceModel:
     """Up to so many pixels of four channels for each unit, the convolution that reads a pool computes it."""
     pooled_channels: int
     """The most output channels that such a convolution may have."""
+    mapped_channels: int
+    """The most output channels of a convolution that applies steps as it loads: each group applies them again."""
     depthwise_items: int
     """A tile of depthwise convolutions must give each unit at least so many work-items."""
     matmul_tiles: int

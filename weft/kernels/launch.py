@@ -10,7 +10,7 @@ from math import log2
 from typing import Any, TypeVar
 
 from weft.core.graph.dtypes import DType
-from weft.core.graph.fused_op import Fused
+from weft.core.graph.fused_op import Fused, Step
 from weft.core.graph.index_map import IndexMap
 from weft.core.graph.layout import Array, Layout, Shape, row_major
 from weft.core.graph.op import Op
@@ -33,6 +33,8 @@ FOR_SHAPES = "varying_constants"
 """Kernels that read sizes when they run; `DeviceCaps.without` names them where they were found wrong."""
 INDEX_MAPS = "index_maps"
 """Kernels that reach their arguments through index maps; `DeviceCaps.without` names them where they are wrong."""
+MAPPED = "conv_mapped"
+"""Convolutions that apply element-wise steps as they load; `DeviceCaps.without` names them where they are wrong."""
 SUM_PARTS = "sum_parts"
 """The kernel that adds partial sums from scratch memory; `DeviceCaps.without` names it where memory is short."""
 MAX_ELEMENTS = 1 << 31
@@ -120,6 +122,19 @@ class DeviceCaps:
         return self.compute_units if self.compute_units > 1 else self.model.usual_units
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Prologue:
+    """Element-wise steps that a kernel applies to its c4 argument `on` as it loads it.
+
+    An operand of a step is the running value, an earlier one, or the position of a tensor in `inputs`: a constant with
+    one element or one for each channel, or an image of one pixel.
+    """
+
+    on: str
+    steps: Sequence[Step]
+    inputs: Sequence[Tensor | None]
+
+
 class KernelBuilder(ABC):
     """Collects the launches of one node."""
 
@@ -146,13 +161,15 @@ class KernelBuilder(ABC):
         raw: bool = False,
         kinds: Mapping[str, ArgKind] | None = None,
         epilogue: bool = True,
+        prologue: Prologue | None = None,
     ) -> None:
         """Launch `weft/shaders/<template>.mako` on `grid` work-groups of `local` work-items.
 
         `reads` and `writes` are the arguments by the names the template uses. An NC4HW4 or NHWC4 tensor becomes a c4
         argument, any other a linear one (or a raw one if `raw`: elements are moved as bits); `kinds` names the
         exceptions. `ints` and `floats` are the constants; `variant` holds what changes the text. The first of
-        `writes` gets the node's fused epilogue unless `epilogue` is False. If all of `writes` are empty, nothing is
+        `writes` gets the node's fused epilogue unless `epilogue` is False. A `prologue` is applied by
+        `ArgWriter.fetch4`, with which the template must load its argument. If all of `writes` are empty, nothing is
         launched.
         """
 

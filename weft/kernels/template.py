@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -40,8 +40,8 @@ class Operand:
     """An operand of a stage: the running value, an earlier one, a constant, or another argument.
 
     kind: "value", "earlier" (the variable that holds it), "float" (a constant's name), "same" (an argument at the
-    stored place), "channel" (an argument with one element a channel), "trailing" (an argument repeated over the leading
-    axes).
+    stored place), "channel" (an argument with one element a channel), "pixel" (an argument with one pixel an image),
+    "trailing" (an argument repeated over the leading axes).
     """
 
     kind: str
@@ -68,6 +68,10 @@ class KernelRequest:
     stages: tuple[Stage, ...] = ()
     stages_on: str = ""
     """The argument whose stores get the stages."""
+    loaded: tuple[Stage, ...] = ()
+    """Steps on what is loaded of an argument."""
+    loaded_on: str = ""
+    """The argument that `fetch4` applies these to."""
 
 
 class ArgWriter:
@@ -97,6 +101,30 @@ class ArgWriter:
         """Return four channels of one pixel of a c4 argument."""
         return self._dialect.load4(self.arg, self._place(n, c4, hw))
 
+    def fetch4(self, target: str, inside: str, n: str, c4: str, hw: str) -> str:
+        """Return the statements that load four channels of one pixel of a c4 argument into a variable.
+
+        The prologue is applied. Where `inside` is false, they load what is there to be loaded, and mean nothing.
+        """
+        lines = [f"{target} = {self.vector(f'{inside} ? {self.place4(n, c4, hw)} : 0')};"]
+        request = self._writer.request
+        if request.loaded_on != self.name:
+            return lines[0]
+        self._writer.loads.add(self.name)
+        for s, stage in enumerate(request.loaded):
+            texts = [self._loaded_operand(o, s, (inside, n, c4), target, lines) for o in stage.operands]
+            lines += _stage_lines(request.loaded, s, "f32x4", target, texts)
+        return "{ " + " ".join(lines) + " }"
+
+    def _loaded_operand(self, o: Operand, stage: int, at: tuple[str, str, str], value: str, lines: list[str]) -> str:
+        if o.kind in ("value", "earlier", "float"):
+            return {"value": value, "earlier": o.name + value}.get(o.kind, o.name)
+        inside, n, c4 = at
+        operand = self._writer.args[o.name]
+        place = operand.place4(n if o.kind == "pixel" else "0", c4, "0")
+        lines.append(f"const f32x4 _{o.name}_{stage} = {operand.vector(f'{inside} ? {place} : 0')};")
+        return f"_{o.name}_{stage}"
+
     def load1(self, n: str, c: str, hw: str) -> str:
         """Return one channel of one pixel of a c4 argument."""
         return self._dialect.load_lane(self.arg, self._place(n, f"({c}) / 4", hw), f"({c}) % 4")
@@ -114,7 +142,7 @@ class ArgWriter:
         lines = [f"const int _i = {index};", f"f32 _v = {value};"]
         for s, stage in enumerate(self._stages()):
             texts = [self._scalar_operand(o, s, lines) for o in stage.operands]
-            lines += [*self._kept("f32", s, "_v"), f"_v = {stage.expr.format(*texts)};"]
+            lines += _stage_lines(self._stages(), s, "f32", "_v", texts)
         return "{ " + " ".join([*lines, self._dialect.store(self.arg, self._at("_i"), "_v")]) + " }"
 
     def _scalar_operand(self, o: Operand, stage: int, lines: list[str]) -> str:
@@ -141,10 +169,7 @@ class ArgWriter:
     def _add_vector_stages(self, lines: list[str], tag: str, v: str, c: str) -> None:
         for s, stage in enumerate(self._stages()):
             texts = [self._vector_operand(o, f"{s}{tag}", v, c, lines) for o in stage.operands]
-            lines += self._kept("f32x4", s, v)
-            for lane in LANES:
-                parts = [t if o.kind == "float" else f"{t}.{lane}" for t, o in zip(texts, stage.operands, strict=True)]
-                lines.append(f"{v}.{lane} = {stage.expr.format(*parts)};")
+            lines += _stage_lines(self._stages(), s, "f32x4", v, texts)
 
     def store8(self, n: str, c4: str, hw: str, first: str, second: str) -> str:
         """Store eight contiguous channels of one pixel, from an even block on, with the epilogue."""
@@ -177,13 +202,6 @@ class ArgWriter:
         lines.append(f"const f32x4 _{o.name}_{stage} = {text};")
         return f"_{o.name}_{stage}"
 
-    def _kept(self, kind: str, stage: int, variable: str) -> list[str]:
-        """Return the line that keeps the running value before a stage, if a later one reads it."""
-        name = f"_before{stage}"
-        is_read = any(o.name == name for later in self._stages()[stage + 1 :] for o in later.operands)
-        tag = variable if kind == "f32x4" else ""
-        return [f"const {kind} {name}{tag} = {variable};"] if is_read else []
-
     def has_stages(self) -> bool:
         """Tell whether there is an epilogue."""
         return bool(self._stages())
@@ -201,8 +219,8 @@ class ArgWriter:
         lines = [f"f32 _v = {value};"]
         names = {"": "_v", **loaded}  # the running value has no name, a constant its own
         for s, stage in enumerate(self._stages()):
-            value = stage.expr.format(*(names.get(o.name, o.name) for o in stage.operands))
-            lines += [*self._kept("f32", s, "_v"), f"_v = {value};"]
+            texts = [names.get(o.name, o.name) for o in stage.operands]
+            lines += _stage_lines(self._stages(), s, "f32", "_v", texts)
         return " ".join([*lines, "return _v;"])
 
     def row_pitch(self, places: str) -> str:
@@ -265,6 +283,20 @@ class ArgWriter:
         return request.stages if request.stages_on == self.name else ()
 
 
+def _stage_lines(stages: Sequence[Stage], number: int, kind: str, variable: str, texts: Sequence[str]) -> list[str]:
+    """Return the lines of one stage on a variable; they keep the value before it if a later stage reads that."""
+    stage, name = stages[number], f"_before{number}"
+    vector = kind == "f32x4"
+    is_read = any(o.name == name for later in stages[number + 1 :] for o in later.operands)
+    lines = [f"const {kind} {name}{variable if vector else ''} = {variable};"] if is_read else []
+    if not vector:
+        return [*lines, f"{variable} = {stage.expr.format(*texts)};"]
+    for lane in LANES:
+        parts = [t if o.kind == "float" else f"{t}.{lane}" for t, o in zip(texts, stage.operands, strict=True)]
+        lines.append(f"{variable}.{lane} = {stage.expr.format(*parts)};")
+    return lines
+
+
 @dataclass
 class Writer:
     """What a template uses as `k`."""
@@ -279,6 +311,8 @@ class Writer:
     """Whether the kernel requires subgroups of SUBGROUP work-items."""
     warpgroup: bool = False
     """Whether the kernel needs four such subgroups together and their memory."""
+    loads: set[str] = field(default_factory=set)
+    """The arguments to which the template has applied a prologue."""
 
     def __post_init__(self) -> None:
         self.args = {a.name: ArgWriter(a, self) for a in self.request.args}
@@ -444,6 +478,8 @@ def _written(request: KernelRequest, dialect: Dialect, entry: str) -> KernelSour
         file = special if _lookup().has_template(special) else f"{request.template}.mako"
         template = _lookup().get_template(file)
         body = template.render(k=writer, **dict(request.variant), **writer.args)
+        if request.loaded_on not in ("", *writer.loads):
+            raise ValueError(f"it does not load {request.loaded_on!r} by `fetch4`, which applies the prologue")
         prelude = dialect.prelude_text() or _lookup().get_template(dialect.prelude).render()
     except Exception as e:
         raise CompileError(

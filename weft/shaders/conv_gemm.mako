@@ -16,6 +16,12 @@ def four(u, block, pixel):
     planes = [x.load(f"inside{u} ? (an{u} * CI + {c}) * (IH * IW) + {pixel} : 0") for c in range(4)]
     return "F4(" + ", ".join(p if c == 0 else f"CI > {c} ? {p} : 0.0" for c, p in enumerate(planes)) + ")"
 
+def fetched(u, block, pixel):
+    """Return the statements that fetch it."""
+    if planar:
+        return f"va{u} = {four(u, block, pixel)};"
+    return x.fetch4(f"va{u}", f"inside{u}", f"an{u}", block, pixel)
+
 def inner(u, tap):
     """Return the pixel at a place of the window, or the nearest inside of the image: the window sees that, too."""
     ih, iw = f"min(max(ah{u} + {tap} / KW, 0), IH - 1)", f"min(max(aw{u} + {tap} % KW, 0), IW - 1)"
@@ -37,11 +43,11 @@ ${gemm.memory()}
 % endfor
 % elif pointwise:
     inside${u} = row${u} < PIXELS && kk < C4;
-    va${u} = ${four(u, "kk", f"ap{u}")};
+    ${fetched(u, "kk", f"ap{u}")}
 % else:
     const int tap = kk / C4, ih = ah${u} + tap / KW * DH, iw = aw${u} + tap % KW * DW;
     inside${u} = row${u} < PIXELS && tap < KH * KW && ih >= 0 && ih < IH && iw >= 0 && iw < IW;
-    va${u} = ${four(u, "kk % C4", "ih * IW + iw")};
+    ${fetched(u, "kk % C4", "ih * IW + iw")}
 % endif
   }
 % endfor

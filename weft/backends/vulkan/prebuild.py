@@ -71,23 +71,32 @@ def write_requests(requests: Iterable[KernelRequest], path: Path = MANIFEST) -> 
 
 def _encode(r: KernelRequest) -> list[Any]:
     args = [_encode_arg(a) for a in r.args]
-    stages = [[s.expr, [[o.kind, o.name] for o in s.operands]] for s in r.stages]
-    return [r.template, r.variant, args, r.ints, r.floats, stages, r.stages_on]
+    row = [r.template, r.variant, args, r.ints, r.floats, _encode_stages(r.stages), r.stages_on]
+    return [*row, _encode_stages(r.loaded), r.loaded_on] if r.loaded else row
 
 
 def _decode(row: list[Any]) -> KernelRequest:
-    template, variant, args, ints, floats, stages, stages_on = row
+    template, variant, args, ints, floats, stages, stages_on, *loads = row
+    loaded, loaded_on = loads or ([], "")
     return KernelRequest(
         template,
         tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in variant),
         tuple(_decode_arg(*arg) for arg in args),
         tuple(ints),
         tuple(floats),
-        tuple(
-            Stage(expr, tuple(Operand(kind, name) for kind, name in operands)) for expr, operands in stages
-        ),
+        _decode_stages(stages),
         stages_on,
+        _decode_stages(loaded),
+        loaded_on,
     )
+
+
+def _encode_stages(stages: Iterable[Stage]) -> list[Any]:
+    return [[s.expr, [[o.kind, o.name] for o in s.operands]] for s in stages]
+
+
+def _decode_stages(rows: list[Any]) -> tuple[Stage, ...]:
+    return tuple(Stage(expr, tuple(Operand(kind, name) for kind, name in operands)) for expr, operands in rows)
 
 
 def _encode_arg(arg: Arg) -> list[Any]:

@@ -16,7 +16,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Op
-from weft.kernels.launch import FOR_SHAPES, INDEX_MAPS, SUM_PARTS, DeviceCaps
+from weft.kernels.launch import FOR_SHAPES, INDEX_MAPS, MAPPED, SUM_PARTS, DeviceCaps
 from weft.kernels.special import KernelFamily, SelfTestCase, one_node, register_family
 from weft.ops.attention import Attention
 from weft.ops.binary import Add, Equal, Mul, Where
@@ -170,6 +170,21 @@ family(
         ),
     ),
     templates=("conv_gemm",), whole=False, fallback="conversions of layouts before them", seconds=0.45,
+)  # fmt: skip
+family(
+    MAPPED, "convolutions that apply steps as they load",
+    lambda: (
+        many(
+            "Conv of (2, 9, 5, 6) with (7, 9, 1, 1)",
+            [
+                (Mul(), ("x", "gate"), "scaled"), (Add(), ("scaled", "shift"), "moved"), (Relu(), ("moved",), "r"),
+                (Conv(kernel_shape=(1, 1)), ("r", "w"), "y"),
+            ],
+            {"x": noise(2, 9, 5, 6), "gate": noise(2, 9, 1, 1)},
+            {"shift": noise(9, 1, 1), "w": noise(7, 9, 1, 1)},
+        ),
+    ),
+    templates=("conv_gemm",), whole=False, fallback="element-wise kernels before them", seconds=0.45,
 )  # fmt: skip
 family(
     "conv_winograd", "convolutions by Winograd's method",

@@ -13,14 +13,14 @@ from weft.backends.gpu.memory.slots import Spot, is_packed, place_constants
 from weft.backends.gpu.recording.launches import PlannedLaunch
 from weft.backends.gpu.tuning_tables.choice import Choice, ChoiceSource, Taken, problem_key
 from weft.core.graph.dtypes import DType
-from weft.core.graph.fused_op import Fused, value_number
+from weft.core.graph.fused_op import Fused, Step, value_number
 from weft.core.graph.index_map import IDENTITY, IndexMap
 from weft.core.graph.layout import PACK, Array, Layout, Shape
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.errors import BackendError, ExecutionError
 from weft.kernels.chooser import Candidate, Decision
-from weft.kernels.launch import MAX_ELEMENTS, SUM_PARTS, KernelBuilder, Size3
+from weft.kernels.launch import MAX_ELEMENTS, SUM_PARTS, KernelBuilder, Prologue, Size3
 from weft.kernels.places import map_constants, through_map
 from weft.kernels.source import LOCAL_SIZE, Arg, ArgKind
 from weft.kernels.special import wrong_templates
@@ -68,11 +68,37 @@ def _places(tensors: Mapping[str, Tensor]) -> dict[str, int]:
 
 
 @dataclass
-class _Epilogue:
+class _Steps:
+    """Fused steps as a kernel has them: before its first store, or behind its loads."""
+
     stages: tuple[Stage, ...] = ()
     reads: dict[str, Tensor] = field(default_factory=dict)
     ints: dict[str, int] = field(default_factory=dict)
     floats: dict[str, float] = field(default_factory=dict)
+
+
+def _expression(step: Step, inputs: Sequence[Tensor | None]) -> str:
+    assert isinstance(step.op, Elementwise)
+    expr = step.op.expression(tuple(i < 0 or inputs[i] is not None for i in step.operands))
+    assert expr is not None
+    return expr
+
+
+def _without_memory(
+    position: int, step: int, inputs: Sequence[Tensor | None], prefix: str, out: _Steps
+) -> Operand | None:
+    """Return an operand of a step that is no argument of the kernel: a value of the steps, or a scalar constant."""
+    number = value_number(position, step)
+    if number is not None:
+        return Operand("value") if number == step else Operand("earlier", f"_before{number}")
+    tensor = inputs[position]
+    if tensor is None:
+        return Operand("value")  # a missing input, of which the expression has nothing
+    if tensor.constant is None or tensor.constant.size != 1:
+        return None
+    name = f"{prefix}_k{position}"
+    out.floats[name] = float(tensor.constant.reshape(()))
+    return Operand("float", name)
 
 
 class NodeBuilder(KernelBuilder):
@@ -122,6 +148,7 @@ class NodeBuilder(KernelBuilder):
         raw: bool = False,
         kinds: Mapping[str, ArgKind] | None = None,
         epilogue: bool = True,
+        prologue: Prologue | None = None,
     ) -> None:
         """Render and plan one launch; its kernel is built later."""
         if not any(t.nbytes for t in writes.values()):
@@ -135,13 +162,14 @@ class NodeBuilder(KernelBuilder):
             )
         target, kinds = next(iter(writes)), kinds or {}
         fours = kinds.get(target) == "fours"
-        extra = self._epilogue(writes[target], fours) if epilogue else _Epilogue()
+        extra = self._epilogue(writes[target], fours) if epilogue else _Steps()
+        before = _Steps() if prologue is None else self._prologue(prologue)
         if fours:
             kinds = {**kinds, **dict.fromkeys(extra.reads, kinds[target])}
-        sources = {n: self._on_device(n, t) for n, t in {**reads, **extra.reads}.items()}
+        sources = {n: self._on_device(n, t) for n, t in {**reads, **extra.reads, **before.reads}.items()}
         args = [self._arg(n, t, kinds.get(n), raw, False) for n, t in sources.items()]
         args += [self._arg(n, t, kinds.get(n), raw, True) for n, t in writes.items()]
-        ints, floats = {**(ints or {}), **extra.ints}, {**(floats or {}), **extra.floats}
+        ints, floats = {**(ints or {}), **extra.ints}, {**(floats or {}), **extra.floats, **before.floats}
         for name, tensor in {**sources, **writes}.items():
             ints |= map_constants(name, places_of(tensor))
         request = KernelRequest(
@@ -152,6 +180,8 @@ class NodeBuilder(KernelBuilder):
             tuple(floats),
             extra.stages,
             target if extra.stages else "",
+            before.stages,
+            prologue.on if prologue is not None else "",
         )
         source = render(request, self._device.dialect)
         sizes = dict(zip(LOCAL_SIZE, local, strict=True))
@@ -293,31 +323,44 @@ class NodeBuilder(KernelBuilder):
         value = tensor.constant
         return self.constant(f"{tensor.name}.{tensor.layout.value}", lambda: value, tensor.layout)
 
-    def _epilogue(self, target: Tensor, fours: bool) -> _Epilogue:
-        out = _Epilogue()
-        steps = self._op.steps if isinstance(self._op, Fused) else ()
-        stages = []
-        for s, step in enumerate(steps):
-            assert isinstance(step.op, Elementwise)
-            expr = step.op.expression(tuple(i < 0 or self._inputs[i] is not None for i in step.operands))
-            assert expr is not None
-            operands = tuple(self._operand(i, s, target, fours, out) for i in step.operands)
-            stages.append(Stage(expr, operands))
+    def _prologue(self, prologue: Prologue) -> _Steps:
+        out, stages = _Steps(), []
+        for s, step in enumerate(prologue.steps):
+            expr = _expression(step, prologue.inputs)
+            stages.append(Stage(expr, tuple(self._loaded(prologue, i, s, out) for i in step.operands)))
         out.stages = tuple(stages)
         return out
 
-    def _operand(self, position: int, step: int, target: Tensor, fours: bool, out: _Epilogue) -> Operand:
-        number = value_number(position, step)
-        if number is not None:
-            return Operand("value") if number == step else Operand("earlier", f"_before{number}")
-        tensor = self._inputs[position]
-        if tensor is None:
-            return Operand("value")  # a missing input, of which the expression has nothing
-        if tensor.constant is not None and tensor.constant.size == 1:
-            name = f"E{step}_k{position}"
-            out.floats[name] = float(tensor.constant.reshape(()))
-            return Operand("float", name)
-        name = f"fused{position}"
+    def _loaded(self, prologue: Prologue, position: int, step: int, out: _Steps) -> Operand:
+        """Return an operand of a step of the prologue: a scalar, or one element for each channel."""
+        known = _without_memory(position, step, prologue.inputs, f"L{step}", out)
+        if known is not None:
+            return known
+        tensor, name = prologue.inputs[position], f"loaded{position}"
+        assert tensor is not None
+        if tensor.constant is None:
+            out.reads[name] = tensor
+            return Operand("pixel", name)
+        value = tensor.constant
+        out.reads[name] = self.constant(f"prologue{position}", lambda: value.reshape(1, -1, 1), Layout.NC4HW4)
+        return Operand("channel", name)
+
+    def _epilogue(self, target: Tensor, fours: bool) -> _Steps:
+        out = _Steps()
+        steps = self._op.steps if isinstance(self._op, Fused) else ()
+        stages = []
+        for s, step in enumerate(steps):
+            operands = tuple(self._operand(i, s, target, fours, out) for i in step.operands)
+            stages.append(Stage(_expression(step, self._inputs), operands))
+        out.stages = tuple(stages)
+        return out
+
+    def _operand(self, position: int, step: int, target: Tensor, fours: bool, out: _Steps) -> Operand:
+        known = _without_memory(position, step, self._inputs, f"E{step}", out)
+        if known is not None:
+            return known
+        tensor, name = self._inputs[position], f"fused{position}"
+        assert tensor is not None
         if tensor.shape == target.shape:
             out.reads[name] = tensor
             return Operand("same", name)

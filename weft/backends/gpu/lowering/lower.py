@@ -15,7 +15,7 @@ from weft.backends.gpu.device.kernel_builds import Builds
 from weft.backends.gpu.lowering.apart import why_apart
 from weft.backends.gpu.lowering.batch_split import find_front, part_of
 from weft.backends.gpu.lowering.fold_moves import FoldedMoves, fold_moves
-from weft.backends.gpu.lowering.fusion import fuse_pools
+from weft.backends.gpu.lowering.fusion import fuse_pools, fuse_prologues
 from weft.backends.gpu.lowering.launch_builder import NodeBuilder, PlannedConstant
 from weft.backends.gpu.lowering.layouts import (
     IsCustom,
@@ -262,6 +262,8 @@ def _rewritten(graph: Graph, target: Target, journal: _Notes) -> Graph:
     if target.config.fusing:
         pooled = fuse_pools(graph, is_custom, caps, split)
         graph = journal.rewrite("fuse_pools", "Compute small max pools where they are read", graph, pooled)
+        mapped = fuse_prologues(graph, is_custom, caps, split)
+        graph = journal.rewrite("fuse_prologues", "Apply cheap steps as a convolution loads", graph, mapped)
 
     def planar(graph: Graph, node: Node) -> bool:
         form = find_gpu_op(node.op)

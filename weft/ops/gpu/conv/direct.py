@@ -22,7 +22,7 @@ class DirectConv(Algorithm[ConvProblem, ConvPlan, DirectTile]):
 
     def why_not(self, problem: ConvProblem) -> str | None:
         """Refuse images that are not packed, and problems for tiled kernels."""
-        if problem.pooled or problem.planar:
+        if not problem.loads_vectors:
             return "it loads four channels of a pixel as one vector"
         if problem.ungrouped and "conv_gemm" not in problem.caps.without:
             return "tiles reuse more of what they load"

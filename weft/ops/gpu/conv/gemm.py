@@ -219,6 +219,6 @@ class TiledConv(Algorithm[ConvProblem, ConvPlan, "GemmTile | InParts[GemmTile]"]
             },
             grid=(min(tiles, k.caps.max_grid[0]), -(-p.count // chosen.columns), parts),
             local=(chosen.lx, chosen.ly, chosen.lz),
-            epilogue=sums.epilogue,
+            epilogue=sums.epilogue, prologue=plan.prologue,
         )  # fmt: skip
         sums.finish()

@@ -10,7 +10,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import PACK, Array, Layout
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.chooser import Facts
-from weft.kernels.launch import PIECE, DeviceCaps, KernelBuilder
+from weft.kernels.launch import PIECE, DeviceCaps, KernelBuilder, Prologue
 from weft.ops.gpu.packing import Weights, as_image
 from weft.ops.window import Window
 
@@ -57,6 +57,8 @@ class ConvProblem:
     """Whether the image is stored as NCHW, not in blocks of four channels."""
     pooled: int = 0
     """Pixels of the window of a max pool that the kernel computes as it loads; 0 if there is none."""
+    mapped: int = 0
+    """Element-wise steps that the kernel applies as it loads; 0 if there are none."""
     rows: bool = False
     """Whether the image's pixels are rows of channels, equally far apart (`KernelBuilder.rows`)."""
     read_pieces: bool = False
@@ -136,8 +138,8 @@ class ConvProblem:
 
     @property
     def loads_vectors(self) -> bool:
-        """Tell whether the kernel loads four channels of a pixel as one vector."""
-        return not self.planar and not self.pooled
+        """Tell whether the kernel loads four channels of a pixel as one vector, as they lie in memory."""
+        return not self.planar and not self.pooled and not self.mapped
 
     @cached_property
     def constants(self) -> dict[str, int]:
@@ -154,6 +156,8 @@ class ConvProblem:
     def facts_by_blocks(self) -> Facts:
         """Return the facts by which tuning tables find problems of the portable kernels."""
         reading, channels = self.reading
+        if self.mapped:
+            reading = {**reading, "mapped": self.mapped}
         sizes = {"N": self.images, "C4": self.blocks_in, "COUNT": self.count, "bias": self.bias}
         return {**self.constants, **sizes, **reading, **channels}
 
@@ -176,6 +180,8 @@ class ConvPlan:
     bias: Weights | None
     first: int = 0
     """The first block of output channels that is computed."""
+    prologue: Prologue | None = None
+    """The steps that the kernel applies as it loads."""
 
     @classmethod
     def of(
@@ -189,16 +195,17 @@ class ConvPlan:
         *,
         group: int = 1,
         pooled: int = 0,
+        prologue: Prologue | None = None,
     ) -> ConvPlan:
         """Return the plan of a convolution; `window` is that of the pool if it pools as it loads."""
         # Only kernels for matrix units ask how pixels are stored.
         looks = k.caps.matrix_units and x.layout.packed and group == 1
         rows = k.rows(x) if looks else None
         dtype = weight.dtype if isinstance(weight, Tensor) else DType.of(weight.dtype)
-        dtype = weight.dtype if isinstance(weight, Tensor) else DType.of(weight.dtype)
         problem = ConvProblem(
             x.shape[0], weight.shape[1], y.shape[1], window, group, x.dtype, y.dtype, dtype,
             bias is not None, y.layout, k.caps, not x.layout.packed, pooled,
+            mapped=0 if prologue is None else len(prologue.steps),
             rows=rows is not None,
             read_pieces=looks and _lies_in_pieces(x, rows),
             written_pieces=looks and _lies_in_pieces(y, k.rows(y)),
@@ -206,7 +213,7 @@ class ConvPlan:
             split_products=k.split_products, winograd=k.winograd, thrifty=k.thrifty,
             computed=isinstance(weight, Tensor),
         )  # fmt: skip
-        return cls(k, problem, x, y, weight, bias)
+        return cls(k, problem, x, y, weight, bias, prologue=prologue)
 
     @property
     def weight(self) -> Array:

@@ -1,0 +1,135 @@
+"""Element-wise steps that the 1 x 1 convolution behind them applies as it loads: a prologue."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import weft
+from tests.helpers.gpu_plans import assert_plays
+from tests.helpers.launches import kernels, planned_kernels
+from tests.helpers.nets import Net, feeds
+from tests.helpers.null_gpu import CAPS, null_gpu
+from tests.helpers.op_rows import GPUS
+from tests.helpers.random_nets import SLOW
+from tests.helpers.run_length import examples
+from weft.conformance.cases.table import tolerance
+from weft.core.graph.dtypes import DType
+from weft.core.graph.fused_op import RUNNING, Step, earlier
+from weft.core.graph.graph import Graph
+from weft.core.graph.interpreter import outputs
+from weft.core.graph.tensor import TensorSpec
+from weft.ops.binary import Add, Mul
+from weft.ops.conv import Conv
+from weft.ops.gpu.conv.mapped import MappedConv
+from weft.ops.unary import Relu
+
+
+def scaled(
+    *, images: int = 1, channels: int = 6, co: int = 8, size: int = 5, kind: str = "Mul", **more: object
+) -> Graph:
+    """Return an image times a number for each channel that is computed, a ReLU, and a convolution with a residual."""
+    net = Net()
+    x = net.conv(net.input("x", images, 3, size, size), channels, 3, pads=(1, 1, 1, 1), name="image")
+    gate = net.add("Sigmoid", net.conv(net.add("GlobalAveragePool", x), channels, name="inner"), name="gate")
+    steps = net.add("Relu", net.add(kind, x, gate), name="steps")
+    return net.finish(net.add("HardSwish", net.conv(steps, co, **more), name="y"))  # type: ignore[arg-type]
+
+
+def normalized(channels: int = 8, co: int = 8) -> Graph:
+    """Return two convolutions of joined images, each after a batch norm and a ReLU, as in DenseNet."""
+    net = Net()
+    joined = net.conv(net.input("x", 2, 3, 6, 7), channels, 3, pads=(1, 1, 1, 1))
+    for _ in range(2):
+        count = net.shape(joined)[1]
+        stored = [net.random(count), net.random(count), net.random(count), np.abs(net.random(count))]
+        x = net.add("Relu", net.add("BatchNormalization", joined, *stored))
+        joined = net.add("Concat", joined, net.conv(x, co), axis=1)
+    return net.finish(net.add("Relu", joined, name="y"))
+
+
+# -- where it is done ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("precision", ["high", "low"])
+def test_what_one_convolution_reads_alone_is_no_launch(precision: str) -> None:
+    loose = 0.05 if precision == "low" else 1e-5
+    assert "elementwise_c4" not in planned_kernels(scaled(), precision)
+    assert_plays(scaled(images=2), precision, loose)
+    assert planned_kernels(normalized(), precision).count("elementwise_c4") == 1  # of the last ReLU
+    assert_plays(normalized(), precision, loose)
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [scaled(co=520), scaled(kernel=3), scaled(strides=(2, 2)), scaled(group=2), scaled(kind="Pow")],
+    ids=["channels", "taps", "stride", "groups", "dear"],
+)
+def test_another_scale_is_a_launch(graph: Graph) -> None:
+    assert any(kernel.startswith("elementwise") for kernel in planned_kernels(graph))
+
+
+def test_a_value_that_others_read_too_is_a_launch() -> None:
+    graph = scaled()
+    graph.outputs.append("steps")
+    assert any(kernel.startswith("elementwise") for kernel in planned_kernels(graph))
+
+
+def test_nothing_is_joined_where_that_was_found_wrong_or_is_switched_off() -> None:
+    with null_gpu() as device:
+        device.caps = replace(CAPS, without=frozenset({"conv_mapped"}))
+        with weft.load(scaled(), "null", fallback="error") as session:
+            assert "elementwise_c4" in kernels(session)
+    with null_gpu(), weft.load(scaled(), "null", fallback="error", fusing=False) as session:
+        assert "elementwise_c4" in kernels(session)
+
+
+def test_the_journal_tells_it() -> None:
+    with null_gpu():
+        network = weft.optimize(scaled(), "null", fallback="error")
+        assert any("fuse_prologues" in line for line in network.why("n_steps"))
+
+
+# -- what comes of it -----------------------------------------------------------------------------------------
+
+
+def test_it_is_an_op_that_is_both() -> None:
+    rng = np.random.default_rng(0)
+    x, w, b = (np.asarray(rng.standard_normal(s), np.float32) for s in ((2, 3, 4, 5), (6, 3, 1, 1), (6,)))
+    gate, shift = (np.asarray(rng.standard_normal(s), np.float32) for s in ((2, 3, 1, 1), (3, 1, 1)))
+    steps = [(Mul(), (RUNNING, 3)), (Add(), (RUNNING, 4)), (Relu(), (RUNNING,)), (Add(), (RUNNING, earlier(0)))]
+    op = MappedConv(Conv(), 3, tuple(Step(*step) for step in steps))
+    y = Conv().reference(np.maximum(x * gate + shift, 0) + x, w, b)
+    np.testing.assert_array_equal(op.reference(x, w, b, gate, shift), y)
+    arrays = (x, w, b, gate, shift)
+    specs = [TensorSpec(a.shape, DType.FLOAT32) for a in arrays]
+    assert op.infer(specs, [None, *arrays[1:]]) == (TensorSpec(y.shape, DType.FLOAT32),)
+    assert op.flops([a.shape for a in arrays], [y.shape]) == Conv().flops([x.shape, w.shape], [y.shape]) + 4 * x.size
+
+
+def _assert_right(graph: Graph, device: str, kind: DType = DType.FLOAT32) -> None:
+    """Fail unless a GPU computes what the references do, without a launch for the steps."""
+    (want,) = outputs(graph, feeds(graph))
+    precision = "high" if kind is DType.FLOAT32 else "low"
+    with weft.load(graph, device, precision=precision, fallback="error") as session:
+        assert "elementwise_c4" not in kernels(session)
+        (got,) = session.run(feeds(graph))
+    np.testing.assert_allclose(got, want, *tolerance(kind, "reduction"))
+
+
+@pytest.mark.parametrize("device", GPUS)
+def test_channels_that_fill_no_vector_and_several_images_are_right(device: str) -> None:
+    _assert_right(scaled(images=3, channels=7, co=9), device)
+
+
+@given(
+    images=st.integers(1, 3), channels=st.integers(1, 40), co=st.integers(1, 70), size=st.integers(1, 9),
+    kind=st.sampled_from(["Mul", "Add", "Sub", "Max"]),
+)  # fmt: skip
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=SLOW)
+def test_any_sizes_play_right(images: int, channels: int, co: int, size: int, kind: str) -> None:
+    assert_plays(scaled(images=images, channels=channels, co=co, size=size, kind=kind))
