@@ -84,7 +84,7 @@ make_environment() {
     stamp="$(cat pyproject.toml hatch_build.py | cksum) $(.venv/bin/python --version)"
     if ! grep -qsF "[$extras] $stamp" .venv/weft-installed; then
         say "installing Weft with the extras [$extras] into .venv"
-        .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[$extras]"
+        .venv/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --editable ".[$extras]"
         printf '[%s] %s\n' "$extras" "$stamp" >>.venv/weft-installed
     fi
 }
