@@ -216,12 +216,12 @@ class Record:
 
 
 def warm_up(run: Callable[[], object], counts: Counts) -> None:
-    """Make the warm-up calls; they end after `MOST_WARM` seconds in any case."""
+    """Make the warm-up calls; they end after `MOST_WARM` seconds in any case. A trial makes no others."""
     if counts.wake is not None:
         counts.wake()
     start = last = time.perf_counter()
-    calls, fastest = 0, float("inf")
-    while calls < counts.warmup or time.perf_counter() < last + counts.warm:
+    calls, fastest, warm = 0, float("inf"), 0.0 if counts.trial else counts.warm
+    while calls < counts.warmup or time.perf_counter() < last + warm:
         before = time.perf_counter()
         run()
         after = time.perf_counter()
