@@ -103,25 +103,25 @@ def layer_of(module: str) -> str:
 
 
 @cache
-def parsed(path: Path) -> ast.Module:
-    """Return the syntax tree of a file."""
-    return ast.parse(path.read_text(encoding="utf-8"))
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    """Return all nodes of a file's syntax tree."""
+    return tuple(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
 
 
 @cache
 def imports_of(path: Path) -> tuple[str, ...]:
     """Return the modules of Weft that a file imports, anywhere in it, for other than type checking."""
-    return tuple(_imports_in(path, parsed(path)))
+    return tuple(_imports_in(path))
 
 
-def _imports_in(path: Path, tree: ast.Module) -> Iterator[str]:
+def _imports_in(path: Path) -> Iterator[str]:
     for_types = {
         id(inner)
-        for outer in ast.walk(tree)
-        if isinstance(outer, ast.If) and ast.unparse(outer.test) == "TYPE_CHECKING"
+        for outer in nodes_of(path)
+        if isinstance(outer, ast.If) and isinstance(outer.test, ast.Name) and outer.test.id == "TYPE_CHECKING"
         for inner in ast.walk(outer)
     }
-    for found in ast.walk(tree):
+    for found in nodes_of(path):
         if id(found) in for_types:
             continue
         if isinstance(found, ast.Import):
@@ -133,6 +133,7 @@ def _imports_in(path: Path, tree: ast.Module) -> Iterator[str]:
                 yield inner if is_module(inner) else str(found.module)
 
 
+@cache
 def is_module(name: str) -> bool:
     base = ROOT.joinpath(*name.split("."))
     return base.is_dir() or base.with_suffix(".py").is_file()
@@ -234,13 +235,12 @@ def test_shared_code_names_no_api(folder: str) -> None:
 
 def words_of_code(path: Path) -> Iterator[str]:
     """Give the names and strings in a file, docstrings left out."""
-    tree = parsed(path)
     prose = {
         id(node.value)
-        for node in ast.walk(tree)
+        for node in nodes_of(path)
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     }
-    for node in ast.walk(tree):
+    for node in nodes_of(path):
         if isinstance(node, ast.Name):
             yield node.id
         elif isinstance(node, ast.Attribute):
@@ -277,7 +277,7 @@ def test_every_module_imports_and_exports_what_it_says() -> None:
 def test_one_door_each() -> None:
     wrong = []
     for path in SOURCES:
-        for node in ast.walk(parsed(path)):
+        for node in nodes_of(path):
             reads = isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv")
             prints = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
             if reads and path.name != "config.py":
@@ -295,7 +295,7 @@ def test_no_test_imports_a_test() -> None:
     runs_others = ROOT / "tests" / "examples" / "test_cuda_example.py"
     wrong = []
     for path in {*(ROOT / "tests").rglob("*.py")} - {runs_others}:
-        for node in ast.walk(parsed(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.ImportFrom) and re.match(r"tests\b(?!\.helpers\b)", node.module or ""):
                 wrong.append(f"{path.relative_to(ROOT)} imports {node.module}")
     assert wrong == []

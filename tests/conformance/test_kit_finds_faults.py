@@ -45,9 +45,11 @@ def test_a_fault_is_found_by_the_right_check(name: str, to_all: bool) -> None:
 
 
 def test_a_right_backend_is_not_accused() -> None:
-    report = examine(CpuBackend)
+    """What it shows of `outputs`, which takes most of the time, test_our_backends.py shows of the same backend."""
+    left_out = set() if is_long() else {"outputs"}
+    report = examine(CpuBackend, [name for name in CHOSEN if name not in left_out])
     assert report.ok, str(report)
-    assert set(report.checks) == set(CHECKS)
+    assert set(report.checks) == set(CHECKS) - left_out
 
 
 class FailsWithReason(CpuBackend):

@@ -122,9 +122,9 @@ def test_a_fault_of_the_process_is_found_by_the_right_rule(fault: str, tmp_path:
 
 def test_a_call_that_does_not_return_is_named(tmp_path: Path) -> None:
     file = library(tmp_path, "HANGS")
-    *_, (rule, verdict, message) = tried(str(file), 0, {}, ["answers of supports", "runs", "states"], patience=5)
+    *_, (rule, verdict, message) = tried(str(file), 0, {}, ["answers of supports", "runs", "states"], patience=2)
     assert (rule, verdict) == ("runs", "ended")
-    assert message == "did not return from wait within 5 seconds"
+    assert message == "did not return from wait within 2 seconds"
 
 
 def report(folder: Path, only: Sequence[str], *macros: str) -> ConformanceReport:
