@@ -59,7 +59,9 @@ def test_bench_profiles_a_run(cli: Cli, tmp_path: Path) -> None:
     assert all(any(e.get("bytes", 0) > 0 and "share" in e for e in row["events"]) for row in rows)
     assert all(len(names) >= 1 for names in events) and events[0][0][0] == "cpu:0"
     assert any("/" in name for _, name in events[1]), "a launch is called node/kernel"
-    assert "us in one run" in cli("bench", model, "-d", "cpu", "--iterations", 1, "--profile").out
+    assert all(row["verdict"]["bound"] in row["verdict"]["us"] and row["verdict"]["dearest"] for row in rows)
+    text = cli("bench", model, "-d", "cpu", "--iterations", 1, "--profile").out
+    assert "us in one run" in text and "bound by " in text and "cpu:0 is a CPU" in text
 
 
 def test_compare_shows_every_value(cli: Cli) -> None:

@@ -6,9 +6,11 @@ import json
 import platform
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 
 import weft
@@ -39,10 +41,14 @@ from weft.cli.parsing import (
     parse_precisions,
     parse_shapes,
 )
+from weft.cli.rates import SPAN, Rates, measured
 from weft.cli.results import precision_notes
 from weft.cli.roofline import analysed, whole
+from weft.cli.verdict import Verdict, judge
 from weft.core.contract.backend import Precision
 from weft.core.graph.layout import Array
+from weft.core.session.session import Session
+from weft.errors import InputError
 from weft.kernels.device_model import Peaks, peaks_of
 from weft.loading import load
 
@@ -76,7 +82,8 @@ def bench(
     Notes below the table say where a precision was not granted; with --json each row has all notes of its run.
     After Ctrl-C the finished rows are printed.
     A profile sets each time against the node's operations and bytes: `roofline` is the share of what the
-    device's datasheet allows, where the device is known.
+    device's datasheet allows, where the device is known. It ends with a verdict: what the network is bound by, its
+    dearest nodes, and what could be saved, from times that are measured here.
     """
     graph = read_model(model, parse_limits(limit))
     files = parse_pairs(inputs, "--input", "x=x.npy")
@@ -107,13 +114,40 @@ def _rows(
 ) -> Iterator[dict[str, Any]]:
     """Measure one device and precision after the other, and yield the row of each."""
     reference: list[Array] | None = None
+    known = dict[tuple[str, Precision], Rates]()
     for names, each in order:
-        row, outputs = _time(model, names, each, arrays, times, options)
+        row, outputs = _time(model, names, each, arrays, times, options, profile=profile)
         reference = outputs if reference is None else reference
         row |= _apart(outputs, reference)
         if profile:
-            row["events"] = _events(model, names, each, arrays, times[1], options)
+            row["events"], spans = _events(model, names, each, arrays, times[1], options)
+            row["verdict"] = _verdict(row, spans, known, each, options)
         yield row
+
+
+def _verdict(
+    row: Mapping[str, Any],
+    spans: Mapping[str, float],
+    known: dict[tuple[str, Precision], Rates],
+    precision: Precision,
+    options: Mapping[str, Any],
+) -> Verdict:
+    """Return what a row's network is bound by; each device's rates are measured once."""
+    software = {f"{d.id}:{d.index}": d.software for d in weft.devices()}
+    devices = dict.fromkeys(e["device"] for e in row["events"] if "node" in e)
+    for device in devices:
+        if (device, precision) not in known:
+            with working(f"measuring what {device} reaches"):
+                found = measured(device, precision, options, software=software.get(device, True))
+            known[device, precision] = found
+    return judge(
+        row["events"],
+        {device: known[device, precision] for device in devices},
+        run_us=row["median_ms"] * 1e3,
+        saved_us=row["saved_by_arrays_us"],
+        spans_us={device: seconds * 1e6 for device, seconds in spans.items()},
+        software=[device for device in devices if software.get(device)],
+    )
 
 
 def _time(
@@ -123,6 +157,8 @@ def _time(
     arrays: Mapping[str, Array],
     times: tuple[int, int],
     options: Mapping[str, Any],
+    *,
+    profile: bool,
 ) -> tuple[dict[str, Any], list[Array]]:
     label = "+".join(names)
     shapes = {name: a.shape for name, a in arrays.items()}
@@ -132,9 +168,37 @@ def _time(
     loaded = milliseconds(time.perf_counter() - start)
     with session:
         outputs, timing = measure(session, arrays, *times)
+        if profile:
+            how = {"precision": precision, **options}
+            timing = replace(timing, saved=_saved(model, names, session, arrays, max(times[0], 1), how))
         report = session.report
     facts = {"nodes": dict(report.nodes_by_device), "notes": list(report.notes), "load_ms": loaded}
     return {"device": label, "precision": precision.value, **facts, **_times(timing)}, outputs
+
+
+def _saved(
+    model: Path, names: list[str], session: Session, arrays: Mapping[str, Array], runs: int, how: Mapping[str, Any]
+) -> float:
+    """Return the microseconds that a session's own arrays save in a run; 0 where that is not above the noise.
+
+    A second session has them, and the two take turns, so that both see the same machine.
+    """
+    shapes = {name: a.shape for name, a in arrays.items()}
+    with load(model, names, shapes=shapes, **how) as other:
+        given = other.input_arrays()
+        for name, array in given.items():
+            array[...] = arrays[name]
+        try:
+            outputs = other.output_arrays()
+        except InputError:  # their shapes follow from values
+            outputs = None
+        apart = list[float]()
+        for _ in range(runs + 1):
+            usual = measure(session, arrays, 1, 0)[1].best
+            apart.append(usual - measure(other, {**arrays, **given}, 1, 0, outputs=outputs)[1].best)
+    saved = float(np.median(apart[1:]))
+    noise = 2 * float(np.median(np.abs(np.subtract(apart[1:], saved)))) / len(apart[1:]) ** 0.5
+    return saved * 1e3 if saved > noise else 0.0
 
 
 def _events(
@@ -144,13 +208,14 @@ def _events(
     arrays: Mapping[str, Array],
     warmup: int,
     options: Mapping[str, Any],
-) -> list[dict[str, Any]]:
-    """Return the events of one run, in a separate session because taking times makes a run slower."""
+) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """Return the events of one run and each device's span, in a separate session: taking times makes a run slower."""
     shapes = {name: a.shape for name, a in arrays.items()}
     with load(model, names, precision=precision, shapes=shapes, profile=True, **options) as session:
         for _ in range(warmup + 1):
             session.run(arrays)
-        return analysed(session.profile.events, _peaks(), precision)
+        spans = {device: value for (device, name), value in session.profile.counters.items() if name == SPAN}
+        return analysed(session.profile.events, _peaks(), precision), spans
 
 
 def _peaks() -> dict[str, Peaks]:
@@ -166,6 +231,7 @@ def _times(timing: Timing) -> dict[str, Any]:
         "p90_ms": timing.p90,
         "min_ms": timing.best,
         "runs_ms": list(timing.runs),
+        **({} if timing.saved is None else {"saved_by_arrays_us": timing.saved}),
     }
 
 
@@ -182,7 +248,7 @@ def _print(model: Path, rows: list[dict[str, Any]], as_json: bool) -> None:
             "model": str(model),
             "weft": weft.__version__,
             "python": platform.python_version(),
-            "rows": rows,
+            "rows": [{**r, "verdict": r["verdict"].as_json()} if "verdict" in r else r for r in rows],
         }
         print(json.dumps(facts, indent=2))
         return
@@ -222,6 +288,8 @@ def _print_events(row: dict[str, Any]) -> None:
     table(("device", "name", *EVENT_NUMBERS), shown, numbers=EVENT_NUMBERS)
     if any(e.get("launches", 1) > 1 for e in events):
         line("*: a node of several launches; the longest shows the node's work, and the rates over the time of all")
+    for text in row["verdict"].lines():
+        line(text)
 
 
 def _name(event: dict[str, Any]) -> str:

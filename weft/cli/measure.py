@@ -18,6 +18,8 @@ class Timing:
 
     first: float
     runs: tuple[float, ...]
+    saved: float | None = None
+    """Microseconds that the session's own arrays save in a run, if that was measured."""
 
     @property
     def median(self) -> float:
@@ -41,16 +43,22 @@ def milliseconds(seconds: float) -> float:
 
 
 def measure(
-    session: Session, arrays: Mapping[str, Array], iterations: int, warmup: int
+    session: Session,
+    arrays: Mapping[str, Array],
+    iterations: int,
+    warmup: int,
+    outputs: Mapping[str, Array | None] | None = None,
 ) -> tuple[list[Array], Timing]:
     """Return the outputs and the times of `iterations` runs, after `warmup` that do not count.
+
+    `outputs` are arrays for the outputs, if any.
 
     With no warm-up the first run counts; it may be slower, where shapes are bound by it.
     """
     times: list[float] = []
-    outputs: list[Array] = []
+    results: list[Array] = []
     for _ in range(warmup + max(1, iterations)):
         start = time.perf_counter()
-        outputs = session.run(arrays)
+        results = session.run(arrays, outputs=outputs)
         times.append(milliseconds(time.perf_counter() - start))
-    return outputs, Timing(times[0], tuple(times[warmup:]))
+    return results, Timing(times[0], tuple(times[warmup:]))
