@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import weft
 from benchmarks import models
 from tests.helpers.fakes import Creator, RecordingBackend, registered
-from tests.helpers.nets import branching
+from tests.helpers.nets import Net, branching
 from tests.helpers.null_gpu import null_gpu
 from tests.helpers.run_length import examples
 from weft.core.contract.backend import Backend, BackendInfo, StorageType
@@ -229,6 +229,22 @@ def test_M8_pieces_that_live_together_never_overlap(steps: list[Step], alignment
     assert plan.live_peak() <= plan.size
 
 
+def test_M8_what_is_reshaped_lies_where_it_was() -> None:
+    net = Net()
+    net.input("x", 64, 64)
+    a = net.add("Abs", "x")
+    row, column = (net.add("Reshape", a, np.array(shape)) for shape in ((1, 4096), (4096, 1)))
+    graph = net.finish(net.add("MatMul", row, column), column)
+    with weft.load(graph, "cpu") as session:
+        held = session.report.statistics["cpu"]
+        assert 4 * 4096 <= held["arena_live_peak"] < 2 * 4 * 4096
+        for seed in range(2):
+            x = np.random.default_rng(seed).standard_normal((64, 64), np.float32)
+            product, absolute = session.run(x)
+            np.testing.assert_allclose(product, (x * x).sum(keepdims=True), rtol=1e-4)
+            np.testing.assert_array_equal(absolute, np.abs(x).reshape(4096, 1))
+
+
 def test_M8_wrong_use_of_a_plan_is_refused() -> None:
     plan: ArenaPlan[str] = ArenaPlan()
     plan.acquire("a", 1)
@@ -249,11 +265,14 @@ class Watch:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.live: dict[Slot, int] = {}
         self.now = self.peak = self.count = 0
-        acquire, release = BufferManager.acquire, BufferManager.release
+        acquire, release, withdraw = BufferManager.acquire, BufferManager.release, BufferManager.withdraw
+        before = 0
 
         def watched_acquire(manager: BufferManager, nbytes: int, storage: StorageType) -> Slot:
             slot = acquire(manager, nbytes, storage)
             if storage is DYNAMIC:
+                nonlocal before
+                before = self.peak
                 self.live[slot] = nbytes
                 self.now += nbytes
                 self.count += 1
@@ -265,7 +284,15 @@ class Watch:
                 self.now -= self.live.pop(slot)
             release(manager, slot)
 
+        def watched_withdraw(manager: BufferManager, slot: Slot) -> bool:
+            withdrawn = withdraw(manager, slot)
+            if withdrawn:
+                self.now -= self.live.pop(slot)
+                self.peak = before
+            return withdrawn
+
         monkeypatch.setattr(BufferManager, "acquire", watched_acquire)
+        monkeypatch.setattr(BufferManager, "withdraw", watched_withdraw)
         monkeypatch.setattr(BufferManager, "release", watched_release)
 
 

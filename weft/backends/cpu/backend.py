@@ -14,6 +14,7 @@ from weft.core.contract.backend import (
     DeviceInfo,
     Execution,
     ForwardType,
+    Recorded,
 )
 from weft.core.graph.interpreter import evaluate
 from weft.core.graph.layout import Array, Layout
@@ -24,15 +25,27 @@ from weft.core.passes.moves import RESHAPES
 from weft.core.placement.optimized_network import PreCompiled
 
 
-class CopyExecution(Execution):
-    """Copy the elements of the first input in their order: what a reshape is once its result has a shape."""
+class ReshapeExecution(Recorded):
+    """Keep the elements of the first input in their order: the result lies where the input does, or is copied."""
 
     any_shape = True
 
     def onResize(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
-        """Prepare nothing."""
+        """Have the result lie where the input does, if the backend can; then runs skip the node.
 
-    def onExecute(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
+        In a profiled session they do not: every node of the host is an event.
+        """
+        (result,), source = outputs, inputs[0]
+        assert source is not None
+        backend, run = result.backend, self._copy
+        if isinstance(backend, HostBackend) and result.dtype is source.dtype and backend.share(result, source):
+            run = self._rest if backend.info.profiling is not None else super().onExecute
+        self.onExecute = run  # type: ignore[method-assign]
+
+    def _rest(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
+        """Do nothing, as a node that is timed."""
+
+    def _copy(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
         """Copy; the inputs that gave the shape are not read."""
         assert inputs[0] is not None
         np.copyto(outputs[0].memory, inputs[0].memory.reshape(outputs[0].shape), casting="no")
@@ -86,7 +99,7 @@ class CpuBackend(HostBackend):
     def onCreate(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op) -> Execution | None:
         """Return the execution a creator makes, or else the op's reference."""
         made = super().onCreate(inputs, outputs, op)
-        return made or (CopyExecution() if op.type in RESHAPES else ReferenceExecution(op))
+        return made or (ReshapeExecution() if op.type in RESHAPES else ReferenceExecution(op))
 
     # -- arrays of callers -------------------------------------------------------------------------------
 

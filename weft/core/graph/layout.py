@@ -90,6 +90,8 @@ def convert(stored: Array, shape: Shape, source: Layout, target: Layout, dtype: 
 
     The result's padding lanes are zero, whatever the source has in its own.
     """
+    if source is target is Layout.NCHW and stored.dtype == dtype and stored.shape == shape:
+        return stored
     if source is not target or (source.packed and len(shape) > 1 and shape[1] % PACK):
         stored = to_storage(from_storage(stored, shape, source), target)
     with np.errstate(over="ignore", invalid="ignore"):

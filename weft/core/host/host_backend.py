@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import cache
 from math import inf, isinf
 
 import numpy as np
@@ -29,6 +30,8 @@ class HostBackend(Backend):
         super().__init__(info)
         self._memory = BufferManager(self._allocate, lambda _: None)
         self._slots: dict[Tensor, Slot] = {}
+        self._sharing: dict[Slot, int] = {}
+        """How many tensors lie in a slot, if it is more than one."""
 
     def onAcquireBuffer(self, tensor: Tensor, storage_type: StorageType) -> bool:
         """Give the tensor an array now or in the plan."""
@@ -36,6 +39,20 @@ class HostBackend(Backend):
         tensor.backend = self
         if slot.buffer is not None:
             self._bind(tensor, slot)
+        return True
+
+    def share(self, tensor: Tensor, source: Tensor) -> bool:
+        """Have an output lie where an input does, which the node copies: called in the node's `onResize`.
+
+        False if they have different bytes, or the input is a constant or in another backend's memory.
+        """
+        own, held = self._slots.get(tensor), self._slots.get(source)
+        if own is None or held is None or StorageType.STATIC in (own.storage, held.storage):
+            return False
+        if tensor.nbytes != source.nbytes or not self._memory.withdraw(own):
+            return False
+        self._slots[tensor] = held
+        self._sharing[held] = self._sharing.get(held, 1) + 1
         return True
 
     @staticmethod
@@ -47,6 +64,10 @@ class HostBackend(Backend):
         slot = self._slots.get(tensor)
         if slot is None:
             return False
+        others = self._sharing.get(slot, 1) - 1
+        if others:
+            self._sharing[slot] = others
+            return True
         self._memory.release(slot)
         if storage_type is StorageType.STATIC:
             del self._slots[tensor]
@@ -77,6 +98,7 @@ class HostBackend(Backend):
         """Free everything except STATIC memory."""
         self._memory.clear()
         self._slots = {t: s for t, s in self._slots.items() if s.storage is StorageType.STATIC}
+        self._sharing.clear()
         return True
 
     def onCopyBuffer(self, src: Tensor, dst: Tensor) -> None:
@@ -102,7 +124,7 @@ class HostBackend(Backend):
 
     def _allocate(self, nbytes: int) -> Array:
         try:
-            if nbytes > _memory("SC_PHYS_PAGES"):
+            if nbytes > _whole_memory():
                 # Many systems would grant it, and kill the process when it writes there.
                 raise MemoryError("it exceeds the host's whole memory")
             return np.empty(nbytes, np.uint8)
@@ -118,6 +140,11 @@ class HostBackend(Backend):
 def _free_memory() -> str:
     free = _memory("SC_AVPHYS_PAGES")
     return "the host has less" if isinf(free) else f"the host has {free:,} bytes free"
+
+
+@cache
+def _whole_memory() -> float:
+    return _memory("SC_PHYS_PAGES")
 
 
 def _memory(pages: str) -> float:

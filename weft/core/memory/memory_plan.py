@@ -58,6 +58,8 @@ class ArenaPlan(Generic[KeyT]):
         """Bytes that were acquired and not released."""
         self._peak: int | None = 0
         """The most that `_live` has been; None once a key was forgotten, which then had no part in it."""
+        self._peak_before: int | None = 0
+        """The same before the last acquire."""
         self._packed: _Packed | None = None
 
     def acquire(self, key: KeyT, nbytes: int) -> None:
@@ -69,6 +71,7 @@ class ArenaPlan(Generic[KeyT]):
         self._blocks[key] = _Life(size, self._step)
         self._step += 1
         self._live += size
+        self._peak_before = self._peak
         if self._peak is not None and self._live > self._peak:
             self._peak = self._live
 
@@ -86,13 +89,25 @@ class ArenaPlan(Generic[KeyT]):
         del self._blocks[key]
         self._peak = None
 
+    def is_last(self, key: KeyT) -> bool:
+        """Tell whether the last step was the acquire of this key."""
+        block = self._blocks.get(key)
+        return block is not None and block.birth == self._step - 1
+
+    def retract(self, key: KeyT) -> None:
+        """Undo the last acquire, which was of this key."""
+        self._live -= self._blocks.pop(key).size
+        self._step -= 1
+        self._peak = self._peak_before
+
     def __iter__(self) -> Iterator[KeyT]:
         return iter(self._blocks)
 
     def plan(self) -> dict[KeyT, int]:
         """Return the offset of every key and set `size`, the bytes of the arena."""
-        blocks = self._lives()
-        lives, asked = [(b.birth, b.death) for b in blocks], [b.size for b in blocks]
+        blocks, end = self._blocks.values(), self._step
+        lives = [(b.birth, end if b.death is None else b.death) for b in blocks]
+        asked = [b.size for b in blocks]
         last = self._packed if self._packed is not None and self._packed.lives == lives else None
         self.visits = 0
         if last is None or not _fits(last.sizes, asked):
@@ -214,6 +229,13 @@ class BufferManager:
                 self._spare.append(slot)
         elif slot.storage is StorageType.DYNAMIC:
             self._arena.release(slot)
+
+    def withdraw(self, slot: Slot) -> bool:
+        """Take back the last acquire of a recording, if it was of this slot; tell whether it was."""
+        if not self._recording or slot.storage is not StorageType.DYNAMIC or not self._arena.is_last(slot):
+            return False
+        self._arena.retract(slot)
+        return True
 
     def place(self, slot: Slot, buffer: Any) -> None:
         """Move a recorded slot to the start of the caller's buffer; the caller frees that buffer."""

@@ -137,6 +137,8 @@ class _OpenGraph:
             for name, value in made.constants.items()
             if isinstance(value, np.ndarray) and is_symbolic(value)
         ]
+        self._last: dict[str, tuple[tuple[int, ...], Array]] = {}
+        """The integers that were filled in last, with their array."""
         self._later = _Later(at)
         for name, value in made.constants.items():
             if isinstance(value, LaterConstant):
@@ -156,7 +158,12 @@ class _OpenGraph:
         specs: dict[str, TensorSpec] = {}
         for names, shape, dtype in self._specs:
             specs.update(dict.fromkeys(names, TensorSpec(_filled(shape, values), dtype)))
-        constants = {n: np.array(_filled(v, values), dtype).reshape(shape) for n, dtype, shape, v in self._integers}
+        constants: dict[str, Array] = {}
+        for name, kind, dims, given in self._integers:
+            filled, last = _filled(given, values), self._last.get(name)
+            if last is None or last[0] != filled:  # else the same array: readers see at once that nothing changed
+                last = self._last[name] = filled, np.array(filled, kind).reshape(dims)
+            constants[name] = last[1]
         constants |= self._later.made(values)
         nodes = {
             node.name: replace(node, op=replace(node.op, **{n: _mapped(v, _filler(values)) for n, v in named.items()}))

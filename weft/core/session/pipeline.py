@@ -15,8 +15,9 @@ from weft.core.contract import check_answers
 from weft.core.contract.backend import Backend, Execution, Recorded, StorageType
 from weft.core.contract.error_context import at_node, at_nodes, blame, callback_of, do_all, is_error
 from weft.core.contract.profile import Work
+from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Node
-from weft.core.graph.layout import Array, to_storage
+from weft.core.graph.layout import Array, Layout, Shape, to_storage
 from weft.core.graph.tensor import Tensor, same_value
 from weft.core.host.parallel_copy import copy_into
 from weft.core.host.tensor_copy import copy_tensor
@@ -50,8 +51,24 @@ class Task:
     """On the host, the arrays of the outputs, into which the execution writes."""
 
 
-def _serves(old: Task, node: Node, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> bool:
-    """Tell whether an existing execution serves a node as it is now."""
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """What follows from the names of a part's nodes and values, whatever their shapes."""
+
+    key: object
+    constants: Sequence[str]
+    """The constants that nodes read."""
+    dying: Sequence[Sequence[tuple[str, StorageType]]]
+    """For each node the values that no later one reads, and how they are stored."""
+
+
+Form = tuple[Shape, DType, Layout]
+
+
+def _serves(
+    old: Task, node: Node, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], changed: Mapping[str, Form]
+) -> bool:
+    """Tell whether an existing execution serves a node as it is now; `changed` are the old forms of old tensors."""
     if old.node is not node and old.node.op != node.op:  # a resize keeps most nodes, and comparing ops takes time
         return False
     if (len(old.inputs), len(old.outputs)) != (len(inputs), len(outputs)):
@@ -63,11 +80,11 @@ def _serves(old: Task, node: Node, inputs: Sequence[Tensor | None], outputs: Seq
     if old.execution.any_shape:
         return True
     pairs = zip((*old.inputs, *old.outputs), (*inputs, *outputs), strict=True)
-    return all(_form(a) == _form(b) for a, b in pairs)
+    return all((a and changed.get(a.name, _form(a))) == (b and _form(b)) for a, b in pairs)
 
 
-def _form(tensor: Tensor | None) -> object:
-    return tensor and (tensor.shape, tensor.dtype, tensor.layout)
+def _form(tensor: Tensor) -> Form:
+    return tensor.shape, tensor.dtype, tensor.layout
 
 
 def _done(answer: object, owner: object, name: str) -> None:
@@ -110,6 +127,7 @@ class Pipeline:
         self._stores = False
         """Whether outputs of the last run were left in arrays of the caller's."""
         self.running = False
+        self._names: _Names | None = None
 
     # -- resize ----------------------------------------------------------------------------------------
 
@@ -132,10 +150,11 @@ class Pipeline:
         if part.lowered is not None:
             self.graph = part.lowered.graph
             self._do("onLowered", part.lowered)
-        self._create()
+        names = self._named(part.graph.inputs, part.graph.outputs, imports)
+        self._create(names)
         self.mapped = {}
         self._do("onResizeBegin")
-        self._map(part.graph.inputs, part.graph.outputs, imports, fetched)
+        self._map(part.graph.inputs, part.graph.outputs, imports, fetched, names)
         self._do("onResizeEnd")
         self._hold_memory(imports)
         self._called = [task for task in self.tasks if Recorded.is_called(task.execution)]
@@ -194,15 +213,23 @@ class Pipeline:
         """Return whether a callback succeeded; its name is put together only for an error, to save time."""
         return answer is True or check_answers.granted(answer, self._at(callback, node), otherwise)
 
-    def _create(self) -> None:
+    def _create(self, names: _Names) -> None:
         """Have the backend make an execution for each node that no existing one serves."""
-        before, self.tensors = {t.node.name: t for t in self.tasks}, {}
-        self._place_constants()
+        before = {t.node.name: t for t in self.tasks}
+        replaced = self._place_constants(names)
+        changed = self._reshape(replaced)
         made = dict[str, Task]()
         for node in self.graph.nodes if before else ():
-            old, (inputs, outputs) = before.get(node.name), self._operands(node)
-            if old is not None and _serves(old, node, inputs, outputs):
-                made[node.name] = Task(node, before.pop(node.name).execution, inputs, outputs)
+            old = before.get(node.name)
+            if old is None:
+                continue
+            values = (*node.inputs, *node.outputs)
+            if old.node is not node or not replaced.isdisjoint(values):
+                inputs, outputs = self._operands(node)
+                if _serves(old, node, inputs, outputs, changed):
+                    made[node.name] = Task(node, before.pop(node.name).execution, inputs, outputs)
+            elif old.execution.any_shape or changed.keys().isdisjoint(values):
+                made[node.name] = before.pop(node.name)
         # Close old executions before new ones are made: memory may not hold the weights of both.
         self.tasks = list(made.values())
         self._close_tasks(before.values())
@@ -224,6 +251,27 @@ class Pipeline:
             raise NodeRefused(refused, self.device)
         self.tasks = [made[node.name] for node in self.graph.nodes]
 
+    def _reshape(self, replaced: set[str]) -> dict[str, Form]:
+        """Give the tensors of the last shape the forms of this one, and return the old forms of those that changed.
+
+        A tensor is replaced, and its name added, if it is of another constant.
+        """
+        graph, kept, changed = self.graph, dict[str, Tensor](), dict[str, Form]()
+        specs, constants, layouts = graph.specs, graph.constants, graph.layouts
+        for name, tensor in self.tensors.items():
+            spec, value, held = specs.get(name), constants.get(name), tensor.constant
+            if spec is None or (held is not value and not same_value(held, value)):
+                replaced.add(name)
+                continue
+            shape, dtype, layout = spec.dims, spec.dtype, layouts.get(name, Layout.NCHW)
+            if tensor.shape != shape or tensor.dtype is not dtype or tensor.layout is not layout:
+                changed[name] = _form(tensor)
+                tensor.shape, tensor.dtype, tensor.layout = shape, dtype, layout
+            tensor.constant, tensor.memory = value, None
+            kept[name] = tensor
+        self.tensors = kept
+        return changed
+
     def _operands(self, node: Node) -> tuple[list[Tensor | None], list[Tensor]]:
         held, constants = self.tensors, self.constants
         inputs = [(held.get(i) or constants.get(i) or self.tensor(i)) if i else None for i in node.inputs]
@@ -237,19 +285,25 @@ class Pipeline:
             held.backend = self.backend if name not in self.graph.constants else None
         return held
 
-    def _place_constants(self) -> None:
-        """Copy constants to the backend's STATIC memory, unless its executions do that themselves."""
+    def _place_constants(self, names: _Names) -> set[str]:
+        """Copy constants to the backend's STATIC memory, unless its executions do that themselves.
+
+        Return the names of those that were not there or had another value, and of those that are there no more.
+        """
         if not self.backend.copies_constants:
-            return
+            return set()
         old, self.constants = self.constants, {}
-        read = dict.fromkeys(i for n in self.graph.nodes for i in n.inputs if i in self.graph.constants)
-        for name in read:
-            value = self.graph.constants[name]
-            if name in old and same_value(old[name].constant, value):
+        values, replaced = self.graph.constants, set[str]()
+        for name in names.constants:
+            value = values[name]
+            held = old.get(name)
+            if held is not None and (held.constant is value or same_value(held.constant, value)):
                 self.constants[name] = old.pop(name)
                 continue
             self.constants[name] = self._placed(name, value)
+            replaced.add(name)
         self._release_constants(old.values())
+        return replaced | old.keys()
 
     def _placed(self, name: str, value: Array) -> Tensor:
         tensor = describe(self.graph, name)
@@ -267,17 +321,21 @@ class Pipeline:
         return self.thrifty and self.backend.host_memory
 
     def _map(
-        self, inputs: Sequence[str], outputs: Sequence[str], imports: Mapping[str, Tensor], fetched: Collection[str]
+        self,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        imports: Mapping[str, Tensor],
+        fetched: Collection[str],
+        names: _Names,
     ) -> None:
         """Acquire, resize and release in the order of the nodes, then allocate."""
-        given, lasting = set(inputs), {*outputs, *imports, *self.graph.constants}
         for name in inputs:
             if name in imports:
                 self._import(name, imports[name])
                 continue
             self._acquire(self.tensor(name), StorageType.DYNAMIC_SEPERATE)
             self._remember(name, "onMapInput")
-        last = {i: k for k, task in enumerate(self.tasks) for i in task.node.inputs}
+        dying = names.dying
         for k, task in enumerate(self.tasks):
             for tensor in task.outputs:
                 self._acquire(tensor, StorageType.DYNAMIC, task.node)
@@ -290,15 +348,29 @@ class Pipeline:
                     raise
             if self._progress is not None:
                 self._progress(k + 1, len(self.tasks))
-            dying = [i for i in dict.fromkeys(task.node.inputs) if last[i] == k and i not in lasting]
-            dying += [o for o in task.node.outputs if o not in last and o not in lasting]
-            for name in dying:
+            for name, storage in dying[k]:
                 if name in self.tensors:
-                    storage = StorageType.DYNAMIC_SEPERATE if name in given else StorageType.DYNAMIC
                     self._release(self.tensors[name], storage)
         for name in (o for o in outputs if o in fetched):
             self._remember(name, "onMapOutput")
         self._allocate()
+
+    def _named(self, inputs: Sequence[str], outputs: Sequence[str], imports: Collection[str]) -> _Names:
+        """Return what follows from the names of the part, which most resizes leave as they were."""
+        graph = self.graph
+        key = [*graph.nodes], [*inputs], [*outputs], {*imports}, {*graph.constants}
+        if self._names is None or self._names.key != key:
+            given, lasting = set(inputs), {*outputs, *imports, *graph.constants}
+            last = {i: k for k, node in enumerate(graph.nodes) for i in node.inputs}
+            dying = []
+            for k, node in enumerate(graph.nodes):
+                names = [i for i in dict.fromkeys(node.inputs) if last[i] == k and i not in lasting]
+                names += [o for o in node.outputs if o not in last and o not in lasting]
+                storages = (StorageType.DYNAMIC_SEPERATE if i in given else StorageType.DYNAMIC for i in names)
+                dying.append(list(zip(names, storages, strict=True)))
+            read = dict.fromkeys(i for node in graph.nodes for i in node.inputs if i in graph.constants)
+            self._names = _Names(key, list(read), dying)
+        return self._names
 
     def _allocate(self) -> None:
         answer = self._call("onAllocateBuffer")
