@@ -15,6 +15,7 @@ import numpy as np
 from weft.backends.gpu.device.device import Binding, CopyCommand, MemoryKind
 from weft.backends.gpu.device.kernel_builds import Builds
 from weft.backends.gpu.execution import GpuExecution, Workplace
+from weft.backends.gpu.lowering.channels_last import sum_rows
 from weft.backends.gpu.lowering.fusion import why_not_fused, why_not_joined
 from weft.backends.gpu.lowering.lower import GpuPlan, Target, lower
 from weft.backends.gpu.lowering.support import why_not
@@ -34,10 +35,10 @@ from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
 from weft.core.host.tensor_copy import copy_tensor
 from weft.core.memory.memory_plan import BufferManager
-from weft.core.passes.fuse import fuse_groups
+from weft.core.passes.fuse import fuse_epilogues, fuse_groups
 from weft.errors import BackendError
 from weft.kernels import cache
-from weft.kernels.launch import find_gpu_op
+from weft.kernels.launch import INDEX_MAPS, find_gpu_op
 from weft.ops.relayout import Relayout
 
 SMALL_OUTPUT = 1 << 18
@@ -114,6 +115,11 @@ class GpuBackend(Backend):
         views = OptimizationViews()
         if not self.info.config.fusing:
             return views.keep_rest(view)
+        maps = INDEX_MAPS not in self.device.caps.without
+        turned = sum_rows(view.graph, self._is_custom) if maps else view.graph
+        if turned is not view.graph:
+            views.substitute(view, fuse_epilogues(turned, self._can_fuse))
+            return views
         for group, fused in fuse_groups(view.graph, self._can_fuse):
             part = view.part(group)
             views.substitute(part, replace(part.graph.copy(), nodes=[fused]))

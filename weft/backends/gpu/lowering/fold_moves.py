@@ -19,6 +19,7 @@ from weft.core.graph.index_map import IDENTITY, IndexMap
 from weft.core.graph.layout import PACK, Layout, Shape
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
+from weft.core.passes.moves import order_of
 from weft.core.placement.assign import described
 from weft.kernels.launch import GpuOp, find_gpu_op
 
@@ -40,7 +41,8 @@ class FoldedMoves:
 def fold_moves(graph: Graph, views: Mapping[str, ValueView], is_custom: IsCustom) -> FoldedMoves:
     """Return the views with those of moved values; the layouts of the graph are assigned.
 
-    Packed images that are made of rows of channels become NHWC4, whatever the device prefers: these are their bytes.
+    Packed images that are made of rows of channels, or converted only to be read as such, become NHWC4, whatever the
+    device prefers: these are their bytes.
     """
     return _Folder(graph, dict(views), is_custom).run()
 
@@ -67,6 +69,8 @@ class _Folder:
             for position, name in enumerate(node.inputs):
                 if name:
                     self.reads.setdefault(name, []).append((node, position))
+        for node in graph.nodes:
+            self._unpack_in_place(node)
         self.moves: dict[str, _Move] = {}
         for node in graph.nodes:
             if (maps := self._maps(node)) is not None:
@@ -165,7 +169,7 @@ class _Folder:
         form = self._form(node.op)
         if form is None or prod(self.graph.specs[name].dims) >= MOST_ELEMENTS:
             return False
-        if not self._is_linear(name):
+        if places.is_identity or not self._is_linear(name):
             return places.is_identity
         if position < 0 and len([o for o in node.outputs if o]) != 1:
             return False
@@ -250,6 +254,19 @@ class _Folder:
         self._place(target, view.root, IDENTITY)
         self.free.add(node.name)
         return True
+
+    def _unpack_in_place(self, node: Node) -> None:
+        """Store an image with its channels last if it is converted only to be read so, as rows: these are its bytes."""
+        source, target = node.inputs[0] if node.inputs else "", node.outputs[0]
+        if node.op.type != "Relayout" or self.graph.layouts.get(source) is not Layout.NC4HW4 or source in self.views:
+            return
+        spec, maker = self.graph.specs[source], self.makers.get(source)
+        if maker is None or self.is_custom(maker.op) or source in self.inside or not self._is_linear(target):
+            return
+        to_rows = (0, *range(2, len(spec.dims)), 1)
+        readers = [each for each, _ in self.reads.get(target, ())]
+        if spec.dims[1] % PACK == 0 and readers and all(order_of(self.graph, each) == to_rows for each in readers):
+            self.graph.layouts[source] = Layout.NHWC4
 
     def _write_in_place(self, node: Node) -> None:
         """Let the input of a move lie in its output, if the output must lie as it does."""
