@@ -12,7 +12,8 @@ What a fenced block is for follows from its language and from a comment directly
 
 In what is expected, `...` stands for any text. In the shell, `python`, `python3` and `weft` are those of this
 repository. A page with the line <!-- fresh environment --> installs Weft itself: there they are what an
-environment without Weft has, `$WEFT` is the repository, and pip takes what Weft needs from where this runs.
+environment without Weft has, `$WEFT` is the repository, and pip, which is the one from where this runs, takes what
+Weft needs from there.
 """
 
 from __future__ import annotations
@@ -129,19 +130,23 @@ class Shell:
 
     def __init__(self, state: Path, *, fresh: bool) -> None:
         self.environment = {**os.environ, "STATE": str(state), "COLUMNS": "120", "WEFT": str(ROOT)}
-        shims = {"python": '"$@"', "python3": '"$@"'}
+        this = f'exec "{sys.executable}"'
+        shims = {"python": f'{this} "$@"', "python3": f'{this} "$@"'}
         if fresh:
             libraries = dict.fromkeys(sysconfig.get_paths()[kind] for kind in ("purelib", "platlib"))
             self.environment["PYTHONPATH"] = os.pathsep.join(libraries)
             # pip reads options from variables; that of build isolation is on when it is 0.
             self.environment |= {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0"}
             self.environment |= {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_COMPILE": "1"}
+            # A copy of pip in the new environment would take longer to make than all the rest of it.
+            shims["python3"] = f'[ "$1 $2" = "-m venv" ] && set -- "$@" --without-pip\n{this} "$@"'
+            shims["pip"] = 'exec "$VIRTUAL_ENV/bin/python" -m pip "$@"'
         else:
-            shims["weft"] = '-m weft "$@"'
-        for name, arguments in shims.items():
+            shims["weft"] = f'{this} -m weft "$@"'
+        for name, command in shims.items():
             shim = state / "bin" / name
             shim.parent.mkdir(exist_ok=True)
-            shim.write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments}\n', encoding="utf-8")
+            shim.write_text(f"#!/bin/sh\n{command}\n", encoding="utf-8")
             shim.chmod(0o755)
         self.environment["PATH"] = f"{state / 'bin'}{os.pathsep}{os.environ['PATH']}"
 
