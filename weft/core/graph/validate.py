@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from weft.core.graph.graph import Graph, inferred
+from weft.core.graph.graph import Graph, Node, inferred
 from weft.core.graph.symbolic import is_symbolic
+from weft.core.graph.tensor import TensorSpec
 from weft.errors import ModelError
 
 SHOWN = 20
@@ -30,15 +34,38 @@ def graph_problems(graph: Graph) -> list[str]:
     return _origins(graph) + _order(graph)
 
 
-def wrong_specs(graph: Graph) -> list[str]:
+class InferredSpecs:
+    """Specs that nodes produce, kept while the same nodes read the same values: a pass changes few of them."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, _Inferred] = {}
+
+    def of(self, graph: Graph, node: Node) -> tuple[TensorSpec, ...]:
+        """Return what `inferred` returns; ModelError as there."""
+        read = (*graph.input_specs(node), *graph.input_constants(node))
+        known = self._known.get(id(node))
+        if known is None or len(known.read) != len(read) or not all(map(operator.is_, known.read, read)):
+            known = self._known[id(node)] = _Inferred(node, read, inferred(graph, node))
+        return known.specs
+
+
+class _Inferred(NamedTuple):
+    node: Node
+    """Kept so that no other node gets its id."""
+    read: Sequence[object]
+    specs: tuple[TensorSpec, ...]
+
+
+def wrong_specs(graph: Graph, known: InferredSpecs | None = None) -> list[str]:
     """Return each node that does not accept its inputs, and each value whose spec its node does not produce.
 
-    The graph's nodes are in order; at least the nodes' inputs have specs of known sizes.
+    The graph's nodes are in order; at least the nodes' inputs have specs of known sizes. What is `known` from earlier
+    checks of a graph with the same nodes is not computed again.
     """
-    problems = []
+    problems, known = [], known or InferredSpecs()
     for node in graph.nodes:
         try:
-            specs = inferred(graph, node)
+            specs = known.of(graph, node)
         except ModelError as e:
             problems.append(f"{e.what}: {e.why}")
             continue

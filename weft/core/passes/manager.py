@@ -15,7 +15,7 @@ from weft.core.contract.error_context import is_error
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Array
 from weft.core.graph.limits import Budget
-from weft.core.graph.validate import graph_problems, wrong_specs
+from weft.core.graph.validate import InferredSpecs, graph_problems, wrong_specs
 from weft.core.passes.journal import Journal, same_nodes
 from weft.core.passes.properties import SHAPES_INFERRED, Property
 from weft.errors import ConfigError, PassError
@@ -121,6 +121,7 @@ class PassManager:
     records: list[PassRecord] = field(default_factory=list)
     _told: set[tuple[str, str, str]] = field(default_factory=set)
     """Pass, node and reason of each node that was left: the journal notes each once, however many rounds there are."""
+    _specs: InferredSpecs = field(default_factory=InferredSpecs)
 
     def run(self, graph: Graph, item: AnyPass) -> Graph:
         """Return the graph after all rounds of a pass, checked against what the pass declares."""
@@ -160,7 +161,7 @@ class PassManager:
         changed = rewired or not _has_same_constants(graph, after)
         _check_interface(item, graph, after)
         if checked and (changed or after is not graph):  # specs alone may have changed
-            _check_graph(item, after)
+            _check_graph(item, after, self._specs)
         left = self.context.left
         news = {name: why for name, why in left.items() if (item.name, name, why) not in self._told}
         self._told.update((item.name, name, why) for name, why in news.items())
@@ -301,9 +302,9 @@ def _check_interface(item: Pass, before: Graph, after: Graph) -> None:
         )
 
 
-def _check_graph(item: Pass, graph: Graph) -> None:
+def _check_graph(item: Pass, graph: Graph, known: InferredSpecs) -> None:
     """Raise PassError with what is wrong with the graph that a pass returned."""
-    problems = graph_problems(graph) or wrong_specs(graph)
+    problems = graph_problems(graph) or wrong_specs(graph, known)
     if problems:
         more = [f"and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
         raise PassError(
