@@ -346,5 +346,6 @@ def test_F6_the_first_use_is_two_lines(tmp_path: Any) -> None:
 
 def test_F6_the_report_reads_well(device: str) -> None:
     with weft.load(branching(8), device=device) as session:
-        text = str(session.report)
+        text, shown = str(session.report), repr(session.report)
+    assert "#define" not in shown and len(shown) < 100_000, "a debugger would print the source of every kernel"
     assert text.startswith(f"nodes: {device} ") and "precision: HIGH" in text and "arena_bytes" in text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from weft.backends.gpu.device.kernel_builds import Build
@@ -18,10 +18,11 @@ class PlannedLaunch(Launch):
     """A launch with its kernel's source and constants; its tensors lie at spots that have no memory yet."""
 
     label: str
-    source: KernelSource
-    values: Mapping[str, int | float]
-    reads: tuple[Tensor, ...]
-    writes: tuple[Tensor, ...]
+    # Not in a report's repr: the source alone has thousands of characters, and a network hundreds of launches.
+    source: KernelSource = field(repr=False)
+    values: Mapping[str, int | float] = field(repr=False)
+    reads: tuple[Tensor, ...] = field(repr=False)
+    writes: tuple[Tensor, ...] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
