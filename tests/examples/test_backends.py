@@ -8,7 +8,6 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,6 +18,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import weft
+from tests.helpers.examples import EXAMPLES, load_example
 from tests.helpers.run_length import is_long
 from weft import Network, Node, conformance
 from weft.core.graph.graph import bind, infer_shapes
@@ -28,17 +28,7 @@ from weft.ops.binary import Mod
 from weft.ops.softmax import Softmax
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = ROOT / "examples"
 PICTURE = np.random.default_rng(0).random((1, 3, 128, 128), np.float32)
-
-
-def load_example(file: Path, name: str) -> ModuleType:
-    """Return an example as a module of its own."""
-    spec = spec_from_file_location(name, file)
-    assert spec is not None and spec.loader is not None
-    module = sys.modules[name] = module_from_spec(spec)  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture
@@ -154,7 +144,7 @@ def test_A22_a_package_is_there_after_pip_install_and_gone_after_uninstall(tmp_p
 @pytest.fixture
 def ort(registered: list[str]) -> ModuleType:
     """Register the package's backend and return its module."""
-    module = load_example(EXAMPLES / "ort_backend" / "weft_ort" / "__init__.py", "weft_ort")
+    module = load_example("ort_backend/weft_ort")
     weft.registry.insert("ort", module.OrtCreator())
     registered.append("ort")
     return module
@@ -307,7 +297,7 @@ def test_A22_a_subgraph_that_cannot_be_a_model_fails_with_the_reason(
 @pytest.fixture
 def custom(registered: list[str]) -> ModuleType:
     """Register the tutorial's backend and return its module."""
-    module = load_example(EXAMPLES / "precompiled_add.py", "precompiled_add")
+    module = load_example("precompiled_add")
     weft.registry.insert("custom", module.CustomBackend)
     registered.append("custom")
     return module
@@ -384,7 +374,7 @@ ROWS = [pytest.param(OPS, id="some rows"), pytest.param(["table"], id="all rows"
 
 @pytest.mark.parametrize("rows", ROWS)
 def test_A22_the_backend_of_two_ops_keeps_the_contract(registered: list[str], rows: list[str]) -> None:
-    module = load_example(EXAMPLES / "two_ops_backend.py", "two_ops_backend")
+    module = load_example("two_ops_backend")
     weft.registry.insert(module.GetBackendId(), module.BackendFactory())
     registered.append("twoops")
     report = conformance.run("twoops", only=[*OTHERS, *rows])

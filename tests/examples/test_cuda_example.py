@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import IntEnum
 from functools import cache, partial
@@ -18,6 +16,7 @@ import pytest
 import weft
 from tests.core.session import test_steady_state as steady
 from tests.helpers import op_rows as rows
+from tests.helpers.examples import EXAMPLES, load_example
 from tests.helpers.null_gpu import null_gpu
 from tests.helpers.rows_together import by_family, joined
 from tests.helpers.run_length import is_long
@@ -39,7 +38,6 @@ from weft.kernels.source import Arg, KernelSource
 from weft.kernels.template import SHADERS, render
 from weft.ops.gpu.conv.gemm import SOFTWARE_TILE, TILES, GemmTile
 
-FILE = Path(__file__).parents[2] / "examples" / "cuda_device.py"
 H200 = DeviceCaps(
     max_local_items=1024,
     max_local_size=(1024, 1024, 64),
@@ -53,16 +51,7 @@ H200 = DeviceCaps(
 )
 
 
-def _loaded() -> Any:
-    spec = importlib.util.spec_from_file_location("cuda_device", FILE)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["cuda_device"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-example = _loaded()
+example = load_example("cuda_device")
 ABSENT: str | None = example.CudaCreator().absent()
 
 
@@ -70,7 +59,7 @@ ABSENT: str | None = example.CudaCreator().absent()
 
 
 def test_the_file_knows_no_other_api() -> None:
-    text = FILE.read_text(encoding="utf-8")
+    text = (EXAMPLES / "cuda_device.py").read_text(encoding="utf-8")
     assert not [name for name in ("opencl", "vulkan", "glsl") if name in text.lower()]
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import onnx
@@ -16,8 +14,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
+from tests.helpers.examples import EXAMPLES, load_example
+
 ROOT = Path(__file__).parents[2]
-EXAMPLES = ROOT / "examples"
 MODELS = ROOT.parent / "shared" / "models"
 DEVICES = ("cpu", "opencl", "vulkan")
 FACES = [pytest.param(d, marks=[pytest.mark.long] * (d == "vulkan")) for d in DEVICES]
@@ -42,15 +41,6 @@ def python(command: list[str]) -> str:
 def floats(name: str, *shape: int | str) -> onnx.ValueInfoProto:
     """Return the declaration of an input or output."""
     return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
-
-
-def load_example(name: str) -> ModuleType:
-    """Return an example as a module."""
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 # -- classify.py -------------------------------------------------------------------------------------------
