@@ -9,9 +9,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import typer
 from onnx import helper
 
 import weft
@@ -20,6 +22,7 @@ from weft import OptimizationViews, SubgraphView, models
 from weft.backends.cpu.backend import CpuBackend
 from weft.backends.opencl import pip_driver
 from weft.cli import checks, trial_run
+from weft.cli.app import app
 from weft.core.registry.backend_registry import registry
 from weft.errors import DeviceError
 from weft.kernels.cache import DiskCache
@@ -31,6 +34,19 @@ def test_without_a_command_there_is_help(cli: Cli) -> None:
         assert re.search(rf"\b{command}\b", done.out + done.err)
     assert cli("--version").out == f"weft {weft.__version__}\n"
     assert "--precision" in cli("run", "--help").out
+
+
+def test_every_command_refuses_an_option_given_twice(cli: Cli) -> None:
+    group: Any = typer.main.get_command(app)
+    asked = []
+    for name in group.list_commands(None):
+        params = group.get_command(None, name).params
+        options = [p for p in params if p.param_type_name == "option" and not (p.is_flag or p.multiple)]
+        for option in options[:1]:
+            given = (option.opts[0], "1") * 2
+            assert f"{option.opts[0]} is given twice" in cli(name, *given, status=2).err, name
+            asked.append(name)
+    assert {"run", "inspect", "tune", "conformance"} <= {*asked}
 
 
 def test_a_module_is_a_command_too() -> None:

@@ -24,7 +24,7 @@ from weft.cli import (
     selftest,
     tune,
 )
-from weft.cli.command import WeftCommand
+from weft.cli.command import Commands
 from weft.cli.console import PlainFormatter, error
 from weft.errors import WeftError
 
@@ -33,7 +33,7 @@ FAILED = 2
 LISTING = ("devices", "doctor")
 """Commands that list skipped backends themselves, and so log no warnings of them."""
 
-app = typer.Typer(
+app = Commands(
     name="weft",
     no_args_is_help=True,
     add_completion=False,
@@ -41,16 +41,16 @@ app = typer.Typer(
     help="Run neural networks on the CPU, on OpenCL and on Vulkan.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("run", cls=WeftCommand)(run.run)
-app.command("devices", cls=WeftCommand)(devices.devices)
-app.command("doctor", cls=WeftCommand)(doctor.doctor)
-app.command("bench", cls=WeftCommand)(bench.bench)
-app.command("compare", cls=WeftCommand)(compare.compare)
-app.command("inspect", cls=WeftCommand)(inspect.inspect)
-app.command("optimize", cls=WeftCommand)(optimize.optimize)
-app.command("selftest", cls=WeftCommand)(selftest.selftest)
-app.command("tune", cls=WeftCommand)(tune.tune)
-app.command("conformance", cls=WeftCommand)(conformance.conformance)
+app.command("run")(run.run)
+app.command("devices")(devices.devices)
+app.command("doctor")(doctor.doctor)
+app.command("bench")(bench.bench)
+app.command("compare")(compare.compare)
+app.command("inspect")(inspect.inspect)
+app.command("optimize")(optimize.optimize)
+app.command("selftest")(selftest.selftest)
+app.command("tune")(tune.tune)
+app.command("conformance")(conformance.conformance)
 app.add_typer(cache.app, name="cache")
 
 

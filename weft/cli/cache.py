@@ -11,11 +11,12 @@ from typing import Annotated
 import typer
 
 from weft import config
+from weft.cli.command import Commands
 from weft.cli.console import line, note, table
 from weft.kernels.cache import BLOB, file_refused, folders_refused, unfinished
 from weft.kernels.refused import FOLDER as REFUSED
 
-app = typer.Typer(no_args_is_help=True, help="Show or clear the kernels and tuning tables that are kept on disk.")
+app = Commands(no_args_is_help=True, help="Show or clear the kernels and tuning tables that are kept on disk.")
 TUNING = "tuning"
 _TABLE = re.compile(r"[a-z0-9-]+-[0-9a-f]{8}\.json")
 _SOURCE = re.compile(r"\w+-[0-9a-f]{16}\.(cl|comp|cu)")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import typer
 from typer.core import TyperCommand
@@ -12,6 +13,7 @@ from weft.errors import ConfigError
 
 INTERRUPTED = 130
 """The exit status after Ctrl-C, as shells have it."""
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class WeftCommand(TyperCommand):
@@ -37,3 +39,11 @@ class WeftCommand(TyperCommand):
         except KeyboardInterrupt:
             note("interrupted")
             raise typer.Exit(INTERRUPTED) from None
+
+
+class Commands(typer.Typer):
+    """An app or a group, each command of which is a `WeftCommand`."""
+
+    def command(self, *args: Any, **options: Any) -> Callable[[Function], Function]:
+        """Return what registers a function as a command; arguments are those of `typer.Typer.command`."""
+        return super().command(*args, **{"cls": WeftCommand, **options})
