@@ -42,7 +42,7 @@ from weft.core.session.runtime import Runtime
 from weft.core.session.session import Session
 from weft.errors import WeftError
 from weft.frontends import FRONT_ENDS as _FRONT_ENDS
-from weft.frontends.builder.network import Network, parse
+from weft.frontends.builder import Network, parse
 from weft.loading import devices, load, optimize
 from weft.plugins import PackagedFrontEnds as _PackagedFrontEnds
 from weft.plugins import PluginFinder as _PluginFinder

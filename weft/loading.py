@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     import onnx
 
-    from weft.frontends.builder.network import Network
+    from weft.frontends.builder import Network
 
     EnumT = TypeVar("EnumT", bound=Enum)
     Model: TypeAlias = str | os.PathLike[str] | bytes | Graph | Network | onnx.ModelProto | object

@@ -9,9 +9,10 @@ import typer
 
 from weft.core.contract.backend import Precision
 from weft.core.registry.backend_registry import registry
-from weft.frontends import SAVED
+from weft.frontends import FRONT_ENDS, SAVED
 
-MODEL_HELP = "A model: an ONNX file, or one of a front end that a package adds."
+_FILES = [f"{f.name} ({', '.join(filter(None, f.suffixes))})" for f in FRONT_ENDS if f.suffixes and not f.optimized]
+MODEL_HELP = f"A model: a file of {' or '.join(_FILES)}, or of a front end that a package adds."
 ModelArgument = Annotated[Path, typer.Argument(help=MODEL_HELP, show_default=False)]
 RunnableArgument = Annotated[
     Path,
