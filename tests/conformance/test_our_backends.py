@@ -24,12 +24,14 @@ SLOW = {"outputs", "threads"}
 """Checks that take llvmpipe half of the kit's time. In the short run OpenCL shows what GPUs do alike, and
 tests/core/session/test_steady_state.py that threads may share a Vulkan device. Which outputs are read is most of the
 kit's time on OpenCL too: tests/ops/gpu/test_unread_outputs.py shows it there."""
+ON_VULKAN = SLOW | {"copies"}
+"""What the short run leaves out on llvmpipe: tests/core/host/test_copies.py copies between all forms there, too."""
 
 
 @pytest.mark.parametrize(
     ("device", "without"),
     [
-        *[("cpu", set()), ("opencl", {"outputs"}), ("vulkan", SLOW)],
+        *[("cpu", set()), ("opencl", {"outputs"}), ("vulkan", ON_VULKAN)],
         *[pytest.param(device, set(), marks=pytest.mark.long) for device in ("opencl", "vulkan")],
     ],
 )
