@@ -15,7 +15,7 @@ from weft.conformance.report import Finding, is_sentence
 from weft.core.contract.backend import Precision
 from weft.core.contract.error_context import ends_program
 from weft.core.graph.dtypes import DType
-from weft.core.graph.graph import Graph, Node, infer_shapes
+from weft.core.graph.graph import Graph, Node
 from weft.core.graph.interpreter import evaluate
 from weft.core.graph.layout import Array
 from weft.errors import UnsupportedOps
@@ -111,17 +111,19 @@ def halved(arrays: Sequence[Array | None]) -> list[Array | None]:
 
 def graph_of(row: Case) -> Graph:
     """Return a graph of one node."""
-    op = row.make_op()
+    op, specs, constants = row.make_op(), row.specs(), row.constants()
     names = tuple(f"x{k}" if i is not None else "" for k, i in enumerate(row.inputs))
-    outputs = [f"y{k}" for k in range(len(op.infer(row.specs(), row.constants())))]
+    made = {f"y{k}": spec for k, spec in enumerate(op.inferred(specs, constants))}
+    outputs = list(made)
     fed = [n for n, i in zip(names, row.inputs, strict=True) if i is not None and not i.constant]
     graph = Graph(row.id, fed, outputs, [Node("node", op, names, tuple(outputs))])
-    for name, spec, value in zip(names, row.specs(), row.constants(), strict=True):
+    for name, spec, value in zip(names, specs, constants, strict=True):
         if spec is not None:
             graph.specs[name] = spec
         if value is not None:
             graph.constants[name] = value
-    return infer_shapes(graph)
+    graph.specs |= made
+    return graph
 
 
 def feeds_of(row: Case, arrays: Sequence[Array | None]) -> dict[str, Array]:
