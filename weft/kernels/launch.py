@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from math import log2
 from typing import Any, TypeVar
 
@@ -370,6 +371,7 @@ def gpu_op(*ops: type[Op]) -> Callable[[GpuOpT], GpuOpT]:
                     f"{op.__name__} already has a GPU form", why=f"it is {type(_GPU_OPS[op]).__name__}"
                 )
             _GPU_OPS[op] = cls()
+        _found.cache_clear()
         return cls
 
     return register
@@ -377,5 +379,9 @@ def gpu_op(*ops: type[Op]) -> Callable[[GpuOpT], GpuOpT]:
 
 def find_gpu_op(op: Op) -> GpuOp | None:
     """Return how GPUs run the op (of a fused op: its base), or None."""
-    base = op.base if isinstance(op, Fused) else op
-    return next((_GPU_OPS[c] for c in type(base).__mro__ if c in _GPU_OPS), None)
+    return _found(type(op.base if isinstance(op, Fused) else op))
+
+
+@cache
+def _found(kind: type[Op]) -> GpuOp | None:
+    return next((_GPU_OPS[c] for c in kind.__mro__ if c in _GPU_OPS), None)

@@ -14,6 +14,7 @@ from tests.helpers.cards import OPENCL
 from tests.helpers.nets import Net, op
 from tests.helpers.null_gpu import NullCreator, NullDevice
 from weft.backends.gpu.device import kernel_builds
+from weft.backends.gpu.tuning_tables.tuning_table import Entry
 from weft.core.graph.graph import Graph
 from weft.core.registry.backend_registry import registry
 from weft.errors import CompileError
@@ -110,6 +111,49 @@ def test_each_launch_of_a_later_shape_is_built_in_one_form_with_what_varied(noti
         session.resize({"x": (2, 3, 20, 16)})
         (every,) = {varying for entry, varying in noting.asked if entry == "conv_gemm"}
         assert every is not None and every > batch and "IH" in every and "IW" not in every
+
+
+def growing() -> Graph:
+    """Return a cache that a word is added to, as in a language model: the product that makes it knows no size."""
+    net = Net()
+    word = net.add("MatMul", net.input("x", 1, 8), net.random(8, 8), name="word")
+    kept = net.add("Concat", net.input("past", "n", 8), word, axis=0, name="kept")
+    return net.finish(net.add("Softmax", kept, axis=0), kept)
+
+
+def test_what_a_new_shape_leaves_as_it_is_is_neither_planned_nor_built_again(noting: Noting) -> None:
+    with weft.load(growing(), "null", shapes={"past": (3, 8)}, fallback="error") as session:
+
+        def launches(node: str) -> list[object]:
+            (part,) = session.optimized.parts
+            assert part.lowered is not None
+            return [id(launch) for launch in part.lowered.launches if launch.node == node]
+
+        seen = {name: launches(name) for name in ("n_word", "n_kept")}
+        noting.asked.clear()
+        session.resize({"past": (4, 8)})
+        assert launches("n_word") == seen["n_word"] and launches("n_kept") != seen["n_kept"]
+        total = session.report.statistics["null"]["launches"]
+        assert seen["n_word"] and len(noting.asked) == total - len(seen["n_word"])
+        creator: Any = registry.find("null")
+        creator.runtime(0).tuning.note("of another problem", Entry())  # a choice may be another from now on
+        session.resize({"past": (5, 8)})
+        assert launches("n_word") != seen["n_word"]
+
+
+@pytest.mark.parametrize("device", ["opencl", "vulkan"])
+def test_a_cache_that_grows_holds_what_was_computed(device: str) -> None:
+    graph, past = growing(), np.zeros((2, 8), np.float32)
+    with (
+        weft.load(graph, device, fallback="error") as session,
+        weft.load(graph, "cpu") as expected,
+    ):
+        for step in range(5):
+            x = np.random.default_rng(step).standard_normal((1, 8), dtype=np.float32)
+            found, wanted = (each.run({"x": x, "past": past}) for each in (session, expected))
+            for mine, theirs in zip(found, wanted, strict=True):
+                np.testing.assert_allclose(mine, theirs, 1e-5, 1e-6)
+            past = wanted[1]
 
 
 def test_where_such_kernels_are_wrong_each_shape_has_its_own(noting: Noting) -> None:

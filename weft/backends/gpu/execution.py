@@ -158,7 +158,7 @@ class _Binder:
     def bound(self, launch: PlannedLaunch, builds: Builds) -> BoundLaunch:
         """Return the launch with memory, and with a kernel that may not be built yet."""
         reads, writes = ([self._tensor(t) for t in tensors] for tensors in (launch.reads, launch.writes))
-        return BoundLaunch(launch, builds.build(launch.source, launch.values), tuple(reads), tuple(writes))
+        return BoundLaunch(launch, builds.build(launch), tuple(reads), tuple(writes))
 
     def _tensor(self, planned: Tensor) -> Tensor:
         real = self._real.get(id(planned))

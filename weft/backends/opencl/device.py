@@ -185,7 +185,7 @@ class OpenCLDevice(GpuDevice):
     def record(self, commands: Sequence[Command], profile: bool = False) -> Recording:
         """Return the commands with everything bound; with `profile`, a submit takes timestamps and waits."""
         self._need_open()
-        recorder = Recorder(self._context, self._where, self.caps)
+        recorder = Recorder(self._context, self._where, self.caps, self._native)
         try:
             recording = recorder.record(commands, profile)
         except cl.Error as e:

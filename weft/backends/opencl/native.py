@@ -23,6 +23,7 @@ _DEVICE_VENDOR_ID = 0x1001
 _NULL = ctypes.c_void_p(None)
 _ZERO = ctypes.c_uint(0)
 _THREE = ctypes.c_uint(3)
+_FOUR_BYTES = ctypes.c_size_t(4)
 _Sizes = ctypes.c_size_t * 3
 
 
@@ -34,12 +35,26 @@ class NativeCalls:
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
+        self._set_arg = _function(library, "clSetKernelArg")
         self._launch = _function(library, "clEnqueueNDRangeKernel")
         self._write = _function(library, "clEnqueueWriteBuffer")
         self._read = _function(library, "clEnqueueReadBuffer")
         self._copy = _function(library, "clEnqueueCopyBuffer")
         self._flush = _function(library, "clFlush")
         self._finish = _function(library, "clFinish")
+
+    def set_numbers(self, kernel: int, first: int, numbers: bytes) -> int:
+        """Set arguments of a kernel, from the `first` on, to numbers of four bytes each; return the error code.
+
+        pyopencl tries what an argument may be, which takes it 20 us; a kernel may have forty.
+        """
+        handle, held = ctypes.c_void_p(kernel), ctypes.create_string_buffer(numbers, len(numbers))
+        address = ctypes.addressof(held)
+        for k in range(len(numbers) // 4):
+            code: int = self._set_arg(handle, ctypes.c_uint(first + k), _FOUR_BYTES, ctypes.c_void_p(address + 4 * k))
+            if code:
+                return code
+        return 0
 
     def launch(
         self, queue: ctypes.c_void_p, kernel: int, grid: tuple[int, ...], local: tuple[int, ...]

@@ -196,8 +196,8 @@ class Recording:
 class Recorder:
     """Turns commands into steps and checks every binding, so that a replay need not check."""
 
-    def __init__(self, context: cl.Context, where: str, caps: DeviceCaps) -> None:
-        self._context, self._where, self._caps = context, where, caps
+    def __init__(self, context: cl.Context, where: str, caps: DeviceCaps, api: NativeCalls | None) -> None:
+        self._context, self._where, self._caps, self._api = context, where, caps, api
         self._pieces: dict[tuple[int, int, int], cl.Buffer] = {}
 
     def record(self, commands: Sequence[Command], profile: bool) -> Recording:
@@ -226,10 +226,20 @@ class Recorder:
         kernel = built.built.kernel(built.entry)
         for position, binding in enumerate(command.bindings):
             kernel.set_arg(position, self._piece(binding, label))
-        for position, value in enumerate(built.constants, start=built.arguments):
-            kernel.set_arg(position, value)
+        self._set_constants(kernel, built, label)
         x, y, z = (groups * size for groups, size in zip(command.grid, built.local, strict=True))
         return [LaunchStep(index, label, kernel, (x, y, z), built.local, built.built, built.entry)]
+
+    def _set_constants(self, kernel: cl.Kernel, built: OpenCLKernel, label: str) -> None:
+        """Set the constants that are arguments behind the buffers."""
+        if self._api is None:
+            for position, value in enumerate(built.constants, start=built.arguments):
+                kernel.set_arg(position, value)
+        elif built.constants:
+            numbers = b"".join([value.tobytes() for value in built.constants])
+            code = self._api.set_numbers(kernel.int_ptr, built.arguments, numbers)
+            if code:
+                raise failure(code, f"the device refused the arguments of {label!r}", self._where)
 
     def _copy(self, index: int, command: CopyCommand) -> list[Step]:
         source, target, label = command.source, command.target, command.label or "copy"

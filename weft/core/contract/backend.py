@@ -289,9 +289,9 @@ class Backend(ABC):
     def find_creator(cls, op_type: str) -> ExecutionCreator | None:
         """Return the creator for an op type, the class's own or an inherited one."""
         for base in cls.__mro__:
-            found: ExecutionCreator | None = base.__dict__.get("_creators", {}).get(op_type)
-            if found is not None:
-                return found
+            held: Mapping[str, ExecutionCreator] | None = base.__dict__.get("_creators")
+            if held and op_type in held:
+                return held[op_type]
         return None
 
     def why_not(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op) -> str | None:

@@ -49,6 +49,11 @@ class Build:
         return self._future is None or self._future.done()
 
     @property
+    def is_built(self) -> bool:
+        """Tell whether the kernel is there and was asked for."""
+        return self._kernel is not None
+
+    @property
     def key(self) -> Hashable:
         """Return what tells this kernel from others."""
         return self.source, tuple(sorted(self.values.items())), self.varying
@@ -91,6 +96,9 @@ class Builds:
         self._begun: list[tuple[str, Build]] = []
         self._early: dict[Hashable, deque[Build]] = {}
         """What was prefetched and nobody asked for yet."""
+        self._made: dict[int, tuple[Planned, Build]] = {}
+        self._made_before: dict[int, tuple[Planned, Build]] = {}
+        """The launches of this shape and of the one before, by id, with their builds."""
         self._hold = ExitStack()
 
     def prefetch(self, source: KernelSource, values: Mapping[str, int | float]) -> None:
@@ -107,19 +115,29 @@ class Builds:
 
     def note(self, launches: Iterable[Planned]) -> None:
         """Note all launches of a shape, before any of them is made a build."""
+        self._made_before, self._made = self._made, {}
         self._varying.note(launches)
 
-    def build(self, source: KernelSource, values: Mapping[str, int | float]) -> Build:
-        """Return the build of a kernel, in the form that the shapes so far ask for.
+    def build(self, launch: Planned) -> Build:
+        """Return the build of a launch's kernel, in the form that the shapes so far ask for.
 
-        Kernels for special hardware always know their constants: their self-tests say nothing of another form.
+        Kernels for special hardware always know their constants: their self-tests say nothing of another form. A launch
+        that is as it was at the shape before keeps its kernel.
         """
+        source = launch.source
         known = FOR_SHAPES in self._device.caps.without or source.subgroup or source.warpgroup
-        return Build(self._device, source, values, NONE if known else self._varying.of(source))
+        varying = NONE if known else self._varying.of(source)
+        _, last = self._made_before.get(id(launch), (None, None))
+        if last is None or not last.is_built or last.varying != varying:
+            last = Build(self._device, source, launch.values, varying)
+        self._made[id(launch)] = launch, last
+        return last
 
     def add(self, owner: str, builds: Iterable[Build]) -> None:
         """Start to build what the owner needs; without threads, build it now and raise its error."""
         for build in builds:
+            if build.is_built:
+                continue
             pool = self._threads()
             if pool is None:
                 _ = build.kernel

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from weakref import ref
 
-from weft.backends.gpu.device.device import GpuDevice
+from weft import config
+from weft.backends.gpu.device.device import DeviceCaps, GpuDevice
 from weft.backends.gpu.device.kernel_builds import Builds
 from weft.backends.gpu.lowering.apart import why_apart
 from weft.backends.gpu.lowering.batch_split import find_front, part_of
@@ -78,13 +79,16 @@ class Target:
     They save a resize from making the constants again. In memory mode LIMIT none is kept.
     """
 
+    plans: dict[str, Planned] = field(default_factory=dict, compare=False)
+    """How nodes were planned last, by label: most of a network is as before when a cache grows by a word."""
     _labels: dict[str, frozenset[str]] = field(default_factory=dict, compare=False)
     """The labels of each part as it was lowered last."""
 
     def forget(self, part: str, labels: Iterable[str]) -> None:
-        """Forget the constants of nodes that a part had at an earlier shape and has no more."""
+        """Forget the constants and plans of nodes that a part had at an earlier shape and has no more."""
         for label in self._labels.get(part, frozenset()).difference(labels):
             self.known.pop(label, None)
+            self.plans.pop(label, None)
         self._labels[part] = frozenset(labels)
 
     @property
@@ -121,6 +125,32 @@ class NodePlan:
     """The choices that the op left to tuning."""
     taken: Sequence[Taken]
     """What was chosen between kernels and tiles, in order."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Planned:
+    """The plan of a node, and all that it follows from."""
+
+    node: Node
+    tensors: Sequence[object]
+    """What the inputs and outputs are, and where they lie."""
+    constants: Sequence[Array | None]
+    state: tuple[DeviceCaps, int, bool]
+    """What the device can do, what tuning has found so far, and whether it counts."""
+    plan: NodePlan
+
+    def is_of(
+        self,
+        node: Node,
+        tensors: Sequence[object],
+        constants: Sequence[Array | None],
+        state: tuple[DeviceCaps, int, bool],
+    ) -> bool:
+        """Tell whether the plan holds for a node as it is now."""
+        same = self.node.name == node.name and self.tensors == tensors
+        same = same and self.state[0] is state[0] and self.state[1:] == state[1:]
+        same = same and (self.node.op is node.op or self.node.op == node.op)
+        return same and all(a is b for a, b in zip(self.constants, constants, strict=True))
 
 
 @dataclass(frozen=True, eq=False)
@@ -313,8 +343,24 @@ class _Planner:
             times = parts if label in self.front.nodes else 1
             return [NodePlan(inputs, outputs, (), (), (), [], ()) for _ in range(times)]
         if label not in self.front.nodes:
-            return [plan(lambda t: t)]
+            return [self._kept(node, label, [*inputs, *outputs], lambda: plan(lambda t: t))]
         return [plan(lambda t, k=part: part_of(t, k, parts)) for part in range(parts)]  # type: ignore[misc]
+
+    def _kept(
+        self, node: Node, label: str, tensors: Sequence[Tensor | None], make: Callable[[], NodePlan]
+    ) -> NodePlan:
+        """Return the plan that the node had for the last shape, if nothing that it follows from has changed."""
+        target = self.target
+        if target.thrifty:
+            return make()
+        forms = [None if t is None else (t.name, t.shape, t.dtype, t.layout, t.memory) for t in tensors]
+        constants = [None if t is None else t.constant for t in tensors]
+        noted = 0 if target.tuning is None else target.tuning.noted
+        state = target.device.caps, noted, config.tuning_enabled()
+        last = target.plans.get(label)
+        if last is None or not last.is_of(node, forms, constants, state):
+            last = target.plans[label] = Planned(node, forms, constants, state, make())
+        return last.plan
 
     def _tensor(self, name: str) -> Tensor:
         if name not in self.tensors:

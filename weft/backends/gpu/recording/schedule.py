@@ -120,9 +120,13 @@ class _Line:
                 right -= 1
                 whole[right], best[right] = _higher(whole[right], mark), _higher(best[right], mark)
             left, right = left >> 1, right >> 1
-        for node in (first, last):
-            while node := node >> 1:
-                best[node] = _higher(_higher(best[2 * node], best[2 * node + 1]), whole[node])
+        for above in (first >> 1, last >> 1):
+            while above:
+                found = best[above]
+                best[above] = now = _higher(found, mark)
+                if now is found:
+                    break  # what is above has the mark, or a higher one, too
+                above >>= 1
 
     def highest(self, begin: int, end: int, apart_from: int = -1) -> int:
         """Return the highest level noted for any part of a range, without those of one tensor's views; -1 for none."""

@@ -126,6 +126,8 @@ class TuningTable:
         self._layers: tuple[Entries, Entries] | None = None
         """The entries of this machine, and those of the package."""
         self._changed: Entries = {}
+        self.noted = 0
+        """How many entries were added: what was chosen before may not be what would be chosen now."""
         self._lock = threading.Lock()
 
     @property
@@ -217,6 +219,7 @@ class TuningTable:
         with self._lock:
             merge(found, {key: entry})
             merge(self._changed, {key: entry})
+            self.noted += 1
 
     def save(self) -> None:
         """Add what is new to the file on disk, which other processes may have changed meanwhile.
