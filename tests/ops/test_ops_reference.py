@@ -111,6 +111,36 @@ def agrees_with_an_oracle(row: Case) -> None:
     assert_close(run_reference(row, row.onnx_op()), expected, row)
 
 
+def test_what_works_by_image_gives_each_image_the_same_beside_others() -> None:
+    rows = [row for row in CASES if op_types()[row.op].by_image]
+    assert {row.op for row in rows} >= {"Conv", "LRN", "AveragePool", "DepthToSpace"}
+    check_each(rows, gives_images_the_same_beside_others)
+
+
+def gives_images_the_same_beside_others(row: Case) -> None:
+    """Compare the result for a batch with that for a batch that begins with other images."""
+    x, *rest = row.arrays()
+    assert x is not None
+    longer = row.make_op().reference(np.concatenate([np.flip(x), x]), *rest)
+    first = longer[0] if isinstance(longer, tuple) else longer
+    assert_close([first[len(x) :]], run_reference(row)[:1], row)
+
+
+def test_what_is_not_negative_is_not() -> None:
+    rows = [row for row in CASES if op_types()[row.op].not_negative]
+    assert {row.op for row in rows} >= {"Relu", "Softmax", "HardSigmoid"}
+    check_each(rows, is_not_negative)
+
+
+def is_not_negative(row: Case) -> None:
+    """Compute a row of such an op for its inputs and for the opposite numbers."""
+    (x,) = row.arrays()
+    assert x is not None
+    for fed in (x, -x) if x.dtype.kind == "f" else ():
+        y = np.asarray(row.make_op().reference(fed))
+        assert not (y < 0).any(), f"{y.min()} is negative"
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_infer_agrees_with_reference(family: str) -> None:
     check_each(FAMILIES[family], infers_what_comes_out)

@@ -28,6 +28,7 @@ class Conv(Op):
 
     op_class: ClassVar[OpClass] = "reduction"
     most_inputs: ClassVar[int | None] = 3
+    by_image: ClassVar[bool] = True
     auto_pad: str = "NOTSET"
     dilations: tuple[int, ...] = ()
     group: int = 1
@@ -72,6 +73,7 @@ class ConvTranspose(Op):
 
     op_class: ClassVar[OpClass] = "reduction"
     most_inputs: ClassVar[int | None] = 3
+    by_image: ClassVar[bool] = True
     auto_pad: str = "NOTSET"
     dilations: tuple[int, ...] = ()
     group: int = 1

@@ -187,6 +187,7 @@ def elementwise(
     arity: int = 1,
     types: Types = FLOATS,
     op_class: OpClass = "arithmetic",
+    not_negative: bool = False,
     base: type[Elementwise] = Elementwise,
 ) -> type[Elementwise]:
     """Register an element-wise op without attributes and return its class; `what` says what it computes."""
@@ -202,6 +203,7 @@ def elementwise(
         "types": types,
         "expr": expr,
         "op_class": op_class,
+        "not_negative": not_negative,
         "compute": compute,
     }
     cls: type[Elementwise] = dataclass(frozen=True)(type(name, (base,), body))

@@ -37,6 +37,7 @@ class BatchNormalization(Op):
 
     op_class: ClassVar[OpClass] = "arithmetic"
     most_inputs: ClassVar[int | None] = 5
+    by_image: ClassVar[bool] = True
     epsilon: float = 1e-5
     momentum: float = 0.9
 
@@ -100,6 +101,7 @@ class InstanceNormalization(Op):
 
     op_class: ClassVar[OpClass] = "reduction"
     most_inputs: ClassVar[int | None] = 3
+    by_image: ClassVar[bool] = True
     epsilon: float = 1e-5
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
@@ -123,6 +125,7 @@ class GroupNormalization(Op):
 
     op_class: ClassVar[OpClass] = "reduction"
     most_inputs: ClassVar[int | None] = 3
+    by_image: ClassVar[bool] = True
     num_groups: int
     epsilon: float = 1e-5
     stash_type: int = STASH_FLOAT
@@ -234,6 +237,7 @@ class LRN(Op):
 
     op_class: ClassVar[OpClass] = "reduction"
     most_inputs: ClassVar[int | None] = 1
+    by_image: ClassVar[bool] = True
     size: int
     alpha: float = 0.0001
     beta: float = 0.75

@@ -29,6 +29,7 @@ class Pool(Op):
 
     most_inputs: ClassVar[int | None] = 1
     flags: ClassVar[tuple[str, ...]] = ("ceil_mode",)
+    by_image: ClassVar[bool] = True
     kernel_shape: tuple[int, ...]
     auto_pad: str = "NOTSET"
     ceil_mode: int = 0
@@ -115,6 +116,7 @@ class PlanarMaxPool(MaxPool):
     """MaxPool of any numbers, with indices, in NCHW: what takes the place of one that a device does not run packed."""
 
     type: ClassVar[str] = "weft::PlanarMaxPool"
+    by_image: ClassVar[bool] = False  # indices count from the first image
 
 
 @decomposition("MaxPool")
@@ -188,6 +190,7 @@ class GlobalPool(Op):
 
     op_class: ClassVar[OpClass] = "reduction"
     most_inputs: ClassVar[int | None] = 1
+    by_image: ClassVar[bool] = True
 
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:

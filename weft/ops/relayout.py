@@ -22,6 +22,7 @@ class Relayout(MovingOp):
 
     most_inputs: ClassVar[int | None] = 1
     from_optimizing: ClassVar[bool] = True
+    by_image: ClassVar[bool] = True
     layout: Layout
     dtype: DType
 

@@ -371,6 +371,7 @@ class DepthToSpace(MovingOp):
     """Blocks of channels laid out as square blocks of pixels."""
 
     most_inputs: ClassVar[int | None] = 1
+    by_image: ClassVar[bool] = True
     blocksize: int
     mode: Literal["DCR", "CRD"] = "DCR"
 
@@ -398,6 +399,7 @@ class SpaceToDepth(MovingOp):
     """Square blocks of pixels laid out as blocks of channels."""
 
     most_inputs: ClassVar[int | None] = 1
+    by_image: ClassVar[bool] = True
     blocksize: int
     mode: Literal["DCR", "CRD"] = "DCR"
 

@@ -58,6 +58,7 @@ class AlongAxis(Op):
 class Softmax(AlongAxis):
     """Compute exp(x) divided by its sum along the axis."""
 
+    not_negative: ClassVar[bool] = True
     def lines(self, x: Array, axis: int) -> Array:
         """Return shares that add up to 1."""
         powers = np.exp(x - x.max(axis, keepdims=True))

@@ -71,12 +71,14 @@ def softplus(x: Array) -> Array:
 
 
 smooth = partial(elementwise, op_class="transcendental")
-Exp = smooth("Exp", "e to the x", "exp({0})", np.exp)
+Exp = smooth("Exp", "e to the x", "exp({0})", np.exp, not_negative=True)
 Log = smooth("Log", "the natural logarithm", "log({0})", np.log)
-Sigmoid = smooth("Sigmoid", "1 / (1 + exp(-x))", "1.0 / (1.0 + exp(-{0}))", sigmoid)
+Sigmoid = smooth("Sigmoid", "1 / (1 + exp(-x))", "1.0 / (1.0 + exp(-{0}))", sigmoid, not_negative=True)
 Tanh = smooth("Tanh", "the hyperbolic tangent", "tanh({0})", np.tanh)
 Erf = smooth("Erf", "the error function", "erf({0})", erf_array)
-Softplus = smooth("Softplus", "log(1 + exp(x))", "fmax({0}, 0.0) + log1p(exp(-fabs({0})))", softplus)
+Softplus = smooth(
+    "Softplus", "log(1 + exp(x))", "fmax({0}, 0.0) + log1p(exp(-fabs({0})))", softplus, not_negative=True
+)
 Mish = smooth(
     "Mish",
     "x * tanh(softplus(x))",
@@ -95,7 +97,7 @@ Asinh = smooth("Asinh", "the inverse hyperbolic sine", "asinh({0})", np.arcsinh)
 Acosh = smooth("Acosh", "the inverse hyperbolic cosine", "acosh({0})", np.arccosh)
 Atanh = smooth("Atanh", "the inverse hyperbolic tangent", "atanh({0})", np.arctanh)
 
-Sqrt = elementwise("Sqrt", "the square root", "sqrt({0})", np.sqrt)
+Sqrt = elementwise("Sqrt", "the square root", "sqrt({0})", np.sqrt, not_negative=True)
 Reciprocal = elementwise("Reciprocal", "1 / x", "1.0 / {0}", lambda x: 1 / x)
 Softsign = elementwise("Softsign", "x / (1 + |x|)", "{0} / (1.0 + fabs({0}))", lambda x: x / (1 + np.abs(x)))
 HardSwish = elementwise(
@@ -105,10 +107,16 @@ HardSwish = elementwise(
     lambda x: x * np.clip(x / 6 + 0.5, 0, 1),
 )
 
-Abs = elementwise("Abs", "|x|", "fabs({0})", np.abs, types=NUMERIC, op_class="exact")
+Abs = elementwise("Abs", "|x|", "fabs({0})", np.abs, types=NUMERIC, op_class="exact", not_negative=True)
 Neg = elementwise("Neg", "-x", "-{0}", np.negative, types=SIGNED, op_class="exact")
 Relu = elementwise(
-    "Relu", "max(x, 0)", "fmax({0}, 0.0)", lambda x: np.maximum(x, 0), types=SIGNED, op_class="exact"
+    "Relu",
+    "max(x, 0)",
+    "fmax({0}, 0.0)",
+    lambda x: np.maximum(x, 0),
+    types=SIGNED,
+    op_class="exact",
+    not_negative=True,
 )
 Sign = elementwise(
     "Sign",
@@ -191,6 +199,7 @@ class HardSigmoid(Elementwise):
     alpha: float = 0.2
     beta: float = 0.5
     expr: ClassVar[str] = "fmax(0.0, fmin(1.0, {alpha} * {0} + {beta}))"
+    not_negative: ClassVar[bool] = True
 
     def compute(self, x: Array) -> Array:
         """Return floats."""

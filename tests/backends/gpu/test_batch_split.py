@@ -94,6 +94,18 @@ def a_joined_constant_for_each_image() -> Graph:
     return net.finish(net.add("GlobalAveragePool", net.conv(x, 8), name="y"))
 
 
+def other_ops() -> Graph:
+    """Other ops that take each image by itself, and weights that the network computes."""
+    net = Net()
+    x = net.input("x", BATCH, 4, 16, 16)
+    x = net.add("InstanceNormalization", x, net.random(4), net.random(4))
+    x = net.add("ConvTranspose", x, net.random(4, BATCH, 3, 3), pads=(1,) * 4)
+    x = net.add("GroupNormalization", x, net.random(BATCH), net.random(BATCH), num_groups=2)
+    x = net.add("LRN", net.add("LpPool", x, kernel_shape=(2, 2), strides=(2, 2)), size=3)
+    x = net.add("Conv", x, net.add("Tanh", net.add("GlobalMaxPool", x)))
+    return net.finish(net.add("GlobalAveragePool", net.conv(x, 8), name="y"))
+
+
 def check(session: weft.Session, graph: Graph, runs: int = 3) -> None:
     """Compare runs with other inputs each, so that what is left of the run before would be seen."""
     for seed in range(runs):
@@ -119,7 +131,7 @@ WAYS_AND_PARTS = [
 ]
 
 
-NETWORKS = [chain, branches, scratch, a_constant_for_each_image, a_joined_constant_for_each_image]
+NETWORKS = [chain, branches, scratch, other_ops, a_constant_for_each_image, a_joined_constant_for_each_image]
 
 
 def _runs() -> list[Any]:

@@ -227,6 +227,13 @@ def test_zeros_behind_what_is_not_negative_go_into_a_maximum(above: str) -> None
     assert kinds(alone("fold_pads", pooled(above, None, strides=(2, 2)))) == [above, "MaxPool"]
 
 
+def test_zeros_stay_behind_integers_whose_opposite_overflows() -> None:
+    net = Net()
+    r = net.add("Abs", net.input("x", 1, 2, 5, 5, dtype=DType.INT8), name="r")  # of -128 it is -128
+    graph = net.finish(net.add("MaxPool", net.add("Pad", r, EDGE), name="y", kernel_shape=(3, 3)))
+    assert kinds(alone("fold_pads", graph)) == ["Abs", "Pad", "MaxPool"]
+
+
 @pytest.mark.parametrize(("low", "folds"), [(0.0, True), (0.5, True), (-0.5, False), (None, False)])
 def test_zeros_behind_a_clip_go_if_it_clips_at_zero(low: float | None, folds: bool) -> None:
     net = Net()

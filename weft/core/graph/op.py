@@ -30,6 +30,12 @@ class Op(ABC):
     is_elementwise: ClassVar[bool] = False
     """Whether each output element depends only on the elements at its place in the broadcast inputs."""
 
+    by_image: ClassVar[bool] = False
+    """Whether image i of the result (axis 0) follows from image i of the first input and the whole of the others."""
+
+    not_negative: ClassVar[bool] = False
+    """Whether every float of its results is at least zero, or NaN, whatever it reads."""
+
     reads_part: ClassVar[bool] = False
     """Whether it reads at most as much of an input as it writes, such as a few rows of a table."""
 

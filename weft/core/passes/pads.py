@@ -13,9 +13,6 @@ from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.properties import Property
 from weft.errors import WeftError
 
-NOT_NEGATIVE = frozenset({"Abs", "Exp", "HardSigmoid", "Relu", "Sigmoid", "Softmax", "Softplus", "Sqrt"})
-"""Ops whose results are at least zero, or NaN, whatever they read."""
-
 Amounts = tuple[int, ...]
 
 
@@ -111,8 +108,8 @@ def _least(graph: Graph, value: str, maker: Node | None) -> float:
     """Return a lower bound of a value's elements."""
     dtype = graph.specs[value].dtype
     least = -np.inf if dtype.is_float else float(np.iinfo(dtype.numpy).min)
-    if maker is not None and maker.op.type in NOT_NEGATIVE:
-        return max(least, 0.0)
+    if maker is not None and dtype.is_float and maker.op.not_negative:
+        return 0.0
     if maker is not None and maker.op.type == "Clip":
         _, low, high = (*graph.input_constants(maker), None, None)[:3]
         if low is not None and (high is not None or len(maker.inputs) < 3 or not maker.inputs[2]):

@@ -18,11 +18,6 @@ from weft.core.graph.tensor import TensorSpec
 from weft.core.placement.stage_split import Stage
 
 SAME_ORDER = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"})
-BATCHED = frozenset({
-    "Conv", "ConvTranspose", "MaxPool", "AveragePool", "LpPool", "GlobalAveragePool", "GlobalMaxPool",
-    "BatchNormalization", "InstanceNormalization", "GroupNormalization", "LRN", "DepthToSpace", "SpaceToDepth",
-})  # fmt: skip
-"""Ops that take the batch on axis 0 of their first input one by one; no other input may have rows."""
 ALONG_AXIS = frozenset({"Softmax", "LogSoftmax", "Hardmax", "TopK", "Split", "Concat", "ArgMax", "ArgMin"})
 """Ops that work along one axis, `axis`."""
 Axes = Sequence[int | None]
@@ -115,7 +110,7 @@ def _apart(graph: Graph, node: Node, axes: Mapping[str, int | None], mixed: set[
     if kind in SAME_ORDER:
         before, after = graph.specs[node.inputs[0]].dims, graph.specs[node.outputs[0]].dims
         return first is not None and prod(before[:first]) == prod(after[:out])
-    if kind in BATCHED:
+    if op.by_image:
         return first == 0 and out == 0 and all(axis is None for axis in given[1:])
     if kind in ALONG_AXIS and isinstance(along, int) and not getattr(op, "flatten", False):
         return all(axis in (None, first) for axis in given) and first is not None and along % ranks[0] != first

@@ -20,9 +20,11 @@ from weft.backends.gpu.recording.chunked_upload import LEAST
 from weft.core.contract.lowered import ValueView
 from weft.core.graph.fused_op import Fused
 from weft.core.graph.graph import Graph, Node, depths
-from weft.core.graph.layout import PACK, Array
+from weft.core.graph.layout import PACK
+from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
 from weft.kernels.launch import find_gpu_op
+from weft.ops.concat import Concat
 from weft.ops.elementwise import Elementwise
 
 PARTS = 2
@@ -30,7 +32,6 @@ PARTS = 2
 fast as two on Vulkan and slower on OpenCL (benchmarks/NOTES.md)."""
 LEAST_IMAGES = 2
 """Least images of a part."""
-_EACH_IMAGE = frozenset({"Conv", "MaxPool", "AveragePool", "PooledConv", "Relayout", "Cast", "Concat"})
 
 
 def find_front(graph: Graph, views: Mapping[str, ValueView], is_custom: IsCustom, device: GpuDevice) -> Front:
@@ -69,28 +70,27 @@ class _Finder:
     def belongs(self, node: Node) -> bool:
         """Tell whether a node treats each image by itself, and a part of its output fills the device."""
         base, specs, constants = base_op(node.op), self.graph.specs, self.graph.constants
-        known = base.type in _EACH_IMAGE or isinstance(base, Elementwise)
-        if not known or self.is_custom(node.op) or find_gpu_op(node.op) is None:
-            return False
-        if base.type == "Concat" and getattr(base, "axis", 0) != 1:
+        if not (base.by_image or _is_joint(base)) or self.is_custom(node.op) or find_gpu_op(node.op) is None:
             return False
         outputs = [o for o in node.outputs if o]
         values = [i for i in node.inputs if i and i not in constants] + outputs
         if any(o in self.results for o in outputs) or not all(map(self._divides, values)):
             return False
         rank = len(specs[outputs[0]].dims)
-        if any(c.ndim >= rank and c.shape[0] != 1 for c in self._operands(node)):
+        weights = self._weights(node)
+        if any(i and i not in constants for i in node.inputs[1:weights]):
+            return False  # a kernel needs all of computed weights, even if they have as many rows as there are images
+        operands = (constants[i] for i in node.inputs[weights:] if i in constants)
+        if any(c.ndim >= rank and c.shape[0] != 1 for c in operands):
             return False  # a constant for each image
         pixels = prod(specs[outputs[0]].dims[2:]) * self.images // self.parts
         return pixels >= self.device.caps.model.front_pixels * self.device.caps.likely_units
 
-    def _operands(self, node: Node) -> list[Array]:
-        """Return the constant operands that have the layout of the values, without the weights."""
-        base = base_op(node.op)
-        joined = isinstance(base, Elementwise) or base.type == "Concat"
-        weights = 0 if joined else node.op.arity if isinstance(node.op, Fused) else len(node.inputs)
-        names = node.inputs[weights:]
-        return [self.graph.constants[i] for i in names if i in self.graph.constants]
+    def _weights(self, node: Node) -> int:
+        """Return how many of the first inputs are the image and weights; what follows has the layout of the values."""
+        if _is_joint(base_op(node.op)):
+            return 0
+        return node.op.arity if isinstance(node.op, Fused) else len(node.inputs)
 
     def _divides(self, name: str) -> bool:
         """Tell whether the parts of a value begin at offsets that can be bound to kernels."""
@@ -102,6 +102,11 @@ class _Finder:
         if any(len(d) < 2 or d[0] != self.images for d in dims):
             return False
         return value_bytes(self.graph, root) // self.parts % self.device.caps.offset_alignment == 0
+
+
+def _is_joint(op: Op) -> bool:
+    """Tell whether image i of the result follows from image i of every input that has images."""
+    return isinstance(op, Elementwise) or (isinstance(op, Concat) and op.axis == 1)
 
 
 def part_of(tensor: Tensor, part: int, parts: int) -> Tensor:

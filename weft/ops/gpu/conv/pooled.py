@@ -34,6 +34,7 @@ class PooledConv(Op):
 
     type: ClassVar[str] = "PooledConv"
     op_class: ClassVar[OpClass] = "reduction"
+    by_image: ClassVar[bool] = True
     pool: MaxPool
     conv: Conv
 
