@@ -77,6 +77,8 @@ class DeviceModel:
     """The most output channels that such a convolution may have."""
     mapped_channels: int
     """The most output channels of a convolution that applies steps as it loads: each group applies them again."""
+    pair_products: int
+    """The most products of a convolution of one pixel that each group of the next one repeats."""
     depthwise_items: int
     """A tile of depthwise convolutions must give each unit at least so many work-items."""
     matmul_tiles: int

@@ -34,6 +34,8 @@ FOR_SHAPES = "varying_constants"
 """Kernels that read sizes when they run; `DeviceCaps.without` names them where they were found wrong."""
 INDEX_MAPS = "index_maps"
 """Kernels that reach their arguments through index maps; `DeviceCaps.without` names them where they are wrong."""
+CONV_PAIR = "conv_pair"
+"""The kernel of two convolutions of single pixels; `DeviceCaps.without` names it where it is wrong."""
 MAPPED = "conv_mapped"
 """Convolutions that apply element-wise steps as they load; `DeviceCaps.without` names them where they are wrong."""
 SUM_PARTS = "sum_parts"
@@ -125,10 +127,11 @@ class DeviceCaps:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Prologue:
-    """Element-wise steps that a kernel applies to its c4 argument `on` as it loads it.
+    """Element-wise steps that a kernel applies to its c4 argument `on` as it loads it (`ArgWriter.fetch4`).
 
-    An operand of a step is the running value, an earlier one, or the position of a tensor in `inputs`: a constant with
-    one element or one for each channel, or an image of one pixel.
+    `on` may also name values that the kernel computes (`Writer.apply`). An operand of a step is the running value, an
+    earlier one, or the position of a tensor in `inputs`: a scalar constant, or for an argument also a constant with one
+    element for each channel, or an image of one pixel.
     """
 
     on: str
@@ -169,8 +172,8 @@ class KernelBuilder(ABC):
         `reads` and `writes` are the arguments by the names the template uses. An NC4HW4 or NHWC4 tensor becomes a c4
         argument, any other a linear one (or a raw one if `raw`: elements are moved as bits); `kinds` names the
         exceptions. `ints` and `floats` are the constants; `variant` holds what changes the text. The first of
-        `writes` gets the node's fused epilogue unless `epilogue` is False. A `prologue` is applied by
-        `ArgWriter.fetch4`, with which the template must load its argument. If all of `writes` are empty, nothing is
+        `writes` gets the node's fused epilogue unless `epilogue` is False. The template must apply
+        a `prologue`. If all of `writes` are empty, nothing is
         launched.
         """
 

@@ -71,7 +71,7 @@ class KernelRequest:
     loaded: tuple[Stage, ...] = ()
     """Steps on what is loaded of an argument."""
     loaded_on: str = ""
-    """The argument that `fetch4` applies these to."""
+    """What they are applied to: an argument, by `fetch4`, or values that the template computes, by `apply`."""
 
 
 class ArgWriter:
@@ -312,7 +312,7 @@ class Writer:
     warpgroup: bool = False
     """Whether the kernel needs four such subgroups together and their memory."""
     loads: set[str] = field(default_factory=set)
-    """The arguments to which the template has applied a prologue."""
+    """The arguments and values to which the template has applied a prologue."""
 
     def __post_init__(self) -> None:
         self.args = {a.name: ArgWriter(a, self) for a in self.request.args}
@@ -371,6 +371,16 @@ class Writer:
             f"c = {last} ? {index} % {blocks} : {index} / ({places}) % {blocks}, "
             f"n = {index} / ({places}) / {blocks};"
         )
+
+    def apply(self, values: str, variable: str) -> str:
+        """Return the statements that apply the prologue of values of this name to a scalar variable."""
+        stages = self.request.loaded if self.request.loaded_on == values else ()
+        self.loads.add(values)
+        lines = []
+        for s, stage in enumerate(stages):
+            texts = [{"value": variable}.get(o.kind, o.name) for o in stage.operands]
+            lines += _stage_lines(stages, s, "f32", variable, texts)
+        return " ".join(lines)
 
     def has(self, name: str) -> bool:
         """Tell whether the kernel has an argument of that name (an optional one, such as a bias)."""
@@ -479,7 +489,7 @@ def _written(request: KernelRequest, dialect: Dialect, entry: str) -> KernelSour
         template = _lookup().get_template(file)
         body = template.render(k=writer, **dict(request.variant), **writer.args)
         if request.loaded_on not in ("", *writer.loads):
-            raise ValueError(f"it does not load {request.loaded_on!r} by `fetch4`, which applies the prologue")
+            raise ValueError(f"it does not apply the prologue to {request.loaded_on!r} (`fetch4`, `apply`)")
         prelude = dialect.prelude_text() or _lookup().get_template(dialect.prelude).render()
     except Exception as e:
         raise CompileError(

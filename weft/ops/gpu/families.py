@@ -13,10 +13,11 @@ import numpy as np
 
 from weft.core.contract.session_config import Precision
 from weft.core.graph.dtypes import DType
+from weft.core.graph.fused_op import RUNNING, Fused, Step
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Op
-from weft.kernels.launch import FOR_SHAPES, INDEX_MAPS, MAPPED, SUM_PARTS, DeviceCaps
+from weft.kernels.launch import CONV_PAIR, FOR_SHAPES, INDEX_MAPS, MAPPED, SUM_PARTS, DeviceCaps
 from weft.kernels.special import KernelFamily, SelfTestCase, one_node, register_family
 from weft.ops.attention import Attention
 from weft.ops.binary import Add, Equal, Mul, Where
@@ -84,6 +85,9 @@ def many(
     outputs = [(out,) if isinstance(out, str) else out for _, _, out in nodes]
     made = tuple(Node(outs[0], op, names, outs) for (op, names, _), outs in zip(nodes, outputs, strict=True))
     return SelfTestCase(text, made, inputs, constants or {}, HIGH, before=before)
+
+
+RELU = Step(Relu(), (RUNNING,))
 
 
 def noise(*shape: int) -> Array:
@@ -177,7 +181,7 @@ family(
         many(
             "Conv of (2, 9, 5, 6) with (7, 9, 1, 1)",
             [
-                (Mul(), ("x", "gate"), "scaled"), (Add(), ("scaled", "shift"), "moved"), (Relu(), ("moved",), "r"),
+                (Fused(Mul(), 2, (Step(Add(), (RUNNING, 2)), RELU)), ("x", "gate", "shift"), "r"),
                 (Conv(kernel_shape=(1, 1)), ("r", "w"), "y"),
             ],
             {"x": noise(2, 9, 5, 6), "gate": noise(2, 9, 1, 1)},
@@ -185,6 +189,21 @@ family(
         ),
     ),
     templates=("conv_gemm",), whole=False, fallback="element-wise kernels before them", seconds=0.45,
+)  # fmt: skip
+family(
+    CONV_PAIR, "pairs of convolutions of single pixels",
+    lambda: (
+        many(
+            "Conv of (3, 37, 1, 1) with (9, 37, 1, 1) and (270, 9, 1, 1)",
+            [
+                (Fused(Conv(kernel_shape=(1, 1)), 3, (RELU,)), ("x", "w", "b"), "r"),
+                (Conv(kernel_shape=(1, 1)), ("r", "v"), "y"),
+            ],
+            {"x": noise(3, 37, 1, 1)},
+            {"w": noise(9, 37, 1, 1), "b": noise(9), "v": noise(270, 9, 1, 1)},
+        ),
+    ),
+    templates=("conv_pair",), fallback="two convolutions", seconds=0.45,
 )  # fmt: skip
 family(
     "conv_winograd", "convolutions by Winograd's method",

@@ -23,6 +23,7 @@ from weft.ops.binary import Add, Mul
 from weft.ops.conv import Conv
 from weft.ops.elementwise import Elementwise
 from weft.ops.gpu.conv.mapped import MappedConv, takes_prologue
+from weft.ops.gpu.conv.pair import ConvPair, pairs
 from weft.ops.gpu.conv.pooled import PooledConv, pays
 from weft.ops.norm import BatchNormalization
 from weft.ops.pool import MaxPool
@@ -157,6 +158,42 @@ def fuse_pools(graph: Graph, is_custom: IsCustom, caps: DeviceCaps, split_produc
         out.nodes[k] = replace(node, op=op, inputs=(pool.inputs[0], *node.inputs[1:]))
         gone.add(read)
     out.nodes = [node for node in out.nodes if node.outputs[0] not in gone]
+    return out
+
+
+def fuse_pairs(graph: Graph, is_custom: IsCustom, caps: DeviceCaps) -> Graph:
+    """Return the graph with convolutions of single pixels joined to the one before them, where only they read that."""
+    makers, readers = graph.producers(), graph.readers()
+    out = graph.copy()
+    gone: set[str] = set()
+    for k, node in enumerate(out.nodes):
+        read = node.inputs[0] if node.inputs else ""
+        maker, second = makers.get(read), base_op(node.op)
+        first = None if maker is None else base_op(maker.op)
+        if maker is None or not isinstance(first, Conv) or not isinstance(second, Conv) or readers[read] != 1:
+            continue
+        if maker.name in gone or is_custom(first) or is_custom(second):
+            continue
+        before, (_, *more) = base_inputs(maker.op, maker.inputs), base_inputs(node.op, node.inputs)
+        scalars = maker.inputs[len(before) :]
+        if any(i and i not in graph.constants for i in (*before[1:], *more, *scalars)):
+            continue
+        x, w, v = (graph.specs[i].dims for i in (before[0], before[1], more[0]))
+        same = graph.specs[read].dtype is graph.specs[before[0]].dtype
+        small = all(graph.specs[i].size == 1 for i in scalars if i)
+        if not same or not small or not pairs(first, second, x, w, v, caps):
+            continue
+        arity, own = len(before) + len(more), node.op.steps if isinstance(node.op, Fused) else ()
+        between = maker.op.steps if isinstance(maker.op, Fused) else ()
+        steps = tuple(_moved(step, len(more)) for step in between)
+        made: Op = ConvPair(first, len(before), steps, second, len(more))
+        if own:
+            by = arity + len(scalars) - 1 - len(more)
+            made = Fused(made, arity + len(scalars), tuple(_moved(step, by) for step in own))
+        inputs = (*before, *more, *scalars, *node.inputs[1 + len(more) :])
+        out.nodes[k] = makers[node.outputs[0]] = replace(node, op=made, inputs=inputs)
+        gone.add(maker.name)
+    out.nodes = [node for node in out.nodes if node.name not in gone]
     return out
 
 

@@ -181,7 +181,7 @@ class NodeBuilder(KernelBuilder):
             extra.stages,
             target if extra.stages else "",
             before.stages,
-            prologue.on if prologue is not None else "",
+            prologue.on if prologue is not None and before.stages else "",
         )
         source = render(request, self._device.dialect)
         sizes = dict(zip(LOCAL_SIZE, local, strict=True))

@@ -16,7 +16,7 @@ from weft.backends.gpu.device.kernel_builds import Builds
 from weft.backends.gpu.lowering.apart import why_apart
 from weft.backends.gpu.lowering.batch_split import find_front, part_of
 from weft.backends.gpu.lowering.fold_moves import FoldedMoves, fold_moves
-from weft.backends.gpu.lowering.fusion import fuse_pools, fuse_prologues
+from weft.backends.gpu.lowering.fusion import fuse_pairs, fuse_pools, fuse_prologues
 from weft.backends.gpu.lowering.launch_builder import NodeBuilder, PlannedConstant
 from weft.backends.gpu.lowering.layouts import (
     IsCustom,
@@ -292,6 +292,8 @@ def _rewritten(graph: Graph, target: Target, journal: _Notes) -> Graph:
     if target.config.fusing:
         pooled = fuse_pools(graph, is_custom, caps, split)
         graph = journal.rewrite("fuse_pools", "Compute small max pools where they are read", graph, pooled)
+        paired = fuse_pairs(graph, is_custom, caps)
+        graph = journal.rewrite("fuse_pairs", "Compute two convolutions of single pixels as one", graph, paired)
         mapped = fuse_prologues(graph, is_custom, caps, split)
         graph = journal.rewrite("fuse_prologues", "Apply cheap steps as a convolution loads", graph, mapped)
 
