@@ -13,6 +13,7 @@ from onnx import helper
 
 import weft
 from tests.helpers.cli import Cli, double, write_model
+from tests.helpers.fakes import AsynchronousBackend, mocks
 from weft import models
 from weft.cli.difference import Difference, difference
 from weft.core.registry.backend_registry import registry
@@ -62,6 +63,13 @@ def test_bench_profiles_a_run(cli: Cli, tmp_path: Path) -> None:
     assert all(row["verdict"]["bound"] in row["verdict"]["us"] and row["verdict"]["dearest"] for row in rows)
     text = cli("bench", model, "-d", "cpu", "--iterations", 1, "--profile").out
     assert "us in one run" in text and "bound by " in text and "cpu:0 is a CPU" in text
+
+
+def test_bench_says_which_device_tells_no_times(cli: Cli, tmp_path: Path) -> None:
+    with mocks(silent=AsynchronousBackend):
+        command = ("bench", double(tmp_path / "m.onnx"), "-d", "silent", "--iterations", 1, "--profile")
+        assert "silent:0, high: no profile, because the device tells no times" in cli(*command).out
+        assert json.loads(cli(*command, "--json").out)["rows"][0]["untimed"] == ["silent:0"]
 
 
 def test_compare_shows_every_value(cli: Cli) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.docs_page import Block, Shell, matches, read
+from weft.backends.gpu.device.device import GpuDevice
 from weft.cli.app import app
 
 ROOT = Path(__file__).parents[2]
@@ -48,6 +49,13 @@ def test_every_command_is_described() -> None:
     commands = [command.name for command in app.registered_commands]
     assert len(commands) > 5
     assert [c for c in commands if f"`weft {c}" not in told] == []
+
+
+def test_every_method_of_a_gpu_device_is_described() -> None:
+    told = (ROOT / "docs/add-a-backend.md").read_text(encoding="utf-8")
+    methods = [name for name, what in vars(GpuDevice).items() if callable(what) and not name.startswith("_")]
+    assert len(methods) > 15
+    assert [name for name in methods if f"`{name}(" not in told] == []
 
 
 def test_reading_of_a_page(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def _rows(
         reference = outputs if reference is None else reference
         row |= _apart(outputs, reference)
         if profile:
-            row["events"], spans = _events(model, names, each, arrays, times[1], options)
+            row["events"], spans, row["untimed"] = _events(model, names, each, arrays, times[1], options)
             row["verdict"] = _verdict(row, spans, known, each, options)
         yield row
 
@@ -208,14 +208,17 @@ def _events(
     arrays: Mapping[str, Array],
     warmup: int,
     options: Mapping[str, Any],
-) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """Return the events of one run and each device's span, in a separate session: taking times makes a run slower."""
+) -> tuple[list[dict[str, Any]], dict[str, float], list[str]]:
+    """Return the events of one run, each device's span, and the devices that tell no times.
+
+    This takes a separate session, because taking times makes a run slower.
+    """
     shapes = {name: a.shape for name, a in arrays.items()}
     with load(model, names, precision=precision, shapes=shapes, profile=True, **options) as session:
         for _ in range(warmup + 1):
             session.run(arrays)
         spans = {device: value for (device, name), value in session.profile.counters.items() if name == SPAN}
-        return analysed(session.profile.events, _peaks(), precision), spans
+        return analysed(session.profile.events, _peaks(), precision), spans, session.profile.untimed
 
 
 def _peaks() -> dict[str, Peaks]:
@@ -276,6 +279,8 @@ def _print(model: Path, rows: list[dict[str, Any]], as_json: bool) -> None:
 
 def _print_events(row: dict[str, Any]) -> None:
     events = row.get("events", ())
+    for device in row.get("untimed", ()):
+        line(f"{device}, {row['precision']}: no profile, because the device tells no times of its work")
     if not events:
         return
     share = whole(events)

@@ -101,6 +101,18 @@ def test_A13_a_backend_that_works_later_reports_when_it_is_done() -> None:
         assert len(session.profile.events) == 1, "the first run's events are not those of the last"
 
 
+def test_A13_a_profile_names_the_devices_that_tell_no_times() -> None:
+    graph = chain("Relu", "Tanh")
+    with mocks(silent=AsynchronousBackend) as ids, weft.load(graph, [*ids, "cpu"], profile=True) as session:
+        profile = session.profile
+        for _ in range(2):
+            session.submit(feeds(graph))
+            assert profile.untimed == [], "it may still tell them"
+            session.wait()
+            assert profile.untimed == ["silent:0"]
+        assert f"{'no times':>15}  silent:0" in str(profile)
+
+
 @pytest.mark.parametrize(
     ("method", "arguments", "said"),
     [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -53,6 +53,15 @@ class Profile:
 
     events: list[Event] = field(default_factory=list)
     _counted: dict[ProfilingContext, dict[str, float]] = field(default_factory=dict)
+    _reported: set[str] = field(default_factory=set)
+    """The devices of which the last run has events, not counting copies from other devices."""
+    _ran: list[str] = field(default_factory=list)
+    """The devices that the last run was on, once it is done."""
+
+    @property
+    def untimed(self) -> list[str]:
+        """Return the devices of the last run that told no times of their work; none before it is done."""
+        return [device for device in self._ran if device not in self._reported]
 
     @property
     def counters(self) -> dict[tuple[str, str], float]:
@@ -62,6 +71,16 @@ class Profile:
             for name, value in values.items():
                 sums[context.device, name] = sums.get((context.device, name), 0) + value
         return sums
+
+    def begin(self) -> None:
+        """Forget the events of the run before."""
+        self.events.clear()
+        self._reported.clear()
+        self._ran.clear()
+
+    def end(self, devices: Iterable[str]) -> None:
+        """Note that a run, or a stage of one, is done, and the devices that it was on."""
+        self._ran = list(dict.fromkeys([*self._ran, *devices]))
 
     def forget(self, contexts: Collection[ProfilingContext]) -> None:
         """Forget the counters of contexts whose parts no longer exist."""
@@ -73,7 +92,8 @@ class Profile:
 
     def __str__(self) -> str:
         lines = [f"{e.seconds * 1e6:12.1f} us  {e.device}  {e.name}" for e in self.events]
-        return "\n".join(lines + [f"{v:15g}  {d}  {n}" for (d, n), v in self.counters.items()])
+        lines += [f"{v:15g}  {d}  {n}" for (d, n), v in self.counters.items()]
+        return "\n".join(lines + [f"{'no times':>15}  {device}" for device in self.untimed])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,6 +115,7 @@ class ProfilingContext:
                 where=f"{self.device}: ProfilingContext.event",
                 why="it must be Work.of(node, op, inputs, outputs), or None",
             )
+        self.profile._reported.add(self.device)
         self.profile.events.append(Event(self.device, name, seconds, work))
 
     def counter(self, name: str, value: float) -> None:

@@ -17,7 +17,7 @@ from weft.core.contract import check_answers
 from weft.core.contract.backend import Backend, BackendConfig, MemoryMode
 from weft.core.contract.contexts import MemoryManager
 from weft.core.contract.error_context import blame, callback_of, caught, do_all, is_error
-from weft.core.contract.profile import Profile, ProfilingContext
+from weft.core.contract.profile import Event, Profile, ProfilingContext
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Array
 from weft.core.graph.tensor import Tensor, TensorSpec
@@ -208,7 +208,7 @@ class LoadedNetwork:
         self._acquire()
         self._wait()
         if self.profile is not None and first:
-            self.profile.events.clear()
+            self.profile.begin()
         self._stored = {}
         try:
             self._execute(arrays, targets)
@@ -238,7 +238,7 @@ class LoadedNetwork:
         begun = perf_counter()
         copy.run()
         if self.profile is not None:
-            ProfilingContext(copy.target.device, self.profile).event(copy.name, perf_counter() - begun)
+            self.profile.events.append(Event(copy.target.device, copy.name, perf_counter() - begun))
 
     def _wait(self) -> None:
         """Wait for all pipelines, then raise the first error: no error is left for the next run."""
@@ -273,6 +273,8 @@ class LoadedNetwork:
         passed, self._passed = self._passed, None
         assert passed is not None and self.network is not None
         self._wait()
+        if self.profile is not None:
+            self.profile.end(p.device for p in self.pipelines if p.tasks)
         graph = self.network.graph
         stored, self._stored = self._stored, {}
         return [
