@@ -148,8 +148,10 @@ class GpuBackend(Backend):
         most = self.device.caps.max_buffers
         return why_not_joined(graph, base, step, inside, self._is_custom, most) is None
 
-    def _is_custom(self, op: Op) -> bool:
-        return self.find_creator(op.type) is not None
+    @classmethod
+    def _is_custom(cls, op: Op) -> bool:
+        # Of the class: an optimised network that asks this later must not keep a backend alive.
+        return cls.find_creator(op.type) is not None
 
     # -- memory ----------------------------------------------------------------------------------------------
 

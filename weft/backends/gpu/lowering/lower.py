@@ -220,10 +220,10 @@ def lower(graph: Graph, target: Target) -> Lowered:
     decisions = {node.name: plans[label][0].taken for node in graph.nodes if (label := _label(node)) in plans}
     plan = GpuPlan(plans, front, read)
     launches, most, fusing = _in_order(plans, front), target.device.caps.max_buffers, target.config.fusing
-    launched = {launch.node for launch in launches}
+    launched, is_custom = {launch.node for launch in launches}, target.is_custom  # the network must not hold the target
     return Lowered(
         graph, launches, views, plan, decisions=decisions, steps=tuple(journal.steps),
-        why_apart=lambda: why_apart(folded, launched, target.is_custom, most, fusing),
+        why_apart=lambda: why_apart(folded, launched, is_custom, most, fusing),
     )  # fmt: skip
 
 
