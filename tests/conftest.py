@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.run_length import VARIABLE, covering
+from tests.helpers.run_length import OP_VARIABLE, VARIABLE, covering
 
 REQUIRED = {
     "opencl": "pip install pyopencl intel-opencl-rt intel-cmplr-lib-rt; apt install pocl-opencl-icd",
@@ -39,14 +39,16 @@ if not IS_WORKER:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option of the long run."""
+    """Add the options of the long run, and of the rows of one op."""
     parser.addoption("--all", action="store_true", help="run the long tests as well, and let llvmpipe optimise")
+    parser.addoption("--op", default="", help="run only rows of the op table, of ops with this in their names")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Tell tests how long the run is, and llvmpipe how to compile."""
     if IS_WORKER:
         return
+    os.environ[OP_VARIABLE] = config.getoption("op")
     if config.getoption("all"):
         os.environ[VARIABLE] = "1"
         return
@@ -62,6 +64,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     # Whole suites and long tests lie beside this file: begun last, they would run alone; on one worker they share more.
     items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
+    if config.getoption("op"):
+        others = [item for item in items if not _has_rows(item)]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in others]
     if config.getoption("all"):
         return
     long = {item for item in items if item.get_closest_marker("long")}
@@ -78,6 +84,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if long:
         config.hook.pytest_deselected(items=[item for item in items if item in long])
         items[:] = [item for item in items if item not in long]
+
+
+def _has_rows(item: pytest.Item) -> bool:
+    """Tell whether a test runs a family of rows (`tests.helpers.rows_together`) that has some left."""
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    return isinstance(params.get("family"), str)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

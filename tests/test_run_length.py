@@ -1,10 +1,14 @@
-"""Which rows of a product run in the short run."""
+"""Which rows of a product run in the short run, and which rows of the op table with `--op`."""
 
 from __future__ import annotations
 
 from itertools import product
 
-from tests.helpers.run_length import covering
+import pytest
+
+from tests.helpers.op_rows import ROWS as TABLE
+from tests.helpers.rows_together import by_family
+from tests.helpers.run_length import OP_VARIABLE, covering
 
 ROWS = [dict(zip("abc", row, strict=True)) for row in product("123", "xy", "pq")]
 
@@ -22,3 +26,11 @@ def test_rows_have_every_pair() -> None:
     assert len(chosen) == 6
     for one, other in ("ab", "ac", "bc"):
         assert {(row[one], row[other]) for row in chosen} == {(row[one], row[other]) for row in ROWS}
+
+
+def test_rows_of_one_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(OP_VARIABLE, "lppool")
+    found = by_family(TABLE)
+    assert list(found) == ["pool"] and {row.op for row in found["pool"]} == {"LpPool"}
+    monkeypatch.setenv(OP_VARIABLE, "")
+    assert len(by_family(TABLE)) > 20

@@ -16,7 +16,7 @@ import pytest
 
 import weft
 from tests.helpers.op_rows import GPUS, refusal, run
-from tests.helpers.run_length import is_long
+from tests.helpers.run_length import is_asked_about, is_long
 from weft.backends.gpu.lowering.lower import GpuPlan
 from weft.conformance.cases.table import Case
 from weft.conformance.checks.table import feeds_of, graph_of
@@ -35,9 +35,12 @@ Check = Callable[[Case, list[Array]], None]
 
 
 def by_family(rows: Iterable[Case]) -> dict[str, list[Case]]:
-    """Return the rows of the ops of each module, those of all kinds of attention together: they share most kernels."""
+    """Return the rows of the ops of each module, those of all kinds of attention together: they share most kernels.
+
+    In a run with `--op` it has the rows of these ops alone.
+    """
     found: dict[str, list[Case]] = {}
-    for row in rows:
+    for row in filter(lambda row: is_asked_about(row.op), rows):
         module = op_types()[row.op].__module__.rpartition(".")[2]
         found.setdefault("attention" if module.endswith("attention") else module, []).append(row)
     return found

@@ -1,4 +1,4 @@
-"""How long this run of the tests is: the short one of every change, or the long one of `--all`."""
+"""How long this run of the tests is: the short one of every change, the long one of `--all`, or `--op` alone."""
 
 from __future__ import annotations
 
@@ -10,10 +10,18 @@ from itertools import combinations
 VARIABLE = "WEFT_TESTS_ALL"
 """Set for the long run by `tests/conftest.py`, so that workers and children know it before they import a test."""
 
+OP_VARIABLE = "WEFT_TESTS_OP"
+"""Set for a run with `--op` likewise, to what the names of its ops have in them."""
+
 
 def is_long() -> bool:
     """Tell whether this is the long run."""
     return VARIABLE in os.environ
+
+
+def is_asked_about(op: str) -> bool:
+    """Tell whether this run has the rows of an op: it has those of all ops, but with `--op`."""
+    return os.environ.get(OP_VARIABLE, "").lower() in op.lower()
 
 
 def examples(count: int) -> int:
