@@ -48,6 +48,12 @@ def test_each_operand_of_an_element_wise_node_has_a_reason() -> None:
     assert why["n_y"].endswith("the kernels of Concat store their results without steps")
 
 
+def test_the_convolution_that_reads_it_has_a_reason_too() -> None:
+    net = Net()
+    graph = net.finish(net.conv(_gate(net), 8, 3, name="y"))
+    assert "Conv 'n_y' does not compute it as it loads: it is no plain 1 x 1 convolution" in _apart(graph)["n_scaled"]
+
+
 def test_a_value_that_is_a_result_or_an_input_is_said_to_be_one() -> None:
     net = Net()
     made = net.conv(net.input("x", 1, 4, 6, 6), 4, name="made")

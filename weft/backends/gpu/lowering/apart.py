@@ -5,32 +5,34 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from weft.backends.gpu.lowering.fold_moves import FoldedMoves
-from weft.backends.gpu.lowering.fusion import taken_apart, why_not_joined
+from weft.backends.gpu.lowering.fusion import taken_apart, why_no_prologue_of, why_not_joined
 from weft.backends.gpu.lowering.layouts import IsCustom, base_op
 from weft.core.graph.fused_op import Fused
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Layout
 from weft.core.passes.fuse import MOST_STEPS, merge
 from weft.core.placement.assign import described
-from weft.kernels.launch import find_gpu_op
+from weft.kernels.launch import DeviceCaps, find_gpu_op
 
 
 def why_apart(
-    folded: FoldedMoves, launched: Collection[str], is_custom: IsCustom, most_buffers: int, fusing: bool
+    folded: FoldedMoves, launched: Collection[str], is_custom: IsCustom, caps: DeviceCaps, *, split: bool, fusing: bool
 ) -> dict[str, str]:
     """Return why each element-wise node and each move among the nodes `launched` is no part of another launch.
 
     Any other node computes something of its own.
     """
-    reasons = _Reasons(folded, is_custom, most_buffers, fusing)
+    reasons = _Reasons(folded, is_custom, caps, split, fusing)
     found = {node.name: reasons.of(node) for node in folded.graph.nodes if node.name in launched}
     return {name: reason for name, reason in found.items() if reason}
 
 
 class _Reasons:
-    def __init__(self, folded: FoldedMoves, is_custom: IsCustom, most_buffers: int, fusing: bool) -> None:
+    def __init__(
+        self, folded: FoldedMoves, is_custom: IsCustom, caps: DeviceCaps, split: bool, fusing: bool
+    ) -> None:
         self.graph, self.folded, self.is_custom = folded.graph, folded, is_custom
-        self.most_buffers, self.fusing = most_buffers, fusing
+        self.caps, self.split, self.fusing = caps, split, fusing
         self.makers, self.readers = self.graph.producers(), self.graph.readers()
         results, relayouts = set(self.graph.outputs), [n for n in self.graph.nodes if n.op.type == "Relayout"]
         self.results = results | {node.inputs[0] for node in relayouts if node.outputs[0] in results}
@@ -44,12 +46,20 @@ class _Reasons:
         if node.op.type == "Relayout":
             return self._of_relayout(node)
         if base_op(node.op).is_elementwise:
-            return "; ".join(
-                dict.fromkeys(filter(None, (self._of_operand(node, i) for i in node.inputs if i)))
-            )
+            reasons = (*(self._of_operand(node, i) for i in node.inputs if i), self._of_reader(node))
+            return "; ".join(dict.fromkeys(filter(None, reasons)))
         if form.moves_bits:
             return self.folded.apart.get(node.name, "") or self._of_move(node)
         return ""
+
+    def _of_reader(self, node: Node) -> str:
+        """Return why the convolution that alone reads an element-wise node does not compute it as it loads."""
+        name = node.outputs[0]
+        reader = next((each for each in self.graph.nodes if name in each.inputs), None)
+        if reader is None or self.readers[name] != 1 or reader.inputs[0] != name:
+            return ""
+        reason = why_no_prologue_of(self.graph, node, reader, self.is_custom, self.caps, self.split)
+        return f"{base_op(reader.op).type} {reader.name!r} does not compute it as it loads: {reason}" if reason else ""
 
     def _of_relayout(self, node: Node) -> str:
         source, target = node.inputs[0], node.outputs[0]
@@ -90,7 +100,7 @@ class _Reasons:
         values = {read: number}
         for step in steps:
             inside = frozenset(k for k, name in enumerate(step.inputs) if name in values)
-            reason = why_not_joined(graph, base, step, inside, self.is_custom, self.most_buffers)
+            reason = why_not_joined(graph, base, step, inside, self.is_custom, self.caps.max_buffers)
             if reason is not None:
                 return reason
             base = merge(base, step, values)

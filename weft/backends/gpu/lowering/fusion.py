@@ -22,7 +22,7 @@ from weft.kernels.launch import DeviceCaps, GpuOp, WantedLayout, find_gpu_op
 from weft.ops.binary import Add, Mul
 from weft.ops.conv import Conv
 from weft.ops.elementwise import Elementwise
-from weft.ops.gpu.conv.mapped import MappedConv, takes_prologue
+from weft.ops.gpu.conv.mapped import MappedConv, why_no_prologue
 from weft.ops.gpu.conv.pair import ConvPair, pairs
 from weft.ops.gpu.conv.pooled import PooledConv, pays
 from weft.ops.norm import BatchNormalization
@@ -201,19 +201,17 @@ def fuse_prologues(graph: Graph, is_custom: IsCustom, caps: DeviceCaps, split_pr
     """Return the graph with cheap element-wise steps joined to the pointwise convolution that alone reads them."""
     makers, readers = graph.producers(), graph.readers()
     gone: set[str] = set()
-    out = graph.copy()
+    out, names = graph.copy(), Names(graph)
     for k, node in enumerate(out.nodes):
         read = node.inputs[0] if node.inputs else ""
-        maker, conv, (_, *weights) = makers.get(read), base_op(node.op), base_inputs(node.op, node.inputs or ("",))
-        if maker is None or not isinstance(conv, Conv) or readers[read] != 1 or maker.name in gone:
+        maker = makers.get(read)
+        if maker is None or readers[read] != 1 or maker.name in gone:
             continue
-        if is_custom(base_op(maker.op)) or is_custom(conv) or any(i and i not in graph.constants for i in weights):
+        found = _prologue(graph, names, maker, node, is_custom, caps, split_products)
+        if isinstance(found, str):
             continue
-        if not takes_prologue(conv, graph.specs[read], graph.specs[weights[0]].dims, caps, split_products):
-            continue
-        found = _Prologue(graph, Names(out)).of(maker, 1 + len(weights))
-        if found is None or len(node.inputs) + len(found.operands) + 1 > caps.max_buffers:
-            continue
+        conv, weights = base_op(node.op), base_inputs(node.op, node.inputs)[1:]
+        assert isinstance(conv, Conv)
         arity = 1 + len(weights) + len(found.operands)
         made: Op = MappedConv(conv, 1 + len(weights), found.steps)
         if isinstance(node.op, Fused):
@@ -225,6 +223,35 @@ def fuse_prologues(graph: Graph, is_custom: IsCustom, caps: DeviceCaps, split_pr
             out.constants[name], out.specs[name] = value, TensorSpec(value.shape, DType.of(value.dtype))
     out.nodes = [node for node in out.nodes if node.name not in gone]
     return out
+
+
+def why_no_prologue_of(
+    graph: Graph, maker: Node, node: Node, is_custom: IsCustom, caps: DeviceCaps, split_products: bool
+) -> str | None:
+    """Return why the convolution that alone reads a node does not compute it as it loads; None if that is none."""
+    found = _prologue(graph, Names(graph), maker, node, is_custom, caps, split_products)
+    return found or None if isinstance(found, str) else None
+
+
+def _prologue(
+    graph: Graph, names: Names, maker: Node, node: Node, is_custom: IsCustom, caps: DeviceCaps, split_products: bool
+) -> _Found | str:
+    """Return `maker` as steps for the convolution `node`, or why not; "" if that is none."""
+    conv, weights = base_op(node.op), base_inputs(node.op, node.inputs)[1:]
+    if not isinstance(conv, Conv) or not weights:
+        return ""
+    if is_custom(base_op(maker.op)) or is_custom(conv):
+        return "one of them is custom, and its creator launches what it likes"
+    if any(i and i not in graph.constants for i in weights):
+        return "its weights are computed in the run"
+    spec, weight = graph.specs[maker.outputs[0]], graph.specs[weights[0]].dims
+    if reason := why_no_prologue(conv, spec, weight, caps, split_products):
+        return reason
+    found = _Prologue(graph, names).of(maker, 1 + len(weights))
+    if found is None:
+        return "not all steps are cheap, on one image and numbers for each channel"
+    bound = len(node.inputs) + len(found.operands) + 1
+    return found if bound <= caps.max_buffers else f"its kernel would bind {bound} buffers"
 
 
 def _moved(step: Step, by: int) -> Step:

@@ -219,11 +219,14 @@ def lower(graph: Graph, target: Target) -> Lowered:
     read = frozenset(views[i].root if i in views else i for i in values_read(graph, views, target.is_custom))
     decisions = {node.name: plans[label][0].taken for node in graph.nodes if (label := _label(node)) in plans}
     plan = GpuPlan(plans, front, read)
-    launches, most, fusing = _in_order(plans, front), target.device.caps.max_buffers, target.config.fusing
-    launched, is_custom = {launch.node for launch in launches}, target.is_custom  # the network must not hold the target
+    launches = _in_order(plans, front)
+    launched = {launch.node for launch in launches}
+    # The network must not hold the target.
+    caps, is_custom = target.device.caps, target.is_custom
+    split, fusing = target.split_products, target.config.fusing
     return Lowered(
         graph, launches, views, plan, decisions=decisions, steps=tuple(journal.steps),
-        why_apart=lambda: why_apart(folded, launched, is_custom, most, fusing),
+        why_apart=lambda: why_apart(folded, launched, is_custom, caps, split=split, fusing=fusing),
     )  # fmt: skip
 
 

@@ -57,16 +57,19 @@ class MappedConv(Op):
         return self.conv.flops(inputs[: self.arity], outputs) + len(self.steps) * size
 
 
-def takes_prologue(conv: Conv, x: TensorSpec, weight: Shape, caps: DeviceCaps, split_products: bool) -> bool:
-    """Tell whether a convolution runs on the portable GEMM, and applies steps as it loads for less than a launch.
-
-    Kernels on matrix units load vectors as they lie in memory, so they take no steps.
-    """
-    if {MAPPED, TiledConv.name} & caps.without or conv.group != 1 or len(x.dims) > 4:
-        return False
+def why_no_prologue(
+    conv: Conv, x: TensorSpec, weight: Shape, caps: DeviceCaps, split_products: bool
+) -> str | None:
+    """Return why a convolution does not apply steps as it loads; None if it does, for less than a launch takes."""
+    if {MAPPED, TiledConv.name} & caps.without:
+        return "its kernels failed their self-test"
+    if conv.group != 1 or len(x.dims) > 4 or not conv.window(x.dims, weight).is_pointwise:
+        return "it is no plain 1 x 1 convolution"
     if split_products or (caps.matrix_units and x.dtype is DType.FLOAT16):
-        return False
-    return conv.window(x.dims, weight).is_pointwise and weight[0] <= caps.model.mapped_channels
+        return "its kernels on matrix units load vectors as they lie in memory"
+    if weight[0] > caps.model.mapped_channels:
+        return f"its groups would apply the steps again for each few of its {weight[0]} output channels"
+    return None
 
 
 @gpu_op(MappedConv)
