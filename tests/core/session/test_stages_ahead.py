@@ -132,3 +132,16 @@ def test_a_refused_branch_is_no_matter_until_a_run_takes_it() -> None:
         assert session.run(-np.ones((2, 3), np.float32))[0].shape == (2, 3)
         with pytest.raises(UnsupportedOps, match="out"):
             session.run(np.ones((2, 3), np.float32))
+
+
+def test_size_classes_of_a_stage_share_kernels_that_read_the_number_of_rows() -> None:
+    model = rows(node("Softmax", "features", "y", axis=-1))
+    built = []
+    with weft.load(model, "vulkan", fallback="error") as session:
+        stats = opened("vulkan").stats
+        for count in (9, 9, 6, 6, 20, 20):  # a class gets its own plan when it comes up again
+            before = stats.compiles
+            found, wanted = session.run(counted(count))[0], np.arange(1.0, count + 1)[:, None] * WEIGHTS
+            np.testing.assert_allclose(found, np.exp(wanted) / np.exp(wanted).sum(1, keepdims=True), rtol=1e-4)
+            built.append(stats.compiles - before)
+    assert built[1] > 0 and [*built[:1], *built[2:]] == [0] * 5

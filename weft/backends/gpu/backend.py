@@ -66,7 +66,7 @@ class GpuBackend(Backend):
         )
         self.slots = Slots(self._memory)
         self.recording = PipelineRecording(runtime.heap, info.profiling)
-        self._builds = Builds(self.device)
+        self._builds = Builds(self.device, runtime.varying(info.same_nodes))
         self._target = Target(
             self.device, runtime.tuning, info.config, self._is_custom, info.profiling is not None,
             self._builds if info.loads else None,

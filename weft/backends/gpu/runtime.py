@@ -11,8 +11,10 @@ from typing import Any, Protocol, runtime_checkable
 
 from weft.backends.gpu.device.built_kernels import KERNELS_KEPT
 from weft.backends.gpu.device.device import GpuBuffer, GpuDevice
+from weft.backends.gpu.device.varying import Varying
 from weft.backends.gpu.memory.heap import DeviceHeap
 from weft.backends.gpu.tuning_tables.tuning_table import TuningTable
+from weft.core.contract.backend import SameNodes
 from weft.core.contract.backend_options import NO_OPTIONS, Options
 from weft.errors import OutOfMemory
 from weft.kernels.verdict import Verdict
@@ -113,6 +115,12 @@ class GpuRuntime:
         self.device.hold_kernels(int(self.options.get("kernels_kept", KERNELS_KEPT)))
         if self.device.profile is not None:
             self.notes.append(f"the device pretends to be another: {self.device.profile}")
+
+    _varying: weakref.WeakKeyDictionary[SameNodes, Varying] = field(default_factory=weakref.WeakKeyDictionary)
+
+    def varying(self, nodes: SameNodes | None) -> Varying:
+        """Return what is known of the shapes of nodes that several pipelines run; nothing yet for those of one."""
+        return Varying() if nodes is None else self._varying.setdefault(nodes, Varying())
 
     def trust(self) -> None:
         """Use whatever the hardware claims, without a self-test."""

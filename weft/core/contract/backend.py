@@ -68,12 +68,20 @@ cannot be used (A20). A change that breaks backends raises the major, an additio
 `BackendInfo.forward_type` and `Backend.onLowered`. `Backend.lower` is called when a network is optimised, on any object
 of the device, and may return a `Lowered`.
 
-1.2 added `Backend.onLendInput`, `onLendOutput` and `onStoreOutput`."""
+1.2 added `Backend.onLendInput`, `onLendOutput` and `onStoreOutput`, and `BackendInfo.same_nodes`."""
 
 
 def is_compatible(backend: tuple[int, int], ours: tuple[int, int] = API_VERSION) -> bool:
     """Tell whether a backend written for version `backend` of the interface works with version `ours`."""
     return backend[0] == ours[0] and backend[1] <= ours[1]
+
+
+class SameNodes:
+    """Stands for nodes that several backend objects run, each for other sizes: a stage, by the number of its rows.
+
+    A backend may keep under it, by a weak reference, what it learns of these nodes.
+    """
+
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +105,8 @@ class BackendInfo:
     """Those of `options` that an optimised network keeps; see `BackendOption.saved`."""
     loads: bool = False
     """Whether a network is to be loaded on the object, so `lower` may prepare for it; not so in `weft.optimize`."""
+    same_nodes: SameNodes | None = None
+    """What the object has in common with others that run the same nodes for other sizes, if there are such."""
 
     @property
     def device(self) -> str:

@@ -24,6 +24,7 @@ from weft.core.contract.backend import (
     BackendInfo,
     DeviceInfo,
     ForwardType,
+    SameNodes,
 )
 from weft.core.contract.backend_options import (
     NO_OPTIONS,
@@ -90,12 +91,16 @@ class DeviceChoice:
         profiling: ProfilingContext | None = None,
         *,
         loads: bool = False,
+        same_nodes: SameNodes | None = None,
     ) -> Backend:
-        """Return a new backend on the device; `loads` says that a network will run on it."""
+        """Return a new backend on the device; `loads` says that a network will run on it.
+
+        `same_nodes` is what it has in common with others that run the same nodes for other sizes.
+        """
         creator = self.creator
         info = BackendInfo(
             creator.id, self.index, config, version_of(creator), memory, profiling, creator.forward_type, self.options,
-            kept_by_networks(creator, self.options), loads,
+            kept_by_networks(creator, self.options), loads, same_nodes,
         )  # fmt: skip
         _note_opened(self.creator)
         try:

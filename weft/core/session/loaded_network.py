@@ -14,7 +14,7 @@ from time import perf_counter
 import numpy as np
 
 from weft.core.contract import check_answers
-from weft.core.contract.backend import Backend, BackendConfig, MemoryMode
+from weft.core.contract.backend import Backend, BackendConfig, MemoryMode, SameNodes
 from weft.core.contract.contexts import MemoryManager
 from weft.core.contract.error_context import blame, callback_of, caught, do_all, is_error
 from weft.core.contract.profile import Event, Profile, ProfilingContext
@@ -57,7 +57,8 @@ class LoadedNetwork:
 
     It outlives a session that was dropped without a close, so it does not refer to the session.
 
-    `choices` are the devices that parts may be on; the user's come first, in order of preference.
+    `choices` are the devices that parts may be on; the user's come first, in order of preference. `same_nodes` is what
+    it has in common with other networks of the same nodes for other sizes.
     """
 
     def __init__(
@@ -67,8 +68,9 @@ class LoadedNetwork:
         *,
         progress: Progress | None = None,
         profile: Profile | None = None,
+        same_nodes: SameNodes | None = None,
     ) -> None:
-        self.config, self.profile = config, profile
+        self.config, self.profile, self._same_nodes = config, profile, same_nodes
         self.pipelines: list[Pipeline] = []
         self.network: OptimizedNetwork | None = None
         """The network that is loaded, or was at the close; in memory mode LIMIT only with weights that are outputs."""
@@ -111,7 +113,7 @@ class LoadedNetwork:
         if device not in self._managers:
             self._managers[device] = _memory_manager(choice)
         profiling = ProfilingContext(device, self.profile) if self.profile is not None else None
-        return choice.open(self.config, self._managers[device], profiling, loads=True)
+        return choice.open(self.config, self._managers[device], profiling, loads=True, same_nodes=self._same_nodes)
 
     # -- loading ---------------------------------------------------------------------------------------
 

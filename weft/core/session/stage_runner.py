@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from weft.core.contract.backend import SameNodes
 from weft.core.contract.error_context import at_node, blame, do_all
 from weft.core.contract.profile import Profile
 from weft.core.graph.control_op import ControlOp, Value
@@ -63,6 +64,8 @@ class Rest:
     """Input shapes without the number of rows, and the axes of the rows, for which a stage mixes rows: the last few."""
     most: dict[Hashable, _Most] = field(default_factory=dict)
     """By the same, what was planned before the first run for the most rows."""
+    same_nodes: SameNodes = field(default_factory=SameNodes)
+    """What backends know its plans for several sizes by."""
     left: dict[frozenset[str], Rest] = field(default_factory=dict)
     """The rest that remains once some of the session's own nodes have run, by their names."""
 
@@ -319,7 +322,7 @@ class StageRunner:
             rest.mixes[others, rowed] = None
             _keep(rest.mixes, (others, rowed), KEPT)
             return None
-        plan = self._made(key, stage, ahead, size, rows)
+        plan = self._made(key, rest, stage, ahead, size, rows)
         if ahead is not None and plan.network is not None:
             rest.most[others, rowed] = _Most(size)
         return plan
@@ -350,11 +353,12 @@ class StageRunner:
                 raise stage.reason or ModelError(
                     "the network cannot go on", why=f"{len(graph.nodes)} nodes wait for each other"
                 )
-            return self._made(key, stage, ahead)
+            return self._made(key, rest, stage, ahead)
 
     def _made(
         self,
         key: Hashable,
+        rest: Rest,
         stage: Stage,
         ahead: Ahead | None,
         size: int = 0,
@@ -362,7 +366,7 @@ class StageRunner:
     ) -> Plan:
         """Return the plan of a stage, loaded and kept; ahead, it may be neither."""
         graph, following = stage.graph, None if stage.rest is None else self.rest(stage.rest)
-        network = self._load(graph, ahead) if graph.nodes or graph.outputs else None
+        network = self._load(graph, rest, ahead) if graph.nodes or graph.outputs else None
         specs = {o: graph.specs[o] for o in graph.outputs}
         inputs, outputs = tuple(graph.inputs), tuple(graph.outputs)
         plan = Plan(inputs, outputs, stage.corners, following, network, size, rows or {}, specs)
@@ -371,13 +375,15 @@ class StageRunner:
             self._evict()
         return plan
 
-    def _load(self, graph: Graph, ahead: Ahead | None) -> LoadedNetwork | None:
+    def _load(self, graph: Graph, rest: Rest, ahead: Ahead | None) -> LoadedNetwork | None:
         """Plan and load one stage; repeat that while a backend refuses nodes that it had taken.
 
         None if it is planned ahead and not loaded: a host's backends compile nothing, or it takes too much memory.
         """
         progress = None if ahead is None else ahead.progress
-        loaded = LoadedNetwork(self._every, self._options.config, progress=progress, profile=self._profile)
+        loaded = LoadedNetwork(
+            self._every, self._options.config, progress=progress, profile=self._profile, same_nodes=rest.same_nodes
+        )
         before = Assignment()
         try:
             while True:

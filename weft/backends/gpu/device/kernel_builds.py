@@ -87,11 +87,14 @@ class Build:
 
 
 class Builds:
-    """The builds of one pipeline. `finish` or `drop` ends their threads; no kernel is built after that."""
+    """The builds of one pipeline. `finish` or `drop` ends their threads; no kernel is built after that.
 
-    def __init__(self, device: GpuDevice) -> None:
+    `varying` is what is known of the shapes of its nodes, if other pipelines run the same nodes for other sizes.
+    """
+
+    def __init__(self, device: GpuDevice, varying: Varying | None = None) -> None:
         self._device = device
-        self._varying = Varying()
+        self._varying = varying or Varying()
         self._pool: ThreadPoolExecutor | None = None
         self._begun: list[tuple[str, Build]] = []
         self._early: dict[Hashable, deque[Build]] = {}

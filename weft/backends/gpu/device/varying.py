@@ -3,6 +3,10 @@
 The first shape gets kernels in which every constant is known, so a network of one shape runs as fast as it can. When
 the shape changes, kernels read the constants that changed, and those alone, when they run
 (`GpuDevice.compile_for_shapes`). Shapes that follow need no new kernels.
+
+What is known holds for the nodes of one network, and is shared by the pipelines that run the same nodes for other sizes
+(`SameNodes`). Other networks on the device do not share it: one that never changes its shape would get slower kernels
+because another one did, and how fast it is would depend on what was loaded before it.
 """
 
 from __future__ import annotations
@@ -53,14 +57,16 @@ class Varying:
         return bool(self._last)
 
     def note(self, launches: Iterable[Planned]) -> None:
-        """Compare the launches of a shape with those of the last one, before any kernel is built for it."""
-        last, counts = self._last, dict[str, int]()
-        self._last = {}
+        """Compare the launches of a shape with those of the last one, before any kernel is built for it.
+
+        These may be of one pipeline of several, each of which has its own labels.
+        """
+        counts = dict[str, int]()
         for launch in launches:
             number = counts[launch.label] = counts.get(launch.label, -1) + 1
             key, values = (launch.label, number), launch.values
+            before = self._last.get(key, values)
             self._last[key] = values
-            before = last.get(key, values)
             if before != values:
                 names = {name for name, value in values.items() if before.get(name, value) != value}
                 template = launch.source.entry
