@@ -2,15 +2,16 @@
 
     python -m benchmarks.gpu --ncnn FOLDER --json results.json
 
-The networks are those of `benchmarks/models.py` with random weights. Each runs at batch 1 and 32 on Weft's Vulkan and
-OpenCL (high = fp32, normal = fp32 accuracy by faster means, low = fp16), in PyTorch (CUDA graph and eager, both layouts
-of pictures, TF32 on and off, fp16), ncnn (its own benchmark networks, in FOLDER) and ONNX Runtime on the CPU, all in
-this process, and in tinygrad in child processes. Matrix products of fp16 against cuBLAS come after the first batch
-size. A peer that is missing or fails is listed with the reason. The docstring of each side's module says what a time
-covers: own.py, peers_*.py, gemm.py.
+The networks are those of `benchmarks/models.py` and, where torchvision is installed, of
+`benchmarks/table_networks.py`, with random weights. Each runs at batch 1 and 16, those of `models.py` at 32 too, on
+Weft's Vulkan and OpenCL (high = fp32, normal = fp32 accuracy by faster means, low = fp16), in PyTorch (eager, CUDA
+graph, torch.compile in a CUDA graph, both layouts of pictures, TF32 on and off, fp16), ncnn (its own networks, in
+FOLDER), ONNX Runtime on WebGPU and on the CPU, all in this process, and in tinygrad in child processes. Matrix products
+of fp16 against cuBLAS come after the first batch size. A network or peer that is missing or fails is listed with the
+reason. The docstring of each side's module says what a time covers: own.py, peers_*.py, gemm.py.
 
 Every row is printed, and written to the JSON file, as it is taken. The last thing printed is the table of the bars
-(bars.py): each ratio is the peer's time over Weft's.
+(bars.py): each ratio is the peer's time over Weft's. `--page FILE` writes all ratios as a page (page.py).
 """
 
 from __future__ import annotations
@@ -29,18 +30,33 @@ from pathlib import Path
 from typing import Any
 
 import weft
-from benchmarks import cores, gemm, models, own, peers_ncnn, peers_onnxruntime, peers_tinygrad, peers_torch
+from benchmarks import (
+    cores,
+    gemm,
+    models,
+    own,
+    page,
+    peers_ncnn,
+    peers_onnxruntime,
+    peers_tinygrad,
+    peers_torch,
+    peers_webgpu,
+    table_networks,
+)
 from benchmarks.bars import APIS, bars, complaint, table
 from benchmarks.facts import command, tuning, variables
 from benchmarks.measure import PRODUCTS, Counts, Record, Workload, build
 from benchmarks.minilm import Sizes, minilm_l6
 from benchmarks.options import number, numbers, output, words
 
+MOST = 32
+"""The batch of the bars, which only the networks of `benchmarks.models` have; others run at it if it is asked for."""
 TRIAL = Sizes(layers=2, hidden=192, inner=384, vocabulary=400, positions=64)
 """The sizes of the encoder in a trial: small, with as many heads as PyTorch's side needs."""
 PEERS: dict[str, Callable[[], str]] = {
     "torch": peers_torch.facts,
     "ncnn": peers_ncnn.facts,
+    "webgpu": peers_webgpu.facts,
     "onnxruntime": lambda: version("onnxruntime"),
     "tinygrad": peers_tinygrad.facts,
 }
@@ -50,8 +66,9 @@ PEERS: dict[str, Callable[[], str]] = {
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--networks", type=words(models.MODELS), default=list(models.MODELS))
-    parser.add_argument("--batch", type=numbers, help="sizes of batches; by default 1,32, in a trial 1,2")
+    networks = [*models.MODELS, *table_networks.NETWORKS]
+    parser.add_argument("--networks", type=words(networks), default=networks)
+    parser.add_argument("--batch", type=numbers, help="sizes of batches; by default 1,16 and 32, in a trial 1,2")
     parser.add_argument("--devices", type=words(APIS), default=["vulkan", "opencl"], help="Weft's, in order")
     precisions, peers = list(own.PRECISIONS), list(PEERS)
     parser.add_argument("--precision", type=words(precisions), default=precisions, help="some of high,normal,low")
@@ -61,14 +78,17 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=Counts().seconds, help="after which a row's runs end")
     parser.add_argument("--warm", type=float, default=Counts().warm, help="seconds of runs that are not counted")
     parser.add_argument("--budget", type=float, default=1e9, help="seconds after which nothing new is begun")
+    parser.add_argument("--tables", choices=("on", "off"), default="on", help="Weft's tables of tuned choices")
     parser.add_argument("--gemm", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--sizes", type=numbers, help="of the products")
     parser.add_argument("--quick", action="store_true", help="a trial: all is small and runs twice, no results")
     parser.add_argument("--json", type=output, metavar="FILE", help="write everything to this file")
+    parser.add_argument("--page", type=output, metavar="FILE", help="write a page with every ratio to this file")
     parser.add_argument("--resume", type=Path, metavar="FILE", help="go on with a run whose time was too short")
     options = parser.parse_args(arguments)
     options.image = 64 if options.quick else 224
-    options.batch = options.batch or ([1, 2] if options.quick else [1, 32])
+    options.few = options.batch is None and not options.quick
+    options.batch = options.batch or ([1, 2] if options.quick else [1, 16, MOST])
     options.sizes = options.sizes or ([128] if options.quick else list(gemm.SIZES))
     return options
 
@@ -80,7 +100,12 @@ def main() -> None:
     if options.quick:
         counts = Counts(1, 2, options.seconds, 0.0)
         models.MODELS["minilm_l6"] = partial(minilm_l6, sequence=TRIAL.positions, sizes=TRIAL)
-    record = Record(_facts(), options.json, options.budget)
+    facts = _facts()
+    if options.tables == "off":
+        facts["tuning"] = "none: --tables off"
+    if options.quick:
+        facts["trial"] = "small pictures and few runs: these times mean nothing"
+    record = Record(facts, options.json, options.budget)
     if options.resume:
         _resume(record, options.resume)
     peers = _present(options.peers, record)
@@ -89,6 +114,8 @@ def main() -> None:
     devices = _weft_devices(options.devices, record)
     for position, batch in enumerate(options.batch):
         for network in options.networks:
+            if options.few and batch == MOST and network in table_networks.NETWORKS:
+                continue
             record.part(
                 f"{network} x{batch}",
                 lambda n=network, b=batch: _network(n, b, options, devices, peers, counts, record),  # type: ignore[misc]
@@ -99,6 +126,8 @@ def main() -> None:
     if "tinygrad" in peers:  # last: it takes longest to compile
         _tinygrad(options, counts, record)
     _conclude(record, options.quick)
+    if options.page:
+        options.page.write_text(page.page(record.found()))
 
 
 def _resume(record: Record, path: Path) -> None:
@@ -118,13 +147,19 @@ def _network(
     record: Record,
 ) -> None:
     """Take all rows of one network at one batch size."""
-    case = _case(network, batch, options.image, record)
-    counts = counts.for_batch(batch)
+    case = _case(network, batch, options, record)
+    counts, tables = counts.for_batch(batch), options.tables == "on"
     for device in devices:
         for precision in options.precision:
             what = f"{network} x{batch} weft {device} {precision}"
-            record.attempt(what, lambda d=device, p=precision: record.add(own.row(case, d, p, counts)))  # type: ignore[misc]
+            record.attempt(what, lambda d=device, p=precision: record.add(own.row(case, d, p, counts, tables=tables)))  # type: ignore[misc]
             gc.collect()
+    if "webgpu" in peers:
+        for precision in peers_webgpu.PRECISIONS:
+            record.attempt(
+                f"{network} x{batch} {peers_webgpu.WHO} {precision}",
+                lambda p=precision: record.add(peers_webgpu.row(case, p, counts)),  # type: ignore[misc]
+            )
     if "torch" in peers:
         peers_torch.measure(case, counts, record)
     if "ncnn" in peers:
@@ -140,8 +175,8 @@ def _products(sizes: Sequence[int], devices: Sequence[str], cublas: bool, counts
         gc.collect()
 
 
-def _case(network: str, batch: int, image: int, record: Record) -> Workload:
-    case = build(network, batch, image)
+def _case(network: str, batch: int, options: argparse.Namespace, record: Record) -> Workload:
+    case = build(network, batch, options.image, trial=options.quick)
     shapes = ", ".join(f"{name} {'x'.join(map(str, a.shape))}" for name, a in case.inputs.items())
     print(f"[{record.seconds:4.0f} s] {network}: {shapes}, {case.flops / 1e9:.3f} GFLOP a run", flush=True)
     return case
@@ -161,7 +196,7 @@ def _ncnn(network: str, batch: int, folder: Path | None, counts: Counts, record:
 
 def _tinygrad(options: argparse.Namespace, counts: Counts, record: Record) -> None:
     for batch in options.batch:
-        for network in options.networks:
+        for network in (n for n in options.networks if n in models.MODELS):
 
             def run(network: str = network, batch: int = batch) -> None:
                 record.add(peers_tinygrad.row(build(network, batch, options.image), counts.for_batch(batch)))

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from benchmarks import cores, models
+from benchmarks import cores, models, table_networks
 
 Array = NDArray[Any]
 T = TypeVar("T")
@@ -75,7 +75,9 @@ class Workload:
     inputs: Mapping[str, Array]
     outputs: Sequence[Array]
     flops: int
-    """Operations of one run as the builder of the network counts them: two for a multiply-add."""
+    """Operations of one run as the builder of the network counts them, two for a multiply-add; 0 if it cannot."""
+    module: Any = None
+    """The network as a module of PyTorch, if it was exported from there."""
 
 
 @dataclass
@@ -210,9 +212,13 @@ class Record:
     def write(self) -> None:
         """Write the JSON file, if one was asked for."""
         if self._path:
-            rows = [asdict(row) for row in self.rows]
-            found = {"rows": rows, "gemm": self.gemm, "absent": self.absent, "bars": self.bars, "done": self.done}
-            self._path.write_text(json.dumps(self.facts | {"seconds": self.seconds} | found, indent=1))
+            self._path.write_text(json.dumps(self.found(), indent=1))
+
+    def found(self) -> dict[str, Any]:
+        """Return everything, as the JSON file has it."""
+        rows = [asdict(row) for row in self.rows]
+        found = {"rows": rows, "gemm": self.gemm, "absent": self.absent, "bars": self.bars, "done": self.done}
+        return self.facts | {"seconds": self.seconds} | found
 
 
 def warm_up(run: Callable[[], object], counts: Counts) -> None:
@@ -322,9 +328,16 @@ def model_of(network: str, batch: int, image: int = 224) -> onnx.ModelProto:
     return make(batch, **keywords)
 
 
-def build(network: str, batch: int, image: int = 224) -> Workload:
-    """Build a network of `benchmarks.models` and compute its reference; `image` is for those that take pictures."""
-    model = model_of(network, batch, image)
+def build(network: str, batch: int, image: int = 224, *, trial: bool = False) -> Workload:
+    """Build a network of `benchmarks.models` or of the table, and compute its reference.
+
+    `image` is for those of `models` that take pictures; the table's have pictures of their own, small in a trial.
+    """
+    if network in table_networks.NETWORKS:
+        model, module = table_networks.NETWORKS[network].made(batch, trial)
+    else:
+        model, module = model_of(network, batch, image), None
     inputs = random_inputs(model)
     outputs = onnxruntime_session(model).run(None, dict(inputs))
-    return Workload(network, batch, model, inputs, [np.asarray(o) for o in outputs], models.flops(model))
+    known = [np.asarray(o) for o in outputs]
+    return Workload(network, batch, model, inputs, known, table_networks.flops(model), module)

@@ -8,7 +8,8 @@ and type, and every gap between launches, count; the transfers of inputs and out
 bound: timestamps keep launches from overlapping. On OpenCL, where events about double the gap after each launch, it is
 that of runs without them that wait in the queue as a whole (queued.py); `events_ms` is the span with events.
 `busy_ms` is the sum of the single launches and so a lower bound; on NVIDIA's OpenCL no event is shorter than 4 us,
-though. `tuned` is how many launches' kernels a table chose.
+though. `tuned` is how many launches' kernels a table chose. `arrays_ms` is host to host with the session's own arrays
+(`Session.input_arrays`, `output_arrays`), which the caller filled before: in fp16 at low.
 
 Compared with the reference are the first output, the last one of the timed runs, the last one with timestamps, and that
 of the last run that waited in the queue; the error is the largest.
@@ -17,8 +18,9 @@ of the last run that waited in the queue; the error is the largest.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -27,23 +29,34 @@ from benchmarks.measure import Array, Counts, Row, Workload, middle, timed_resul
 
 PRECISIONS = {"high": "fp32", "normal": "normal", "low": "fp16"}
 """Weft's names of precisions, and what the rows call them."""
+Load = Callable[..., weft.Session]
 TRANSFERS = ("upload ", "download ")
 """How the events of transfers begin."""
 
 
-def row(case: Workload, device: str, precision: str, counts: Counts) -> Row:
-    """Load, check and time a network on one device; WeftError if it does not take all of it."""
+def row(case: Workload, device: str, precision: str, counts: Counts, *, tables: bool = True) -> Row:
+    """Load, check and time a network on one device, with the tables of tuned choices or without.
+
+    WeftError if the device does not take all of it.
+    """
     found = Row(case.network, case.batch, f"weft {device.split(':')[0]}", PRECISIONS[precision])
     found.more["gflop"] = case.flops / 1e9
     start = time.perf_counter()
-    with weft.load(case.model, device, precision=precision, fallback="error") as session:
+    load = partial(weft.load, case.model, device, precision=precision, fallback="error")
+    if not tables:
+        load = partial(load, backend_options={device.split(":")[0]: {"tuning": False}})
+    with load() as session:
         found.more["load_s"] = time.perf_counter() - start
         found.more["tuned"] = _tuned(session)
         found.compare(session.run(case.inputs), case)
         last = found.time(lambda: session.run(case.inputs), counts)
         found.compare(last, case)
         found.note = _granted(session.report.notes)
-    _device_times(found, case, device, precision, counts)
+    with load() as session:
+        _time_arrays(found, session, case, counts)
+    _device_times(found, case, load, counts)
+    if device.startswith("opencl") and found.device_ms is not None:
+        _queued_times(found, case, load, counts)
     return found
 
 
@@ -57,10 +70,21 @@ def _tuned(session: weft.Session) -> int:
     return sum(r.tuned for r in recordings if r is not None)
 
 
-def _device_times(found: Row, case: Workload, device: str, precision: str, counts: Counts) -> None:
+def _time_arrays(found: Row, session: weft.Session, case: Workload, counts: Counts) -> None:
+    """Time runs from and to the session's own arrays."""
+    inputs, outputs = session.input_arrays(), session.output_arrays()
+    for name, array in inputs.items():
+        array[...] = case.inputs[name]
+    found.compare(session.run(inputs, outputs=outputs), case)
+    taken = timed_result(lambda: session.run(inputs, outputs=outputs), counts.at_once)
+    found.compare(taken.last, case)
+    found.more["arrays_ms"], found.more["arrays_p90_ms"] = taken.median, taken.p90
+
+
+def _device_times(found: Row, case: Workload, load: Load, counts: Counts) -> None:
     spans: list[float] = []
     busy: list[float] = []
-    with weft.load(case.model, device, precision=precision, fallback="error", profile=True) as session:
+    with load(profile=True) as session:
 
         def sample() -> list[Array]:
             outputs = session.run(case.inputs)
@@ -80,15 +104,13 @@ def _device_times(found: Row, case: Workload, device: str, precision: str, count
         return
     found.device_ms, found.device_p90_ms = middle(spans)
     found.more["busy_ms"] = float(np.median(busy))
-    if device.startswith("opencl"):
-        _queued_times(found, case, device, precision, counts)
 
 
-def _queued_times(found: Row, case: Workload, device: str, precision: str, counts: Counts) -> None:
+def _queued_times(found: Row, case: Workload, load: Load, counts: Counts) -> None:
     """Take the span of runs that wait in the queue as a whole where that is shorter; the other one stays beside it."""
     from benchmarks.queued import QueuedRun
 
-    with weft.load(case.model, device, precision=precision, fallback="error") as session:
+    with load() as session:
         session.run(case.inputs)
         queued = QueuedRun(session)
         warm_up(queued.milliseconds, counts)

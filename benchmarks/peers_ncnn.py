@@ -20,6 +20,12 @@ NETWORKS = {
     "resnet50": ("resnet50", 224),
     "mobilenet_v2": ("mobilenet_v2", 224),
     "squeezenet1_1": ("squeezenet", 227),
+    "efficientnet_b0": ("efficientnet_b0", 224),
+    "shufflenet_v2_x1_0": ("shufflenet_v2", 224),
+    "regnet_y_400mf": ("regnety_400m", 224),
+    "mobilenet_v3_large": ("mobilenet_v3", 224),
+    "vgg16": ("vgg16", 224),
+    "resnet18": ("resnet18", 224),
 }
 """The file and the picture size of ncnn's own version of each network."""
 PRECISIONS = ("fp32", "fp16")

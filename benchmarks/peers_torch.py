@@ -1,11 +1,12 @@
-"""PyTorch's side of the measurement: cuDNN and cuBLAS, eager and as a CUDA graph.
+"""PyTorch's side of the measurement: cuDNN and cuBLAS, eager, as a CUDA graph, and compiled in a CUDA graph.
 
 Host to host: a numpy array is copied into pinned memory, from there to the device; the result comes back the same
 way and is copied to a numpy array. `pinned_ms` is the same without the first copy, as if the caller's array lay in
 pinned memory. The cast to fp16 and the change of layout are part of the network (and of its graph), as they are in
 Weft's. In graphs batch norms are folded into convolutions, as Weft does it; eager networks are torchvision's, layer for
 layer. Device: CUDA events around five replays queued behind each other, a fifth of it; transfers do not count.
-cuDNN searches for the fastest algorithms (`cudnn.benchmark`). TF32 is off but for the rows that say tf32.
+cuDNN searches for the fastest algorithms (`cudnn.benchmark`). TF32 is off but for the rows that say tf32. "compile" is
+`torch.compile` with `freezing`, whose kernels (Inductor's, by Triton) are captured in a graph.
 """
 
 from __future__ import annotations
@@ -15,8 +16,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import onnx
-
 from benchmarks.measure import Array, Counts, Record, Row, Workload, middle, timed
 
 REPLAYS = 5
@@ -24,6 +23,8 @@ PLANS = (
     ("graph", "fp32"),
     ("graph", "fp16"),
     ("graph", "tf32"),
+    ("compile", "fp32"),
+    ("compile", "fp16"),
     ("eager", "fp32"),
     ("eager", "fp16"),
 )
@@ -55,9 +56,9 @@ def measure(case: Workload, counts: Counts, record: Record) -> None:
     """Add the rows of one network: both ways of running, its variants, and precisions."""
     import torch
 
-    variants = torch_side(case.model).variants
+    variants = torch_side(case).variants
     for way, precision in PLANS:
-        for variant in variants if way == "graph" else variants[:1]:
+        for variant in variants[:1] if way == "eager" else variants:
             who = f"torch {way} {variant}"
 
             def add(way: str = way, precision: str = precision, variant: str = variant, who: str = who) -> None:
@@ -67,11 +68,14 @@ def measure(case: Workload, counts: Counts, record: Record) -> None:
             torch.cuda.empty_cache()
 
 
-def torch_side(model: onnx.ModelProto, fold: bool = False) -> Any:
+def torch_side(case: Workload, fold: bool = False) -> Any:
     """Return a network as PyTorch runs it; with `fold`, without batch norms of their own."""
     from benchmarks.torch_encoder import TorchEncoder
-    from benchmarks.torch_networks import TorchNetwork, folded
+    from benchmarks.torch_networks import TorchModule, TorchNetwork, folded
 
+    if case.module is not None:
+        return TorchModule(case.module, fold)
+    model = case.model
     if model.graph.input[0].name == "input_ids":
         return TorchEncoder(model)
     return TorchNetwork(folded(model) if fold else model)
@@ -81,13 +85,14 @@ def _row(case: Workload, row: Row, way: str, variant: str, counts: Counts) -> Ro
     import torch
 
     _set_precision(row.precision)
-    side = _Side(case, torch.float16 if row.precision == "fp16" else torch.float32, variant, fold=way == "graph")
-    with torch.inference_mode():
+    dtype = torch.float16 if row.precision == "fp16" else torch.float32
+    side = _Side(case, dtype, variant, fold=way != "eager", compiled=way == "compile")
+    with torch.inference_mode() if way != "compile" else torch.no_grad():  # the compiler folds constants in the latter
         try:
             row.more["gflop"] = side.flops() / 1e9
         except Exception as e:  # the times do not depend on PyTorch's count of operations
             row.note = f"operations are not counted: {e}"
-        start = side.captured() if way == "graph" else side.compute
+        start = side.compute if way == "eager" else side.captured()
         row.compare(side.run(start), case)
         row.compare(row.time(lambda: side.run(start), counts), case)
         row.more["pinned_ms"], _ = timed(lambda: side.run(start, pinned=True), counts.at_once)
@@ -121,10 +126,12 @@ def _device_times(start: Callable[[], object], counts: Counts) -> Iterator[float
 class _Side:
     """A network on the device with its inputs and outputs, there and in pinned memory."""
 
-    def __init__(self, case: Workload, dtype: Any, variant: str, fold: bool) -> None:
+    def __init__(self, case: Workload, dtype: Any, variant: str, fold: bool, compiled: bool = False) -> None:
         import torch
 
-        self._network = torch_side(case.model, fold).to("cuda", dtype, variant)
+        self._counted = self._network = torch_side(case, fold).to("cuda", dtype, variant)
+        if compiled:
+            self._network = torch.compile(self._network, options={"freezing": True})
         self._arrays = list(case.inputs.values())
         self._pinned = [torch.from_numpy(a).pin_memory() for a in self._arrays]
         self._inputs = [t.cuda() for t in self._pinned]
@@ -170,5 +177,5 @@ class _Side:
         from torch.utils.flop_counter import FlopCounterMode
 
         with FlopCounterMode(display=False) as counter:
-            self.compute()
+            self._counted(*self._inputs)
         return float(counter.get_total_flops())

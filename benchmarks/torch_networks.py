@@ -7,6 +7,8 @@ else reads the value. Batch norms stay layers of their own, as they are in torch
 
 from __future__ import annotations
 
+import copy
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,6 +18,7 @@ import onnx
 import torch
 import torch.nn.functional as F  # noqa: N812 - as PyTorch's own documents call it
 from onnx import helper, numpy_helper
+from torch.fx.experimental.optimization import fuse
 
 Attributes = Mapping[str, Any]
 Step = Callable[[dict[str, Any]], Any]
@@ -56,6 +59,34 @@ class TorchNetwork:
             for old in done:
                 del values[old]
         return [values[name].float() for name in self._outputs]
+
+
+class TorchModule(torch.nn.Module):
+    """A module of PyTorch as the measurement runs it: fp32 pictures in, fp32 tensors out."""
+
+    variants = ("channels-last", "nchw")
+
+    def __init__(self, module: Any, fold: bool = False) -> None:
+        super().__init__()
+        self._inner = copy.deepcopy(module).eval()
+        if fold:
+            try:
+                self._inner = fuse(self._inner)
+            except Exception as e:  # what cannot be traced keeps its batch norms
+                warnings.warn(f"batch norms are not folded: {e}", stacklevel=2)
+        self._type, self._order = torch.float32, torch.contiguous_format
+
+    def to(self, device: str, dtype: Any, variant: str) -> TorchModule:
+        """Move the weights to a device and a type; for the variant "channels-last" to that layout too."""
+        self._type = dtype
+        self._order = torch.channels_last if variant == "channels-last" else torch.contiguous_format
+        self._inner = self._inner.to(device, dtype, memory_format=self._order)
+        return self
+
+    def forward(self, *inputs: Any) -> list[Any]:
+        """Return the outputs in order."""
+        answer = self._inner(*(x.to(self._type, memory_format=self._order) for x in inputs))
+        return [y.float() for y in (answer if isinstance(answer, tuple) else (answer,))]
 
 
 def folded(model: onnx.ModelProto) -> onnx.ModelProto:

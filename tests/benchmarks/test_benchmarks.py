@@ -52,8 +52,8 @@ def test_torch_computes_what_the_network_says(name: str, fold: bool) -> None:
     from benchmarks.peers_torch import torch_side
 
     case = measure.build(name, 2, 64)
-    for variant in torch_side(case.model).variants:
-        side = torch_side(case.model, fold).to("cpu", torch.float32, variant)
+    for variant in torch_side(case).variants:
+        side = torch_side(case, fold).to("cpu", torch.float32, variant)
         with torch.inference_mode():
             for _ in range(2):  # nothing that is kept may be written in place
                 got = side(*(torch.from_numpy(a.copy()) for a in case.inputs.values()))
@@ -354,7 +354,7 @@ def test_a_trial_is_small(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("onnxruntime", reason="the reference is ONNX Runtime's")
-    assert gpu.parse([]).batch == [1, 32] and gpu.parse(["--quick", "--batch", "8"]).batch == [8]
+    assert gpu.parse([]).batch == [1, 16, 32] and gpu.parse(["--quick", "--batch", "8"]).batch == [8]
     monkeypatch.setattr(models, "MODELS", dict(models.MODELS))
     command = ["gpu", "--quick", "--networks", "minilm_l6", "--devices", "opencl", "--precision", "high", "--peers", ""]
     monkeypatch.setattr("sys.argv", [*command, "--no-gemm", "--seconds", "0.1"])
@@ -373,7 +373,7 @@ def test_torch_computes_the_encoder_of_a_trial(batch: int, monkeypatch: pytest.M
 
     monkeypatch.setitem(models.MODELS, "minilm_l6", partial(minilm_l6, sequence=64, sizes=gpu.TRIAL))
     case = measure.build("minilm_l6", batch)
-    side = torch_side(case.model)
+    side = torch_side(case)
     with torch.inference_mode():
         got = side.to("cpu", torch.float32, side.variants[0])(*map(torch.from_numpy, case.inputs.values()))
     assert relative_error([y.numpy() for y in got], case.outputs) < 1e-5

@@ -1,0 +1,104 @@
+"""Write a page of a measurement: every time and every ratio, from the JSON file that `benchmarks.gpu` wrote.
+
+    python -m benchmarks.page results.json > page.md
+
+A ratio is the fastest peer's time over Weft's, so above 1 Weft is faster. Rows with a wrong output count for nobody,
+and what was not measured is "-", with the reasons below. At batch 1 times are from host array to host array; above it
+they are those of the device, and then host to host with arrays that the caller keeps in pinned memory: Weft's are the
+session's own, PyTorch's its pinned tensors.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.bars import complaint
+from benchmarks.measure import Row
+
+APIS = ("vulkan", "opencl")
+PEERS = ("torch graph", "torch compile", "onnxruntime webgpu", "ncnn vulkan")
+PRECISIONS = ("fp32", "fp16")
+Time = Callable[[Row], float | None]
+
+
+def host(row: Row) -> float | None:
+    """Return the time from host array to host array."""
+    return row.host_ms
+
+
+def device(row: Row) -> float | None:
+    """Return the time on the device."""
+    return row.device_ms
+
+
+def kept(row: Row) -> float | None:
+    """Return the time from and to arrays that the caller keeps in pinned memory."""
+    found = row.more.get("arrays_ms", row.more.get("pinned_ms"))
+    return None if found is None else float(found)
+
+
+def page(found: dict[str, Any]) -> str:
+    """Return the whole page as Markdown."""
+    rows = [Row(**row) for row in found["rows"]]
+    lines = [f"# {found['date']}: networks on one device", "", f"    {found['command']}", "", *found["devices"], ""]
+    lines += [f"A trial with {found['trial']}.", ""] if "trial" in found else []
+    lines.append(f"choices of kernels: {found['tuning']}; source {found['source']}")
+    lines.append(", ".join(f"{name} {version}" for name, version in found["versions"].items()))
+    for batch in sorted({row.batch for row in rows}):
+        ways: list[tuple[str, Time]] = [("host to host", host)]
+        if batch > 1:
+            ways = [("on the device", device), ("host to host, arrays kept", kept)]
+        for title, time in ways:
+            lines += ["", f"## Batch {batch}, {title}, ms", "", *_table([r for r in rows if r.batch == batch], time)]
+    reasons = [f"- {what}: {why}" for what, why in found["absent"].items()]
+    return "\n".join([*lines, "", "## Not measured", "", *(reasons or ["Nothing."])]) + "\n"
+
+
+def _table(rows: Sequence[Row], time: Time) -> Iterator[str]:
+    """Yield a table with a row for each network and precision, and the means of the ratios."""
+    ratios: dict[tuple[str, str], list[float]] = {}
+    heads = ["network", "precision", *PEERS, *(f"Weft {api}" for api in APIS), *(f"best peer / {api}" for api in APIS)]
+    yield f"| {' | '.join(heads)} |"
+    yield "|" + "---|" * len(heads)
+    for network in dict.fromkeys(row.network for row in rows):
+        for precision in PRECISIONS:
+            here = [r for r in rows if (r.network, r.precision) == (network, precision)]
+            peers = [_best(here, who, time) for who in PEERS]
+            own = [_best(here, f"weft {api}", time) for api in APIS]
+            best = min(filter(None, peers), default=None)
+            shown = []
+            for api, ms in zip(APIS, own, strict=True):
+                ratio = best / ms if best and ms else None
+                shown.append(_number(ratio, 2))
+                if ratio is not None:
+                    ratios.setdefault((api, precision), []).append(ratio)
+            yield f"| {' | '.join([network, precision, *(_number(ms, 3) for ms in (*peers, *own)), *shown])} |"
+    for (api, precision), each in sorted(ratios.items()):
+        mean = math.exp(sum(map(math.log, each)) / len(each))
+        behind = sum(ratio < 1 for ratio in each)
+        yield f"\nWeft {api}, {precision}: geometric mean {mean:.2f} of {len(each)} networks, behind in {behind}."
+
+
+def _best(rows: Sequence[Row], who: str, time: Time) -> float | None:
+    """Return the shortest time of a side with a right output."""
+    right = [r for r in rows if r.who.startswith(who) and not complaint(r.who, r.precision, r.error)]
+    return min((ms for ms in map(time, right) if ms is not None), default=None)
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def main() -> None:
+    """Print the page of the file that the command line names."""
+    (path,) = sys.argv[1:]
+    print(page(json.loads(Path(path).read_text())), end="")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""The networks of the table: exported on the spot, the same in PyTorch and in ONNX, and missing where PyTorch is."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+
+import weft
+from benchmarks import measure, models, own, table_networks
+from benchmarks.measure import Counts, relative_error
+
+
+def test_one_that_needs_no_pytorch_has_pictures_of_its_own() -> None:
+    case = measure.build("resnet50_384", 1, trial=True)
+    assert case.inputs["x"].shape == (1, 3, 96, 96) and case.module is None and case.flops > 0
+
+
+def test_the_session_s_arrays_are_timed_without_the_tables() -> None:
+    case = measure.build("squeezenet1_1", 1, 32)
+    row = own.row(case, "opencl", "low", Counts(1, 2, 0.1, 0.0), tables=False)
+    assert row.more["arrays_ms"] > 0 and row.more["tuned"] == 0 and row.error is not None and row.error < 5e-2
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's older exporter, by PyTorch itself
+@pytest.mark.parametrize("name", ["yolov8n_like", "mobilenet_v3_large"])
+def test_pytorch_and_the_export_compute_the_same(name: str) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch's side needs PyTorch")
+    if name != "yolov8n_like" and find_spec("torchvision") is None:
+        pytest.skip("the network is torchvision's")
+    from benchmarks.peers_torch import torch_side
+
+    case = measure.build(name, 2, trial=True)
+    assert any(node.op_type == "BatchNormalization" for node in case.model.graph.node), "the runtime folds them"
+    for fold in (False, True):
+        side = torch_side(case, fold).to("cpu", torch.float32, "nchw")
+        with torch.inference_mode():
+            got = side(*(torch.from_numpy(a.copy()) for a in case.inputs.values()))
+        assert relative_error([y.numpy() for y in got], case.outputs) < 1e-4
+    with weft.load(case.model, "cpu") as session:
+        assert relative_error(session.run(case.inputs), case.outputs) < 1e-4
+
+
+def test_every_network_of_the_table_is_known_by_one_name() -> None:
+    assert not table_networks.NETWORKS.keys() & models.MODELS.keys()
