@@ -159,11 +159,17 @@ class Wearing:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def run(self, given: Any) -> list[measure.Array]:
+    def input_arrays(self) -> dict[str, measure.Array]:
+        return {i.name: np.zeros(i.shape, np.float32) for i in self._session.get_inputs()}
+
+    def output_arrays(self) -> dict[str, measure.Array]:
+        return {o.name: np.zeros(o.shape, np.float32) for o in self._session.get_outputs()}
+
+    def run(self, given: Any, outputs: Mapping[str, measure.Array] | None = None) -> list[measure.Array]:
         self._left -= 1
         inputs = given if isinstance(given, Mapping) else {self._name: given}
-        outputs: list[measure.Array] = self._session.run(None, dict(inputs))
-        return outputs if self._left >= 0 else [o * np.float32(np.nan) for o in outputs]
+        results: list[measure.Array] = self._session.run(None, dict(inputs))
+        return results if self._left >= 0 else [o * np.float32(np.nan) for o in results]
 
 
 @pytest.mark.parametrize("profiled", [False, True])
