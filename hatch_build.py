@@ -61,6 +61,7 @@ DATA = {
         "file",
         "Which kernels are quickest on an H200, by weft tune",
     ),
+    "weft/kernels/cost_model.json": ("file", "What kernels take on a GPU, fitted to the trials in benchmarks/tuned"),
     "weft/kernels/device_models.json": ("file", "What kinds of device do in a time, measured or from datasheets"),
     "weft/backends/vulkan/standard.json": ("file", "Which Vulkan kernels a wheel brings compiled"),
 }

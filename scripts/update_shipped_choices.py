@@ -5,7 +5,8 @@ Run it after `weft tune --output` has added trials there (about a minute, no dev
     python -m scripts.update_shipped_choices
 
 The package holds choices alone, each with the time and the hash of the kernels that it stands for, and only those that
-the chooser does not make anyway. To see that, the networks of the benchmarks are planned for the card, without it.
+gain: where what the chooser takes without a table was not timed, or takes more than `GAIN` times as long. To see that,
+the networks of the benchmarks are planned for the card, without it. What none of them asks for is left out.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from weft.backends.gpu.tuning_tables.tuning_table import (
     DeviceKey,
     Entries,
     Entry,
+    Trial,
     read_tables,
     write_tables,
 )
@@ -41,6 +43,8 @@ TRIALS = Path(__file__).parents[1] / "benchmarks" / "tuned"
 """The tables of `weft tune`, with the time of every candidate."""
 BATCHES = (1, 8, 32)
 PRECISIONS = ("high", "normal", "low")
+GAIN = 1.05
+"""A choice that gains less is not worth a row: much of it may be noise."""
 _CAPS = DeviceCaps(
     max_local_items=1024, max_local_size=(1024, 1024, 64), local_memory=48 << 10, max_buffer_range=(1 << 32) - 4,
     fp16_storage=True, int8_storage=True, matrix_units=True, channels_last=True, shuffles=True, compute_units=132,
@@ -119,15 +123,23 @@ def plan(api: str, network: str, batch: int, precision: str, tables: Path) -> tu
 
 
 def choices(trials: Entries, defaults: Mapping[str, Set[str]]) -> Entries:
-    """Return the choices that are not the chooser's defaults, as far as these are known, each with its own trial.
+    """Return the choices that gain against one of the chooser's defaults for their problem, each with its own trial.
 
     A problem has several defaults where images lie in one layout or another.
     """
     return {
         key: Entry(entry.choice, {entry.choice: entry.trials[entry.choice]})
         for key, entry in trials.items()
-        if entry.choice is not None and entry.choice in entry.trials and defaults.get(key) != {entry.choice}
+        if entry.choice is not None and any(_gains(entry, default) for default in defaults.get(key, ()))
     }
+
+
+def _gains(entry: Entry, default: str) -> bool:
+    """Tell whether the choice of an entry gains against a default."""
+    if entry.choice is None or entry.choice == default or entry.choice not in entry.trials:
+        return False
+    best, other = entry.trials[entry.choice].us, entry.trials.get(default, Trial("")).us
+    return best is not None and (other is None or other > GAIN * best)
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from tests.helpers.tuned_nets import TILES, three_tiles
 from weft.backends.gpu.tuning.tuner import Tuned
 from weft.backends.gpu.tuning_tables.tuning_table import DeviceKey, read_tables
 from weft.cli.tune import _total
+from weft.kernels.cost_model import excess
 
 
 @pytest.fixture
@@ -37,13 +38,20 @@ def test_a_network_is_tuned_and_the_table_is_printed(cli: Cli, model: Path, cach
     table = tmp_path / "null.json"
     with timed_gpu() as device:
         done = cli("tune", model, "-d", "null", "--shape", "x=2,16,8,8", "-o", table)
+        far = excess("conv_gemm")
+        assert far is not None
+        gain = 100.0 * (1 - 1 / far)
+        hope = f"open problems: 1, which take 100.0 us of a run; hope for about {gain:.1f} us ({gain:.0f}%)"
+        assert done.out.startswith(f"null, high\n{hope}")
         row = next(text for text in done.out.splitlines() if text.startswith("conv_gemm("))
         assert "100.0" in row and "60.0" in row and "1.67" in row and "N=2" in row
         assert "in total: 100.0 us by default, 60.0 us tuned, 1.67 times faster" in done.out
         assert "candidates tried: 2\n" in done.out and f"table: {table}" in done.out
         assert str(cache) in done.out
-        assert "candidates tried: 0\n" in cli("tune", model, "-d", "null", "--shape", "x=2,16,8,8").out
-        assert "candidates tried: 2\n" in cli("tune", model, "-d", "null", "--shape", "x=2,16,8,8", "--again").out
+        anew = cli("tune", model, "-d", "null", "--shape", "x=2,16,8,8").out
+        assert "candidates tried: 0\n" in anew and "tuned problems: 1; none is open" in anew
+        again = cli("tune", model, "-d", "null", "--shape", "x=2,16,8,8", "--again").out
+        assert "candidates tried: 2\n" in again and "open problems: 1, which take 60.0 us" in again
         (entry,) = read_tables(table)[DeviceKey.of(device.info)].values()
     assert entry.choice == repr(TILES[1])
 

@@ -23,7 +23,7 @@ TILES = tuple(GemmTile(4, 1, 8, 8, slices) for slices in (1, 2, 4))
 def three_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave convolutions one algorithm, with three tiles."""
     of_gemm = next(rivals for rivals in CONVOLUTIONS.rivals if rivals.name == "conv_gemm")
-    monkeypatch.setattr(CONVOLUTIONS, "rivals", (replace(of_gemm, algorithms=(gemm.TiledConv(),)),))
+    monkeypatch.setattr(CONVOLUTIONS, "rivals", (replace(of_gemm, algorithms=(gemm.TiledConv(),), modelled=None),))
     monkeypatch.setattr(gemm, "TILES", TILES)
     monkeypatch.setattr(gemm, "choose_tile", lambda *_: TILES[0])
 

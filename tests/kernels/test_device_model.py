@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -42,7 +42,7 @@ def test_a_device_has_the_figures_of_its_kind() -> None:
 
 
 def test_choices_follow_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = conv_problem((1, 64, 56, 56), (64, 64, 1, 1), H200, dtype=DType.FLOAT32)
+    problem = replace(conv_problem((1, 64, 56, 56), (64, 1, 3, 3), H200, dtype=DType.FLOAT32), group=64)
     few = CONVOLUTIONS.decide(problem).default
-    set_figures(monkeypatch, gemm_items=1)
+    set_figures(monkeypatch, depthwise_items=1)
     assert CONVOLUTIONS.decide(problem).default != few

@@ -37,6 +37,7 @@ from weft.errors import ConfigError
 from weft.loading import load
 
 if TYPE_CHECKING:
+    from weft.backends.gpu.tuning.prospect import Prospect
     from weft.backends.gpu.tuning.tuner import Tuned
     from weft.backends.gpu.tuning_tables.tuning_table import TuningTable
 
@@ -116,19 +117,25 @@ def _tune(
     options: Mapping[str, Any],
 ) -> list[TuningTable]:
     """Tune for one device, print what was found, and return the tables of its GPUs."""
+    from weft.backends.gpu.tuning.prospect import prospects
     from weft.backends.gpu.tuning.tuner import by_runtime, tune_pipelines
     from weft.backends.gpu.tuning_tables.tuning_table import write_tables
 
     label = f"{'+'.join(names)}, {precision.value}"
     found: list[TuningTable] = []
     try:
-        with (
-            working(f"tuning for {label}") as progress,
-            load(model, names, precision=precision, shapes=shapes, **options) as session,
-        ):
+        with working(f"loading for {label}"):
+            session = load(model, names, precision=precision, shapes=shapes, **options)
+        with session:
             ran_on = ", ".join(session.report.nodes_by_device)
             found = [runtime.tuning for runtime, _ in by_runtime(session.pipelines)]
-            rows = tune_pipelines(session.pipelines, budget=effort[0], again=effort[1], progress=progress)
+            hopes = [_hope(each) for each in prospects(session.pipelines, again=effort[1]) if each.problems]
+            if hopes:
+                line(label, "bold")
+            for hope in hopes:
+                line(hope)
+            with working(f"tuning for {label}") as progress:
+                rows = tune_pipelines(session.pipelines, budget=effort[0], again=effort[1], progress=progress)
     except KeyboardInterrupt:
         _say_interrupted(found, effort[1])
         raise typer.Exit(INTERRUPTED) from None
@@ -136,7 +143,6 @@ def _tune(
         why = "there is nothing to choose from" if found else f"there is nothing to tune on {ran_on}: only GPUs choose"
         line(f"{label}: {why}")
         return found
-    line(label, "bold")
     _print(rows)
     if output is not None:
         keys = {row.problem for row in rows}
@@ -218,6 +224,19 @@ def _print(rows: list[Tuned]) -> None:
 
 def _short(problem: str) -> str:
     return _TRIVIAL.sub("", problem).replace(", )", ")")
+
+
+def _hope(prospect: Prospect) -> str:
+    """Say what tuning can hope for."""
+    open_ = prospect.problems - prospect.tuned
+    if not open_:
+        return f"tuned problems: {prospect.tuned}; none is open, so there is nothing to hope for without --again"
+    said = f"open problems: {open_}, which take {prospect.us:.1f} us of a run; "
+    if prospect.unknown_us >= prospect.us:
+        return f"{said}how far such choices are from the best was never measured on such a device"
+    of = f" for {prospect.us - prospect.unknown_us:.1f} us of it" if prospect.unknown_us else ""
+    gain = f"{prospect.gain_us:.1f} us ({prospect.gain_us / prospect.us:.0%})"
+    return f"{said}hope for about {gain}, as far as such choices{of} were from the best elsewhere"
 
 
 def _total(rows: list[Tuned]) -> str:

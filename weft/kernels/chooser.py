@@ -5,7 +5,8 @@ launches. `Rivals` are the algorithms that tuning compares with each other. A `C
 first with an algorithm that fits decide: they take what `weft tune` found for the problem, else the cheapest candidate
 (`KernelBuilder.choose`).
 
-Costs are rules of thumb, some fitted to measurements: they rank candidates and do not predict times.
+On GPUs, algorithms that the cost model knows (`cost_model.py`) are ranked by the microseconds that it estimates. The
+others, and all on software devices, are ranked by their own costs, which are rules of thumb: they predict no times.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from weakref import WeakSet
 
 from weft.errors import ExecutionError
+from weft.kernels.cost_model import WORTH, Effort, microseconds
 
 if TYPE_CHECKING:
     from weft.kernels.device_model import DeviceModel
-    from weft.kernels.launch import KernelBuilder
+    from weft.kernels.launch import DeviceCaps, KernelBuilder
 
 ProblemT = TypeVar("ProblemT", bound=Hashable)
 ProblemT_co = TypeVar("ProblemT_co", covariant=True)
@@ -55,7 +57,10 @@ class Candidate:
     tile: Any
     """How the work is divided: a frozen dataclass, known in tuning tables by its `repr`."""
     cost: float
-    """The estimated time, as a share of what the portable kernel of the op takes; `NEVER` without tuning."""
+    """The estimated time, as a share of what the portable kernel of the op takes; `NEVER` without tuning.
+
+    In a `Decision` by the cost model it is in microseconds.
+    """
     algorithm: Algorithm[Any, Any, Any] | None = None
     """Whose it is; the chooser fills it in."""
 
@@ -78,6 +83,10 @@ class Algorithm(ABC, Generic[ProblemT, PlanT, TileT]):
         room for any.
         """
 
+    def effort(self, problem: ProblemT, tile: TileT) -> Effort | None:
+        """Return what a candidate has the device do, for the cost model; None: the model has no say in it."""
+        return None
+
     @abstractmethod
     def launch(self, plan: PlanT, tile: TileT) -> None:
         """Launch a candidate, packing the weights as it needs them."""
@@ -94,6 +103,8 @@ class Rivals(Generic[ProblemT, PlanT]):
     """Returns what decides the launches besides the candidate, for tuning tables; None: nothing is left to tuning."""
     why_not: Callable[[ProblemT], str | None] = field(default=lambda problem: None)
     """Returns why none of them applies to a problem, or None."""
+    modelled: Callable[[ProblemT], DeviceCaps] | None = None
+    """Returns the device of a problem, if the cost model ranks these algorithms; None: their own costs rank them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,6 +124,10 @@ class Decision:
     """Rivals and algorithms that do not fit, each with the reason."""
     unasked: tuple[str, ...] = ()
     """Rivals that would be asked next if none of these fitted."""
+    problem: Hashable = None
+    """The problem; None for tiles of one algorithm (`one_algorithm`)."""
+    in_microseconds: bool = False
+    """Whether the cost model ranked the candidates; their costs are then microseconds."""
 
     @cached_property
     def texts(self) -> tuple[str, ...]:
@@ -135,7 +150,8 @@ class Decision:
             yield f"{name}: no, {why}"
         taken = taken or self.default
         for text, candidate in self.candidates.items():
-            cost = "for tuning" if candidate.cost == NEVER else f"cost {candidate.cost:.2f}"
+            cost = f"about {candidate.cost:.1f} us" if self.in_microseconds else f"cost {candidate.cost:.2f}"
+            cost = "for tuning" if candidate.cost == NEVER else cost
             by = f"{candidate.algorithm.name}: " if candidate.algorithm is not None else ""
             mark = "" if text != taken else ", taken" if text == self.default else ", taken: tuning found it best"
             yield f"{by}{text}, {cost}{mark}"
@@ -182,18 +198,46 @@ class Chooser(Generic[ProblemT, PlanT]):
                     refused.append((algorithm.name, why or "the device has no room for its smallest work-group"))
             if fitting:
                 fitting.sort(key=lambda candidates: candidates[0].cost)
+                every = [each for candidates in fitting for each in candidates]
+                estimated = _estimated(rivals, problem, every)
                 # Two algorithms may share a tile; it then belongs to the cheaper one.
                 by_text: dict[str, Candidate] = {}
-                for candidate in (each for candidates in fitting for each in candidates):
+                for candidate in estimated or every:
                     by_text.setdefault(repr(candidate.tile), candidate)
                 facts = rivals.facts(problem) if rivals.facts is not None else None
                 unasked = tuple(each.name for each in self.rivals[k + 1 :])
-                return Decision(rivals.name, facts, by_text, tuple(refused), unasked)
+                return Decision(
+                    rivals.name, facts, by_text, tuple(refused), unasked, problem, estimated is not None
+                )
         raise ExecutionError(
             "no kernel on this device computes a node",
             why="; ".join(f"{name}: {why}" for name, why in refused),
             fix="put the node on another device with `hints`",
         )
+
+
+def _estimated(
+    rivals: Rivals[ProblemT, PlanT], problem: ProblemT, candidates: Sequence[Candidate]
+) -> list[Candidate] | None:
+    """Return candidates with the cost model's microseconds, the fastest first; None if their own costs rank them.
+
+    They do where the model has no data: on software devices, and if it does not know one that may be taken untuned. The
+    first that is given comes before those that are hardly faster.
+    """
+    caps = rivals.modelled(problem) if rivals.modelled is not None else None
+    if caps is None or caps.software:
+        return None
+    out = []
+    for each in candidates:
+        assert each.algorithm is not None
+        effort = each.algorithm.effort(problem, each.tile)
+        us = microseconds(each.algorithm.name, effort, caps) if effort is not None else None
+        if us is None and each.cost < NEVER:
+            return None
+        out.append(replace(each, cost=NEVER if us is None else us))
+    least = min(each.cost for each in out)
+    usual = out[0] if out[0].cost <= WORTH * least else None
+    return sorted(out, key=lambda each: (each is not usual, each.cost))
 
 
 _CHOOSERS: WeakSet[Chooser[Any, Any]] = WeakSet()

@@ -29,6 +29,12 @@ class DeviceModel:
     """Units of a device whose driver does not report them."""
     resident_items: int
     """Work-items that a unit holds at a time."""
+    unit_registers: int
+    """Registers that the work-items on a unit share."""
+    unit_memory: int
+    """Bytes of work-group memory of a unit, which the groups on it share."""
+    group_memory: int
+    """Bytes of it that each group takes besides its own."""
     busy_items: int
     """Work-items that keep a unit busy."""
     read_bytes: float

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import models
-from scripts.update_shipped_choices import CARDS, TRIALS, choices, plan
+from scripts.update_shipped_choices import CARDS, GAIN, TRIALS, choices, plan
 from weft.backends.gpu.tuning_tables.choice import Choice
 from weft.backends.gpu.tuning_tables.tuning_table import SHIPPED, Entries, Entry, Trial, TuningTable
 
@@ -62,12 +62,20 @@ def test_no_choice_is_of_kernels_that_have_changed(api: str, network: str, preci
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("network", NETWORKS)
 def test_what_weft_brings_chooses_as_the_trials_do(api: str, network: str, precision: str) -> None:
-    """Whoever tunes on the card writes the choices anew: python -m scripts.update_shipped_choices."""
-    brought = entries_of(api, SHIPPED)
+    """Whoever tunes on the card, or fits the cost model anew, runs: python -m scripts.update_shipped_choices.
+
+    Where the package has no row, the default must take about as long.
+    """
+    brought, trials = entries_of(api, SHIPPED), entries_of(api, TRIALS)
     for batch in (1, 32):
         for choice in planned(api, network, batch, precision):
-            if choice.made:  # in another layout the kernels of a problem are others than those that were timed
-                assert brought.get(choice.key, Entry(choice.default)).choice == choice.chosen
+            if not choice.made:  # in another layout the kernels of a problem are others than those that were timed
+                continue
+            if choice.key in brought:
+                assert brought[choice.key].choice == choice.chosen
+            else:
+                best, default = (trials[choice.key].trials[text].us for text in (choice.chosen, choice.default))
+                assert best is not None and default is not None and default <= GAIN * best
 
 
 def test_what_weft_brings_are_choices_alone(api: str) -> None:
@@ -77,13 +85,13 @@ def test_what_weft_brings_are_choices_alone(api: str) -> None:
         assert entry.trials == {entry.choice: trials[key].trials[entry.choice]}
 
 
-def test_choices_that_are_the_default_are_left_out() -> None:
-    timed = {text: Trial(text, us=us) for text, us in (("a", 1.0), ("b", 2.0))}
-    trials = {name: Entry("a", timed) for name in ("alone", "several", "unknown")}
-    trials |= {"other": Entry("b", timed), "untimed": Entry(None, timed)}
-    kept = choices(trials, {"alone": {"a"}, "several": {"a", "b"}, "other": {"a"}, "untimed": {"a"}})
-    assert {key: entry.choice for key, entry in kept.items()} == {"several": "a", "unknown": "a", "other": "b"}
-    assert all(entry.trials == {entry.choice: timed[str(entry.choice)]} for entry in kept.values())
+def test_choices_that_gain_little_are_left_out() -> None:
+    timed = {text: Trial(text, us=us) for text, us in (("a", 1.0), ("b", 2.0), ("c", GAIN))}
+    defaults = {"same": {"a"}, "near": {"c"}, "several": {"a", "b"}, "slow": {"b"}, "untimed": {"d"}, "open": {"b"}}
+    trials = {name: Entry("a", timed) for name in (*defaults, "asked by none")} | {"open": Entry(None, timed)}
+    kept = choices(trials, defaults)
+    assert {key: entry.choice for key, entry in kept.items()} == dict.fromkeys(("several", "slow", "untimed"), "a")
+    assert all(entry.trials == {"a": timed["a"]} for entry in kept.values())
 
 
 @pytest.mark.parametrize("network", list(models.MODELS))

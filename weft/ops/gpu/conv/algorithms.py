@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from weft.kernels.chooser import Chooser, Rivals
 from weft.ops.gpu.conv.depthwise import (
     DepthwiseInLoops,
@@ -29,24 +31,28 @@ def why_not_tiled(problem: ConvProblem) -> str | None:
     return "conv_gemm failed its self-test on this device" if TiledConv.name in problem.caps.without else None
 
 
+_caps = attrgetter("caps")
 CONVOLUTIONS = Chooser[ConvProblem, ConvPlan](
     Rivals(
         "conv_matrix",
         (GroupMatrixConv(), WgmmaConv(), UnstagedConv(), MatrixConv()),
         facts_of_halves,
         why_not_halves,
+        modelled=_caps,
     ),
     Rivals(
         "conv_split",
         (SplitWgmmaConv(), WinogradConv(), SplitConv(), TiledConv(in_parts=False), DirectConv()),
         ConvProblem.facts_by_channels,
         why_not_split,
+        modelled=_caps,
     ),
     Rivals(
         "conv_gemm",
         (WinogradConv(), TiledConv(), ConvInPieces()),
         ConvProblem.facts_by_blocks,
         why_not_tiled,
+        modelled=_caps,
     ),
     Rivals("conv_depthwise", (DepthwiseInTiles(),), facts_of_depthwise, why_not_depthwise),
     Rivals("conv_depthwise in loops", (DepthwiseInLoops(),), why_not=why_not_depthwise),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 
@@ -11,7 +11,8 @@ import numpy as np
 
 from weft.core.graph.layout import PACK, Array, Layout
 from weft.core.graph.tensor import Tensor
-from weft.kernels.chooser import Algorithm, Candidate, candidates_of
+from weft.kernels.chooser import NEVER, Algorithm, Candidate, candidates_of
+from weft.kernels.cost_model import Effort
 from weft.kernels.launch import DeviceCaps
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem, pieces, vectors_spec
 from weft.ops.gpu.conv.split_k import (
@@ -73,6 +74,16 @@ class GemmTile:
     def columns(self) -> int:
         """Return the output blocks of a group."""
         return self.blocks * self.ly
+
+    @property
+    def items(self) -> int:
+        """Return the work-items of a group."""
+        return self.lx * self.ly * self.lz
+
+    @property
+    def registers(self) -> int:
+        """Return the registers of an item, about: its sums, and 40 for operands and addresses."""
+        return PACK * self.pixels * self.blocks + 40
 
     def shared_bytes(self, buffers: int = 1) -> int:
         """Return the bytes of work-group memory: the staged tiles, and the sums of all slices but one."""
@@ -164,6 +175,11 @@ def _packed(plan: ConvPlan, steps: int) -> Tensor:
     return plan.k.constant(f"gemm.{plan.first}", pack, Layout.NC4HW4, spec)
 
 
+def _for_tuning(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return candidates of which only tuning may take the wide ones."""
+    return [replace(c, cost=NEVER) if tile_and_parts(c.tile)[0] in WIDE_TILES else c for c in candidates]
+
+
 @dataclass(frozen=True)
 class TiledConv(Algorithm[ConvProblem, ConvPlan, "GemmTile | InParts[GemmTile]"]):
     """The implicit GEMM, which computes in fp32 whatever is stored."""
@@ -190,12 +206,24 @@ class TiledConv(Algorithm[ConvProblem, ConvPlan, "GemmTile | InParts[GemmTile]"]
             return []
         work = partial(work_of, problem)
         if not (self.in_parts and problem.whole):
-            return candidates_of([default, *legal], lambda tile: work(tile).microseconds(caps))
+            return _for_tuning(candidates_of([default, *legal], lambda tile: work(tile).microseconds(caps)))
         parted = offer_parts(caps, legal, work)
         # Without slices of K a group has 64 work-items, and a round takes longer than the model says.
         sliced = [each for each in parted if each.tile.lz > 1]
         best = better(caps, default, sliced, work)
-        return candidates_of([best, *by_turns(parted, legal)], partial(time_of, caps, work))
+        return _for_tuning(candidates_of([best, *by_turns(parted, legal)], partial(time_of, caps, work)))
+
+    def effort(self, problem: ConvProblem, tile: GemmTile | InParts[GemmTile]) -> Effort | None:
+        """Return the work of a tile; None for tiles that only tuning takes."""
+        p, (chosen, parts) = problem, tile_and_parts(tile)
+        if chosen in WIDE_TILES:
+            return None
+        work, rows, columns = work_of(p, chosen), chosen.rows, PACK * chosen.columns
+        return Effort(
+            work.groups * parts, chosen.items, chosen.registers, chosen.shared_bytes(2), rows, columns,
+            -(-work.rounds // parts), PACK * STEP, chosen.lz, p.staged(rows, columns, PACK * STEP * steps_of(p)),
+            p.moved, parts, work.stored,
+        )  # fmt: skip
 
     def launch(self, plan: ConvPlan, tile: GemmTile | InParts[GemmTile]) -> None:
         """Launch the GEMM, and the sum of the parts if there are several."""

@@ -13,6 +13,7 @@ import numpy as np
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import PACK, Array, Layout
 from weft.kernels.chooser import Algorithm, Candidate, Facts, candidates_of
+from weft.kernels.cost_model import Effort
 from weft.kernels.launch import PIECE, DeviceCaps
 from weft.kernels.special import SelfTestCase, SpecialKernel, register_special
 from weft.ops.gpu.conv.cases import conv_case
@@ -203,6 +204,17 @@ def work_of(pixels: int, channels: int, depth: int, tile: MatrixTile) -> Work:
     return Work(groups, -(-steps // tile.lz), read, pixels * channels)
 
 
+def effort_of(problem: ConvProblem, tile: MatrixTile, parts: int, sums: int) -> Effort:
+    """Return the work of a tile whose items keep so many sums for each result."""
+    p, work = problem, work_of(problem.pixels, problem.channels_out, problem.depth, tile)
+    registers = 8 * tile.fm * tile.fn * sums + 50
+    return Effort(
+        work.groups * parts, tile.items, registers, tile.shared_bytes(), tile.rows, tile.columns,
+        -(-work.rounds // parts), PACK * tile.kb, tile.lz, p.staged(tile.rows, tile.columns, p.depth),
+        p.moved, parts, work.stored,
+    )  # fmt: skip
+
+
 class MatrixConv(Algorithm[ConvProblem, ConvPlan, "MatrixTile | InParts[MatrixTile]"]):
     """Subgroups multiply tiles that the work-group stages in its memory."""
 
@@ -223,6 +235,11 @@ class MatrixConv(Algorithm[ConvProblem, ConvPlan, "MatrixTile | InParts[MatrixTi
         best = better(caps, default, parted, work)
         every, cost = [best, *by_turns(parted, legal)], caps.model.costs[self.name]
         return candidates_of(every, partial(time_of, caps, work), cost)
+
+    def effort(self, problem: ConvProblem, tile: MatrixTile | InParts[MatrixTile]) -> Effort:
+        """Return the work of a tile."""
+        chosen, parts = tile_and_parts(tile)
+        return effort_of(problem, chosen, parts, 1)
 
     def launch(self, plan: ConvPlan, tile: MatrixTile | InParts[MatrixTile]) -> None:
         """Launch the implicit GEMM: pixels times output channels, over taps and input channels."""

@@ -153,6 +153,17 @@ class ConvProblem:
             return {"pooled": self.pooled}, {}
         return ({"planar": 1}, {"CI": self.channels_in}) if self.planar else ({}, {})
 
+    @cached_property
+    def moved(self) -> int:
+        """Return the bytes of the image, the weights and the output, each counted once."""
+        image = self.images * self.channels_in * prod(self.window.inputs)
+        return self.read.itemsize * (image + self.channels_out * (self.pixels + self.depth))
+
+    def staged(self, rows: int, columns: int, depth: int) -> int:
+        """Return the bytes of operands that tiles of so many pixels and output channels read, `depth` along K."""
+        times = -(-self.pixels // rows) * self.channels_out + -(-self.channels_out // columns) * self.pixels
+        return self.read.itemsize * times * depth
+
     def facts_by_blocks(self) -> Facts:
         """Return the facts by which tuning tables find problems of the portable kernels."""
         reading, channels = self.reading

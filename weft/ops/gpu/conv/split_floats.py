@@ -13,11 +13,12 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import PACK, Array, Layout
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.chooser import Algorithm, Candidate, candidates_of, waves
+from weft.kernels.cost_model import Effort
 from weft.kernels.launch import DeviceCaps
 from weft.kernels.special import SelfTestCase, SpecialKernel, register_special
 from weft.ops.gpu.conv.cases import conv_case
 from weft.ops.gpu.conv.halves import ACTIVATION_BITS, LANES, LOW_BITS, SIDE, by_taps, split_weights, undoing
-from weft.ops.gpu.conv.matrix import SUBGROUP, MatrixTile, fitting, packed_size, with_most_reuse
+from weft.ops.gpu.conv.matrix import SUBGROUP, MatrixTile, effort_of, fitting, packed_size, with_most_reuse
 from weft.ops.gpu.conv.problem import COMPUTED, ConvPlan, ConvProblem, vectors_spec
 from weft.ops.gpu.conv.wgmma import STEP
 from weft.ops.gpu.conv.winograd import WINS
@@ -157,6 +158,10 @@ class SplitConv(Algorithm[ConvProblem, ConvPlan, SplitTile]):
         # The model of Winograd's method, which competes, is as far off here as there.
         cost = costs[self.name] / WINS if is_much(problem) else costs[LITTLE]
         return candidates_of([best, *legal_tiles(caps, depth)], time, cost)
+
+    def effort(self, problem: ConvProblem, tile: SplitTile) -> Effort:
+        """Return the work of a tile, whose items keep two sums for each result."""
+        return effort_of(problem, tile, 1, 2)
 
     def launch(self, plan: ConvPlan, tile: SplitTile) -> None:
         """Launch the implicit GEMM: pixels times output channels, over taps and input channels."""

@@ -12,6 +12,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import PACK, Array
 from weft.core.graph.tensor import TensorSpec
 from weft.kernels.chooser import Algorithm, Candidate, candidates_of
+from weft.kernels.cost_model import Effort
 from weft.kernels.launch import PIECE, DeviceCaps
 from weft.kernels.special import SpecialKernel, register_special
 from weft.ops.gpu.conv import split_floats
@@ -65,13 +66,17 @@ class SplitWgmmaTile(Warpgroups):
     stages: int
     planes: int
 
+    def registers(self, pointwise: bool) -> int:
+        """Return the registers of an item, about: its sums, operands and addresses."""
+        return min(self.cols + (80 if pointwise else 120), 255)
+
     def shared_bytes(self) -> int:
         """Return the bytes of work-group memory."""
         return 2 * STEP * self.cols * self.planes * self.wz * self.stages
 
     def at_a_time(self, pointwise: bool) -> int:
         """Return the work-groups that fit a multiprocessor's memory and registers."""
-        registers = min(self.cols + (80 if pointwise else 120), 255) * self.items
+        registers = self.registers(pointwise) * self.items
         return max(min(SHARED // (self.shared_bytes() + RESERVED), REGISTERS // registers), 1)
 
 
@@ -168,6 +173,15 @@ class SplitWgmmaConv(Algorithm[ConvProblem, ConvPlan, SplitWgmmaTile]):
         groups = -(-p.pixels // best.rows) * -(-p.channels_out // best.cols)
         filling = groups >= caps.compute_units // 2 and is_much(p)
         return candidates_of([best, *legal], time, caps.model.costs[self.name if filling else LITTLE])
+
+    def effort(self, problem: ConvProblem, tile: SplitWgmmaTile) -> Effort:
+        """Return the work of a tile."""
+        p = problem
+        groups = -(-p.pixels // tile.rows) * -(-p.channels_out // tile.cols)
+        return Effort(
+            groups, tile.items, tile.registers(p.pointwise), tile.shared_bytes(), tile.rows, tile.cols,
+            -(-p.depth // (STEP * tile.wz)), STEP, tile.wz, p.staged(tile.rows, tile.cols, p.depth), p.moved,
+        )  # fmt: skip
 
     def launch(self, plan: ConvPlan, tile: SplitWgmmaTile) -> None:
         """Launch the implicit GEMM: pixels times output channels, over taps and input channels."""

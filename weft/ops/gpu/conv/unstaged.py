@@ -11,6 +11,7 @@ import numpy as np
 
 from weft.core.graph.layout import PACK, Array, Layout
 from weft.kernels.chooser import Algorithm, Candidate, candidates_of
+from weft.kernels.cost_model import Effort
 from weft.kernels.launch import PIECE, DeviceCaps
 from weft.kernels.special import SelfTestCase, SpecialKernel, register_special
 from weft.ops.gpu.conv.cases import conv_case
@@ -204,6 +205,16 @@ class UnstagedConv(Algorithm[ConvProblem, ConvPlan, "UnstagedTile | InParts[Unst
         best = better(caps, default, parted, work)
         every, cost = [best, *by_turns(parted, legal)], caps.model.costs[self.name]
         return candidates_of(every, partial(time_of, caps, work), cost)
+
+    def effort(self, problem: ConvProblem, tile: UnstagedTile | InParts[UnstagedTile]) -> Effort:
+        """Return the work of a tile."""
+        p, (chosen, parts) = problem, tile_and_parts(tile)
+        work = work_of(p.pixels, p.channels_out, chunks_of(p), chosen)
+        return Effort(
+            work.groups * parts, chosen.items, 8 * chosen.fm * chosen.fn + 60, chosen.shared_bytes(),
+            chosen.rows, chosen.columns, -(-work.rounds // parts), CHUNK * chosen.ahead, chosen.lz,
+            p.staged(chosen.rows, chosen.columns, p.depth), p.moved, parts, work.stored,
+        )  # fmt: skip
 
     def launch(self, plan: ConvPlan, tile: UnstagedTile | InParts[UnstagedTile]) -> None:
         """Launch the implicit GEMM: pixels times output channels, over taps and input channels."""

@@ -12,6 +12,7 @@ import numpy as np
 from weft.core.graph.layout import PACK, Array
 from weft.core.graph.tensor import TensorSpec
 from weft.kernels.chooser import Algorithm, Candidate, candidates_of
+from weft.kernels.cost_model import Effort
 from weft.kernels.launch import PIECE, WARPGROUP_MEMORY, DeviceCaps
 from weft.kernels.special import SelfTestCase, SpecialKernel, register_special
 from weft.ops.gpu.conv.cases import conv_case
@@ -80,6 +81,11 @@ class WgmmaTile(Warpgroups):
     stages: int
     wz: int = 1
 
+    @property
+    def registers(self) -> int:
+        """Return the registers of an item, about: its sums, and 72 for operands and addresses."""
+        return self.cols // 2 + 72
+
     def slots(self, steps: int) -> int:
         """Return the buffers of a set that are used: with few steps, each step gets its own."""
         rounds = -(-steps // self.wz)
@@ -91,7 +97,7 @@ class WgmmaTile(Warpgroups):
 
     def at_a_time(self, steps: int) -> int:
         """Return the work-groups that fit a multiprocessor's memory and registers."""
-        registers = (self.cols // 2 + 72) * self.items
+        registers = self.registers * self.items
         return max(min(SHARED // (self.shared_bytes(steps) + RESERVED), 65536 // registers), 1)
 
 
@@ -267,6 +273,17 @@ class WgmmaConv(Algorithm[ConvProblem, ConvPlan, "WgmmaTile | InParts[WgmmaTile]
         every = [best, *by_turns(parted, whole)]
         cost = caps.model.costs[self.name if filling else f"{self.name}, little work"]
         return candidates_of(every, partial(time_of, caps, work), cost)
+
+    def effort(self, problem: ConvProblem, tile: WgmmaTile | InParts[WgmmaTile]) -> Effort:
+        """Return the work of a tile."""
+        p, (chosen, parts) = problem, tile_and_parts(tile)
+        steps = steps_of(p.taps, p.channels_in)
+        work, shared = work_of(p.pixels, p.channels_out, steps, chosen), chosen.shared_bytes(-(-steps // parts))
+        return Effort(
+            work.groups * parts, chosen.items, chosen.registers, shared, chosen.rows, chosen.cols,
+            -(-work.rounds // parts), STEP, chosen.wz, p.staged(chosen.rows, chosen.cols, p.depth),
+            p.moved, parts, work.stored,
+        )  # fmt: skip
 
     def launch(self, plan: ConvPlan, tile: WgmmaTile | InParts[WgmmaTile]) -> None:
         """Launch the implicit GEMM: pixels times output channels, over taps and input channels."""

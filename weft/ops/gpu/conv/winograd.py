@@ -36,6 +36,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import PACK, Array
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.chooser import NEVER, Algorithm, Candidate
+from weft.kernels.cost_model import Effort
 from weft.kernels.launch import MAX_ELEMENTS, KernelBuilder, Size3
 from weft.ops.gpu.conv.gemm import STEP, GemmTile, legal_tiles, steps_of
 from weft.ops.gpu.conv.problem import COMPUTED, ConvPlan, ConvProblem
@@ -202,7 +203,23 @@ class WinogradConv(Algorithm[ConvProblem, ConvPlan, WinogradTile]):
         if best is None:
             return [Candidate(tile, NEVER) for tile in tiles]
         cost = share(problem) / WINS
-        return [Candidate(tile, cost) for tile in dict.fromkeys([best, *tiles])]
+        every = dict.fromkeys([best, *tiles])
+        return [Candidate(tile, cost if tile.gemm.pixels <= PIXELS else NEVER) for tile in every]
+
+    def effort(self, problem: ConvProblem, tile: WinogradTile) -> Effort | None:
+        """Return the work of the GEMM, and what the transforms move; None where only tuning may take it."""
+        p, gemm = problem, tile.gemm
+        if p.caps.compute_units < p.caps.model.many_units or gemm.pixels > PIXELS:
+            return None
+        patches, steps, points = prod(patches_of(p)), _steps(p.channels_in), READ * READ
+        rows, columns = gemm.rows, PACK * gemm.columns
+        down, across = -(-patches // rows), -(-p.blocks // gemm.columns)
+        values = 2 * patches * (p.channels_in + p.channels_out) + p.channels_in * p.channels_out
+        read = points * (down * p.channels_out + across * patches) * PACK * STEP * steps
+        return Effort(
+            points * down * across, gemm.items, gemm.registers, gemm.shared_bytes(2), rows, columns, steps,
+            PACK * STEP, 1, 4 * read, p.moved + 4 * points * values,
+        )  # fmt: skip
 
     def launch(self, plan: ConvPlan, tile: WinogradTile) -> None:
         """Launch the three kernels."""

@@ -12,6 +12,7 @@ import numpy as np
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import PACK, Array, Layout
 from weft.kernels.chooser import Algorithm, Candidate, candidates_of, waves
+from weft.kernels.cost_model import Effort
 from weft.kernels.launch import DeviceCaps
 from weft.kernels.special import SelfTestCase, SpecialKernel, register_special
 from weft.ops.gpu.conv.cases import conv_case
@@ -140,6 +141,17 @@ class GroupMatrixConv(Algorithm[ConvProblem, ConvPlan, GroupTile]):
         if best is None:
             return candidates_of(legal, time, caps.model.costs[f"{self.name}, little work"])
         return candidates_of([best, *legal], time, caps.model.costs[self.name])
+
+    def effort(self, problem: ConvProblem, tile: GroupTile) -> Effort:
+        """Return the work of a tile, of which the device keeps two steps of operands in the group's memory."""
+        p = problem
+        groups = -(-p.pixels // tile.rows) * -(-p.channels_out // tile.columns)
+        registers = tile.rows * tile.columns // tile.items + 60
+        shared = 2 * p.read.itemsize * tile.depth * (tile.rows + tile.columns)
+        return Effort(
+            groups, tile.items, registers, shared, tile.rows, tile.columns, -(-p.channels_in // tile.depth),
+            tile.depth, 1, p.staged(tile.rows, tile.columns, p.depth), p.moved,
+        )  # fmt: skip
 
     def launch(self, plan: ConvPlan, tile: GroupTile) -> None:
         """Launch the product of the rows of x and the weights."""

@@ -1,0 +1,97 @@
+"""The cost model: its data, its terms, where it ranks candidates, and how far its choices are from the best."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.fit_costs import MODELLED, RULES, choice, fit, mean, timed, unseen
+from tests.helpers.cards import H200, OPENCL, VULKAN
+from tests.helpers.conv_problems import conv_problem
+from weft.core.graph.dtypes import DType
+from weft.kernels.chooser import NEVER
+from weft.kernels.cost_model import DATA, TERMS, WORTH, Effort, coefficients, excess, microseconds
+from weft.kernels.launch import DeviceCaps
+from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
+
+ALGORITHMS = (
+    "conv_gemm", "conv_matrix", "conv_split", "conv_split_wgmma", "conv_unstaged", "conv_wgmma", "conv_winograd",
+    "workgroup_gemm",
+)  # fmt: skip
+CLOSE = 1.1
+"""The most that choices may be from the best, as a geometric mean over the problems of some rivals."""
+
+
+def test_the_data_has_all_terms_of_each_algorithm() -> None:
+    held = json.loads(DATA.read_text())
+    assert sorted(held["microseconds"]) == sorted(ALGORITHMS)
+    for name in ALGORITHMS:
+        found = coefficients(name)
+        assert found is not None and len(found) == len(TERMS) and min(found) > 0
+    assert coefficients("conv_direct") is None and excess("conv_direct") is None
+    assert all(1 <= (excess(name) or 0) < CLOSE for name in MODELLED)
+
+
+def test_terms_are_what_the_busiest_unit_does() -> None:
+    """Of 600 groups each of 132 units has 5 or 4; of 512 items and 64 registers two fit a unit: three waves."""
+    effort = Effort(
+        groups=600, items=512, registers=64, shared=0, rows=64, columns=32, rounds=10, depth=16, slices=2,
+        read=1_320_000, moved=2_640_000,
+    )  # fmt: skip
+    products = 64 * 32 * 10 * 16 * 2
+    found = dict(zip(TERMS, effort.terms(H200), strict=True))
+    assert found == pytest.approx({
+        "start": 1.0, "rounds": 30, "chain": 3 * products / 512 * 1e-3, "products": 5 * products * 1e-6, "alone": 0.0,
+        "stores": 3 * 64 * 32 / 512 * 0.1, "slices": 5 * 64 * 32 * 1e-3, "read": 1.0, "moved": 2.0, "launches": 0.0,
+        "parts": 0.0,
+    })  # fmt: skip
+    alone = dict(zip(TERMS, replace(effort, registers=128).terms(H200), strict=True))
+    assert alone["alone"] == alone["products"] == found["products"] and alone["rounds"] == 50
+    split = dict(zip(TERMS, replace(effort, parts=4, results=132_000).terms(H200), strict=True))
+    assert (split["launches"], split["parts"]) == (1.0, 4.0)
+    assert microseconds("conv_direct", effort, H200) is None
+
+
+def test_the_model_ranks_convolutions_on_gpus_and_rules_rank_them_on_software_devices() -> None:
+    for dtype in (DType.FLOAT16, DType.FLOAT32):
+        problem = conv_problem((1, 64, 56, 56), (64, 64, 3, 3), H200, dtype=dtype)
+        decision = CONVOLUTIONS.decide(problem)
+        costs = [each.cost for each in decision.candidates.values()]
+        assert decision.in_microseconds and costs[1:] == sorted(costs[1:]) and decision.problem is problem
+        assert costs[0] <= WORTH * min(costs)
+        assert "about" in str(decision)
+        software = CONVOLUTIONS.decide(replace(problem, caps=DeviceCaps(software=True)))
+        assert not software.in_microseconds and "about" not in str(software)
+        assert software.texts == RULES.decide(replace(problem, caps=DeviceCaps(software=True))).texts
+
+
+def test_the_model_makes_nothing_illegal_and_knows_few_units() -> None:
+    for caps in (OPENCL, VULKAN, replace(VULKAN, compute_units=8), replace(H200, matrix_units=False, compute_units=1)):
+        for dtype in (DType.FLOAT16, DType.FLOAT32):
+            problem = conv_problem((1, 64, 56, 56), (64, 64, 3, 3), caps, dtype=dtype)
+            decided, by_rules = CONVOLUTIONS.decide(problem), RULES.decide(problem)
+            assert set(decided.texts) == set(by_rules.texts) and decided.in_microseconds
+            winograd = [c.cost for text, c in decided.candidates.items() if text.startswith("WinogradTile")]
+            assert all((cost == NEVER) is (caps.compute_units < caps.model.many_units) for cost in winograd)
+
+
+def test_choices_are_close_to_the_best_that_was_timed() -> None:
+    """Whoever changes tiles, what they do, or the model's data fits it anew: python -m benchmarks.fit_costs --write."""
+    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for each in timed(CONVOLUTIONS):
+        if each.decision.default in each.us:
+            found[each.rivals, each.api].append(each.excess(each.decision.default))
+    assert {rivals for rivals, _ in found} == set(MODELLED) and sum(map(len, found.values())) > 400
+    assert {key: mean(values) for key, values in found.items() if mean(values) > CLOSE} == {}
+
+
+@pytest.mark.long  # it fits the model six times
+def test_the_data_is_what_the_trials_give_and_holds_for_networks_that_they_do_not_have() -> None:
+    problems = timed()
+    fitted, held = fit(problems), json.loads(DATA.read_text())["microseconds"]
+    assert {key: held[key[0]][key[1]] for key in fitted} == pytest.approx(fitted, rel=0.02)
+    assert mean(each.excess(choice(each, fitted)) for each in problems) < CLOSE
+    assert mean(excess for *_, excess in unseen(problems)) < CLOSE
