@@ -40,10 +40,11 @@
 extern "C" {
 #endif
 
-/* The version of the backend interface that this file describes; GetVersion returns it. Weft takes a backend
- * whose major number is its own and whose minor number is not above its own. */
+/* The version of the backend interface; GetVersion returns it. Weft takes a backend whose major number is its own and
+ * whose minor number is not above its own. Backends in Python and in C share the number, and an addition may be for
+ * one of them: 1.2 added nothing to this file. */
 #define WEFT_API_MAJOR 1u
-#define WEFT_API_MINOR 1u
+#define WEFT_API_MINOR 2u
 
 #if defined(__GNUC__)
 #define WEFT_EXPORT __attribute__((visibility("default")))
