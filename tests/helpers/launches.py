@@ -13,6 +13,12 @@ def kernels(session: weft.Session) -> list[str]:
     return [label.rpartition("/")[2] for label in dict.fromkeys(launch.label for launch in launches)]
 
 
+def most_buffers(session: weft.Session) -> int:
+    """Return the most buffers that a launch of a session on one GPU reads and writes."""
+    launches = session.pipelines[0].backend.recording.planned  # type: ignore[attr-defined]
+    return max(len(launch.reads) + len(launch.writes) for launch in launches)
+
+
 def planned_kernels(graph: Graph, precision: str = "high") -> list[str]:
     """Return the templates that a graph needs on a GPU that runs nothing."""
     with null_gpu(), weft.load(graph, "null", precision=precision, fallback="error") as session:

@@ -83,7 +83,7 @@ def inspect(
         bool,
         typer.Option(
             "--fusion",
-            help="Print why each launch that only maps or moves elements is not part of another one.",
+            help="Print why each element-wise launch, and each that moves elements, is not part of another one.",
         ),
     ] = False,
     unsupported: Annotated[bool, typer.Option("--unsupported", help="Print only what cannot run.")] = False,
@@ -299,7 +299,7 @@ def _launches(network: OptimizedNetwork, each: bool, choices: bool) -> None:
 
 
 def _fusion(network: OptimizedNetwork) -> None:
-    """Print what the launches of each part are for, and why those that only map or move elements are launches."""
+    """Print what the launches of each part are for, and why element-wise ones and moves are launches of their own."""
     for part in network.parts:
         if part.lowered is None:
             continue

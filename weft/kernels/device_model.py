@@ -81,10 +81,10 @@ class DeviceModel:
     """Up to so many pixels of four channels for each unit, the convolution that reads a pool computes it."""
     pooled_channels: int
     """The most output channels that such a convolution may have."""
-    mapped_channels: int
+    prologue_channels: int
     """The most output channels of a convolution that applies steps as it loads: each group applies them again."""
     pair_products: int
-    """The most products of a convolution of one pixel that each group of the next one repeats."""
+    """Up to so many products, each work-group computes the first of two 1 x 1 convolutions of a pixel itself."""
     depthwise_items: int
     """A tile of depthwise convolutions must give each unit at least so many work-items."""
     matmul_tiles: int

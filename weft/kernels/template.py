@@ -114,6 +114,9 @@ class ArgWriter:
         for s, stage in enumerate(request.loaded):
             texts = [self._loaded_operand(o, s, (inside, n, c4), target, lines) for o in stage.operands]
             lines += _stage_lines(request.loaded, s, "f32x4", target, texts)
+        # The lanes past the last channel are zeros, of which steps may make infinities or NaN.
+        a, block = self.name, f"({c4}) * 4"
+        lines.append(f"if ({a}_C % 4 != 0 && {block} + 4 > {a}_C) {target} = first_lanes({target}, {a}_C - {block});")
         return "{ " + " ".join(lines) + " }"
 
     def _loaded_operand(self, o: Operand, stage: int, at: tuple[str, str, str], value: str, lines: list[str]) -> str:

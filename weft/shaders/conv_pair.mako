@@ -1,6 +1,7 @@
 ## Two 1 x 1 convolutions of one pixel, one after the other: each group computes all HIDDEN results of the first, SPAN
 ## items one of them, and then WIDE blocks of four of the second, whose sums its items share. Weights lie as vectors: w as
-## [hidden][block in], v as [hidden][block out]. `blocks` and `hidden` are C4 and HIDDEN, or more.
+## [hidden][block in], v as [hidden][block out]. `blocks` and `hidden` are C4 and HIDDEN rounded
+## up to powers of two. LX is a multiple of SPAN and of WIDE.
 <%
 k.shared("f32x4", "Pixel", str(blocks))
 k.shared("f32x4", "Part", "LX")

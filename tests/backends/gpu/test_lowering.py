@@ -251,7 +251,7 @@ def test_the_journal_tells_what_lowering_did(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("weft.backends.gpu.lowering.batch_split.LEAST", 1)
     set_figures(monkeypatch, front_pixels=1, reused_pixels=0)
     monkeypatch.setattr("weft.backends.gpu.lowering.lower.products_in_vain", lambda device: 1 << 30)
-    monkeypatch.setattr("weft.backends.gpu.lowering.fusion.pays", lambda *_: True)
+    monkeypatch.setattr("weft.backends.gpu.lowering.fusion.pooling_pays", lambda *_: True)
     with null_gpu() as device:
         device.computes_ahead = True
         network = weft.optimize(graph, "null", fallback="error")

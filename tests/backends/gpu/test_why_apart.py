@@ -1,4 +1,4 @@
-"""What is said of launches that only map or move elements: why they are not part of another one."""
+"""What is said of element-wise launches and moves: why they are not part of another one."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import weft
 from tests.helpers.gpu_plans import assert_plays
-from tests.helpers.launches import kernels, planned_kernels
+from tests.helpers.launches import kernels, most_buffers, planned_kernels
 from tests.helpers.nets import Net, feeds
 from tests.helpers.null_gpu import CAPS, null_gpu
 from tests.helpers.op_rows import GPUS
@@ -63,6 +63,14 @@ def test_other_layers_stay_two() -> None:
         device.caps = replace(CAPS, without=frozenset({"conv_pair"}))
         with weft.load(excited(), "null", fallback="error") as session:
             assert "conv_pair" not in kernels(session)
+
+
+def test_no_kernel_binds_more_buffers_than_the_device_takes() -> None:
+    for most in (4, 5, 6, 8):
+        with null_gpu() as device:
+            device.caps = replace(CAPS, max_buffers=most)
+            with weft.load(excited(), "null") as session:
+                assert most_buffers(session) <= most
 
 
 def test_it_is_an_op_that_is_both() -> None:

@@ -79,7 +79,7 @@ class Lowered:
     steps: tuple[Step, ...] = ()
     """What lowering did to the nodes, in order; `OptimizedNetwork.why` tells it."""
     why_apart: Callable[[], Mapping[str, str]] = dict
-    """Returns, by the names of nodes that only map or move elements, why each has launches of its own."""
+    """Returns, by the names of nodes that are element-wise or move elements, why each has launches of its own."""
 
     @cached_property
     def listing(self) -> Listing:

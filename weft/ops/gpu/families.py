@@ -17,10 +17,10 @@ from weft.core.graph.fused_op import RUNNING, Fused, Step
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Op
-from weft.kernels.launch import CONV_PAIR, FOR_SHAPES, INDEX_MAPS, MAPPED, SUM_PARTS, DeviceCaps
+from weft.kernels.launch import CONV_PAIR, CONV_PROLOGUE, FOR_SHAPES, INDEX_MAPS, SUM_PARTS, DeviceCaps
 from weft.kernels.special import KernelFamily, SelfTestCase, one_node, register_family
 from weft.ops.attention import Attention
-from weft.ops.binary import Add, Equal, Mul, Where
+from weft.ops.binary import Add, Div, Equal, Mul, Where
 from weft.ops.boxes import NonMaxSuppression, RoiAlign
 from weft.ops.concat import Concat, Split
 from weft.ops.conv import Conv, ConvTranspose
@@ -176,12 +176,13 @@ family(
     templates=("conv_gemm",), whole=False, fallback="conversions of layouts before them", seconds=0.45,
 )  # fmt: skip
 family(
-    MAPPED, "convolutions that apply steps as they load",
+    CONV_PROLOGUE, "convolutions that apply steps as they load",
     lambda: (
         many(
             "Conv of (2, 9, 5, 6) with (7, 9, 1, 1)",
             [
-                (Fused(Mul(), 2, (Step(Add(), (RUNNING, 2)), RELU)), ("x", "gate", "shift"), "r"),
+                # Of the zeros behind the last channel, 0 / 0 is made.
+                (Fused(Div(), 2, (Step(Add(), (RUNNING, 2)), RELU)), ("x", "gate", "shift"), "r"),
                 (Conv(kernel_shape=(1, 1)), ("r", "w"), "y"),
             ],
             {"x": noise(2, 9, 5, 6), "gate": noise(2, 9, 1, 1)},

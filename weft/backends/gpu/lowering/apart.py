@@ -1,4 +1,4 @@
-"""Say why launches that only move or map values were not made part of another: what `weft inspect --fusion` prints."""
+"""Say why element-wise launches and moves were not made part of another: what `weft inspect --fusion` prints."""
 
 from __future__ import annotations
 

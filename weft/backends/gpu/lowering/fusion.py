@@ -22,9 +22,9 @@ from weft.kernels.launch import DeviceCaps, GpuOp, WantedLayout, find_gpu_op
 from weft.ops.binary import Add, Mul
 from weft.ops.conv import Conv
 from weft.ops.elementwise import Elementwise
-from weft.ops.gpu.conv.mapped import MappedConv, why_no_prologue
-from weft.ops.gpu.conv.pair import ConvPair, pairs
-from weft.ops.gpu.conv.pooled import PooledConv, pays
+from weft.ops.gpu.conv.pair import ConvPair, pairing_pays
+from weft.ops.gpu.conv.pooled import PooledConv, pooling_pays
+from weft.ops.gpu.conv.prologue import PrologueConv, why_no_prologue
 from weft.ops.norm import BatchNormalization
 from weft.ops.pool import MaxPool
 from weft.ops.unary import Cast
@@ -152,7 +152,7 @@ def fuse_pools(graph: Graph, is_custom: IsCustom, caps: DeviceCaps, split_produc
             continue  # its kernel packs weights beforehand
         made = PooledConv(pool.op, conv)
         x, w, y = (graph.specs[name] for name in (pool.inputs[0], node.inputs[1], node.outputs[0]))
-        if is_custom(pool.op) or is_custom(conv) or not pays(made, x, w.dims, y.dims, caps, split_products):
+        if is_custom(pool.op) or is_custom(conv) or not pooling_pays(made, x, w.dims, y.dims, caps, split_products):
             continue
         op = replace(node.op, base=made) if isinstance(node.op, Fused) else made
         out.nodes[k] = replace(node, op=op, inputs=(pool.inputs[0], *node.inputs[1:]))
@@ -181,7 +181,8 @@ def fuse_pairs(graph: Graph, is_custom: IsCustom, caps: DeviceCaps) -> Graph:
         x, w, v = (graph.specs[i].dims for i in (before[0], before[1], more[0]))
         same = graph.specs[read].dtype is graph.specs[before[0]].dtype
         small = all(graph.specs[i].size == 1 for i in scalars if i)
-        if not same or not small or not pairs(first, second, x, w, v, caps):
+        bound = _bound(graph, (*before, *more, *node.inputs[1 + len(more) :]), node.outputs)
+        if not same or not small or bound > caps.max_buffers or not pairing_pays(first, second, x, w, v, caps):
             continue
         arity, own = len(before) + len(more), node.op.steps if isinstance(node.op, Fused) else ()
         between = maker.op.steps if isinstance(maker.op, Fused) else ()
@@ -213,7 +214,7 @@ def fuse_prologues(graph: Graph, is_custom: IsCustom, caps: DeviceCaps, split_pr
         conv, weights = base_op(node.op), base_inputs(node.op, node.inputs)[1:]
         assert isinstance(conv, Conv)
         arity = 1 + len(weights) + len(found.operands)
-        made: Op = MappedConv(conv, 1 + len(weights), found.steps)
+        made: Op = PrologueConv(conv, 1 + len(weights), found.steps)
         if isinstance(node.op, Fused):
             made = Fused(made, arity, tuple(_moved(step, len(found.operands)) for step in node.op.steps))
         inputs = (found.image, *weights, *found.operands, *node.inputs[1 + len(weights) :])
@@ -250,8 +251,14 @@ def _prologue(
     found = _Prologue(graph, names).of(maker, 1 + len(weights))
     if found is None:
         return "not all steps are cheap, on one image and numbers for each channel"
-    bound = len(node.inputs) + len(found.operands) + 1
+    bound = _bound(graph, (*node.inputs, *found.operands), node.outputs)
     return found if bound <= caps.max_buffers else f"its kernel would bind {bound} buffers"
+
+
+def _bound(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -> int:
+    """Return the most buffers that a kernel binds; scalar constants are none."""
+    read = [i for i in inputs if i and not (i in graph.constants and graph.specs[i].size == 1)]
+    return len(read) + len(outputs)
 
 
 def _moved(step: Step, by: int) -> Step:

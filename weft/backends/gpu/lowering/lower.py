@@ -297,8 +297,8 @@ def _rewritten(graph: Graph, target: Target, journal: _Notes) -> Graph:
         graph = journal.rewrite("fuse_pools", "Compute small max pools where they are read", graph, pooled)
         paired = fuse_pairs(graph, is_custom, caps)
         graph = journal.rewrite("fuse_pairs", "Compute two convolutions of single pixels as one", graph, paired)
-        mapped = fuse_prologues(graph, is_custom, caps, split)
-        graph = journal.rewrite("fuse_prologues", "Apply cheap steps as a convolution loads", graph, mapped)
+        applied = fuse_prologues(graph, is_custom, caps, split)
+        graph = journal.rewrite("fuse_prologues", "Apply cheap steps as a convolution loads", graph, applied)
 
     def planar(graph: Graph, node: Node) -> bool:
         form = find_gpu_op(node.op)

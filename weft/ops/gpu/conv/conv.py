@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import PACK
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, WantedLayout, gpu_op, nested_rounds
 from weft.ops.conv import Conv
 from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
-from weft.ops.gpu.conv.problem import ConvPlan, why_not_computed
+from weft.ops.gpu.conv.problem import ConvPlan, on_matrix_units, why_not_computed
 from weft.ops.gpu.packing import weights_of
 
 
@@ -50,8 +49,9 @@ class ConvOnGpu(GpuOp):
         assert x is not None and w is not None
         if op.group != 1 or len(x.dims) > 4 or x.dims[1] > PACK or caps.without & {"conv_planar", "conv_gemm"}:
             return False
-        on_units = split_products or (caps.matrix_units and x.dtype is DType.FLOAT16)
-        return not on_units or prod(output.dims) * prod(w.dims[2:]) * PACK <= caps.model.planar_products
+        if not on_matrix_units(caps, x.dtype, split_products):
+            return True
+        return prod(output.dims) * prod(w.dims[2:]) * PACK <= caps.model.planar_products
 
     def launches(self, op: Conv, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
         """Launch the algorithm that the chooser takes."""

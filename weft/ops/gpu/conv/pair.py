@@ -76,9 +76,11 @@ class ConvPair(Op):
         return both + len(self.steps) * prod(between)
 
 
-def pairs(first: Conv, second: Conv, x: Shape, weight: Shape, after: Shape, caps: DeviceCaps) -> bool:
+def pairing_pays(first: Conv, second: Conv, x: Shape, weight: Shape, after: Shape, caps: DeviceCaps) -> bool:
     """Tell whether two convolutions of single pixels are better one launch."""
-    if CONV_PAIR in caps.without or prod(x[2:]) != 1 or len(x) not in (3, 4) or first.group != 1 or second.group != 1:
+    if CONV_PAIR in caps.without or _items(caps) < SPAN or prod(x[2:]) != 1 or len(x) not in (3, 4):
+        return False
+    if first.group != 1 or second.group != 1:
         return False
     hidden, channels = weight[:2]
     if not first.window(x, weight).is_pointwise or not second.window((x[0], hidden, *x[2:]), after).is_pointwise:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
 
-from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import PACK, Array, Shape
 from weft.core.graph.op import Constants, Op, OpClass
 from weft.core.graph.tensor import Tensor, TensorSpec
@@ -20,7 +19,7 @@ from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, WantedLayout, 
 from weft.ops.conv import Conv
 from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
 from weft.ops.gpu.conv.gemm import TiledConv
-from weft.ops.gpu.conv.problem import ConvPlan
+from weft.ops.gpu.conv.problem import ConvPlan, on_matrix_units
 from weft.ops.pool import MaxPool
 from weft.ops.window import Window
 
@@ -53,7 +52,7 @@ class PooledConv(Op):
         return self.pool.flops(inputs[:1], [(n, x[1], *places)]) + self.conv.flops(inputs, outputs)
 
 
-def pays(
+def pooling_pays(
     op: PooledConv, x: TensorSpec, weight: Shape, output: Shape, caps: DeviceCaps, split_products: bool
 ) -> bool:
     """Tell whether one launch for pool and convolution is faster.
@@ -72,8 +71,7 @@ def pays(
     channels, blocks = output[1], -(-x.dims[1] // PACK)
     vectors = x.dims[0] * prod(pool.outputs) * blocks
     units = caps.likely_units
-    on_units = split_products or (caps.matrix_units and x.dtype is DType.FLOAT16)
-    strict = not on_units or vectors * PACK * channels < caps.model.split_products
+    strict = not on_matrix_units(caps, x.dtype, split_products) or vectors * PACK * channels < caps.model.split_products
     return strict and channels <= caps.model.pooled_channels and vectors <= caps.model.pooled_vectors * units
 
 

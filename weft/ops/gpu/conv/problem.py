@@ -57,7 +57,7 @@ class ConvProblem:
     """Whether the image is stored as NCHW, not in blocks of four channels."""
     pooled: int = 0
     """Pixels of the window of a max pool that the kernel computes as it loads; 0 if there is none."""
-    mapped: int = 0
+    prologue_steps: int = 0
     """Element-wise steps that the kernel applies as it loads; 0 if there are none."""
     rows: bool = False
     """Whether the image's pixels are rows of channels, equally far apart (`KernelBuilder.rows`)."""
@@ -139,7 +139,7 @@ class ConvProblem:
     @property
     def loads_vectors(self) -> bool:
         """Tell whether the kernel loads four channels of a pixel as one vector, as they lie in memory."""
-        return not self.planar and not self.pooled and not self.mapped
+        return not self.planar and not self.pooled and not self.prologue_steps
 
     @cached_property
     def constants(self) -> dict[str, int]:
@@ -167,8 +167,8 @@ class ConvProblem:
     def facts_by_blocks(self) -> Facts:
         """Return the facts by which tuning tables find problems of the portable kernels."""
         reading, channels = self.reading
-        if self.mapped:
-            reading = {**reading, "mapped": self.mapped}
+        if self.prologue_steps:
+            reading = {**reading, "prologue": self.prologue_steps}
         sizes = {"N": self.images, "C4": self.blocks_in, "COUNT": self.count, "bias": self.bias}
         return {**self.constants, **sizes, **reading, **channels}
 
@@ -216,7 +216,7 @@ class ConvPlan:
         problem = ConvProblem(
             x.shape[0], weight.shape[1], y.shape[1], window, group, x.dtype, y.dtype, dtype,
             bias is not None, y.layout, k.caps, not x.layout.packed, pooled,
-            mapped=0 if prologue is None else len(prologue.steps),
+            prologue_steps=0 if prologue is None else len(prologue.steps),
             rows=rows is not None,
             read_pieces=looks and _lies_in_pieces(x, rows),
             written_pieces=looks and _lies_in_pieces(y, k.rows(y)),
@@ -256,6 +256,11 @@ class ConvPlan:
 
 def _lies_in_pieces(tensor: Tensor, rows: tuple[int, int] | None) -> bool:
     return rows is not None and all(n % PIECE == 0 for n in (tensor.shape[1], *rows))
+
+
+def on_matrix_units(caps: DeviceCaps, dtype: DType, split_products: bool) -> bool:
+    """Tell whether convolutions of images of this type run on matrix units."""
+    return split_products or (caps.matrix_units and dtype is DType.FLOAT16)
 
 
 def vectors_spec(elements: int, dtype: DType) -> TensorSpec:

@@ -25,7 +25,7 @@ from weft.core.graph.interpreter import outputs
 from weft.core.graph.tensor import TensorSpec
 from weft.ops.binary import Add, Mul
 from weft.ops.conv import Conv
-from weft.ops.gpu.conv.mapped import MappedConv
+from weft.ops.gpu.conv.prologue import PrologueConv
 from weft.ops.unary import Relu
 
 
@@ -81,7 +81,7 @@ def test_a_value_that_others_read_too_is_a_launch() -> None:
 
 def test_nothing_is_joined_where_that_was_found_wrong_or_is_switched_off() -> None:
     with null_gpu() as device:
-        device.caps = replace(CAPS, without=frozenset({"conv_mapped"}))
+        device.caps = replace(CAPS, without=frozenset({"conv_prologue"}))
         with weft.load(scaled(), "null", fallback="error") as session:
             assert "elementwise_c4" in kernels(session)
     with null_gpu(), weft.load(scaled(), "null", fallback="error", fusing=False) as session:
@@ -102,7 +102,7 @@ def test_it_is_an_op_that_is_both() -> None:
     x, w, b = (np.asarray(rng.standard_normal(s), np.float32) for s in ((2, 3, 4, 5), (6, 3, 1, 1), (6,)))
     gate, shift = (np.asarray(rng.standard_normal(s), np.float32) for s in ((2, 3, 1, 1), (3, 1, 1)))
     steps = [(Mul(), (RUNNING, 3)), (Add(), (RUNNING, 4)), (Relu(), (RUNNING,)), (Add(), (RUNNING, earlier(0)))]
-    op = MappedConv(Conv(), 3, tuple(Step(*step) for step in steps))
+    op = PrologueConv(Conv(), 3, tuple(Step(*step) for step in steps))
     y = Conv().reference(np.maximum(x * gate + shift, 0) + x, w, b)
     np.testing.assert_array_equal(op.reference(x, w, b, gate, shift), y)
     arrays = (x, w, b, gate, shift)
@@ -126,9 +126,14 @@ def test_channels_that_fill_no_vector_and_several_images_are_right(device: str) 
     _assert_right(scaled(images=3, channels=7, co=9), device)
 
 
+@pytest.mark.parametrize("device", GPUS)
+def test_no_infinity_is_made_of_the_zeros_behind_the_last_channel(device: str) -> None:
+    _assert_right(scaled(channels=6, kind="Div"), device)
+
+
 @given(
     images=st.integers(1, 3), channels=st.integers(1, 40), co=st.integers(1, 70), size=st.integers(1, 9),
-    kind=st.sampled_from(["Mul", "Add", "Sub", "Max"]),
+    kind=st.sampled_from(["Mul", "Add", "Sub", "Max", "Div"]),
 )  # fmt: skip
 @settings(max_examples=examples(40), deadline=None, suppress_health_check=SLOW)
 def test_any_sizes_play_right(images: int, channels: int, co: int, size: int, kind: str) -> None:

@@ -11,27 +11,34 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
-from weft.core.graph.dtypes import DType
 from weft.core.graph.fused_op import Step, pick_operands
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Constants, Op, OpClass
 from weft.core.graph.tensor import Tensor, TensorSpec
-from weft.kernels.launch import MAPPED, DeviceCaps, GpuOp, KernelBuilder, Prologue, WantedLayout, gpu_op
+from weft.kernels.launch import (
+    CONV_PROLOGUE,
+    DeviceCaps,
+    GpuOp,
+    KernelBuilder,
+    Prologue,
+    WantedLayout,
+    gpu_op,
+)
 from weft.ops.conv import Conv
 from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
 from weft.ops.gpu.conv.gemm import TiledConv
-from weft.ops.gpu.conv.problem import ConvPlan
+from weft.ops.gpu.conv.problem import ConvPlan, on_matrix_units
 
 
 @dataclass(frozen=True)
-class MappedConv(Op):
+class PrologueConv(Op):
     """Element-wise steps on an image and the convolution of their result as one op; only backends make it.
 
     The convolution takes the first `arity` inputs. The steps read what lies behind these, the image, and each other's
     results, as those of a `Fused` node do.
     """
 
-    type: ClassVar[str] = "MappedConv"
+    type: ClassVar[str] = "PrologueConv"
     op_class: ClassVar[OpClass] = "reduction"
     conv: Conv
     arity: int
@@ -61,26 +68,26 @@ def why_no_prologue(
     conv: Conv, x: TensorSpec, weight: Shape, caps: DeviceCaps, split_products: bool
 ) -> str | None:
     """Return why a convolution does not apply steps as it loads; None if it does, for less than a launch takes."""
-    if {MAPPED, TiledConv.name} & caps.without:
+    if {CONV_PROLOGUE, TiledConv.name} & caps.without:
         return "its kernels failed their self-test"
     if conv.group != 1 or len(x.dims) > 4 or not conv.window(x.dims, weight).is_pointwise:
         return "it is no plain 1 x 1 convolution"
-    if split_products or (caps.matrix_units and x.dtype is DType.FLOAT16):
+    if on_matrix_units(caps, x.dtype, split_products):
         return "its kernels on matrix units load vectors as they lie in memory"
-    if weight[0] > caps.model.mapped_channels:
+    if weight[0] > caps.model.prologue_channels:
         return f"its groups would apply the steps again for each few of its {weight[0]} output channels"
     return None
 
 
-@gpu_op(MappedConv)
-class MappedConvOnGpu(GpuOp):
+@gpu_op(PrologueConv)
+class PrologueConvOnGpu(GpuOp):
     """The portable GEMM, which applies the steps as it loads."""
 
     wanted_layout = WantedLayout.CHANNELS
     splits_constants = True
 
     def launches(
-        self, op: MappedConv, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+        self, op: PrologueConv, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
         """Launch the GEMM."""
         x, w, b = (*inputs[: op.arity], None)[:3]
