@@ -164,6 +164,37 @@ def test_their_memory_is_freed_with_the_last_view(device: str) -> None:
     assert held() == before
 
 
+@pytest.mark.parametrize("ways", ["chunks"], indirect=True)
+@pytest.mark.parametrize("device", GPUS)
+def test_a_session_keeps_the_last_eight_sets(device: str, ways: None) -> None:
+    """Each set adds a replay and the uploads of both inputs, until a ninth set takes the place of the first."""
+    with weft.load(network(), device, fallback="error") as session:
+        sets, recordings = list[object](), [opened(device).stats.live_recordings]
+        for seed in range(10):
+            arrays, out = session.input_arrays(), session.output_arrays()
+            arrays["a"][...], arrays["b"][...] = random(seed), random(seed + 1)
+            session.run(arrays, outputs=out)
+            check(out, random(seed), random(seed + 1))
+            sets.append((arrays, out))
+            recordings.append(opened(device).stats.live_recordings)
+        added = np.diff(recordings).tolist()
+        assert added[0] > 1 and added == [added[0]] * 8 + [0, 0]
+
+
+@pytest.mark.parametrize("device", GPUS)
+def test_a_network_may_have_more_inputs_than_a_session_keeps_sets(device: str, ways: None) -> None:
+    net, count = Net(), 11
+    total = net.input("x0", *SHAPE)
+    for k in range(1, count):
+        total = net.add("Add", total, net.input(f"x{k}", *SHAPE))
+    with weft.load(net.finish(total), device, fallback="error") as session:
+        for turn in range(2):
+            arrays = session.input_arrays()
+            for k, array in enumerate(arrays.values()):
+                array[...] = 2**k + turn
+            np.testing.assert_array_equal(session.run(arrays)[0], 2**count - 1 + count * turn)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_one_set_is_filled_while_the_device_works_on_another(device: str) -> None:
     with weft.load(network(), device, fallback="error") as session:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from weft.backends.gpu.device.device import (
     BarrierCommand,
@@ -37,8 +37,8 @@ SPAN = "span"
 """The profile's counter of seconds from the start of a run's first launch to the end of its last."""
 
 
-MOST_REPLAYS = 8
-"""How many replays a recording keeps beside its own: one for each set of callers' arrays that runs used last."""
+MOST_KEPT = 8
+"""How many sets of callers' arrays a recording keeps: a replay for each, and for each input the work before the run."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +61,7 @@ class _Replay:
     """The indices of the launches among the commands."""
 
 
+_Key = TypeVar("_Key")
 Chosen = Mapping[str, LentBuffer]
 """Memory of callers, by the names of inputs and outputs; a name that is missing has its port's."""
 
@@ -160,7 +161,8 @@ class PipelineRecording:
         """Return the work on an input that overlaps the copy of it: uploads in chunks, and the front in parts."""
         known = self._streams.pop((name, lent), None)
         if known is None:
-            self._drop_oldest(self._streams)
+            lending = [key for key in self._streams if key[0] == name and key[1] is not None]
+            self._drop_streams(_oldest(lending))
             known = self._recorded_stream(self._inputs[name], lent)
         self._streams[name, lent] = known
         return known
@@ -187,7 +189,7 @@ class PipelineRecording:
         key = tuple(chosen.get(name) for name in ports) if chosen else ()
         known = self._replays.pop(key, None)
         if known is None:
-            self._drop_oldest(self._replays)
+            self._drop_replays(_oldest([key for key in self._replays if key]))
             known = self._recorded(ports, chosen, self.front.input in self._streamed)
         self._replays[key] = known
         return known
@@ -213,16 +215,15 @@ class PipelineRecording:
         handle = self.device.record(commands, profile=self.profiling is not None)
         return _Replay(handle, labels, launched)
 
-    def _drop_oldest(self, kept: dict[Any, Any]) -> None:
-        """Make room for one more use of callers' memory: release what was used longest ago, if there are many."""
-        lending = [key for key in kept if any(part is not None and not isinstance(part, str) for part in key)]
-        for key in lending[: max(len(lending) - MOST_REPLAYS + 1, 0)]:
-            dropped = kept.pop(key)
-            if isinstance(dropped, Stream):
-                dropped.settle()
-                dropped.release()
-            else:
-                self.device.release(dropped.handle)
+    def _drop_streams(self, keys: Iterable[tuple[str, LentBuffer | None]]) -> None:
+        for key in keys:
+            stream = self._streams.pop(key)
+            stream.settle()
+            stream.release()
+
+    def _drop_replays(self, keys: Iterable[tuple[LentBuffer | None, ...]]) -> None:
+        for key in keys:
+            self.device.release(self._replays.pop(key).handle)
 
     # -- running -----------------------------------------------------------------------------------------
 
@@ -336,6 +337,11 @@ class PipelineRecording:
             self.heap.free(port.buffer)
         self.launches, self.imports, self.tuned = [], [], 0
         self.front_launches, self.work = {}, {}
+
+
+def _oldest(keys: Sequence[_Key]) -> Sequence[_Key]:
+    """Return what makes room for one more among the uses of callers' memory, of which the last is last."""
+    return keys[: max(len(keys) - MOST_KEPT + 1, 0)]
 
 
 def run_once(device: GpuDevice, accesses: Sequence[Access]) -> None:
