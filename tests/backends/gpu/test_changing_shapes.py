@@ -183,3 +183,44 @@ def test_kernels_for_special_hardware_know_every_constant(noting: Noting, monkey
             session.resize(each)
         assert {entry for entry, varying in noting.asked if varying is None} == {"conv_wgmma"}
         assert "conv_wgmma" not in {entry for entry, varying in noting.asked if varying is not None}
+
+
+# -- values that have another name or layout at another shape --------------------------------------------------
+
+
+def _last_of_all(net: Net) -> tuple[str, ...]:
+    """Return all of a convolution's values and the last ones; of one place, these are all."""
+    y = net.add("Conv", net.input("x", "n", 6, "t"), np.ones((4, 6, 1), np.float32), name="y")
+    return y, net.add("Slice", y, np.array([-1]), np.array([99]), np.array([2]), name="last")
+
+
+def _expanded(net: Net) -> tuple[str, ...]:
+    x = net.add("Relu", net.input("x", "n", 6, "t"))
+    return (net.add("Expand", x, np.array([2, 6, 3]), name="y"),)
+
+
+@pytest.mark.parametrize("device", ["opencl", "vulkan"])
+@pytest.mark.parametrize("made", [_last_of_all, _expanded])
+def test_a_move_may_come_to_nothing_at_a_later_shape(made: Any, device: str) -> None:
+    net = Net()
+    graph = net.finish(*made(net))
+    with weft.load(graph, device, fallback="error") as session:
+        for shape in ((2, 6, 3), (1, 6, 1), (2, 6, 3), (1, 6, 3)):
+            x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+            with weft.load(graph, device, shapes={"x": shape}, fallback="error") as fresh:
+                for got, want in zip(session.run(x), fresh.run(x), strict=True):
+                    np.testing.assert_array_equal(got, want)
+
+
+def test_fp16_outputs_are_right_where_kernels_are_built_on_threads() -> None:
+    """As on GPUs: the narrowed network names its last value differently, and kernels end in another thread."""
+    net = Net()
+    graph = net.finish(net.add("Relu", net.input("x", 2, 3), name="y"))
+    own = {"opencl": {"device_profile": "units=16"}}
+    with weft.load(graph, "opencl", precision="low", backend_options=own, fallback="error") as session:
+        x = np.float32([[1, -2, 3], [4, 5, -6]])
+        for _ in range(2):
+            (got,) = session.run(x, outputs=session.output_arrays())
+            assert got.dtype == np.float16
+            np.testing.assert_array_equal(got, np.maximum(x, 0))
+            np.testing.assert_array_equal(session.run(x)[0], np.maximum(x, 0))

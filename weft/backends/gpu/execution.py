@@ -57,6 +57,7 @@ class GpuExecution(Recorded):
     def onResize(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
         """Bind the planned launches, start building their kernels, and add them to the recording."""
         self._used.clear()
+        self.label = outputs[0].name  # another network of the session may name the value differently
         plans = self._place.plans.get(self.label)
         if plans is None:  # the op is custom, but its execution creator refused this node
             plans = [self._plan(inputs, outputs)]
