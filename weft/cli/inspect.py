@@ -302,6 +302,7 @@ def _fusion(network: OptimizedNetwork) -> None:
     """Print what the launches of each part are for, and why element-wise ones and moves are launches of their own."""
     for part in network.parts:
         if part.lowered is None:
+            line(f"{part.graph.name} on {part.device}: it runs node by node, and fuses none", "bold")
             continue
         nodes = {node.name: node for node in part.lowered.listing.nodes}
         counts = Counter(launch.node for launch in part.lowered.launches)

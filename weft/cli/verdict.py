@@ -67,6 +67,8 @@ class Verdict:
         for group in self.dearest:
             many = f" in {group.launches} launches" if group.launches > 1 else ""
             less = f", {group.least_us:.1f} us at the device's rates" if group.least_us else ""
+            if 0 < group.us <= group.least_us:
+                less = ", as fast as the device's rates allow"
             said.append(f"  {group.name}: {group.us:.1f} us{many}, {group.bound}{less}")
         arrays = f"{self.saved_by_arrays_us:.1f} us" if self.saved_by_arrays_us else "nothing measurable"
         saved = [f"{arrays} by arrays of the session"]
