@@ -108,6 +108,52 @@ def test_the_cpu_computes_in_them() -> None:
             assert pipeline.tensor(name).memory is array
 
 
+def reshaping() -> Graph:
+    """Return a network of reshapes: of an input, of a value before an output, and between an input and an output."""
+    net, flat = Net(), np.array([-1], np.int64)
+    a, b = net.input("a", *SHAPE), net.input("b", *SHAPE)
+    relu = net.add("Relu", net.add("Reshape", a, flat), name="relu")
+    both = net.add("Mul", net.add("Sigmoid", a), b, name="both")
+    return net.finish(
+        relu, both, net.add("Reshape", both, flat, name="flat"), net.add("Reshape", b, flat, name="b_flat")
+    )
+
+
+@pytest.mark.parametrize("profile", [False, True])
+@pytest.mark.parametrize("device", DEVICES)
+def test_values_that_are_only_reshaped(device: str, profile: bool) -> None:
+    with weft.load(reshaping(), device, profile=profile, fallback="error") as session:
+        for seed in range(3):
+            arrays, out = session.input_arrays(), session.output_arrays()
+            a, b = arrays["a"], arrays["b"]
+            a[...], b[...] = random(seed), random(seed + 10)
+            for inputs in (arrays, {"a": random(seed), "b": random(seed + 10)}):
+                for array in out.values():
+                    array[...] = 7
+                session.run(inputs, outputs=out)
+                both = b / (1 + np.exp(-a))
+                exact = {"relu": np.maximum(a, 0).ravel(), "both": both, "flat": both.ravel(), "b_flat": b.ravel()}
+                for name, value in exact.items():
+                    np.testing.assert_allclose(out[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_a_value_of_another_device_that_the_cpu_only_reshapes() -> None:
+    net = Net()
+    first = net.add("Relu", net.input("a", *SHAPE))
+    last = net.add("Add", net.add("Sigmoid", first), first)
+    graph = net.finish(first, net.add("Reshape", last, np.array([-1], np.int64), name="y"))
+    hints = {node.name: "cpu" for node in graph.nodes if node.op.type != "Sigmoid"}
+    with weft.load(graph, ["opencl", "cpu"], hints=hints) as session:
+        assert [part.device for part in session.optimized.parts] == ["cpu:0", "opencl:0", "cpu:0"]
+        arrays, out = session.input_arrays(), session.output_arrays()
+        for seed in range(2):
+            arrays["a"][...] = random(seed)
+            session.run(arrays, outputs=out)
+            relu = np.maximum(random(seed), 0)
+            np.testing.assert_array_equal(out[first], relu)
+            np.testing.assert_allclose(out["y"], (1 / (1 + np.exp(-relu)) + relu).ravel(), rtol=1e-5)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_part_of_one_is_copied_unless_it_is_the_first(device: str) -> None:
     with weft.load(network("N"), device, shapes=dict.fromkeys("ab", SHAPE), fallback="error") as session:

@@ -112,11 +112,11 @@ class CpuBackend(HostBackend):
         return self._lent_array(tensor, self._lent_outputs)
 
     def onFillInput(self, tensor: Tensor, source: Array) -> bool:
-        """Have nodes read a lent array where it is; False for others."""
+        """Have nodes read a lent array where it is; False for others, and for an input that a node only reshapes."""
         return self._lies_in(tensor, source, self._lent_inputs)
 
     def onStoreOutput(self, tensor: Tensor, target: Array) -> bool:
-        """Have nodes write to a lent array; False for others."""
+        """Have nodes write to a lent array; False for others, and for an output that a node only reshapes."""
         return self._lies_in(tensor, target, self._lent_outputs)
 
     def onExecuteBegin(self) -> None:
@@ -142,10 +142,15 @@ class CpuBackend(HostBackend):
         return array
 
     def _lies_in(self, tensor: Tensor, array: Array, lent: WeakValueDictionary[int, Array]) -> bool:
-        """Let a tensor lie in an array that was lent; if it was not, where it was planned."""
+        """Let a tensor lie in an array that was lent; if it was not, where it was planned.
+
+        A tensor that shares its memory stays: the node between the two does not run, and other pipelines may read them.
+        """
         if tensor in self._planned:
             tensor.memory = self._planned.pop(tensor)
         if _address(array) not in lent or not array.flags.c_contiguous or not self._reads_late:
+            return False
+        if self.shares(tensor) or array.dtype != tensor.dtype.numpy or array.shape != tensor.shape:
             return False
         self._planned[tensor], tensor.memory = tensor.memory, array
         return True

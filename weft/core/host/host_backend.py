@@ -31,7 +31,7 @@ class HostBackend(Backend):
         self._memory = BufferManager(self._allocate, lambda _: None)
         self._slots: dict[Tensor, Slot] = {}
         self._sharing: dict[Slot, int] = {}
-        """How many tensors lie in a slot, if it is more than one."""
+        """How many tensors that are not released yet lie in a slot, by the slots in which several were put."""
 
     def onAcquireBuffer(self, tensor: Tensor, storage_type: StorageType) -> bool:
         """Give the tensor an array now or in the plan."""
@@ -54,6 +54,10 @@ class HostBackend(Backend):
         self._slots[tensor] = held
         self._sharing[held] = self._sharing.get(held, 1) + 1
         return True
+
+    def shares(self, tensor: Tensor) -> bool:
+        """Tell whether another tensor of this plan lies where this one does, after `share`."""
+        return self._slots.get(tensor) in self._sharing
 
     @staticmethod
     def _bind(tensor: Tensor, slot: Slot) -> None:
