@@ -297,6 +297,33 @@ def test_fp16_arrays_travel_as_they_are_at_low(device: str) -> None:
         assert session.run(a, b, outputs={"y": out})[0] is out
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_run_that_is_refused_leaves_the_types_of_the_plan(device: str) -> None:
+    shapes = dict.fromkeys("ab", SHAPE)
+    with weft.load(network("N"), device, precision="low", shapes=shapes, fallback="error") as session:
+        arrays, out = session.input_arrays(), session.output_arrays()
+        arrays["a"][...], arrays["b"][...] = random(0), random(1)
+        session.run(random(2), random(3))  # plans for fp32
+        with pytest.raises(InputError, match="the shapes do not fit"):
+            session.run(arrays["a"], np.ones((3, *SHAPE[1:]), HALF), outputs=out)
+        session.run(arrays, outputs=out)
+        check(out, random(0), random(1), "low")
+        session.run(arrays["a"], random(1), outputs=out)
+        check(out, random(0), random(1), "low")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_backends_take_lent_arrays_of_the_tensors_type_and_shape_only(device: str) -> None:
+    with weft.load(network(), device, fallback="error") as session:
+        (pipeline,) = session.pipelines
+        backend, (array, out) = pipeline.backend, (session.input_arrays()["a"], session.output_arrays()["y"])
+        a, y = pipeline.tensor("a"), pipeline.tensor("y")
+        assert backend.onFillInput(a, array) and backend.onStoreOutput(y, out)
+        for change in (lambda x: x.view(np.int32), lambda x: x.view(HALF), lambda x: x[:1]):
+            assert not backend.onFillInput(a, change(array)) and not backend.onStoreOutput(y, change(out))
+        check(dict(zip("yz", session.run(random(2), random(3)), strict=True)), random(2), random(3))
+
+
 def test_fp16_arrays_are_converted_where_the_network_stores_fp32() -> None:
     with weft.load(network(), "cpu") as session:
         assert session.run(random(0).astype(HALF), random(1))[0].dtype == np.float32

@@ -88,6 +88,18 @@ class _Tail:
     rest: Rest
 
 
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """What a session knows of the network that is loaded, beside the network."""
+
+    tail: _Tail | None = None
+    """What comes after it, if it is a first stage."""
+    narrowable: frozenset[str] = frozenset()
+    """The inputs and outputs that it can take and give in fp16, though the model has fp32."""
+    wanted: frozenset[str] = frozenset()
+    """The inputs and outputs for which there were fp16 arrays when it was planned."""
+
+
 class Session:
     """Run a network. Made by `weft.load`; close it, or use it as a context manager.
 
@@ -143,12 +155,8 @@ class Session:
         """Whether backends are asked again for each shape: one refused a node late, or debug nodes are placed."""
         self._tails: WeakKeyDictionary[OptimizedNetwork, _Tail] = WeakKeyDictionary()
         """By the network of a first stage, what comes after it; a network that needs no stages has nothing here."""
-        self._tail: _Tail | None = None
-        """What comes after the network that is loaded."""
-        self._wanted: frozenset[str] = frozenset()
-        """The inputs and outputs for which the last run had fp16 arrays."""
-        self._narrowable: frozenset[str] = frozenset()
-        """The inputs and outputs that the loaded network can take and give in fp16, though the model has fp32."""
+        self._plan = _Plan()
+        """Of the network that was loaded last. It is replaced only after a load, so a run that is refused keeps it."""
         self._submitted: tuple[Outputs | None, list[Array | None]] = None, []
         """The arrays for the outputs of the last `submit`: as they were given, and in order."""
         self._fed: dict[str, Value] = {}
@@ -252,7 +260,8 @@ class Session:
         given = self._checked(outputs)
         try:
             self._start(arrays, given)
-            return self._loaded.finish(given) if self._tail is None else self._finish(self._tail, outputs)
+            tail = self._plan.tail
+            return self._loaded.finish(given) if tail is None else self._finish(tail, outputs)
         finally:
             self._loaded.abandon()  # after an interrupt, too
 
@@ -260,14 +269,14 @@ class Session:
         """Return the arrays for the outputs in order; none where the outputs come from later stages."""
         network = self._loaded.network
         assert network is not None
-        return take_outputs(self.graph, network.graph.specs, outputs) if self._tail is None else []
+        return take_outputs(self.graph, network.graph.specs, outputs) if self._plan.tail is None else []
 
     def _start(self, arrays: dict[str, Array], given: Sequence[Array | None], *, keep: bool = False) -> None:
         """Start the first stage; `keep` what later ones read of the inputs, which the caller may change."""
         self._stages.begin()
         self._fed, self._submitted = {}, (None, [])
-        if self._tail is not None:
-            read = {*self._tail.rest.graph.inputs, *self.graph.outputs}
+        if self._plan.tail is not None:
+            read = {*self._plan.tail.rest.graph.inputs, *self.graph.outputs}
             self._fed = {i: a.copy() if keep else a for i, a in arrays.items() if i in read}
         self._loaded.start(arrays, given)
 
@@ -329,8 +338,8 @@ class Session:
         if outputs is not None:
             given = self._checked(outputs)
         self._submitted = None, []
-        if self._tail is not None:
-            return self._finish(self._tail, outputs if before is None else before)
+        if self._plan.tail is not None:
+            return self._finish(self._plan.tail, outputs if before is None else before)
         return self._loaded.finish(given)
 
     # -- arrays in the devices' reach ------------------------------------------------------------------
@@ -363,7 +372,7 @@ class Session:
         """
         self._check_open()
         graph = self.optimized.graph
-        if self._tail is not None:
+        if self._plan.tail is not None:
             raise InputError(
                 "the shapes of the outputs are not known before a run",
                 where=f"network {self.graph.name!r}",
@@ -375,7 +384,7 @@ class Session:
 
     def _travelling(self, name: str, spec: TensorSpec) -> TensorSpec:
         """Return the spec of an input or output in the smallest type in which it can travel."""
-        return TensorSpec(spec.shape, DType.FLOAT16) if name in self._narrowable else spec
+        return TensorSpec(spec.shape, DType.FLOAT16) if name in self._plan.narrowable else spec
 
     @_alone
     def close(self) -> None:
@@ -422,35 +431,36 @@ class Session:
                 kept[name] = whole
         return kept
 
-    def _prepare(self, bound: Graph, *, ahead: bool = False) -> None:
+    def _prepare(self, bound: Graph, wanted: frozenset[str] | None = None, *, ahead: bool = False) -> None:
         """Load the graph if all its shapes are known; else unload the one before.
 
-        `ahead` of a run, later stages are planned and loaded as far as they can be foreseen.
+        `wanted` are the inputs and outputs for which there are fp16 arrays, by default those of the last plan. `ahead`
+        of a run, later stages are planned and loaded as far as they can be foreseen.
         """
+        wanted = self._plan.wanted if wanted is None else wanted
         if bound.symbols():
             self._loaded.drop()
         elif self._loaded.notices is None:
             with self.runtime.notifier.loading(self._choices) as notices, self._loaded.announced(notices):
-                self._place(bound, ahead=ahead)
+                self._place(bound, wanted, ahead=ahead)
         else:
             try:
-                self._place(bound, ahead=ahead)
+                self._place(bound, wanted, ahead=ahead)
             except BaseException:
                 self._loaded.drop()
                 raise
         self._bound = bound
 
-    def _place(self, bound: Graph, *, ahead: bool) -> None:
+    def _place(self, bound: Graph, wanted: frozenset[str], *, ahead: bool) -> None:
         """Optimise and load, again and again while a backend refuses nodes that it took before."""
         before, shapes = Assignment(), tuple(bound.specs[i].shape for i in bound.inputs)
         if self._fixed is not None:
             check_devices(self._fixed, {p.device: self._loaded.ask(p.device) for p in self._fixed.parts})
         while True:
             divided = self._fixed or self._cache.find(shapes) or self._divide(bound, before)
-            self._tail = self._tails.get(divided)
-            is_low = divided.config.precision is Precision.LOW
-            self._narrowable = narrowable(divided) if is_low and self._tail is None else frozenset()
-            narrow = with_narrow_edges(divided, self._wanted & self._narrowable)
+            tail, is_low = self._tails.get(divided), divided.config.precision is Precision.LOW
+            plan = _Plan(tail, narrowable(divided) if is_low and tail is None else frozenset(), wanted)
+            narrow = with_narrow_edges(divided, plan.wanted & plan.narrowable)
             network = lower_network(narrow, {p.device: self._loaded.ask(p.device) for p in narrow.parts})
             try:
                 self._loaded.load(network)
@@ -459,11 +469,12 @@ class Session:
                 self._divides_alone = True
                 self._note_refusal(network, e, before)
                 continue
+            self._plan = plan
             self._warn(network)
             if self._fixed is None and self.config.memory is not MemoryMode.LIMIT:
                 self._cache.keep(shapes, divided)
-            if ahead and self._tail is not None and self.config.memory is not MemoryMode.LIMIT:
-                self._foresee(self._tail, network.graph, bound)
+            if ahead and tail is not None and self.config.memory is not MemoryMode.LIMIT:
+                self._foresee(tail, network.graph, bound)
             return
 
     def _foresee(self, tail: _Tail, first: Graph, bound: Graph) -> None:
@@ -566,12 +577,13 @@ class Session:
         arrays = take_inputs(self.graph, inputs, keep_half=self.config.precision is Precision.LOW)
         specs = self._bound.specs
         tensors = {i: a for i, a in arrays.items() if not isinstance(specs[i], SequenceSpec)}
-        before, self._wanted = self._wanted, half_outputs(self.graph, outputs) | _half_inputs(specs, tensors)
+        halves = _half_inputs(specs, tensors)
+        wanted = halves | half_outputs(self.graph, outputs)
         if self._loaded.network is None or any(a.shape != specs[i].shape for i, a in tensors.items()):
-            self._prepare(bind(self.graph, {i: a.shape for i, a in tensors.items()}))
-        elif (before ^ self._wanted) & self._narrowable:
-            self._prepare(self._bound)
-        for name in _half_inputs(specs, tensors) - self._narrowable:
+            self._prepare(bind(self.graph, {i: a.shape for i, a in tensors.items()}), wanted)
+        elif (self._plan.wanted ^ wanted) & self._plan.narrowable:
+            self._prepare(self._bound, wanted)
+        for name in halves - self._plan.narrowable:
             arrays[name] = tensors[name].astype(np.float32)
         return arrays
 

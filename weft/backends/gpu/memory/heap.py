@@ -11,6 +11,7 @@ import numpy as np
 
 from weft.backends.gpu.device.device import GpuBuffer, GpuDevice, MemoryKind
 from weft.core.graph.layout import Array
+from weft.core.graph.tensor import Tensor
 from weft.errors import OutOfMemory
 
 
@@ -92,11 +93,13 @@ class DeviceHeap:
         array[...] = 0
         return array
 
-    def lent(self, array: Array, kind: MemoryKind) -> LentBuffer | None:
-        """Return the buffer that an array fills, if it was lent and is of this kind."""
+    def lent(self, array: Array, tensor: Tensor, kind: MemoryKind) -> LentBuffer | None:
+        """Return the buffer in which an array begins, if it was lent, is of this kind and holds the tensor's bytes."""
         found = self._lent.get(_address(array)) if self._lent else None
-        fits = found is not None and found.buffer.kind is kind and array.flags.c_contiguous
-        return found if found is not None and fits and array.nbytes <= len(found.host) else None
+        if found is None or found.buffer.kind is not kind or not array.flags.c_contiguous:
+            return None
+        fits = array.dtype == tensor.dtype.numpy and array.nbytes == tensor.nbytes <= len(found.host)
+        return found if fits else None
 
     def unused(self, buffer: GpuBuffer) -> None:
         """Take note that nobody uses a lent buffer any more; it is freed at the next allocation, or after a close."""

@@ -234,7 +234,7 @@ class PipelineRecording:
         chunks, where the input is.
         """
         name = tensor.name
-        lent = self.heap.lent(source, MemoryKind.STREAM) if name in self._inputs else None
+        lent = self.heap.lent(source, tensor, MemoryKind.STREAM) if name in self._inputs else None
         self._choose(name, lent)
         if name not in self._streamed:
             return lent is not None
@@ -251,7 +251,7 @@ class PipelineRecording:
 
     def store(self, tensor: Tensor, target: Array) -> bool:
         """Have the run that has begun leave an output in an array; False unless the array was lent."""
-        lent = self.heap.lent(target, MemoryKind.DOWNLOAD) if tensor.name in self._outputs else None
+        lent = self.heap.lent(target, tensor, MemoryKind.DOWNLOAD) if tensor.name in self._outputs else None
         self._choose(tensor.name, lent)
         return lent is not None
 
