@@ -319,8 +319,9 @@ def test_backends_take_lent_arrays_of_the_tensors_type_and_shape_only(device: st
         backend, (array, out) = pipeline.backend, (session.input_arrays()["a"], session.output_arrays()["y"])
         a, y = pipeline.tensor("a"), pipeline.tensor("y")
         assert backend.onFillInput(a, array) and backend.onStoreOutput(y, out)
-        for change in (lambda x: x.view(np.int32), lambda x: x.view(HALF), lambda x: x[:1]):
-            assert not backend.onFillInput(a, change(array)) and not backend.onStoreOutput(y, change(out))
+        for kind in (np.int32, HALF):
+            assert not backend.onFillInput(a, array.view(kind)) and not backend.onStoreOutput(y, out.view(kind))
+        assert not backend.onFillInput(a, array[:1]) and not backend.onStoreOutput(y, out[:1])
         check(dict(zip("yz", session.run(random(2), random(3)), strict=True)), random(2), random(3))
 
 
