@@ -70,6 +70,7 @@ FUSED: dict[str, Callable[[], weft.Graph]] = {
     "matmul, SiLU, two branches": lambda: matrix(
         lambda n, x: _branches(n, _gated(n, n.add("MatMul", x, n.random(6, 4))))
     ),
+    "squeeze and excite": lambda: image(lambda n, x: n.add("Mul", x, _excited(n, x))),
     "x * x + x": lambda: image(lambda n, x: n.add("Add", n.add("Mul", x, x), x)),
     "layer norm without B, * 3": lambda: matrix(
         lambda n, x: n.add("Mul", n.add("LayerNormalization", x, n.random(6)), THREE)
@@ -92,6 +93,11 @@ def _nested(net: Net, a: str, b: str, parts: Callable[[str, str], tuple[str, str
 
 def _gated(net: Net, x: str) -> str:
     return net.add("Mul", x, net.add("Sigmoid", x))
+
+
+def _excited(net: Net, x: str) -> str:
+    inner = net.add("Relu", net.conv(net.add("GlobalAveragePool", x), 3))
+    return net.add("Sigmoid", net.conv(inner, 4))
 
 
 def _mish(net: Net, x: str) -> str:

@@ -93,7 +93,8 @@ class Loop(ControlOp):
 
     def first_runs(self, inputs: Sequence[Value]) -> Sequence[tuple[Graph, Sequence[Value]]]:
         """Return the body with what the first iteration reads."""
-        return [(self.each, [np.asarray(0, np.int64), np.asarray(True), *inputs[2:]])]
+        formal, captured = inputs[: len(inputs) - self.captures], inputs[len(inputs) - self.captures :]
+        return [(self.each, [np.asarray(0, np.int64), np.asarray(True), *formal[2:], *captured])]
 
     def execute(self, inputs: Sequence[Value], run: RunGraph) -> Sequence[Value]:
         """Return the carried values after the last iteration, and what was stacked."""

@@ -218,7 +218,7 @@ def test_fp16_outputs_are_right_where_kernels_are_built_on_threads() -> None:
     graph = net.finish(net.add("Relu", net.input("x", 2, 3), name="y"))
     own = {"opencl": {"device_profile": "units=16"}}
     with weft.load(graph, "opencl", precision="low", backend_options=own, fallback="error") as session:
-        x = np.float32([[1, -2, 3], [4, 5, -6]])
+        x = np.array([[1, -2, 3], [4, 5, -6]], np.float32)
         for _ in range(2):
             (got,) = session.run(x, outputs=session.output_arrays())
             assert got.dtype == np.float16

@@ -182,11 +182,11 @@ family(
             "Conv of (2, 9, 5, 6) with (7, 9, 1, 1)",
             [
                 # Of the zeros behind the last channel, 0 / 0 is made.
-                (Fused(Div(), 2, (Step(Add(), (RUNNING, 2)), RELU)), ("x", "gate", "shift"), "r"),
+                (Fused(Div(), 2, (RELU,)), ("x", "gate"), "r"),
                 (Conv(kernel_shape=(1, 1)), ("r", "w"), "y"),
             ],
             {"x": noise(2, 9, 5, 6), "gate": noise(2, 9, 1, 1)},
-            {"shift": noise(9, 1, 1), "w": noise(7, 9, 1, 1)},
+            {"w": noise(7, 9, 1, 1)},
         ),
     ),
     templates=("conv_gemm",), whole=False, fallback="element-wise kernels before them", seconds=0.45,
