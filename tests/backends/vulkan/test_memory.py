@@ -7,7 +7,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from tests.helpers.vulkan_kernels import run
+from tests.helpers.vulkan_kernels import SCALE, run, values
 from weft.backends.gpu.device.device import Binding, CopyCommand, MemoryKind
 from weft.backends.vulkan.device import VulkanDevice
 from weft.backends.vulkan.transfer import LARGEST
@@ -84,6 +84,16 @@ def test_the_count_of_allocations_is_respected(device: VulkanDevice) -> None:
         device.allocate(4)
     device.free(held.pop())
     device.allocate(4)
+
+
+def test_a_kernel_without_memory_leaves_nothing_behind(device: VulkanDevice) -> None:
+    """llvmpipe compiles a kernel in a dispatch, which needs a buffer; the validation layer finds what stays."""
+    memory = device._parts.memory
+    usual, memory.max_count = memory.max_count, 0
+    with pytest.raises(OutOfMemory, match="maxMemoryAllocationCount is 0"):
+        device.compile(SCALE, values(100))
+    memory.max_count = usual
+    device.compile(SCALE, values(100))
 
 
 def test_an_exhausted_driver_is_out_of_memory(device: VulkanDevice, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,7 +59,11 @@ class LateCompiler:
             size = arena.new("VkDescriptorPoolSize", type=kind, descriptorCount=count)
             info = arena.new("VkDescriptorPoolCreateInfo", maxSets=1, poolSizeCount=1, pPoolSizes=size)
             pool = create(lib.vkCreateDescriptorPool, device, info, "VkDescriptorPool", _FAILED)
-            self._sets[count] = pool, self._filled(count, layout, pool)
+            try:
+                self._sets[count] = pool, self._filled(count, layout, pool)
+            except BaseException:
+                lib.vkDestroyDescriptorPool(device, pool, NULL)
+                raise
         return self._sets[count][1]
 
     def _filled(self, count: int, layout: Any, pool: Any) -> Any:
