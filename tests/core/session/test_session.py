@@ -14,7 +14,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.interpreter import outputs
 from weft.core.graph.layout import Array
-from weft.errors import InputError
+from weft.errors import ClosedError, InputError
 
 DEVICES = ("cpu", "opencl", "vulkan")
 
@@ -330,6 +330,16 @@ def test_F6_a_with_block_closes_the_session_also_on_an_error(device: str) -> Non
         raise KeyError("mine")
     with pytest.raises(weft.WeftError, match="closed"):
         session.run(A, B)
+
+
+def test_F6_a_closed_session_shows_nothing_of_its_network(device: str) -> None:
+    with weft.load(two_by_two(), device=device) as session:
+        taken = session.optimized
+    for ask in ("optimized", "report", "pipelines", "profile"):
+        with pytest.raises(ClosedError, match="the session is closed"):
+            getattr(session, ask)
+    with weft.load(taken) as again:
+        assert_sums(again.run(A, B))
 
 
 def test_F6_the_first_use_is_two_lines(tmp_path: Any) -> None:

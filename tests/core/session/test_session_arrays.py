@@ -99,13 +99,17 @@ def test_the_host_copies_nothing(device: str, ways: None) -> None:
         assert all(np.isnan(pipeline.mapped[name]).all() for name in ("a", "b", "y", "z"))
 
 
-def test_the_cpu_computes_in_them() -> None:
-    with weft.load(network(), "cpu") as session:
+@pytest.mark.parametrize("precision", ["high", "low"])
+def test_the_cpu_computes_in_them(precision: str) -> None:
+    """Also in those of before a resize; at LOW the first run with them plans anew, which is one."""
+    with weft.load(network("N"), "cpu", precision=precision, shapes=dict.fromkeys("ab", SHAPE)) as session:
         arrays, out = session.input_arrays(), session.output_arrays()
-        session.run(arrays, outputs=out)
-        (pipeline,) = session.pipelines
-        for name, array in (arrays | out).items():
-            assert pipeline.tensor(name).memory is array
+        for _ in range(2):
+            session.run(arrays, outputs=out)
+            (pipeline,) = session.pipelines
+            for name, array in (arrays | out).items():
+                assert pipeline.tensor(name).memory is array
+            session.resize(dict.fromkeys("ab", (5, *SHAPE[1:])))
 
 
 def reshaping() -> Graph:
@@ -295,6 +299,26 @@ def test_fp16_arrays_travel_as_they_are_at_low(device: str) -> None:
         for before, now in zip(exact, (y, z), strict=True):
             np.testing.assert_allclose(before, now, atol=2e-3)
         assert session.run(a, b, outputs={"y": out})[0] is out
+
+
+@pytest.mark.parametrize("memory", ["normal", "limit"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_wait_converts_to_fp16_arrays_at_low(device: str, memory: str) -> None:
+    with weft.load(network(), device, precision="low", memory=memory, fallback="error") as session:
+        out = session.output_arrays()
+        assert {v.dtype for v in out.values()} == {HALF}
+        session.submit(random(0), random(1))
+        y, z = session.wait(outputs=out)
+        assert y is out["y"] and z is out["z"]
+        check(out, random(0), random(1), "low")
+        session.submit(random(2), random(3))
+        turned = np.empty(SHAPE[::-1], HALF).T
+        y, z = session.wait(outputs={"y": turned})
+        assert y is turned and z.dtype == np.float32
+        check({"y": y, "z": z}, random(2), random(3), "low")
+        session.submit(random(2), random(3))
+        with pytest.raises(InputError, match=r"'y' needs a writable array float16\[2x4x6x5\]"):
+            session.wait(outputs=[np.empty((1, 2), HALF), None])
 
 
 @pytest.mark.parametrize("device", DEVICES)

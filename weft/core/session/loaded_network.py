@@ -18,6 +18,7 @@ from weft.core.contract.backend import Backend, BackendConfig, MemoryMode, SameN
 from weft.core.contract.contexts import MemoryManager
 from weft.core.contract.error_context import blame, callback_of, caught, do_all, is_error
 from weft.core.contract.profile import Event, Profile, ProfilingContext
+from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Array
 from weft.core.graph.tensor import Tensor, TensorSpec
@@ -270,6 +271,7 @@ class LoadedNetwork:
     def finish(self, given: Sequence[Array | None]) -> list[Array]:
         """Wait for the run and return the network's outputs, in the given arrays where there are any.
 
+        An array may have another float type than the output, which is then converted.
         The run is over even if this raises: its outputs may be incomplete.
         """
         passed, self._passed = self._passed, None
@@ -298,7 +300,7 @@ class LoadedNetwork:
             np.copyto(result, known if known is not None else passed[name])
         elif result.flags.c_contiguous:
             with pipeline.copying(name):
-                copy_tensor(pipeline.tensor(name), Tensor(name, spec.dims, spec.dtype, memory=result))
+                copy_tensor(pipeline.tensor(name), Tensor(name, spec.dims, DType.of(result.dtype), memory=result))
         else:
             with pipeline.copying(name):
                 np.copyto(result, pipeline.tensor(name).numpy())
@@ -392,7 +394,7 @@ class LoadedNetwork:
 
     def _free(self) -> None:
         self.is_closed = True
-        do_all([self._close_pipelines, self._release, *([self.notices.after_unload] if self.notices else [])])
+        do_all([self.drop, self._release, *([self.notices.after_unload] if self.notices else [])])
 
 
 class _Forgotten:

@@ -153,6 +153,8 @@ class Pipeline:
         names = self._named(part.graph.inputs, part.graph.outputs, imports)
         self._create(names)
         self.mapped = {}
+        self.lends &= {*part.graph.inputs}  # arrays that were lent before the resize still come
+        self._stores = False
         self._do("onResizeBegin")
         self._map(part.graph.inputs, part.graph.outputs, imports, fetched, names)
         self._do("onResizeEnd")

@@ -232,8 +232,10 @@ class Session:
     def optimized(self) -> OptimizedNetwork:
         """Return the network as it was optimised for the current shapes; InputError while they are unbound.
 
-        In memory mode LIMIT it has no weights: it can be printed, but not loaded or saved.
+        In memory mode LIMIT it has no weights: it can be printed, but not loaded or saved. It may be used after the
+        session is closed, if it is taken before.
         """
+        self._check_open()
         if self._loaded.network is None:
             why = "its shapes are not all known, or the last resize failed"
             raise InputError("the network is not optimised", why=why, fix="call resize")
@@ -265,11 +267,18 @@ class Session:
         finally:
             self._loaded.abandon()  # after an interrupt, too
 
-    def _checked(self, outputs: Outputs | None) -> list[Array | None]:
-        """Return the arrays for the outputs in order; none where the outputs come from later stages."""
+    def _checked(self, outputs: Outputs | None, *, converted: frozenset[str] = frozenset()) -> list[Array | None]:
+        """Return the arrays for the outputs in order; none where the outputs come from later stages.
+
+        The arrays of `converted` are in the type of `output_arrays`, whatever the run gives.
+        """
         network = self._loaded.network
         assert network is not None
-        return take_outputs(self.graph, network.graph.specs, outputs) if self._plan.tail is None else []
+        if self._plan.tail is not None:
+            return []
+        specs = {o: network.graph.specs[o] for o in self.graph.outputs}
+        specs |= {o: self._travelling(o, specs[o]) for o in converted}
+        return take_outputs(self.graph, specs, outputs)
 
     def _start(self, arrays: dict[str, Array], given: Sequence[Array | None], *, keep: bool = False) -> None:
         """Start the first stage; `keep` what later ones read of the inputs, which the caller may change."""
@@ -317,8 +326,9 @@ class Session:
     def wait(self, outputs: Outputs | None = None) -> list[Array]:
         """Wait for the run that `submit` started and return its outputs, once.
 
-        InputError if there is no such run: none was submitted since the last run, or it failed; or if both calls give
-        arrays for the outputs.
+        Arrays for them are copied to, and those of `output_arrays` converted to if they are float16; only arrays that
+        `submit` got are written by the device. InputError if there is no such run: none was submitted since the last
+        run, or it failed; or if both calls give arrays for the outputs.
         """
         self._check_open()
         if not self._loaded.started:
@@ -336,7 +346,7 @@ class Session:
                 fix="give them to submit, which may then save a copy, or to wait",
             )
         if outputs is not None:
-            given = self._checked(outputs)
+            given = self._checked(outputs, converted=half_outputs(self.graph, outputs) & {*self.graph.outputs})
         self._submitted = None, []
         if self._plan.tail is not None:
             return self._finish(self._plan.tail, outputs if before is None else before)
@@ -354,7 +364,6 @@ class Session:
         after a resize, and after `close`. Devices without such memory, and memory mode LIMIT, get numpy's own arrays,
         which runs copy. InputError while shapes are unbound. Sequences and optionals have none.
         """
-        self._check_open()
         graph = self.optimized.graph
         arrays = {}
         for name in self.graph.inputs:
@@ -370,7 +379,6 @@ class Session:
         Pass them as `outputs` of `run` or `submit`, which return them filled; see `input_arrays`. InputError if shapes
         of outputs follow from values that only a run tells.
         """
-        self._check_open()
         graph = self.optimized.graph
         if self._plan.tail is not None:
             raise InputError(
