@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -390,6 +391,43 @@ def test_they_count_for_the_memory_limit(device: str) -> None:
         check(dict(zip("yz", session.run(random(0), random(1)), strict=True)), random(0), random(1))
         del held
         session.input_arrays()
+
+
+@pytest.mark.parametrize("device", GPUS)
+def test_arrays_that_nobody_holds_make_room(device: str, ways: None) -> None:
+    """A session keeps what it recorded for the last sets, and gives it up where it or another lacks memory."""
+    options = {device: {"memory_limit": 55_000}}
+
+    def load() -> weft.Session:
+        return weft.load(network(), device, backend_options=options, fallback="error")
+
+    with load() as session, load() as other:
+
+        def sets(asked: weft.Session) -> list[tuple[dict[str, Array], dict[str, Array]]]:
+            held = list[tuple[dict[str, Array], dict[str, Array]]]()
+            with suppress(OutOfMemory):
+                while len(held) < 100:
+                    held.append((asked.input_arrays(), asked.output_arrays()))
+            return held
+
+        room = len(sets(session))
+        assert room > 2
+        for asked in (session, other):
+            held = sets(session)
+            assert len(held) == room
+            for seed, (arrays, out) in enumerate(held):
+                arrays["a"][...], arrays["b"][...] = random(seed), random(seed + 1)
+                session.run(arrays, outputs=out)
+                check(out, random(seed), random(seed + 1))
+            del held[1:], arrays, out
+            assert len(sets(asked)) == room - 1
+            arrays, out = held.pop()
+            session.submit(arrays, outputs=out)
+            del arrays
+            assert len(sets(asked)) == room - 1, "what the device works with stays, though the caller dropped it"
+            session.wait()
+            check(out, random(0), random(1))
+            del out
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -21,6 +22,7 @@ class LentBuffer:
     def __init__(self, heap: DeviceHeap, buffer: GpuBuffer) -> None:
         assert buffer.host is not None
         self.buffer, self.host = buffer, buffer.host
+        self._memory: weakref.ref[_Memory] | None = None
         # A collection may run at any time, such as during a driver's call. So this only takes note of the buffer. It
         # also keeps the heap, and with it the device, as long as the memory is in use.
         weakref.finalize(self, heap.unused, buffer).atexit = False
@@ -30,6 +32,17 @@ class LentBuffer:
         """Return where the memory begins."""
         return _address(self.host)
 
+    @property
+    def is_held(self) -> bool:
+        """Tell whether a caller still has an array in it."""
+        return self._memory is not None and self._memory() is not None
+
+    def array(self) -> Array:
+        """Return the caller's array of all its bytes; called once."""
+        memory = _Memory(self)
+        self._memory = weakref.ref(memory)
+        return np.asarray(memory)
+
 
 class _Memory:
     """What an array of a caller has as its base, so that each view of the array keeps the buffer."""
@@ -37,6 +50,14 @@ class _Memory:
     def __init__(self, lent: LentBuffer) -> None:
         self.lent = lent
         self.__array_interface__ = lent.host.__array_interface__
+
+
+class Keeper(Protocol):
+    """What keeps lent buffers for runs to come: a recording."""
+
+    def drop_unheld(self) -> None:
+        """Drop the buffers in which no caller has an array any more; any thread may call it."""
+        ...
 
 
 @dataclass(eq=False)
@@ -54,6 +75,7 @@ class DeviceHeap:
     held: int = 0
     """Bytes of all buffers not freed yet."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _keepers: weakref.WeakSet[Keeper] = field(default_factory=weakref.WeakSet)
     _lent: weakref.WeakValueDictionary[int, LentBuffer] = field(default_factory=weakref.WeakValueDictionary)
     """The buffers in which callers hold arrays, by address."""
     _unused: deque[GpuBuffer] = field(default_factory=deque)
@@ -64,6 +86,19 @@ class DeviceHeap:
     def allocate(self, nbytes: int, kind: MemoryKind = MemoryKind.DEVICE) -> GpuBuffer:
         """Return a buffer of at least `nbytes`; OutOfMemory if the limit or the device does not allow it."""
         self._free_unused()
+        try:
+            return self._taken(nbytes, kind)
+        except OutOfMemory:  # unless recordings keep buffers in which callers have no arrays any more
+            with self._lock:
+                keepers = [*self._keepers]
+            for keeper in keepers:
+                keeper.drop_unheld()
+            if not self._unused:
+                raise
+        self._free_unused()
+        return self._taken(nbytes, kind)
+
+    def _taken(self, nbytes: int, kind: MemoryKind) -> GpuBuffer:
         with self._lock:
             most = min(filter(None, (self.limit, self.pretended)), default=None)
             if most is not None and self.held + nbytes > most:
@@ -89,7 +124,7 @@ class DeviceHeap:
         buffer.lent = True
         lent = LentBuffer(self, buffer)
         self._lent[lent.address] = lent
-        array: Array = np.asarray(_Memory(lent))
+        array = lent.array()
         array[...] = 0
         return array
 
@@ -100,6 +135,11 @@ class DeviceHeap:
             return None
         fits = array.dtype == tensor.dtype.numpy and array.nbytes == tensor.nbytes <= len(found.host)
         return found if fits else None
+
+    def add_keeper(self, keeper: Keeper) -> None:
+        """Take note of who keeps lent buffers, and is asked for them when memory lacks."""
+        with self._lock:
+            self._keepers.add(keeper)
 
     def unused(self, buffer: GpuBuffer) -> None:
         """Take note that nobody uses a lent buffer any more; it is freed at the next allocation, or after a close."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -66,7 +67,7 @@ Chosen = Mapping[str, LentBuffer]
 """Memory of callers, by the names of inputs and outputs; a name that is missing has its port's."""
 
 
-@dataclass
+@dataclass(eq=False)
 class PipelineRecording:
     """What one pipeline does on the device in every run."""
 
@@ -97,10 +98,13 @@ class PipelineRecording:
     _current: _Replay | None = None
     """What was submitted last."""
     _running: bool = False
+    _keeping: threading.Lock = field(default_factory=threading.Lock)
+    """Held to change what is kept for callers' memory: another thread that lacks memory may drop some of it."""
     _noting_loss: NotingLoss = field(init=False)
 
     def __post_init__(self) -> None:
         self._noting_loss = NotingLoss(self.device)
+        self.heap.add_keeper(self)
 
     @property
     def device(self) -> GpuDevice:
@@ -159,13 +163,14 @@ class PipelineRecording:
 
     def _stream(self, name: str, lent: LentBuffer | None) -> Stream:
         """Return the work on an input that overlaps the copy of it: uploads in chunks, and the front in parts."""
-        known = self._streams.pop((name, lent), None)
-        if known is None:
-            lending = [key for key in self._streams if key[0] == name and key[1] is not None]
-            self._drop_streams(_oldest(lending))
-            known = self._recorded_stream(self._inputs[name], lent)
-        self._streams[name, lent] = known
-        return known
+        with self._keeping:
+            known = self._streams.pop((name, lent), None)
+            if known is None:
+                lending = [key for key in self._streams if key[0] == name and key[1] is not None]
+                self._drop_streams(_oldest(lending))
+                known = self._recorded_stream(self._inputs[name], lent)
+            self._streams[name, lent] = known
+            return known
 
     def _recorded_stream(self, port: Port, lent: LentBuffer | None) -> Stream:
         tensor, jobs = port.tensor, list[Job]()
@@ -182,6 +187,10 @@ class PipelineRecording:
 
     def _replay(self, chosen: Chosen) -> _Replay:
         """Return the commands of a run with this memory, recorded when it is used first."""
+        with self._keeping:
+            return self._kept_replay(chosen)
+
+    def _kept_replay(self, chosen: Chosen) -> _Replay:
         if not chosen and () in self._replays:
             return self._replays[()]
         ports = {name: port for name, port in (self._inputs | self._outputs).items() if name not in self._streamed}
@@ -225,6 +234,17 @@ class PipelineRecording:
         for key in keys:
             self.device.release(self._replays.pop(key).handle)
 
+    def drop_unheld(self) -> None:
+        """Release what is kept for callers' arrays that are gone, unless a run is under way; any thread may call it.
+
+        A caller holds his arrays until their run has been submitted, so no run to come has one of these.
+        """
+        with self._keeping:
+            if self._running:
+                return
+            self._drop_streams([key for key in self._streams if _is_gone(key[1])])
+            self._drop_replays([key for key in self._replays if any(map(_is_gone, key))])
+
     # -- running -----------------------------------------------------------------------------------------
 
     def fill(self, tensor: Tensor, source: Array) -> bool:
@@ -239,9 +259,10 @@ class PipelineRecording:
         if name not in self._streamed:
             return lent is not None
         with self._noting_loss:
-            for (other, memory), stream in self._streams.items():
-                if other == name and memory is not lent:
-                    stream.settle()
+            with self._keeping:
+                for (other, memory), stream in self._streams.items():
+                    if other == name and memory is not lent:
+                        stream.settle()
             stream = self._stream(name, lent)
             if lent is None:
                 stream.fill(source)
@@ -298,14 +319,16 @@ class PipelineRecording:
             if is_error(e):  # after an interrupt the run must still be waited for
                 self._end()
             raise
-        self._end()
-        if self.profiling is not None:
-            self._report(self.profiling, self._current)
+        try:
+            if self.profiling is not None:
+                self._report(self.profiling, self._current)
+        finally:
+            self._end()
 
     def _end(self) -> None:
-        self._running = False
         for stream in self._streams.values():
             stream.end()
+        self._running = False  # from here on, `drop_unheld` may drop what the run used
 
     def _report(self, profiling: ProfilingContext, run: _Replay) -> None:
         for label, seconds in zip(run.labels, self.device.timings(run.handle), strict=False):
@@ -318,14 +341,16 @@ class PipelineRecording:
 
     def drop(self) -> None:
         """Free the recording and its staging buffers, also on a device that was lost during a run."""
-        streams, self._streams = list(self._streams.values()), {}
+        with self._keeping:
+            streams, self._streams = list(self._streams.values()), {}
         try:
             self.wait()
             for stream in streams:
                 stream.settle()
         except DeviceError as e:
             log.warning("a run was given up when its session was closed or resized: %s", e)
-        replays, self._replays = list(self._replays.values()), {}
+        with self._keeping:
+            replays, self._replays = list(self._replays.values()), {}
         self._current, self._chosen = None, {}
         for replay in replays:
             self.device.release(replay.handle)
@@ -337,6 +362,10 @@ class PipelineRecording:
             self.heap.free(port.buffer)
         self.launches, self.imports, self.tuned = [], [], 0
         self.front_launches, self.work = {}, {}
+
+
+def _is_gone(lent: LentBuffer | None) -> bool:
+    return lent is not None and not lent.is_held
 
 
 def _oldest(keys: Sequence[_Key]) -> Sequence[_Key]:
