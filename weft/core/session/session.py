@@ -237,8 +237,9 @@ class Session:
         """
         self._check_open()
         if self._loaded.network is None:
-            why = "its shapes are not all known, or the last resize failed"
-            raise InputError("the network is not optimised", why=why, fix="call resize")
+            open_sizes = ", ".join(map(repr, sorted(self._bound.symbols())))
+            why = f"the sizes {open_sizes} of its inputs are open" if open_sizes else "the last resize failed"
+            raise InputError("the network has no shapes yet", why=why, fix="call resize, or run it once")
         return self._loaded.network
 
     @_alone
