@@ -131,6 +131,7 @@ def test_children_side_by_side_find_what_one_finds(beside: int, monkeypatch: pyt
     assert alone == [["recovering", "crashing", "raising"], ["raising"]]
 
 
+@pytest.mark.long
 def test_a_hang_beside_others_ends_too() -> None:
     device = _runtime("opencl").device.info
     found = child.verdicts(device, [fakes.HANGING, fakes.NOISY], 5.0, beside=2)
