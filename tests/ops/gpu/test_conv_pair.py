@@ -73,6 +73,17 @@ def test_no_kernel_binds_more_buffers_than_the_device_takes() -> None:
                 assert most_buffers(session) <= most
 
 
+def test_weights_of_a_pair_fit_one_argument() -> None:
+    """Blocks of weights are 8 x 5 x 16 bytes here; the image of the first convolution takes less."""
+    for most, count in ((640, 1), (639, 0)):
+        with null_gpu() as device:
+            device.caps = replace(CAPS, max_buffer_range=most)
+            graph = excited(channels=32, hidden=5, size=1)
+            with weft.load(graph, ["null", "cpu"]) as session:
+                planned = [launch.kernel for _, launch in session.report.launches]
+            assert planned.count("conv_pair") == count
+
+
 def test_it_is_an_op_that_is_both() -> None:
     rng = np.random.default_rng(0)
     shapes = (2, 3, 1, 1), (4, 3, 1, 1), (4,), (5, 4, 1, 1)

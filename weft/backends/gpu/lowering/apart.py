@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from weft.backends.gpu.lowering.fold_moves import FoldedMoves
-from weft.backends.gpu.lowering.fusion import taken_apart, why_no_prologue_of, why_not_joined
+from weft.backends.gpu.lowering.fusion import taken_apart, why_not_joined
 from weft.backends.gpu.lowering.layouts import IsCustom, base_op
+from weft.backends.gpu.lowering.prologues import why_no_prologue_of
 from weft.core.graph.fused_op import Fused
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Layout

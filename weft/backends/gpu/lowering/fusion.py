@@ -1,37 +1,25 @@
-"""What a GPU kernel can take over: element-wise steps as it stores or loads, and a max pool as it loads."""
+"""What a GPU kernel can take over: steps as it stores, a max pool as it loads, or the small convolution before it."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from math import prod
-
-import numpy as np
+from collections.abc import Sequence
+from dataclasses import replace
 
 from weft.backends.gpu.lowering.layouts import IsCustom, base_inputs, base_op
 from weft.backends.gpu.lowering.support import why_not
 from weft.core.graph.dtypes import DType
-from weft.core.graph.fused_op import RUNNING, Fused, Step, earlier, pick_operands, value_number
-from weft.core.graph.graph import Graph, Names, Node, infer_node
-from weft.core.graph.layout import Array
+from weft.core.graph.fused_op import Fused, Step, pick_operands
+from weft.core.graph.graph import Graph, Node, infer_node
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.core.passes.fuse import merge
 from weft.kernels.launch import DeviceCaps, GpuOp, WantedLayout, find_gpu_op
-from weft.ops.binary import Add, Mul
 from weft.ops.conv import Conv
 from weft.ops.elementwise import Elementwise
 from weft.ops.gpu.conv.pair import ConvPair, pairing_pays
 from weft.ops.gpu.conv.pooled import PooledConv, pooling_pays
-from weft.ops.gpu.conv.prologue import PrologueConv, why_no_prologue
-from weft.ops.norm import BatchNormalization
 from weft.ops.pool import MaxPool
 from weft.ops.unary import Cast
-
-CHEAP = frozenset({"fabs", "fmin", "fmax", "floor", "ceil", "rint"})
-"""Functions that steps may call which each group of a convolution computes again."""
-_CALLS = re.compile(r"([a-z]\w*)\(")
 
 
 def why_not_joined(
@@ -181,16 +169,16 @@ def fuse_pairs(graph: Graph, is_custom: IsCustom, caps: DeviceCaps) -> Graph:
         x, w, v = (graph.specs[i].dims for i in (before[0], before[1], more[0]))
         same = graph.specs[read].dtype is graph.specs[before[0]].dtype
         small = all(graph.specs[i].size == 1 for i in scalars if i)
-        bound = _bound(graph, (*before, *more, *node.inputs[1 + len(more) :]), node.outputs)
+        bound = bound_buffers(graph, (*before, *more, *node.inputs[1 + len(more) :]), node.outputs)
         if not same or not small or bound > caps.max_buffers or not pairing_pays(first, second, x, w, v, caps):
             continue
         arity, own = len(before) + len(more), node.op.steps if isinstance(node.op, Fused) else ()
         between = maker.op.steps if isinstance(maker.op, Fused) else ()
-        steps = tuple(_moved(step, len(more)) for step in between)
+        steps = tuple(moved_operands(step, len(more)) for step in between)
         made: Op = ConvPair(first, len(before), steps, second, len(more))
         if own:
             by = arity + len(scalars) - 1 - len(more)
-            made = Fused(made, arity + len(scalars), tuple(_moved(step, by) for step in own))
+            made = Fused(made, arity + len(scalars), tuple(moved_operands(step, by) for step in own))
         inputs = (*before, *more, *scalars, *node.inputs[1 + len(more) :])
         out.nodes[k] = makers[node.outputs[0]] = replace(node, op=made, inputs=inputs)
         gone.add(maker.name)
@@ -198,157 +186,12 @@ def fuse_pairs(graph: Graph, is_custom: IsCustom, caps: DeviceCaps) -> Graph:
     return out
 
 
-def fuse_prologues(graph: Graph, is_custom: IsCustom, caps: DeviceCaps, split_products: bool) -> Graph:
-    """Return the graph with cheap element-wise steps joined to the pointwise convolution that alone reads them."""
-    makers, readers = graph.producers(), graph.readers()
-    gone: set[str] = set()
-    out, names = graph.copy(), Names(graph)
-    for k, node in enumerate(out.nodes):
-        read = node.inputs[0] if node.inputs else ""
-        maker = makers.get(read)
-        if maker is None or readers[read] != 1 or maker.name in gone:
-            continue
-        found = _prologue(graph, names, maker, node, is_custom, caps, split_products)
-        if isinstance(found, str):
-            continue
-        conv, weights = base_op(node.op), base_inputs(node.op, node.inputs)[1:]
-        assert isinstance(conv, Conv)
-        arity = 1 + len(weights) + len(found.operands)
-        made: Op = PrologueConv(conv, 1 + len(weights), found.steps)
-        if isinstance(node.op, Fused):
-            made = Fused(made, arity, tuple(_moved(step, len(found.operands)) for step in node.op.steps))
-        inputs = (found.image, *weights, *found.operands, *node.inputs[1 + len(weights) :])
-        out.nodes[k] = replace(node, op=made, inputs=inputs)
-        gone.add(maker.name)
-        for name, value in found.constants.items():
-            out.constants[name], out.specs[name] = value, TensorSpec(value.shape, DType.of(value.dtype))
-    out.nodes = [node for node in out.nodes if node.name not in gone]
-    return out
-
-
-def why_no_prologue_of(
-    graph: Graph, maker: Node, node: Node, is_custom: IsCustom, caps: DeviceCaps, split_products: bool
-) -> str | None:
-    """Return why the convolution that alone reads a node does not compute it as it loads; None if that is none."""
-    found = _prologue(graph, Names(graph), maker, node, is_custom, caps, split_products)
-    return found or None if isinstance(found, str) else None
-
-
-def _prologue(
-    graph: Graph, names: Names, maker: Node, node: Node, is_custom: IsCustom, caps: DeviceCaps, split_products: bool
-) -> _Found | str:
-    """Return `maker` as steps for the convolution `node`, or why not; "" if that is none."""
-    conv, weights = base_op(node.op), base_inputs(node.op, node.inputs)[1:]
-    if not isinstance(conv, Conv) or not weights:
-        return ""
-    if is_custom(base_op(maker.op)) or is_custom(conv):
-        return "one of them is custom, and its creator launches what it likes"
-    if any(i and i not in graph.constants for i in weights):
-        return "its weights are computed in the run"
-    spec, weight = graph.specs[maker.outputs[0]], graph.specs[weights[0]].dims
-    if reason := why_no_prologue(conv, spec, weight, caps, split_products):
-        return reason
-    found = _Prologue(graph, names).of(maker, 1 + len(weights))
-    if found is None:
-        return "not all steps are cheap, on one image and numbers for each channel"
-    bound = _bound(graph, (*node.inputs, *found.operands), node.outputs)
-    return found if bound <= caps.max_buffers else f"its kernel would bind {bound} buffers"
-
-
-def _bound(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -> int:
+def bound_buffers(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -> int:
     """Return the most buffers that a kernel binds; scalar constants are none."""
     read = [i for i in inputs if i and not (i in graph.constants and graph.specs[i].size == 1)]
     return len(read) + len(outputs)
 
 
-def _moved(step: Step, by: int) -> Step:
+def moved_operands(step: Step, by: int) -> Step:
     """Return a step whose operands that are inputs stand so many places later."""
     return Step(step.op, tuple(i if i < 0 else i + by for i in step.operands))
-
-
-@dataclass(frozen=True)
-class _Found:
-    """Steps on an image, and their operands, which become inputs of the node."""
-
-    image: str
-    steps: tuple[Step, ...]
-    operands: tuple[str, ...]
-    constants: Mapping[str, Array]
-    """Those that the graph does not have."""
-
-
-class _Prologue:
-    """Takes a node apart into steps that a convolution can apply as it loads."""
-
-    def __init__(self, graph: Graph, names: Names) -> None:
-        self.graph, self.names = graph, names
-        self.steps: list[Step] = []
-        self.operands: list[str] = []
-        self.constants: dict[str, Array] = {}
-
-    def of(self, node: Node, first: int) -> _Found | None:
-        """Return the steps of a node, whose operands are inputs from position `first` on; None if it cannot be one."""
-        graph, spec = self.graph, self.graph.specs[node.outputs[0]]
-        base, inputs = base_op(node.op), base_inputs(node.op, node.inputs)
-        read = [i for i in node.inputs if i]
-        if not spec.dtype.is_float or any(graph.specs[i].dtype is not spec.dtype for i in read):
-            return None
-        images = {i for i in read if i not in graph.constants and graph.specs[i].dims == spec.dims}
-        if len(images) != 1 or len(spec.dims) < 3 or len([o for o in node.outputs if o]) != 1:
-            return None
-        self.image, self.dims, self.first = images.pop(), spec.dims, first
-        if isinstance(base, BatchNormalization):
-            made = inputs[0] == self.image and self._normalize(base, inputs[1:])
-        else:
-            made = self._add(base, [(i, None) for i in inputs])
-        before = len(self.steps)
-        for number, step in enumerate(node.op.steps if isinstance(node.op, Fused) else ()):
-            numbers = [value_number(i, number) for i in step.operands]
-            values = [None if k is None else k + before for k in numbers]
-            named = [node.inputs[i] if k is None else "" for i, k in zip(step.operands, numbers, strict=True)]
-            made = made and self._add(step.op, list(zip(named, values, strict=True)))
-        return _Found(self.image, tuple(self.steps), tuple(self.operands), self.constants) if made else None
-
-    def _add(self, op: Op, operands: Sequence[tuple[str, int | None]]) -> bool:
-        """Add a step on named inputs or on values by number, unless it is dear or an operand does not fit."""
-        given = tuple(bool(i) or k is not None for i, k in operands)
-        expr = op.expression(given) if isinstance(op, Elementwise) else None
-        if expr is None or not set(_CALLS.findall(expr)) <= CHEAP:
-            return False
-        number, read = len(self.steps), []
-        for name, value in operands:
-            value = 0 if name == self.image else value
-            if value is not None:
-                read.append(RUNNING if value == number else earlier(value))
-            elif not name or not self._fits(name):
-                return False
-            else:
-                read.append(self._operand(name))
-        self.steps.append(Step(op, tuple(read)))
-        return True
-
-    def _operand(self, name: str) -> int:
-        if name not in self.operands:
-            self.operands.append(name)
-        return self.first + self.operands.index(name)
-
-    def _fits(self, name: str) -> bool:
-        """Tell whether an operand is a scalar, or has one element for each channel, or for each channel of an image."""
-        dims, whole = self.graph.specs[name].dims, self.dims
-        full = (1,) * (len(whole) - len(dims)) + dims
-        if name in self.graph.constants:
-            return prod(dims) == 1 or full == (1, whole[1], *[1] * (len(whole) - 2))
-        return dims == (*whole[:2], *[1] * (len(whole) - 2))
-
-    def _normalize(self, op: BatchNormalization, stored: Sequence[str]) -> bool:
-        """Add a batch norm as a factor and a summand for each channel."""
-        if any(i not in self.graph.constants for i in stored):
-            return False
-        scale, shift, mean, var = (self.graph.constants[i].astype(np.float64) for i in stored)
-        factor = scale / np.sqrt(var + op.epsilon)
-        for kind, value in ((Mul, factor), (Add, shift - mean * factor)):
-            name = self.names.fresh(f"{stored[0]}.{kind.type.lower()}")
-            dtype = self.graph.specs[stored[0]].dtype
-            self.constants[name] = value.astype(dtype.numpy).reshape(-1, *[1] * (len(self.dims) - 2))
-            self.steps.append(Step(kind(), (RUNNING, self._operand(name))))
-        return True

@@ -16,7 +16,7 @@ from weft.backends.gpu.device.kernel_builds import Builds
 from weft.backends.gpu.lowering.apart import why_apart
 from weft.backends.gpu.lowering.batch_split import find_front, part_of
 from weft.backends.gpu.lowering.fold_moves import FoldedMoves, fold_moves
-from weft.backends.gpu.lowering.fusion import fuse_pairs, fuse_pools, fuse_prologues
+from weft.backends.gpu.lowering.fusion import fuse_pairs, fuse_pools
 from weft.backends.gpu.lowering.launch_builder import NodeBuilder, PlannedConstant
 from weft.backends.gpu.lowering.layouts import (
     IsCustom,
@@ -29,6 +29,7 @@ from weft.backends.gpu.lowering.layouts import (
     values_read,
 )
 from weft.backends.gpu.lowering.merge_convolutions import merge_siblings, products_in_vain
+from weft.backends.gpu.lowering.prologues import fuse_prologues
 from weft.backends.gpu.memory.slots import Spot
 from weft.backends.gpu.recording.batch_front import NO_FRONT, Front
 from weft.backends.gpu.recording.launches import PlannedLaunch

@@ -85,8 +85,11 @@ def pairing_pays(first: Conv, second: Conv, x: Shape, weight: Shape, after: Shap
     hidden, channels = weight[:2]
     if not first.window(x, weight).is_pointwise or not second.window((x[0], hidden, *x[2:]), after).is_pointwise:
         return False
+    # Weights are one argument each, whole blocks of four in at most four bytes an element.
+    largest = 4 * hidden * PACK * max(-(-channels // PACK), -(-after[0] // PACK))
     shared = 4 * (power_of_two(-(-channels // PACK)) * PACK + power_of_two(hidden) + PACK * _items(caps))
-    return hidden * channels <= caps.model.pair_products and shared <= caps.local_memory
+    fits = shared <= caps.local_memory and largest <= caps.max_buffer_range
+    return fits and hidden * channels <= caps.model.pair_products
 
 
 def _items(caps: DeviceCaps) -> int:

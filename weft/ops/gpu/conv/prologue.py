@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import ClassVar, cast
 
 from weft.core.graph.fused_op import Step, pick_operands
@@ -57,11 +58,7 @@ class PrologueConv(Op):
 
     def flops(self, inputs: Sequence[Shape | None], outputs: Sequence[Shape]) -> int:
         """Return the convolution's operations, and one for each element and step."""
-        n, c, *places = inputs[0] or (0, 0)
-        size = n * c
-        for place in places:
-            size *= place
-        return self.conv.flops(inputs[: self.arity], outputs) + len(self.steps) * size
+        return self.conv.flops(inputs[: self.arity], outputs) + len(self.steps) * prod(inputs[0] or ())
 
 
 def why_no_prologue(
