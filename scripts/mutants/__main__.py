@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 from scripts.mutants.faults import Mutant, choose
-from scripts.mutants.judge import Judge
+from scripts.mutants.judge import NOT_TRIED, Judge
 
 
 def main() -> None:
@@ -45,6 +45,9 @@ def main() -> None:
         "--divide", default="", help="test files that are run in eight parts: a regular expression"
     )
     to_run.add_argument("--folder", type=Path, default=Path("/tmp/weft-mutants"), help="for logs and copies")
+    to_run.add_argument(
+        "--resume", action="store_true", help="go on with a stopped run: keep what --folder and --out have of it"
+    )
     to_compare = commands.add_parser(
         "compare", help="print how many were caught in two runs, and what got lost"
     )
@@ -66,8 +69,10 @@ def main() -> None:
             skip=args.skip,
             divide=args.divide,
             folder=args.folder.resolve(),
+            out=args.out,
+            resume=args.resume,
         )
-        args.out.write_text(json.dumps(judge.run()))
+        judge.run()
     else:
         mutants: list[Mutant] = json.loads(args.mutants.read_text())
         compare(mutants, *(json.loads(path.read_text())["verdicts"] for path in (args.before, args.after)))
@@ -75,7 +80,7 @@ def main() -> None:
 
 def compare(mutants: list[Mutant], before: list[str], after: list[str]) -> None:
     """Print the share caught in both runs, and each fault that only the first found."""
-    both = [i for i in range(len(mutants)) if "not tried" not in (before[i], after[i])]
+    both = [i for i in range(len(mutants)) if NOT_TRIED not in (before[i], after[i])]
     print(f"{len(both)} mutants were tried in both")
     for name, verdicts in (("before", before), ("after", after)):
         counts = Counter("caught" if verdicts[i].startswith("caught") else verdicts[i] for i in both)

@@ -16,11 +16,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any, Literal
 
 from scripts.mutants.faults import Mutant, apply
 
 NOT_COPIED = shutil.ignore_patterns(".git", ".venv*", ".hypothesis", ".*_cache")
+NOT_TRIED = "not tried"
 Side = Literal["old", "new"]
 
 
@@ -45,11 +47,19 @@ class Judge:
     divide: str
     """Test files that are run in eight parts: a regular expression."""
     folder: Path
+    out: Path
+    """Where the verdicts are written after each mutant, so that a stopped run leaves what it found."""
+    resume: bool = False
+    """Whether to keep what a stopped run of the same mutants left in `folder` and `out`."""
 
     def run(self) -> dict[str, Any]:
-        """Return the verdict and the number of tests of each mutant."""
+        """Return the verdict and the number of tests of each mutant, as `out` has them.
+
+        Raises ValueError if it should resume and `out` has verdicts of other mutants.
+        """
         began = time.monotonic()
         self.folder.mkdir(parents=True, exist_ok=True)
+        earlier = self._earlier()
         # Only the changed file is compiled again: a copy keeps the times that compiled files are checked by.
         compileall.compile_dir(self.tree, quiet=2, workers=self.jobs)
         rows = self._reach()
@@ -62,10 +72,34 @@ class Judge:
             for i in passed[name]["reached"]:
                 tests[i].append(name)
         seconds = {name: float(row["seconds"]) for name, row in passed.items()}
+        everyone = range(len(self.mutants))
+        counts = [len(tests[i]) for i in everyone]
+        verdicts = [
+            verdict if count == counts[i] else NOT_TRIED for i, (verdict, count) in enumerate(earlier)
+        ]
+        result = {"verdicts": verdicts, "tests": counts, "mutants": list(self.mutants)}
+        writing = Lock()
+
+        def judge(i: int) -> None:
+            verdict = self._judge(i, tests[i], seconds)
+            with writing:
+                verdicts[i] = verdict
+                _write(self.out, result)
+
         with ThreadPoolExecutor(self.jobs) as pool:
-            verdicts = list(pool.map(lambda i: self._judge(i, tests[i], seconds), range(len(self.mutants))))
+            list(pool.map(judge, (i for i in everyone if verdicts[i] == NOT_TRIED)))
+        _write(self.out, result)
         print(dict(Counter(verdicts)), f"{time.monotonic() - began:.0f} s", flush=True)
-        return {"verdicts": verdicts, "tests": [len(tests[i]) for i in range(len(self.mutants))]}
+        return result
+
+    def _earlier(self) -> list[tuple[str, int]]:
+        """Return the verdict and the number of tests that each mutant had in the run that is resumed."""
+        if not (self.resume and self.out.exists()):
+            return [(NOT_TRIED, 0)] * len(self.mutants)
+        kept = json.loads(self.out.read_text())
+        if kept["mutants"] != list(self.mutants):
+            raise ValueError(f"{self.out} has verdicts of other mutants: run without --resume, or write elsewhere")
+        return list(zip(kept["verdicts"], kept["tests"], strict=True))
 
     def _reach(self) -> dict[str, Any]:
         files = list((self.tree / "tests").rglob("test_*.py"))
@@ -87,7 +121,9 @@ class Judge:
             label = f"{name.replace('/', '_')}.{k}"
             note = self.folder / f"{label}.json"
             job = {"note": str(note), "lines": lines, "part": [k, of]}
-            self._pytest(self.tree, label, job, [name], self.file_limit)
+            if not (self.resume and note.exists() and self._was(label, job)):
+                note.unlink(missing_ok=True)
+                self._pytest(self.tree, label, job, [name], self.file_limit)
             if not note.exists():
                 print("no results:", name, k, flush=True)
                 return {}
@@ -100,11 +136,16 @@ class Judge:
                 found.update(rows)
         return found
 
+    def _was(self, label: str, job: dict[str, Any]) -> bool:
+        """Tell whether the last job of this label was the same: the same lines, and the same part of the tests."""
+        about = self.folder / f"{label}.job"
+        return about.exists() and json.loads(about.read_text()) == json.loads(json.dumps(job))
+
     def _judge(self, i: int, tests: list[str], seconds: dict[str, float]) -> str:
         if not tests:
             return "not reached"
         if time.monotonic() > self.end:
-            return "not tried"
+            return NOT_TRIED
         chosen: list[str] = []
         total = 0.0
         for name in tests:
@@ -155,3 +196,10 @@ class Judge:
             except subprocess.TimeoutExpired:
                 return None
         return done.returncode
+
+
+def _write(path: Path, result: dict[str, Any]) -> None:
+    """Write JSON so that a run that is stopped meanwhile leaves the earlier file whole."""
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(json.dumps(result))
+    part.replace(path)

@@ -55,11 +55,14 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         _rows[report.nodeid]["passed"] = False
 
 
-def pytest_sessionfinish() -> None:
-    """Write what was noted."""
+def pytest_sessionfinish(exitstatus: int) -> None:
+    """Write what was noted, whole or not at all: a run that is resumed takes the file as it is."""
     LINES.clear()
-    if "note" in JOB:
-        Path(JOB["note"]).write_text(json.dumps(_rows))
+    if "note" in JOB and exitstatus != pytest.ExitCode.INTERRUPTED:
+        note = Path(JOB["note"])
+        part = note.with_suffix(".part")
+        part.write_text(json.dumps(_rows))
+        part.replace(note)
 
 
 def _processor_seconds() -> float:
