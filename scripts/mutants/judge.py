@@ -23,6 +23,8 @@ from scripts.mutants.faults import Mutant, apply
 
 NOT_COPIED = shutil.ignore_patterns(".git", ".venv*", ".hypothesis", ".*_cache")
 NOT_TRIED = "not tried"
+CHECKS = {"WEFT_VULKAN_VALIDATION": "1", "WEFT_CHECK_PASSES": "1"}
+"""What tests/conftest.py switches on, but not in a worker of pytest-xdist: it inherits these."""
 Side = Literal["old", "new"]
 
 
@@ -181,7 +183,7 @@ class Judge:
             (self.folder / f"{label}.log").open("w") as log,
         ):
             # A worker of pytest-xdist does not ask which devices are there: the first run shows which tests pass.
-            environment = os.environ | {
+            environment = os.environ | CHECKS | {
                 "MUTANTS": str(about),
                 "PYTEST_XDIST_WORKER": "mutants",
                 "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
