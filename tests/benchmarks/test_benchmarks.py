@@ -16,7 +16,7 @@ import onnx
 import pytest
 
 import weft
-from benchmarks import facts, gemm, gpu, measure, models, own, peers_ncnn, startup, transfers
+from benchmarks import barrier, facts, gemm, gpu, measure, models, own, peers_ncnn, startup, transfers
 from benchmarks.apart import apart
 from benchmarks.bars import bars, table
 from benchmarks.gemm import Chain
@@ -408,3 +408,9 @@ def test_opencl_is_timed_in_the_queue() -> None:
         spent = [queued.milliseconds() for _ in range(2)]
         assert relative_error(queued.outputs(), right) == 0.0
     assert all(each is not None and each > 0 for each in spent)
+
+
+def test_a_barrier_of_all_groups_passes_values_on(capsys: pytest.CaptureFixture[str]) -> None:
+    barrier.main(["--levels", "3"])
+    said = capsys.readouterr().out
+    assert said.count("us a level, a software device: means nothing") == 6  # three ways on each API, all values right
