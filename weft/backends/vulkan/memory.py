@@ -33,8 +33,11 @@ class Block:
     buffer: Any
     memory: Any
     coherent: bool
+    visible: bool
     mapped: Any = None
     """The device's real memory, if a profile pretends that it is not coherent; the host then has a copy."""
+    window: Any = None
+    """The bytes of a DEVICE buffer, if its memory is such that the host may write them in place."""
 
 
 @dataclass(frozen=True)
@@ -98,15 +101,18 @@ class Memory:
             self._check(size, kind)
             block = self._create(size, kind)
             host = None
-            if kind is not MemoryKind.DEVICE:
+            if kind is not MemoryKind.DEVICE or (block.visible and block.coherent):
                 try:
-                    host = self._map(block, size)[:nbytes]
-                    if not block.coherent and not self._profile.coherent:
-                        block = replace(block, mapped=host)
-                        host = host.copy()
+                    mapped = self._map(block, size)[:nbytes]
                 except Exception:
                     self._destroy(block)
                     raise
+                if kind is MemoryKind.DEVICE:
+                    block = replace(block, window=mapped)
+                elif not block.coherent and not self._profile.coherent:
+                    block, host = replace(block, mapped=mapped), mapped.copy()
+                else:
+                    host = mapped
             buffer = GpuBuffer(nbytes, kind, block, host)
             self._live[buffer] = counted
         if counted:
@@ -232,7 +238,8 @@ class Memory:
         except Exception:
             lib.vkDestroyBuffer(device, out[0], NULL)
             raise
-        block = Block(out[0], memory, bool(self._types[index][0] & _COHERENT))
+        flags = self._types[index][0]
+        block = Block(out[0], memory, bool(flags & _COHERENT), bool(flags & _VISIBLE))
         result = lib.vkBindBufferMemory(device, out[0], memory, 0)
         if result != 0:
             self._destroy(block)

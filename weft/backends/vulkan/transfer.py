@@ -31,9 +31,16 @@ class Transfer:
         self._now = CommandsNow(context, _FAILED)
 
     def upload(self, buffer: GpuBuffer, offset: int, data: Array) -> None:
-        """Copy the bytes of a contiguous array into a DEVICE buffer."""
+        """Copy the bytes of a contiguous array into a DEVICE buffer.
+
+        Where the host shares the device's memory it writes them in place, at once: whoever uploads sees to it that no
+        earlier work still reads what was there.
+        """
         content = _bytes_of(data)
         _check(buffer, offset, content.size)
+        if buffer.handle.window is not None:
+            copy_into(buffer.handle.window[offset : offset + content.size], content)
+            return
         with self._lock:
             for start, count, staging in self._pieces(content.size, MemoryKind.UPLOAD):
                 assert staging.host is not None
