@@ -21,6 +21,8 @@ MOST_WORK = 10_000
 """Effort to find out whether two arrays share memory: some milliseconds; after it, they count as sharing it."""
 MOST_LISTED = 8
 """Inputs that an error lists."""
+Forms = Sequence[tuple[str, np.dtype[Any], Shape]]
+"""The name, element type and shape of each input that a plan takes as it comes, in order."""
 
 
 def take_inputs(graph: Graph, inputs: Sequence[Any], *, keep_half: bool = False) -> dict[str, Array]:
@@ -61,6 +63,24 @@ def take_inputs(graph: Graph, inputs: Sequence[Any], *, keep_half: bool = False)
         wanted = ", ".join(f"{n!r}: {graph.specs[n]}" for n in names) or "nothing"
         what, why = "the inputs do not fit the network", "; ".join(problems)
         raise InputError(what, where=_place(graph), why=why, fix=f"give {wanted}")
+    return arrays
+
+
+def take_planned(forms: Forms, inputs: Sequence[Any]) -> dict[str, Array] | None:
+    """Return the input arrays by name if they are plain arrays of these forms; else None, and `take_inputs` tells more.
+
+    This is what most runs get. To look for everything that may be wrong takes longer than to copy a small input.
+    """
+    if len(inputs) == 1 and type(inputs[0]) is dict:
+        given = inputs[0]
+        inputs = [given.get(name) for name, _, _ in forms] if len(given) == len(forms) else ()
+    if len(inputs) != len(forms):
+        return None
+    arrays: dict[str, Array] = {}
+    for (name, dtype, shape), array in zip(forms, inputs, strict=True):
+        if type(array) is not np.ndarray or array.dtype != dtype or array.shape != shape:
+            return None
+        arrays[name] = array
     return arrays
 
 

@@ -84,6 +84,8 @@ class LoadedNetwork:
         self._managers: dict[str, MemoryManager | None] = {}
         self._acquired: set[str] = set()
         """The devices whose memory managers have acquired their memory."""
+        self._unacquired: set[str] = set()
+        """Those whose memory managers have not yet."""
         self._spare: dict[str, Backend] = {}
         self._made: dict[str, Pipeline] = {}
         self._pipeline_copies: dict[Pipeline, list[PipelineCopy]] = {}
@@ -112,7 +114,9 @@ class LoadedNetwork:
     def _open(self, device: str) -> Backend:
         choice = self._choices[device]
         if device not in self._managers:
-            self._managers[device] = _memory_manager(choice)
+            manager = self._managers[device] = _memory_manager(choice)
+            if manager is not None:
+                self._unacquired.add(device)
         profiling = ProfilingContext(device, self.profile) if self.profile is not None else None
         return choice.open(self.config, self._managers[device], profiling, loads=True, same_nodes=self._same_nodes)
 
@@ -234,6 +238,9 @@ class LoadedNetwork:
             for name in pipeline.graph.inputs:
                 if name in arrays:
                     pipeline.fill(name, arrays[name])
+            if not given:
+                pipeline.execute()
+                continue
             mine = {o: t for o, t in given.items() if self._made.get(o) is pipeline}
             self._stored.update((name, given[name]) for name in pipeline.execute(mine))
 
@@ -269,7 +276,7 @@ class LoadedNetwork:
         self._passed = None
 
     def finish(self, given: Sequence[Array | None]) -> list[Array]:
-        """Wait for the run and return the network's outputs, in the given arrays where there are any.
+        """Wait for the run and return the network's outputs, in the given arrays: one or None for each, or none at all.
 
         An array may have another float type than the output, which is then converted.
         The run is over even if this raises: its outputs may be incomplete.
@@ -281,6 +288,8 @@ class LoadedNetwork:
             self.profile.end(p.device for p in self.pipelines if p.tasks)
         graph = self.network.graph
         stored, self._stored = self._stored, {}
+        if not given:
+            return [self._fetch(graph, name, None, passed) for name in graph.outputs]
         return [
             target if target is not None and stored.get(name) is target else self._fetch(graph, name, target, passed)
             for name, target in zip(graph.outputs, given, strict=True)
@@ -308,19 +317,22 @@ class LoadedNetwork:
 
     def _acquire(self) -> None:
         """Have the memory managers of all devices in use acquire their memory, once each (A11)."""
+        if not self._unacquired:
+            return
         for device in dict.fromkeys(p.device for p in self.pipelines):
             manager = self._managers.get(device)
-            if manager is not None and device not in self._acquired:
+            if manager is not None and device in self._unacquired:
                 what = "the backend's memory manager could not acquire its memory"
                 with blame(device, what, callback=callback_of(manager, "acquire")):
                     answer: object = manager.acquire()
                     check_answers.done(answer, f"{device}: {callback_of(manager, 'acquire')}", what)
+                self._unacquired.remove(device)
                 self._acquired.add(device)
 
     def _release(self) -> None:
         """Have them release it; an error is logged, and the others release theirs."""
         managers, self._managers = self._managers, {}
-        acquired, self._acquired = self._acquired, set()
+        acquired, self._acquired, self._unacquired = self._acquired, set(), set()
 
         def release(device: str) -> None:
             manager = managers[device]

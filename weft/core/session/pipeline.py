@@ -213,7 +213,9 @@ class Pipeline:
 
     def _granted(self, answer: object, callback: str, otherwise: str, node: Node | None = None) -> bool:
         """Return whether a callback succeeded; its name is put together only for an error, to save time."""
-        return answer is True or check_answers.granted(answer, self._at(callback, node), otherwise)
+        if answer is True or answer is False:
+            return answer
+        return check_answers.granted(answer, self._at(callback, node), otherwise)
 
     def _create(self, names: _Names) -> None:
         """Have the backend make an execution for each node that no existing one serves."""

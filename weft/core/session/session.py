@@ -36,7 +36,16 @@ from weft.core.placement.prepare import PreparedNetwork
 from weft.core.placement.stage_split import Corner, split
 from weft.core.registry.backend_registry import DeviceChoice
 from weft.core.session import shutdown
-from weft.core.session.arguments import Outputs, half_outputs, is_half, take_inputs, take_outputs, take_shapes
+from weft.core.session.arguments import (
+    Forms,
+    Outputs,
+    half_outputs,
+    is_half,
+    take_inputs,
+    take_outputs,
+    take_planned,
+    take_shapes,
+)
 from weft.core.session.loaded_network import LoadedNetwork, close_forgotten, forget
 from weft.core.session.network_cache import NetworkCache
 from weft.core.session.pipeline import NodeRefused, Pipeline, Progress
@@ -98,6 +107,10 @@ class _Plan:
     """The inputs and outputs that it can take and give in fp16, though the model has fp32."""
     wanted: frozenset[str] = frozenset()
     """The inputs and outputs for which there were fp16 arrays when it was planned."""
+    forms: Forms | None = None
+    """The arrays that it takes as they come; None if inputs are sequences."""
+    half_outputs: frozenset[str] = frozenset()
+    """The outputs that it gives in fp16, though the model has fp32."""
 
 
 class Session:
@@ -269,13 +282,13 @@ class Session:
             self._loaded.abandon()  # after an interrupt, too
 
     def _checked(self, outputs: Outputs | None, *, converted: frozenset[str] = frozenset()) -> list[Array | None]:
-        """Return the arrays for the outputs in order; none where the outputs come from later stages.
+        """Return the arrays for the outputs in order; an empty list if none is given, or later stages give the outputs.
 
         The arrays of `converted` are in the type of `output_arrays`, whatever the run gives.
         """
         network = self._loaded.network
         assert network is not None
-        if self._plan.tail is not None:
+        if self._plan.tail is not None or outputs is None:
             return []
         specs = {o: network.graph.specs[o] for o in self.graph.outputs}
         specs |= {o: self._travelling(o, specs[o]) for o in converted}
@@ -468,8 +481,10 @@ class Session:
         while True:
             divided = self._fixed or self._cache.find(shapes) or self._divide(bound, before)
             tail, is_low = self._tails.get(divided), divided.config.precision is Precision.LOW
-            plan = _Plan(tail, narrowable(divided) if is_low and tail is None else frozenset(), wanted)
-            narrow = with_narrow_edges(divided, plan.wanted & plan.narrowable)
+            can = narrowable(divided) if is_low and tail is None else frozenset()
+            half = wanted & can
+            plan = _Plan(tail, can, wanted, _forms(bound, half), half & {*self.graph.outputs})
+            narrow = with_narrow_edges(divided, half)
             network = lower_network(narrow, {p.device: self._loaded.ask(p.device) for p in narrow.parts})
             try:
                 self._loaded.load(network)
@@ -583,6 +598,11 @@ class Session:
     def _accept(self, inputs: Sequence[Array | Mapping[str, Array]], outputs: Outputs | None) -> dict[str, Array]:
         """Check the arrays, prepare the session for their shapes and types if it must be, and return them by name."""
         self._check_open()
+        plan = self._plan
+        if plan.forms is not None and self._loaded.network is not None:
+            planned = take_planned(plan.forms, inputs)
+            if planned is not None and half_outputs(self.graph, outputs) & plan.narrowable == plan.half_outputs:
+                return planned
         arrays = take_inputs(self.graph, inputs, keep_half=self.config.precision is Precision.LOW)
         specs = self._bound.specs
         tensors = {i: a for i, a in arrays.items() if not isinstance(specs[i], SequenceSpec)}
@@ -595,6 +615,14 @@ class Session:
         for name in halves - self._plan.narrowable:
             arrays[name] = tensors[name].astype(np.float32)
         return arrays
+
+
+def _forms(bound: Graph, half: frozenset[str]) -> Forms | None:
+    """Return the forms of the input arrays of a plan that takes those of `half` in fp16."""
+    specs = [(i, bound.specs[i]) for i in bound.inputs]
+    if any(isinstance(spec, SequenceSpec) for _, spec in specs):
+        return None
+    return [(i, (DType.FLOAT16 if i in half else spec.dtype).numpy, spec.dims) for i, spec in specs]
 
 
 def _half_inputs(specs: Mapping[str, TensorSpec], arrays: Mapping[str, Array]) -> frozenset[str]:

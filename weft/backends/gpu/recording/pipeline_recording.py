@@ -187,12 +187,13 @@ class PipelineRecording:
 
     def _replay(self, chosen: Chosen) -> _Replay:
         """Return the commands of a run with this memory, recorded when it is used first."""
+        own = None if chosen else self._replays.get(())  # which no other thread drops
+        if own is not None:
+            return own
         with self._keeping:
             return self._kept_replay(chosen)
 
     def _kept_replay(self, chosen: Chosen) -> _Replay:
-        if not chosen and () in self._replays:
-            return self._replays[()]
         ports = {name: port for name, port in (self._inputs | self._outputs).items() if name not in self._streamed}
         chosen = {name: lent for name, lent in chosen.items() if name in ports}
         key = tuple(chosen.get(name) for name in ports) if chosen else ()
@@ -279,8 +280,8 @@ class PipelineRecording:
     def begin(self) -> None:
         """Wait for the run before, and forget where a run that failed was to leave its outputs."""
         self.wait()
-        for name in self._chosen.keys() & self._outputs.keys():
-            del self._chosen[name]
+        if self._chosen:
+            self._chosen = {name: lent for name, lent in self._chosen.items() if name not in self._outputs}
 
     def _choose(self, name: str, lent: LentBuffer | None) -> None:
         if lent is not None:
