@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,9 @@ LINES: dict[str, dict[int, list[int]]] = {
 }
 _reached: set[int] = set()
 _rows: dict[str, dict[str, Any]] = {}
+
+# A shell has its background jobs ignore interrupts, and their children inherit that: tests that interrupt would fail.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
