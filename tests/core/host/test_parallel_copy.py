@@ -34,7 +34,7 @@ def copier() -> Iterator[Copier]:
 @pytest.fixture
 def tiny_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let arrays of a few bytes be divided."""
-    for name, value in {"SMALLEST": 1, "PIECE": 24, "LEAST_PIECE": 8}.items():
+    for name, value in {"SMALLEST": 1, "PIECE": 24, "LEAST_PIECE": 8, "LINE": 8}.items():
         monkeypatch.setattr(parallel_copy, name, value)
 
 

@@ -20,7 +20,9 @@ SMALLEST = 1 << 20
 """Below this many bytes one thread is faster: it copies half of them in the time that waking others takes."""
 PIECE = 1 << 20
 LEAST_PIECE = 1 << 18
-"""Bytes that a thread copies at a time; fewer if some threads would otherwise get no piece."""
+"""The most and the fewest bytes that a thread copies at a time, as long as each thread gets as many pieces."""
+LINE = 64
+"""Bytes of a line of the processor's cache: two threads write no line in turn."""
 MOST_THREADS = 4
 """More threads copy faster alone, but not beside a caller that submits the copied pieces: at the end of each piece the
 threads and the caller wait for the GIL (measured on 16 cores, benchmarks/NOTES.md)."""
@@ -177,7 +179,8 @@ def _divisible(target: Array, source: Array) -> bool:
 
 def _pieces(target: Array, source: Array, threads: int) -> Iterator[tuple[Array, Array]]:
     """Yield pairs of views that together cover both arrays, in the order of the target's memory."""
-    most = max(LEAST_PIECE, min(PIECE, target.nbytes // threads))
+    rounds = -(-target.nbytes // (PIECE * threads))
+    most = max(LEAST_PIECE, -(-target.nbytes // (LINE * rounds * threads)) * LINE)
     if source.flags.c_contiguous:
         target, source = target.reshape(-1), source.reshape(-1)
     yield from _split(target, source, most)

@@ -23,6 +23,7 @@ from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Array
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.core.host.parallel_copy import copy_into
+from weft.core.host.result_memory import KEPT, ResultMemory
 from weft.core.host.tensor_copy import copy_tensor
 from weft.core.placement.assign import Refusal
 from weft.core.placement.optimized_network import OptimizedNetwork, Part
@@ -97,6 +98,7 @@ class LoadedNetwork:
         """The values of parts that other parts read, which therefore stay where the plan has them."""
         self._stored: dict[str, Array] = {}
         """The arrays of the caller's in which the backends themselves leave outputs of the run."""
+        self._results = ResultMemory(0 if config.memory is MemoryMode.LIMIT else KEPT)
         self._passed: dict[str, Array] | None = None
         """The inputs of the last run that are outputs too; None if there is no run to wait for."""
 
@@ -299,11 +301,11 @@ class LoadedNetwork:
         pipeline = self._made.get(name)
         if pipeline is not None and name in pipeline.mapped:
             mapped = pipeline.mapped[name]
-            result: Array = np.empty(mapped.shape, mapped.dtype) if target is None else target
+            result = self._results.array(name, mapped.shape, mapped.dtype) if target is None else target
             copy_into(result, mapped)
             return result
         spec = graph.specs[name]
-        result = np.empty(spec.dims, spec.dtype.numpy) if target is None else target
+        result = self._results.array(name, spec.dims, spec.dtype.numpy) if target is None else target
         if pipeline is None:
             known = graph.constants.get(name)
             np.copyto(result, known if known is not None else passed[name])
@@ -375,6 +377,7 @@ class LoadedNetwork:
         self.pipelines.clear()
         self._made, self._pipeline_copies, self._waits, self._passed = {}, {}, {}, None
         self._kept, self._stored = set(), {}
+        self._results.clear()
         self.report = None
 
     def close(self) -> None:
