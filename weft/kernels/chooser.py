@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 from weakref import WeakSet
 
 from weft.errors import ExecutionError
@@ -70,6 +70,8 @@ class Algorithm(ABC, Generic[ProblemT, PlanT, TileT]):
 
     name: str
     """Its name in reports: mostly the template that it launches."""
+    prologue: ClassVar[str] = ""
+    """What tests its kernels with a prologue, as `DeviceCaps.without` names it; "" if they apply no steps to loads."""
 
     @abstractmethod
     def why_not(self, problem: ProblemT) -> str | None:
@@ -163,10 +165,17 @@ class Decision:
 
 
 class Chooser(Generic[ProblemT, PlanT]):
-    """Chooses among the algorithms of an op."""
+    """Chooses among the algorithms of an op.
 
-    def __init__(self, *rivals: Rivals[ProblemT, PlanT]) -> None:
-        self.rivals = rivals
+    `why_unfit` returns why an algorithm does not solve a problem, for what is asked of all of them alike.
+    """
+
+    def __init__(
+        self,
+        *rivals: Rivals[ProblemT, PlanT],
+        why_unfit: Callable[[ProblemT, Algorithm[ProblemT, PlanT, Any]], str | None] = lambda problem, algorithm: None,
+    ) -> None:
+        self.rivals, self.why_unfit = rivals, why_unfit
         self._remembered = lru_cache(maxsize=REMEMBERED)(self._decided)
         _CHOOSERS.add(self)
 
@@ -190,7 +199,7 @@ class Chooser(Generic[ProblemT, PlanT]):
                 continue
             fitting: list[list[Candidate]] = []
             for algorithm in rivals.algorithms:
-                why = algorithm.why_not(problem)
+                why = self.why_unfit(problem, algorithm) or algorithm.why_not(problem)
                 candidates = algorithm.candidates(problem) if why is None else ()
                 if candidates:
                     fitting.append([replace(each, algorithm=algorithm) for each in candidates])

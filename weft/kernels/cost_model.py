@@ -70,6 +70,8 @@ class Effort:
     """Groups that share a tile; a second launch adds their sums."""
     results: int = 0
     """Numbers that the second launch writes."""
+    stepped: int = 0
+    """Bytes of operands to which a group applies a prologue."""
 
     def terms(self, caps: DeviceCaps) -> tuple[float, ...]:
         """Return the terms for a device, in the order of `TERMS`: what the busiest compute unit does.
@@ -124,7 +126,11 @@ def coefficients(algorithm: str) -> tuple[float, ...] | None:
 def microseconds(algorithm: str, effort: Effort, caps: DeviceCaps) -> float | None:
     """Return the estimated time of a candidate, or None for an algorithm that the model does not know."""
     known = coefficients(algorithm)
-    return None if known is None else sum(c * t for c, t in zip(known, effort.terms(caps), strict=True))
+    if known is None:
+        return None
+    # Nobody has fitted a prologue. Converting a number twice and a few steps take about as long as reading it.
+    stepped = -(-effort.groups // caps.likely_units) * effort.stepped / caps.model.read_bytes
+    return stepped + sum(c * t for c, t in zip(known, effort.terms(caps), strict=True))
 
 
 def excess(rivals: str) -> float | None:

@@ -32,6 +32,8 @@ LANES = ("x", "y", "z", "w")
 PLACE = ("NS", "CS", "PS", "O", "C")
 """Constants named after a c4 argument. Strides in vectors: image to image, channel block to channel block, pixel to
 pixel. Then the first vector, and the number of channels."""
+LOADED = ("channel", "pixel")
+"""The kinds of a prologue's operands that are arguments (`Operand`)."""
 Variant = tuple[tuple[str, str | int | bool | tuple[str, ...]], ...]
 
 
@@ -106,27 +108,53 @@ class ArgWriter:
 
         The prologue is applied. Where `inside` is false, they load what is there to be loaded, and mean nothing.
         """
-        lines = [f"{target} = {self.vector(f'{inside} ? {self.place4(n, c4, hw)} : 0')};"]
-        request = self._writer.request
-        if request.loaded_on != self.name:
-            return lines[0]
+        line = f"{target} = {self.vector(f'{inside} ? {self.place4(n, c4, hw)} : 0')};"
+        if not self.has_prologue():
+            return line
+        return f"{{ {line} {self.prologue_operands('', inside, n, c4)} {self.applied(target, '', c4)} }}"
+
+    def has_prologue(self) -> bool:
+        """Tell whether there are steps on what is loaded of this argument."""
+        return self._writer.request.loaded_on == self.name
+
+    def prologue_operands(self, tag: str, inside: str, n: str, c4: str, kinds: Sequence[str] = LOADED) -> str:
+        """Return the statements that load what the prologue reads besides, for four channels of image n.
+
+        `tag` tells their variables from others, for `applied`. `kinds` limits them to constants ("channel"), which are
+        the same for all images, or to values of each image ("pixel"). Where `inside` is false, they mean nothing.
+        """
+        lines = []
+        for name, kind in self._loaded().items():
+            if kind in kinds:
+                operand = self._writer.args[name]
+                place = operand.place4(n if kind == "pixel" else "0", c4, "0")
+                lines.append(f"const f32x4 _{name}{tag} = {operand.vector(f'{inside} ? {place} : 0')};")
+        return " ".join(lines)
+
+    def applied(self, variable: str, tag: str, c4: str, pixel_tag: str = "") -> str:
+        """Return the statements that apply the prologue to an f32x4 variable, four channels from block c4 on.
+
+        `tag` is that of `prologue_operands`; values of each image may have another, `pixel_tag`.
+        """
+        request, lines = self._writer.request, []
         self._writer.loads.add(self.name)
         for s, stage in enumerate(request.loaded):
-            texts = [self._loaded_operand(o, s, (inside, n, c4), target, lines) for o in stage.operands]
-            lines += _stage_lines(request.loaded, s, "f32x4", target, texts)
+            texts = []
+            for o in stage.operands:
+                own = pixel_tag if o.kind == "pixel" and pixel_tag else tag
+                known = {"value": variable, "earlier": o.name + variable, "float": o.name}
+                texts.append(known.get(o.kind, f"_{o.name}{own}"))
+            lines += _stage_lines(request.loaded, s, "f32x4", variable, texts)
         # The lanes past the last channel are zeros, of which steps may make infinities or NaN.
         a, block = self.name, f"({c4}) * 4"
-        lines.append(f"if ({a}_C % 4 != 0 && {block} + 4 > {a}_C) {target} = first_lanes({target}, {a}_C - {block});")
-        return "{ " + " ".join(lines) + " }"
+        rest = f"first_lanes({variable}, {a}_C - {block})"
+        lines.append(f"if ({a}_C % 4 != 0 && {block} + 4 > {a}_C) {variable} = {rest};")
+        return " ".join(lines)
 
-    def _loaded_operand(self, o: Operand, stage: int, at: tuple[str, str, str], value: str, lines: list[str]) -> str:
-        if o.kind in ("value", "earlier", "float"):
-            return {"value": value, "earlier": o.name + value}.get(o.kind, o.name)
-        inside, n, c4 = at
-        operand = self._writer.args[o.name]
-        place = operand.place4(n if o.kind == "pixel" else "0", c4, "0")
-        lines.append(f"const f32x4 _{o.name}_{stage} = {operand.vector(f'{inside} ? {place} : 0')};")
-        return f"_{o.name}_{stage}"
+    def _loaded(self) -> dict[str, str]:
+        """Return the arguments that the prologue reads, each once, and their kinds."""
+        operands = (o for stage in self._writer.request.loaded for o in stage.operands)
+        return {o.name: o.kind for o in operands if o.kind in LOADED}
 
     def load1(self, n: str, c: str, hw: str) -> str:
         """Return one channel of one pixel of a c4 argument."""

@@ -1,7 +1,7 @@
 ## Convolution in fp16 on cooperative matrices without work-group memory, for problems too small to fill a device: every
 ## subgroup of 32 holds ${fm} x ${fn} tiles of 16 x 16 sums of its own slice of K, and waits for memory once in ${ahead} chunks
 ## instead of once in each step. The layouts of matrices are NVIDIA's, as in `attention_matrix.glsl.mako`.
-<%page args="parted=False"/>\
+<%page args="parted=False, many=False"/>\
 <%
 k.needs_subgroup()
 k.extension("GL_KHR_cooperative_matrix", "GL_KHR_memory_scope_semantics", "GL_KHR_shader_subgroup_basic",
@@ -9,6 +9,16 @@ k.extension("GL_KHR_cooperative_matrix", "GL_KHR_memory_scope_semantics", "GL_KH
 if sliced:
     k.shared("float", "Sum", f"(LZ - 1) * {fm * fn * 8 * 32}")
 element = lambda i, j, e: f"acc{i}_{j}[{e}]"
+
+def unpacked(piece, low, high):
+    """Return the statements that make a piece two vectors."""
+    parts = [[f"unpackHalf2x16({piece}.{word})" for word in words] for words in ("xy", "zw")]
+    return f"f32x4 {low} = vec4({', '.join(parts[0])}), {high} = vec4({', '.join(parts[1])});"
+
+def packed(piece, low, high):
+    """Return the statement that makes two vectors a piece."""
+    pairs = [f"packFloat2x16(f16vec2({v}.{a}, {v}.{b}))" for v in (low, high) for a, b in ("xy", "zw")]
+    return f"{piece} = uvec4({', '.join(pairs)});"
 %>
 <%include file="matrices.glsl.mako"/>
 <%namespace name="parts" file="conv_unstaged.parts.mako"/>
@@ -24,7 +34,7 @@ ${parts.places(x, fm, fn, pointwise)}
 MATRIX_OF_ZEROS(acc${i}_${j});
 % endfor
 ${parts.rounds(ahead, parted)}
-  ${parts.fetch(fm, fn, ahead, pointwise, "x", "w", "uvec4", "uvec4(0)")}
+  ${parts.fetch(x, fm, fn, ahead, pointwise, many, "x", "w", "uvec4", "uvec4(0)", unpacked, packed)}
 % for u, step in [(u, step) for u in range(ahead) for step in range(2)]:
     {
 % for j in range(fn):

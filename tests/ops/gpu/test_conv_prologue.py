@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,6 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import weft
+from tests.helpers.cards import OPENCL, VULKAN
+from tests.helpers.conv_problems import conv_problem, take_where_it_fits
+from tests.helpers.emulated_gpus import APIS, emulated_gpu
 from tests.helpers.gpu_plans import assert_plays
 from tests.helpers.launches import kernels, planned_kernels
 from tests.helpers.nets import Net, feeds
@@ -23,9 +27,13 @@ from weft.core.graph.fused_op import RUNNING, Step, earlier
 from weft.core.graph.graph import Graph
 from weft.core.graph.interpreter import outputs
 from weft.core.graph.tensor import TensorSpec
+from weft.kernels.launch import DeviceCaps
 from weft.ops.binary import Add, Mul
 from weft.ops.conv import Conv
-from weft.ops.gpu.conv.prologue import PrologueConv
+from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
+from weft.ops.gpu.conv.prologue import SPECIAL, PrologueConv, why_no_prologue
+from weft.ops.gpu.conv.split_k import InParts
+from weft.ops.gpu.conv.unstaged import UnstagedConv, UnstagedTile
 from weft.ops.unary import Relu
 
 
@@ -121,6 +129,34 @@ def _assert_right(graph: Graph, device: str, kind: DType = DType.FLOAT32) -> Non
     np.testing.assert_allclose(got, want, *tolerance(kind, "reduction"))
 
 
+def _why_not(x: tuple[int, ...], channels: int, caps: DeviceCaps) -> str | None:
+    weight = (channels, x[1], 1, 1)
+    return why_no_prologue(Conv(kernel_shape=(1, 1)), TensorSpec(x, DType.FLOAT16), weight, 3, caps, False)
+
+
+@pytest.mark.parametrize("caps", [OPENCL, VULKAN], ids=["opencl", "vulkan"])
+def test_matrix_units_take_steps_where_that_is_faster_than_a_launch(caps: DeviceCaps) -> None:
+    """Scales of EfficientNet, batch norms of DenseNet; large products are for kernels that stage by themselves."""
+    for channels_in, size, channels in ((672, 14, 112), (1152, 7, 192), (256, 28, 128), (992, 7, 128)):
+        assert _why_not((1, channels_in, size, size), channels, caps) is None
+    assert "matrix units applies steps" in (_why_not((8, 512, 56, 56), 512, caps) or "")
+    assert "matrix units applies steps" in (_why_not((1, 44, 14, 14), 64, caps) or "")  # not in pieces of eight
+    assert "us longer" in (_why_not((1, 2048, 28, 28), 512, caps) or "")
+    wrong = replace(caps, without=frozenset({"conv_unstaged_prologue"}))
+    assert "matrix units applies steps" in (_why_not((1, 672, 14, 14), 112, wrong) or "")
+    assert "self-test" in (_why_not((1, 672, 14, 14), 112, replace(caps, without=frozenset({"conv_prologue"}))) or "")
+
+
+def test_the_self_test_covers_tiles_slices_parts_and_several_images() -> None:
+    taken = {case.prefer for case in SPECIAL.cases()}
+    assert any("InParts" in each for each in taken) and any("fm=2, fn=2, lz=4" in each for each in taken)
+    for case in SPECIAL.cases():
+        (node,), (x, *_), weight = case.nodes, case.inputs.values(), case.constants["i1"]
+        assert isinstance(node.op, PrologueConv)
+        problem = conv_problem(x.shape, weight.shape, VULKAN, prologue_steps=len(node.op.steps))
+        assert any(text.startswith(case.prefer) for text in CONVOLUTIONS.decide(problem).candidates)
+
+
 @pytest.mark.parametrize("device", GPUS)
 def test_channels_that_fill_no_vector_and_several_images_are_right(device: str) -> None:
     _assert_right(scaled(images=3, channels=7, co=9), device)
@@ -129,6 +165,44 @@ def test_channels_that_fill_no_vector_and_several_images_are_right(device: str) 
 @pytest.mark.parametrize("device", GPUS)
 def test_no_infinity_is_made_of_the_zeros_behind_the_last_channel(device: str) -> None:
     _assert_right(scaled(channels=6, kind="Div"), device)
+
+
+def _launched(graph: Graph, api: str) -> list[str]:
+    """Return the kernels of a device with matrix units; fail unless they compute what the CPU does in fp16."""
+    given = {name: x.astype(np.float16).astype(np.float32) for name, x in feeds(graph).items()}
+    with weft.load(graph, "cpu", precision="low") as session:
+        (want,) = session.run(given)
+    load = partial(weft.load, precision="low", fallback="error")
+    with emulated_gpu(api, channels_last=True), load(graph, "emulated") as session:
+        launched = kernels(session)
+        (got,) = session.run(given)
+    np.testing.assert_allclose(got, want, *tolerance(DType.FLOAT16, "reduction"))
+    return launched
+
+
+WHOLE, SLICED, FOUR = UnstagedTile(1, 1, 1, 2), UnstagedTile(1, 2, 2, 1), UnstagedTile(2, 2, 1, 2)
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize(
+    ("tile", "channels", "images"),
+    [(WHOLE, 8, 1), (SLICED, 72, 1), (FOUR, 40, 3), (InParts(WHOLE, 4), 264, 2)],
+    ids=str,
+)
+def test_matrix_units_scale_each_channel_of_each_image(
+    tile: object, channels: int, images: int, api: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_where_it_fits(monkeypatch, UnstagedConv(), tile)
+    launched = _launched(scaled(images=images, channels=channels, co=20, size=7), api)
+    assert "conv_unstaged" in launched and "elementwise_c4" not in launched
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_matrix_units_apply_a_batch_norm_and_a_relu(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    take_where_it_fits(monkeypatch, UnstagedConv(), FOUR)
+    launched = _launched(normalized(channels=16), api)
+    assert launched.count("conv_unstaged") == 2 and launched.count("elementwise_c4") == 1  # of the last ReLU
 
 
 @given(

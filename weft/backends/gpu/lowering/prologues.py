@@ -77,9 +77,9 @@ def _prologue(
     if any(i and i not in graph.constants for i in weights):
         return "its weights are computed in the run"
     spec, weight = graph.specs[maker.outputs[0]], graph.specs[weights[0]].dims
-    if reason := why_no_prologue(conv, spec, weight, caps, split_products):
-        return reason
     found = _Prologue(graph, names).of(maker, 1 + len(weights))
+    if reason := why_no_prologue(conv, spec, weight, len(found.steps) if found else 1, caps, split_products):
+        return reason
     if found is None:
         return "not all steps are cheap, on one image and numbers for each channel"
     bound = bound_buffers(graph, (*node.inputs, *found.operands), node.outputs)
@@ -168,7 +168,7 @@ class _Prologue:
         factor = scale / np.sqrt(var + op.epsilon)
         for kind, value in ((Mul, factor), (Add, shift - mean * factor)):
             name = self.names.fresh(f"{stored[0]}.{kind.type.lower()}")
-            dtype = self.graph.specs[stored[0]].dtype
-            self.constants[name] = value.astype(dtype.numpy).reshape(-1, *[1] * (len(self.dims) - 2))
+            # In fp32, as the batch norm's own launch has them: halves would add an error for each.
+            self.constants[name] = value.astype(np.float32).reshape(-1, *[1] * (len(self.dims) - 2))
             self.steps.append(Step(kind(), (RUNNING, self._operand(name))))
         return True

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from operator import attrgetter
+from typing import Any
 
-from weft.kernels.chooser import Chooser, Rivals
+from weft.kernels.chooser import Algorithm, Chooser, Rivals
 from weft.ops.gpu.conv.depthwise import (
     DepthwiseInLoops,
     DepthwiseInTiles,
@@ -29,6 +30,15 @@ def why_not_tiled(problem: ConvProblem) -> str | None:
     if not problem.ungrouped:
         return "it has groups or three dimensions"
     return "conv_gemm failed its self-test on this device" if TiledConv.name in problem.caps.without else None
+
+
+def why_unfit(problem: ConvProblem, algorithm: Algorithm[ConvProblem, ConvPlan, Any]) -> str | None:
+    """Return why an algorithm does not apply the steps of a problem's prologue."""
+    if not problem.prologue_steps:
+        return None
+    if not algorithm.prologue:
+        return "it loads vectors as they lie in memory"
+    return "with steps as it loads, it failed its self-test" if algorithm.prologue in problem.caps.without else None
 
 
 _caps = attrgetter("caps")
@@ -57,5 +67,6 @@ CONVOLUTIONS = Chooser[ConvProblem, ConvPlan](
     Rivals("conv_depthwise", (DepthwiseInTiles(),), facts_of_depthwise, why_not_depthwise),
     Rivals("conv_depthwise in loops", (DepthwiseInLoops(),), why_not=why_not_depthwise),
     Rivals("conv_direct", (DirectConv(),)),
+    why_unfit=why_unfit,
 )
 """Chooses the algorithm of a convolution."""

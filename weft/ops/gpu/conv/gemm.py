@@ -13,7 +13,7 @@ from weft.core.graph.layout import PACK, Array, Layout
 from weft.core.graph.tensor import Tensor
 from weft.kernels.chooser import NEVER, Algorithm, Candidate, candidates_of
 from weft.kernels.cost_model import Effort
-from weft.kernels.launch import DeviceCaps
+from weft.kernels.launch import CONV_PROLOGUE, DeviceCaps
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem, pieces, vectors_spec
 from weft.ops.gpu.conv.split_k import (
     InParts,
@@ -184,7 +184,7 @@ def _for_tuning(candidates: Sequence[Candidate]) -> list[Candidate]:
 class TiledConv(Algorithm[ConvProblem, ConvPlan, "GemmTile | InParts[GemmTile]"]):
     """The implicit GEMM, which computes in fp32 whatever is stored."""
 
-    name = "conv_gemm"
+    name, prologue = "conv_gemm", CONV_PROLOGUE
     in_parts: bool = True
     """Whether groups may share the K of a tile."""
 

@@ -24,7 +24,7 @@ class Pieces:
 class ConvInPieces(Algorithm[ConvProblem, ConvPlan, Pieces]):
     """The portable GEMM once for each piece, each with its own tile."""
 
-    name = "conv_gemm in pieces"
+    name, prologue = "conv_gemm in pieces", TiledConv.prologue
 
     def why_not(self, problem: ConvProblem) -> str | None:
         """Return why one launch suffices, or several do not help."""

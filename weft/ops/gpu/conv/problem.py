@@ -138,8 +138,8 @@ class ConvProblem:
 
     @property
     def loads_vectors(self) -> bool:
-        """Tell whether the kernel loads four channels of a pixel as one vector, as they lie in memory."""
-        return not self.planar and not self.pooled and not self.prologue_steps
+        """Tell whether the kernel finds four channels of a pixel as one vector in memory."""
+        return not self.planar and not self.pooled
 
     @cached_property
     def constants(self) -> dict[str, int]:
@@ -164,6 +164,15 @@ class ConvProblem:
         times = -(-self.pixels // rows) * self.channels_out + -(-self.channels_out // columns) * self.pixels
         return self.read.itemsize * times * depth
 
+    def stepped(self, rows: int, parts: int) -> int:
+        """Return the bytes of a tile of so many pixels to which a group applies the prologue."""
+        return self.read.itemsize * rows * self.depth // parts if self.prologue_steps else 0
+
+    @property
+    def many_images(self) -> dict[str, bool]:
+        """Return the variant of a kernel on matrix units whose prologue may read another value for each image."""
+        return {"many": True} if self.prologue_steps and self.images > 1 else {}
+
     def facts_by_blocks(self) -> Facts:
         """Return the facts by which tuning tables find problems of the portable kernels."""
         reading, channels = self.reading
@@ -175,7 +184,8 @@ class ConvProblem:
     def facts_by_channels(self) -> Facts:
         """Return the facts by which tuning tables find problems of matrix units."""
         sizes = {"N": self.images, "CI": self.channels_in, "CO": self.channels_out, "bias": self.bias}
-        return {**self.constants, **sizes}
+        steps = {"prologue": self.prologue_steps} if self.prologue_steps else {}
+        return {**self.constants, **sizes, **steps}
 
 
 @dataclass(frozen=True)

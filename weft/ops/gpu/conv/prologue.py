@@ -2,22 +2,27 @@
 
 What comes before a convolution and is read by it alone need be no launch: a batch norm and a ReLU on values that others
 read without them, or the scale of each channel in squeeze-and-excite. Each group of the GEMM that loads a vector
-applies the steps again, so they must be cheap, and the output channels few.
+applies the steps again, so they must be cheap, and the output channels few. Kernels on matrix units that pass what they
+load through registers apply them there, in fp32, and round the result once, as a launch of its own would.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import ClassVar, cast
 
-from weft.core.graph.fused_op import Step, pick_operands
-from weft.core.graph.layout import Array, Shape
+from weft.core.graph.dtypes import DType
+from weft.core.graph.fused_op import RUNNING, Step, earlier, pick_operands
+from weft.core.graph.layout import Array, Layout, Shape
 from weft.core.graph.op import Constants, Op, OpClass
 from weft.core.graph.tensor import Tensor, TensorSpec
+from weft.errors import ExecutionError
 from weft.kernels.launch import (
     CONV_PROLOGUE,
+    PIECE,
+    UNSTAGED_PROLOGUE,
     DeviceCaps,
     GpuOp,
     KernelBuilder,
@@ -25,10 +30,14 @@ from weft.kernels.launch import (
     WantedLayout,
     gpu_op,
 )
+from weft.kernels.special import SelfTestCase, SpecialKernel, one_node, register_special
+from weft.ops.binary import Add, Mul
 from weft.ops.conv import Conv
 from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
 from weft.ops.gpu.conv.gemm import TiledConv
-from weft.ops.gpu.conv.problem import ConvPlan, on_matrix_units
+from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem, on_matrix_units
+from weft.ops.gpu.conv.unstaged import UnstagedConv
+from weft.ops.unary import Relu
 
 
 @dataclass(frozen=True)
@@ -62,23 +71,55 @@ class PrologueConv(Op):
 
 
 def why_no_prologue(
-    conv: Conv, x: TensorSpec, weight: Shape, caps: DeviceCaps, split_products: bool
+    conv: Conv, x: TensorSpec, weight: Shape, steps: int, caps: DeviceCaps, split_products: bool
 ) -> str | None:
-    """Return why a convolution does not apply steps as it loads; None if it does, for less than a launch takes."""
-    if {CONV_PROLOGUE, TiledConv.name} & caps.without:
-        return "its kernels failed their self-test"
+    """Return why a convolution does not apply so many steps as it loads; None if it does, since that is faster."""
     if conv.group != 1 or len(x.dims) > 4 or not conv.window(x.dims, weight).is_pointwise:
         return "it is no plain 1 x 1 convolution"
     if on_matrix_units(caps, x.dtype, split_products):
-        return "its kernels on matrix units load vectors as they lie in memory"
+        if x.dtype is not DType.FLOAT16:
+            return "its kernels on matrix units divide each number into halves as they load it"
+        return _why_not_on_matrix_units(conv, x, weight, steps, caps)
+    if {CONV_PROLOGUE, TiledConv.name} & caps.without:
+        return "its kernels failed their self-test"
     if weight[0] > caps.model.prologue_channels:
         return f"its groups would apply the steps again for each few of its {weight[0]} output channels"
     return None
 
 
+def _why_not_on_matrix_units(conv: Conv, x: TensorSpec, weight: Shape, steps: int, caps: DeviceCaps) -> str | None:
+    """Return why the kernel that would be chosen with the steps is not faster than a launch for them and the best one.
+
+    Layouts are not known yet: pixels are taken to lie as rows of channels where the device has them so. There must be a
+    kernel for others, too.
+    """
+    pieces = caps.channels_last and x.dims[1] % PIECE == 0
+    half = DType.FLOAT16
+    plain = ConvProblem(
+        x.dims[0], weight[1], weight[0], conv.window(x.dims, weight), 1, half, half, half, True, Layout.NHWC4, caps,
+        rows=caps.channels_last, read_pieces=pieces, written_pieces=caps.channels_last and weight[0] % PIECE == 0,
+    )  # fmt: skip
+    with_steps = replace(plain, prologue_steps=steps)
+    try:
+        joined, apart = CONVOLUTIONS.decide(with_steps), CONVOLUTIONS.decide(plain)
+        CONVOLUTIONS.decide(replace(with_steps, rows=False, read_pieces=False))
+    except ExecutionError:
+        return "its kernels failed their self-test"
+    if joined.name != apart.name:
+        return "none of its kernels on matrix units applies steps to such an image as it loads"
+    if not joined.in_microseconds or not apart.in_microseconds:
+        return None
+    moved = 2 * x.size * x.dtype.itemsize / (caps.likely_units * caps.model.read_bytes)
+    saved = caps.model.between_launches_us + moved
+    lost = joined.candidates[joined.default].cost - apart.candidates[apart.default].cost
+    if lost > saved:
+        return f"that would take {lost:.1f} us longer on matrix units, more than the launch takes, {saved:.1f} us"
+    return None
+
+
 @gpu_op(PrologueConv)
 class PrologueConvOnGpu(GpuOp):
-    """The portable GEMM, which applies the steps as it loads."""
+    """One of the kernels that apply steps as they load (`Algorithm.prologue`)."""
 
     wanted_layout = WantedLayout.CHANNELS
     splits_constants = True
@@ -86,9 +127,48 @@ class PrologueConvOnGpu(GpuOp):
     def launches(
         self, op: PrologueConv, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
-        """Launch the GEMM."""
+        """Launch the one that is chosen."""
         x, w, b = (*inputs[: op.arity], None)[:3]
         assert x is not None and w is not None and w.constant is not None
         bias, window = None if b is None else b.constant, op.conv.window(x.shape, w.shape)
         prologue = Prologue("x", op.steps, inputs)
         CONVOLUTIONS.launch(ConvPlan.of(k, window, x, outputs[0], w.constant, bias, prologue=prologue))
+
+
+def _case(x: Shape, channels: int, steps: Sequence[Step], *, prefer: str) -> SelfTestCase:
+    """Return a case whose input 3 is computed, so it may have a value for each image; 4 and 5 are constants."""
+    op = PrologueConv(Conv(kernel_shape=(1, 1)), 3, tuple(steps))
+    read = max(i for step in steps for i in step.operands) - 3
+    operands = ((*x[:2], 1, 1), *[(x[1], 1, 1)] * read)
+    given = (x, (channels, x[1], 1, 1), (channels,), *operands)
+    return one_node(op, *given, constants=(1, 2, *range(4, len(given))), prefer=prefer)
+
+
+def _cases() -> Sequence[SelfTestCase]:
+    """Return scales of squeeze-and-excite, a batch norm with a ReLU, and steps that read the results of others.
+
+    They take tiles of one square and of four, with slices of K and without, a part of K, images that meet in a tile,
+    and channels that end within a chunk.
+    """
+    scaled = [Step(Mul(), (RUNNING, 3))]
+    again = [Step(Add(), (RUNNING, 3)), Step(Relu(), (RUNNING,)), Step(Mul(), (RUNNING, earlier(0)))]
+    normed = [Step(Mul(), (RUNNING, 4)), Step(Add(), (RUNNING, 5)), Step(Relu(), (RUNNING,)), Step(Add(), (RUNNING, 3))]
+    one, four = "UnstagedTile(fm=1, fn=1, lz=1", "UnstagedTile(fm=2, fn=2, lz=4"
+    return [
+        _case((1, 40, 5, 7), 20, scaled, prefer=one),
+        _case((1, 520, 7, 5), 40, normed, prefer=four),
+        _case((1, 72, 40, 39), 136, again, prefer="UnstagedTile(fm=2, fn=2, lz=1"),
+        _case((3, 264, 5, 6), 24, normed, prefer=four),
+        _case((2, 4096, 2, 3), 24, scaled, prefer="InParts(tile=UnstagedTile("),
+    ]
+
+
+SPECIAL = register_special(
+    SpecialKernel(
+        UNSTAGED_PROLOGUE,
+        "small convolutions on matrix units that apply steps as they load",
+        claimed=lambda caps: caps.matrix_units and UnstagedConv.name not in caps.without,
+        cases=_cases,
+        template=UnstagedConv.name,
+    )
+)

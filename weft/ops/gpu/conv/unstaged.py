@@ -12,7 +12,7 @@ import numpy as np
 from weft.core.graph.layout import PACK, Array, Layout
 from weft.kernels.chooser import Algorithm, Candidate, candidates_of
 from weft.kernels.cost_model import Effort
-from weft.kernels.launch import PIECE, DeviceCaps
+from weft.kernels.launch import PIECE, UNSTAGED_PROLOGUE, DeviceCaps
 from weft.kernels.special import SelfTestCase, SpecialKernel, register_special
 from weft.ops.gpu.conv.cases import conv_case
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem, vectors_spec
@@ -177,7 +177,7 @@ def pack_weights(weight: Array, fn: int) -> Array:
 class UnstagedConv(Algorithm[ConvProblem, ConvPlan, "UnstagedTile | InParts[UnstagedTile]"]):
     """Items load what they multiply straight from the device's memory."""
 
-    name = "conv_unstaged"
+    name, prologue = "conv_unstaged", UNSTAGED_PROLOGUE
 
     def why_not(self, problem: ConvProblem) -> str | None:
         """Refuse large products, and pixels that are no rows of whole pieces of channels."""
@@ -214,6 +214,7 @@ class UnstagedConv(Algorithm[ConvProblem, ConvPlan, "UnstagedTile | InParts[Unst
             work.groups * parts, chosen.items, 8 * chosen.fm * chosen.fn + 60, chosen.shared_bytes(),
             chosen.rows, chosen.columns, -(-work.rounds // parts), CHUNK * chosen.ahead, chosen.lz,
             p.staged(chosen.rows, chosen.columns, p.depth), p.moved, parts, work.stored,
+            p.stepped(chosen.rows, parts),
         )  # fmt: skip
 
     def launch(self, plan: ConvPlan, tile: UnstagedTile | InParts[UnstagedTile]) -> None:
@@ -237,11 +238,11 @@ class UnstagedConv(Algorithm[ConvProblem, ConvPlan, "UnstagedTile | InParts[Unst
             },
             variant={
                 "fm": chosen.fm, "fn": chosen.fn, "ahead": chosen.ahead, "sliced": chosen.lz > 1,
-                "pointwise": p.pointwise, **sums.variant,
+                "pointwise": p.pointwise, **sums.variant, **p.many_images,
             },
             kinds={"x": "wide", "w": "wide"},
             grid=(-(-p.pixels // chosen.rows), -(-p.channels_out // chosen.columns), parts),
             local=(SUBGROUP, 1, chosen.lz),
-            epilogue=sums.epilogue,
+            epilogue=sums.epilogue, prologue=plan.prologue,
         )  # fmt: skip
         sums.finish()
