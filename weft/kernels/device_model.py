@@ -41,6 +41,12 @@ class DeviceModel:
     """Bytes that a unit reads in a microsecond."""
     summed: float
     """Partial sums that the whole device writes and reads again in a microsecond."""
+    group_vectors: float
+    """Vectors of 16 bytes that a unit reads from work-group memory in a microsecond."""
+    unit_products: float
+    """Products in fp32 that a unit computes in a microsecond."""
+    item_products: float
+    """Products in fp32 that a work-item computes in a microsecond, one after the other."""
     round_us: float
     """Microseconds that a round of steps along K takes when it waits for memory."""
     launch_us: float
@@ -87,6 +93,8 @@ class DeviceModel:
     """Up to so many products, each work-group computes the first of two 1 x 1 convolutions of a pixel itself."""
     depthwise_items: int
     """A tile of depthwise convolutions must give each unit at least so many work-items."""
+    depthwise_staged_taps: int
+    """Depthwise convolutions are staged in work-group memory if their window has at least so many taps."""
     matmul_tiles: int
     """A product must have at least so many tiles for each unit."""
     attention_subgroups: int

@@ -66,6 +66,7 @@ CASES: list[Case] = [
     case("Conv", f32(1, 7, 10, 9), const(f32(7, 1, 3, 5)), group=7, strides=(1, 3), pads=(3, 1, 2, 2)),
     case("Conv", f32(1, 4, 12, 12), const(f32(4, 1, 5, 5)), const(f32(4)), group=4, strides=(2, 1), pads=(2, 2, 2, 2)),
     case("Conv", f32(1, 5, 9, 13), const(f32(5, 1, 7, 7)), group=5, pads=(3, 3, 3, 3), dilations=(1, 2)),
+    case("Conv", f32(1, 9, 19, 23), const(f32(9, 1, 7, 5)), const(f32(9)), group=9, strides=(2, 2), pads=(3, 1, 2, 2)),
     case("Conv", f32(1, 4, 17, 16), const(f32(4, 1, 15, 14)), const(f32(4)), group=4, pads=(7, 6, 7, 7)),
     case("Conv", f32(2, 8, 3, 37), const(f32(8, 1, 1, 3)), group=8, pads=(0, 4, 0, 4), dilations=(1, 4)),
     case("Conv", f32(2, 8, 131), const(f32(8, 1, 3)), const(f32(8)), group=8, strides=(2,), pads=(1, 1)),

@@ -235,9 +235,17 @@ family(
     fallback="depthwise convolutions by loops",
 )  # fmt: skip
 family(
+    "conv_depthwise_staged", "depthwise convolutions in work-group memory",
+    lambda: (
+        conv((2, 13, 9, 11), (13, 1, 5, 5), group=13, strides=(2, 1), pads=(2, 1, 2, 3), prefer="StagedTile("),
+        conv((1, 6, 17, 16), (6, 1, 15, 14), group=6, pads=(7, 6, 7, 7), prefer="StagedTile("),
+    ),
+    fallback="depthwise convolutions by tiles",
+)  # fmt: skip
+family(
     "conv_depthwise", "depthwise convolutions by loops",
     lambda: (conv((1, 6, 17, 16), (6, 1, 15, 14), group=6, pads=(7, 6, 7, 7), dilations=(1, 1)),),
-    fallback=DIRECT,
+    fallback=DIRECT, forced=in_place_of("conv_depthwise_staged"),
 )  # fmt: skip
 family(
     "conv_transpose", "transposed convolutions",

@@ -12,6 +12,7 @@ from weft.ops.gpu.conv.depthwise import (
     facts_of_depthwise,
     why_not_depthwise,
 )
+from weft.ops.gpu.conv.depthwise_staged import DepthwiseStaged
 from weft.ops.gpu.conv.direct import DirectConv
 from weft.ops.gpu.conv.gemm import TiledConv
 from weft.ops.gpu.conv.in_pieces import ConvInPieces
@@ -64,8 +65,12 @@ CONVOLUTIONS = Chooser[ConvProblem, ConvPlan](
         why_not_tiled,
         modelled=_caps,
     ),
-    Rivals("conv_depthwise", (DepthwiseInTiles(),), facts_of_depthwise, why_not_depthwise),
-    Rivals("conv_depthwise in loops", (DepthwiseInLoops(),), why_not=why_not_depthwise),
+    Rivals(
+        "conv_depthwise",
+        (DepthwiseInTiles(), DepthwiseStaged(), DepthwiseInLoops()),
+        facts_of_depthwise,
+        why_not_depthwise,
+    ),
     Rivals("conv_direct", (DirectConv(),)),
     why_unfit=why_unfit,
 )
