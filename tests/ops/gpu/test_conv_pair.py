@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import weft
+from tests.helpers.emulated_gpus import APIS, emulated_gpu
 from tests.helpers.gpu_plans import assert_plays
 from tests.helpers.launches import kernels, most_buffers, planned_kernels
 from tests.helpers.nets import Net, feeds
@@ -103,6 +104,23 @@ def test_a_device_computes_it_right(device: str, precision: DType) -> None:
     (want,) = outputs(graph, feeds(graph))
     level = "high" if precision is DType.FLOAT32 else "low"
     with weft.load(graph, device, precision=level, fallback="error") as session:
+        assert "conv_pair" in kernels(session)
+        (got,) = session.run(feeds(graph))
+    np.testing.assert_allclose(got, want, *tolerance(precision, "reduction"))
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("precision", [DType.FLOAT32, DType.FLOAT16], ids=["high", "low"])
+def test_a_gpu_computes_it_right(api: str, precision: DType) -> None:
+    """Several rounds of loads of both weights, and several groups for an image."""
+    graph = excited(images=2, channels=357, hidden=150, size=1)
+    (want,) = outputs(graph, feeds(graph))
+    level = "high" if precision is DType.FLOAT32 else "low"
+    with (
+        emulated_gpu(api, channels_last=True, software=False, compute_units=132, max_local_items=512),
+        weft.load(graph, "emulated", precision=level, fallback="error") as session,
+    ):
         assert "conv_pair" in kernels(session)
         (got,) = session.run(feeds(graph))
     np.testing.assert_allclose(got, want, *tolerance(precision, "reduction"))

@@ -39,7 +39,7 @@ from weft.ops.norm import (
     LpNormalization,
 )
 from weft.ops.pad import Pad
-from weft.ops.pool import AveragePool, GlobalAveragePool, MaxPool, PlanarMaxPool
+from weft.ops.pool import AveragePool, GlobalAveragePool, GlobalMaxPool, MaxPool, PlanarMaxPool
 from weft.ops.quantize import ConvInteger, DequantizeLinear, MatMulInteger, QuantizeLinear
 from weft.ops.recurrent import GRU, LSTM
 from weft.ops.reduce import ArgMax, CumSum, ReduceLogSumExp, ReduceMax, ReduceSum
@@ -203,6 +203,15 @@ family(
             {"x": noise(3, 37, 1, 1)},
             {"w": noise(9, 37, 1, 1), "b": noise(9), "v": noise(270, 9, 1, 1)},
         ),
+        many(
+            "Conv of (1, 357, 1, 1) with (150, 357, 1, 1) and (270, 150, 1, 1)",
+            [
+                (Fused(Conv(kernel_shape=(1, 1)), 2, (RELU,)), ("x", "w"), "r"),
+                (Conv(kernel_shape=(1, 1)), ("r", "v", "d"), "y"),
+            ],
+            {"x": noise(1, 357, 1, 1)},
+            {"w": noise(150, 357, 1, 1), "v": noise(270, 150, 1, 1), "d": noise(270)},
+        ),
     ),
     templates=("conv_pair",), fallback="two convolutions", seconds=0.45,
 )  # fmt: skip
@@ -330,7 +339,13 @@ family(
     "max_pool_planar", "max pools with indices",
     lambda: (one(PlanarMaxPool(kernel_shape=(3, 2), pads=(0, 1, 2, 0), outputs=2), (2, 3, 7, 5)),),
 )  # fmt: skip
-family("pool_global", "pools of whole images", lambda: (one(GlobalAveragePool(), (3, 17, 5, 4)),))
+family(
+    "pool_global", "pools of whole images",
+    lambda: (
+        one(GlobalAveragePool(), (3, 17, 5, 4)), one(GlobalAveragePool(), (1, 9, 41, 29)),
+        one(GlobalMaxPool(), (2, 70, 19, 7)),
+    ),
+)  # fmt: skip
 family(
     "resize", "resizes",
     lambda: tuple(

@@ -23,9 +23,19 @@ from weft.ops.gpu.integers import INTEGERS
 from weft.ops.pool import AveragePool, GlobalAveragePool, GlobalMaxPool, LpPool, MaxPool, PlanarMaxPool, Pool
 
 BLOCKS_AT_ONCE = 16
-"""Channel blocks that a work-group of a global pool reads of each pixel: 128 bytes of halves."""
+"""Most channel blocks that a work-group of a global pool reads of each pixel: 128 bytes of halves."""
 PIXELS_AT_ONCE = 16
-"""Pixels that it reads at once."""
+"""Pixels that it reads at once in software."""
+SECTOR = 32
+"""Bytes that GPUs fetch together: the least that a group reads of a pixel without reading in vain."""
+LOADS = 8
+"""Loads of an item of a global pool that a GPU has under way together."""
+MOST_ITEMS, LEAST_ITEMS = 1024, 32
+"""Work-items of such a group on a GPU."""
+MOST_ROUNDS = 4
+"""Rounds of LOADS from which narrower groups, which read in vain, are faster: more units share the work."""
+MOST_ROWS = 16
+"""Partial results that one item joins one after the other."""
 
 
 @gpu_op(MaxPool, AveragePool, LpPool)
@@ -135,17 +145,34 @@ class GlobalPoolOnGpu(GpuOp):
 def launch_global(k: KernelBuilder, x: Tensor, y: Tensor, mode: str) -> None:
     """Launch the maximum or average of each channel's whole image; a work-group reduces adjacent blocks."""
     blocks, places = -(-x.shape[1] // PACK), prod(x.shape[2:])
-    wide, items = 1, k.tree_items()
-    if x.layout is Layout.NHWC4:
-        wide = min(BLOCKS_AT_ONCE, power_of_two(blocks))
-        items = min(k.tree_items(wide * PIXELS_AT_ONCE), wide * power_of_two(places))
-    groups = x.shape[0] * -(-blocks // wide)
+    wide, items, at_once = _group(k.caps, x, blocks, places)
+    groups, rows = x.shape[0] * -(-blocks // wide), items // wide
+    left = rows if rows <= MOST_ROWS else rows >> rows.bit_length() // 2  # about as many in each of two steps
     k.launch(
         "pool_global",
         reads={"x": x},
         writes={"y": y},
-        ints={"BLOCKS": blocks, "PLACES": places, "GROUPS": groups, "WIDE": wide},
-        variant={"mode": mode},
+        ints={"BLOCKS": blocks, "PLACES": places, "GROUPS": groups, "WIDE": wide, "ROWS": left},
+        variant={"mode": mode, "at_once": at_once, "twice": left < rows},
         grid=(min(groups, k.caps.max_grid[0]), 1, 1),
         local=(items, 1, 1),
     )
+
+
+def _group(caps: DeviceCaps, x: Tensor, blocks: int, places: int) -> tuple[int, int, int]:
+    """Return the blocks and the items of a work-group, and the loads that an item has under way."""
+    last = x.layout is Layout.NHWC4
+    if caps.software:
+        # A CPU takes the items of a group in turns, and waits for no load.
+        wide = min(BLOCKS_AT_ONCE, power_of_two(blocks)) if last else 1
+        most = tree_items(caps, wide * PIXELS_AT_ONCE) if last else tree_items(caps)
+        return wide, min(most, wide * power_of_two(places)) if last else most, 1
+    wide = min(SECTOR // (PACK * x.dtype.itemsize), power_of_two(blocks)) if last else 1
+    most = tree_items(caps, MOST_ITEMS)
+    while wide > 1 and places * wide > MOST_ROUNDS * LOADS * most:
+        wide //= 2
+    # Where units have enough groups, whole lines of memory are better.
+    while last and 2 * wide <= min(BLOCKS_AT_ONCE, blocks) and x.shape[0] * blocks >= 4 * wide * caps.likely_units:
+        wide *= 2
+    items = min(max(wide * power_of_two(-(-places // LOADS)), LEAST_ITEMS), most)
+    return wide, items, min(LOADS, power_of_two(-(-places * wide // items)))

@@ -28,11 +28,14 @@ from weft.kernels.launch import (
 from weft.ops.conv import Conv
 from weft.ops.gpu.packing import as_image, weights_of
 
-SPAN = 32
-"""Work-items that compute one result of the first convolution."""
-WIDE = 64
-"""Blocks of output channels of a group."""
-MOST_ITEMS, SOFTWARE_ITEMS = 512, 64
+LEAST_LANES, MOST_SHARES, MOST_PARTS = 4, 32, 16
+"""Least results of the first convolution side by side in a group; most items that share a result of either one."""
+WIDE, SOFTWARE_WIDE = 32, 64
+"""Blocks of output channels of a group, if the device has a unit for each group."""
+LEAST_ITEMS, MOST_ITEMS = 64, 512
+"""Work-items of a group; in software it has the least."""
+FIRST_LOADS, SECOND_LOADS = 16, 8
+"""Most weights of each convolution that an item has under way on a GPU: together they take 96 registers."""
 HIDDEN = "hidden"
 """What the template calls the results of the first convolution."""
 
@@ -78,7 +81,7 @@ class ConvPair(Op):
 
 def pairing_pays(first: Conv, second: Conv, x: Shape, weight: Shape, after: Shape, caps: DeviceCaps) -> bool:
     """Tell whether two convolutions of single pixels are better one launch."""
-    if CONV_PAIR in caps.without or _items(caps) < SPAN or prod(x[2:]) != 1 or len(x) not in (3, 4):
+    if CONV_PAIR in caps.without or prod(x[2:]) != 1 or len(x) not in (3, 4):
         return False
     if first.group != 1 or second.group != 1:
         return False
@@ -87,15 +90,50 @@ def pairing_pays(first: Conv, second: Conv, x: Shape, weight: Shape, after: Shap
         return False
     # Weights are one argument each, whole blocks of four in at most four bytes an element.
     largest = 4 * hidden * PACK * max(-(-channels // PACK), -(-after[0] // PACK))
-    shared = 4 * (power_of_two(-(-channels // PACK)) * PACK + power_of_two(hidden) + PACK * _items(caps))
+    shared = 4 * (power_of_two(-(-channels // PACK)) * PACK + power_of_two(hidden) + (PACK + 1) * _most_items(caps))
     fits = shared <= caps.local_memory and largest <= caps.max_buffer_range
     return fits and hidden * channels <= caps.model.pair_products
 
 
-def _items(caps: DeviceCaps) -> int:
-    """Return the work-items of a group, a power of two: they share sums of few results. A CPU takes turns anyway."""
-    most = min(caps.max_local_items, caps.max_local_size[0], SOFTWARE_ITEMS if caps.software else MOST_ITEMS)
+def _most_items(caps: DeviceCaps) -> int:
+    """Return the most work-items of a group, a power of two. A CPU takes them in turns, so few are best there."""
+    most = min(caps.max_local_items, caps.max_local_size[0], LEAST_ITEMS if caps.software else MOST_ITEMS)
     return power_of_two(most + 1) // 2
+
+
+@dataclass(frozen=True)
+class _Group:
+    """How a work-group divides a pair."""
+
+    items: int
+    lanes: int
+    """Results of the first convolution that it computes side by side."""
+    wide: int
+    """Blocks of the second that it computes."""
+    first_loads: int
+    second_loads: int
+
+
+def _group(caps: DeviceCaps, images: int, blocks: int, hidden: int, out: int) -> _Group:
+    """Return the group for images of so many blocks, `hidden` results of the first convolution, `out` blocks."""
+    most = _most_items(caps)
+    lanes = min(max(power_of_two(hidden), LEAST_LANES), most)
+    widest = min(power_of_two(out), most)
+    wide = min(SOFTWARE_WIDE if caps.software else WIDE, widest)
+    # Each group computes the whole first convolution: where units have one each, no more groups.
+    while wide < widest and images * -(-out // wide) > caps.likely_units:
+        wide *= 2
+    shares, parts = min(power_of_two(blocks), MOST_SHARES), min(power_of_two(hidden), MOST_PARTS)
+    items = min(max(lanes * shares, wide * parts, LEAST_ITEMS), most)
+    if caps.software:
+        return _Group(items, lanes, wide, 1, 1)
+    first, second = -(-blocks * lanes // items), -(-hidden * wide // items)
+    # As many rounds as the most loads at once take, all with about as many.
+    return _Group(items, lanes, wide, _even(first, FIRST_LOADS), _even(second, SECOND_LOADS))
+
+
+def _even(count: int, most: int) -> int:
+    return -(-count // -(-count // most))
 
 
 @gpu_op(ConvPair)
@@ -113,10 +151,11 @@ class ConvPairOnGpu(GpuOp):
         v, d = (*inputs[op.arity : op.arity + op.more], None)[:2]
         assert x is not None and w is not None and v is not None and w.constant is not None and v.constant is not None
         hidden, out = w.shape[0], v.shape[0]
-        first, second = w.constant.reshape(hidden, -1, 1), v.constant.reshape(out, hidden).T.reshape(hidden, out, 1)
-        items, blocks = _items(k.caps), -(-out // PACK)
-        wide = min(WIDE, items)
-        tiles = -(-blocks // wide)
+        first = w.constant.reshape(hidden, -1).T.reshape(1, -1, hidden)
+        second = v.constant.reshape(out, hidden).T.reshape(hidden, out, 1)
+        blocks, out_blocks = -(-w.shape[1] // PACK), -(-out // PACK)
+        group = _group(k.caps, x.shape[0], blocks, hidden, out_blocks)
+        tiles = -(-out_blocks // group.wide)
         biases = {
             name: as_image(k, f"pair.{name}", weights_of(t), (1, t.shape[0], 1), Layout.NC4HW4)
             for name, t in (("b", b), ("d", d))
@@ -131,12 +170,15 @@ class ConvPairOnGpu(GpuOp):
             },
             writes={"y": outputs[0]},
             ints={
-                "C4": -(-w.shape[1] // PACK), "CO4": blocks, "HIDDEN": hidden, "TILES": tiles, "SPAN": SPAN,
-                "WIDE": wide, "GROUPS": x.shape[0] * tiles,
+                "C4": blocks, "CO4": out_blocks, "HIDDEN": hidden, "TILES": tiles, "LANES": group.lanes,
+                "WIDE": group.wide, "GROUPS": x.shape[0] * tiles,
             },
-            # Memory of work-groups has sizes that the text gives. Rounded up, they leave few texts.
-            variant={"blocks": power_of_two(-(-w.shape[1] // PACK)), "hidden": power_of_two(hidden)},
+            variant={
+                # Memory of work-groups has sizes that the text gives. Rounded up, they leave few texts.
+                "blocks": power_of_two(blocks), "hidden": power_of_two(hidden), "first_loads": group.first_loads,
+                "second_loads": group.second_loads, "ahead": not k.caps.software,
+            },
             grid=(min(x.shape[0] * tiles, k.caps.max_grid[0]), 1, 1),
-            local=(items, 1, 1),
+            local=(group.items, 1, 1),
             prologue=Prologue(HIDDEN, op.steps, inputs),
         )  # fmt: skip
