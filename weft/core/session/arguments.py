@@ -22,7 +22,7 @@ MOST_WORK = 10_000
 MOST_LISTED = 8
 """Inputs that an error lists."""
 Forms = Sequence[tuple[str, np.dtype[Any], Shape]]
-"""The name, element type and shape of each input that a plan takes as it comes, in order."""
+"""The name, element type and shape of each array that a plan takes as it comes, for inputs or outputs, in order."""
 
 
 def take_inputs(graph: Graph, inputs: Sequence[Any], *, keep_half: bool = False) -> dict[str, Array]:
@@ -71,17 +71,41 @@ def take_planned(forms: Forms, inputs: Sequence[Any]) -> dict[str, Array] | None
 
     This is what most runs get. To look for everything that may be wrong takes longer than to copy a small input.
     """
-    if len(inputs) == 1 and type(inputs[0]) is dict:
-        given = inputs[0]
-        inputs = [given.get(name) for name, _, _ in forms] if len(given) == len(forms) else ()
-    if len(inputs) != len(forms):
+    given = _planned(forms, inputs[0] if len(inputs) == 1 and type(inputs[0]) is dict else inputs)
+    return None if given is None else {form[0]: array for form, array in zip(forms, given, strict=True)}
+
+
+def take_planned_outputs(forms: Forms, outputs: Outputs) -> list[Array | None] | None:
+    """Return the caller's arrays for the outputs in order if they are plain, of these forms and apart from each other.
+
+    Else None, and `take_outputs` tells more; see `take_planned`.
+    """
+    given = _planned(forms, outputs)
+    if given is None or not all(array.flags.c_contiguous and array.flags.writeable for array in given):
         return None
-    arrays: dict[str, Array] = {}
-    for (name, dtype, shape), array in zip(forms, inputs, strict=True):
+    if len(given) > 1:
+        end = 0
+        for begin, nbytes in sorted((_address(array), array.nbytes) for array in given):
+            if begin < end:
+                return None
+            end = begin + nbytes
+    return list(given)
+
+
+def _planned(forms: Forms, arrays: Any) -> Sequence[Array] | None:
+    """Return plain arrays of these forms in order, given so or by name; None if they are anything else."""
+    if type(arrays) is dict:
+        named = arrays
+        arrays = [named.get(name) for name, _, _ in forms] if len(named) == len(forms) else ()
+    elif type(arrays) is not tuple and type(arrays) is not list:
+        return None
+    if len(arrays) != len(forms):
+        return None
+    for (_, dtype, shape), array in zip(forms, arrays, strict=True):
         if type(array) is not np.ndarray or array.dtype != dtype or array.shape != shape:
             return None
-        arrays[name] = array
-    return arrays
+    found: Sequence[Array] = arrays
+    return found
 
 
 def is_half(value: Any) -> bool:
@@ -296,5 +320,9 @@ def _shared(names: Sequence[str], given: Sequence[Array | None]) -> Iterator[str
 def _extent(array: Array) -> tuple[int, int]:
     """Return the first address that an array can touch, and the address behind the last."""
     reach = [(size - 1) * step for size, step in zip(array.shape, array.strides, strict=True)]
-    begin = array.__array_interface__["data"][0]
+    begin = _address(array)
     return begin + sum(min(r, 0) for r in reach), begin + sum(max(r, 0) for r in reach) + array.itemsize
+
+
+def _address(array: Array) -> int:
+    return int(array.__array_interface__["data"][0])

@@ -44,6 +44,7 @@ from weft.core.session.arguments import (
     take_inputs,
     take_outputs,
     take_planned,
+    take_planned_outputs,
     take_shapes,
 )
 from weft.core.session.loaded_network import LoadedNetwork, close_forgotten, forget
@@ -109,6 +110,8 @@ class _Plan:
     """The inputs and outputs for which there were fp16 arrays when it was planned."""
     forms: Forms | None = None
     """The arrays that it takes as they come; None if inputs are sequences."""
+    given: Forms | None = None
+    """The arrays for outputs that it takes as they come; None if later stages give the outputs."""
     half_outputs: frozenset[str] = frozenset()
     """The outputs that it gives in fp16, though the model has fp32."""
 
@@ -290,6 +293,11 @@ class Session:
         assert network is not None
         if self._plan.tail is not None or outputs is None:
             return []
+        planned = None
+        if self._plan.given is not None and not converted:
+            planned = take_planned_outputs(self._plan.given, outputs)
+        if planned is not None:
+            return planned
         specs = {o: network.graph.specs[o] for o in self.graph.outputs}
         specs |= {o: self._travelling(o, specs[o]) for o in converted}
         return take_outputs(self.graph, specs, outputs)
@@ -482,8 +490,9 @@ class Session:
             divided = self._fixed or self._cache.find(shapes) or self._divide(bound, before)
             tail, is_low = self._tails.get(divided), divided.config.precision is Precision.LOW
             can = narrowable(divided) if is_low and tail is None else frozenset()
-            half = wanted & can
-            plan = _Plan(tail, can, wanted, _forms(bound, half), half & {*self.graph.outputs})
+            half, outputs = wanted & can, self.graph.outputs
+            given = None if tail is not None else _forms(outputs, divided.graph.specs, half)
+            plan = _Plan(tail, can, wanted, _forms(bound.inputs, bound.specs, half), given, half & {*outputs})
             narrow = with_narrow_edges(divided, half)
             network = lower_network(narrow, {p.device: self._loaded.ask(p.device) for p in narrow.parts})
             try:
@@ -617,12 +626,11 @@ class Session:
         return arrays
 
 
-def _forms(bound: Graph, half: frozenset[str]) -> Forms | None:
-    """Return the forms of the input arrays of a plan that takes those of `half` in fp16."""
-    specs = [(i, bound.specs[i]) for i in bound.inputs]
-    if any(isinstance(spec, SequenceSpec) for _, spec in specs):
+def _forms(names: Sequence[str], specs: Mapping[str, TensorSpec], half: frozenset[str]) -> Forms | None:
+    """Return the forms of arrays with these names, of which those of `half` are in fp16; None if some are sequences."""
+    if any(isinstance(specs[i], SequenceSpec) for i in names):
         return None
-    return [(i, (DType.FLOAT16 if i in half else spec.dtype).numpy, spec.dims) for i, spec in specs]
+    return [(i, (DType.FLOAT16 if i in half else specs[i].dtype).numpy, specs[i].dims) for i in names]
 
 
 def _half_inputs(specs: Mapping[str, TensorSpec], arrays: Mapping[str, Array]) -> frozenset[str]:

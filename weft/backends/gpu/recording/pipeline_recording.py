@@ -95,6 +95,8 @@ class PipelineRecording:
     """By the callers' memory of each port that is not streamed, which they keep; () for none. The last used is last."""
     _streamed: frozenset[str] = frozenset()
     """The inputs whose work begins before the run: those uploaded in chunks, and that of the front."""
+    _whole: dict[str, Port] = field(default_factory=dict)
+    """The other inputs, and the outputs: they are part of the run's own recording."""
     _current: _Replay | None = None
     """What was submitted last."""
     _running: bool = False
@@ -157,6 +159,8 @@ class PipelineRecording:
             for name, port in self._inputs.items()
             if port.buffer.kind is MemoryKind.STREAM or (name == front and port.in_place)
         )
+        ports = self._inputs | self._outputs
+        self._whole = {name: port for name, port in ports.items() if name not in self._streamed}
         for name in self._streamed:
             self._stream(name, None)
         self._replay({})
@@ -194,21 +198,20 @@ class PipelineRecording:
             return self._kept_replay(chosen)
 
     def _kept_replay(self, chosen: Chosen) -> _Replay:
-        ports = {name: port for name, port in (self._inputs | self._outputs).items() if name not in self._streamed}
-        chosen = {name: lent for name, lent in chosen.items() if name in ports}
-        key = tuple(chosen.get(name) for name in ports) if chosen else ()
+        lent = [chosen.get(name) for name in self._whole]
+        key = tuple(lent) if any(lent) else ()
         known = self._replays.pop(key, None)
         if known is None:
             self._drop_replays(_oldest([key for key in self._replays if key]))
-            known = self._recorded(ports, chosen, self.front.input in self._streamed)
+            known = self._recorded(chosen, self.front.input in self._streamed)
         self._replays[key] = known
         return known
 
-    def _recorded(self, ports: Mapping[str, Port], chosen: Chosen, begun: bool) -> _Replay:
+    def _recorded(self, chosen: Chosen, begun: bool) -> _Replay:
         """Return a replay; `begun` if the front's launches belong to a stream."""
         with ExitStack() as placed:
             before, after = list[Access](), list[Access]()
-            for name, port in ports.items():
+            for name, port in self._whole.items():
                 lent = chosen.get(name)
                 buffer = port.buffer if lent is None else lent.buffer
                 if port.in_place and (name in self._outputs or self.device.computes_on_streams):
@@ -358,7 +361,7 @@ class PipelineRecording:
         for stream in streams:
             stream.release()
         ports = [*self._inputs.values(), *self._outputs.values()]
-        self._inputs, self._outputs = {}, {}
+        self._inputs, self._outputs, self._whole = {}, {}, {}
         for port in ports:
             self.heap.free(port.buffer)
         self.launches, self.imports, self.tuned = [], [], 0
