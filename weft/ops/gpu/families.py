@@ -153,6 +153,7 @@ def family(
 # -- convolutions and products -----------------------------------------------------------------------------------
 
 DIRECT = "convolutions by the direct kernel"
+GROUPED = "GroupedTile(rows={}, columns={}, blocks={}, slices={})"
 CONV_GEMM = family(
     "conv_gemm", "tiled convolutions",
     lambda: (
@@ -231,9 +232,24 @@ family(
     lambda: (
         conv((3, 9, 6, 5), (6, 3, 3, 3), group=3, strides=(2, 1)),
         conv((2, 5, 5, 6, 7), (5, 5, 1, 2, 3), strides=(2, 1, 2), pads=(0, 1, 0, 0, 0, 1)),
-        conv((1, 8, 15), (8, 4, 4), group=2, dilations=(3,), pads=(3, 0), bias=False),
+        conv((1, 6, 15), (6, 3, 4), group=2, dilations=(3,), pads=(3, 0), bias=False),
     ),
     seconds=0.4,
+)  # fmt: skip
+family(
+    "conv_grouped", "convolutions in groups of whole blocks",
+    lambda: (
+        conv(
+            (2, 24, 9, 10), (48, 8, 3, 3), group=3, strides=(2, 1), pads=(1, 0, 1, 2),
+            prefer=GROUPED.format(2, 2, 2, 2),
+        ),
+        conv(
+            (1, 64, 7, 5), (32, 32, 5, 5), group=2, dilations=(1, 2), pads=(2, 4, 2, 4),
+            prefer=GROUPED.format(1, 2, 1, 8),
+        ),
+        conv((1, 136, 21), (48, 68, 1), group=2, bias=False, prefer=GROUPED.format(1, 1, 1, 1)),
+    ),
+    fallback=DIRECT, forced=filling, seconds=0.45,
 )  # fmt: skip
 family(
     "conv_depthwise_tile", "depthwise convolutions by tiles",

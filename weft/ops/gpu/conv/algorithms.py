@@ -15,6 +15,7 @@ from weft.ops.gpu.conv.depthwise import (
 from weft.ops.gpu.conv.depthwise_staged import DepthwiseStaged
 from weft.ops.gpu.conv.direct import DirectConv
 from weft.ops.gpu.conv.gemm import TiledConv
+from weft.ops.gpu.conv.grouped import GroupedConv, facts_of_grouped, why_not_grouped
 from weft.ops.gpu.conv.in_pieces import ConvInPieces
 from weft.ops.gpu.conv.matrix import MatrixConv, facts_of_halves, why_not_halves
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem
@@ -71,6 +72,7 @@ CONVOLUTIONS = Chooser[ConvProblem, ConvPlan](
         facts_of_depthwise,
         why_not_depthwise,
     ),
+    Rivals("conv_grouped", (GroupedConv(),), facts_of_grouped, why_not_grouped),
     Rivals("conv_direct", (DirectConv(),)),
     why_unfit=why_unfit,
 )

@@ -29,13 +29,13 @@ class ConvOnGpu(GpuOp):
         return why_not_computed(inputs[1], caps)
 
     def rounds(self, op: Conv, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
-        """Return those of the GEMM, which takes four channels at a time, or those of loops over taps and channels."""
+        """Return those of the GEMM, which takes four channels at a time, or those of loops over channels and taps."""
         w = inputs[1]
         assert w is not None
         channels, *kernel = w.shape[1:]
         if op.group == 1 and len(w.shape) <= 4:
             return nested_rounds(-(-channels // PACK) * prod(kernel), PACK)
-        return PACK * nested_rounds(channels, prod(kernel))
+        return nested_rounds(channels, prod(kernel[:-1]), kernel[-1])
 
     def reads_planar(
         self, op: Conv, inputs: Sequence[TensorSpec | None], output: TensorSpec, caps: DeviceCaps, split_products: bool

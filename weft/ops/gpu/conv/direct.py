@@ -8,7 +8,10 @@ from typing import NamedTuple
 
 from weft.core.graph.layout import PACK
 from weft.kernels.chooser import Algorithm, Candidate
-from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem, pieces
+from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem, divisor, pieces
+
+MOST_WIDE = 4
+"""Most taps of a line that an item loads at once."""
 
 
 class DirectTile(NamedTuple):
@@ -35,6 +38,7 @@ class DirectConv(Algorithm[ConvProblem, ConvPlan, DirectTile]):
     def launch(self, plan: ConvPlan, tile: DirectTile) -> None:
         """Launch one kernel for each piece of the weights."""
         k, p = plan.k, plan.problem
+        window, out_group = p.constants, p.channels_out // p.group
         for first, count in pieces(p, p.channels_in * p.taps * PACK * p.weights.itemsize):
             packed = plan.filters(
                 f"direct.{first}", first * PACK, min(count * PACK, p.channels_out - first * PACK)
@@ -46,9 +50,10 @@ class DirectConv(Algorithm[ConvProblem, ConvPlan, DirectTile]):
                 reads={"x": plan.x, "w": packed, **plan.bias_vector()},
                 writes={"y": plan.y},
                 ints={
-                    **p.constants, "FIRST": first, "COUNT": count, "TOTAL": total,
-                    "CO": p.channels_out, "OUT_GROUP": p.channels_out // p.group, "IN_GROUP": p.channels_in,
+                    **window, "FIRST": first, "COUNT": count, "TOTAL": total,
+                    "CO": p.channels_out, "OUT_GROUP": out_group, "IN_GROUP": p.channels_in,
                 },
+                variant={"joint": p.group == 1 or out_group % PACK == 0, "wide": divisor(window["KW"], MOST_WIDE)},
                 grid=grid,
                 local=local,
             )  # fmt: skip

@@ -18,6 +18,11 @@ COMPUTED = "its weights are computed at run time, and it packs them beforehand"
 """Why most algorithms refuse a problem whose weights are no constants."""
 
 
+def divisor(number: int, most: int) -> int:
+    """Return the largest divisor of a number up to `most`, at least 1."""
+    return max(n for n in range(1, max(min(number, most), 1) + 1) if number % n == 0)
+
+
 def window_constants(window: Window) -> dict[str, int]:
     """Return a window as the constants ID, IH, IW (inputs), O. (outputs), K., S., D. (dilations), P. (pads).
 

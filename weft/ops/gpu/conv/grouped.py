@@ -1,0 +1,206 @@
+"""Convolution in groups of whole blocks of channels on GPUs: an item computes adjacent pixels of a group's channels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+from weft.core.graph.layout import PACK, Layout
+from weft.core.graph.tensor import Tensor
+from weft.kernels.chooser import Algorithm, Candidate, Facts, candidates_of
+from weft.kernels.launch import SMALL_GROUP, DeviceCaps
+from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem, divisor
+from weft.ops.gpu.packing import as_image
+
+SLICED_GROUP = 32
+"""Items of a slice: a subgroup, so that all of its items are at the same step."""
+VECTOR_BYTES = 16
+MOST_ACROSS, MOST_TAPS = 16, 12
+"""Most columns of the kernel, and most taps times blocks of input channels, of one step: the kernel writes out each."""
+NEAR = 1.25
+"""Tiles so much slower than the best by the estimate are within its error: the first of TILES is taken, so that similar
+problems and devices share kernels."""
+MOST_PADDED = 1.25
+"""Most blocks of all steps, for each block of a group."""
+ADDRESSES = 30
+"""Registers of an item besides its vectors, about."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedTile:
+    """What a work-item computes: pixels below and beside each other, of adjacent blocks of one group.
+
+    `slices` items share it: each takes some steps along K.
+    """
+
+    rows: int
+    columns: int
+    blocks: int
+    slices: int
+
+
+TILES = tuple(
+    GroupedTile(rows, columns, blocks, slices)
+    for (rows, columns), blocks, slices in product(((1, 2), (2, 2), (1, 4), (1, 1)), (1, 2), (1, 2, 4, 8))
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step along K: blocks of input channels, and of each so many lines and columns of the kernel."""
+
+    deep: int
+    lines: int
+    wide: int
+
+    @classmethod
+    def of(cls, problem: ConvProblem) -> Step:
+        """Return the largest step within what may be written out that divides the kernel.
+
+        It takes all blocks of a group, or so many that steps do not take many blocks in vain.
+        """
+        *_, height, width = 1, *problem.window.kernel
+        wide = divisor(width, MOST_ACROSS)
+        lines = divisor(height, MOST_TAPS // wide)
+        blocks, most = problem.blocks_in, max(MOST_TAPS // (wide * lines), 1)
+        if blocks <= most:
+            return cls(blocks, lines, wide)
+        fitting = (d for d in (8, 4, 2) if d <= most and -(-blocks // d) * d <= MOST_PADDED * blocks)
+        return cls(next(fitting, 1), lines, wide)
+
+    def count(self, problem: ConvProblem) -> int:
+        """Return the steps of one output."""
+        return -(-problem.blocks_in // self.deep) * problem.taps // (self.lines * self.wide)
+
+
+def blocks_of_group(problem: ConvProblem) -> int:
+    """Return the blocks of output channels of a group."""
+    return problem.channels_out // problem.group // PACK
+
+
+def why_not_grouped(problem: ConvProblem) -> str | None:
+    """Return why a convolution has no groups whose channels are whole blocks, or has three dimensions."""
+    if problem.group == 1 or problem.window.rank > 2:
+        return "it has one group or three dimensions"
+    if problem.channels_in % PACK or problem.channels_out // problem.group % PACK:
+        return "its groups share blocks of four channels"
+    return None
+
+
+def facts_of_grouped(problem: ConvProblem) -> Facts:
+    """Return the facts by which tuning tables find a problem."""
+    sizes = {"N": problem.images, "C4": problem.blocks_in, "COUNT": problem.blocks, "GROUP": problem.group}
+    return {**problem.constants, **sizes, "bias": problem.bias}
+
+
+def items_of(problem: ConvProblem, tile: GroupedTile) -> int:
+    """Return the tiles of the output: the work-items of one slice."""
+    *_, height, width = 1, *problem.window.outputs
+    pixels = -(-height // tile.rows) * -(-width // tile.columns)
+    return problem.images * pixels * problem.blocks // tile.blocks
+
+
+def legal_tiles(problem: ConvProblem) -> list[GroupedTile]:
+    """Return the tiles that divide a group's blocks, are no larger than the image, and leave each slice a step."""
+    caps, steps, blocks = problem.caps, Step.of(problem).count(problem), blocks_of_group(problem)
+    *_, height, width = 1, *problem.window.outputs
+    return [
+        t for t in TILES
+        if t.rows <= height and t.columns <= width and blocks % t.blocks == 0 and _has_room(caps, t)
+        and t.slices <= steps
+        # A CPU takes turns with the slices, and its compiler is slow.
+        and not (caps.software and t.slices * t.blocks > 1)
+    ]  # fmt: skip
+
+
+def _has_room(caps: DeviceCaps, tile: GroupedTile) -> bool:
+    if tile.slices == 1:
+        return True
+    sums = (tile.slices - 1) * tile.rows * tile.columns * tile.blocks * SLICED_GROUP * VECTOR_BYTES
+    local = SLICED_GROUP, tile.slices, 1
+    fits = all(n <= most for n, most in zip(local, caps.max_local_size, strict=True))
+    return fits and prod(local) <= caps.max_local_items and sums <= caps.local_memory
+
+
+def vectors_of_step(problem: ConvProblem, step: Step, tile: GroupedTile) -> int:
+    """Return the vectors of four elements that an item loads in a step."""
+    window = problem.constants
+    rows, columns = (
+        len({o * window[f"S{axis}"] + tap * window[f"D{axis}"] for o in range(pixels) for tap in range(taps)})
+        for axis, pixels, taps in (("H", tile.rows, step.lines), ("W", tile.columns, step.wide))
+    )
+    return step.deep * (rows * columns + PACK * tile.blocks * step.lines * step.wide)
+
+
+def microseconds(problem: ConvProblem, tile: GroupedTile) -> float:
+    """Return about how long a tile takes: what an item does one after the other, and what a unit loads in all."""
+    caps, step = problem.caps, Step.of(problem)
+    model, vectors = caps.model, vectors_of_step(problem, step, tile)
+    steps = -(-step.count(problem) // tile.slices)
+    outputs = tile.rows * tile.columns * tile.blocks
+    products = PACK * PACK * outputs * step.deep * step.lines * step.wide
+    items = SLICED_GROUP * tile.slices if tile.slices > 1 else SMALL_GROUP
+    groups = -(-items_of(problem, tile) * tile.slices // items)
+    on_a_unit = -(-groups // caps.likely_units)
+    registers = min(PACK * (outputs + vectors) + ADDRESSES, 255)
+    resident = min(model.resident_items, model.unit_registers // registers) // items
+    waves = -(-on_a_unit // max(resident, 1))
+    item = steps * (model.round_us + (vectors + products) / model.item_products)
+    added = (tile.slices - 1) * outputs / model.item_products
+    moved = steps * vectors + (2 * outputs if tile.slices > 1 else 0)
+    return waves * (item + added) + on_a_unit * items * moved / model.unit_vectors
+
+
+class GroupedConv(Algorithm[ConvProblem, ConvPlan, GroupedTile]):
+    """The kernel that loads whole blocks of a group's channels, all of a step at once."""
+
+    name = "conv_grouped"
+
+    def why_not(self, problem: ConvProblem) -> str | None:
+        """Refuse weights beyond the range of one argument."""
+        if self.name in problem.caps.without:
+            return "its self-test failed on this device"
+        nbytes = problem.channels_out * problem.channels_in * problem.taps * problem.weights.itemsize
+        if nbytes > problem.caps.max_buffer_range:
+            return "its weights exceed what one kernel argument may span"
+        return None
+
+    def candidates(self, problem: ConvProblem) -> Sequence[Candidate]:
+        """Return the tiles by their estimated times."""
+        times = {tile: microseconds(problem, tile) for tile in legal_tiles(problem)}
+        least = min(times.values())
+        usual = next(tile for tile, time in times.items() if time <= NEAR * least)
+        return candidates_of([usual, *sorted(times, key=times.__getitem__)], times.__getitem__)
+
+    def launch(self, plan: ConvPlan, tile: GroupedTile) -> None:
+        """Launch the kernel."""
+        k, p = plan.k, plan.problem
+        window, step, total = p.constants, Step.of(p), items_of(p, tile)
+        grid, local = k.for_items(total)
+        if tile.slices > 1:
+            grid = min(-(-total // SLICED_GROUP), k.caps.max_grid[0]), 1, 1
+            local = SLICED_GROUP, tile.slices, 1
+        ints = {name: window[name] for name in ("IH", "IW", "OH", "OW", "PH", "PW")}
+        ints |= {"TILES_H": -(-window["OH"] // tile.rows), "TILES_W": -(-window["OW"] // tile.columns)}
+        ints |= {"BLOCKS": p.blocks, "IN_BLOCKS": p.blocks_in, "OUT_BLOCKS": blocks_of_group(p), "TOTAL": total}
+        k.launch(
+            "conv_grouped",
+            reads={"x": plan.x, "w": _packed(plan), **plan.bias_vector()},
+            writes={"y": plan.y},
+            ints=ints,
+            variant={
+                **{name.lower(): window[name] for name in ("KH", "KW", "SH", "SW", "DH", "DW")},
+                "rows": tile.rows, "columns": tile.columns, "blocks": tile.blocks, "slices": tile.slices,
+                "deep": step.deep, "lines": step.lines, "wide": step.wide,
+                "ragged": p.blocks_in % step.deep > 0,
+            },
+            grid=grid, local=local,
+        )  # fmt: skip
+
+
+def _packed(plan: ConvPlan) -> Tensor:
+    """Return the weights as vectors [input channel of a group][tap][block of output channels]."""
+    shape = 1, plan.problem.channels_out, plan.problem.channels_in * plan.problem.taps
+    return as_image(plan.k, "grouped", plan.weights, shape, Layout.NHWC4)
