@@ -40,6 +40,8 @@ CONV_PROLOGUE = "conv_prologue"
 """The portable GEMM that applies element-wise steps as it loads; `DeviceCaps.without` names it where it is wrong."""
 UNSTAGED_PROLOGUE = "conv_unstaged_prologue"
 """Those on matrix units without work-group memory; `DeviceCaps.without` names them where they are wrong."""
+MATRIX_PROLOGUE = "conv_matrix_prologue"
+"""Those that stage tiles for matrix units; `DeviceCaps.without` names them where they are wrong."""
 SUM_PARTS = "sum_parts"
 """The kernel that adds partial sums from scratch memory; `DeviceCaps.without` names it where memory is short."""
 MAX_ELEMENTS = 1 << 31

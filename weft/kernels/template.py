@@ -117,18 +117,25 @@ class ArgWriter:
         """Tell whether there are steps on what is loaded of this argument."""
         return self._writer.request.loaded_on == self.name
 
-    def prologue_operands(self, tag: str, inside: str, n: str, c4: str, kinds: Sequence[str] = LOADED) -> str:
+    def prologue_variables(self, tag: str) -> str:
+        """Return the declarations of what `prologue_operands` then assigns, for templates that fetch ahead."""
+        return " ".join(f"f32x4 _{name}{tag};" for name in self._loaded())
+
+    def prologue_operands(
+        self, tag: str, inside: str, n: str, c4: str, *, kinds: Sequence[str] = LOADED, declared: bool = False
+    ) -> str:
         """Return the statements that load what the prologue reads besides, for four channels of image n.
 
         `tag` tells their variables from others, for `applied`. `kinds` limits them to constants ("channel"), which are
         the same for all images, or to values of each image ("pixel"). Where `inside` is false, they mean nothing.
+        `declared`: `prologue_variables` has declared them.
         """
         lines = []
         for name, kind in self._loaded().items():
             if kind in kinds:
-                operand = self._writer.args[name]
+                operand, type_ = self._writer.args[name], "" if declared else "const f32x4 "
                 place = operand.place4(n if kind == "pixel" else "0", c4, "0")
-                lines.append(f"const f32x4 _{name}{tag} = {operand.vector(f'{inside} ? {place} : 0')};")
+                lines.append(f"{type_}_{name}{tag} = {operand.vector(f'{inside} ? {place} : 0')};")
         return " ".join(lines)
 
     def applied(self, variable: str, tag: str, c4: str, pixel_tag: str = "") -> str:

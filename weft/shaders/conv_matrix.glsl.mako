@@ -4,7 +4,7 @@
 ## A step stages ${kb} blocks of K as fp16. Meanwhile the operands of the next step are fetched into registers,
 ## unconditionally, so that all loads are in flight together; pixels outside are set to zero later. If the channels of
 ## a pixel are adjacent and a multiple of eight (`wide`), 16 bytes are fetched at a time.
-<%page args="parted=False"/>\
+<%page args="parted=False, many=False"/>\
 <%
 rows, cols, items, depth = 16 * fm * sm, 16 * fn * sn, 32 * sm * sn, kb // 4
 each = 2 if wide else 1
@@ -29,7 +29,8 @@ by_rows = "gl_CooperativeMatrixLayoutRowMajor"
 %>
 <%namespace name="parts" file="conv_matrix.parts.mako"/>\
 <%namespace name="im2col" file="im2col.parts.mako"/>\
-<%def name="fetch(step)">${parts.fetch(step, kb, fetched, w_fetched, each, pointwise, "x", "w")}</%def>
+<%namespace name="pieces" file="pieces.glsl.mako"/>\
+<%def name="fetch(step)">${parts.fetch(x, step, kb, fetched, w_fetched, each, pointwise, many, "x", "w")}</%def>
 const int lane = LOCAL_X, part = LOCAL_Y, item = part * 32 + lane;
 const int part_m = part % ${sm}, part_n = part / ${sm};
 const int a_base = LOCAL_Z * ${rows * stride}, b_base = LOCAL_Z * ${4 * kb * w_stride};
@@ -51,6 +52,7 @@ for (int tile = GROUP_X; tile < TILES; tile += GROUPS_X) {
   ${im2col.pixel(x, u, pointwise)}
   ${piece} va${u};
   bool inside${u};
+${parts.variables(x, u, each)}\
 % endfor
 % for i, j in frags:
   ${sums} acc${i}_${j} = ${sums}(0.0);
@@ -62,6 +64,7 @@ for (int tile = GROUP_X; tile < TILES; tile += GROUPS_X) {
   ${fetch("begin * LZ + LOCAL_Z" if parted else "LOCAL_Z")}
   for (int round = ${begin}; round < ${end}; round++) {
 % for u in range(fetched):
+${parts.apply(x, u, each, pieces.module)}\
     As[a_base + am${u} * ${stride} + ak${u} / ${each}] = inside${u} ? va${u} : ${piece}(0);
 % endfor
 % for u in range(w_fetched):

@@ -1,7 +1,7 @@
 ## Convolution as an implicit GEMM on NVIDIA's matrix units (mma.sync, from sm_80 on), with the tiles, packing and order
 ## of work of the GLSL twin. A warp of 32 holds ${fm} x ${fn} tiles of 16 x 16 sums in the layout of m16n8k16: an item
 ## has columns 2t, 2t + 1, 2t + 8, 2t + 9 of rows g and g + 8 (PTX ISA, mma).
-<%page args="parted=False"/>\
+<%page args="parted=False, many=False"/>\
 <%
 rows, cols, items, depth = 16 * fm * sm, 16 * fn * sn, 32 * sm * sn, kb // 4
 each = 2 if wide else 1
@@ -21,7 +21,8 @@ if sliced:
 <%include file="ptx.opencl.mako"/>
 <%namespace name="parts" file="conv_matrix.parts.mako"/>\
 <%namespace name="im2col" file="im2col.parts.mako"/>\
-<%def name="fetch(step)">${parts.fetch(step, kb, fetched, w_fetched, each, pointwise, *[f"((__global const {piece}*){name})" for name in "xw"])}</%def>
+<%namespace name="pieces" file="pieces.opencl.mako"/>\
+<%def name="fetch(step)">${parts.fetch(x, step, kb, fetched, w_fetched, each, pointwise, many, *[f"((__global const {piece}*){name})" for name in "xw"])}</%def>
 __local ${piece} *As = (__local ${piece}*)As4, *Bs = (__local ${piece}*)Bs4;
 const int lane = LOCAL_X, part = LOCAL_Y, item = part * 32 + lane;
 const int part_m = part % ${sm}, part_n = part / ${sm};
@@ -47,6 +48,7 @@ for (int tile = GROUP_X; tile < TILES; tile += GROUPS_X) {
   ${im2col.pixel(x, u, pointwise)}
   ${piece} va${u};
   bool inside${u};
+${parts.variables(x, u, each)}\
 % endfor
 % for i, j in frags:
   f32 ${", ".join(f"acc{i}_{j}_{e} = 0.0" for e in range(8))};
@@ -58,6 +60,7 @@ for (int tile = GROUP_X; tile < TILES; tile += GROUPS_X) {
   ${fetch("begin * LZ + LOCAL_Z" if parted else "LOCAL_Z")}
   for (int round = ${begin}; round < ${end}; round++) {
 % for u in range(fetched):
+${parts.apply(x, u, each, pieces.module)}\
     As[a_base + am${u} * ${stride} + ak${u} / ${each}] = inside${u} ? va${u} : (${piece})(0);
 % endfor
 % for u in range(w_fetched):

@@ -9,19 +9,10 @@ k.extension("GL_KHR_cooperative_matrix", "GL_KHR_memory_scope_semantics", "GL_KH
 if sliced:
     k.shared("float", "Sum", f"(LZ - 1) * {fm * fn * 8 * 32}")
 element = lambda i, j, e: f"acc{i}_{j}[{e}]"
-
-def unpacked(piece, low, high):
-    """Return the statements that make a piece two vectors."""
-    parts = [[f"unpackHalf2x16({piece}.{word})" for word in words] for words in ("xy", "zw")]
-    return f"f32x4 {low} = vec4({', '.join(parts[0])}), {high} = vec4({', '.join(parts[1])});"
-
-def packed(piece, low, high):
-    """Return the statement that makes two vectors a piece."""
-    pairs = [f"packFloat2x16(f16vec2({v}.{a}, {v}.{b}))" for v in (low, high) for a, b in ("xy", "zw")]
-    return f"{piece} = uvec4({', '.join(pairs)});"
 %>
 <%include file="matrices.glsl.mako"/>
 <%namespace name="parts" file="conv_unstaged.parts.mako"/>
+<%namespace name="pieces" file="pieces.glsl.mako"/>\
 <%def name="fill(matrix, at, word)">{ const f16vec2 two = unpackFloat2x16(${word}); ${matrix}[${at}] = two.x; ${matrix}[${at + 1}] = two.y; }</%def>
 <%def name="made(kind, name, vectors, step)">
       ${kind} ${name};
@@ -34,7 +25,7 @@ ${parts.places(x, fm, fn, pointwise)}
 MATRIX_OF_ZEROS(acc${i}_${j});
 % endfor
 ${parts.rounds(ahead, parted)}
-  ${parts.fetch(x, fm, fn, ahead, pointwise, many, "x", "w", "uvec4", "uvec4(0)", unpacked, packed)}
+  ${parts.fetch(x, fm, fn, ahead, pointwise, many, "x", "w", "uvec4", "uvec4(0)", pieces.module)}
 % for u, step in [(u, step) for u in range(ahead) for step in range(2)]:
     {
 % for j in range(fn):

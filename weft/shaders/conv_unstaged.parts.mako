@@ -12,9 +12,9 @@ const int first_row = GROUP_X * ${16 * fm}, column16 = GROUP_Y * ${fn};
 % endfor
 </%def>
 ## Prefetch the next `ahead` chunks of a slice, all loads at once; zeros outside of the image and behind the last chunk.
-## The language's `unpacked(vector, low, high)` and `packed` convert a piece to two f32x4 and back, for a prologue. What
-## that reads is fetched with the rest; of several images (`many`), each row has its own.
-<%def name="fetch(x, fm, fn, ahead, pointwise, many, x_at, w_at, vector, zero, unpacked, packed)">
+## What a prologue reads is fetched with the rest; of several images (`many`), each row has its own. `pieces` is the
+## language's module of that name.
+<%def name="fetch(x, fm, fn, ahead, pointwise, many, x_at, w_at, vector, zero, pieces)">
 <% halves = [(h, f" + {h}" if h else "") for h in range(2)] %>\
 % for u in range(ahead):
     const int chunk${u} = (round * LZ + LOCAL_Z) * ${ahead} + ${u}, piece${u} = chunk${u} * 4 + t;
@@ -37,10 +37,10 @@ const int first_row = GROUP_X * ${16 * fm}, column16 = GROUP_Y * ${fn};
 % endfor
 % if x.has_prologue():
 % for h, more in halves:
-    ${x.prologue_operands(f"{u}_{h}", f"piece{u} < PIECES", "0", f"piece{u} * 2{more}", ("channel",) if many else ("channel", "pixel"))}
+    ${x.prologue_operands(f"{u}_{h}", f"piece{u} < PIECES", "0", f"piece{u} * 2{more}", kinds=("channel",) if many else ("channel", "pixel"))}
 % endfor
 % for i, r, h, more in [(i, r, *half) for i in range(fm) for r in range(2) for half in halves if many]:
-    ${x.prologue_operands(f"{u}_{i}_{r}_{h}", f"inside{u}_{i}_{r}", f"an{i}_{r}", f"piece{u} * 2{more}", ("pixel",))}
+    ${x.prologue_operands(f"{u}_{i}_{r}_{h}", f"inside{u}_{i}_{r}", f"an{i}_{r}", f"piece{u} * 2{more}", kinds=("pixel",))}
 % endfor
 % endif
 % endfor
@@ -48,11 +48,11 @@ const int first_row = GROUP_X * ${16 * fm}, column16 = GROUP_Y * ${fn};
 % if x.has_prologue():
     ${vector} v${u}_${i}_${r} = a${u}_${i}_${r};
     {
-      ${unpacked(f"v{u}_{i}_{r}", "low", "high")}
+      ${pieces.unpacked(f"v{u}_{i}_{r}", ("low", "high"))}
 % for h, more in halves:
       ${x.applied(("low", "high")[h], f"{u}_{h}", f"piece{u} * 2{more}", f"{u}_{i}_{r}_{h}" if many else "")}
 % endfor
-      ${packed(f"v{u}_{i}_{r}", "low", "high")}
+      ${pieces.packed(f"v{u}_{i}_{r}", ("low", "high"))}
     }
     v${u}_${i}_${r} = inside${u}_${i}_${r} ? v${u}_${i}_${r} : ${zero};
 % else:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import weft
-from tests.helpers.cards import OPENCL, VULKAN
+from tests.helpers.cards import KINDS, OPENCL, VULKAN, card
 from tests.helpers.conv_problems import conv_problem, take_where_it_fits
 from tests.helpers.emulated_gpus import APIS, emulated_gpu
 from tests.helpers.gpu_plans import assert_plays
@@ -21,17 +21,20 @@ from tests.helpers.null_gpu import CAPS, null_gpu
 from tests.helpers.op_rows import GPUS
 from tests.helpers.random_nets import SLOW
 from tests.helpers.run_length import examples
+from weft.backends.vulkan import glslang
 from weft.conformance.cases.table import tolerance
 from weft.core.graph.dtypes import DType
 from weft.core.graph.fused_op import RUNNING, Step, earlier
 from weft.core.graph.graph import Graph
 from weft.core.graph.interpreter import outputs
 from weft.core.graph.tensor import TensorSpec
+from weft.core.registry.backend_registry import registry
 from weft.kernels.launch import DeviceCaps
 from weft.ops.binary import Add, Mul
 from weft.ops.conv import Conv
 from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
-from weft.ops.gpu.conv.prologue import SPECIAL, PrologueConv, why_no_prologue
+from weft.ops.gpu.conv.matrix import MatrixConv, MatrixTile
+from weft.ops.gpu.conv.prologue import PrologueConv, why_no_prologue
 from weft.ops.gpu.conv.split_k import InParts
 from weft.ops.gpu.conv.unstaged import UnstagedConv, UnstagedTile
 from weft.ops.unary import Relu
@@ -139,19 +142,37 @@ def test_matrix_units_take_steps_where_that_is_faster_than_a_launch(caps: Device
     """Scales of EfficientNet, batch norms of DenseNet; large products are for kernels that stage by themselves."""
     for channels_in, size, channels in ((672, 14, 112), (1152, 7, 192), (256, 28, 128), (992, 7, 128)):
         assert _why_not((1, channels_in, size, size), channels, caps) is None
-    assert "matrix units applies steps" in (_why_not((8, 512, 56, 56), 512, caps) or "")
-    assert "matrix units applies steps" in (_why_not((1, 44, 14, 14), 64, caps) or "")  # not in pieces of eight
-    assert "us longer" in (_why_not((1, 2048, 28, 28), 512, caps) or "")
-    wrong = replace(caps, without=frozenset({"conv_unstaged_prologue"}))
-    assert "matrix units applies steps" in (_why_not((1, 672, 14, 14), 112, wrong) or "")
-    assert "self-test" in (_why_not((1, 672, 14, 14), 112, replace(caps, without=frozenset({"conv_prologue"}))) or "")
+    assert _why_not((1, 44, 14, 14), 64, caps) is None  # not in pieces of eight, so that only `conv_matrix` fits
+    for shape in ((8, 512, 56, 56), (1, 2048, 28, 28)):
+        assert "us longer" in (_why_not(shape, 512, caps) or "")
 
 
-def test_the_self_test_covers_tiles_slices_parts_and_several_images() -> None:
-    taken = {case.prefer for case in SPECIAL.cases()}
-    assert any("InParts" in each for each in taken) and any("fm=2, fn=2, lz=4" in each for each in taken)
-    for case in SPECIAL.cases():
-        (node,), (x, *_), weight = case.nodes, case.inputs.values(), case.constants["i1"]
+def _planned(graph: Graph, api: str, *without: str) -> dict[str, str]:
+    """Return the texts of the kernels that an H200 would run in fp16, without what failed a self-test, by template."""
+    with null_gpu() as device:
+        card(device, api)
+        device.caps = replace(OPENCL if api == "opencl" else VULKAN, without=frozenset(without))
+        registry.find("null").runtime(0).trust()  # type: ignore[attr-defined]
+        with weft.load(graph, "null", precision="low", fallback="error") as session:
+            planned = session.pipelines[0].backend.recording.planned  # type: ignore[attr-defined]
+            return {each.plan.kernel: each.plan.source.text for each in planned}
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_a_kernel_that_failed_its_self_test_takes_no_steps(api: str) -> None:
+    graph, steps = scaled(channels=1152, co=192, size=7), "loaded"
+    assert steps in _planned(graph, api)["conv_unstaged"]
+    assert steps in _planned(graph, api, "conv_unstaged_prologue")["conv_matrix"]
+    found = _planned(graph, api, "conv_unstaged_prologue", "conv_matrix_prologue")
+    assert "elementwise_c4" in found and not any(steps in text for text in found.values())
+
+
+@pytest.mark.parametrize("kind", ["conv_unstaged_prologue", "conv_matrix_prologue"])
+def test_the_self_test_finds_the_tiles_that_it_names(kind: str) -> None:
+    cases = KINDS[kind].cases()
+    assert any("InParts" in case.prefer for case in cases) and any(case.inputs["i0"].shape[0] > 1 for case in cases)
+    for case in cases:
+        (node,), x, weight = case.nodes, case.inputs["i0"], case.constants["i1"]
         assert isinstance(node.op, PrologueConv)
         problem = conv_problem(x.shape, weight.shape, VULKAN, prologue_steps=len(node.op.steps))
         assert any(text.startswith(case.prefer) for text in CONVOLUTIONS.decide(problem).candidates)
@@ -196,6 +217,34 @@ def test_matrix_units_scale_each_channel_of_each_image(
     take_where_it_fits(monkeypatch, UnstagedConv(), tile)
     launched = _launched(scaled(images=images, channels=channels, co=20, size=7), api)
     assert "conv_unstaged" in launched and "elementwise_c4" not in launched
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize(
+    ("tile", "channels", "images"),
+    [
+        (MatrixTile(2, 1, 2, 2), 72, 1),
+        (MatrixTile(1, 1, 1, 2, 4), 264, 3),
+        (InParts(MatrixTile(1, 1, 1, 2), 2), 134, 2),
+    ],
+    ids=str,
+)
+def test_tiles_in_work_group_memory_get_them_too(
+    tile: object, channels: int, images: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_where_it_fits(monkeypatch, MatrixConv(), tile)
+    launched = _launched(scaled(images=images, channels=channels, co=20, size=7), "opencl")
+    assert "conv_matrix" in launched and "elementwise_c4" not in launched
+
+
+@pytest.mark.parametrize("images", [1, 2])
+@pytest.mark.parametrize("channels", [13, 72])
+def test_the_twin_in_glsl_compiles(channels: int, images: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    take_where_it_fits(monkeypatch, MatrixConv(), MatrixTile(2, 1, 2, 2))
+    text = _planned(scaled(images=images, channels=channels, co=20, size=7), "vulkan")["conv_matrix"]
+    compiler = glslang.find_compiler()
+    assert compiler is not None and "loaded" in text
+    assert compiler.compile(text, "conv_matrix").startswith(glslang.SPIRV_MAGIC)
 
 
 @pytest.mark.parametrize("api", APIS)

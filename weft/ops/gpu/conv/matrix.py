@@ -14,7 +14,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import PACK, Array, Layout
 from weft.kernels.chooser import Algorithm, Candidate, Facts, candidates_of
 from weft.kernels.cost_model import Effort
-from weft.kernels.launch import PIECE, DeviceCaps
+from weft.kernels.launch import MATRIX_PROLOGUE, PIECE, DeviceCaps
 from weft.kernels.special import SelfTestCase, SpecialKernel, register_special
 from weft.ops.gpu.conv.cases import conv_case
 from weft.ops.gpu.conv.problem import COMPUTED, ConvPlan, ConvProblem, vectors_spec
@@ -211,14 +211,14 @@ def effort_of(problem: ConvProblem, tile: MatrixTile, parts: int, sums: int) -> 
     return Effort(
         work.groups * parts, tile.items, registers, tile.shared_bytes(), tile.rows, tile.columns,
         -(-work.rounds // parts), PACK * tile.kb, tile.lz, p.staged(tile.rows, tile.columns, p.depth),
-        p.moved, parts, work.stored,
+        p.moved, parts, work.stored, p.stepped(tile.rows, parts),
     )  # fmt: skip
 
 
 class MatrixConv(Algorithm[ConvProblem, ConvPlan, "MatrixTile | InParts[MatrixTile]"]):
     """Subgroups multiply tiles that the work-group stages in its memory."""
 
-    name = "conv_matrix"
+    name, prologue = "conv_matrix", MATRIX_PROLOGUE
 
     def why_not(self, problem: ConvProblem) -> str | None:
         """Return None: `why_not_halves` has asked everything."""
@@ -260,11 +260,11 @@ class MatrixConv(Algorithm[ConvProblem, ConvPlan, "MatrixTile | InParts[MatrixTi
             },
             variant={
                 "fm": chosen.fm, "fn": chosen.fn, "sm": chosen.sm, "sn": chosen.sn, "kb": chosen.kb,
-                "pointwise": p.pointwise, "sliced": chosen.lz > 1, "wide": wide, **sums.variant,
+                "pointwise": p.pointwise, "sliced": chosen.lz > 1, "wide": wide, **sums.variant, **p.many_images,
             },
             kinds={"x": "wide", "w": "wide"} if wide else None,
             grid=(min(tiles, k.caps.max_grid[0]), across, parts),
             local=(SUBGROUP, chosen.sm * chosen.sn, chosen.lz),
-            epilogue=sums.epilogue,
+            epilogue=sums.epilogue, prologue=plan.prologue,
         )  # fmt: skip
         sums.finish()

@@ -21,6 +21,7 @@ from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.errors import ExecutionError
 from weft.kernels.launch import (
     CONV_PROLOGUE,
+    MATRIX_PROLOGUE,
     PIECE,
     UNSTAGED_PROLOGUE,
     DeviceCaps,
@@ -31,10 +32,11 @@ from weft.kernels.launch import (
     gpu_op,
 )
 from weft.kernels.special import SelfTestCase, SpecialKernel, one_node, register_special
-from weft.ops.binary import Add, Mul
+from weft.ops.binary import Add, Div, Mul
 from weft.ops.conv import Conv
 from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
 from weft.ops.gpu.conv.gemm import TiledConv
+from weft.ops.gpu.conv.matrix import MatrixConv
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem, on_matrix_units
 from weft.ops.gpu.conv.unstaged import UnstagedConv
 from weft.ops.unary import Relu
@@ -144,31 +146,55 @@ def _case(x: Shape, channels: int, steps: Sequence[Step], *, prefer: str) -> Sel
     return one_node(op, *given, constants=(1, 2, *range(4, len(given))), prefer=prefer)
 
 
-def _cases() -> Sequence[SelfTestCase]:
-    """Return scales of squeeze-and-excite, a batch norm with a ReLU, and steps that read the results of others.
+SCALED = [Step(Mul(), (RUNNING, 3))]
+AGAIN = [Step(Add(), (RUNNING, 3)), Step(Relu(), (RUNNING,)), Step(Mul(), (RUNNING, earlier(0)))]
+NORMED = [Step(Mul(), (RUNNING, 4)), Step(Add(), (RUNNING, 5)), Step(Relu(), (RUNNING,)), Step(Add(), (RUNNING, 3))]
+"""The scale of squeeze-and-excite, steps that read the results of others, and a batch norm with a ReLU."""
 
-    They take tiles of one square and of four, with slices of K and without, a part of K, images that meet in a tile,
-    and channels that end within a chunk.
+
+def _unstaged_cases() -> Sequence[SelfTestCase]:
+    """Return cases for tiles of one square and of four, with slices of K and without, and a part of K.
+
+    Images meet in a tile, and channels end within a chunk.
     """
-    scaled = [Step(Mul(), (RUNNING, 3))]
-    again = [Step(Add(), (RUNNING, 3)), Step(Relu(), (RUNNING,)), Step(Mul(), (RUNNING, earlier(0)))]
-    normed = [Step(Mul(), (RUNNING, 4)), Step(Add(), (RUNNING, 5)), Step(Relu(), (RUNNING,)), Step(Add(), (RUNNING, 3))]
     one, four = "UnstagedTile(fm=1, fn=1, lz=1", "UnstagedTile(fm=2, fn=2, lz=4"
     return [
-        _case((1, 40, 5, 7), 20, scaled, prefer=one),
-        _case((1, 520, 7, 5), 40, normed, prefer=four),
-        _case((1, 72, 40, 39), 136, again, prefer="UnstagedTile(fm=2, fn=2, lz=1"),
-        _case((3, 264, 5, 6), 24, normed, prefer=four),
-        _case((2, 4096, 2, 3), 24, scaled, prefer="InParts(tile=UnstagedTile("),
+        _case((1, 40, 5, 7), 20, SCALED, prefer=one),
+        _case((1, 520, 7, 5), 40, NORMED, prefer=four),
+        _case((1, 72, 40, 39), 136, AGAIN, prefer="UnstagedTile(fm=2, fn=2, lz=1"),
+        _case((3, 264, 5, 6), 24, NORMED, prefer=four),
+        _case((2, 4096, 2, 3), 24, SCALED, prefer="InParts(tile=UnstagedTile("),
     ]
 
 
-SPECIAL = register_special(
+def _matrix_cases() -> Sequence[SelfTestCase]:
+    """Return cases for pieces of eight channels and blocks of four, whole and not, several images, slices and parts.
+
+    Of the zeros behind the last of 13 channels, 0 / 0 is made.
+    """
+    return [
+        _case((2, 13, 9, 7), 20, [Step(Div(), (RUNNING, 3)), *NORMED[2:]], prefer="MatrixTile(fm=2, fn=1"),
+        _case((1, 72, 10, 6), 40, SCALED, prefer="MatrixTile(fm=2, fn=2, sm=2, sn=2"),
+        _case((3, 264, 5, 6), 36, AGAIN, prefer="MatrixTile(fm=1, fn=1, sm=2, sn=2, lz=2"),
+        _case((2, 4100, 2, 3), 24, NORMED, prefer="InParts(tile=MatrixTile("),
+    ]
+
+
+register_special(
     SpecialKernel(
         UNSTAGED_PROLOGUE,
         "small convolutions on matrix units that apply steps as they load",
         claimed=lambda caps: caps.matrix_units and UnstagedConv.name not in caps.without,
-        cases=_cases,
+        cases=_unstaged_cases,
         template=UnstagedConv.name,
+    )
+)
+register_special(
+    SpecialKernel(
+        MATRIX_PROLOGUE,
+        "convolutions on matrix units that apply steps as they load",
+        claimed=lambda caps: caps.matrix_units,
+        cases=_matrix_cases,
+        template=MatrixConv.name,
     )
 )
