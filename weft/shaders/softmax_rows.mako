@@ -1,6 +1,7 @@
 ## Softmax or its logarithm along LINES adjacent lines of LENGTH elements: a team of work-items for each line, ROWS lines
 ## in a group. An item keeps its share of the line in registers, so memory is read once: `each` vectors of four (or
-## elements), a team apart. UNITS are the vectors, or elements, of a line.
+## elements), a team apart. UNITS are the vectors, or elements, of a line. With `ahead`, all of it is loaded before anything
+## is used, since a load takes longer than all else; an item that has no more of its line loads the last of it again.
 <%namespace name="teams" file="team.parts.mako"/>
 <%
 kind, lanes = ("f32x4", (".x", ".y", ".z", ".w")) if fours else ("f32", ("",))
@@ -14,10 +15,20 @@ for (int first = GROUP_X * ROWS; first < LINES; first += GROUPS_X * ROWS) {
   const int line = first + LOCAL_X / ${team}, base = line * UNITS + place;
   const int left = line < LINES ? UNITS - place : 0;
   f32 top = -INFINITY_F, sum = 0.0;
+% if ahead:
+  const int start = (line < LINES ? line : LINES - 1) * UNITS;
 % for u in range(each):
+  ${kind} a${u} = ${read(f"start + (place + {u * team} < UNITS ? place + {u * team} : UNITS - 1)")};
+% endfor
+% endif
+% for u in range(each):
+% if not ahead:
   ${kind} a${u} = ${"SPLAT(0.0)" if fours else "0.0"};
+% endif
   ${fits[u]} {
+% if not ahead:
     a${u} = ${read(f"base + {u * team}")};
+% endif
 % for name in names[u]:
     top = fmax(top, ${name});
 % endfor

@@ -68,7 +68,11 @@ class Team:
         four: ArgKind = "fours"
         kinds = {name: four for name in (*reads, next(iter(writes))) if self.fours}
         ints = {"LINES": lines, "LENGTH": length, "UNITS": length // self.width, "ROWS": self.rows, **(ints or {})}
-        own = {"team": self.items, "each": self.each, "fours": self.fours, "shuffles": k.caps.shuffles}
+        caps = k.caps
+        own = {
+            "team": self.items, "each": self.each, "fours": self.fours, "shuffles": caps.shuffles,
+            "ahead": not caps.software,
+        }  # fmt: skip
         k.launch(
             template,
             reads=reads,
@@ -76,7 +80,7 @@ class Team:
             ints=ints,
             floats=floats,
             variant={**own, **(variant or {})},
-            grid=(max(1, min(-(-lines // self.rows), k.caps.max_grid[0])), 1, 1),
+            grid=(max(1, min(-(-lines // self.rows), caps.max_grid[0])), 1, 1),
             local=(self.items * self.rows, 1, 1),
             kinds=kinds,
         )
