@@ -132,6 +132,8 @@ def net_of(name: str) -> tuple[Net, str]:
         return net, conv_net(net)
     if name == "conv_depthwise_tile":
         return net, conv_net(net, group=6)
+    if name == "conv_grouped":
+        return net, conv_net(net, group=2, channels=8)
     if name == "matmul_rows":
         return net, net.add(MatMul(), net.feed((2, 37)), net.numbers((37, 5)))
     if name == "rows_in_teams":
@@ -153,6 +155,7 @@ def net_of(name: str) -> tuple[Net, str]:
     [
         ("conv_gemm", "conv_direct"),
         ("conv_depthwise_tile", "conv_depthwise"),
+        ("conv_grouped", "conv_direct"),
         ("matmul_rows", "matmul"),
         ("rows_in_teams", "softmax"),
         ("attention", "softmax"),
