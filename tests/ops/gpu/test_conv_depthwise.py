@@ -101,6 +101,20 @@ def test_every_tile_computes_the_convolution(
         _check(device, network(*shape))
 
 
+@pytest.mark.covering
+@pytest.mark.parametrize("device", ["opencl", "vulkan"])
+@pytest.mark.parametrize("kernel", [3, 15])
+def test_weights_that_are_computed_lie_like_pixels(
+    device: str, kernel: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That is, with channels last where images have them last, of tiles and of the kernel with loops."""
+    monkeypatch.setattr(Target, "packed_layout", Layout.NHWC4)
+    graph = network(1, 9, 15, 16, kernel, 1, 1, kernel // 2)
+    graph.inputs.append("w")
+    del graph.constants["w"]
+    _check(device, graph)
+
+
 def _filters_each_channel(row: Case) -> bool:
     return row.op == "Conv" and row.inputs[1] is not None and row.attributes.get("group", 1) > 1
 

@@ -69,9 +69,10 @@ def items_of(problem: ConvProblem, tile: DepthwiseTile) -> int:
     return problem.images * problem.blocks * -(-height // tile.rows) * -(-width // tile.columns)
 
 
-def depthwise_reads(plan: ConvPlan) -> dict[str, Tensor]:
-    """Return what the kernels read: the image, the weights in order of blocks and taps, the bias if there is one."""
-    return {"x": plan.x, "w": plan.filters("depthwise", 0, plan.problem.channels_out), **plan.bias_vector()}
+def depthwise_reads(plan: ConvPlan, layout: Layout) -> dict[str, Tensor]:
+    """Return what the kernels read: the image, the weights as an image of taps, and the bias if there is one."""
+    filters = plan.filters(f"depthwise in {layout.name}", 0, plan.problem.channels_out, layout)
+    return {"x": plan.x, "w": filters, **plan.bias_vector()}
 
 
 class DepthwiseInTiles(Algorithm[ConvProblem, ConvPlan, DepthwiseTile]):
@@ -98,7 +99,7 @@ class DepthwiseInTiles(Algorithm[ConvProblem, ConvPlan, DepthwiseTile]):
         return candidates_of([choose_tile(problem), *legal], time)
 
     def launch(self, plan: ConvPlan, tile: DepthwiseTile) -> None:
-        """Launch the kernel."""
+        """Launch the kernel; weights lie like pixels, so that adjacent items read adjacent ones."""
         k, window = plan.k, plan.problem.constants
         total = items_of(plan.problem, tile)
         grid, local = k.for_items(total)
@@ -106,7 +107,7 @@ class DepthwiseInTiles(Algorithm[ConvProblem, ConvPlan, DepthwiseTile]):
         ints |= {"TILES_H": -(-window["OH"] // tile.rows), "TILES_W": -(-window["OW"] // tile.columns)}
         k.launch(
             "conv_depthwise_tile",
-            reads=depthwise_reads(plan),
+            reads=depthwise_reads(plan, plan.problem.layout),
             writes={"y": plan.y},
             ints={**ints, "BLOCKS": plan.problem.blocks, "TOTAL": total},
             variant={
@@ -137,9 +138,10 @@ class DepthwiseInLoops(Algorithm[ConvProblem, ConvPlan, OnePixel]):
         return [Candidate(OnePixel(), 1.25)]
 
     def launch(self, plan: ConvPlan, tile: OnePixel) -> None:
-        """Launch the kernel."""
+        """Launch the kernel; weights lie like pixels, so that adjacent items read adjacent ones."""
         k, p = plan.k, plan.problem
         total = p.images * p.blocks * prod(p.window.outputs)
         grid, local = k.for_items(total)
         ints = {**p.constants, "BLOCKS": p.blocks, "TOTAL": total}
-        k.launch("conv_depthwise", reads=depthwise_reads(plan), writes={"y": plan.y}, ints=ints, grid=grid, local=local)
+        reads = depthwise_reads(plan, p.layout)
+        k.launch("conv_depthwise", reads=reads, writes={"y": plan.y}, ints=ints, grid=grid, local=local)

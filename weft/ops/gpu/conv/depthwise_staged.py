@@ -123,12 +123,12 @@ class DepthwiseStaged(Algorithm[ConvProblem, ConvPlan, StagedTile]):
         return candidates_of(best, times.__getitem__, caps.model.costs[self.name] if first else NEVER)
 
     def launch(self, plan: ConvPlan, tile: StagedTile) -> None:
-        """Launch the kernel."""
+        """Launch the kernel; a group reads all taps of its blocks, which adjoin in NC4HW4."""
         k, problem = plan.k, plan.problem
         window = problem.constants
         k.launch(
             "conv_depthwise_staged",
-            reads=depthwise_reads(plan),
+            reads=depthwise_reads(plan, Layout.NC4HW4),
             writes={"y": plan.y},
             ints={
                 **{name: window[name] for name in ("IH", "IW", "OH", "OW", "PH", "PW")},

@@ -247,11 +247,11 @@ class ConvPlan:
         assert not isinstance(self.weights, Tensor), "a kernel that packs weights beforehand was asked for others"
         return self.weights
 
-    def filters(self, key: str, first: int, count: int) -> Tensor:
+    def filters(self, key: str, first: int, count: int, layout: Layout = Layout.NC4HW4) -> Tensor:
         """Return the weights of some output channels as the c4 image (1, channels, products of an output)."""
         shape = (1, count, self.problem.channels_in * self.problem.taps)
         part = self.weights if isinstance(self.weights, Tensor) else self.weights[first : first + count]
-        return as_image(self.k, key, part, shape, Layout.NC4HW4)
+        return as_image(self.k, key, part, shape, layout)
 
     def part(self, first: int, count: int) -> ConvPlan:
         """Return the plan of some blocks of output channels."""
