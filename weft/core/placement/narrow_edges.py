@@ -21,7 +21,9 @@ def narrowable(network: OptimizedNetwork) -> frozenset[str]:
     graph, graphs = network.graph, [network.graph, *(part.graph for part in network.parts)]
     edges = {v for v in (*graph.inputs, *graph.outputs) if graph.specs[v].dtype is DType.FLOAT32}
     edges -= {*graph.constants} | ({*graph.inputs} & {*graph.outputs})
-    return frozenset(v for v in edges if all(_is_only_cast(g, v) for g in graphs))
+    for each in graphs:
+        edges -= _not_only_cast(each, edges)
+    return frozenset(edges)
 
 
 def with_narrow_edges(network: OptimizedNetwork, names: Collection[str]) -> OptimizedNetwork:
@@ -38,15 +40,20 @@ def with_narrow_edges(network: OptimizedNetwork, names: Collection[str]) -> Opti
     return replace(network, graph=_narrowed(network.graph, names, lasting), parts=parts)
 
 
-def _is_only_cast(graph: Graph, edge: str) -> bool:
-    """Tell whether casts alone touch an edge, which may also not belong to this graph."""
-    readers = [node for node in graph.nodes if edge in node.inputs]
-    if edge in graph.inputs:
-        return all(
-            _casts_to_half(node.op) and node.inputs[0] == edge not in node.inputs[1:] for node in readers
-        )
-    makers = [node for node in graph.nodes if edge in node.outputs]
-    return not readers and all(_without_last_cast(graph, node) is not None for node in makers)
+def _not_only_cast(graph: Graph, edges: set[str]) -> set[str]:
+    """Return those of the edges that something else than a cast touches; some may not belong to this graph."""
+    inputs, wrong = edges.intersection(graph.inputs), set[str]()
+    for node in graph.nodes:
+        for edge in node.inputs:
+            if edge in edges and not (
+                edge in inputs and _casts_to_half(node.op) and node.inputs[0] == edge not in node.inputs[1:]
+            ):
+                wrong.add(edge)
+    made = edges - inputs - wrong
+    for node in graph.nodes:
+        if not made.isdisjoint(node.outputs) and _without_last_cast(graph, node) is None:
+            wrong |= made.intersection(node.outputs)
+    return wrong
 
 
 def _casts_to_half(op: Op) -> bool:
