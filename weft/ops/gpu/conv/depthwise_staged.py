@@ -67,13 +67,13 @@ class StagedTile:
         return problem.images * parts * -(-w["OH"] // self.rows) * -(-w["OW"] // self.columns)
 
 
-ROWS, ITEMS_ACROSS, PIXELS, BLOCKS = (1, 4, 7, 8, 14, 16), (1, 2, 4, 7, 8), (7, 4, 2), (1, 2, 4)
+ROWS, ITEMS_ACROSS, PIXELS, BLOCKS = (1, 4, 7, 14), (1, 2, 4, 7), (7, 4, 2), (1, 2, 4)
 TILES = tuple(
     tile
     for pixels, blocks, rows, across in product(PIXELS, BLOCKS, ROWS, ITEMS_ACROSS)
     if (tile := StagedTile(blocks, rows, pixels * across, pixels)).items <= LARGE_GROUP
 )
-"""Sizes that divide those of common images. They are few, so that images of other sizes share kernels."""
+"""Sizes that divide those of common images. They are few, so that a choice is quick and images share kernels."""
 
 
 def microseconds(problem: ConvProblem, tile: StagedTile) -> float:
@@ -103,11 +103,11 @@ class DepthwiseStaged(Algorithm[ConvProblem, ConvPlan, StagedTile]):
     def candidates(self, problem: ConvProblem) -> Sequence[Candidate]:
         """Return the tiles that are expected to be fastest. Without tuning, large windows on a GPU come first."""
         caps, (*_, height, width) = problem.caps, (1, *problem.window.outputs)
-        least_rows = min((rows for rows in ROWS if rows >= height), default=max(ROWS))
+        most_rows = min((rows for rows in ROWS if rows >= height), default=max(ROWS))
         legal = [
             tile
             for tile in TILES
-            if tile.rows <= least_rows
+            if min(2, height) <= tile.rows <= most_rows
             and tile.columns - tile.pixels < width
             and tile.blocks < 2 * problem.blocks
             and tile.items <= caps.max_local_items
