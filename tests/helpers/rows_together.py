@@ -1,7 +1,8 @@
 """Rows of the op table that run together, as parts of one network: a session for all costs little more than for one.
 
 In the short run a GPU plans every row, and may refuse none. Most rows differ by numbers alone, so those run that have,
-between them, every line of every kernel, with as little to compile as possible. On a device that compiles a kernel once
+between them, every line of every kernel, and every sign of each number that a kernel is given: a row that crops shows
+what one that only pads does not. As little is compiled as possible. On a device that compiles a kernel once
 for all shapes, every row runs whose kernels are compiled by then: it costs a millisecond or two. In the long run each
 row runs by itself, and so do the rows of a group that fails, to tell which it was.
 """
@@ -18,13 +19,13 @@ import weft
 from tests.helpers.op_rows import GPUS, refusal, run
 from tests.helpers.run_length import is_asked_about, is_long
 from weft.backends.gpu.lowering.lower import GpuPlan
+from weft.backends.gpu.recording.launches import PlannedLaunch
 from weft.conformance.cases.table import Case
 from weft.conformance.checks.table import feeds_of, graph_of
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Array
 from weft.core.graph.op import op_types
 from weft.errors import UnsupportedOps
-from weft.kernels.source import KernelSource
 
 COMPILES_EACH_SIZE = frozenset({"vulkan"})
 """Devices that compile a kernel again for each shape: llvmpipe, at the first launch."""
@@ -168,12 +169,13 @@ def _together(
 
 def _chosen(prepared: Sequence[_Prepared], device: str, precision: str) -> list[_Prepared]:
     """Plan all rows, and return those that are to run; see the top of this file."""
-    kernels = _kernels([each.graph for each in prepared], device, precision)
-    missing = [{line.strip() for source in each.values() for line in source.text.splitlines()} for each in kernels]
+    launches = _launches([each.graph for each in prepared], device, precision)
+    kernels = [{launch.source.digest: launch.source for launch in each} for each in launches]
+    missing = [_lines_and_signs(each) for each in launches]
     compiled, chosen = set[str](), set[int]()
 
     def rate(place: int) -> float:
-        """Return how many missing lines a row has for each character that is compiled for it."""
+        """Return how many missing lines and signs a row has for each character that is compiled for it."""
         new = sum(len(source.text) for digest, source in kernels[place].items() if digest not in compiled)
         return len(missing[place]) / (1 + new)
 
@@ -189,17 +191,26 @@ def _chosen(prepared: Sequence[_Prepared], device: str, precision: str) -> list[
     return [prepared[place] for place in sorted(chosen)]
 
 
-def _kernels(graphs: Sequence[Graph], device: str, precision: str) -> list[Mapping[str, KernelSource]]:
-    """Return the kernels that each network launches on a GPU, by the digest of their sources."""
+def _lines_and_signs(launches: Sequence[PlannedLaunch]) -> set[str]:
+    """Return the lines of kernels that run, and whether each of their numbers is less than, equal to or more than 0."""
+    signs = {
+        f"{launch.source.entry}: {name} {'<' if value < 0 else '>' if value > 0 else '='} 0"
+        for launch in launches
+        for name, value in launch.values.items()
+    }
+    return signs | {line.strip() for launch in launches for line in launch.source.text.splitlines()}
+
+
+def _launches(graphs: Sequence[Graph], device: str, precision: str) -> list[list[PlannedLaunch]]:
+    """Return what each network launches on a GPU, which must take all of it."""
     network = weft.optimize(joined(graphs), device, precision=precision, fallback="error")
     assert {name.partition(":")[0] for name in network.placement.values()} <= {device}
-    found: list[dict[str, KernelSource]] = [{} for _ in graphs]
+    found: list[list[PlannedLaunch]] = [[] for _ in graphs]
     for part in network.parts:
         assert part.lowered is not None and isinstance(part.lowered.plan, GpuPlan)
         for label, plans in part.lowered.plan.nodes.items():
-            for launch in (launch for plan in plans for launch in plan.launches):
-                found[_place(label)][launch.source.digest] = launch.source
-    return [*found]
+            found[_place(label)] += [launch for plan in plans for launch in plan.launches]
+    return found
 
 
 def _raise(failed: Mapping[str, BaseException], count: int, where: str) -> None:
