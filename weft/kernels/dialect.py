@@ -86,6 +86,9 @@ class Dialect(ABC):
     """Compiler extensions that `EXCHANGE(v, mask)` of the prelude requires. It returns the f32 `v` of the item whose
     number differs in the bits of `mask`. Only kernels for devices with `DeviceCaps.shuffles` use it."""
 
+    kept_loop: ClassVar[tuple[str, tuple[str, ...]]] = ("", ())
+    """What stands before a loop that the compiler is to keep as one, and the compiler extensions that it requires."""
+
     reinterprets: ClassVar[tuple[str, str, str]] = ("", "", "")
     """The bits of the f32 `v` as `uint`, the f32 of which `v` are the bits, and the number `v` as `uint`."""
 

@@ -87,7 +87,7 @@ f32x4 acc${pixel} = bias;
   ${add_row(row)}
 % endfor
 % else:
-for (int row = 0; row < ${kh}; row++) {
+${k.repeat("row", kh)} {
   ${add_row("row")}
 }
 % endif

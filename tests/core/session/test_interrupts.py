@@ -66,7 +66,7 @@ def test_work_that_may_have_been_submitted_is_waited_for(work: str, monkeypatch:
                     session.run(inputs(1))
                 else:
                     buffers.append(device.allocate(1 << 12, MemoryKind.DEVICE))
-                    device.upload(buffers[-1], 0, np.zeros(1 << 12, np.uint8))
+                    device.download(buffers[-1], 0, np.zeros(1 << 12, np.uint8))
             np.testing.assert_array_equal(session.run(inputs(2))[0], inputs(2) @ inputs(2))
         for buffer in buffers:
             data, out = np.arange(1 << 11, dtype=np.uint16), np.empty(1 << 11, np.uint16)

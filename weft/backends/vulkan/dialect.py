@@ -43,6 +43,7 @@ class GlslDialect(Dialect):
     prelude: ClassVar[str] = "prelude.glsl.mako"
     reinterprets: ClassVar[tuple[str, str, str]] = ("floatBitsToUint(v)", "uintBitsToFloat(v)", "uint(v)")
     exchange_extensions: ClassVar[tuple[str, ...]] = ("GL_KHR_shader_subgroup_shuffle",)
+    kept_loop: ClassVar[tuple[str, tuple[str, ...]]] = ("[[dont_unroll]] ", ("GL_EXT_control_flow_attributes",))
 
     def assemble(self, parts: KernelParts) -> str:
         """Return version, extensions, constants, buffers, prelude, work-group arrays, functions and main."""

@@ -78,6 +78,7 @@ CASES: list[Case] = [
     case("Conv", f32(1, 5, 9, 13), const(f32(5, 1, 7, 7)), group=5, pads=(3, 3, 3, 3), dilations=(1, 2)),
     case("Conv", f32(1, 9, 19, 23), const(f32(9, 1, 7, 5)), const(f32(9)), group=9, strides=(2, 2), pads=(3, 1, 2, 2)),
     case("Conv", f32(1, 4, 17, 16), const(f32(4, 1, 15, 14)), const(f32(4)), group=4, pads=(7, 6, 7, 7)),
+    case("Conv", f32(1, 4, 9, 8), const(f32(4, 1, 15, 14)), group=4, pads=(63, 58, 63, 59), dilations=(9, 9)),
     case("Conv", f32(2, 8, 3, 37), const(f32(8, 1, 1, 3)), group=8, pads=(0, 4, 0, 4), dilations=(1, 4)),
     case("Conv", f32(2, 8, 131), const(f32(8, 1, 3)), const(f32(8)), group=8, strides=(2,), pads=(1, 1)),
     # auto_pad

@@ -25,7 +25,7 @@ AT_ONCE = 8
 """Most loads that an item has under way: their results are in registers."""
 MOST_LOADS = 8 * AT_ONCE
 """Most loads of an item; the kernel's text writes out each."""
-MOST_PRODUCTS = 400
+MOST_PRODUCTS = 50
 """Most vector products of an item that the kernel's text writes out; of more, it has a loop over the window's rows."""
 CANDIDATES = 3
 """Most tiles that are offered of those whose items compute the same number of pixels."""
