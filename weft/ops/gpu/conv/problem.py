@@ -171,7 +171,8 @@ class ConvProblem:
 
     def stepped(self, rows: int, parts: int) -> int:
         """Return the bytes of a tile of so many pixels to which a group applies the prologue."""
-        return self.read.itemsize * rows * self.depth // parts if self.prologue_steps else 0
+        read = 2 if self.images > 1 else 1  # rows may be of several images, so each reads the values of its own, too
+        return read * self.read.itemsize * rows * self.depth // parts if self.prologue_steps else 0
 
     @property
     def many_images(self) -> dict[str, bool]:
