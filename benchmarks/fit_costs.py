@@ -10,11 +10,11 @@ choice only ratios within a problem matter, so a row's distance from the mean of
 distance as such counts `LEVEL`. A row counts by (best time / its time) ** `NEAR_BEST`. Coefficients stay positive:
 their logarithms are fitted, and are pulled by `PULL` towards a tenth of the usual time for the usual term.
 
-Cross-validation leaves out one network of `benchmarks/models.py` at a time: the model is fitted without all problems
-with the taps, sizes and channels of one of its convolutions, at any batch, in any type and on both APIs, and chooses
-for these. Trials of no such network (products of square matrices) are left out together. A choice counts among the
-candidates that were timed. The tuner times candidates that take more than `HOPELESS` times the best's time only once,
-with whatever clock the device has at that moment: their times are left out.
+Cross-validation leaves out one network at a time, of `benchmarks/models.py` or `TUNED_ALSO`: the model is fitted
+without all problems with the taps, sizes and channels of one of its convolutions, at any batch, in any type and on both
+APIs, and chooses for these. Trials of no such network are left out together. A choice counts among the candidates that
+were timed. The tuner times candidates that take more than `HOPELESS` times the best's time only once, with whatever
+clock the device has at that moment: their times are left out.
 """
 
 from __future__ import annotations
@@ -49,7 +49,13 @@ Floats = NDArray[np.float64]
 RULES = Chooser[ConvProblem, ConvPlan](*(replace(rivals, modelled=None) for rivals in CONVOLUTIONS.rivals))
 """Chooses as without the cost model."""
 MODELLED = tuple(rivals.name for rivals in CONVOLUTIONS.rivals if rivals.modelled is not None)
+TUNED_ALSO = {"vgg16": (224, 112, 56, 28, 14), "yolov8n_like": (640, 320, 160, 80, 40, 20)}
+"""Networks that were tuned but are not among `MODELS`, by the sides of the images that their convolutions read.
+
+The sides tell apart the trials that belong to none of `MODELS`.
+"""
 OTHERS = "no network"
+NETWORKS = (*MODELS, *TUNED_ALSO, OTHERS)
 LEVEL, NEAR_BEST, PULL = 0.03, 3.0, 3e-3
 STEPS, LONGEST = 80, 1.5
 """Most steps of the fit, and the most that the logarithm of a coefficient changes in one."""
@@ -155,7 +161,11 @@ def networks() -> Mapping[Signature, frozenset[str]]:
 
 def networks_of(each: Timed) -> frozenset[str]:
     """Return the networks that have a timed convolution."""
-    return networks().get(each.signature, frozenset([OTHERS]))
+    found = networks().get(each.signature)
+    if found is None:
+        inputs = each.problem.window.inputs
+        found = frozenset(name for name, sides in TUNED_ALSO.items() if inputs in [(side, side) for side in sides])
+    return found or frozenset([OTHERS])
 
 
 def terms_of(each: Timed, text: str) -> tuple[str, tuple[float, ...]] | None:
@@ -260,7 +270,7 @@ def _estimate(each: Timed, text: str, fitted: Fitted) -> float:
 def unseen(problems: Sequence[Timed]) -> list[tuple[str, Timed, float]]:
     """Return for each network and each of its problems the excess of the choice of a model that has not seen it."""
     out = []
-    for network in (*MODELS, OTHERS):
+    for network in NETWORKS:
         asked = [each for each in problems if network in networks_of(each)]
         if asked:
             fitted = fit([each for each in problems if network not in networks_of(each)])
@@ -312,7 +322,7 @@ def _say(title: str, found: Sequence[tuple[str, Timed, float]]) -> None:
                 f"{name} on {api}",
                 [(each, x) for _, each, x in found if each.rivals == name and each.api == api],
             )
-    for network in (*MODELS, OTHERS):
+    for network in NETWORKS:
         _say_some(network, [(each, x) for of, each, x in found if of == network])
 
 

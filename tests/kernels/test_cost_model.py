@@ -44,9 +44,9 @@ def test_terms_are_what_the_busiest_unit_does() -> None:
     products = 64 * 32 * 10 * 16 * 2
     found = dict(zip(TERMS, effort.terms(H200), strict=True))
     assert found == pytest.approx({
-        "start": 1.0, "rounds": 30, "chain": 3 * products / 512 * 1e-3, "products": 5 * products * 1e-6, "alone": 0.0,
-        "stores": 3 * 64 * 32 / 512 * 0.1, "slices": 5 * 64 * 32 * 1e-3, "read": 1.0, "moved": 2.0, "launches": 0.0,
-        "parts": 0.0,
+        "start": 1.0, "rounds": 30, "steps": 5 * 10 * 512 * 1e-3, "chain": 3 * products / 512 * 1e-3,
+        "products": 5 * products * 1e-6, "alone": 0.0, "stores": 3 * 64 * 32 / 512 * 0.1,
+        "slices": 5 * 64 * 32 * 1e-3, "read": 1.0, "moved": 2.0, "launches": 0.0, "parts": 0.0,
     })  # fmt: skip
     alone = dict(zip(TERMS, replace(effort, registers=128).terms(H200), strict=True))
     assert alone["alone"] == alone["products"] == found["products"] and alone["rounds"] == 50
@@ -88,7 +88,7 @@ def test_choices_are_close_to_the_best_that_was_timed() -> None:
     assert {key: mean(values) for key, values in found.items() if mean(values) > CLOSE} == {}
 
 
-@pytest.mark.long  # it fits the model six times
+@pytest.mark.long  # it fits the model eight times
 def test_the_data_is_what_the_trials_give_and_holds_for_networks_that_they_do_not_have() -> None:
     problems = timed()
     fitted, held = fit(problems), json.loads(DATA.read_text())["microseconds"]

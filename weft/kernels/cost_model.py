@@ -21,6 +21,7 @@ DATA = Path(__file__).with_name("cost_model.json")
 TERMS = (
     "start",
     "rounds",
+    "steps",
     "chain",
     "products",
     "alone",
@@ -77,9 +78,10 @@ class Effort:
         """Return the terms for a device, in the order of `TERMS`: what the busiest compute unit does.
 
         Groups that fit a unit together run in waves. "rounds", "chain" and "stores" are what an item does one after the
-        other: steps along K, products, and stores at the end. "products", "slices" (sums of slices), "read" and "moved"
-        are the work of all groups of the unit; "alone" counts the products of groups that have no other beside them to
-        multiply while they wait. "launches" and "parts" are for the second launch. "start" is 1.
+        other: steps along K, products, and stores at the end. "steps" (along K, of each item), "products", "slices"
+        (sums of slices), "read" and "moved" are the work of all groups of the unit; "alone" counts the products of
+        groups that have no other beside them to multiply while they wait. "launches" and "parts" are for the second
+        launch. "start" is 1.
         """
         model, units, tile = caps.model, caps.likely_units, self.rows * self.columns
         on_a_unit = -(-self.groups // units)
@@ -95,6 +97,7 @@ class Effort:
         return (
             1.0,
             waves * self.rounds,
+            on_a_unit * self.rounds * self.items * 1e-3,
             waves * products / self.items * 1e-3,
             on_a_unit * products * 1e-6,
             on_a_unit * products * 1e-6 if resident <= 1 else 0.0,
