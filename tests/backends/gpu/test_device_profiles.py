@@ -247,7 +247,8 @@ def test_a_kernel_that_counts_on_other_subgroups_is_found(api: str, monkeypatch:
     f32 = DType.FLOAT32
     names = ("LINES", "LENGTH", "UNITS", "ROWS")
     request = KernelRequest(
-        "softmax_rows", (("each", 1), ("fours", False), ("log", False), ("shuffles", True), ("team", 32)),
+        "softmax_rows",
+        (("ahead", False), ("each", 1), ("fours", False), ("log", False), ("shuffles", True), ("team", 32)),
         (Arg("x", f32, "linear"), Arg("y", f32, "linear", True)), names,
     )  # fmt: skip
     for size in (8, 16, 64):

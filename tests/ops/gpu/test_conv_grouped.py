@@ -54,11 +54,11 @@ def network(
 
 
 def _runs() -> list[Any]:
-    """Return every tile on every device with each layout; in the short run llvmpipe has two, one of them in slices."""
+    """Return every tile on every device with each layout; the short run has two, one of them in slices."""
     short = (GroupedTile(1, 2, 2, 2), GroupedTile(2, 2, 1, 1))
     every = product(TILES, ("opencl", "vulkan"), (Layout.NC4HW4, Layout.NHWC4))
     return [
-        pytest.param(*each, marks=[pytest.mark.long] * (each[1] == "vulkan" and each[0] not in short)) for each in every
+        pytest.param(*each, marks=[pytest.mark.long] * (each[0] not in short)) for each in every
     ]
 
 
