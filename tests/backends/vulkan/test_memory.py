@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.helpers.vulkan_kernels import SCALE, run, values
 from weft.backends.gpu.device.device import Binding, CopyCommand, MemoryKind
+from weft.backends.vulkan import memory as vulkan_memory
+from weft.backends.vulkan._vk import lib
 from weft.backends.vulkan.device import VulkanDevice
 from weft.backends.vulkan.transfer import LARGEST
-from weft.errors import BackendError, OutOfMemory
+from weft.errors import BackendError, DeviceError, OutOfMemory
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 3, 4, 1001, (1 << 20) + 1, LARGEST + 12345])
@@ -56,9 +58,7 @@ def test_host_buffers_are_mapped_bytes(device: VulkanDevice) -> None:
 def test_memory_types_are_chosen_by_kind(
     device: VulkanDevice, types: list[tuple[int, int]], chosen: tuple[int, ...]
 ) -> None:
-    from weft.backends.vulkan.memory import Memory
-
-    memory = Memory(device._parts.context)
+    memory = vulkan_memory.Memory(device._parts.context)
     memory._types, memory._heaps, memory._largest_local = types, [1 << 37, 1 << 34, 1 << 28], 1 << 37
     for kind, index in zip(MemoryKind, chosen, strict=True):
         assert memory._candidates(kind, 0xFFFF)[0] == index
@@ -96,15 +96,30 @@ def test_a_kernel_without_memory_leaves_nothing_behind(device: VulkanDevice) -> 
     device.compile(SCALE, values(100))
 
 
+class FailingLibrary:
+    """Vulkan, but one of its functions returns an error."""
+
+    def __init__(self, function: str, result: int) -> None:
+        self.function, self.result = function, result
+
+    def __getattr__(self, name: str) -> Any:
+        return (lambda *_: self.result) if name == self.function else getattr(lib, name)
+
+
+def test_memory_that_the_host_cannot_map_is_uploaded_to(device: VulkanDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(vulkan_memory, "lib", FailingLibrary("vkMapMemory", -5))
+        buffer = device.allocate(100)
+        with pytest.raises(DeviceError, match="VK_ERROR_MEMORY_MAP_FAILED"):
+            device.allocate(100, MemoryKind.UPLOAD)
+    data, out = np.arange(90, dtype=np.uint8), np.zeros(90, np.uint8)
+    device.upload(buffer, 10, data)
+    device.download(buffer, 10, out)
+    assert np.array_equal(out, data)
+
+
 def test_an_exhausted_driver_is_out_of_memory(device: VulkanDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    from weft.backends.vulkan import memory
-
-    class FullLibrary:
-        def __getattr__(self, name: str) -> Any:
-            return (lambda *_: -2) if name == "vkAllocateMemory" else getattr(real, name)
-
-    real = cast(Any, memory).lib
-    monkeypatch.setattr(memory, "lib", FullLibrary())
+    monkeypatch.setattr(vulkan_memory, "lib", FailingLibrary("vkAllocateMemory", -2))
     with pytest.raises(OutOfMemory, match="VK_ERROR_OUT_OF_DEVICE_MEMORY"):
         device.allocate(1000)
     assert device.stats.live_buffers == 0

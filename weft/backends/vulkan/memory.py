@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,8 +15,9 @@ from weft.backends.gpu.device.profiles import DeviceProfile
 from weft.backends.vulkan._vk import NULL, WHOLE_SIZE, Arena, check, failure, ffi, lib, vk, words
 from weft.backends.vulkan.context import Context
 from weft.core.host.parallel_copy import copy_into
-from weft.errors import BackendError, OutOfMemory
+from weft.errors import BackendError, DeviceError, OutOfMemory
 
+log = logging.getLogger("weft.vulkan")
 _LOCAL = 0x1
 _VISIBLE = 0x2
 _COHERENT = 0x4
@@ -101,18 +103,17 @@ class Memory:
             self._check(size, kind)
             block = self._create(size, kind)
             host = None
-            if kind is not MemoryKind.DEVICE or (block.visible and block.coherent):
+            if kind is MemoryKind.DEVICE:
+                block = self._with_window(block, size)
+            else:
                 try:
-                    mapped = self._map(block, size)[:nbytes]
+                    host = self._map(block, size)[:nbytes]
+                    if not block.coherent and not self._profile.coherent:
+                        block = replace(block, mapped=host)
+                        host = host.copy()
                 except Exception:
                     self._destroy(block)
                     raise
-                if kind is MemoryKind.DEVICE:
-                    block = replace(block, window=mapped)
-                elif not block.coherent and not self._profile.coherent:
-                    block, host = replace(block, mapped=mapped), mapped.copy()
-                else:
-                    host = mapped
             buffer = GpuBuffer(nbytes, kind, block, host)
             self._live[buffer] = counted
         if counted:
@@ -263,6 +264,19 @@ class Memory:
         if result in _OUT_OF_MEMORY:
             raise self._refusal(size, kind, words(result))
         raise failure(result, "device memory cannot be allocated", self._context.physical.name)
+
+    def _with_window(self, block: Block, size: int) -> Block:
+        """Return the block of a DEVICE buffer, with a window if its memory is such that the host may write it.
+
+        A process may lack the addresses for all of a device's memory. Uploads then go through a staging buffer.
+        """
+        if not (block.visible and block.coherent):
+            return block
+        try:
+            return replace(block, window=self._map(block, size))
+        except DeviceError as e:
+            log.debug("constants are uploaded through a staging buffer: %s", e)
+            return block
 
     def _map(self, block: Block, size: int) -> Any:
         out = ffi.new("void**")
