@@ -99,7 +99,7 @@ class Judge:
         if not (self.resume and self.out.exists()):
             return [(NOT_TRIED, 0)] * len(self.mutants)
         kept = json.loads(self.out.read_text())
-        if kept["mutants"] != list(self.mutants):
+        if kept.get("mutants") != list(self.mutants):
             raise ValueError(f"{self.out} has verdicts of other mutants: run without --resume, or write elsewhere")
         return list(zip(kept["verdicts"], kept["tests"], strict=True))
 

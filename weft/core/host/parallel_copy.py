@@ -20,9 +20,9 @@ SMALLEST = 1 << 20
 """Below this many bytes one thread is faster: it copies half of them in the time that waking others takes."""
 PIECE = 1 << 20
 LEAST_PIECE = 1 << 18
-"""The most and the fewest bytes that a thread copies at a time, as long as each thread gets as many pieces."""
+"""The most and the fewest bytes of a piece, which a thread copies at a time. Between them all threads get as many."""
 LINE = 64
-"""Bytes of a line of the processor's cache: two threads write no line in turn."""
+"""Bytes of a line of the processor's cache. Pieces are whole lines, so that two threads rarely write the same one."""
 MOST_THREADS = 4
 """More threads copy faster alone, but not beside a caller that submits the copied pieces: at the end of each piece the
 threads and the caller wait for the GIL (measured on 16 cores, benchmarks/NOTES.md)."""
