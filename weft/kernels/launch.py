@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
-from math import log2
+from math import log2, prod
 from typing import Any, TypeVar
 
 from weft.core.graph.dtypes import DType
@@ -28,6 +28,10 @@ LEAST_ITEMS, LEAST_LOCAL_MEMORY = 64, 16 << 10
 """The least work-items and bytes of a work-group that a device must have: what the smallest tiles need."""
 SMALL_GROUP, LARGE_GROUP = 64, 256
 """Work-group sizes of a one-dimensional loop."""
+VECTOR_BYTES = 16
+"""Bytes of four elements in work-group memory, where kernels that compute in fp32 keep fp32."""
+SECTOR = 32
+"""Bytes that GPUs fetch together: the least that is worth reading of adjacent memory."""
 WARPGROUP_MEMORY = 227 << 10
 """Work-group memory that warpgroup kernels (`DeviceCaps.warpgroup_units`) may use, in bytes; drivers report 48 KiB."""
 FOR_SHAPES = "varying_constants"
@@ -122,6 +126,11 @@ class DeviceCaps:
     def model(self) -> DeviceModel:
         """Return the figures of this kind of device."""
         return MODELS["software" if self.software else "gpu"]
+
+    def holds(self, local: Size3) -> bool:
+        """Tell whether a work-group of these sizes is within the limits."""
+        within = all(1 <= n <= most for n, most in zip(local, self.max_local_size, strict=True))
+        return within and prod(local) <= self.max_local_items
 
     @property
     def likely_units(self) -> int:

@@ -1,10 +1,11 @@
 ## Convolution in groups of whole blocks of channels, up to two dimensions, with known kernel, strides and dilations: a
 ## work-item computes rows x columns adjacent pixels of `blocks` adjacent blocks of one group. It takes steps along K: `deep`
-## input blocks, and of each lines x wide taps of the kernel. All loads of a step are independent of each other, so that
-## it waits for memory once. Pixels outside of the image are loaded from its edge and set to zero, so that no load waits
-## for a branch; so are blocks behind a group's last, if its blocks are no multiple of `deep` (`ragged`), and their weights.
-## With several `slices`, the items of a column of the work-group (LOCAL_Y) take turns with the steps, and the first adds
-## the sums. Weights lie as vectors [input channel of a group][tap][block].
+## input blocks, and of each lines x wide taps of the kernel. All loads of a step are independent of each other; with
+## `at_once` they come before the first use of any, so that the item waits for memory once. Pixels outside of the image are
+## loaded from its edge and set to zero, so that no load waits for a branch; so are blocks behind a group's last, if its
+## blocks are no multiple of `deep` (`ragged`), and their weights. With several `slices`, the items of a column of the
+## work-group (LOCAL_Y) take turns with the steps, and the first adds the sums. Weights lie as vectors [input channel of a
+## group][tap][block].
 <%
 def needed(count, taps, stride, dilation):
     places = {}
@@ -26,7 +27,6 @@ def counts(d, below, right):
     """Return the condition under which a pixel counts."""
     return f"inside{below} && fits{right}" + (f" && channel + {d} < IN_BLOCKS" if ragged else "")
 
-at_once = deep * (len(down) * len(across) + 4 * blocks * lines * wide) <= 48  # in fp32 three quarters of an item's registers
 if slices > 1:
     k.shared("f32x4", "Sum", f"{(slices - 1) * len(outputs)} * LX")
 %>\

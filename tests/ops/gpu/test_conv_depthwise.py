@@ -153,7 +153,7 @@ def test_windows_of_very_many_taps_have_a_kernel_with_loops_where_staging_is_wro
 
 @pytest.mark.parametrize("memory", [16 << 10, 48 << 10])
 def test_staged_tiles_fit_the_device(memory: int) -> None:
-    caps = replace(H200, local_memory=memory, max_local_items=64)
+    caps = replace(H200, local_memory=memory, max_local_items=128, max_local_size=(64, 128, 64))
     for kernel, size in product((3, 5, 7, 31), (1, 7, 14, 56, 300)):
         problem = conv_problem((1, 40, size, size), (40, 1, kernel, kernel), caps, dtype=DType.FLOAT32)
         for each in DepthwiseStaged().candidates(replace(problem, group=40)):

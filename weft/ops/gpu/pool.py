@@ -9,6 +9,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import PACK, Layout
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.launch import (
+    SECTOR,
     DeviceCaps,
     GpuOp,
     KernelBuilder,
@@ -26,8 +27,6 @@ BLOCKS_AT_ONCE = 16
 """Most channel blocks that a work-group of a global pool reads of each pixel: 128 bytes of halves."""
 PIXELS_AT_ONCE = 16
 """Pixels that it reads at once in software."""
-SECTOR = 32
-"""Bytes that GPUs fetch together: the least that a group reads of a pixel without reading in vain."""
 LOADS = 8
 """Loads of an item of a global pool that a GPU has under way together."""
 MOST_ITEMS, LEAST_ITEMS = 1024, 32

@@ -6,7 +6,6 @@ Drivers need not check, and some crash. For a device that pretends to be another
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import prod
 
 from weft.backends.gpu.device.device import DeviceCaps, LaunchCommand
 from weft.errors import CompileError, DeviceError
@@ -23,11 +22,11 @@ def shared_bytes(source: KernelSource, values: Mapping[str, int | float]) -> int
 
 def check_kernel(source: KernelSource, values: Mapping[str, int | float], caps: DeviceCaps, where: str) -> None:
     """Raise CompileError for a kernel that exceeds a device's limits."""
-    local = [int(values.get(name, 1)) for name in LOCAL_SIZE]
-    items, problems = prod(local), []
-    if items > caps.max_local_items or not all(1 <= n <= m for n, m in zip(local, caps.max_local_size, strict=True)):
+    x, y, z = (int(values.get(name, 1)) for name in LOCAL_SIZE)
+    problems = []
+    if not caps.holds((x, y, z)):
         problems.append(
-            f"its local size is {local[0]} x {local[1]} x {local[2]}, {items} items in all; the limits are "
+            f"its local size is {x} x {y} x {z}, {x * y * z} items in all; the limits are "
             f"{' x '.join(map(str, caps.max_local_size))}, {caps.max_local_items} in all"
         )
     room = WARPGROUP_MEMORY if source.warpgroup and caps.warpgroup_units else caps.local_memory

@@ -14,11 +14,10 @@ from math import prod
 
 from weft.core.graph.layout import PACK
 from weft.kernels.chooser import Algorithm, Candidate, candidates_of, waves
-from weft.kernels.launch import DeviceCaps, nested_rounds
+from weft.kernels.launch import VECTOR_BYTES, DeviceCaps, nested_rounds
 from weft.ops.attention import Extents
 from weft.ops.gpu.attention.problem import AttentionPlan, AttentionProblem
 
-VECTOR_BYTES = 16
 LARGEST_HEAD = 128
 """Most elements of a head: the sums of a work-item stay in registers."""
 HELD = 104

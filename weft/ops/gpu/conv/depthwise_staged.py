@@ -13,14 +13,10 @@ from math import prod
 
 from weft.core.graph.layout import PACK, Layout
 from weft.kernels.chooser import NEVER, Algorithm, Candidate, candidates_of
-from weft.kernels.launch import LARGE_GROUP
+from weft.kernels.launch import LARGE_GROUP, SECTOR, VECTOR_BYTES
 from weft.ops.gpu.conv.depthwise import depthwise_reads
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem
 
-VECTOR = 16
-"""Bytes of four channels in work-group memory, which holds fp32."""
-SECTOR = 32
-"""Least bytes that a cache of a GPU moves."""
 AT_ONCE = 8
 """Most loads that an item has under way: their results are in registers."""
 MOST_LOADS = 8 * AT_ONCE
@@ -59,7 +55,7 @@ class StagedTile:
     def shared_bytes(self, problem: ConvProblem) -> int:
         """Return the bytes of work-group memory, as the template lays it out."""
         (high, wide), stride = self.sees(problem), problem.constants["SH"]
-        return VECTOR * self.blocks * (-(-high // stride) * stride * (wide | 1) + problem.taps)
+        return VECTOR_BYTES * self.blocks * (-(-high // stride) * stride * (wide | 1) + problem.taps)
 
     def groups(self, problem: ConvProblem) -> int:
         """Return the work-groups."""
@@ -110,7 +106,7 @@ class DepthwiseStaged(Algorithm[ConvProblem, ConvPlan, StagedTile]):
             if min(2, height) <= tile.rows <= most_rows
             and tile.columns - tile.pixels < width
             and tile.blocks < 2 * problem.blocks
-            and tile.items <= caps.max_local_items
+            and caps.holds((tile.items, 1, 1))
             and tile.loads(problem) <= MOST_LOADS
             and tile.shared_bytes(problem) <= caps.local_memory
             and tile.groups(problem) <= caps.max_grid[0]

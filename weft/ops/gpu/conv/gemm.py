@@ -13,7 +13,7 @@ from weft.core.graph.layout import PACK, Array, Layout
 from weft.core.graph.tensor import Tensor
 from weft.kernels.chooser import NEVER, Algorithm, Candidate, candidates_of
 from weft.kernels.cost_model import Effort
-from weft.kernels.launch import CONV_PROLOGUE, DeviceCaps
+from weft.kernels.launch import CONV_PROLOGUE, VECTOR_BYTES, DeviceCaps
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem, pieces, vectors_spec
 from weft.ops.gpu.conv.split_k import (
     InParts,
@@ -27,7 +27,6 @@ from weft.ops.gpu.conv.split_k import (
 )
 from weft.ops.gpu.packing import pack_in_run
 
-VECTOR_BYTES = 16
 STEP = 4
 """Blocks of four input channels that one pass of the kernel stages."""
 
@@ -123,9 +122,7 @@ def legal_tiles(caps: DeviceCaps, steps: int) -> list[GemmTile]:
 
 
 def _has_room(caps: DeviceCaps, tile: GemmTile) -> bool:
-    local = tile.lx, tile.ly, tile.lz
-    fits = all(n <= most for n, most in zip(local, caps.max_local_size, strict=True))
-    return fits and prod(local) <= caps.max_local_items and tile.shared_bytes() <= caps.local_memory
+    return caps.holds((tile.lx, tile.ly, tile.lz)) and tile.shared_bytes() <= caps.local_memory
 
 
 def choose_tile(caps: DeviceCaps, pixels: int, blocks: int, steps: int) -> GemmTile | None:

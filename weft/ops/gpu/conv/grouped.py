@@ -5,25 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import prod
 
 from weft.core.graph.layout import PACK, Layout
 from weft.core.graph.tensor import Tensor
 from weft.kernels.chooser import Algorithm, Candidate, Facts, candidates_of
-from weft.kernels.launch import SMALL_GROUP, DeviceCaps
+from weft.kernels.launch import SMALL_GROUP, VECTOR_BYTES, DeviceCaps
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem, divisor
 from weft.ops.gpu.packing import as_image
 
 SLICED_GROUP = 32
 """Items of a slice: a subgroup, so that all of its items are at the same step."""
-VECTOR_BYTES = 16
 MOST_ACROSS, MOST_TAPS = 16, 12
 """Most columns of the kernel, and most taps times blocks of input channels, of one step: the kernel writes out each."""
 NEAR = 1.25
 """Tiles so much slower than the best by the estimate are within its error: the first of TILES is taken, so that similar
 problems and devices share kernels."""
 MOST_PADDED = 1.25
-"""Most blocks of all steps, for each block of a group."""
+"""Most blocks that all steps together load, those behind a group's last too, for each block of the group."""
+AT_ONCE = 48
+"""Most vectors of a step that an item loads before it uses the first: three quarters of its registers in fp32. If a
+step has more, the item loads weights as it needs them."""
 ADDRESSES = 30
 """Registers of an item besides its vectors, about."""
 
@@ -59,7 +60,7 @@ class Step:
     def of(cls, problem: ConvProblem) -> Step:
         """Return the largest step within what may be written out that divides the kernel.
 
-        It takes all blocks of a group, or so many that steps do not take many blocks in vain.
+        It takes all blocks of a group, or so many that few blocks of the last step lie behind the group's last.
         """
         *_, height, width = 1, *problem.window.kernel
         wide = divisor(width, MOST_ACROSS)
@@ -119,13 +120,11 @@ def _has_room(caps: DeviceCaps, tile: GroupedTile) -> bool:
     if tile.slices == 1:
         return True
     sums = (tile.slices - 1) * tile.rows * tile.columns * tile.blocks * SLICED_GROUP * VECTOR_BYTES
-    local = SLICED_GROUP, tile.slices, 1
-    fits = all(n <= most for n, most in zip(local, caps.max_local_size, strict=True))
-    return fits and prod(local) <= caps.max_local_items and sums <= caps.local_memory
+    return caps.holds((SLICED_GROUP, tile.slices, 1)) and sums <= caps.local_memory
 
 
 def vectors_of_step(problem: ConvProblem, step: Step, tile: GroupedTile) -> int:
-    """Return the vectors of four elements that an item loads in a step."""
+    """Return the vectors of four elements that an item loads in a step: pixels and weights."""
     window = problem.constants
     rows, columns = (
         len({o * window[f"S{axis}"] + tap * window[f"D{axis}"] for o in range(pixels) for tap in range(taps)})
@@ -195,6 +194,7 @@ class GroupedConv(Algorithm[ConvProblem, ConvPlan, GroupedTile]):
                 "rows": tile.rows, "columns": tile.columns, "blocks": tile.blocks, "slices": tile.slices,
                 "deep": step.deep, "lines": step.lines, "wide": step.wide,
                 "ragged": p.blocks_in % step.deep > 0,
+                "at_once": vectors_of_step(p, step, tile) <= AT_ONCE,
             },
             grid=grid, local=local,
         )  # fmt: skip
