@@ -2,6 +2,7 @@
 ## computes rows x columns pixels of `blocks` blocks of channels. All items first load the part of the image that these
 ## see, and the weights, into work-group memory; each then computes `pixels` adjacent pixels of a row. So a group waits
 ## for memory once, however large the window is. Pixels outside of the image are loaded from its edge and set to zero.
+<%namespace name="windows" file="windows.parts.mako"/>\
 <%
 items = blocks * rows * columns // pixels
 high, wide = (rows - 1) * sh + (kh - 1) * dh + 1, (columns - 1) * sw + (kw - 1) * dw + 1
@@ -14,10 +15,7 @@ image, filters = high * wide * blocks, kh * kw * blocks
 rounds = [("Image", u, image) for u in range(-(-image // items))]
 rounds += [("Filters", u, filters) for u in range(-(-filters // items))]
 
-places = {}
-for pixel in range(pixels):
-    for tap in range(kw):
-        places.setdefault(pixel * sw + tap * dw, []).append((pixel, tap))
+read = windows.module.needed(pixels, kw, sw, dw)
 
 def line(row):
     """Return where the row of the image that a row of taps meets lies in work-group memory."""
@@ -52,7 +50,7 @@ def line(row):
 % for tap in range(kw):
     const f32x4 w${tap} = Filters[taps + ${tap * blocks}];
 % endfor
-% for right, uses in sorted(places.items()):
+% for right, uses in read:
     const f32x4 v${right} = Image[from + ${right * blocks}];
 % for pixel, tap in uses:
     acc${pixel} += v${right} * w${tap};

@@ -2,13 +2,9 @@
 ## work-item computes rows x columns adjacent pixels of one block of channels. It loads each input pixel once, and each
 ## weight once; with more than nine taps, whose weights would fill the registers, once for each row of input. Pixels
 ## outside of the image are loaded from its edge and set to zero, so that no load waits for a branch.
+<%namespace name="windows" file="windows.parts.mako"/>\
 <%
-def needed(count, kernel, stride, dilation):
-    places = {}
-    for o in range(count):
-        for tap in range(kernel):
-            places.setdefault(o * stride + tap * dilation, []).append((o, tap))
-    return sorted(places.items())
+needed = windows.module.needed
 down, across = needed(rows, kh, sh, dh), needed(columns, kw, sw, dw)
 outputs = [(r, c) for r in range(rows) for c in range(columns)]
 kept = kh * kw <= 9

@@ -6,13 +6,9 @@
 ## blocks are no multiple of `deep` (`ragged`), and their weights. With several `slices`, the items of a column of the
 ## work-group (LOCAL_Y) take turns with the steps, and the first adds the sums. Weights lie as vectors [input channel of a
 ## group][tap][block].
+<%namespace name="windows" file="windows.parts.mako"/>\
 <%
-def needed(count, taps, stride, dilation):
-    places = {}
-    for o in range(count):
-        for tap in range(taps):
-            places.setdefault(o * stride + tap * dilation, []).append((o, tap))
-    return sorted(places.items())
+needed = windows.module.needed
 down, across = needed(rows, lines, sh, dh), needed(columns, wide, sw, dw)
 outputs = [(r, c, b) for r in range(rows) for c in range(columns) for b in range(blocks)]
 turns = [(d, t) for d in range(deep) for t in range(lines)]
