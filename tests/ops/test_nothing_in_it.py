@@ -51,3 +51,9 @@ def test_rows_outside_of_a_quantised_table_are_an_error() -> None:
         specs = [TensorSpec(s, t) for s, t in (((4, 8), DType.UINT8), ((1,), DType.INT64), ((4, 1), DType.FLOAT32))]
         with pytest.raises(ModelError, match="leave an axis of 4"):
             gather.infer(specs, [None, np.array([index]), None])
+
+
+def test_a_convolution_without_input_channels_is_refused() -> None:
+    specs = [TensorSpec(shape, DType.FLOAT32) for shape in ((1, 0, 4, 4), (3, 0, 1, 1))]
+    with pytest.raises(ModelError, match="0 input channels"):
+        op("Conv").infer(specs, [None, None])

@@ -46,7 +46,7 @@ class Conv(Op):
         dtype = float_type(x, w, b)
         _check_weights(x.dims, w.dims, self.kernel_shape)
         (n, c), (m, per_group) = x.dims[:2], w.dims[:2]
-        if self.group < 1 or c != per_group * self.group or m % self.group:
+        if self.group < 1 or per_group < 1 or c != per_group * self.group or m % self.group:
             raise ModelError(
                 f"{c} input channels do not fit {self.group} groups of weights for {per_group}",
                 why=f"there are {m} output channels",

@@ -83,10 +83,8 @@ class LoadedNetwork:
         self._choices = {c.device: c for c in choices}
         self._progress = progress
         self._managers: dict[str, MemoryManager | None] = {}
-        self._acquired: set[str] = set()
-        """The devices whose memory managers have acquired their memory."""
-        self._unacquired: set[str] = set()
-        """Those whose memory managers have not yet."""
+        self._acquired: dict[str, bool] = {}
+        """Whether the memory manager of each device has acquired its memory; only devices that have one."""
         self._spare: dict[str, Backend] = {}
         self._made: dict[str, Pipeline] = {}
         self._pipeline_copies: dict[Pipeline, list[PipelineCopy]] = {}
@@ -118,7 +116,7 @@ class LoadedNetwork:
         if device not in self._managers:
             manager = self._managers[device] = _memory_manager(choice)
             if manager is not None:
-                self._unacquired.add(device)
+                self._acquired[device] = False
         profiling = ProfilingContext(device, self.profile) if self.profile is not None else None
         return choice.open(self.config, self._managers[device], profiling, loads=True, same_nodes=self._same_nodes)
 
@@ -319,22 +317,21 @@ class LoadedNetwork:
 
     def _acquire(self) -> None:
         """Have the memory managers of all devices in use acquire their memory, once each (A11)."""
-        if not self._unacquired:
+        if all(self._acquired.values()):
             return
         for device in dict.fromkeys(p.device for p in self.pipelines):
             manager = self._managers.get(device)
-            if manager is not None and device in self._unacquired:
+            if manager is not None and not self._acquired[device]:
                 what = "the backend's memory manager could not acquire its memory"
                 with blame(device, what, callback=callback_of(manager, "acquire")):
                     answer: object = manager.acquire()
                     check_answers.done(answer, f"{device}: {callback_of(manager, 'acquire')}", what)
-                self._unacquired.remove(device)
-                self._acquired.add(device)
+                self._acquired[device] = True
 
     def _release(self) -> None:
         """Have them release it; an error is logged, and the others release theirs."""
         managers, self._managers = self._managers, {}
-        acquired, self._acquired, self._unacquired = self._acquired, set(), set()
+        acquired, self._acquired = [device for device, done in self._acquired.items() if done], {}
 
         def release(device: str) -> None:
             manager = managers[device]
