@@ -96,7 +96,7 @@ class _CardCreator(PlanningCreator):
         return device
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=3)  # callers go from precision to precision; all of them would take 600 MB
 def _model(network: str, batch: int) -> bytes:
     content: bytes = MODELS[network](batch).SerializeToString()
     return content

@@ -225,6 +225,7 @@ def test_a_row_that_fails_is_listed_and_the_file_is_always_whole(tmp_path: Path)
     assert "were given" in late.absent["more"]
 
 
+@pytest.mark.long
 def test_transfers_have_a_row_for_every_way_to_copy(capsys: pytest.CaptureFixture[str]) -> None:
     """Each checks its results, at a size that OpenCL sends in chunks; a device that is not there is named."""
     sizes = ["--batch", "8", "--iterations", "2", "--threads", "1,3"]

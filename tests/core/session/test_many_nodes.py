@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain as chain_of
+from itertools import count
 from typing import Any
 
 import pytest
@@ -33,7 +35,7 @@ def test_names_are_new_each_time_and_the_shortest_that_are_free(taken: list[str]
     known = set(taken)
     names = Names(Graph("g", [], [], [Node(name, op("Relu"), (), ()) for name in taken]))
     for base in bases:
-        free = next(n for n in [base, *(f"{base}.{k}" for k in range(1, 20))] if n not in known)
+        free = next(n for n in chain_of([base], (f"{base}.{k}" for k in count(1))) if n not in known)
         assert names.fresh(base) == free
         known.add(free)
 

@@ -317,7 +317,7 @@ class LoadedNetwork:
 
     def _acquire(self) -> None:
         """Have the memory managers of all devices in use acquire their memory, once each (A11)."""
-        if all(self._acquired.values()):
+        if not self._acquired or all(self._acquired.values()):  # few devices have one, and each run asks
             return
         for device in dict.fromkeys(p.device for p in self.pipelines):
             manager = self._managers.get(device)
