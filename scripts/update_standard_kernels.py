@@ -52,7 +52,7 @@ PROFILES = {
     "llvmpipe": SOFTWARE,
     "unknown": replace(_GPU, compute_units=1),
     "small": replace(_GPU, max_local_items=256, compute_units=8),
-    "middle": replace(_GPU, compute_units=40),
+    "middle": replace(_GPU, compute_units=46),
     "more": replace(_GPU, compute_units=72),
     "many": replace(_GPU, compute_units=96),
     "large": replace(_GPU, local_memory=48 << 10, compute_units=132),
