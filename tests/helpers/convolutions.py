@@ -8,15 +8,29 @@ import numpy as np
 
 import weft
 from tests.helpers.emulated_gpus import emulated_gpu
+from tests.helpers.launches import kernels
 from tests.helpers.nets import Net
 from weft.backends.vulkan import glslang
 from weft.backends.vulkan.dialect import GlslDialect
+from weft.conformance.cases.table import tolerance
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.op import op_types
 from weft.kernels.source import Arg
 from weft.kernels.template import KernelRequest, render
 from weft.ops.conv import Conv
+
+
+def launched_as_on_the_cpu(graph: Graph, device: str) -> list[str]:
+    """Return the templates that a GPU launches for all of a graph; fail unless it computes what the CPU does."""
+    inputs = [np.random.default_rng(1).standard_normal(graph.specs[i].dims, np.float32) for i in graph.inputs]
+    (want,) = weft.load(graph, device="cpu").run(*inputs)
+    with weft.load(graph, device=device, fallback="error") as session:
+        (got,) = session.run(*inputs)
+        assert session.report.nodes_by_device.keys() == {device}
+        launched = kernels(session)
+    np.testing.assert_allclose(got, want, *tolerance(DType.FLOAT32, "reduction"))
+    return launched
 
 
 def convolution(n: int, ci: int, co: int, size: int, kernel: int, stride: int, pad: int) -> Graph:

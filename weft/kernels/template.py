@@ -397,7 +397,8 @@ class Writer:
     def repeat(self, index: str, count: int) -> str:
         """Return the head of a loop that the compiler is asked not to write out.
 
-        On Vulkan a run seems to fetch the code of each kernel anew: 20 KB of it took a GPU 10 us (benchmarks/NOTES.md).
+        With some drivers the first launch of a kernel in each run takes longer, the more the longer its code is
+        (benchmarks/NOTES.md).
         """
         before, needed = self.dialect.kept_loop
         self.extensions += [name for name in needed if name not in self.extensions]
