@@ -6,9 +6,12 @@ The networks are those of `benchmarks/models.py` and, where torchvision is insta
 `benchmarks/table_networks.py`, with random weights. Each runs at batch 1 and 16, those of `models.py` at 32 too, on
 Weft's Vulkan and OpenCL (high = fp32, normal = fp32 accuracy by faster means, low = fp16), in PyTorch (eager, CUDA
 graph, torch.compile in a CUDA graph, both layouts of pictures, TF32 on and off, fp16), ncnn (its own networks, in
-FOLDER), ONNX Runtime on WebGPU and on the CPU, all in this process, and in tinygrad in child processes. Matrix products
+FOLDER), ONNX Runtime on WebGPU and on the CPU, and in tinygrad in child processes. Matrix products
 of fp16 against cuBLAS come after the first batch size. A network or peer that is missing or fails is listed with the
 reason. The docstring of each side's module says what a time covers: own.py, peers_*.py, gemm.py.
+
+With `--jobs N` each network has a process of its own: N at a time export, load and compile, and when all are ready they
+are timed one after the other, while the rest waits. That takes a third of the time on a machine with many cores.
 
 Every row is printed, and written to the JSON file, as it is taken. The last thing printed is the table of the bars
 (bars.py): each ratio is the peer's time over Weft's. `--page FILE` writes all ratios as a page (page.py).
@@ -43,16 +46,19 @@ from benchmarks import (
     peers_webgpu,
     table_networks,
 )
-from benchmarks.bars import APIS, bars, complaint, table
+from benchmarks.bars import APIS, bars, complaint, table, wrong_rows
 from benchmarks.facts import command, tuning, variables
-from benchmarks.measure import PRODUCTS, Counts, Record, Workload, build
+from benchmarks.jobs import begin, side_by_side
+from benchmarks.measure import PRODUCTS, Counts, Part, Record, Row, Workload, build
 from benchmarks.minilm import Sizes, minilm_l6
-from benchmarks.options import number, numbers, output, words
+from benchmarks.options import existing_folder, number, numbers, output, words
 
 MOST = 32
 """The batch of the bars, which only the networks of `benchmarks.models` have; others run at it if it is asked for."""
 TRIAL = Sizes(layers=2, hidden=192, inner=384, vocabulary=400, positions=64)
 """The sizes of the encoder in a trial: small, with as many heads as PyTorch's side needs."""
+PEER_PRECISIONS = {"high": ("fp32",), "normal": ("fp32", "tf32"), "low": ("fp16",)}
+"""The precisions in which PyTorch and WebGPU are measured beside each of Weft's."""
 PEERS: dict[str, Callable[[], str]] = {
     "torch": peers_torch.facts,
     "ncnn": peers_ncnn.facts,
@@ -71,18 +77,24 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--batch", type=numbers, help="sizes of batches; by default 1,16 and 32, in a trial 1,2")
     parser.add_argument("--devices", type=words(APIS), default=["vulkan", "opencl"], help="Weft's, in order")
     precisions, peers = list(own.PRECISIONS), list(PEERS)
-    parser.add_argument("--precision", type=words(precisions), default=precisions, help="some of high,normal,low")
+    parser.add_argument("--precision", type=words(precisions), default=precisions, help="and of the peers")
     parser.add_argument("--peers", type=words(peers), default=peers, help=f"some of {','.join(peers)}; '' for none")
     parser.add_argument("--ncnn", type=Path, metavar="FOLDER", help="of ncnn's benchmark networks")
     parser.add_argument("--iterations", type=number, default=Counts().iterations, help="at batch 1; half of it above")
     parser.add_argument("--seconds", type=float, default=Counts().seconds, help="after which a row's runs end")
     parser.add_argument("--warm", type=float, default=Counts().warm, help="seconds of runs that are not counted")
     parser.add_argument("--budget", type=float, default=1e9, help="seconds after which nothing new is begun")
-    parser.add_argument("--tables", choices=("on", "off"), default="on", help="Weft's tables of tuned choices")
+    ways = list(peers_torch.WAYS)
+    parser.add_argument("--torch", type=words(ways), default=ways, help=f"some of {','.join(ways)}")
+    tables = ("on", "off", "both")
+    parser.add_argument("--tables", choices=tables, default="on", help="Weft's tables of tuned choices")
+    parser.add_argument("--jobs", type=number, help="networks that are prepared at a time, in processes of their own")
+    parser.add_argument("--waits", action="store_true", help=argparse.SUPPRESS)  # a process that `--jobs` began
     parser.add_argument("--gemm", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--sizes", type=numbers, help="of the products")
     parser.add_argument("--quick", action="store_true", help="a trial: all is small and runs twice, no results")
     parser.add_argument("--json", type=output, metavar="FILE", help="write everything to this file")
+    parser.add_argument("--launches", type=existing_folder, metavar="FOLDER", help="for what each launch took")
     parser.add_argument("--page", type=output, metavar="FILE", help="write a page with every ratio to this file")
     parser.add_argument("--resume", type=Path, metavar="FILE", help="go on with a run whose time was too short")
     options = parser.parse_args(arguments)
@@ -108,14 +120,18 @@ def main() -> None:
     record = Record(facts, options.json, options.budget)
     if options.resume:
         _resume(record, options.resume)
+    if options.waits:  # tinygrad has processes of its own, and the parent begins them
+        options.peers = [peer for peer in options.peers if peer != "tinygrad"]
     peers = _present(options.peers, record)
     if "torch" in peers and not options.quick:
         counts = replace(counts, wake=peers_torch.wake)
     devices = _weft_devices(options.devices, record)
     for position, batch in enumerate(options.batch):
-        for network in options.networks:
-            if options.few and batch == MOST and network in table_networks.NETWORKS:
-                continue
+        few = options.few and batch == MOST
+        networks = [n for n in options.networks if not (few and n in table_networks.NETWORKS)]
+        if options.jobs:
+            side_by_side("benchmarks.gpu", sys.argv[1:], networks, batch, options.jobs, record)
+        for network in [] if options.jobs else networks:
             record.part(
                 f"{network} x{batch}",
                 lambda n=network, b=batch: _network(n, b, options, devices, peers, counts, record),  # type: ignore[misc]
@@ -125,6 +141,9 @@ def main() -> None:
             record.part(PRODUCTS, products)
     if "tinygrad" in peers:  # last: it takes longest to compile
         _tinygrad(options, counts, record)
+    if options.waits:
+        record.write()
+        return
     _conclude(record, options.quick)
     if options.page:
         options.page.write_text(page.page(record.found()))
@@ -146,27 +165,53 @@ def _network(
     counts: Counts,
     record: Record,
 ) -> None:
-    """Take all rows of one network at one batch size."""
+    """Take all rows of one network at one batch size; a process of `--jobs` prepares all before it takes the first."""
     case = _case(network, batch, options, record)
-    counts, tables = counts.for_batch(batch), options.tables == "on"
+    parts = _parts(case, options, devices, peers, counts.for_batch(batch), record)
+    if not options.waits:
+        for part in parts:
+            record.attempt(part.what, lambda p=part: record.add(p.prepare()()))  # type: ignore[misc]
+            gc.collect()
+        return
+    ready: list[tuple[str, Callable[[], Row]]] = []
+    for part in parts:
+        record.attempt(part.what, lambda p=part: ready.append((p.what, p.prepare())))  # type: ignore[misc]
+    begin()
+    while ready:
+        what, take = ready.pop(0)
+        record.attempt(what, lambda t=take: record.add(t()))  # type: ignore[misc]
+        del take
+        gc.collect()
+
+
+def _parts(
+    case: Workload,
+    options: argparse.Namespace,
+    devices: Sequence[str],
+    peers: Sequence[str],
+    counts: Counts,
+    record: Record,
+) -> Iterator[Part]:
+    name = f"{case.network} x{case.batch}"
+    beside_weft = {precision for asked in options.precision for precision in PEER_PRECISIONS[asked]}
     for device in devices:
         for precision in options.precision:
-            what = f"{network} x{batch} weft {device} {precision}"
-            record.attempt(what, lambda d=device, p=precision: record.add(own.row(case, d, p, counts, tables=tables)))  # type: ignore[misc]
-            gc.collect()
+            for tables in (True, False) if options.tables == "both" else (options.tables == "on",):
+                beside = options.tables == "both" and not tables
+                more = {"tables": tables, "beside": beside, "launches": options.launches}
+                make = partial(own.prepared, case, device, precision, counts, **more)
+                yield Part(f"{name} weft {device} {precision}{' untuned' if beside else ''}", make)
     if "webgpu" in peers:
-        for precision in peers_webgpu.PRECISIONS:
-            record.attempt(
-                f"{network} x{batch} {peers_webgpu.WHO} {precision}",
-                lambda p=precision: record.add(peers_webgpu.row(case, p, counts)),  # type: ignore[misc]
-            )
+        for precision in (p for p in peers_webgpu.PRECISIONS if p in beside_weft):
+            make = partial(peers_webgpu.prepared, case, precision, counts)
+            yield Part(f"{name} {peers_webgpu.WHO} {precision}", make)
     if "torch" in peers:
-        peers_torch.measure(case, counts, record)
+        yield from peers_torch.rows(case, options.torch, beside_weft, counts)
     if "ncnn" in peers:
-        _ncnn(network, batch, options.ncnn, counts, record)
+        yield from _ncnn(case, options.ncnn, counts, record)
     if "onnxruntime" in peers:
         few = Counts(1, counts.iterations, min(counts.seconds, 1.5))
-        record.attempt(f"{network} x{batch} onnxruntime", lambda: record.add(peers_onnxruntime.row(case, few)))
+        yield Part(f"{name} onnxruntime", lambda: partial(peers_onnxruntime.row, case, few))
 
 
 def _products(sizes: Sequence[int], devices: Sequence[str], cublas: bool, counts: Counts, record: Record) -> None:
@@ -182,16 +227,15 @@ def _case(network: str, batch: int, options: argparse.Namespace, record: Record)
     return case
 
 
-def _ncnn(network: str, batch: int, folder: Path | None, counts: Counts, record: Record) -> None:
+def _ncnn(case: Workload, folder: Path | None, counts: Counts, record: Record) -> Iterator[Part]:
+    network, batch = case.network, case.batch
     if network not in peers_ncnn.NETWORKS or folder is None:
         why = "ncnn has no such benchmark network" if folder else "--ncnn names no folder of its networks"
         record.miss(f"{network} x{batch} ncnn", why)
         return
     for precision in peers_ncnn.PRECISIONS:
-        record.attempt(
-            f"{network} x{batch} ncnn {precision}",
-            lambda p=precision: record.add(peers_ncnn.row(network, batch, p, folder, counts)),  # type: ignore[misc]
-        )
+        take = partial(peers_ncnn.row, network, batch, precision, folder, counts)
+        yield Part(f"{network} x{batch} ncnn {precision}", lambda t=take: t)  # type: ignore[misc]
 
 
 def _tinygrad(options: argparse.Namespace, counts: Counts, record: Record) -> None:
@@ -281,12 +325,12 @@ def _summary(record: Record) -> Iterator[str]:
 
 
 def _wrong_outputs(record: Record) -> Iterator[str]:
-    outputs = [(f"{r.network} x{r.batch}", r.who, r.precision, r.error) for r in record.rows]
-    outputs += [(f"product {e['size']}", e["who"], e["precision"], e["error"]) for e in record.gemm]
-    for what, who, precision, error in outputs:
-        wrong = complaint(who, precision, error)
-        if wrong:
-            yield f"no time counts of {what} {who} {precision}: {wrong}"
+    for row, why in wrong_rows(record.rows):
+        yield f"no time counts of {row.network} x{row.batch} {row.who} {row.precision}: {why}"
+    for e in record.gemm:
+        why = complaint(e["who"], e["precision"], e["error"])
+        if why:
+            yield f"no time counts of product {e['size']} {e['who']} {e['precision']}: {why}"
 
 
 if __name__ == "__main__":

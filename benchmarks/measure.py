@@ -66,6 +66,14 @@ class Counts:
 
 
 @dataclass(frozen=True)
+class Part:
+    """A row to be measured: its name, and what prepares it and returns what takes it."""
+
+    what: str
+    prepare: Callable[[], Callable[[], Row]]
+
+
+@dataclass(frozen=True)
 class Workload:
     """One network at one batch size, its inputs, and ONNX Runtime's outputs for them on the CPU."""
 
@@ -185,6 +193,14 @@ class Record:
         self.rows = [row for row in (Row(**row) for row in held["rows"]) if row.part in self.done]
         self.gemm = held["gemm"] if PRODUCTS in self.done else []
         self.facts["resumed"] = {key: held.get(key) for key in ("date", "seconds")}
+
+    def take_over(self, path: Path) -> None:
+        """Add what a process that measured one part wrote; the part is not done if something of it failed."""
+        held = json.loads(path.read_text())
+        self.rows += [Row(**row) for row in held["rows"]]
+        self.absent |= held["absent"]
+        self._failures += not held["done"]
+        self.write()
 
     def part(self, what: str, run: Callable[[], None]) -> None:
         """Measure something unless it is done already: it is done if nothing of it failed or ran out of time."""

@@ -53,3 +53,10 @@ def output(text: str) -> Path:
     except OSError as e:
         raise ArgumentTypeError(f"{text} cannot be written: {e.strerror}") from None
     return path
+
+
+def existing_folder(text: str) -> Path:
+    """Return the path of a folder that is there."""
+    if not Path(text).is_dir():
+        raise ArgumentTypeError(f"there is no folder {text}")
+    return Path(text)

@@ -17,10 +17,13 @@ of the last run that waited in the queue; the error is the largest.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
@@ -29,7 +32,6 @@ from benchmarks.measure import Array, Counts, Row, Workload, middle, timed_resul
 
 PRECISIONS = {"high": "fp32", "normal": "normal", "low": "fp16"}
 """Weft's names of precisions, and what the rows call them."""
-Load = Callable[..., weft.Session]
 TRANSFERS = ("upload ", "download ")
 """How the events of transfers begin."""
 
@@ -39,25 +41,51 @@ def row(case: Workload, device: str, precision: str, counts: Counts, *, tables: 
 
     WeftError if the device does not take all of it.
     """
-    found = Row(case.network, case.batch, f"weft {device.split(':')[0]}", PRECISIONS[precision])
+    return prepared(case, device, precision, counts, tables=tables)()
+
+
+def prepared(
+    case: Workload,
+    device: str,
+    precision: str,
+    counts: Counts,
+    *,
+    tables: bool = True,
+    beside: bool = False,
+    launches: Path | None = None,
+) -> Callable[[], Row]:
+    """Load a network in both sessions that a row takes; return what checks and times it, once, and closes them.
+
+    `beside` names the row "untuned", because there is one with the tables as well. A file in the folder `launches` gets
+    the name and the median microseconds of each launch, taken with timestamps.
+    """
+    who = f"weft {device.split(':')[0]}{' untuned' if beside else ''}"
+    found = Row(case.network, case.batch, who, PRECISIONS[precision])
     found.more["gflop"] = case.flops / 1e9
-    start = time.perf_counter()
     load = partial(weft.load, case.model, device, precision=precision, fallback="error")
     if not tables:
         load = partial(load, backend_options={device.split(":")[0]: {"tuning": False}})
-    with load() as session:
+    with ExitStack() as opened:
+        start = time.perf_counter()
+        plain = opened.enter_context(load())
         found.more["load_s"] = time.perf_counter() - start
-        found.more["tuned"] = _tuned(session)
-        found.compare(session.run(case.inputs), case)
-        last = found.time(lambda: session.run(case.inputs), counts)
-        found.compare(last, case)
-        found.note = _granted(session.report.notes)
-    with load() as session:
-        _time_arrays(found, session, case, counts)
-    _device_times(found, case, load, counts)
-    if device.startswith("opencl") and found.device_ms is not None:
-        _queued_times(found, case, load, counts)
-    return found
+        found.more["tuned"] = _tuned(plain)
+        profiled = opened.enter_context(load(profile=True))
+        sessions = opened.pop_all()
+
+    def take() -> Row:
+        with sessions:
+            found.compare(plain.run(case.inputs), case)
+            last = found.time(lambda: plain.run(case.inputs), counts)
+            found.compare(last, case)
+            found.note = _granted(plain.report.notes)
+            _time_arrays(found, plain, case, counts)
+            _device_times(found, case, profiled, counts, launches)
+            if device.startswith("opencl") and found.device_ms is not None:
+                _queued_times(found, case, plain, counts)
+        return found
+
+    return take
 
 
 def _granted(notes: Sequence[str]) -> str:
@@ -81,24 +109,33 @@ def _time_arrays(found: Row, session: weft.Session, case: Workload, counts: Coun
     found.more["arrays_ms"], found.more["arrays_p90_ms"] = taken.median, taken.p90
 
 
-def _device_times(found: Row, case: Workload, load: Load, counts: Counts) -> None:
+def _device_times(
+    found: Row, case: Workload, session: weft.Session, counts: Counts, folder: Path | None
+) -> None:
     spans: list[float] = []
     busy: list[float] = []
-    with load(profile=True) as session:
+    each: list[list[float]] = []
+    names: list[str] = []
 
-        def sample() -> list[Array]:
-            outputs = session.run(case.inputs)
-            profile = session.profile
-            spans.extend(value * 1e3 for (_, name), value in profile.counters.items() if name == "span")
-            launches = [e.seconds for e in profile.events if not e.name.startswith(TRANSFERS)]
-            busy.append(sum(launches) * 1e3)
-            found.more["launches"] = len(launches)
-            return outputs
+    def sample() -> list[Array]:
+        outputs = session.run(case.inputs)
+        profile = session.profile
+        spans.extend(value * 1e3 for (_, name), value in profile.counters.items() if name == "span")
+        launches = [e for e in profile.events if not e.name.startswith(TRANSFERS)]
+        names[:] = [e.name for e in launches]
+        each.append([e.seconds * 1e6 for e in launches])
+        busy.append(sum(each[-1]) / 1e3)
+        found.more["launches"] = len(launches)
+        return outputs
 
-        warm_up(sample, counts)
-        spans.clear()
-        busy.clear()
-        found.compare(timed_result(sample, replace(counts.at_once, one_core=False)).last, case)
+    warm_up(sample, counts)
+    for times in (spans, busy, each):
+        times.clear()
+    found.compare(timed_result(sample, replace(counts.at_once, one_core=False)).last, case)
+    if folder is not None:
+        api = found.who.replace(" ", "_")
+        path = folder / f"{case.network}_x{case.batch}_{api}_{found.precision}.json"
+        path.write_text(json.dumps(list(zip(names, np.median(each, 0).tolist(), strict=True)), indent=0))
     if len(spans) != len(busy):
         found.note = "; ".join(filter(None, (found.note, "the device gives no times")))
         return
@@ -106,16 +143,15 @@ def _device_times(found: Row, case: Workload, load: Load, counts: Counts) -> Non
     found.more["busy_ms"] = float(np.median(busy))
 
 
-def _queued_times(found: Row, case: Workload, load: Load, counts: Counts) -> None:
+def _queued_times(found: Row, case: Workload, session: weft.Session, counts: Counts) -> None:
     """Take the span of runs that wait in the queue as a whole where that is shorter; the other one stays beside it."""
     from benchmarks.queued import QueuedRun
 
-    with load() as session:
-        session.run(case.inputs)
-        queued = QueuedRun(session)
-        warm_up(queued.milliseconds, counts)
-        times = [t for _ in range(counts.iterations) if (t := queued.milliseconds()) is not None]
-        found.compare(queued.outputs(), case)
+    session.run(case.inputs)
+    queued = QueuedRun(session)
+    warm_up(queued.milliseconds, counts)
+    times = [t for _ in range(counts.iterations) if (t := queued.milliseconds()) is not None]
+    found.compare(queued.outputs(), case)
     if times and found.device_ms is not None and np.median(times) < found.device_ms:  # both are upper bounds
         found.more["events_ms"] = found.device_ms
         found.device_ms, found.device_p90_ms = middle(times)

@@ -3,9 +3,9 @@
     python -m benchmarks.page results.json > page.md
 
 A ratio is the fastest peer's time over Weft's, so above 1 Weft is faster. Rows with a wrong output count for nobody,
-and what was not measured is "-", with the reasons below. At batch 1 times are from host array to host array; above it
-they are those of the device, and then host to host with arrays that the caller keeps in pinned memory: Weft's are the
-session's own, PyTorch's its pinned tensors.
+and what was not measured is "-", with the reasons below. At batch 1 times are from host array to host array, above it
+those of the device; a second table has them host to host with arrays that the caller keeps in pinned memory: Weft's are
+the session's own, PyTorch's its pinned tensors.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bars import complaint
+from benchmarks.bars import wrong_rows
 from benchmarks.measure import Row
 
 APIS = ("vulkan", "opencl")
@@ -45,16 +45,17 @@ def kept(row: Row) -> float | None:
 def page(found: dict[str, Any]) -> str:
     """Return the whole page as Markdown."""
     rows = [Row(**row) for row in found["rows"]]
+    wrong = {id(row) for row, _ in wrong_rows(rows)}
+    right = [row for row in rows if id(row) not in wrong]
     lines = [f"# {found['date']}: networks on one device", "", f"    {found['command']}", "", *found["devices"], ""]
     lines += [f"A trial with {found['trial']}.", ""] if "trial" in found else []
     lines.append(f"choices of kernels: {found['tuning']}; source {found['source']}")
     lines.append(", ".join(f"{name} {version}" for name, version in found["versions"].items()))
     for batch in sorted({row.batch for row in rows}):
-        ways: list[tuple[str, Time]] = [("host to host", host)]
-        if batch > 1:
-            ways = [("on the device", device), ("host to host, arrays kept", kept)]
-        for title, time in ways:
-            lines += ["", f"## Batch {batch}, {title}, ms", "", *_table([r for r in rows if r.batch == batch], time)]
+        first = ("host to host", host) if batch == 1 else ("on the device", device)
+        for title, time in (first, ("host to host, arrays kept", kept)):
+            here = [r for r in right if r.batch == batch]
+            lines += ["", f"## Batch {batch}, {title}, ms", "", *_table(here, time), *_untuned(here, time)]
     reasons = [f"- {what}: {why}" for what, why in found["absent"].items()]
     return "\n".join([*lines, "", "## Not measured", "", *(reasons or ["Nothing."])]) + "\n"
 
@@ -85,9 +86,25 @@ def _table(rows: Sequence[Row], time: Time) -> Iterator[str]:
 
 
 def _best(rows: Sequence[Row], who: str, time: Time) -> float | None:
-    """Return the shortest time of a side with a right output."""
-    right = [r for r in rows if r.who.startswith(who) and not complaint(r.who, r.precision, r.error)]
-    return min((ms for ms in map(time, right) if ms is not None), default=None)
+    """Return the shortest time of a side; Weft's is the row of that name, a peer may have several."""
+    of_side = [r for r in rows if (r.who == who if who.startswith("weft") else r.who.startswith(who))]
+    return min((ms for ms in map(time, of_side) if ms is not None), default=None)
+
+
+def _untuned(rows: Sequence[Row], time: Time) -> Iterator[str]:
+    """Say what Weft takes without its tables, where both were measured."""
+    for api in APIS:
+        for precision in PRECISIONS:
+            pairs = []
+            for row in (r for r in rows if r.who == f"weft {api} untuned" and r.precision == precision):
+                here = [r for r in rows if (r.network, r.precision) == (row.network, precision)]
+                tuned, without = _best(here, f"weft {api}", time), time(row)
+                if tuned and without:
+                    pairs.append(without / tuned)
+            if pairs:
+                mean = math.exp(sum(map(math.log, pairs)) / len(pairs))
+                counted = f"{mean:.2f} times as long ({len(pairs)} networks)"
+                yield f"\nWithout the tables, Weft {api}, {precision}: {counted}."
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -1,10 +1,11 @@
 """PyTorch's side of the measurement: cuDNN and cuBLAS, eager, as a CUDA graph, and compiled in a CUDA graph.
 
-Host to host: a numpy array is copied into pinned memory, from there to the device; the result comes back the same
-way and is copied to a numpy array. `pinned_ms` is the same without the first copy, as if the caller's array lay in
-pinned memory. The cast to fp16 and the change of layout are part of the network (and of its graph), as they are in
-Weft's. In graphs batch norms are folded into convolutions, as Weft does it; eager networks are torchvision's, layer for
-layer. Device: CUDA events around five replays queued behind each other, a fifth of it; transfers do not count.
+Host to host: a numpy array is copied into pinned memory, from there to the device; the result comes back to pinned
+memory, where the caller reads it until the next run. `pinned_ms` is the same without the first copy, as if the
+caller's array lay in pinned memory. The cast to fp16 and the change of layout are part of the network (and of its
+graph), as they are in Weft's. In graphs batch norms are folded into convolutions, as Weft does it; eager networks are
+torchvision's, layer for layer. Device: CUDA events around five replays queued behind each other, a fifth of it;
+transfers do not count.
 cuDNN searches for the fastest algorithms (`cudnn.benchmark`). TF32 is off but for the rows that say tf32. "compile" is
 `torch.compile` with `freezing`, whose kernels (Inductor's, by Triton) are captured in a graph.
 """
@@ -13,10 +14,11 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from typing import Any
 
-from benchmarks.measure import Array, Counts, Record, Row, Workload, middle, timed
+from benchmarks.measure import Array, Counts, Part, Row, Workload, middle, timed
 
 REPLAYS = 5
 PLANS = (
@@ -28,6 +30,9 @@ PLANS = (
     ("eager", "fp32"),
     ("eager", "fp16"),
 )
+WAYS = tuple(dict.fromkeys(way for way, _ in PLANS))
+ONE_VARIANT = ("eager", "compile")
+"""Ways that are timed in the first variant alone: eager is no bar, and the compiler chooses the layout itself."""
 
 
 def wake(seconds: float = 0.3) -> None:
@@ -52,20 +57,15 @@ def facts() -> str:
     return f"{torch.__version__}, CUDA {torch.version.cuda}, cuDNN {cudnn}, {name}"
 
 
-def measure(case: Workload, counts: Counts, record: Record) -> None:
-    """Add the rows of one network: both ways of running, its variants, and precisions."""
-    import torch
-
+def rows(case: Workload, ways: Sequence[str], precisions: Collection[str], counts: Counts) -> Iterator[Part]:
+    """Return the rows of one network: the ways of running, their variants, and those of the precisions."""
     variants = torch_side(case).variants
     for way, precision in PLANS:
-        for variant in variants[:1] if way == "eager" else variants:
-            who = f"torch {way} {variant}"
-
-            def add(way: str = way, precision: str = precision, variant: str = variant, who: str = who) -> None:
-                record.add(_row(case, Row(case.network, case.batch, who, precision), way, variant, counts))
-
-            record.attempt(f"{case.network} x{case.batch} {who} {precision}", add)
-            torch.cuda.empty_cache()
+        if way in ways and precision in precisions:
+            for variant in variants[:1] if way in ONE_VARIANT else variants:
+                found = Row(case.network, case.batch, f"torch {way} {variant}", precision)
+                what = f"{case.network} x{case.batch} {found.who} {precision}"
+                yield Part(what, partial(_prepared, case, found, way, variant, counts))
 
 
 def torch_side(case: Workload, fold: bool = False) -> Any:
@@ -81,29 +81,42 @@ def torch_side(case: Workload, fold: bool = False) -> Any:
     return TorchNetwork(folded(model) if fold else model)
 
 
-def _row(case: Workload, row: Row, way: str, variant: str, counts: Counts) -> Row:
+def _prepared(case: Workload, row: Row, way: str, variant: str, counts: Counts) -> Callable[[], Row]:
+    """Move a network to the device and compile it; return what captures, checks and times it."""
     import torch
 
-    _set_precision(row.precision)
     dtype = torch.float16 if row.precision == "fp16" else torch.float32
     side = _Side(case, dtype, variant, fold=way != "eager", compiled=way == "compile")
-    with torch.inference_mode() if way != "compile" else torch.no_grad():  # the compiler folds constants in the latter
-        try:
-            row.more["gflop"] = side.flops() / 1e9
-        except Exception as e:  # the times do not depend on PyTorch's count of operations
-            row.note = f"operations are not counted: {e}"
-        start = side.compute if way == "eager" else side.captured()
-        row.compare(side.run(start), case)
-        row.compare(row.time(lambda: side.run(start), counts), case)
-        row.more["pinned_ms"], _ = timed(lambda: side.run(start, pinned=True), counts.at_once)
-        row.device_ms, row.device_p90_ms = middle(list(_device_times(start, counts)))
-    return row
+    # The compiler folds constants without gradients, and not in inference mode.
+    mode = torch.no_grad if way == "compile" else torch.inference_mode
+    if way == "compile":
+        _set_precision(row.precision, search=False)  # cuDNN searches when the row is timed: others may use the GPU now
+        with mode():
+            side.compute()
+        torch.cuda.empty_cache()
+
+    def take() -> Row:
+        _set_precision(row.precision)
+        with mode():
+            if way == "graph":
+                try:
+                    row.more["gflop"] = side.flops() / 1e9
+                except Exception as e:  # the times do not depend on PyTorch's count of operations
+                    row.note = f"operations are not counted: {e}"
+            start = side.compute if way == "eager" else side.captured()
+            row.compare(side.run(start), case)
+            row.compare(row.time(lambda: side.run(start), counts), case)
+            row.more["pinned_ms"], _ = timed(lambda: side.run(start, pinned=True), counts.at_once)
+            row.device_ms, row.device_p90_ms = middle(list(_device_times(start, counts)))
+        return row
+
+    return take
 
 
-def _set_precision(precision: str) -> None:
+def _set_precision(precision: str, search: bool = True) -> None:
     import torch
 
-    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.benchmark = search
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # these switches have newer names, which older versions lack
         torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
@@ -159,7 +172,7 @@ class _Side:
         return replay
 
     def run(self, start: Callable[[], None], pinned: bool = False) -> list[Array]:
-        """Return the outputs for the arrays of the case."""
+        """Return the outputs for the arrays of the case, in pinned memory that the next run overwrites."""
         import torch
 
         for array, host, device in zip(self._arrays, self._pinned, self._inputs, strict=True):
@@ -170,7 +183,7 @@ class _Side:
         for host, device in zip(self._results, self._outputs, strict=True):
             host.copy_(device, non_blocking=True)
         torch.cuda.synchronize()
-        return [r.numpy().copy() for r in self._results]
+        return [r.numpy() for r in self._results]
 
     def flops(self) -> float:
         """Count the operations as PyTorch does."""

@@ -7,6 +7,7 @@ a captured graph cannot have (nodes on the CPU) is an error, which becomes the r
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -40,13 +41,17 @@ def _device() -> Any:
     return found[0]
 
 
-def row(case: Workload, precision: str, counts: Counts) -> Row:
-    """Check and time a network; raises what ONNX Runtime raises."""
+def prepared(case: Workload, precision: str, counts: Counts) -> Callable[[], Row]:
+    """Load a network; return what checks and times it. Both raise what ONNX Runtime raises."""
     found = Row(case.network, case.batch, WHO, precision)
     run = _Binding(case, case.model if precision == "fp32" else _halved(case.model))
-    found.compare(run(), case)
-    found.compare(found.time(run, counts), case)
-    return found
+
+    def take() -> Row:
+        found.compare(run(), case)
+        found.compare(found.time(run, counts), case)
+        return found
+
+    return take
 
 
 def _halved(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -138,14 +138,15 @@ def _start(model: Path, device: str, precision: str, folder: Path) -> dict[str, 
 def environment(folder: Path) -> dict[str, str]:
     """Return the environment of a start whose caches lie in `folder`; make those that are missing.
 
-    It leaves out Weft's other variables: users do not start without self-tests or tuned choices.
+    It leaves out Weft's other variables: users do not start without self-tests or tuned choices. It leaves out
+    PYTHONDONTWRITEBYTECODE too: pip compiles what users install.
     """
     moved = {name: str(folder / place) for name, place in FOLDERS.items()}
     for place in moved.values():
         Path(place).mkdir(parents=True, exist_ok=True)
     # Packages and drivers that were installed for the user alone lie under the HOME that the process no longer has.
     data = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local/share")
-    kept = {name: value for name, value in os.environ.items() if name not in variables()}
+    kept = {name: value for name, value in os.environ.items() if name not in (*variables(), "PYTHONDONTWRITEBYTECODE")}
     return {**kept, "PYTHONUSERBASE": site.getuserbase(), "XDG_DATA_HOME": data, **moved}
 
 

@@ -12,18 +12,24 @@ every device without and with chunks, whatever it does by itself; the staging me
 A second table compares arrays: numpy's, in the model's type and, at precision low, in fp16; and those of the session
 (`Session.input_arrays`, `output_arrays`), which a run does not copy. `fill` is what a caller pays who has his data
 elsewhere; it is no part of `run`. One network is the same, the other a Relu alone, which returns as much as it takes.
+
+`--pieces` measures instead what a run at batch 1 consists of, for arrays of 1 to 9 MB (`benchmarks.run_pieces`):
+
+    python -m benchmarks.transfers --pieces [--devices vulkan,opencl] [--seconds 0.5]
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 import weft
+from benchmarks import run_pieces
 from benchmarks.measure import Array, Counts, timed
 from benchmarks.options import number, numbers, words
 from weft.backends.gpu.creator import GpuCreator
@@ -185,15 +191,31 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--piece", type=number, default=parallel_copy.PIECE, help=piece)
     parser.add_argument("--chunk", type=number, default=chunked_upload.CHUNK, help="bytes that are sent together")
     parser.add_argument("--stream", choices=STREAMS, default="", help="without or with chunks; else as devices do")
+    parser.add_argument("--pieces", action="store_true", help="what a run at batch 1 consists of, and nothing else")
     parser.add_argument("--iterations", type=number, default=200)
     parser.add_argument("--seconds", type=float, default=1.5, help="of each measurement at most")
     return parser.parse_args(arguments)
+
+
+def show_pieces(devices: Sequence[str], seconds: float) -> None:
+    """Print the tables of `benchmarks.run_pieces` for each device, and how long they took."""
+    begun = time.perf_counter()
+    for device in devices:
+        try:
+            run_pieces.show_copies(device, (1, 2, 3, 4, 6, 8), seconds / 8)
+            for name in run_pieces.SHAPES:
+                run_pieces.show_runs(device, name, "low", seconds)
+        except WeftError as e:
+            print(f"\n{device}: {e}")
+    print(f"\n{time.perf_counter() - begun:.0f} s", flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure each device and print its table."""
     given = parse(arguments)
     parallel_copy.PIECE, chunked_upload.CHUNK = given.piece, given.chunk
+    if given.pieces:
+        return show_pieces(given.devices, given.seconds)
     counts = Counts(min(20, given.iterations), given.iterations, given.seconds)
     if counts.trial:
         counts = replace(counts, warm=0.0)

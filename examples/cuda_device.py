@@ -10,7 +10,6 @@ becomes a CUDA graph. Nothing in Weft itself knows CUDA:
 from __future__ import annotations
 
 import ctypes
-import re
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +34,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array
 from weft.errors import ClosedError, DeviceError, DeviceLost, OutOfMemory
 from weft.kernels.cache import DiskCache
-from weft.kernels.dialect import Dialect, KernelParts, cut_to_bits, extended
+from weft.kernels.dialect import Dialect, KernelParts, cut_to_bits, extended, with_suffix
 from weft.kernels.formats import from_bits, is_coded, to_bits
 from weft.kernels.launch import DeviceCaps
 from weft.kernels.refused import kernel_refused
@@ -54,6 +53,7 @@ PRELUDE = """\
 #define uint unsigned int
 #define F4(a, b, c, d) make_float4((a), (b), (c), (d))
 #define TO_F32(a) ((float)(a))
+#define TO_REAL(a) ((real)(a))
 #define TO_I32(a) ((int)(a))
 #define LOCAL_X ((int)threadIdx.x)
 #define LOCAL_Y ((int)threadIdx.y)
@@ -87,8 +87,8 @@ half_bits narrow(f32 x) { half_bits h; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : 
 f32x4 widen(ushort4 h) { return F4(widen(h.x), widen(h.y), widen(h.z), widen(h.w)); }
 ushort4 narrow(f32x4 v) { return make_ushort4(narrow(v.x), narrow(v.y), narrow(v.z), narrow(v.w)); }
 // NaN wins, as in numpy and ONNX; the language's own forms drop it.
-f32 nan_max(f32 a, f32 b) { return (a > b || a != a) ? a : b; }
-f32 nan_min(f32 a, f32 b) { return (a < b || a != a) ? a : b; }
+real nan_max(real a, real b) { return (a > b || a != a) ? a : b; }
+real nan_min(real a, real b) { return (a < b || a != a) ? a : b; }
 #define fmax(a, b) nan_max((a), (b))
 #define fmin(a, b) nan_min((a), (b))
 f32x4 first_lanes(f32x4 v, int n) {
@@ -103,7 +103,6 @@ _TYPES = {
     "int64": "long long", "int32": "int", "int16": "short", "int8": "signed char",
     "uint64": "unsigned long long", "uint32": "uint", "uint16": "unsigned short",
 }  # fmt: skip
-_DOUBLE = re.compile(r"(?<![\w.])((?:\d+\.\d*|\.\d+)(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+)(?![\w.])")
 
 
 @dataclass(frozen=True)
@@ -118,24 +117,27 @@ class CudaDialect(Dialect):
         return PRELUDE
 
     def assemble(self, parts: KernelParts) -> str:
-        """Return prelude, signature, shared arrays and body; literals of bodies are meant as floats."""
+        """Return prelude, signature, shared arrays and body, whose literals are of the type it computes in."""
         params = ", ".join(f"{'' if a.written else 'const '}{self._element(a)}* {a.name}" for a in parts.args)
         shared = "\n".join(f"  __shared__ {s.type} {s.name}[{s.size}];" for s in parts.shared)
         head = f'extern "C" __global__ void __launch_bounds__(LX * LY * LZ) {parts.entry}({params})'
-        body, formats = (_DOUBLE.sub(r"\1f", text) for text in (parts.body, self.formats(parts)))
-        return f"{parts.prelude}{formats}{head} {{\n{shared}\n{body}\n}}\n"
+        real, body = ("double", parts.body) if parts.computes_double else ("float", with_suffix(parts.body, "f"))
+        before = f"#define real {real}\n{parts.prelude}{with_suffix(self.formats(parts), 'f')}"
+        return f"{before}{head} {{\n{shared}\n{body}\n}}\n"
 
     def _element(self, arg: Arg) -> str:
         if arg.in_fours and arg.dtype in _VECTORS:
             return _VECTORS[arg.dtype]
+        if arg.double:
+            return "double"
         return _RAW[arg.raw_bytes] if arg.raw_bytes else _TYPES.get(arg.dtype.value, "unsigned char")
 
     def load(self, arg: Arg, index: str) -> str:
-        """Return an element as f32, i32 or f32x4; of an int64 the low half."""
+        """Return an element as f32, double, i32 or f32x4; of an int64 the low half."""
         element = f"{arg.name}[{index}]"
         if is_coded(arg.dtype):
             return from_bits(arg.dtype, element)
-        if arg.dtype is DType.FLOAT64:
+        if arg.dtype is DType.FLOAT64 and not arg.double:
             return f"from_float64({element}.x, {element}.y)"
         if arg.dtype.is_float:
             return f"widen({element})" if arg.dtype is DType.FLOAT16 else element
@@ -145,7 +147,7 @@ class CudaDialect(Dialect):
 
     def store(self, arg: Arg, index: str, value: str) -> str:
         """Return the statement that stores an element, or four."""
-        if arg.dtype is DType.FLOAT64:
+        if arg.dtype is DType.FLOAT64 and not arg.double:
             return f"{arg.name}[{index}] = make_uint2(low_of_float64({value}), high_of_float64({value}));"
         if arg.dtype in _VECTORS:
             return f"{arg.name}[{index}] = {'narrow' if arg.dtype is DType.FLOAT16 else ''}({value});"
@@ -178,8 +180,13 @@ def defines(source: KernelSource, values: Mapping[str, int | float]) -> str:
     """Return the constants of a kernel as macros, floats by their bits."""
     lines = []
     for name, kind in source.constants:
-        bits = ctypes.c_uint32.from_buffer(ctypes.c_float(values[name])).value
-        value = f"({int(values[name])})" if kind == "int" else f"__int_as_float({bits:#x})"
+        number = values[name]
+        if kind == "int":
+            value = f"({int(number)})"
+        elif kind == "float":
+            value = f"__int_as_float({ctypes.c_uint32.from_buffer(ctypes.c_float(number)).value:#x})"
+        else:
+            value = f"__longlong_as_double({ctypes.c_uint64.from_buffer(ctypes.c_double(number)).value:#x})"
         lines.append(f"#define {name} {value}\n")
     return "".join(lines)
 
@@ -231,7 +238,7 @@ def describe(index: int) -> tuple[weft.DeviceInfo, DeviceCaps]:
     caps = DeviceCaps(
         max_local_items=1024, max_local_size=(1024, 1024, 64), max_grid=((1 << 31) - 1, 65535, 65535),
         local_memory=shared, max_buffer_range=memory, max_allocation=memory, compute_units=units,
-        fp16_storage=True, int8_storage=True,
+        fp16_storage=True, int8_storage=True, doubles=True,
     )  # fmt: skip
     return weft.DeviceInfo("cuda", index, name.partition(b"\0")[0].decode(), driven, details=details), caps
 

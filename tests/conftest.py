@@ -123,6 +123,17 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         shutil.rmtree(os.environ["WEFT_CACHE_DIR"], ignore_errors=True)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def old_objects_apart() -> None:
+    """Keep the collector from what earlier modules left alive: many tests collect garbage or count what is alive.
+
+    What has become garbage since the module before is collected once, here.
+    """
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def decide_anew() -> None:
     """Forget which kernels were chosen: tests change what that rests on."""

@@ -43,6 +43,16 @@ def test_importing_weft_loads_nothing_heavy() -> None:
     assert in_python(code).strip() == "[]"
 
 
+def test_importing_the_ops_makes_few_of_them_dataclasses() -> None:
+    """Those that a pass creates an instance of; to make all took a tenth of a second of each start."""
+    code = """
+import weft.ops
+from weft.core.graph.op import op_types
+print(*(name for name, op in op_types().items() if "__dataclass_params__" in vars(op)))
+"""
+    assert len(in_python(code).split()) < 12
+
+
 def test_the_base_install_runs_on_the_cpu() -> None:
     code = """
 import sys
@@ -196,7 +206,7 @@ def test_the_folders_of_the_gpu_door_build_on_each_other() -> None:
 
 SESSION = [
     "load_gate", "shutdown", "arguments", "notices", "pipeline", "report", "loaded_network", "network_cache",
-    "prefetch", "refused", "stage_runner", "stages_ahead", "session", "runtime",
+    "prefetch", "refused", "stage_loader", "stage_runner", "stages_ahead", "session", "runtime",
 ]  # fmt: skip
 """The modules that run a network, lowest first: a runtime calls its sessions, and these what they own."""
 

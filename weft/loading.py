@@ -33,7 +33,6 @@ from weft.core.placement.debug_nodes import DebugSink, FileSink
 from weft.core.placement.hints import check_hints
 from weft.core.placement.optimized_network import OptimizedNetwork
 from weft.core.placement.optimizer import OptimizerOptions
-from weft.core.placement.optimizer import optimize as optimize_graph
 from weft.core.registry.backend_registry import BackendRegistry, DeviceChoice, DeviceName, registry
 from weft.core.registry.front_ends import ReadOptions, front_ends
 from weft.core.session.loaded_network import opened
@@ -41,6 +40,7 @@ from weft.core.session.pipeline import Progress
 from weft.core.session.prefetch import MOST_NODES_AT_ONCE, AtOnce, Prefetch
 from weft.core.session.runtime import Runtime, default_runtime, load_optimized
 from weft.core.session.session import Session
+from weft.core.session.stages_ahead import optimize_stages
 from weft.errors import ConfigError, InputError, WeftError, brief
 
 if TYPE_CHECKING:
@@ -155,8 +155,10 @@ def optimize(
     """Return the network rewritten, divided over the devices and optimised by their backends; see `load`.
 
     It can be printed, saved, and loaded by `load` or a `Runtime`. Every input shape must be known: `shapes`
-    gives those that the model leaves open. The network keeps those `backend_options` that it depends on
-    (`BackendOption.saved`), and its backends get them again at load; give all others to `load`.
+    gives those that the model leaves open. Where sizes follow from values that only a run tells, it has a `tail`: the
+    later stages, planned for the most elements that there can be, and what a run needs to plan others. The network
+    keeps those `backend_options` that it depends on (`BackendOption.saved`), and its backends get them again at load;
+    give all others to `load`.
     """
     config, held = _config(precision, memory, power, fusing, winograd), runtime or default_runtime()
     if front_ends.choose(model).optimized:
@@ -173,7 +175,7 @@ def optimize(
         check_hints(bound, options.hints, [c.device for c in choices])
         check_sizes(bound, lambda open_shapes: f"pass, for instance, shapes={open_shapes}")
         with opened(choices, config) as backends:
-            return optimize_graph(bound, backends, options, host=host.device, prepared=prefetch.take())
+            return optimize_stages(bound, backends, options, host=host.device, prepared=prefetch.take())
 
 
 def check_sizes(bound: Graph, example: Callable[[dict[str, Shape]], str]) -> None:

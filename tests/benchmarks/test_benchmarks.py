@@ -16,7 +16,19 @@ import onnx
 import pytest
 
 import weft
-from benchmarks import barrier, facts, gemm, gpu, measure, models, own, peers_ncnn, startup, transfers
+from benchmarks import (
+    barrier,
+    facts,
+    gemm,
+    gpu,
+    measure,
+    models,
+    own,
+    peers_ncnn,
+    run_pieces,
+    startup,
+    transfers,
+)
 from benchmarks.apart import apart
 from benchmarks.bars import bars, table
 from benchmarks.gemm import Chain
@@ -415,3 +427,16 @@ def test_a_barrier_of_all_groups_passes_values_on(capsys: pytest.CaptureFixture[
     barrier.main(["--levels", "3"])
     said = capsys.readouterr().out
     assert said.count("us a level, a software device: means nothing") == 6  # three ways on each API, all values right
+
+
+@pytest.mark.long
+def test_the_pieces_of_a_run_have_a_row_for_every_way(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_pieces, "SHAPES", {"small": ((1, 3, 16, 16), 2, 4)})
+    monkeypatch.setattr(run_pieces, "COPIES", (1 << 20,))
+    transfers.main(["--pieces", "--devices", "vulkan", "--seconds", "0"])
+    shown = capsys.readouterr().out
+    rows = [line for line in shown.splitlines() if line.startswith(("results", "in reach", "the session's"))]
+    assert len(rows) == 9 and all(len(row.split()) > len(run_pieces.PIECES) for row in rows), shown
+    assert sum(line.startswith(("upload", "stream", "download")) for line in shown.splitlines()) == 3, shown

@@ -26,7 +26,7 @@ ROWS = [
 
 def test_each_ratio_is_that_of_the_fastest_right_peer() -> None:
     text = page(found(ROWS, ncnn="there is none"))
-    first, device, kept = text.split("\n## ")[1:4]
+    first, _, device, kept = text.split("\n## ")[1:5]
     assert first.startswith("Batch 1, host to host")
     assert "| net | fp16 | 1.000 | 0.750 | - | - | 0.500 | - | 1.50 | - |" in first
     assert "Weft vulkan, fp16: geometric mean 1.50 of 1 networks, behind in 0." in first

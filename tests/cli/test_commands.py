@@ -22,7 +22,7 @@ from weft import OptimizationViews, SubgraphView, models
 from weft.backends.cpu.backend import CpuBackend
 from weft.backends.opencl import pip_driver
 from weft.cli import checks, trial_run
-from weft.cli.app import app
+from weft.cli.app import app_of
 from weft.core.registry.backend_registry import registry
 from weft.errors import DeviceError
 from weft.kernels.cache import DiskCache
@@ -37,7 +37,7 @@ def test_without_a_command_there_is_help(cli: Cli) -> None:
 
 
 def test_every_command_refuses_an_option_given_twice(cli: Cli) -> None:
-    group: Any = typer.main.get_command(app)
+    group: Any = typer.main.get_command(app_of())
     asked = []
     for name in group.list_commands(None):
         params = group.get_command(None, name).params
@@ -47,6 +47,19 @@ def test_every_command_refuses_an_option_given_twice(cli: Cli) -> None:
             assert f"{option.opts[0]} is given twice" in cli(name, *given, status=2).err, name
             asked.append(name)
     assert {"run", "inspect", "tune", "conformance"} <= {*asked}
+
+
+def test_a_command_imports_no_other_command() -> None:
+    code = """
+import sys
+from weft.cli import main
+try:
+    main(["cache", "info"])
+finally:
+    print(*(m for m in sys.modules if m.startswith(("weft.cli.", "weft.ops", "rich.progress", "markdown_it"))))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert {*done.stdout.splitlines()[-1].split()} == {f"weft.cli.{m}" for m in ("app", "console", "command", "cache")}
 
 
 def test_a_module_is_a_command_too() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.helpers.docs_page import Block, Shell, matches, read
 from weft.backends.gpu.device.device import GpuDevice
-from weft.cli.app import app
+from weft.cli.app import app_of
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -46,7 +46,7 @@ def test_every_environment_variable_is_described() -> None:
 
 def test_every_command_is_described() -> None:
     told = (ROOT / "docs/use.md").read_text(encoding="utf-8")
-    commands = [command.name for command in app.registered_commands]
+    commands = [command.name for command in app_of().registered_commands]
     assert len(commands) > 5
     assert [c for c in commands if f"`weft {c}" not in told] == []
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from onnx import FunctionProto, ModelProto, NodeProto, helper, numpy_helper
+from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 import weft
 from tests.helpers.onnx_models import make_model, node, run_graph, run_onnxruntime
@@ -145,6 +145,19 @@ def test_a_body_that_needs_another_body_is_taken_apart_to_the_end() -> None:
     shifted = X["x"] - np.log(np.exp(X["x"]).sum(1, keepdims=True))
     with weft.load(model, "cpu") as session:
         np.testing.assert_allclose(session.run(X)[0], -shifted[[0, 1], [1, 2]], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("window", "terms"),
+    [("HannWindow", (0.5, 0.5, 0)), ("HammingWindow", (25 / 46, 21 / 46, 0)), ("BlackmanWindow", (0.42, 0.5, 0.08))],
+)
+def test_windows_of_float64_are_computed_in_it(window: str, terms: tuple[float, float, float]) -> None:
+    """The bodies compute in float32, with constants of float32, whatever type comes out."""
+    made = node(window, "size", "y", output_datatype=TensorProto.DOUBLE, periodic=0)
+    turns = 2 * np.pi * np.arange(10) / 9
+    expected = terms[0] - terms[1] * np.cos(turns) + terms[2] * np.cos(2 * turns)
+    with weft.load(make_model([made], constants={"size": np.array(10)}), "cpu") as session:
+        np.testing.assert_allclose(session.run(X)[0], expected, rtol=0, atol=1e-15)
 
 
 def test_a_body_stands_in_a_function_of_the_model_too() -> None:

@@ -18,6 +18,8 @@ H200 = DeviceCaps(
 )  # fmt: skip
 """What both APIs offer on it."""
 OPENCL = replace(H200, max_local_items=256, channels_last=True, shuffles=True, warpgroup_units=True)
+CHAINED = replace(OPENCL, resident_groups=132, partial_barriers=True)
+"""OpenCL where small launches share one."""
 VULKAN = replace(H200, channels_last=True, shuffles=True, workgroup_matrices=True)
 
 KINDS = {kind.name: kind for kind in special_kernels() if kind.module.startswith("weft.")}

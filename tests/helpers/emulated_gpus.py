@@ -12,6 +12,7 @@ from tests.helpers.emulated_wgmma import EmulatedWgmma
 from weft.backends.gpu.creator import GpuCreator
 from weft.backends.gpu.device.device import DeviceCaps, GpuDevice
 from weft.backends.opencl import device as opencl
+from weft.backends.opencl.creator import OpenCLCreator
 from weft.backends.vulkan import device as vulkan
 from weft.core.contract.backend import DeviceInfo
 from weft.core.registry.backend_registry import registry
@@ -27,6 +28,8 @@ class EmulatedCreator(GpuCreator):
     def __init__(self, api: str, **caps: Any) -> None:
         super().__init__()
         self._api, self._caps = api, caps
+        if api == "opencl":
+            self.options = OpenCLCreator.options
 
     def devices(self) -> list[DeviceInfo]:
         """Return the one device."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from tests.helpers.emulated_group_matrices import without_matrices
 from weft.backends.vulkan.dialect import GlslDialect
 from weft.kernels.dialect import KernelParts
 
@@ -70,6 +71,8 @@ class EmulatedMatrices(GlslDialect):
 
     def assemble(self, parts: KernelParts) -> str:
         """Return the kernel; only those that name these get the functions, and not the extensions."""
+        if "gl_ScopeWorkgroup" in parts.body:
+            parts = without_matrices(parts)
         if "#ifndef MULTIPLY_ADD" in parts.body:
             parts = replace(parts, prelude=parts.prelude + FUNCTIONS, extensions=())
         return super().assemble(parts)

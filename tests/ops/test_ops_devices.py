@@ -27,11 +27,14 @@ from tests.helpers.op_rows import (
 from tests.helpers.rows_together import as_it_is, by_family, check_refused, check_rows
 from weft.conformance.cases.table import Case
 from weft.conformance.checks.table import feeds_of, graph_of, halved
+from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Array
 from weft.core.graph.op import op_types
+from weft.ops.binary import Add
 from weft.ops.gpu import elementwise
 from weft.ops.pool import MaxPool
+from weft.ops.unary import Cast
 
 DEVICES = ("cpu", *GPUS)
 TAKEN = by_family(row for row in ROWS if refusal(row) is None)
@@ -110,6 +113,19 @@ def test_floats_are_rounded_to_the_nearest_half(device: str, packed: bool) -> No
     (y,) = run(net.graph, {"x0": x}, device, "low")
     with np.errstate(over="ignore"):
         np.testing.assert_array_equal(y if packed else -y, x.astype(np.float16).astype(np.float32))
+
+
+@pytest.mark.parametrize("device", GPUS)
+def test_doubles_are_computed_as_they_are_and_rounded_once(device: str) -> None:
+    """At precision low: sums just beside what lies between two halves, which float32 would put between them."""
+    near = np.array([1 + 2.0**-11, 1 + 3 * 2.0**-11, 65520, 2.0**-25, 1e300, np.inf, np.nan])
+    x = np.concatenate([near, -near])
+    net = Net()
+    read = [net.feed(each.shape, each) for each in (x, x * 2.0**-40)]
+    net.graph.outputs = [net.add(Cast(to=DType.FLOAT16), net.add(Add(), *read))]
+    (y,) = run(net.graph, net.feeds, device, "low")
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(y, (x + x * 2.0**-40).astype(np.float16))
 
 
 def test_every_op_of_the_list_has_a_row() -> None:

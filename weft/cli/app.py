@@ -5,53 +5,45 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
 import weft
 from weft import config
-from weft.cli import (
-    bench,
-    cache,
-    compare,
-    conformance,
-    devices,
-    doctor,
-    inspect,
-    optimize,
-    run,
-    selftest,
-    tune,
-)
 from weft.cli.command import Commands
 from weft.cli.console import PlainFormatter, error
 from weft.errors import WeftError
 
 FAILED = 2
 """The exit status after an error of Weft, as after a wrong option."""
+COMMANDS = (
+    "run", "devices", "doctor", "bench", "compare", "inspect", "optimize", "selftest", "tune", "conformance", "cache",
+)  # fmt: skip
+"""The commands, in the order of the help. Each is the function of that name in the module of that name."""
 LISTING = ("devices", "doctor")
 """Commands that list skipped backends themselves, and so log no warnings of them."""
 
-app = Commands(
-    name="weft",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    help="Run neural networks on the CPU, on OpenCL and on Vulkan.",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command("run")(run.run)
-app.command("devices")(devices.devices)
-app.command("doctor")(doctor.doctor)
-app.command("bench")(bench.bench)
-app.command("compare")(compare.compare)
-app.command("inspect")(inspect.inspect)
-app.command("optimize")(optimize.optimize)
-app.command("selftest")(selftest.selftest)
-app.command("tune")(tune.tune)
-app.command("conformance")(conformance.conformance)
-app.add_typer(cache.app, name="cache")
+
+def app_of(names: Sequence[str] = COMMANDS) -> Commands:
+    """Return the app with these commands; it imports no others, which would take longer than most commands."""
+    app = Commands(
+        name="weft",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        help="Run neural networks on the CPU, on OpenCL and on Vulkan.",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(common)
+    for name in names:
+        module = import_module(f"weft.cli.{name}")
+        if name == "cache":  # a group of commands
+            app.add_typer(module.app, name=name)
+        else:
+            app.command(name)(getattr(module, name))
+    return app
 
 
 def _show_version(wanted: bool) -> None:
@@ -60,7 +52,6 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def common(
     context: typer.Context,
     version: Annotated[
@@ -82,6 +73,12 @@ def _is_not_listed(record: logging.LogRecord) -> bool:
     return not hasattr(record, "skipped")
 
 
+def _named(given: Sequence[str]) -> Sequence[str]:
+    """Return the command that a line names; all commands if it names none of them, for the help and for errors."""
+    first = next((a for a in given if not a.startswith("-")), "")
+    return [first] if first in COMMANDS else COMMANDS
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command line, by default that of the process, and exit with its status."""
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -90,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     handler.setFormatter(PlainFormatter("weft: %(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.DEBUG if debug else logging.WARNING)
     try:
-        app([a for a in given if a != "--debug"])
+        app_of(_named(given))([a for a in given if a != "--debug"])
     except (WeftError, MemoryError) as e:
         if debug:
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 import time
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,7 @@ import typer
 
 import weft
 from weft.cli.console import line, note, table, working
-from weft.cli.difference import Difference, difference, not_finite
+from weft.cli.difference import Difference, difference, not_finite, tensors
 from weft.cli.inputs import Preparation, collect
 from weft.cli.measure import Timing, measure, milliseconds
 from weft.cli.model import read_model
@@ -173,7 +174,8 @@ def _time(
             timing = replace(timing, saved=_saved(model, names, session, arrays, max(times[0], 1), how))
         report = session.report
     facts = {"nodes": dict(report.nodes_by_device), "notes": list(report.notes), "load_ms": loaded}
-    return {"device": label, "precision": precision.value, **facts, **_times(timing)}, outputs
+    row = {"device": label, "precision": precision.value, **facts, **_times(timing)}
+    return row, [*tensors(session.outputs, outputs).values()]
 
 
 def _saved(
@@ -239,10 +241,10 @@ def _times(timing: Timing) -> dict[str, Any]:
 
 
 def _apart(outputs: list[Array], reference: list[Array]) -> dict[str, Any]:
-    """Return the difference, None in JSON where a number is finite in one run and not in the other."""
+    """Return the difference, None in JSON where a number is finite in one run only, or shapes differ."""
     found = difference(outputs, reference)
     facts = {"not_finite": sum(map(not_finite, outputs)), "not_finite_unlike": found.unlike}
-    return {"difference": None if found.unlike else found.largest, **facts}
+    return {"difference": found.largest if found.bound < math.inf else None, "other_shapes": found.shapes, **facts}
 
 
 def _print(model: Path, rows: list[dict[str, Any]], as_json: bool) -> None:
@@ -266,7 +268,9 @@ def _print(model: Path, rows: list[dict[str, Any]], as_json: bool) -> None:
                 row["precision"],
                 ", ".join(f"{d} {n}" for d, n in row["nodes"].items()),
                 *(f"{row[c]:.3f}" for c in columns),
-                Difference(row["difference"] or 0.0, row["not_finite"], row["not_finite_unlike"]).text(".1e"),
+                Difference(
+                    row["difference"] or 0.0, row["not_finite"], row["not_finite_unlike"], row["other_shapes"]
+                ).text(".1e"),
             )
             for row in rows
         ],

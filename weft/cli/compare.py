@@ -27,10 +27,12 @@ from weft.cli.options import (
 from weft.cli.parsing import device_orders, parse_backend_options, parse_limits, parse_pairs, parse_shapes
 from weft.cli.results import precision_notes
 from weft.core.contract.backend import Precision
+from weft.core.graph.control_op import Value
 from weft.core.graph.graph import Graph, bind
 from weft.core.graph.layout import Array
 from weft.core.graph.limits import Budget
 from weft.core.passes import PassContext, run_passes
+from weft.core.placement.stage_split import is_staged
 from weft.core.registry.backend_registry import registry
 from weft.errors import ConfigError
 from weft.loading import load
@@ -67,7 +69,9 @@ def compare(
     for remark in remarks:
         note(remark)
     bound = bind(graph, {name: a.shape for name, a in arrays.items()})
-    shown = _expose(run_passes(bound, context=PassContext(Budget(limits))))
+    if is_staged(bound):
+        note("sizes follow from values: nodes are compared as the model has them, without those inside If and loops")
+    shown = _expose(bound if is_staged(bound) else run_passes(bound, context=PassContext(Budget(limits))))
     levels = (Precision.HIGH, precision)
     own = parse_backend_options(backend_option)
     options = {"backend_options": own, "fusing": fusing, "winograd": winograd, "limits": limits}
@@ -113,7 +117,7 @@ def _values(
     label = _label(names)
     session_of = partial(load, graph, names, precision=precision, **options)
     with working(f"running on {label}"), session_of() as session:
-        values, report = dict(zip(session.outputs, session.run(arrays), strict=True)), session.report
+        values, report = _tensors(dict(zip(session.outputs, session.run(arrays), strict=True))), session.report
     nodes = ", ".join(f"{device} {count}" for device, count in report.nodes_by_device.items())
     line(f"{label} at precision {precision.value}, nodes: {nodes}", "bold")
     for text in precision_notes(label, precision.value, report.notes):
@@ -121,11 +125,24 @@ def _values(
     return values
 
 
+def _tensors(values: Mapping[str, Value]) -> dict[str, Array]:
+    """Return the values as tensors: a sequence as all its elements one after the other, an empty optional as none."""
+    made = {}
+    for name, value in values.items():
+        each = [] if value is None else [value] if isinstance(value, np.ndarray) else value
+        made[name] = each[0] if isinstance(value, np.ndarray) else np.concatenate([np.zeros(0), *map(np.ravel, each)])
+    return made
+
+
 def _print(graph: Graph, first: Mapping[str, Array], second: Mapping[str, Array], threshold: float) -> None:
     """Print a row for each value that differs, and a summary of all."""
     rows, worst = [], 0.0
     for node in graph.nodes:
         for name in filter(None, node.outputs):
+            if first[name].shape != second[name].shape:
+                shapes = " and ".join("x".join(map(str, side[name].shape)) or "()" for side in (first, second))
+                rows.append((node.name, node.op.type, name, "-", f"shapes {shapes}", "-"))
+                continue
             found = difference([second[name]], [first[name]])
             reach = _range(first[name])
             relative = found.largest / reach if reach else found.largest
@@ -135,9 +152,10 @@ def _print(graph: Graph, first: Mapping[str, Array], second: Mapping[str, Array]
                 rows.append((node.name, node.op.type, name, f"{reach:.3g}", found.text(".2e"), share))
     numbers = ("range", "difference", "relative")
     table(("node", "op", "value", *numbers), rows, numbers=numbers)
-    whole = difference(list(second.values()), list(first.values()))
+    alike = [name for name in first if first[name].shape == second[name].shape]
+    whole = difference([second[name] for name in alike], [first[name] for name in alike])
     said = f"{len(rows)} of {len(first)} values differ by more than {threshold:g}; "
-    if whole.alike + whole.unlike == sum(v.size for v in first.values()) > 0:
+    if whole.alike + whole.unlike == sum(first[name].size for name in alike) > 0:
         line(f"{said}no number is finite on both sides")
     else:
         where = " where both sides are finite" if whole.alike or whole.unlike else ""

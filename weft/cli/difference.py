@@ -8,7 +8,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from weft.core.graph.control_op import Value
 from weft.core.graph.layout import Array
+
+
+def tensors(names: Sequence[str], values: Sequence[Value]) -> dict[str, Array]:
+    """Return the tensors among outputs: those of a sequence `y` are `y.0`, `y.1`; an empty optional is none."""
+    made = {}
+    for name, value in zip(names, values, strict=True):
+        if isinstance(value, np.ndarray):
+            made[name] = value
+        else:
+            made |= {f"{name}.{k}": each for k, each in enumerate(value or ())}
+    return made
 
 
 def not_finite(array: Array) -> int:
@@ -26,14 +38,18 @@ class Difference:
     largest: float = 0.0
     alike: int = 0
     unlike: int = 0
+    shapes: int = 0
+    """How many arrays have another shape on the other side, where their sizes follow from values, or are not there."""
 
     @property
     def bound(self) -> float:
-        """Return the largest difference of all; infinity if some numbers are unlike."""
-        return math.inf if self.unlike else self.largest
+        """Return the largest difference of all; infinity if some numbers are unlike, or shapes."""
+        return math.inf if self.unlike or self.shapes else self.largest
 
     def text(self, form: str) -> str:
         """Return the difference in a format, with what is not finite in words."""
+        if self.shapes:
+            return f"other shapes: {self.shapes}"
         if self.unlike:
             return f"not finite: {self.unlike} differ"
         return f"{self.largest:{form}}" + (f", {self.alike} not finite" if self.alike else "")
@@ -41,9 +57,11 @@ class Difference:
 
 def difference(outputs: Sequence[Array], reference: Sequence[Array]) -> Difference:
     """Return the difference over all outputs of two runs."""
-    each = [_of_one(a, b) for a, b in zip(outputs, reference, strict=True)]
+    pairs = [(a, b) for a, b in zip(outputs, reference, strict=False) if a.shape == b.shape]
+    each = [_of_one(a, b) for a, b in pairs]
     largest = max((d.largest for d in each), default=0.0)
-    return Difference(largest, sum(d.alike for d in each), sum(d.unlike for d in each))
+    shapes = max(len(outputs), len(reference)) - len(pairs)
+    return Difference(largest, sum(d.alike for d in each), sum(d.unlike for d in each), shapes)
 
 
 def _of_one(a: Array, b: Array) -> Difference:

@@ -13,7 +13,7 @@ import numpy as np
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.tensor import TensorSpec
+from weft.core.graph.tensor import SequenceSpec, TensorSpec
 from weft.errors import ConfigError, InputError, WeftError
 
 if TYPE_CHECKING:
@@ -71,6 +71,12 @@ def collect(
     arrays, remarks = {}, []
     for name in graph.inputs:
         spec = graph.specs[name]
+        if isinstance(spec, SequenceSpec):
+            raise InputError(
+                f"the input {name!r} is a {spec}, and the commands give tensors",
+                where=f"network {graph.name!r}",
+                fix=f"run it from Python: weft.load(model).run({{{name!r}: [array, array]}})",
+            )
         if name in shapes:
             spec = TensorSpec(shapes[name], spec.dtype)
         try:

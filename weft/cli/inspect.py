@@ -32,11 +32,13 @@ from weft.core.passes import PassContext
 from weft.core.placement.assign import why_not
 from weft.core.placement.hints import check_hints
 from weft.core.placement.optimized_network import Copy, OptimizedNetwork
-from weft.core.placement.optimizer import OptimizerOptions, optimize
+from weft.core.placement.optimizer import OptimizerOptions
 from weft.core.placement.prepare import prepare_network, steps
+from weft.core.placement.stage_split import is_staged, split
 from weft.core.registry.backend_registry import DeviceChoice, registry
 from weft.core.session.loaded_network import opened
 from weft.core.session.runtime import default_runtime
+from weft.core.session.stages_ahead import optimize_stages
 from weft.errors import ConfigError, ModelError, UnsupportedOps, brief
 from weft.loading import resolved
 
@@ -96,7 +98,8 @@ def inspect(
     """Show a network's inputs, outputs and ops, and how it would be divided over devices.
 
     A table has every node that a device refuses, with the reason; then come the subgraphs in the order of
-    execution, with what their devices launch, and the copies between them with their bytes. The exit status is 1 if the
+    execution, with what their devices launch, and the copies between them with their bytes. Where sizes follow from
+    values, each stage is shown as it is planned for the most elements that there can be. The exit status is 1 if the
     network has ops that Weft does not know. Without a model, --passes lists the rewrites. --why prints the life of a
     node or value, by its name in the model or in the network that runs, and nothing else; of a saved network too.
     """
@@ -125,14 +128,13 @@ def inspect(
     if graph.symbols():
         _note_open(graph, parse_shapes(shape))
     bound = bind(graph, {**_ones(graph), **parse_shapes(shape)})
-    if passes:
-        _passes(bound, precision, PassContext(Budget(limits)))
     config = BackendConfig(precision=precision, fusing=fusing, winograd=winograd)
     options = OptimizerOptions(config, resolved(registry, parse_hints(hint)), limits=limits)
     own = parse_backend_options(backend_option)
     _division(
         bound, _chosen(devices), options, own,
-        nodes=nodes, launches=launches, reasons=choices, fusion=fusion, short=unsupported, why=why or [],
+        passes=passes, nodes=nodes, launches=launches, reasons=choices, fusion=fusion, short=unsupported,
+        why=why or [],
     )  # fmt: skip
 
 
@@ -189,10 +191,11 @@ def _note_open(graph: Graph, shapes: dict[str, Shape]) -> None:
         note(f"sizes that the model leaves open are taken as 1 for {', '.join(left)}; --shape gives others")
 
 
-def _passes(graph: Graph, precision: Precision, context: PassContext) -> None:
+def _passes(graph: Graph, options: OptimizerOptions) -> None:
+    context = PassContext(Budget(options.limits))
     line(f"as read: {len(graph.nodes)} nodes", "bold")
     line(str(graph))
-    for each in steps(precision):
+    for each in steps(options.config.precision):
         rewritten = each(graph, context)
         changed = [str(n) for n in rewritten.nodes] != [str(n) for n in graph.nodes]
         line(f"{each.name}: {each.description}", "bold")
@@ -208,6 +211,7 @@ def _division(
     options: OptimizerOptions,
     own: BackendOptions,
     *,
+    passes: bool,
     nodes: bool,
     launches: bool,
     reasons: bool,
@@ -216,21 +220,27 @@ def _division(
     why: list[str],
 ) -> None:
     """Print who refuses what, and what is done about it; as `weft.load` does, the CPU takes what is left."""
-    prepared = prepare_network(bound, options.config.precision, options.limits).graph
+    if passes and not is_staged(bound):
+        _passes(bound, options)
     cpu = DeviceChoice(registry.find(ForwardType.CPU), 0)
     asked = [c.device for c in choices]
     order = default_runtime().with_options(choices if cpu.device in asked else [*choices, cpu], own)
     check_hints(bound, options.hints, [c.device for c in order])
     with opened(order, options.config) as backends:
-        network = optimize(bound, backends, options)
+        network = optimize_stages(bound, backends, options)
         if why:
             _say_why(network, why)
             return
-        # First the refusals on the way, then what the devices behind a node's own would say.
-        rows = {(r.node, r.device): (r.node, r.op, r.device, brief(r.reason)) for r in network.refusals}
-        for device in asked:
-            for row in _refusals(prepared, device, backends[device]):
-                rows.setdefault((row[0], device), row)
+        stages = _stages(network, bound, options)
+        rows, names = dict[tuple[str, str], tuple[str, str, str, str]](), set[str]()
+        for _, given, stage in stages:
+            # First the refusals on the way, then what the devices behind a node's own would say.
+            rows |= {(r.node, r.device): (r.node, r.op, r.device, brief(r.reason)) for r in stage.refusals}
+            prepared = prepare_network(given, options.config.precision, options.limits).graph
+            names |= {n.name for n in prepared.nodes}
+            for device in asked:
+                for row in _refusals(prepared, device, backends[device]):
+                    rows.setdefault((row[0], device), row)
     shown = [row for (_, device), row in rows.items() if device in asked]
     if shown:
         table(("node", "op", "device", "reason"), shown)
@@ -238,17 +248,36 @@ def _division(
         if len(sums) < len(shown):
             rows_of = [(op, device, str(count)) for (op, device), count in sums.most_common()]
             table(("op", "device", "nodes refused"), rows_of, numbers=("nodes refused",))
-    names = {n.name for n in prepared.nodes}
     for device in asked:
         taken = len(names) - sum(node in names and where == device for node, where in rows)
         line(f"{device}: {taken} of {len(names)} nodes after the rewrites", "bold")
-    for text in network.notes:
+    for text in dict.fromkeys(text for _, _, stage in stages for text in stage.notes):
         note(text)
-    if not short:
-        _subgraphs(network, nodes)
-        _launches(network, launches or reasons, reasons)
-    if fusion:
-        _fusion(network)
+    for text in () if network.tail is None else network.tail.says():
+        note(text)
+    for head, given, stage in stages:
+        if head:
+            line(head, "bold")
+        if passes and network.tail is not None:
+            _passes(given, options)
+        if not short:
+            _subgraphs(stage, nodes)
+            _launches(stage, launches or reasons, reasons)
+        if fusion:
+            _fusion(stage)
+
+
+def _stages(
+    network: OptimizedNetwork, bound: Graph, options: OptimizerOptions
+) -> list[tuple[str, Graph, OptimizedNetwork]]:
+    """Return the stages of a network, each with a heading and its graph before it was optimised; most have just one."""
+    if network.tail is None:
+        return [("", bound, network)]
+    first = split(bound, Budget(options.limits)).graph
+    later = ((s.about, s.given, s.network) for s in network.tail.stages)
+    stages = [("", first, network), *((about, given, stage) for about, given, stage in later if given is not None)]
+    heads = (f"stage {k} of {len(stages)}{about and ', '}{about}" for k, (about, _, _) in enumerate(stages, 1))
+    return [(head, given, stage) for head, (_, given, stage) in zip(heads, stages, strict=True)]
 
 
 def _say_why(network: OptimizedNetwork, names: list[str]) -> None:
@@ -305,12 +334,14 @@ def _fusion(network: OptimizedNetwork) -> None:
             line(f"{part.graph.name} on {part.device}: it runs node by node, and fuses none", "bold")
             continue
         nodes = {node.name: node for node in part.lowered.listing.nodes}
-        counts = Counter(launch.node for launch in part.lowered.launches)
+        launches = part.lowered.launches
+        counts = Counter(name for x in launches for name, _ in x.levels or [(x.node, x.kernel)])
         kinds: Counter[str] = Counter()
         for name, count in counts.items():
             kinds[nodes[name].kind] += count
         of = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
-        line(f"{part.graph.name} on {part.device}: {sum(counts.values())} launches: {of or 'none'}", "bold")
+        shared = f" for {counts.total()} kernels" if counts.total() != len(launches) else ""
+        line(f"{part.graph.name} on {part.device}: {len(launches)} launches{shared}: {of or 'none'}", "bold")
         why = part.lowered.why_apart()
         rows = [(name, nodes[name].kind, str(counts[name]), why[name]) for name in counts if name in why]
         if rows:

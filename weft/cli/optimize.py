@@ -79,6 +79,10 @@ def optimize(
         network.save(target)
     order = " -> ".join(f"{part.device} ({len(part.graph.nodes)})" for part in network.parts)
     line(f"wrote {target}: {len(network.parts)} subgraph(s): {order or 'none'}")
+    if network.tail is not None:
+        line(f"this is the first of {len(network.stages)} stages; the others wait for values, and a run may add some")
+        for text in network.tail.says():
+            note(text)
     for text in network.notes:
         note(text)
 

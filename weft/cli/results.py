@@ -138,6 +138,11 @@ class Writer:
         return list(targets.values())
 
     def _targets(self, names: Sequence[str], prefix: str = "") -> dict[str, Path]:
+        lists = [name for name in self.files if names and name not in names]
+        if lists:
+            name = lists[0]
+            fix = f"name a folder, which gets {name}.0.npy and so on"
+            raise InputError(f"the output {name!r} is a sequence, and a file holds one tensor", fix=fix)
         targets = {name: Path(file) for name, file in self.files.items()}
         if self.folder:
             for name in names:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.cli.console import line, note, working
-from weft.cli.difference import difference
+from weft.cli.difference import difference, tensors
 from weft.cli.inputs import Preparation, collect
 from weft.cli.measure import Timing, measure
 from weft.cli.model import is_optimized, read_model, read_optimized
@@ -112,9 +112,9 @@ def run(
     first: Run | None = None
     for names in orders:
         done = _run(source, names, options, arrays, (iterations, warmup))
-        _show(done, graph, ranking, first)
+        _show(done, ranking, first)
         prefix = f"{file_name(done.label)}." if len(orders) > 1 else ""
-        for path in writer.write(dict(zip(graph.outputs, done.outputs, strict=True)), prefix):
+        for path in writer.write(done.outputs, prefix):
             line(f"  wrote {path}")
         first = first or done
 
@@ -131,7 +131,7 @@ def _read(
                 "or give them to `weft optimize`",
             )
         network = read_optimized(model)
-        return network, network.graph, [list(network.devices)]
+        return network, network.interface, [list(network.devices)]
     orders = device_orders(device)
     graph = read_model(model, options["limits"])
     return graph, graph, orders
@@ -142,7 +142,8 @@ class Run:
     """What came of one run: where, the outputs, the times, the report."""
 
     label: str
-    outputs: list[Array]
+    outputs: dict[str, Array]
+    """Tensors by name, those of sequences one by one."""
     timing: Timing
     report: Report
 
@@ -163,21 +164,21 @@ def _run(
             session = load(source, names, shapes=shapes, progress=progress, **options)
     with session:
         outputs, timing = measure(session, arrays, *times)
-        return Run(label, outputs, timing, session.report)
+        return Run(label, tensors(session.outputs, outputs), timing, session.report)
 
 
-def _show(done: Run, graph: Graph, ranking: Ranking | None, first: Run | None) -> None:
+def _show(done: Run, ranking: Ranking | None, first: Run | None) -> None:
     count = len(done.timing.runs)
     line(
         f"{done.label}: {done.timing.median:.3f} ms" + (f" (median of {count} runs)" if count > 1 else ""),
         "bold",
     )
-    for name, output in zip(graph.outputs, done.outputs, strict=True):
+    for name, output in done.outputs.items():
         line(summary(name, output))
         if ranking:
             ranking.show(output)
     if first:
-        apart = difference(done.outputs, first.outputs).text(".3g")
+        apart = difference([*done.outputs.values()], [*first.outputs.values()]).text(".3g")
         line(f"  largest difference from {first.label}: {apart}")
     for text in str(done.report).splitlines():
         line(f"  {text}", "dim")

@@ -31,7 +31,7 @@ from weft.cli.parsing import (
     parse_shapes,
 )
 from weft.core.contract.backend import Precision
-from weft.core.graph.layout import Shape
+from weft.core.graph.layout import Array
 from weft.core.registry.backend_registry import registry
 from weft.errors import ConfigError
 from weft.loading import load
@@ -76,12 +76,11 @@ def tune(
         note(remark)
     if not config.tuning_enabled():
         note("loads will not use what is found: WEFT_TUNING=0 is set")
-    shapes = {name: a.shape for name, a in arrays.items()}
     options = {"backend_options": parse_backend_options(backend_option), "limits": limits}
     tables: list[TuningTable] = []
     for names in device_orders(device):
         for each in parse_precisions(precision):
-            tables += _tune(model, names, each, shapes, (budget, again), output, options)
+            tables += _tune(model, names, each, arrays, (budget, again), output, options)
     if not tables:
         note(_where_to_tune())
     why = dict.fromkeys(t.why_not_kept for t in tables if t.why_not_kept)
@@ -111,7 +110,7 @@ def _tune(
     model: Path,
     names: list[str],
     precision: Precision,
-    shapes: dict[str, Shape],
+    arrays: Mapping[str, Array],
     effort: tuple[float, bool],
     output: Path | None,
     options: Mapping[str, Any],
@@ -125,8 +124,11 @@ def _tune(
     found: list[TuningTable] = []
     try:
         with working(f"loading for {label}"):
+            shapes = {name: array.shape for name, array in arrays.items()}
             session = load(model, names, precision=precision, shapes=shapes, **options)
         with session:
+            if session.optimized.tail is not None:  # so that stages which only a run plans are tuned, too
+                session.run(arrays)
             ran_on = ", ".join(session.report.nodes_by_device)
             found = [runtime.tuning for runtime, _ in by_runtime(session.pipelines)]
             hopes = [_hope(each) for each in prospects(session.pipelines, again=effort[1]) if each.problems]

@@ -14,8 +14,8 @@ from weft.core.contract.backend import Backend, BackendCreator, BackendInfo, Exe
 CALLBACKS = (
     "onCreate", "onAcquireBuffer", "onReleaseBuffer", "onImportBuffer", "onClearBuffer", "onCopyBuffer",
     "onExecuteBegin", "onExecuteEnd", "onResizeBegin", "onResizeEnd", "onAllocateBuffer", "onWaitFinish",
-    "onMapInput", "onFillInput", "onMapOutput", "onLendInput", "onLendOutput", "onStoreOutput", "why_not",
-    "OptimizeSubgraph", "lower", "canImport", "statistics", "notes", "close",
+    "onMapInput", "onFillInput", "onMapOutput", "onLendInput", "onLendOutput", "onStoreOutput", "onReachMemory",
+    "why_not", "OptimizeSubgraph", "lower", "canImport", "statistics", "notes", "close",
 )  # fmt: skip
 OF_EXECUTIONS = ("onResize", "onExecute", "close")
 CLEANING = frozenset({"onReleaseBuffer", "onClearBuffer", "onWaitFinish", "close", "Execution.close"})

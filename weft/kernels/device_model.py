@@ -99,6 +99,8 @@ class DeviceModel:
     """Depthwise convolutions are staged in work-group memory if their window has at least so many taps."""
     matmul_tiles: int
     """A product must have at least so many tiles for each unit."""
+    column_items: int
+    """Work-items that share a column of a product of few rows; CPUs switch between items at barriers."""
     attention_subgroups: int
     """In attention, more subgroups than this on a unit slow each other down."""
     front_pixels: int

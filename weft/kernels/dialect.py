@@ -6,15 +6,19 @@ ids and barriers) and the `load`/`store` methods of their arguments, so they wor
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from weft.core.graph.dtypes import DType
 from weft.kernels import places
-from weft.kernels.formats import INDICES, functions
-from weft.kernels.source import Arg, ConstantKind
+from weft.kernels.formats import INDICES, ODD_FLOAT, functions
+from weft.kernels.source import Arg, ConstantKind, computes_double
+
+if TYPE_CHECKING:
+    from weft.kernels.chain import Level
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,10 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class KernelParts:
-    """The parts that a dialect joins: `body` is the rendered template, `prelude` the language's definitions."""
+    """The parts that a dialect joins: `body` is the rendered template, `prelude` the language's definitions.
+
+    Both use `real` for the type that the kernel computes in. Literals have no suffix: they are of that type.
+    """
 
     entry: str
     prelude: str
@@ -52,6 +59,11 @@ class KernelParts:
     """For languages that fix an argument's type at its declaration and cannot cast pointers."""
     functions: Sequence[str] = ()
     """Functions beside the kernel, for templates written for one language."""
+
+    @property
+    def computes_double(self) -> bool:
+        """Tell whether `real` is a double."""
+        return computes_double(self.args)
 
 
 def is_word_pair(dtype: DType) -> bool:
@@ -73,6 +85,14 @@ def extended(dtype: DType, value: str) -> str:
         return value
     sign, mask = 1 << dtype.bits - 1, (1 << dtype.bits) - 1
     return f"((({value}) & {mask} ^ {sign}) - {sign})" if dtype.is_signed else f"(({value}) & {mask})"
+
+
+_DECIMAL = re.compile(r"(?<![\w.])((?:\d+\.\d*|\.\d+)(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+)(?![\w.])")
+
+
+def with_suffix(text: str, suffix: str) -> str:
+    """Return a text with a suffix at each of its decimal literals, which bodies write without one."""
+    return _DECIMAL.sub(rf"\1{suffix}", text)
 
 
 class Dialect(ABC):
@@ -102,7 +122,8 @@ class Dialect(ABC):
         return indices + places.functions(parts.args) + self._formats(parts)
 
     def _formats(self, parts: KernelParts) -> str:
-        text = functions(a.dtype for a in parts.args if not a.raw_bytes)
+        text = functions(a.dtype for a in parts.args if not a.raw_bytes and not a.double)
+        text += ODD_FLOAT if "odd_float(" in parts.body else ""
         names = ("BITS_OF", "FLOAT_OF", "TO_U32")
         if not text and not any(f"{name}(" in parts.body for name in names):
             return ""
@@ -117,13 +138,21 @@ class Dialect(ABC):
     def assemble(self, parts: KernelParts) -> str:
         """Return the complete source of a kernel."""
 
+    def chain(self, levels: Sequence[Level], args: Sequence[Arg], items: int) -> str | None:
+        """Return the text of one kernel of `items` work-items that does what the levels do; None if it cannot.
+
+        Its first argument is the counter by which all work-groups wait for each other. It is called `CHAIN`, its
+        constants are those that `weft.kernels.chain` names.
+        """
+        return None
+
     @abstractmethod
     def load(self, arg: Arg, index: str) -> str:
-        """Return the expression of element `index` as f32 (floats) or i32 (integers)."""
+        """Return the expression of element `index` as f32 or double (floats) or i32 (integers)."""
 
     @abstractmethod
     def store(self, arg: Arg, index: str, value: str) -> str:
-        """Return the statement that stores an f32 or i32 `value` as element `index`."""
+        """Return the statement that stores an f32, double or i32 `value` as element `index`."""
 
     @abstractmethod
     def load4(self, arg: Arg, index: str) -> str:

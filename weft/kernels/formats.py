@@ -1,8 +1,9 @@
 """Element types that no kernel language has, as functions between their bits and f32.
 
 bfloat16 and the floats of eight bits and fewer lie in memory as unsigned integers, integers of two and four bits in a
-byte each, float64 as two words. A kernel that loads or stores one of them gets its functions, in the part of C that all
-languages share; a dialect adds `BITS_OF(f32) -> uint` and `FLOAT_OF(uint) -> f32`.
+byte each, float64 as two words where a kernel does not compute with it. A kernel that loads or stores one of them gets
+its functions, in the part of C that all languages share; a dialect adds `BITS_OF(f32) -> uint` and
+`FLOAT_OF(uint) -> f32`.
 
 Numbers are rounded to nearest even. A number that is too large becomes an infinity; NaN if the type has no infinity;
 the largest number if it has neither. To saturate the other types, clamp before the store.
@@ -59,7 +60,7 @@ INDICES = """\
 int index_of_words(int low, int high) {
   return high == (low < 0 ? -1 : 0) ? low : high < 0 ? -2147483647 - 1 : 2147483647;
 }
-int index_of_float(f32 v) {
+int index_of_float(real v) {
   return v >= 2147483648.0 ? 2147483647 : v > -2147483648.0 ? TO_I32(v) : -2147483647 - 1;
 }
 int place_inside(int at, int size) {
@@ -72,6 +73,20 @@ int nearest_place(int at, int size) {
 }
 """
 """What `ArgWriter.load_index`, `place_inside` and `nearest_place` call. A NaN lies before all numbers."""
+
+ODD_FLOAT = """\
+f32 odd_float(real v) {
+  const f32 f = TO_F32(v);
+  const uint u = BITS_OF(f), m = u & 0x7fffffffu;
+  if (f == v || m > 0x7f800000u || (u & 1u) == 1u) return f;
+  return FLOAT_OF(m == 0u || fabs(v) > fabs(f) ? u + 1u : u - 1u);
+}
+"""
+"""The f32 beside a double whose last bit is set, if it is not that double: rounding it further then rounds once.
+
+S. Boldo and G. Melquiond, "Emulation of a FMA and correctly rounded sums: proved algorithms using rounding to odd",
+IEEE Transactions on Computers 57 (2008). It holds for types that are two bits narrower, however the device rounds.
+"""
 
 _BFLOAT16 = """\
 f32 from_bfloat16(uint b) { return FLOAT_OF(b << 16); }

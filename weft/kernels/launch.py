@@ -52,6 +52,11 @@ MAX_ELEMENTS = 1 << 31
 """A tensor must have fewer stored elements than this: kernels index with 32 bits."""
 
 
+def computed(dtype: DType) -> DType:
+    """Return the type in which kernels compute with floats of a type: float64 or float32."""
+    return DType.FLOAT64 if dtype is DType.FLOAT64 else DType.FLOAT32
+
+
 def nested_rounds(*turns: int) -> int:
     """Return the iterations of nested loops in all; each count is of one run of that loop."""
     rounds = 0
@@ -104,6 +109,8 @@ class DeviceCaps:
     """Work-items of a subgroup if they are fewer or more than SUBGROUP; 0 if the other fields say enough."""
     fp16_storage: bool = False
     int8_storage: bool = False
+    doubles: bool = False
+    """Kernels may compute in float64; otherwise they only move it, and convert it between words and f32."""
     channels_last: bool = False
     """Activations for matrix units use NHWC4 instead of NC4HW4: what these kernels stage at once is then contiguous."""
     matrix_units: bool = False
@@ -118,6 +125,10 @@ class DeviceCaps:
     """A whole work-group multiplies fp16 matrices of many tiles; it loads and stores them by itself."""
     splits_products: bool = True
     """fp32 products may run on matrix units as split halves; False where tests found them wrong."""
+    resident_groups: int = 0
+    """Work-groups of any kernel that surely run at once, so that they may wait for each other; 0: unknown."""
+    partial_barriers: bool = False
+    """Whether a part of a work-group, whole subgroups, can wait for each other while the rest does something else."""
     compute_units: int = 1
     """1 also where the driver does not report it."""
     software: bool = False
@@ -179,6 +190,7 @@ class KernelBuilder(ABC):
         kinds: Mapping[str, ArgKind] | None = None,
         epilogue: bool = True,
         prologue: Prologue | None = None,
+        repeatable: bool = False,
     ) -> None:
         """Launch `weft/shaders/<template>.mako` on `grid` work-groups of `local` work-items.
 
@@ -186,8 +198,8 @@ class KernelBuilder(ABC):
         argument, any other a linear one (or a raw one if `raw`: elements are moved as bits); `kinds` names the
         exceptions. `ints` and `floats` are the constants; `variant` holds what changes the text. The first of
         `writes` gets the node's fused epilogue unless `epilogue` is False. The template must apply
-        a `prologue`. If all of `writes` are empty, nothing is
-        launched.
+        a `prologue`. `repeatable` says that more items of a group may do what the last one does: nothing that an item
+        stores depends on what was there. If all of `writes` are empty, nothing is launched.
         """
 
     @abstractmethod
@@ -311,6 +323,8 @@ class GpuOp(ABC):
     """Integer types that its kernels load or store, as i32."""
     floats: frozenset[DType] = frozenset()
     """Float types beyond float32 and float16 that its kernels load or store, as f32."""
+    computes_double: bool = False
+    """On a device that can, its kernels compute in float64 if they read or write it: their templates use `real`."""
 
     def why_not(
         self, op: Any, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -10,12 +11,12 @@ from typing import Literal
 from weft.core.graph.dtypes import DType
 
 ArgKind = Literal["linear", "fours", "c4", "wide", "raw", "raw4", "raw8", "raw16"]
-"""linear: scalars, converted to f32 or i32. fours: four floats at once. c4: four channels at once (NC4HW4, NHWC4).
-wide: eight halves at once, for templates of one language. raw: scalars moved as bits; raw4, raw8 and raw16: that many
-bytes at once."""
+"""linear: scalars, converted to f32, double or i32. fours: four floats at once. c4: four channels at once (NC4HW4,
+NHWC4). wide: eight halves at once, for templates of one language. raw: scalars moved as bits; raw4, raw8 and raw16:
+that many bytes at once."""
 RAW_KINDS: dict[int, ArgKind] = {4: "raw4", 8: "raw8", 16: "raw16"}
 """Argument kinds by the bytes that one access moves."""
-ConstantKind = Literal["int", "float"]
+ConstantKind = Literal["int", "float", "double"]
 LOCAL_SIZE = ("LX", "LY", "LZ")
 """The constants that are the local size. They must be known when a kernel is built."""
 SUBGROUP = 32
@@ -45,6 +46,8 @@ class Arg:
     written: bool = False
     through: Through | None = None
     """None: element i lies at place i."""
+    double: bool = False
+    """Its float64 elements are numbers that the kernel computes with; otherwise two words, converted to f32."""
 
     @property
     def raw_bytes(self) -> int:
@@ -57,6 +60,11 @@ class Arg:
     def in_fours(self) -> bool:
         """Tell whether one access is a vector of four floats."""
         return self.kind in ("c4", "fours")
+
+
+def computes_double(args: Iterable[Arg]) -> bool:
+    """Tell whether a kernel with these arguments computes in float64: `real` is then a double, otherwise f32."""
+    return any(a.double for a in args)
 
 
 @dataclass(frozen=True)
@@ -78,6 +86,11 @@ class KernelSource:
     """The subgroup size that the kernel requires; 0 if it works with any."""
     warpgroup: bool = False
     """Whether the kernel needs four subgroups together and their memory (`DeviceCaps.warpgroup_units`)."""
+
+    @property
+    def computes_double(self) -> bool:
+        """Tell whether the kernel computes in float64."""
+        return computes_double(self.args)
 
     @cached_property
     def digest(self) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,17 +18,20 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from weft.core.graph.dtypes import DType
 from weft.errors import CompileError, ConfigError
 from weft.kernels.cache import DiskCache
 from weft.kernels.dialect import Dialect, KernelParts, Shared, View
+from weft.kernels.formats import is_coded
 from weft.kernels.places import place
 from weft.kernels.shared_size import TYPE_BYTES, parse
-from weft.kernels.source import LOCAL_SIZE, SUBGROUP, Arg, ConstantKind, KernelSource
+from weft.kernels.source import LOCAL_SIZE, SUBGROUP, Arg, ConstantKind, KernelSource, computes_double
 
 if TYPE_CHECKING:
     from mako.lookup import TemplateLookup
 
 SHADERS = Path(__file__).parent.parent / "shaders"
+_F32 = re.compile(r"\bf32(x4)?\b")
 LANES = ("x", "y", "z", "w")
 PLACE = ("NS", "CS", "PS", "O", "C")
 """Constants named after a c4 argument. Strides in vectors: image to image, channel block to channel block, pixel to
@@ -177,11 +181,14 @@ class ArgWriter:
 
     def store(self, index: str, value: str) -> str:
         """Store one element, with the epilogue."""
-        lines = [f"const int _i = {index};", f"f32 _v = {value};"]
+        lines = [f"const int _i = {index};", f"real _v = {value};"]
         for s, stage in enumerate(self._stages()):
             texts = [self._scalar_operand(o, s, lines) for o in stage.operands]
-            lines += _stage_lines(self._stages(), s, "f32", "_v", texts)
-        return "{ " + " ".join([*lines, self._dialect.store(self.arg, self._at("_i"), "_v")]) + " }"
+            lines += _stage_lines(self._stages(), s, "real", "_v", texts)
+        # A narrower float than f32 would be rounded twice.
+        narrow = self._writer.double and (self.arg.dtype is DType.FLOAT16 or is_coded(self.arg.dtype))
+        stored = "odd_float(_v)" if narrow else "_v"
+        return "{ " + " ".join([*lines, self._dialect.store(self.arg, self._at("_i"), stored)]) + " }"
 
     def _scalar_operand(self, o: Operand, stage: int, lines: list[str]) -> str:
         if o.kind == "value":
@@ -189,7 +196,7 @@ class ArgWriter:
         if o.kind in ("float", "earlier"):
             return o.name
         at = "_i" if o.kind == "same" else f"_i % {o.name}_SIZE"
-        lines.append(f"const f32 _{o.name}{stage} = {self._writer.args[o.name].load(at)};")
+        lines.append(f"const real _{o.name}{stage} = {self._writer.args[o.name].load(at)};")
         return f"_{o.name}{stage}"
 
     def store4(self, n: str, c4: str, hw: str, value: str) -> str:
@@ -355,8 +362,15 @@ class Writer:
     def __post_init__(self) -> None:
         self.args = {a.name: ArgWriter(a, self) for a in self.request.args}
 
+    @property
+    def double(self) -> bool:
+        """Whether the kernel computes in float64."""
+        return computes_double(self.request.args)
+
     def shared(self, type_: str, name: str, size: str, align: int = 0) -> str:
         """Declare an array of work-group memory; only OpenCL C uses `align`, which is in bytes."""
+        if type_ == "real":
+            type_ = "double" if self.double else "f32"
         self.shared_arrays.append(Shared(type_, name, size, align))
         return ""
 
@@ -481,7 +495,8 @@ def _trace() -> str:
 def _constants(request: KernelRequest) -> tuple[tuple[str, ConstantKind], ...]:
     placed = [f"{a.name}_{part}" for a in request.args if a.kind in ("c4", "wide") for part in PLACE]
     ints = [*LOCAL_SIZE, *sorted(request.ints), *placed]
-    return tuple((n, "int") for n in ints) + tuple((n, "float") for n in sorted(request.floats))
+    kind: ConstantKind = "double" if computes_double(request.args) else "float"
+    return tuple((n, "int") for n in ints) + tuple((n, kind) for n in sorted(request.floats))
 
 
 @lru_cache(maxsize=16)
@@ -538,7 +553,9 @@ def _written(request: KernelRequest, dialect: Dialect, entry: str) -> KernelSour
         body = template.render(k=writer, **dict(request.variant), **writer.args)
         if request.loaded_on not in ("", *writer.loads):
             raise ValueError(f"it does not apply the prologue to {request.loaded_on!r} (`fetch4`, `apply`)")
-        prelude = dialect.prelude_text() or _lookup().get_template(dialect.prelude).render()
+        if writer.double and _F32.search(body):  # OpenCL C would round without a word
+            raise ValueError("it computes in f32, and reads or writes float64: such a template says `real`")
+        prelude = dialect.prelude_text() or _lookup().get_template(dialect.prelude).render(double=writer.double)
     except Exception as e:
         raise CompileError(
             f"the kernel template {request.template!r} does not render: {e}",

@@ -13,6 +13,7 @@ from weft.core.graph.composite import Body
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Constants, Op, OpClass, register_op
+from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
 from weft.core.placement.decompose import decomposition
 from weft.ops.elementwise import FLOATS, broadcast, check_type, misfit, take_inputs, widen
@@ -38,7 +39,7 @@ class Extents:
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class Attention(Op):
     """Compute softmax(scale * Q K^T + mask) V for every head; the mask is optional.
 

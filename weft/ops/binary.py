@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any, ClassVar
 
@@ -14,6 +13,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import OpClass, register_op
+from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
 from weft.core.placement.decompose import decomposition
 from weft.ops.elementwise import (
@@ -62,7 +62,7 @@ Mul = pair("Mul", "a * b", "{0} * {1}", np.multiply)
 Div = pair("Div", "a / b, integers rounded towards zero", "{0} / {1}", divide)
 
 
-@dataclass(frozen=True)
+@op_dataclass
 class _Comparison(Elementwise):
     """A comparison of two inputs."""
 
@@ -89,7 +89,7 @@ BitwiseXor = bits("BitwiseXor", "the exclusive-or of every bit", None, np.bitwis
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class BitShift(Elementwise):
     """Shift the bits of the first input by the second; a distance out of range shifts everything out."""
 
@@ -115,7 +115,7 @@ class BitShift(Elementwise):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class Mod(Elementwise):
     """Compute the remainder of a / b with the sign of b, or that of a where fmod is set."""
 
@@ -137,7 +137,7 @@ class Mod(Elementwise):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class Pow(Elementwise):
     """Compute the first input to the power of the second, in the type of the first."""
 
@@ -156,7 +156,7 @@ class Pow(Elementwise):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class PRelu(Elementwise):
     """Compute x where it is not negative, else slope * x.
 
@@ -188,7 +188,7 @@ class PRelu(Elementwise):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class SwiGLU(Elementwise):
     """Compute a * sigmoid(alpha * a) * b for inputs of one shape."""
 
@@ -209,7 +209,7 @@ class SwiGLU(Elementwise):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class Where(Elementwise):
     """Choose from the second input where the first is true, else from the third."""
 
@@ -232,7 +232,7 @@ class Where(Elementwise):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class Clip(Elementwise):
     """Keep x between the scalars min and max, either of which may be missing; max wins over min."""
 
@@ -262,7 +262,7 @@ class Clip(Elementwise):
         return x if high is None else np.minimum(x, high.reshape(()))
 
 
-@dataclass(frozen=True)
+@op_dataclass
 class _Variadic(Elementwise):
     """A fold over any number of inputs."""
 
@@ -282,7 +282,7 @@ class _Variadic(Elementwise):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class Max(_Variadic):
     """Compute the largest of the inputs."""
 
@@ -293,7 +293,7 @@ class Max(_Variadic):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class Min(_Variadic):
     """Compute the smallest of the inputs."""
 
@@ -304,7 +304,7 @@ class Min(_Variadic):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class Sum(_Variadic):
     """Compute the sum of the inputs."""
 
@@ -313,7 +313,7 @@ class Sum(_Variadic):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class Mean(_Variadic):
     """Compute the mean of the inputs."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import ClassVar
 
@@ -12,13 +12,14 @@ import numpy as np
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Constants, Op, register_op
+from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.run_sized import RunSized
 from weft.core.graph.tensor import TensorSpec
 from weft.ops.shape import given, one_type, optional, sized, unfit
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class NonMaxSuppression(RunSized):
     """Boxes in the order of their scores without those that overlap a better one too much; rows (image, class, box).
 
@@ -28,6 +29,7 @@ class NonMaxSuppression(RunSized):
     """
 
     most_inputs: ClassVar[int | None] = 5
+    wide_inputs: ClassVar[tuple[int, ...]] = (0, 1, 3, 4)
     flags: ClassVar[tuple[str, ...]] = ("center_point_box",)
     center_point_box: int = 0
     most: int | None = None
@@ -100,7 +102,7 @@ def suppress(low: Array, high: Array, scores: Array, most: int, overlap: float, 
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class RoiAlign(Op):
     """What a feature map holds in each of a list of boxes, resampled to one size; inputs X, rois, batch_indices.
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from weft.core.graph.composite import Body, Composite
 from weft.core.graph.op import OpClass, register_op
+from weft.core.graph.op_class import op_dataclass
 from weft.ops.elementwise import FLOATS, misfit
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class CausalConvWithState(Composite):
     """Each channel convolved with its own taps; inputs input, weight, bias, past_state; outputs output, present_state.
 

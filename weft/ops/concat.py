@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import ClassVar
 
@@ -11,13 +10,14 @@ import numpy as np
 
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Constants, MovingOp, register_op
+from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
 from weft.errors import ModelError
 from weft.ops.shape import MAX_LISTED, given, ints, known_ints, one_axis, one_type, optional, sized, unfit
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class Concat(MovingOp):
     """All inputs, one after the other along `axis`."""
 
@@ -43,7 +43,7 @@ class Concat(MovingOp):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class Split(MovingOp):
     """Parts of the input along `axis`, of the given or of equal sizes; inputs input, split.
 

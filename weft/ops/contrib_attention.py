@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import sqrt
 from typing import ClassVar
 
@@ -12,6 +11,7 @@ import numpy as np
 from weft.core.graph.composite import Body, Composite
 from weft.core.graph.dtypes import DType
 from weft.core.graph.op import OpClass, register_op
+from weft.core.graph.op_class import op_dataclass
 from weft.ops.elementwise import FLOATS, misfit
 from weft.ops.key_cache import gather_rows
 from weft.ops.onnx_attention import Masks, attend, check_heads, heads_apart, heads_joined
@@ -20,7 +20,7 @@ FILTER = -10000.0
 """What ONNX Runtime adds to the scores of keys that a padding mask hides, unless told otherwise."""
 
 
-@dataclass(frozen=True)
+@op_dataclass
 class _PaddedAttention(Composite):
     """What Attention and MultiHeadAttention share: padding masks, and queries that see no later keys."""
 
@@ -74,7 +74,7 @@ class _PaddedAttention(Composite):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class MultiHeadAttention(_PaddedAttention):
     """Attention of heads; inputs query, key, value, bias, key_padding_mask, attention_bias, past_key, past_value.
 
@@ -140,7 +140,7 @@ class MultiHeadAttention(_PaddedAttention):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class ContribAttention(_PaddedAttention):
     """Attention with the product of its weights; inputs input, weights, bias, mask_index, past, attention_bias.
 
@@ -185,7 +185,7 @@ class ContribAttention(_PaddedAttention):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class GroupQueryAttention(Composite):
     """Causal attention of heads that share keys, with a cache; the form of most exported language models.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy as np
 from weft.core.graph.composite import Body, Composite
 from weft.core.graph.dtypes import DType
 from weft.core.graph.op import OpClass, register_op
+from weft.core.graph.op_class import op_dataclass
 from weft.ops.elementwise import FLOATS, misfit
 
 INT_TYPES = (DType.INT32, DType.INT64)
@@ -22,7 +22,7 @@ def _missing(inputs: Sequence[str], count: int) -> list[str]:
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class SimplifiedLayerNormalization(Composite):
     """RMSNormalization under ONNX Runtime's name, which lies in ONNX's domain; inputs X, scale."""
 
@@ -41,7 +41,7 @@ class SimplifiedLayerNormalization(Composite):
         return [make.add("RMSNormalization", x, scale, **attributes)]
 
 
-@dataclass(frozen=True)
+@op_dataclass
 class _SkipNorm(Composite):
     """The sum of an input, a skip connection and a bias, normalized; outputs the norm, two for training, the sum."""
 
@@ -65,7 +65,7 @@ class _SkipNorm(Composite):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class SkipLayerNormalization(_SkipNorm):
     """LayerNormalization of a sum over the last axis; inputs input, skip, gamma, beta, bias."""
 
@@ -81,7 +81,7 @@ class SkipLayerNormalization(_SkipNorm):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class SkipSimplifiedLayerNormalization(_SkipNorm):
     """RMSNormalization of a sum over the last axis; inputs input, skip, gamma, bias."""
 
@@ -96,7 +96,7 @@ class SkipSimplifiedLayerNormalization(_SkipNorm):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class EmbedLayerNormalization(Composite):
     """Embeddings of words, positions and segments, added and normalized; outputs the norm, mask_index, the sum.
 
@@ -130,13 +130,13 @@ class EmbedLayerNormalization(Composite):
         return [normed, index, total]
 
 
-@dataclass(frozen=True)
+@op_dataclass
 class _Activation(Composite):
     op_class: ClassVar[OpClass] = "transcendental"
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class BiasGelu(_Activation):
     """Gelu of A plus a bias; inputs A, B."""
 
@@ -149,7 +149,7 @@ class BiasGelu(_Activation):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class ContribGelu(_Activation):
     """Gelu with the error function."""
 
@@ -162,7 +162,7 @@ class ContribGelu(_Activation):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class FastGelu(_Activation):
     """Gelu with tanh of X plus a bias; inputs X, bias."""
 
@@ -176,7 +176,7 @@ class FastGelu(_Activation):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class QuickGelu(_Activation):
     """x * sigmoid(alpha * x)."""
 
@@ -190,7 +190,7 @@ class QuickGelu(_Activation):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class BiasSplitGelu(_Activation):
     """The first half of X plus a bias, times Gelu of the second half, along the last axis; inputs X, bias."""
 
@@ -208,7 +208,7 @@ class BiasSplitGelu(_Activation):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class BiasAdd(Composite):
     """X plus a bias plus a skip connection; inputs X, bias, skip."""
 
@@ -223,7 +223,7 @@ class BiasAdd(Composite):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class FusedMatMul(Composite):
     """alpha times a matrix product, with matrices transposed on request; inputs A, B.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -13,6 +13,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Names, Node
 from weft.core.graph.layout import Array
 from weft.core.graph.op import Constants, register_op
+from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
 from weft.errors import ModelError
 from weft.ops.concat import Concat
@@ -31,7 +32,7 @@ def body_of(body: Graph | None) -> Graph:
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class If(ControlOp):
     """One of two graphs, by a condition; inputs the condition, and the captures."""
 
@@ -57,7 +58,7 @@ class If(ControlOp):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class Loop(ControlOp):
     """A graph that runs repeatedly; inputs the most iterations, the condition, the carried values, the captures.
 
@@ -96,6 +97,20 @@ class Loop(ControlOp):
         formal, captured = inputs[: len(inputs) - self.captures], inputs[len(inputs) - self.captures :]
         return [(self.each, [np.asarray(0, np.int64), np.asarray(True), *formal[2:], *captured])]
 
+    def foreseen(
+        self, inputs: Sequence[Value], constants: Constants, ends: Sequence[Sequence[Value] | None]
+    ) -> Sequence[Value]:
+        """Return the carried values that keep their shapes, and what is stacked if the most iterations are known."""
+        (end,), formal = ends, inputs[: len(inputs) - self.captures]
+        if end is None:
+            return ()
+        carried = _steady(formal[2:], end[1:])
+        if any(value is None for value in carried):  # the next iteration may make other shapes
+            return carried
+        given = optional(constants, 0)
+        count = None if given is None else int(given.reshape(-1)[0])
+        return [*carried, *(_repeated(value, count) for value in end[1 + len(carried) :])]
+
     def execute(self, inputs: Sequence[Value], run: RunGraph) -> Sequence[Value]:
         """Return the carried values after the last iteration, and what was stacked."""
         body = self.each
@@ -119,7 +134,7 @@ class Loop(ControlOp):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class Scan(ControlOp):
     """A graph that runs for each slice of its inputs; inputs the states, the scanned tensors, the captures.
 
@@ -154,6 +169,28 @@ class Scan(ControlOp):
         slices = [a[(slice(None),) * axis + (0,)] for a, axis in zip(scanned, axes, strict=True)]
         number = [] if self.each is body_of(self.body) else [np.asarray(0)]
         return [(self.each, [*number, *states, *map(np.asarray, slices), *captured])]
+
+    def foreseen(
+        self, inputs: Sequence[Value], constants: Constants, ends: Sequence[Sequence[Value] | None]
+    ) -> Sequence[Value]:
+        """Return the states that keep their shapes, and what is stacked; nothing for a batch of scans."""
+        formal = [np.asarray(v) for v in inputs[: len(inputs) - self.captures]]
+        if self.batched or len(ends) != 1 or ends[0] is None:
+            return ()
+        scanned, end = formal[len(formal) - self.num_scan_inputs :], ends[0]
+        begun = formal[: len(formal) - self.num_scan_inputs]
+        states = _steady(begun, end)
+        if any(value is None for value in states):
+            return states
+        length = scanned[0].shape[one_axis(optional(self.scan_input_axes, 0) or 0, scanned[0].ndim)]
+        outputs: list[Value] = [*states]
+        for k, value in enumerate(end[len(states) :]):
+            whole = _repeated(value, length)
+            if isinstance(whole, np.ndarray):
+                axis = one_axis(optional(self.scan_output_axes, k) or 0, whole.ndim)
+                whole = np.moveaxis(whole, 0, axis)
+            outputs.append(whole)
+        return outputs
 
     def execute(self, inputs: Sequence[Value], run: RunGraph) -> Sequence[Value]:
         """Return the states after the last slice, and what was stacked."""
@@ -216,6 +253,22 @@ class Scan(ControlOp):
                 np.moveaxis(whole, 0, one_axis(optional(self.scan_output_axes, k) or 0, whole.ndim))
             )
         return outputs
+
+
+def _steady(before: Sequence[Value], after: Sequence[Value]) -> list[Value]:
+    """Return the values after an iteration that are tensors of the shapes and types from before it, None for others."""
+
+    def form(value: Value) -> object:
+        return (value.shape, value.dtype) if isinstance(value, np.ndarray) else object()
+
+    return [new if form(old) == form(new) else None for old, new in zip(before, after, strict=False)]
+
+
+def _repeated(value: Value, count: int | None) -> Array | None:
+    """Return a value of the shape that so many stacked ones have, without memory of its own; None if that is open."""
+    if count is None or not isinstance(value, np.ndarray):
+        return None
+    return np.broadcast_to(value, (max(count, 0), *value.shape))
 
 
 def truth(value: Value, what: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
 
@@ -12,6 +11,7 @@ import numpy as np
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Constants, Op, OpClass, register_op
+from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
 from weft.errors import ModelError
 from weft.ops.elementwise import widen
@@ -22,7 +22,7 @@ SCRATCH_BYTES = 2**26
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class Conv(Op):
     """The sum over a sliding window of inputs times weights; inputs X, W (out, in / group, ...), B."""
 
@@ -67,7 +67,7 @@ class Conv(Op):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class ConvTranspose(Op):
     """The gradient of Conv with respect to its input; inputs X, W (in, out / group, ...), B."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import ceil, isfinite
 from typing import ClassVar
 
@@ -12,12 +11,13 @@ import numpy as np
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array
 from weft.core.graph.op import Constants, Op, register_op
+from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
 from weft.ops.shape import MAX_ELEMENTS, given, ints, known, known_ints, one_axis, one_type, sized, unfit
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class ConstantOfShape(Op):
     """A tensor of the given shape with one value everywhere; input shape."""
 
@@ -36,7 +36,7 @@ class ConstantOfShape(Op):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class Range(Op):
     """The numbers from `start` to before `limit` in steps of `delta`; inputs start, limit, delta."""
 
@@ -75,7 +75,7 @@ class Range(Op):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class OneHot(Op):
     """For each index a vector with one entry on, the rest off; inputs indices, depth, values (off, on)."""
 
@@ -102,7 +102,7 @@ class OneHot(Op):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class EyeLike(Op):
     """A matrix of the input's shape with ones on its `k`-th diagonal; `dtype` None means the input's."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Constants, Op, OpClass, register_op
+from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
 from weft.ops.conv import float_type
 from weft.ops.elementwise import NUMERIC, check_type, widen
@@ -19,7 +19,7 @@ from weft.ops.window import Window, slide
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class DeformConv(Op):
     """A convolution of images whose taps lie off their places; inputs X, W, offset, B, mask.
 
@@ -103,7 +103,7 @@ class DeformConv(Op):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class Col2Im(Op):
     """Images that are the sums of windows; inputs columns (N, C * taps, windows), image_shape, block_shape."""
 

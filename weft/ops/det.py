@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
 
@@ -11,13 +10,14 @@ import numpy as np
 
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Constants, Op, OpClass, register_op
+from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
 from weft.ops.elementwise import FLOATS, check_type, widen
 from weft.ops.shape import given, unfit
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class Det(Op):
     """The determinant of each square matrix."""
 

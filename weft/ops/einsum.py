@@ -14,6 +14,7 @@ from weft.core.graph.composite import Body
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Constants, Op, OpClass, register_op
+from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
 from weft.core.placement.decompose import decomposition
 from weft.ops.elementwise import NUMERIC, check_type, widen
@@ -37,7 +38,7 @@ class Equation:
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class Einsum(Op):
     """Sums of products over the labels that the result lacks, as `equation` says; any number of inputs."""
 

@@ -6,7 +6,8 @@ An element-wise op is a numpy function and the same function as one scalar expre
 
 A GPU puts the expression into a separate kernel or into another kernel's store, so an op that has
 one runs, and fuses, on every device. In an expression `{0}`, `{1}` are the inputs by position, `{alpha}` is
-an attribute, all of them f32. It may use + - * /, comparisons, `c ? a : b`, decimal literals and
+an attribute, all of them of the type that the kernel computes in: f32, or float64 if
+the op reads or makes that. It may use + - * /, comparisons, `c ? a : b`, decimal literals and
 
     fabs fmin fmax exp expm1 log log1p sqrt tanh erf pow floor ceil rint fmod
     sin cos tan asin acos atan sinh cosh asinh acosh atanh is_nan is_inf
@@ -19,7 +20,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -27,6 +27,7 @@ import numpy as np
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Constants, Op, OpClass, register_op
+from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
 from weft.errors import ModelError
 
@@ -100,12 +101,12 @@ def is_half(dtype: np.dtype) -> bool:
 
 
 def literal(value: float) -> str:
-    """Return a number as a decimal f32 literal, parenthesised if negative."""
-    text = str(np.float32(value))
+    """Return a number as a decimal literal with all its digits, parenthesised if negative."""
+    text = repr(float(value))
     return f"({text})" if value < 0 else text
 
 
-@dataclass(frozen=True)
+@op_dataclass
 class Elementwise(Op):
     """Apply one function to corresponding elements of the broadcast inputs."""
 
@@ -206,5 +207,5 @@ def elementwise(
         "not_negative": not_negative,
         "compute": compute,
     }
-    cls: type[Elementwise] = dataclass(frozen=True)(type(name, (base,), body))
+    cls: type[Elementwise] = op_dataclass(type(name, (base,), body))
     return register_op(cls)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy as np
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Constants, MovingOp, Op, register_op
+from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.symbolic import integer
 from weft.core.graph.tensor import TensorSpec
 from weft.errors import ModelError
@@ -25,7 +25,7 @@ REDUCTIONS: dict[str, Callable[..., Array]] = {
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class Gather(MovingOp):
     """The slices along `axis` at the given indices; inputs data, indices."""
 
@@ -48,7 +48,7 @@ class Gather(MovingOp):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class GatherElements(MovingOp):
     """For each element of `indices` the element that it selects along `axis`; inputs data, indices."""
 
@@ -70,7 +70,7 @@ class GatherElements(MovingOp):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class GatherND(MovingOp):
     """The slices at the indices that the last axis of `indices` holds; inputs data, indices."""
 
@@ -99,7 +99,7 @@ class GatherND(MovingOp):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class ScatterElements(Op):
     """Data with each update written at its index along `axis`; inputs data, indices, updates."""
 
@@ -125,7 +125,7 @@ class ScatterElements(Op):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class ScatterND(Op):
     """Data with each slice of updates written where `indices` says; inputs data, indices, updates."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
 
@@ -12,6 +11,7 @@ import numpy as np
 from weft.core.graph.composite import Body, Composite
 from weft.core.graph.dtypes import DType
 from weft.core.graph.op import register_op
+from weft.core.graph.op_class import op_dataclass
 from weft.ops.elementwise import misfit
 from weft.ops.shape import one_axis
 
@@ -29,7 +29,7 @@ def gather_rows(make: Body, every: str, places: str) -> str:
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class TensorScatter(Composite):
     """A cache with rows of `axis` replaced by an update; inputs past_cache, update, write_indices.
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Constants, Op, OpClass, register_op
+from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
 from weft.ops.elementwise import FLOATS, check_type, misfit, take_inputs, widen
 
@@ -45,7 +46,7 @@ class LinearSizes:
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class LinearAttention(Op):
     """Linear attention; inputs query, key, value, past_state, decay, beta; outputs output, present_state.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
 
@@ -11,12 +10,13 @@ import numpy as np
 
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Constants, Op, OpClass, register_op
+from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
 from weft.ops.elementwise import WIDE, broadcast, check_type, misfit, required_inputs, take_inputs, widen
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class MatMul(Op):
     """Multiply stacks of matrices as numpy.matmul does, vectors included."""
 
@@ -51,7 +51,7 @@ class MatMul(Op):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class Gemm(Op):
     """Compute alpha * A @ B + beta * C, with A and B transposed on request and C optional."""
 

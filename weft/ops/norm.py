@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -13,6 +12,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Constants, Op, OpClass, register_op
+from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
 from weft.core.placement.decompose import decomposition
 from weft.errors import ModelError
@@ -20,7 +20,9 @@ from weft.ops.elementwise import widen
 from weft.ops.shape import given, many_axes, one_axis, optional, unfit
 
 STASH_FLOAT = 1
-"""The only supported `stash_type`: statistics in float32."""
+"""The `stash_type` of every input: statistics in float32, of float64 in float64."""
+STASH_DOUBLE = 11
+"""The other `stash_type` of float64."""
 
 
 def float_spec(spec: TensorSpec, least_rank: int = 0) -> TensorSpec:
@@ -31,7 +33,7 @@ def float_spec(spec: TensorSpec, least_rank: int = 0) -> TensorSpec:
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class BatchNormalization(Op):
     """Each channel shifted and scaled by stored statistics; inputs X, scale, B, mean, var."""
 
@@ -57,7 +59,7 @@ class BatchNormalization(Op):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class TrainingBatchNormalization(Composite):
     """Each channel normalized by the batch, scaled and shifted: ONNX's BatchNormalization with training_mode=1.
 
@@ -95,7 +97,7 @@ class TrainingBatchNormalization(Composite):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class InstanceNormalization(Op):
     """Each channel of each image normalized by itself, scaled and shifted; inputs X, scale, B."""
 
@@ -119,7 +121,7 @@ class InstanceNormalization(Op):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class GroupNormalization(Op):
     """Each group of channels normalized by itself; each channel scaled and shifted; inputs X, scale, bias."""
 
@@ -133,7 +135,7 @@ class GroupNormalization(Op):
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         """Return the spec of the output."""
         x = float_spec(given(inputs, 0), 3)
-        _check_stash(self.stash_type)
+        _check_stash(self.stash_type, x)
         if self.num_groups < 1 or x.dims[1] % self.num_groups:
             raise unfit(f"{x.dims[1]} channels are not {self.num_groups} equal groups")
         _check_vector(inputs, 1, x.dims[1])
@@ -149,7 +151,7 @@ class GroupNormalization(Op):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class LayerNormalization(Op):
     """The axes from `axis` on normalized together; inputs X, Scale, B; outputs Y, Mean, InvStdDev.
 
@@ -166,7 +168,7 @@ class LayerNormalization(Op):
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         """Return the specs of the outputs."""
         x = float_spec(given(inputs, 0), 1)
-        _check_stash(self.stash_type)
+        _check_stash(self.stash_type, x)
         axis = one_axis(self.axis, len(x.dims))
         _check_suffix(given(inputs, 1), x.dims)
         if optional(inputs, 2) is not None:
@@ -201,7 +203,7 @@ def _layer_norm(op: LayerNormalization, make: Body, node: Node) -> Sequence[str]
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class RMSNormalization(Op):
     """The axes from `axis` on divided by their root mean square, and scaled; inputs X, scale."""
 
@@ -214,7 +216,7 @@ class RMSNormalization(Op):
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         """Return the spec of the output."""
         x = float_spec(given(inputs, 0), 1)
-        _check_stash(self.stash_type)
+        _check_stash(self.stash_type, x)
         one_axis(self.axis, len(x.dims))
         _check_suffix(given(inputs, 1), x.dims)
         return (x,)
@@ -231,7 +233,7 @@ class RMSNormalization(Op):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class LRN(Op):
     """Each element divided by a power of the squares at its position in `size` adjacent channels."""
 
@@ -263,7 +265,7 @@ class LRN(Op):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class LpNormalization(Op):
     """The tensor divided by its 1-norm or 2-norm along one axis; zero where that is zero."""
 
@@ -293,7 +295,7 @@ class LpNormalization(Op):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class MeanVarianceNormalization(Op):
     """The given axes together brought to mean zero and variance one."""
 
@@ -348,8 +350,9 @@ def _check_suffix(spec: TensorSpec, dims: Shape) -> None:
         raise unfit(f"a scale or bias of shape {spec.dims} does not broadcast to {dims}")
 
 
-def _check_stash(stash_type: int) -> None:
-    if stash_type != STASH_FLOAT:
+def _check_stash(stash_type: int, x: TensorSpec) -> None:
+    if stash_type != STASH_FLOAT and (stash_type, x.dtype) != (STASH_DOUBLE, DType.FLOAT64):
         raise ModelError(
-            f"stash_type {stash_type} is not supported", why="statistics are computed in float32 (1)"
+            f"stash_type {stash_type} is not supported of {x}",
+            why="statistics are computed in float32 (1), and of float64 in float64 (11)",
         )

@@ -17,6 +17,7 @@ from weft.core.graph.composite import Body, Composite
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array
 from weft.core.graph.op import Op, OpClass, register_op
+from weft.core.graph.op_class import op_dataclass
 from weft.ops.elementwise import FLOATS, misfit
 
 RAW, CAPPED, MASKED, SHARES = range(4)
@@ -149,7 +150,7 @@ def check_heads(op: Op, heads: int, groups: int) -> None:
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class OnnxAttention(Composite):
     """Attention of heads; inputs Q, K, V, attn_mask, past_key, past_value, nonpad_kv_seqlen.
 

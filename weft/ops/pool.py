@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
 
@@ -14,6 +13,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Constants, Op, OpClass, register_op
+from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
 from weft.core.placement.decompose import decomposition
 from weft.errors import ModelError
@@ -23,7 +23,7 @@ from weft.ops.shape import given, sized, unfit
 from weft.ops.window import Window, slide
 
 
-@dataclass(frozen=True)
+@op_dataclass
 class Pool(Op):
     """What the pools with a window have in common."""
 
@@ -57,7 +57,7 @@ class Pool(Op):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class MaxPool(Pool):
     """The largest input in a sliding window, and its flat index if the node has 2 `outputs`."""
 
@@ -111,7 +111,7 @@ class MaxPool(Pool):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class PlanarMaxPool(MaxPool):
     """MaxPool of any numbers, with indices, in NCHW: what takes the place of one that a device does not run packed."""
 
@@ -125,7 +125,7 @@ def _planar(op: MaxPool, make: Body, node: Node) -> Sequence[str]:
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class AveragePool(Pool):
     """The mean of the inputs in a sliding window; padding counts as zeros if `count_include_pad`."""
 
@@ -161,7 +161,7 @@ class AveragePool(Pool):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class LpPool(Pool):
     """The p-norm of the inputs in a sliding window."""
 
@@ -184,7 +184,7 @@ class LpPool(Pool):
         return np.asarray(total ** (1 / self.p)).astype(x.dtype, copy=False)
 
 
-@dataclass(frozen=True)
+@op_dataclass
 class GlobalPool(Op):
     """What the pools over all spatial dimensions have in common."""
 
@@ -207,7 +207,7 @@ class GlobalPool(Op):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class GlobalAveragePool(GlobalPool):
     """The mean of each channel."""
 
@@ -219,7 +219,7 @@ class GlobalAveragePool(GlobalPool):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class GlobalMaxPool(GlobalPool):
     """The largest value of each channel."""
 
@@ -229,6 +229,17 @@ class GlobalMaxPool(GlobalPool):
         """Return the output."""
         x = given(inputs, 0)
         return np.asarray(x.max(axis=tuple(range(2, x.ndim)), keepdims=True))
+
+
+@decomposition("GlobalAveragePool")
+@decomposition("GlobalMaxPool")
+def _global_pool(op: GlobalPool, make: Body, node: Node) -> Sequence[str]:
+    """Return a reduction for float64: kernels of pools compute in float32."""
+    (x,) = node.inputs
+    if make.dtype(x) is not DType.FLOAT64:
+        return []
+    axes = make.constant(np.arange(2, len(make.dims(x))))
+    return [make.add("ReduceMax" if isinstance(op, GlobalMaxPool) else "ReduceMean", x, axes)]
 
 
 def fold(padded: Array, window: Window, combine: Callable[..., Array]) -> Array:

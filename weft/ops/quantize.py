@@ -16,6 +16,7 @@ import numpy as np
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Constants, Op, OpClass, register_op
+from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
 from weft.ops.conv import Conv
 from weft.ops.conversion import SATURATING, convert
@@ -97,7 +98,7 @@ def _optional(inputs: Sequence[Array | None], count: int) -> list[Array | None]:
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class QuantizeLinear(Op):
     """Compute x / scale, rounded, plus a zero point, as an integer or a small float; inputs x, scale, zero point.
 
@@ -147,7 +148,7 @@ class QuantizeLinear(Op):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class Quotient(QuantizeLinear):
     """Compute x / scale in x's type, correctly rounded on every device (Div need not be on GPUs).
 
@@ -174,7 +175,7 @@ class Quotient(QuantizeLinear):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class DequantizeLinear(Op):
     """Compute (x - zero point) * scale as floats; inputs x, scale, zero point.
 
@@ -212,7 +213,7 @@ class DequantizeLinear(Op):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class DynamicQuantizeLinear(Op):
     """Quantise floats to uint8 with the scale and the zero point that fit their range; outputs y, scale, zero point."""
 
@@ -271,7 +272,7 @@ def _check_spread(op: Op, what: str, x: TensorSpec, given: TensorSpec, axis: int
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class MatMulInteger(Op):
     """Compute the matrix product of integers of eight bits, exactly; inputs a, b and their zero points."""
 
@@ -318,7 +319,7 @@ def exact_product(a: Array, b: Array) -> Array:
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class QLinearMatMul(Op):
     """Compute a matrix product of quantised numbers as a quantised one.
 
@@ -369,7 +370,7 @@ def requantised(total: Array, step: Array, y_scale: Array, y_zero: Array) -> Arr
     return quantised(moved, DType.of(y_zero.dtype))
 
 
-@dataclass(frozen=True)
+@op_dataclass
 class _IntegerConv(Op):
     """The attributes of a convolution, of integers."""
 
@@ -415,7 +416,7 @@ class _IntegerConv(Op):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class ConvInteger(_IntegerConv):
     """Compute a convolution of integers of eight bits, exactly; inputs x, weights and their zero points."""
 
@@ -433,7 +434,7 @@ class ConvInteger(_IntegerConv):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class QLinearConv(_IntegerConv):
     """Compute a convolution of quantised numbers as a quantised one.
 
@@ -474,7 +475,7 @@ class QLinearConv(_IntegerConv):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class MicrosoftQuantizeLinear(QuantizeLinear):
     """ONNX's QuantizeLinear under its name in the domain com.microsoft."""
 
@@ -482,7 +483,7 @@ class MicrosoftQuantizeLinear(QuantizeLinear):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class MicrosoftDequantizeLinear(DequantizeLinear):
     """ONNX's DequantizeLinear under its name in the domain com.microsoft."""
 
@@ -499,7 +500,7 @@ def unpacked(packed: Array, bits: int, count: int) -> Array:
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class MatMulNBits(Op):
     """Compute a times the transpose of weights that are quantised in blocks of a row, plus a bias.
 
@@ -569,7 +570,7 @@ class MatMulNBits(Op):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class GatherBlockQuantized(Op):
     """Take rows of a table that is quantised in blocks; inputs table, indices, scales, zero points.
 

@@ -12,7 +12,7 @@ differ from step to step, as in onnxruntime: a node there reads the number of th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from typing import ClassVar
 
 import numpy as np
@@ -23,6 +23,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Constants, Op, OpClass, register_op
+from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
 from weft.core.placement.decompose import decomposition
 from weft.errors import ModelError
@@ -69,7 +70,7 @@ def normal(seed: float, count: int) -> Array:
     return np.asarray(np.sqrt(-2 * np.log1p(-words[:, 0])) * np.cos(2 * np.pi * words[:, 1]))
 
 
-@dataclass(frozen=True)
+@op_dataclass
 class _Random(Op):
     """Random numbers of a type; `seed` None counts as 0. The ONNX front end gives each node a seed from its name."""
 
@@ -96,7 +97,7 @@ class _Random(Op):
         return numbers.astype(dtype.numpy)
 
 
-@dataclass(frozen=True)
+@op_dataclass
 class _OfShape(_Random):
     """Random numbers in a shape that an attribute gives."""
 
@@ -112,7 +113,7 @@ class _OfShape(_Random):
         return self.drawn(self.shape, self.dtype or DType.FLOAT32)
 
 
-@dataclass(frozen=True)
+@op_dataclass
 class _Like(_Random):
     """Random numbers in the shape of the input, and of its type unless `dtype` says another."""
 
@@ -130,7 +131,7 @@ class _Like(_Random):
         return self.drawn(x.shape, self.dtype or DType.of(x.dtype))
 
 
-@dataclass(frozen=True)
+@op_dataclass
 class _Normal(_Random):
     mean: float = 0.0
     scale: float = 1.0
@@ -140,7 +141,7 @@ class _Normal(_Random):
         return np.asarray(self.mean + self.scale * normal(self.seed or 0.0, count))
 
 
-@dataclass(frozen=True)
+@op_dataclass
 class _Uniform(_Random):
     high: float = 1.0
     low: float = 0.0
@@ -159,31 +160,31 @@ class _Uniform(_Random):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class RandomNormal(_OfShape, _Normal):
     """Draw normal numbers in the shape that an attribute gives."""
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class RandomNormalLike(_Like, _Normal):
     """Draw normal numbers in the shape of the input."""
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class RandomUniform(_OfShape, _Uniform):
     """Draw numbers from `low` to before `high` in the shape that an attribute gives."""
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class RandomUniformLike(_Like, _Uniform):
     """Draw numbers from `low` to before `high` in the shape of the input."""
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class Multinomial(Op):
     """Draw classes, with logarithms of their unscaled probabilities as the input (batch, classes)."""
 
@@ -214,7 +215,7 @@ class Multinomial(Op):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class InStep(Op):
     """Draw what a random op in the body of a loop does, other numbers in each step; inputs the step, and the op's."""
 

@@ -12,6 +12,7 @@ import numpy as np
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Constants, Op, OpClass, register_op
+from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
 from weft.ops.elementwise import FLOATS, check_type, literal, misfit, take_inputs, widen
 
@@ -93,7 +94,7 @@ class Sizes:
     hidden: int
 
 
-@dataclass(frozen=True)
+@op_dataclass
 class Recurrent(Op):
     """What the three layers share: inputs X, W, R, B, sequence_lens and initial_h; outputs Y and Y_h.
 
@@ -271,7 +272,7 @@ class Weights:
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class RNN(Recurrent):
     """H = f(X W^T + H R^T + biases), step by step."""
 
@@ -283,7 +284,7 @@ class RNN(Recurrent):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class GRU(Recurrent):
     """Gated recurrent units; gates in the order update, reset, hidden.
 
@@ -311,7 +312,7 @@ class GRU(Recurrent):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class LSTM(Recurrent):
     """Long short-term memory; gates in the order input, output, forget, cell; more inputs initial_c and P.
 

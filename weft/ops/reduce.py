@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any, ClassVar
 
@@ -12,6 +11,7 @@ import numpy as np
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Constants, Op, OpClass, register_op
+from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
 from weft.errors import ValueNeeded
 from weft.ops.binary import divide
@@ -45,7 +45,7 @@ def reduced_shape(shape: Shape, axes: tuple[int, ...], keepdims: int) -> Shape:
     return tuple(d for i, d in enumerate(shape) if i not in axes)
 
 
-@dataclass(frozen=True)
+@op_dataclass
 class Reduction(Op):
     """Combine the elements along the axes named by the second input, which must be constant."""
 
@@ -100,7 +100,7 @@ def total(x: Array, axes: tuple[int, ...]) -> Array:
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class ReduceSum(Reduction):
     """Compute the sum; of nothing: 0."""
 
@@ -110,7 +110,7 @@ class ReduceSum(Reduction):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class ReduceMean(Reduction):
     """Compute the mean; of nothing: NaN, and 0 for integers, which are rounded towards zero."""
 
@@ -121,7 +121,7 @@ class ReduceMean(Reduction):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class ReduceProd(Reduction):
     """Compute the product; of nothing: 1."""
 
@@ -131,7 +131,7 @@ class ReduceProd(Reduction):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class ReduceL1(Reduction):
     """Compute the sum of absolute values."""
 
@@ -141,7 +141,7 @@ class ReduceL1(Reduction):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class ReduceL2(Reduction):
     """Compute the square root of the sum of squares."""
 
@@ -151,7 +151,7 @@ class ReduceL2(Reduction):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class ReduceSumSquare(Reduction):
     """Compute the sum of squares."""
 
@@ -161,7 +161,7 @@ class ReduceSumSquare(Reduction):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class ReduceLogSum(Reduction):
     """Compute the logarithm of the sum; of nothing: minus infinity."""
 
@@ -173,7 +173,7 @@ class ReduceLogSum(Reduction):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class ReduceLogSumExp(Reduction):
     """Compute the logarithm of the sum of exponentials without overflow; of nothing: minus infinity."""
 
@@ -194,7 +194,7 @@ def bounds(dtype: Any) -> tuple[Any, Any]:
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class ReduceMax(Reduction):
     """Compute the maximum; of nothing: the least value of the type."""
 
@@ -207,7 +207,7 @@ class ReduceMax(Reduction):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class ReduceMin(Reduction):
     """Compute the minimum; of nothing: the greatest value of the type."""
 
@@ -219,7 +219,7 @@ class ReduceMin(Reduction):
         return np.asarray(np.min(x, axis=axes, keepdims=True, initial=bounds(x.dtype)[1]))
 
 
-@dataclass(frozen=True)
+@op_dataclass
 class _ArgReduction(Op):
     """Find the position of an extreme along one axis, the first or the last of equal ones."""
 
@@ -253,7 +253,7 @@ class _ArgReduction(Op):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class ArgMax(_ArgReduction):
     """Compute the position of the maximum."""
 
@@ -263,7 +263,7 @@ class ArgMax(_ArgReduction):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class ArgMin(_ArgReduction):
     """Compute the position of the minimum."""
 
@@ -272,7 +272,7 @@ class ArgMin(_ArgReduction):
         return np.asarray(np.argmin(x, axis))
 
 
-@dataclass(frozen=True)
+@op_dataclass
 class _Scan(Op):
     """Combine all elements up to each one, along the axis that the second input holds."""
 
@@ -311,7 +311,7 @@ class _Scan(Op):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class CumSum(_Scan):
     """Compute running sums along an axis."""
 
@@ -320,7 +320,7 @@ class CumSum(_Scan):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class CumProd(_Scan):
     """Compute running products along an axis."""
 

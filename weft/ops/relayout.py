@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import ClassVar
 
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array, Layout, storage_size
 from weft.core.graph.op import Constants, MovingOp, register_op
+from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.launch import GpuOp, KernelBuilder, WantedLayout, gpu_op
 from weft.ops.shape import given, unfit
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class Relayout(MovingOp):
     """Change layout and element type; the logical value stays the same (up to rounding)."""
 

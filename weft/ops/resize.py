@@ -12,6 +12,7 @@ import numpy as np
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Constants, Op, OpClass, register_op
+from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
 from weft.errors import ModelError
 from weft.ops.shape import MAX_RANK, given, ints, known, known_ints, many_axes, optional, sized, unfit
@@ -57,7 +58,7 @@ class Taps:
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class Resize(Op):
     """The tensor sampled at more or fewer positions along some axes; inputs X, roi, scales, sizes."""
 

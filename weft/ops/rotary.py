@@ -6,7 +6,6 @@ J. Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -14,6 +13,7 @@ import numpy as np
 from weft.core.graph.composite import Body, Composite
 from weft.core.graph.dtypes import DType
 from weft.core.graph.op import OpClass, register_op
+from weft.core.graph.op_class import op_dataclass
 from weft.ops.elementwise import FLOATS, misfit
 
 
@@ -38,7 +38,7 @@ def rotate(make: Body, x: str, cos: str, sin: str, interleaved: bool) -> str:
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class RotaryEmbedding(Composite):
     """Each head turned by its position's angles; inputs X, cos_cache, sin_cache, position_ids.
 
@@ -86,7 +86,7 @@ class RotaryEmbedding(Composite):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class ContribRotaryEmbedding(Composite):
     """ONNX Runtime's rotary embedding; inputs input, position_ids, cos_cache, sin_cache.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import product
 from math import prod
 from typing import Any, ClassVar
@@ -14,6 +13,7 @@ from weft.core.graph.composite import Body
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Constants, Op, OpClass, register_op
+from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
 from weft.core.placement.decompose import decomposition
 from weft.errors import ModelError
@@ -28,7 +28,7 @@ FAR = 1e7
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class GridSample(Op):
     """Images read at the places in a grid; inputs X (N, C, sizes), grid (N, places, rank).
 
@@ -37,6 +37,7 @@ class GridSample(Op):
     """
 
     most_inputs: ClassVar[int | None] = 2
+    wide_inputs: ClassVar[tuple[int, ...]] = (1,)
     flags: ClassVar[tuple[str, ...]] = ("align_corners",)
     # Interpolation weights come from rounded coordinates, so the error grows with the coordinate.
     op_class: ClassVar[OpClass] = "reduction"
@@ -140,7 +141,7 @@ def _far(d: Array) -> Array:
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class AffineGrid(Op):
     """The grid that maps the pixels of an output to places in the input; inputs theta (N, rank, rank + 1), size."""
 
@@ -182,6 +183,7 @@ class AffineGrid(Op):
 def _affine_grid(op: AffineGrid, make: Body, node: Node) -> Sequence[str]:
     theta, _ = node.inputs
     lengths = make.dims(node.outputs[0])[1:-1]
-    places = make.constant(op.places(lengths, np.dtype(np.float32)).astype(make.dtype(theta).numpy))
+    dtype = make.dtype(theta).numpy
+    places = make.constant(op.places(lengths, np.promote_types(dtype, np.float32)).astype(dtype))
     grid = make.add("MatMul", places, make.add("Transpose", theta, perm=(0, 2, 1)))
     return [make.reshape(grid, *make.dims(node.outputs[0]))]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
 
@@ -12,13 +11,14 @@ import numpy as np
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array
 from weft.core.graph.op import Constants, Op, register_op
+from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.run_sized import RunSized
 from weft.core.graph.tensor import TensorSpec
 from weft.ops.shape import given, known, one_axis, sized, unfit
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class TopK(Op):
     """The `k` largest, or smallest, elements along an axis in order, and their indices; inputs data, k.
 
@@ -60,7 +60,7 @@ class TopK(Op):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class NonZero(RunSized):
     """The indices of the elements that are not zero, one column each, in the order in which they lie.
 
@@ -87,7 +87,7 @@ class NonZero(RunSized):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class Compress(RunSized):
     """The slices along `axis` where the condition holds, of the flat tensor if it is None; inputs data, condition.
 
@@ -119,7 +119,7 @@ class Compress(RunSized):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class Unique(RunSized):
     """The elements, or slices along `axis`, that differ; with the first index of each, the place of each, the counts.
 

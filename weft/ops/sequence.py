@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
 
-from weft.core.graph.control_op import ControlOp, RunGraph, Value, given_value
+from weft.core.graph.control_op import ControlOp, RunGraph, Value, given_value, interpret
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Array
-from weft.core.graph.op import register_op
+from weft.core.graph.op import Constants, register_op
+from weft.core.graph.op_class import op_dataclass
 from weft.ops.control import body_of
 from weft.ops.random import numbered
 from weft.ops.shape import one_axis, unfit
@@ -41,9 +41,25 @@ def place(value: Value, length: int) -> int:
     return index % length
 
 
+@op_dataclass
+class ListOp(ControlOp):
+    """An op whose results have shapes that follow from the shapes of its inputs, and from a few of their values."""
+
+    decides: ClassVar[tuple[int, ...]] = ()
+    """The positions of the inputs whose values decide shapes."""
+
+    def foreseen(
+        self, inputs: Sequence[Value], constants: Constants, ends: Sequence[Sequence[Value] | None]
+    ) -> Sequence[Value]:
+        """Return what the op makes of the inputs; nothing if a value that decides shapes is not known."""
+        if any(k < len(inputs) and inputs[k] is not None and constants[k] is None for k in self.decides):
+            return ()
+        return self.execute(inputs, interpret)
+
+
 @register_op
-@dataclass(frozen=True)
-class SequenceConstruct(ControlOp):
+@op_dataclass
+class SequenceConstruct(ListOp):
     """The sequence of the inputs."""
 
     def execute(self, inputs: Sequence[Value], run: RunGraph) -> Sequence[Value]:
@@ -52,8 +68,8 @@ class SequenceConstruct(ControlOp):
 
 
 @register_op
-@dataclass(frozen=True)
-class SequenceEmpty(ControlOp):
+@op_dataclass
+class SequenceEmpty(ListOp):
     """A sequence without tensors."""
 
     dtype: DType = DType.FLOAT32
@@ -64,9 +80,11 @@ class SequenceEmpty(ControlOp):
 
 
 @register_op
-@dataclass(frozen=True)
-class SequenceInsert(ControlOp):
+@op_dataclass
+class SequenceInsert(ListOp):
     """A sequence with one more tensor, before the given position or at the end; inputs sequence, tensor, position."""
+
+    decides: ClassVar[tuple[int, ...]] = (2,)
 
     def execute(self, inputs: Sequence[Value], run: RunGraph) -> Sequence[Value]:
         """Return the new sequence."""
@@ -80,9 +98,11 @@ class SequenceInsert(ControlOp):
 
 
 @register_op
-@dataclass(frozen=True)
-class SequenceErase(ControlOp):
+@op_dataclass
+class SequenceErase(ListOp):
     """A sequence without the tensor at the given position, or the last one; inputs sequence, position."""
+
+    decides: ClassVar[tuple[int, ...]] = (1,)
 
     def execute(self, inputs: Sequence[Value], run: RunGraph) -> Sequence[Value]:
         """Return the new sequence."""
@@ -93,9 +113,11 @@ class SequenceErase(ControlOp):
 
 
 @register_op
-@dataclass(frozen=True)
-class SequenceAt(ControlOp):
+@op_dataclass
+class SequenceAt(ListOp):
     """The tensor at a position of a sequence; inputs sequence, position."""
+
+    decides: ClassVar[tuple[int, ...]] = (1,)
 
     def execute(self, inputs: Sequence[Value], run: RunGraph) -> Sequence[Value]:
         """Return the tensor."""
@@ -104,8 +126,8 @@ class SequenceAt(ControlOp):
 
 
 @register_op
-@dataclass(frozen=True)
-class SequenceLength(ControlOp):
+@op_dataclass
+class SequenceLength(ListOp):
     """The number of tensors in a sequence."""
 
     def execute(self, inputs: Sequence[Value], run: RunGraph) -> Sequence[Value]:
@@ -114,10 +136,11 @@ class SequenceLength(ControlOp):
 
 
 @register_op
-@dataclass(frozen=True)
-class SplitToSequence(ControlOp):
+@op_dataclass
+class SplitToSequence(ListOp):
     """The pieces of a tensor along `axis`: of the given lengths, or of one element each; inputs tensor, lengths."""
 
+    decides: ClassVar[tuple[int, ...]] = (1,)
     flags: ClassVar[tuple[str, ...]] = ("keepdims",)
     axis: int = 0
     keepdims: int = 1
@@ -142,8 +165,8 @@ class SplitToSequence(ControlOp):
 
 
 @register_op
-@dataclass(frozen=True)
-class ConcatFromSequence(ControlOp):
+@op_dataclass
+class ConcatFromSequence(ListOp):
     """The tensors of a sequence along `axis`, which is a new one with `new_axis`."""
 
     axis: int = 0
@@ -159,7 +182,7 @@ class ConcatFromSequence(ControlOp):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class SequenceMap(ControlOp):
     """A graph that runs for each tensor of a sequence, with further tensors, or those of further sequences."""
 
@@ -184,8 +207,8 @@ class SequenceMap(ControlOp):
 
 
 @register_op
-@dataclass(frozen=True)
-class Optional(ControlOp):
+@op_dataclass
+class Optional(ListOp):
     """An optional that holds the input, or nothing."""
 
     def execute(self, inputs: Sequence[Value], run: RunGraph) -> Sequence[Value]:
@@ -195,8 +218,8 @@ class Optional(ControlOp):
 
 
 @register_op
-@dataclass(frozen=True)
-class OptionalHasElement(ControlOp):
+@op_dataclass
+class OptionalHasElement(ListOp):
     """Whether an optional holds something."""
 
     def execute(self, inputs: Sequence[Value], run: RunGraph) -> Sequence[Value]:
@@ -205,8 +228,8 @@ class OptionalHasElement(ControlOp):
 
 
 @register_op
-@dataclass(frozen=True)
-class OptionalGetElement(ControlOp):
+@op_dataclass
+class OptionalGetElement(ListOp):
     """What an optional holds; ModelError if that is nothing."""
 
     def execute(self, inputs: Sequence[Value], run: RunGraph) -> Sequence[Value]:

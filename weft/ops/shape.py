@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import ClassVar, Literal, TypeVar
 
@@ -12,6 +11,7 @@ import numpy as np
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Constants, MovingOp, Op, register_op
+from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.symbolic import integer
 from weft.core.graph.tensor import TensorSpec
 from weft.errors import ModelError, ValueNeeded
@@ -101,7 +101,7 @@ def one_type(*specs: TensorSpec | None) -> DType:
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class Reshape(MovingOp):
     """The same elements in the same order under another shape; inputs data, shape."""
 
@@ -137,7 +137,7 @@ class Reshape(MovingOp):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class Flatten(MovingOp):
     """The matrix whose rows are indexed by the axes before `axis`."""
 
@@ -160,7 +160,7 @@ class Flatten(MovingOp):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class Squeeze(MovingOp):
     """The tensor without some axes of size one (default: without all of them); inputs data, axes."""
 
@@ -187,7 +187,7 @@ class Squeeze(MovingOp):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class Unsqueeze(MovingOp):
     """The tensor with axes of size one inserted; inputs data, axes (positions in the result)."""
 
@@ -210,7 +210,7 @@ class Unsqueeze(MovingOp):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class Transpose(MovingOp):
     """The tensor with its axes in the order `perm` (default: reversed)."""
 
@@ -237,7 +237,7 @@ class Transpose(MovingOp):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class Expand(MovingOp):
     """The tensor broadcast together with a shape; inputs data, shape."""
 
@@ -260,7 +260,7 @@ class Expand(MovingOp):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class Tile(MovingOp):
     """The tensor repeated along each axis; inputs data, repeats."""
 
@@ -279,7 +279,7 @@ class Tile(MovingOp):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class Identity(MovingOp):
     """Its input, unchanged."""
 
@@ -295,7 +295,7 @@ class Identity(MovingOp):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class Dropout(MovingOp):
     """Its input unchanged, as in inference, and a mask of ones; inputs data, ratio, training_mode.
 
@@ -320,7 +320,7 @@ class Dropout(MovingOp):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class ShapeOf(Op):
     """The sizes of the axes from `start` to before `end`, as int64."""
 
@@ -348,7 +348,7 @@ class ShapeOf(Op):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class Size(Op):
     """The number of elements, as an int64 scalar."""
 
@@ -366,7 +366,7 @@ class Size(Op):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class DepthToSpace(MovingOp):
     """Blocks of channels laid out as square blocks of pixels."""
 
@@ -394,7 +394,7 @@ class DepthToSpace(MovingOp):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class SpaceToDepth(MovingOp):
     """Square blocks of pixels laid out as blocks of channels."""
 

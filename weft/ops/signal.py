@@ -6,7 +6,6 @@ Where a device lacks them, a transform is a product with a constant matrix of co
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
 
@@ -17,6 +16,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Constants, Op, OpClass, register_op
+from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
 from weft.core.placement.decompose import decomposition
 from weft.errors import ModelError
@@ -28,7 +28,7 @@ MOST_FACTORS = 1 << 24
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class DFT(Op):
     """The discrete Fourier transform along an axis; inputs x (..., 1 or 2), dft_length, axis (default -2).
 
@@ -127,7 +127,7 @@ def _dft(op: DFT, make: Body, node: Node) -> Sequence[str]:
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class STFT(Op):
     """The Fourier transforms of a signal's frames.
 
@@ -202,7 +202,7 @@ def _stft(op: STFT, make: Body, node: Node) -> Sequence[str]:
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class MelWeightMatrix(Op):
     """The shares of spectrum bins in bands that are equally wide on the mel scale of O'Shaughnessy (1987).
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Constants, MovingOp, register_op
+from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
 from weft.errors import ModelError
 from weft.ops.shape import given, ints, known_ints, many_axes, optional
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class Slice(MovingOp):
     """Every `step`-th element from `start` to before `end`; inputs data, starts, ends, axes, steps."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
 
@@ -13,13 +12,14 @@ from weft.core.graph.composite import Body
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array
 from weft.core.graph.op import Constants, Op, OpClass, register_op
+from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
 from weft.core.placement.decompose import decomposition
 from weft.ops.elementwise import FLOATS, check_type, required_inputs, widen
 from weft.ops.reduce import normalize_axis
 
 
-@dataclass(frozen=True)
+@op_dataclass
 class AlongAxis(Op):
     """Normalise along `axis`; with `flatten`, along all axes from `axis` on (ONNX before opset 13)."""
 
@@ -54,7 +54,7 @@ class AlongAxis(Op):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class Softmax(AlongAxis):
     """Compute exp(x) divided by its sum along the axis."""
 
@@ -66,7 +66,7 @@ class Softmax(AlongAxis):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class LogSoftmax(AlongAxis):
     """Compute the logarithm of Softmax."""
 
@@ -77,7 +77,7 @@ class LogSoftmax(AlongAxis):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class Hardmax(AlongAxis):
     """Compute 1 at the first maximum along the axis and 0 elsewhere; NaN counts as larger than all numbers."""
 

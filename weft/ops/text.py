@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
 
@@ -12,13 +11,14 @@ import numpy as np
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array
 from weft.core.graph.op import Constants, Op, register_op
+from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
 from weft.errors import ModelError
 from weft.ops.shape import MAX_ELEMENTS, given, sized, unfit
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class TfIdfVectorizer(Op):
     """How often each n-gram of a pool is in each line of tokens, as `mode` weighs it.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -11,13 +10,14 @@ import numpy as np
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array
 from weft.core.graph.op import Constants, MovingOp, register_op
+from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
 from weft.errors import ModelError
 from weft.ops.shape import given, optional, unfit
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class Trilu(MovingOp):
     """The upper or lower triangle of each matrix, zeros elsewhere; inputs x, k (the diagonal, 0 if missing)."""
 
@@ -43,7 +43,7 @@ class Trilu(MovingOp):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class ReverseSequence(MovingOp):
     """Sequences with as many first elements reversed as `sequence_lens` says; inputs x, sequence_lens."""
 

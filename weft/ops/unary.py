@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache, partial
-from math import erf, pi, sqrt
-from typing import Any, ClassVar, Literal
+from math import erf, erfc, exp, factorial, pi, sqrt
+from typing import ClassVar, Literal
 
 import numpy as np
-from numpy.polynomial.chebyshev import chebinterpolate, chebval
 
 from weft.core.graph.composite import Body
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array
 from weft.core.graph.op import Constants, Op, OpClass, register_op
+from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
 from weft.core.placement.decompose import decomposition
 from weft.ops.conversion import check_round_mode, convert
@@ -37,26 +36,55 @@ BLOCK = 1 << 14
 
 
 @cache
-def _erf_fit(wide: bool) -> tuple[float, Any]:
-    """Return x beyond which erf(x) rounds to 1, and the Chebyshev coefficients of erf(x) / x over x * x."""
-    limit, degree = (6.0, 60) if wide else (4.0, 26)
+def _erf_series() -> Array:
+    """Return the Taylor coefficients of erf(x) / x over x * x, as many as matter up to 1."""
+    return np.asarray([2 / sqrt(pi) * (-1) ** k / (factorial(k) * (2 * k + 1)) for k in range(19)])
+
+
+@cache
+def _erf_fit() -> Array:
+    """Return the Chebyshev coefficients of erf(x) / x over x * x / 8 - 1, x from 0 to 4."""
 
     def ratio(u: Array) -> Array:
-        roots = np.sqrt(limit**2 * (u + 1) / 2)
-        return np.array([erf(r) / r for r in roots])
+        return np.array([erf(x) / x for x in np.sqrt(8 * (u + 1))])
 
-    return limit, chebinterpolate(ratio, degree)
+    fit: Array = np.polynomial.chebyshev.chebinterpolate(ratio, 26)
+    return fit
+
+
+@cache
+def _erfc_fit() -> Array:
+    """Return the Chebyshev coefficients of erfc(x) * exp(x * x) over 2 (x - 3) / (x + 3), x from 1 to 9."""
+
+    def tail(u: Array) -> Array:
+        return np.array([erfc(x) * exp(x * x) for x in 3 * (2 + u) / (2 - u)])
+
+    fit: Array = np.polynomial.chebyshev.chebinterpolate(tail, 17)
+    return fit
+
+
+def _erf_double(x: Array) -> Array:
+    """Return the error function of float64; from 6 on it is 1."""
+    part = np.clip(x, -6, 6)
+    size, square = np.abs(part), part * part
+    near = part * np.polynomial.polynomial.polyval(square, _erf_series())
+    tail = np.exp(-square) * np.polynomial.chebyshev.chebval(2 * (size - 3) / (size + 3), _erfc_fit())
+    return np.asarray(np.where(size < 1, near, np.copysign(1 - tail, part)))
+
+
+def _erf_single(x: Array) -> Array:
+    """Return the error function of numbers of float32, in float64; from 4 on float32 has 1."""
+    part = np.clip(x, -4, 4).astype(np.float64)
+    return np.asarray(part * np.polynomial.chebyshev.chebval(part * part / 8 - 1, _erf_fit()))
 
 
 def erf_array(x: Array) -> Array:
-    """Return the error function of a floating-point array, correctly rounded except for float64 (1e-13)."""
-    wide = x.dtype == np.float64
-    limit, fit = _erf_fit(wide)
+    """Return the error function of a floating-point array, correctly rounded except for float64 (to 1e-15)."""
+    function = _erf_double if x.dtype == np.float64 else _erf_single
     out = np.empty(x.shape, x.dtype)
     flat, result = np.ravel(x), out.reshape(-1)
     for start in range(0, flat.size, BLOCK):
-        part = np.clip(flat[start : start + BLOCK].astype(np.float64), -limit, limit)
-        result[start : start + BLOCK] = part * chebval(part * part * (2 / limit**2) - 1, fit)
+        result[start : start + BLOCK] = function(flat[start : start + BLOCK])
     return out
 
 
@@ -135,7 +163,7 @@ BitwiseNot = elementwise(
 )
 
 
-@dataclass(frozen=True)
+@op_dataclass
 class _Predicate(Elementwise):
     """A test of a floating-point number."""
 
@@ -150,7 +178,7 @@ IsNaN = elementwise("IsNaN", "whether x is NaN", None, np.isnan, op_class="exact
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class IsInf(_Predicate):
     """Compute whether x is an infinity of a requested sign."""
 
@@ -165,7 +193,7 @@ class IsInf(_Predicate):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class LeakyRelu(Elementwise):
     """Compute x where it is not negative, else alpha * x."""
 
@@ -178,7 +206,7 @@ class LeakyRelu(Elementwise):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class ThresholdedRelu(Elementwise):
     """Compute x where it exceeds alpha, else 0."""
 
@@ -192,7 +220,7 @@ class ThresholdedRelu(Elementwise):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class HardSigmoid(Elementwise):
     """Compute alpha * x + beta, kept between 0 and 1."""
 
@@ -207,7 +235,7 @@ class HardSigmoid(Elementwise):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class Elu(Elementwise):
     """Compute x where it is positive, else alpha * (exp(x) - 1)."""
 
@@ -221,7 +249,7 @@ class Elu(Elementwise):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class Celu(Elementwise):
     """Compute max(0, x) + min(0, alpha * (exp(x / alpha) - 1))."""
 
@@ -236,7 +264,7 @@ class Celu(Elementwise):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class Selu(Elementwise):
     """Compute gamma * x where x is positive, else gamma * alpha * (exp(x) - 1)."""
 
@@ -251,7 +279,7 @@ class Selu(Elementwise):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class Swish(Elementwise):
     """Compute x * sigmoid(alpha * x)."""
 
@@ -265,7 +293,7 @@ class Swish(Elementwise):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class Gelu(Elementwise):
     """Compute x times the normal distribution's cumulative function, exactly or through tanh."""
 
@@ -275,8 +303,8 @@ class Gelu(Elementwise):
     def scalar(self, present: tuple[bool, ...]) -> str:
         """Return the exact or the approximate form."""
         if self.approximate == "tanh":
-            return "0.5 * {0} * (1.0 + tanh(0.7978845608 * ({0} + 0.044715 * {0} * {0} * {0})))"
-        return "0.5 * {0} * (1.0 + erf({0} * 0.7071067812))"
+            return "0.5 * {0} * (1.0 + tanh(0.7978845608028654 * ({0} + 0.044715 * {0} * {0} * {0})))"
+        return "0.5 * {0} * (1.0 + erf({0} * 0.7071067811865476))"
 
     def compute(self, x: Array) -> Array:
         """Return floats."""
@@ -305,7 +333,7 @@ def _gelu(op: Gelu, make: Body, node: Node) -> Sequence[str]:
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class Shrink(Elementwise):
     """Compute x moved towards zero by bias, or 0 where |x| is at most lambd."""
 
@@ -320,7 +348,7 @@ class Shrink(Elementwise):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class Cast(Elementwise):
     """Convert to another element type; `saturate` and `round_mode` matter to 8-bit floats alone, see `convert`."""
 
@@ -349,7 +377,7 @@ class Cast(Elementwise):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class CastLike(Elementwise):
     """Convert the first input to the element type of the second, whose values do not matter."""
 
@@ -380,7 +408,7 @@ class CastLike(Elementwise):
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class BitCast(Op):
     """Take the bits of each element for those of another type as wide."""
 

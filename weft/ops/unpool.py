@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
 
@@ -14,6 +13,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Constants, MovingOp, Op, register_op
+from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
 from weft.core.placement.decompose import decomposition
 from weft.errors import ModelError
@@ -22,7 +22,7 @@ from weft.ops.shape import given, ints, known_ints, optional, sized, unfit
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class MaxUnpool(MovingOp):
     """Elements put back where a MaxPool took them, zeros elsewhere; inputs X, I (places in the whole), output_shape.
 
@@ -93,7 +93,7 @@ def _max_unpool(op: MaxUnpool, make: Body, node: Node) -> Sequence[str]:
 
 
 @register_op
-@dataclass(frozen=True)
+@op_dataclass
 class MaxRoiPool(Op):
     """The maxima of regions in a grid of bins; inputs X (N, C, H, W), rois (regions, 5): image, x1, y1, x2, y2.
 

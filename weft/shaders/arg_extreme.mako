@@ -3,7 +3,7 @@
 ## all. Short lines: one work-item for each; long lines: one work-group for each, and a tree. Integers (not `floats`) are
 ## compared whole, as two halves.
 <%
-kind = "f32" if floats else "uint"
+kind = "real" if floats else "uint"
 halves = ("",) if floats else ("", "_high")
 if not short:
     for half in halves:

@@ -2,30 +2,30 @@
 ${k.for_each("i", "TOTAL")} {
   const int base = i * SIZE * SIZE;
   for (int e = 0; e < SIZE * SIZE; e++) {
-    const f32 v = ${x.load("base + e")};
+    const real v = ${x.load("base + e")};
     ${work.store("base + e", "v")}
   }
-  f32 found = 1.0;
+  real found = 1.0;
   for (int c = 0; c < SIZE; c++) {
     int pivot = c;
-    f32 best = fabs(${work.load("base + c * SIZE + c")});
+    real best = fabs(${work.load("base + c * SIZE + c")});
     for (int r = c + 1; r < SIZE; r++) {
-      const f32 v = fabs(${work.load("base + r * SIZE + c")});
+      const real v = fabs(${work.load("base + r * SIZE + c")});
       if (v > best) { best = v; pivot = r; }
     }
-    const f32 first = ${work.load("base + pivot * SIZE + c")};
+    const real first = ${work.load("base + pivot * SIZE + c")};
     found *= pivot == c ? first : -first;
     for (int r = c + 1; r < SIZE; r++) {
       // The pivot's row changes places with row c, of which nothing is read any more.
       const int from = r == pivot ? c : r;
-      const f32 share = first == 0.0 ? 0.0 : ${work.load("base + from * SIZE + c")} / first;
+      const real share = first == 0.0 ? 0.0 : ${work.load("base + from * SIZE + c")} / first;
       for (int e = c + 1; e < SIZE; e++) {
-        const f32 v = ${work.load("base + from * SIZE + e")} - share * ${work.load("base + pivot * SIZE + e")};
+        const real v = ${work.load("base + from * SIZE + e")} - share * ${work.load("base + pivot * SIZE + e")};
         ${work.store("base + from * SIZE + e", "v")}
       }
     }
     for (int e = c; e < SIZE && pivot != c; e++) {
-      const f32 v = ${work.load("base + c * SIZE + e")};
+      const real v = ${work.load("base + c * SIZE + e")};
       ${work.store("base + pivot * SIZE + e", "v")}
     }
   }

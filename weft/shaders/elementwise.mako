@@ -23,7 +23,7 @@ at = "i" if not rank else " + ".join(f"i{d} * {name}_S{d}" for d in range(rank))
 % if name in fours:
   const f32x4 v${name[1:]} = ${k.args[name].vector(at)};
 % else:
-  const f32 v${name[1:]} = ${k.args[name].load(at)};
+  const real v${name[1:]} = ${k.args[name].load(at)};
 % endif
 % endfor
   ${y.store_vector("i", result) if wide else y.store("i", result)}

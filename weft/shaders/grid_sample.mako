@@ -10,46 +10,46 @@ far = "(((-0.75 * {0} + 3.75) * {0} - 6.0) * {0} + 3.0)"
 ${k.for_each("i", "TOTAL")} {
   const int n = i / PLACES, p = i % PLACES;
 % for d in range(rank):
-  const f32 place${d} = ${grid.load(f"i * {rank} + {rank - 1 - d}")};
-  f32 at${d} = SCALE${d} * (place${d} + 1.0) + SHIFT;
+  const real place${d} = ${grid.load(f"i * {rank} + {rank - 1 - d}")};
+  real at${d} = SCALE${d} * (place${d} + 1.0) + SHIFT;
   at${d} = at${d} > -10000000.0 ? (at${d} < 10000000.0 ? at${d} : 10000000.0) : -10000000.0;
 % if mode == "nearest":
-  const f32 first${d} = rint(at${d});
+  const real first${d} = rint(at${d});
 % else:
-  const f32 whole${d} = floor(at${d}), part${d} = at${d} - whole${d};
-  const f32 first${d} = whole${d}${" - 1.0" if mode == "cubic" else ""};
+  const real whole${d} = floor(at${d}), part${d} = at${d} - whole${d};
+  const real first${d} = whole${d}${" - 1.0" if mode == "cubic" else ""};
 % endif
 % for t in range(taps):
-  f32 u${d}_${t} = first${d} + ${t}.0;
+  real u${d}_${t} = first${d} + ${t}.0;
 % if padding == "reflection":
 % if corners:
   if (L${d} == 1) u${d}_${t} = 0.0;
   else {
-    const f32 turn = 2.0 * TO_F32(L${d} - 1), from = u${d}_${t} - turn * floor(u${d}_${t} / turn);
+    const real turn = 2.0 * TO_REAL(L${d} - 1), from = u${d}_${t} - turn * floor(u${d}_${t} / turn);
     u${d}_${t} = from < turn - from ? from : turn - from;
   }
 % else:
   {
-    const f32 turn = 2.0 * TO_F32(L${d}), from = u${d}_${t} + 0.5 - turn * floor((u${d}_${t} + 0.5) / turn);
+    const real turn = 2.0 * TO_REAL(L${d}), from = u${d}_${t} + 0.5 - turn * floor((u${d}_${t} + 0.5) / turn);
     u${d}_${t} = (from < turn - from ? from : turn - from) - 0.5;
   }
 % endif
 % endif
 % if padding == "zeros":
-  const bool in${d}_${t} = u${d}_${t} >= 0.0 && u${d}_${t} < TO_F32(L${d});
+  const bool in${d}_${t} = u${d}_${t} >= 0.0 && u${d}_${t} < TO_REAL(L${d});
 % endif
-  u${d}_${t} = u${d}_${t} < 0.0 ? 0.0 : (u${d}_${t} < TO_F32(L${d}) ? u${d}_${t} : TO_F32(L${d} - 1));
+  u${d}_${t} = u${d}_${t} < 0.0 ? 0.0 : (u${d}_${t} < TO_REAL(L${d}) ? u${d}_${t} : TO_REAL(L${d} - 1));
   const int j${d}_${t} = TO_I32(u${d}_${t}) * S${d};
 % if mode == "linear":
-  const f32 w${d}_${t} = ${("1.0 - part%d" if t == 0 else "part%d") % d};
+  const real w${d}_${t} = ${("1.0 - part%d" if t == 0 else "part%d") % d};
 % elif mode == "cubic":
-  const f32 w${d}_${t} = ${[far.format(f"(part{d} + 1.0)"), near.format(f"part{d}"), near.format(f"(1.0 - part{d})"), far.format(f"(2.0 - part{d})")][t]};
+  const real w${d}_${t} = ${[far.format(f"(part{d} + 1.0)"), near.format(f"part{d}"), near.format(f"(1.0 - part{d})"), far.format(f"(2.0 - part{d})")][t]};
 % endif
 % endfor
 % endfor
   for (int c = 0; c < CHANNELS; c++) {
     const int from = (n * CHANNELS + c) * PIXELS;
-    f32 v = 0.0;
+    real v = 0.0;
 % for ts in product(range(taps), repeat=rank):
 <%
 index = " + ".join(["from", *(f"j{d}_{t}" for d, t in enumerate(ts))])

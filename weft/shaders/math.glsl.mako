@@ -1,12 +1,8 @@
 ## Functions that GLSL lacks, leaves undefined or specifies loosely, to a few ulp; included by prelude.glsl.mako.
 ## The polynomials are Chebyshev interpolants.
-// NaN wins, as in numpy and ONNX; the language's own forms drop it.
-f32 nan_max(f32 a, f32 b) { return (a > b || isnan(a)) ? a : b; }
-f32 nan_min(f32 a, f32 b) { return (a < b || isnan(a)) ? a : b; }
 // The language leaves these undefined where C says NaN or minus infinity.
 f32 whole_sqrt(f32 x) { return x >= 0.0 ? sqrt(x) : NAN_F; }
 f32 whole_log(f32 x) { return x > 0.0 ? log(x) : (x == 0.0 ? -INFINITY_F : NAN_F); }
-f32 with_sign(f32 magnitude, f32 x) { return x < 0.0 ? -magnitude : magnitude; }
 // Powers of two times b are taken off, largest first: each difference is exact. A subnormal b counts as 0.
 f32 fmod(f32 x, f32 y) {
   const f32 b = abs(y);
@@ -30,30 +26,6 @@ f32 log1p(f32 x) {
   const f32 p = 0.2 + q * (1.0 / 7.0 + q * (1.0 / 9.0 + q * (1.0 / 11.0 + q / 13.0)));
   return 2.0 * s * (1.0 + q * (1.0 / 3.0 + q * p));
 }
-f32 tangent_h(f32 x) {
-  const f32 t = expm1(-2.0 * abs(x));
-  return with_sign(-t / (t + 2.0), x);
-}
-// Half of exp(a), in a way that overflows no earlier than the result.
-f32 half_exp(f32 a) {
-  const f32 e = exp(0.5 * a);
-  return 0.5 * e * e;
-}
-f32 sine_h(f32 x) {
-  const f32 a = abs(x), t = expm1(a);
-  return with_sign(a > 20.0 ? half_exp(a) : 0.5 * (t + t / (t + 1.0)), x);
-}
-f32 cosine_h(f32 x) { return abs(x) > 20.0 ? half_exp(abs(x)) : 0.5 * (exp(x) + exp(-x)); }
-f32 inverse_sine_h(f32 x) {
-  const f32 a = abs(x), q = a * a;
-  return with_sign(a > 1.0e4 ? log(a) + 0.6931471806 : log1p(a + q / (1.0 + sqrt(1.0 + q))), x);
-}
-f32 inverse_cosine_h(f32 x) {
-  const f32 t = x - 1.0;
-  if (!(t >= 0.0)) return NAN_F;
-  return x > 1.0e4 ? log(x) + 0.6931471806 : log1p(t + sqrt(t * (t + 2.0)));
-}
-f32 inverse_tangent_h(f32 x) { return with_sign(0.5 * log1p(2.0 * abs(x) / (1.0 - abs(x))), x); }
 f32 power(f32 x, f32 y) {
   const f32 a = abs(x);
   if (x == 1.0 || y == 0.0) return 1.0;
@@ -74,14 +46,6 @@ f32 erf(f32 x) {
   const f32 r = 0.986994207 + a * (-1.05592477 + a * (0.816736281 + a * (-0.470379919 + a * (0.200398102 + a * p))));
   return with_sign(a > 4.0 ? 1.0 : 1.0 - exp(-u) * r, x);
 }
-#define fmax(a, b) nan_max((a), (b))
-#define fmin(a, b) nan_min((a), (b))
 #define sqrt(x) whole_sqrt(x)
 #define log(x) whole_log(x)
 #define pow(x, y) power((x), (y))
-#define sinh(x) sine_h(x)
-#define cosh(x) cosine_h(x)
-#define tanh(x) tangent_h(x)
-#define asinh(x) inverse_sine_h(x)
-#define acosh(x) inverse_cosine_h(x)
-#define atanh(x) inverse_tangent_h(x)

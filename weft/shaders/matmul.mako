@@ -2,8 +2,8 @@
 ## of 16. Work-group memory holds 2 x 16 rows of a tile, at most 4 KiB. FIRST and COUNT are the columns of y that b holds.
 <%
 tile = 8 * each
-k.shared("f32", "As", f"16 * {tile}")
-k.shared("f32", "Bs", f"16 * {tile}")
+k.shared("real", "As", f"16 * {tile}")
+k.shared("real", "Bs", f"16 * {tile}")
 acc = [(i, j) for i in range(each) for j in range(each)]
 %>
 const int item = LOCAL_Y * 8 + LOCAL_X;
@@ -17,7 +17,7 @@ for (int number = GROUP_X; number < TILES; number += GROUPS_X) {
   rest /= D${d};
 % endfor
 % for i, j in acc:
-  f32 acc${i}_${j} = 0.0;
+  real acc${i}_${j} = 0.0;
 % endfor
   for (int k0 = 0; k0 < K; k0 += 16) {
     for (int e = item; e < ${16 * tile}; e += 64) {
@@ -31,8 +31,8 @@ for (int number = GROUP_X; number < TILES; number += GROUPS_X) {
     BARRIER;
     for (int kk = 0; kk < 16; kk++) {
 % for i in range(each):
-      const f32 a${i} = As[kk * ${tile} + ${i} * 8 + LOCAL_Y];
-      const f32 b${i} = Bs[kk * ${tile} + ${i} * 8 + LOCAL_X];
+      const real a${i} = As[kk * ${tile} + ${i} * 8 + LOCAL_Y];
+      const real b${i} = Bs[kk * ${tile} + ${i} * 8 + LOCAL_X];
 % endfor
 % for i, j in acc:
       acc${i}_${j} += a${i} * b${j};
@@ -45,9 +45,9 @@ for (int number = GROUP_X; number < TILES; number += GROUPS_X) {
     const int m = m0 + ${i} * 8 + LOCAL_Y, n = n0 + ${j} * 8 + LOCAL_X;
     if (m < M && n < COUNT) {
 % if k.has("c"):
-      const f32 v = ALPHA * acc${i}_${j} + BETA * ${k.args["c"].load("m * CM + (FIRST + n) * CN")};
+      const real v = ALPHA * acc${i}_${j} + BETA * ${k.args["c"].load("m * CM + (FIRST + n) * CN")};
 % else:
-      const f32 v = ALPHA * acc${i}_${j};
+      const real v = ALPHA * acc${i}_${j};
 % endif
       ${y.store("(batch_index * M + m) * N + FIRST + n", "v")}
     }

@@ -1,6 +1,6 @@
 ## ${rows} rows of a times constant weights that are packed as vectors along K: a work-group computes one column, its
-## items divide K and add up in a tree. Weights are read once, in whole vectors; so is a, if K is a multiple of four
-## (`quads`).
+## items divide K and add up in a `tree`, or one after the other where barriers cost more than that. Weights are read
+## once, in whole vectors; so is a, if K is a multiple of four (`quads`).
 <%
 k.shared("f32", "part", f"{rows} * LX")
 %>
@@ -30,6 +30,7 @@ ${"    const int at = v * 4;" if not quads else ""}
   part[${m} * LX + LOCAL_X] = acc${m};
 % endfor
   BARRIER;
+% if tree:
   for (int width = LX / 2; width > 0; width /= 2) {
     if (LOCAL_X < width) {
 % for m in range(rows):
@@ -38,12 +39,17 @@ ${"    const int at = v * 4;" if not quads else ""}
     }
     BARRIER;
   }
+% endif
   if (LOCAL_X < ${rows}) {
     const int m = LOCAL_X, column = FIRST + n;
+    f32 sum = part[m * LX];
+% if not tree:
+    for (int j = 1; j < LX; j++) sum += part[m * LX + j];
+% endif
 % if k.has("c"):
-    const f32 v = ALPHA * part[m * LX] + BETA * ${k.args["c"].load("m * CM + column * CN")};
+    const f32 v = ALPHA * sum + BETA * ${k.args["c"].load("m * CM + column * CN")};
 % else:
-    const f32 v = ALPHA * part[m * LX];
+    const f32 v = ALPHA * sum;
 % endif
     ${y.store("m * N + column", "v")}
   }

@@ -3,14 +3,14 @@
 ## element v, `factor` follows from the total. Short lines: one work-item for each; long lines: one work-group for each.
 <%
 if not short:
-    k.shared("f32", "part", "LX")
+    k.shared("real", "part", "LX")
 first, step = ("0", "1") if short else ("LOCAL_X", "LX")
 where = "base + e / (R1 * R2) * RS0 + e / R2 % R1 * RS1 + e % R2 * RS2"
 %>
 <%def name="sum(value, expr)">
-  f32 ${value} = 0.0;
+  real ${value} = 0.0;
   for (int e = ${first}; e < LENGTH; e += ${step}) {
-    const f32 v = ${x.load(where)}${" - mean" if centred and value != "mean" else ""};
+    const real v = ${x.load(where)}${" - mean" if centred and value != "mean" else ""};
     ${value} += ${expr};
   }
 % if not short:
@@ -32,13 +32,13 @@ for (int line = GROUP_X; line < LINES; line += GROUPS_X) {
   const int base = line / (K1 * K2) * KS0 + line / K2 % K1 * KS1 + line % K2 * KS2;
 % if centred:
   ${sum("mean", "v")}
-  mean /= TO_F32(LENGTH);
+  mean /= TO_REAL(LENGTH);
 % endif
   ${sum("total", term)}
-  const f32 factor = ${factor};
+  const real factor = ${factor};
   for (int e = ${first}; e < LENGTH; e += ${step}) {
     const int at = ${where};
-    f32 v = ${x.load("at")};
+    real v = ${x.load("at")};
 % if centred:
     v -= mean;
 % endif

@@ -40,7 +40,7 @@ for (int first = GROUP_X * ROWS; first < LINES; first += GROUPS_X * ROWS) {
 % if centred:
   f32 mean = ${" + ".join(held)};
   ${teams.join_all("mean", "{0} + {1}", "means", team, shuffles)}
-  mean /= TO_F32(LENGTH);
+  mean /= TO_REAL(LENGTH);
 % for u in range(each):
   ${fits[u]} a${u} -= mean;
 % endfor

@@ -1,10 +1,17 @@
-## The names that kernel bodies use, in OpenCL C 1.2.
+## The names that kernel bodies use, in OpenCL C 1.2. With `double` the kernel computes in float64.
+% if double:
+#ifdef cl_khr_fp64
+#pragma OPENCL EXTENSION cl_khr_fp64 : enable
+#endif
+% endif
+#define real ${"double" if double else "float"}
 #define f32 float
 #define f32x4 float4
 #define i32 int
 #define F4(a, b, c, d) ((float4)((a), (b), (c), (d)))
 #define SPLAT(a) ((float4)(a))
 #define TO_F32(a) ((float)(a))
+#define TO_REAL(a) ((real)(a))
 #define TO_I32(a) ((int)(a))
 #define LOCAL_X ((int)get_local_id(0))
 #define LOCAL_Y ((int)get_local_id(1))
@@ -21,8 +28,8 @@
 #define is_nan(x) (isnan(x) != 0)
 #define is_inf(x) (isinf(x) != 0)
 // NaN wins, as in numpy and ONNX; the language's own forms drop it.
-f32 nan_max(f32 a, f32 b) { return (a > b || a != a) ? a : b; }
-f32 nan_min(f32 a, f32 b) { return (a < b || a != a) ? a : b; }
+real nan_max(real a, real b) { return (a > b || a != a) ? a : b; }
+real nan_min(real a, real b) { return (a < b || a != a) ? a : b; }
 #undef fmax
 #undef fmin
 #define fmax(a, b) nan_max((a), (b))

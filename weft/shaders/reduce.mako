@@ -3,14 +3,14 @@
 ## greatest element is found first. Short reductions: one work-item for each output; long ones: one group, and a tree.
 <%
 if not short:
-    k.shared("f32", "part", "LX")
+    k.shared("real", "part", "LX")
 first, step = ("0", "1") if short else ("LOCAL_X", "LX")
 %>
 <%def name="gather(value, start, term, join)">
-  f32 ${value} = ${start};
+  real ${value} = ${start};
   for (int e = ${first}; e < LENGTH; e += ${step}) {
-    const f32 v = ${x.load("base + e / (R1 * R2) * RS0 + e / R2 % R1 * RS1 + e % R2 * RS2")};
-    const f32 t = ${term};
+    const real v = ${x.load("base + e / (R1 * R2) * RS0 + e / R2 % R1 * RS1 + e % R2 * RS2")};
+    const real t = ${term};
     ${value} = ${join.format(value, "t")};
   }
 % if not short:
@@ -18,7 +18,7 @@ first, step = ("0", "1") if short else ("LOCAL_X", "LX")
   BARRIER;
   for (int width = LX / 2; width > 0; width /= 2) {
     if (LOCAL_X < width) {
-      const f32 a = part[LOCAL_X], b = part[LOCAL_X + width];
+      const real a = part[LOCAL_X], b = part[LOCAL_X + width];
       part[LOCAL_X] = ${join.format("a", "b")};
     }
     BARRIER;
@@ -35,7 +35,7 @@ for (int i = GROUP_X; i < OUTPUTS; i += GROUPS_X) {
   const int base = i / (K1 * K2) * KS0 + i / K2 % K1 * KS1 + i % K2 * KS2;
 % if shifted:
   ${gather("top", "-INFINITY_F", "v", "fmax({0}, {1})")}
-  const f32 shift = fabs(top) < INFINITY_F ? top : 0.0;
+  const real shift = fabs(top) < INFINITY_F ? top : 0.0;
 % endif
   ${gather("acc", start, term, join)}
 % if not short:

@@ -5,7 +5,7 @@
 ## of the lines, one of D0.., and has TOTAL elements.
 <%
 if team:
-    k.shared("uint" if whole else "f32", "part", "LX")
+    k.shared("uint" if whole else "real", "part", "LX")
     if whole:
         k.shared("uint", "part_high", "LX")
 line, count = ("GROUP_X", "GROUPS_X") if team else ("GLOBAL_ID", "GLOBAL_SIZE")
@@ -16,7 +16,7 @@ place = f"(base + ({f'{length} - 1 - e' if reverse else 'e'}) * {inner})"
 % if whole:
   uint ${name} = START, ${name}_high = 0u;
 % else:
-  f32 ${name} = ${start};
+  real ${name} = ${start};
 % endif
 </%def>
 <%def name="joined(name, other)">
@@ -33,7 +33,7 @@ ${pairs.multiply(name, f"{name}_high", other, f"{other}_high")}
     const uint ${name} = ${x.load(place)};
     const uint ${name}_high = ${x.load_high(place)};
 % else:
-    const f32 ${name} = ${x.load(place)};
+    const real ${name} = ${x.load(place)};
 % endif
 </%def>
 <%def name="written(name)">

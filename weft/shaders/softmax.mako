@@ -2,7 +2,7 @@
 ## work-group memory; short lines: one work-item for each.
 <%
 if not short:
-    k.shared("f32", "part", "LX")
+    k.shared("real", "part", "LX")
 first, step = ("0", "1") if short else ("LOCAL_X", "LX")
 %>
 <%def name="tree(value, join)">
@@ -11,7 +11,7 @@ first, step = ("0", "1") if short else ("LOCAL_X", "LX")
   BARRIER;
   for (int width = LX / 2; width > 0; width /= 2) {
     if (LOCAL_X < width) {
-      const f32 a = part[LOCAL_X], b = part[LOCAL_X + width];
+      const real a = part[LOCAL_X], b = part[LOCAL_X + width];
       part[LOCAL_X] = ${join};
     }
     BARRIER;
@@ -26,10 +26,10 @@ ${k.for_each("line", "LINES")} {
 for (int line = GROUP_X; line < LINES; line += GROUPS_X) {
 % endif
   const int base = line / INNER * LENGTH * INNER + line % INNER;
-  f32 top = -INFINITY_F;
+  real top = -INFINITY_F;
   for (int e = ${first}; e < LENGTH; e += ${step}) top = fmax(top, ${x.load("base + e * INNER")});
   ${tree("top", "fmax(a, b)")}
-  f32 sum = 0.0;
+  real sum = 0.0;
   for (int e = ${first}; e < LENGTH; e += ${step}) sum += exp(${x.load("base + e * INNER")} - top);
   ${tree("sum", "a + b")}
   for (int e = ${first}; e < LENGTH; e += ${step}) {

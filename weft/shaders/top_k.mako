@@ -21,7 +21,7 @@ else:
 % endif
   const int ${name}_at = base + ${name}_place * INNER;
 % if floats:
-  const f32 ${name} = ${x.load(f"{name}_at")};
+  const real ${name} = ${x.load(f"{name}_at")};
 % else:
   const uint ${name} = ${x.load(f"{name}_at")};
   const uint ${name}_high = ${x.load_high(f"{name}_at")};

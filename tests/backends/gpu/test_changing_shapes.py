@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ import weft
 from tests.helpers.cards import OPENCL
 from tests.helpers.nets import Net, op
 from tests.helpers.null_gpu import NullCreator, NullDevice
+from weft.backends.gpu.creator import GpuCreator
 from weft.backends.gpu.device import kernel_builds
 from weft.backends.gpu.tuning_tables.tuning_table import Entry
 from weft.core.graph.graph import Graph
@@ -85,7 +87,7 @@ class Noting(NullDevice):
 
 @pytest.fixture(params=[1, 4])
 def noting(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Noting]:
-    monkeypatch.setattr(kernel_builds, "thread_count", lambda caps: request.param)
+    monkeypatch.setattr(kernel_builds, "thread_count", lambda device: request.param)
     creator = NullCreator()
     creator.device = device = Noting()
     registry.insert("null", creator)
@@ -111,6 +113,27 @@ def test_each_launch_of_a_later_shape_is_built_in_one_form_with_what_varied(noti
         session.resize({"x": (2, 3, 20, 16)})
         (every,) = {varying for entry, varying in noting.asked if entry == "conv_gemm"}
         assert every is not None and every > batch and "IH" in every and "IW" not in every
+
+
+def test_a_shape_without_new_kernels_starts_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second shape builds kernels that the third has, so only one more shape than that tells."""
+    monkeypatch.setattr(kernel_builds, "thread_count", lambda device: 4)
+    creator = registry.find("vulkan")
+    assert isinstance(creator, GpuCreator)
+    device = creator.runtime(0).device
+    started = list[str]()
+
+    def noted(threads: int, name: str) -> ThreadPoolExecutor:
+        started.append(name)
+        return ThreadPoolExecutor(threads, name)
+
+    monkeypatch.setattr(kernel_builds, "ThreadPoolExecutor", noted)
+    with weft.load(growing(), "vulkan", shapes={"past": (3, 8)}, fallback="error") as session:
+        session.resize({"past": (4, 8)})
+        begun, built = len(started), device.stats.compiles
+        session.resize({"past": (5, 8)})
+        session.resize({"past": (6, 8)})
+        assert device.stats.compiles == built and begun == len(started) > 0
 
 
 def growing() -> Graph:

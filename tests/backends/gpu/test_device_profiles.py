@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 import weft
-from tests.helpers.op_rows import GPUS, HALVED, Net, assert_agree, reference
+from tests.helpers.op_rows import GPUS, HALVED, ROWS, Net, assert_agree, reference, run
 from weft import models
 from weft.backends.gpu.creator import GpuCreator
 from weft.backends.gpu.device.device import Binding, CopyCommand, GpuDevice, LaunchCommand, MemoryKind
@@ -161,6 +162,18 @@ def test_rows_of_the_op_table_are_right_on_every_profile(
         op = row.make_op()
         expected = reference(op, row.arrays())
         assert_agree([found[f"{n}.y{k}"] for k in range(len(expected))], expected, op)
+
+
+def test_without_doubles_float64_is_converted_and_not_computed(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_DEVICE_PROFILE", "fp64=0")
+    converted = [row for row in ROWS if re.fullmatch(r"Cast-f(16|32|64)\[.*\]-to=float(32|64)", row.id)]
+    assert len(converted) > 3
+    for row in converted:
+        right = reference(row.make_op(), row.arrays())
+        assert_agree(run(graph_of(row), feeds_of(row, row.arrays()), api), right, row.make_op())
+    computed = next(row for row in ROWS if row.id.startswith("Neg-f64"))
+    with pytest.raises(UnsupportedOps, match="the device does not compute in float64; 'x0' is float64"):
+        run(graph_of(computed), {}, api)
 
 
 NETWORKS = {("smallest", "vulkan"), ("radv", "opencl")}

@@ -29,7 +29,7 @@ def device() -> Iterator[TimedDevice]:
 
 @pytest.fixture
 def threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_builds, "thread_count", lambda caps: 4)
+    monkeypatch.setattr(kernel_builds, "thread_count", lambda device: 4)
 
 
 def test_kernels_of_different_nodes_are_built_at_the_same_time(
@@ -52,7 +52,7 @@ def test_kernels_of_different_nodes_are_built_at_the_same_time(
 def test_of_several_failures_that_of_the_first_node_is_raised(
     device: TimedDevice, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    monkeypatch.setattr(kernel_builds, "thread_count", lambda caps: count)
+    monkeypatch.setattr(kernel_builds, "thread_count", lambda device: count)
     later_failed = threading.Event()
 
     def fails(source: KernelSource, values: Mapping[str, int | float]) -> Any:

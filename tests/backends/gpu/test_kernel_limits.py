@@ -91,7 +91,7 @@ def test_arrays_of_all_types_are_added() -> None:
 @pytest.mark.parametrize(
     ("shared", "why"),
     [
-        (("double", "LX"), "'double' is none of the types"),
+        (("f24", "LX"), "'f24' is none of the types"),
         (("f32", "WIDTH"), "'WIDTH' is no integer constant"),
         (("f32", "LX - 9"), "'LX - 9' is -1"),
     ],

@@ -62,9 +62,9 @@ def by_processes(device: OpenCLDevice, monkeypatch: pytest.MonkeyPatch) -> list[
     built: list[str] = []
     build = type(device.programs)._build
 
-    def noted(self: Any, source: KernelSource, *rest: Any) -> Any:
-        built.append(source.text)
-        return build(self, source, *rest)
+    def noted(self: Any, wanted: Any) -> Any:
+        built.append(wanted.source.text)
+        return build(self, wanted)
 
     monkeypatch.setattr(type(device.programs), "_build", noted)
     return built
@@ -181,9 +181,11 @@ def test_a_process_that_does_not_find_the_device_is_not_used(
     facts = {"index": 0, "name": device.info.name, "driver": device.info.driver} | wrong
     made = Compilers(facts, 1)
     with made.hold():
-        assert not made.compile(source(1), ONE)
+        with made.compiled(source(1), ONE) as done:
+            assert not done
         assert ready.wait(60)
-        assert not made.compile(source(1), ONE)
+        with made.compiled(source(1), ONE) as done:
+            assert not done
 
 
 def test_how_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,3 +199,30 @@ def test_how_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
         process_count()
     monkeypatch.setenv("WEFT_CACHE", "0")
     assert Compilers({}, 4)._count == 0, "there is nowhere to put kernels"
+
+
+def test_a_kernel_waits_for_a_process_while_the_program_compiles_another_one(
+    device: OpenCLDevice, ready: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = by_processes(device, monkeypatch)
+    with device.building(), device.compilers.compiled(source(1), ONE) as done:
+        assert not done and device.compilers._begun, "it is the program's turn"
+        device.compile(source(2), ONE)
+        assert ready.is_set() and not built
+
+
+def test_a_kernel_does_not_wait_for_a_process_once_the_program_is_done(
+    device: OpenCLDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = by_processes(device, monkeypatch)
+    monkeypatch.setattr(compilers._Process, "_welcome", lambda self, ready: None)
+    with device.building():
+        turn = device.compilers.compiled(source(1), ONE)
+        turn.__enter__()
+        thread = threading.Thread(target=device.compile, args=[source(2), ONE])
+        thread.start()
+        thread.join(0.1)
+        assert thread.is_alive()
+        turn.__exit__(None, None, None)
+        thread.join(60)
+        assert len(built) == 1

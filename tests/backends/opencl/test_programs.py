@@ -171,11 +171,11 @@ def test_half_storage(device: OpenCLDevice) -> None:
 
 def test_nvidia_is_told_how_many_registers_an_item_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYOPENCL_BUILD_OPTIONS", "")
-    assert build_options("Portable Computing Language", (32, 4, 4)) == BUILD_OPTIONS
-    assert build_options("NVIDIA CUDA", (32, 4, 2)) == BUILD_OPTIONS
-    assert build_options("NVIDIA CUDA", (32, 4, 4))[-1] == "-cl-nv-maxrregcount=128"
+    assert build_options("Portable Computing Language", SOURCE, (32, 4, 4)) == BUILD_OPTIONS
+    assert build_options("NVIDIA CUDA", SOURCE, (32, 4, 2)) == BUILD_OPTIONS
+    assert build_options("NVIDIA CUDA", SOURCE, (32, 4, 4))[-1] == "-cl-nv-maxrregcount=128"
     monkeypatch.setenv("PYOPENCL_BUILD_OPTIONS", "-cl-opt-disable  -g")
-    assert build_options("Portable Computing Language", (32, 4, 4)) == (*BUILD_OPTIONS, "-cl-opt-disable", "-g")
+    assert build_options("Portable Computing Language", SOURCE, (32, 4, 4)) == (*BUILD_OPTIONS, "-cl-opt-disable", "-g")
 
 
 VARYING = """

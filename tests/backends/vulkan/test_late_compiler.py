@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.helpers.plugins import in_new_process
+from tests.helpers.vulkan_kernels import SCALE, host, launch, run, values
+from weft.backends.gpu.device.device import MemoryKind
+from weft.backends.vulkan import late_compiler
+from weft.backends.vulkan.context import Context
+from weft.backends.vulkan.device import VulkanDevice
+from weft.backends.vulkan.pipeline_builder import PipelineBuilder
+from weft.errors import OutOfMemory
 
 LOAD = """
 import numpy as np
@@ -34,3 +46,57 @@ def test_a_load_leaves_nothing_for_the_first_run_to_compile(tmp_path: Path, monk
     loaded = compiled()
     in_new_process(LOAD.replace("RUN", "session.run(np.ones((1, 8, 6, 6), np.float32))"))
     assert len(loaded) > 1 and compiled() == loaded
+
+
+def factors_of(device: VulkanDevice, factors: Sequence[float], threads: int) -> list[float]:
+    """Have threads compile a kernel for each factor, run them all, and return by what they multiplied."""
+    with device.building(), ThreadPoolExecutor(threads) as pool:
+        kernels = list(pool.map(lambda factor: device.compile(SCALE, values(64, factor)), factors))
+    x, found = device.allocate(256, MemoryKind.UPLOAD), []
+    host(x)[:] = 1.0
+    for kernel in kernels:
+        y = device.allocate(256, MemoryKind.DOWNLOAD)
+        recording = device.record([launch(kernel, x, y, n=64)])
+        run(device, recording)
+        found.append(float(np.unique(host(y)).item()))
+        device.release(recording)
+        device.free(y)
+    device.free(x)
+    return found
+
+
+def test_several_kernels_are_compiled_at_a_time(device: VulkanDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a logical device for each thread, once a load builds more than a few."""
+    together = threading.Barrier(2, timeout=60)
+    pipeline = PipelineBuilder.pipeline
+
+    def meets(builder: PipelineBuilder, *given: Any) -> Any:
+        if len(given) == 5:  # without the cache of the device itself
+            together.wait()  # broken, and so an error, unless two are here at once
+        return pipeline(builder, *given)
+
+    monkeypatch.setattr(late_compiler, "LEAST", 1)
+    monkeypatch.setattr(PipelineBuilder, "pipeline", meets)
+    assert factors_of(device, [1.5], threads=2) == [1.5]
+    assert factors_of(device, [2.0, 3.0, 4.0], threads=2) == [2.0, 3.0, 4.0]
+    assert not together.broken
+
+
+@pytest.mark.parametrize("why", ["the driver has no cache on disk", "there is no memory"])
+def test_kernels_are_compiled_in_turns_if_more_devices_gain_nothing(
+    why: str, device: VulkanDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = []
+
+    def opens(physical: Any) -> Context:
+        opened.append(physical)
+        if why == "there is no memory":
+            raise OutOfMemory(why)
+        return Context(physical)
+
+    monkeypatch.setattr(late_compiler, "LEAST", 0)
+    monkeypatch.setattr(late_compiler, "GAIN", float("inf"))
+    monkeypatch.setattr(late_compiler, "Context", opens)
+    assert factors_of(device, [5.0], threads=1) == [5.0]
+    assert factors_of(device, [6.0, 7.0], threads=2) == [6.0, 7.0]
+    assert len(opened) == 1

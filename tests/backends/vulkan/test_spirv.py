@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.vulkan_kernels import ADD, NO_DIALECT, SCALE, kernel_source, values
-from weft.backends.vulkan import glslang, pipelines, spirv
+from weft.backends.vulkan import glslang, pipeline_builder, spirv
 from weft.backends.vulkan._vk import create
 from weft.backends.vulkan.device import VulkanDevice, open_device
 from weft.core.graph.dtypes import DType
@@ -126,7 +126,7 @@ def test_spirv_that_the_driver_refuses_is_compiled_anew_in_the_same_load(
             raise DeviceError(what)
         return create(function, device, info, handle, what)
 
-    monkeypatch.setattr(pipelines, "create", refusing)
+    monkeypatch.setattr(pipeline_builder, "create", refusing)
     device.compile(source, values(4))
     assert "compiled again" in caplog.text
     held = DiskCache("spirv").get(key)

@@ -152,7 +152,7 @@ def test_an_error_of_a_helper_is_raised_where_the_copy_was_asked_for() -> None:
     job._todo.appendleft((0, (Stuck(), None)))  # type: ignore[arg-type]
     job.help()
     with pytest.raises(MemoryError, match="in a helper"):
-        job.run(None)
+        job.run()
 
 
 def test_many_threads_share_the_helpers(copier: Copier) -> None:

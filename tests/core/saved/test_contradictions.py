@@ -172,7 +172,8 @@ def refused_by_device(saved: bytes, folder: Path) -> str:
 @pytest.mark.parametrize("device", ["opencl", "vulkan"])
 def test_F8_a_device_is_asked_whether_it_takes_the_nodes_of_a_file(device: str, tmp_path: Path) -> None:
     net = Net()
-    wide = net.finish(net.add("Relu", net.input("x", 4, dtype=weft.DType.FLOAT64), name="y"))
+    x = net.input("x", 4, 4, dtype=weft.DType.INT64)
+    wide = net.finish(net.add("MatMul", x, x, name="y"))
     saved = content(weft.optimize(wide, "cpu"), tmp_path)
 
     def move(manifest: Any) -> None:
@@ -180,7 +181,7 @@ def test_F8_a_device_is_asked_whether_it_takes_the_nodes_of_a_file(device: str, 
         manifest["parts"][0]["device"] = f"{device}:0"
 
     said = refused_by_device(rewritten(saved, move), tmp_path)
-    assert f"'n_y' (Relu): {device}:0: GPU kernels of this op compute in float32; 'x' is float64" in said
+    assert f"'n_y' (MatMul): {device}:0: GPU kernels of this op compute in float32; 'x' is int64" in said
 
 
 def test_F8_a_part_reads_no_memory_of_another_device(tmp_path: Path) -> None:

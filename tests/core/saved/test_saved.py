@@ -139,13 +139,13 @@ def test_F8_the_optimised_rows_of_the_table_come_back(tmp_path: Path) -> None:
 
 def test_F8_all_that_can_be_known_of_a_network_is_saved() -> None:
     known = {"graph", "parts", "devices", "config", "refusals", "notes", "passes", "versions", "backend_options"}
-    known |= {"journal"}
+    known |= {"journal", "tail"}
     known.add("weights")  # without them nothing is saved
     assert {f.name for f in fields(OptimizedNetwork)} == known
     assert {f.name for f in fields(BackendConfig)} == {"memory", "precision", "power", "fusing", "winograd"}
     saved = {"name", "inputs", "outputs", "nodes", "specs", "constants", "layouts"}
-    # What a model's file declares of its outputs is checked before there is anything to save.
-    assert {f.name for f in fields(Graph)} == saved | {"declared"}
+    # What a model's file declares of its outputs, and what stays float32, matters before there is anything to save.
+    assert {f.name for f in fields(Graph)} == saved | {"declared", "wide"}
 
 
 # -- values and arrays ---------------------------------------------------------------------------------------

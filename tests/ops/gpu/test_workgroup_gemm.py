@@ -1,4 +1,4 @@
-"""The product by matrices of whole work-groups, as far as a machine without them can tell: packing, choice, sources."""
+"""The product by matrices of whole work-groups: by value under emulation; packing, choice and sources by numbers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import pytest
 
 import weft
 from tests.helpers.cards import H200
+from tests.helpers.conv_problems import take
+from tests.helpers.convolutions import assert_runs_on, uneven_convolution
 from tests.helpers.nets import Net
 from tests.helpers.null_gpu import null_gpu
 from weft.backends.gpu.selftest import verdict_store
@@ -19,7 +21,15 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.kernels.source import Arg
 from weft.kernels.template import KernelRequest, Operand, Stage, render
-from weft.ops.gpu.conv.workgroup_gemm import SPECIAL, TILES, GroupTile, choose_tile, legal_tiles, pack_weights
+from weft.ops.gpu.conv.workgroup_gemm import (
+    SPECIAL,
+    TILES,
+    GroupMatrixConv,
+    GroupTile,
+    choose_tile,
+    legal_tiles,
+    pack_weights,
+)
 
 CAPS = replace(H200, workgroup_matrices=True)
 VALUE, RESIDUAL, SCALE = Operand("value"), Operand("same", "fused1"), Operand("channel", "fused2")
@@ -53,6 +63,19 @@ def test_kernels_with_all_epilogues_compile(stages: tuple[Stage, ...], bias: boo
         source = render(request(tile, stages, bias=bias, tail=tail), GlslDialect())
         assert compiler.compile(source.text, source.entry).startswith(glslang.SPIRV_MAGIC)
         assert ("coopMatPerElementNV" in source.text) == bool(bias or stages)
+
+
+@pytest.mark.parametrize(
+    ("ci", "co", "residual"),
+    [
+        (16, 32, False),  # no whole step, only a rest; one tile of columns
+        (80, 80, True),  # two steps and a rest; the last tile of columns begins early, and a matrix is added
+    ],
+)
+def test_products_by_value(ci: int, co: int, residual: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    take(monkeypatch, GroupMatrixConv(), GroupTile(32, 32, 32, 64))  # 198 rows: the last tile begins early, too
+    network_of = uneven_convolution(ci, co, 1, 1, residual)
+    assert_runs_on(("workgroup_gemm",), *network_of, "vulkan", {"channels_last": True, "workgroup_matrices": True})
 
 
 def test_what_steps_read_comes_as_a_matrix_once() -> None:

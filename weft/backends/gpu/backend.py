@@ -14,6 +14,7 @@ import numpy as np
 
 from weft.backends.gpu.device.device import Binding, CopyCommand, MemoryKind
 from weft.backends.gpu.device.kernel_builds import Builds
+from weft.backends.gpu.device.varying import sizes_of
 from weft.backends.gpu.execution import GpuExecution, Workplace
 from weft.backends.gpu.lowering.channels_last import sum_rows
 from weft.backends.gpu.lowering.fusion import why_not_fused, why_not_joined
@@ -21,6 +22,7 @@ from weft.backends.gpu.lowering.lower import GpuPlan, Target, lower
 from weft.backends.gpu.lowering.support import why_not
 from weft.backends.gpu.memory.slots import SMALLEST, Region, Slots
 from weft.backends.gpu.recording.chunked_upload import worthwhile
+from weft.backends.gpu.recording.launches import BoundChain, BoundLaunch, PlannedChain
 from weft.backends.gpu.recording.pipeline_recording import PipelineRecording, access, run_once
 from weft.backends.gpu.recording.schedule import Access
 from weft.backends.gpu.runtime import GpuRuntime
@@ -28,6 +30,7 @@ from weft.core.contract.backend import Backend, BackendInfo, Execution, MemoryMo
 from weft.core.contract.error_context import at_node, blame
 from weft.core.contract.lowered import Lowered
 from weft.core.contract.views import OptimizationViews, SubgraphView
+from weft.core.graph.dtypes import DType
 from weft.core.graph.fused_op import Fused
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import PACK, Array, Layout, convert, storage_shape
@@ -69,9 +72,13 @@ class GpuBackend(Backend):
         self._builds = Builds(self.device, runtime.varying(info.same_nodes))
         self._target = Target(
             self.device, runtime.tuning, info.config, self._is_custom, info.profiling is not None,
-            self._builds if info.loads else None,
+            self._builds if info.loads else None, bool(runtime.options.get("chains", True)),
         )  # fmt: skip
         self._workplace = Workplace(self._target, self.slots, self.recording, self._builds)
+        self._counters: list[Tensor] = []
+        """By which the work-groups of each chain wait for each other."""
+        self._refused: tuple[str, ...] = ()
+        """Notes on chains whose kernels the compiler refused."""
         self._makers: dict[str, Node] = {}
         """The nodes of this part, by their first outputs."""
         self._read: frozenset[str] = frozenset()
@@ -136,9 +143,11 @@ class GpuBackend(Backend):
         self._makers = {next(o for o in node.outputs if o): node for node in lowered.graph.nodes}
         self._read = plan.read
         self._workplace.plans.update(plan.nodes)
-        self._builds.note(launch for plans in plan.nodes.values() for each in plans for launch in each.launches)
+        launches = (launch for plans in plan.nodes.values() for each in plans for launch in each.launches)
+        self._builds.note(launches, sizes_of(lowered.graph))
         self.slots.follow(lowered.graph, lowered.views, plan.front.depth)
         self.recording.front = plan.front
+        self.recording.plan_chains(plan.chains)
 
     def faster_arithmetic(self) -> bool:
         """Tell whether matrix units may multiply fp32 as sums of halves."""
@@ -190,7 +199,7 @@ class GpuBackend(Backend):
         """Free the recording and all memory that is not STATIC."""
         self._builds.drop()
         self._workplace.plans.clear()
-        self.recording.drop()
+        self._drop_recording()
         self.slots.clear()
         return True
 
@@ -198,8 +207,14 @@ class GpuBackend(Backend):
 
     def onResizeBegin(self) -> None:
         """Begin a new recording and a new memory plan."""
-        self.recording.drop()
+        self._drop_recording()
         self.slots.begin()
+
+    def _drop_recording(self) -> None:
+        self.recording.drop()
+        for counter in self._counters:
+            self.slots.release(counter, StorageType.STATIC)
+        self._counters = []
 
     def onMapInput(self, tensor: Tensor) -> Array | None:
         """Return host memory that kernels read, or that each run uploads; None in memory mode LIMIT."""
@@ -225,6 +240,10 @@ class GpuBackend(Backend):
     def onLendOutput(self, tensor: Tensor) -> Array | None:
         """Return an array in pinned memory to which runs download; None in memory mode LIMIT."""
         return self._lent_array(tensor, MemoryKind.DOWNLOAD)
+
+    def onReachMemory(self, memory: Array) -> object:
+        """Have runs download to the session's memory itself, if the device can."""
+        return self.runtime.heap.adopt(memory)
 
     def _lent_array(self, tensor: Tensor, kind: MemoryKind) -> Array | None:
         if not self._may_stage(tensor):
@@ -261,9 +280,37 @@ class GpuBackend(Backend):
     def onResizeEnd(self) -> None:
         """Wait for the kernels, then record everything, now that addresses are known."""
         self._workplace.plans.clear()
+        self._join_launches()
         self._builds.finish(self._blame)
         self.recording.seal()
         self.device.keep()
+
+    def _join_launches(self) -> None:
+        """Let launches share one as planned, or not where the compiler refuses the kernel of a chain."""
+        chains = [self._bound_chain(chain, levels) for chain, levels in self.recording.unchained()]
+        errors = self._builds.attempt([chain.build for chain in chains])
+        self._refused = tuple(f"{_refusal(chain)}: {e.what}" for chain, e in zip(chains, errors, strict=True) if e)
+        for chain, error in zip(chains, errors, strict=True):
+            for level in chain.levels if error else ():
+                self._builds.add(level.label.rpartition("/")[0], [level.build])
+        self.recording.chain([chain for chain, error in zip(chains, errors, strict=True) if error is None])
+
+    def _bound_chain(self, chain: PlannedChain, levels: Sequence[BoundLaunch]) -> BoundChain:
+        """Return a chain in the memory of its levels, with a counter of its own."""
+        tensors = {
+            id(planned): bound
+            for level in levels
+            for planned, bound in zip(
+                (*level.plan.reads, *level.plan.writes), (*level.reads, *level.writes), strict=True
+            )
+        }
+        counter = Tensor(f"{chain.owners[0]}.counter", (1,), DType.UINT32)
+        counter.memory = self.slots.acquire(counter, StorageType.STATIC)
+        self._counters.append(counter)
+        binding = counter.memory.binding()
+        self.device.upload(binding.buffer, binding.offset, np.zeros(1, np.uint32))
+        reads, writes = (tuple(tensors[id(t)] for t in each) for each in (chain.reads, chain.writes))
+        return BoundChain(chain, self._builds.build(chain), reads, (counter, *writes), tuple(levels))
 
     def _blame(self, label: str) -> AbstractContextManager[None]:
         return blame(at_node(self._makers[label], self.info.device))
@@ -340,13 +387,17 @@ class GpuBackend(Backend):
         """Return notes on refused settings and kernels, the cache, and how many kernels tuning chose."""
         tuned = self.recording.tuned
         chosen = [f"{tuned} kernels tuned for this device"] if tuned else []
-        return [*super().notes(), *self.runtime.notes, *cache.remarks(), *chosen]
+        return [*super().notes(), *self.runtime.notes, *cache.remarks(), *chosen, *self._refused]
 
     def close(self) -> None:
         """Free everything of this pipeline; the device stays open."""
         self.onClearBuffer()
         self._memory.close()
         self.runtime.users.discard(self)
+
+
+def _refusal(chain: BoundChain) -> str:
+    return f"{len(chain.levels)} launches from {chain.plan.node!r} on do not share one"
 
 
 def _mapped(tensor: Tensor) -> tuple[Array | None, Binding]:

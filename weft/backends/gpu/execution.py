@@ -62,7 +62,8 @@ class GpuExecution(Recorded):
         if plans is None:  # the op is custom, but its execution creator refused this node
             plans = [self._plan(inputs, outputs)]
         launches = [self._recorded(plans, part, inputs, outputs) for part in range(len(plans))]
-        self._place.builds.add(self.label, [launch.build for each in launches for launch in each])
+        alone = (x for each in launches for x in each if not self._place.recording.is_chained(x))
+        self._place.builds.add(self.label, [launch.build for launch in alone])
         self.choices = [choice for plan in plans for choice in plan.choices]
         if self._place.recording.profiling is not None:
             self._place.recording.work[self.label] = Work.of(self.label, self.op, inputs, outputs)

@@ -29,10 +29,13 @@ def caps_of(device: cl.Device) -> DeviceCaps:
         offset_alignment=max(int(device.mem_base_addr_align) // 8, 1),
         fp16_storage=True,
         int8_storage=True,
+        doubles=bool(device.double_fp_config),
         channels_last=_has_matrix_units(device),
         matrix_units=_has_matrix_units(device),
         shuffles=_capability(device) >= (7, 0),
         warpgroup_units=_capability(device) == (9, 0),
+        resident_groups=int(device.max_compute_units) if _capability(device) >= (7, 0) else 0,
+        partial_barriers=_capability(device) >= (7, 0),
         compute_units=int(device.max_compute_units),
         software=bool(device.type & cl.device_type.CPU),
     )

@@ -28,7 +28,11 @@ from weft.kernels.source import KernelSource
 log = logging.getLogger("weft.opencl")
 
 LEAST = 6
-"""Kernels to be requested before child processes are started."""
+"""Kernels of the usual length to be requested before child processes are started."""
+USUAL = 8000
+"""Characters of a kernel of the usual length: that of a chain of launches has ten times as many."""
+PATIENCE = 10.0
+"""Seconds that a kernel waits for a child process that is about to be ready, while the program compiles another one."""
 MOST = 8
 MARK = b"weft-compiler "
 """The start of each answer line: drivers print lines of their own."""
@@ -51,8 +55,8 @@ class Compilers:
         """Prepare for the device that `device` describes (see `main`); a `count` of 0 means no child processes."""
         usable = count > 0 and config.cache_enabled() and child_process.has_interpreter()
         self._device, self._count = json.dumps(device), count if usable else 0
-        self._lock = threading.Lock()
-        self._held = self._asked = 0
+        self._lock = threading.Condition()
+        self._held = self._asked = self._own = 0
         self._begun: list[_Process] = []
         self._ready: deque[_Process] = deque()
 
@@ -70,16 +74,31 @@ class Compilers:
                 if not self._held:
                     self._asked, self._begun = 0, []
                     self._ready.clear()
+                    self._lock.notify_all()
             for process in ended:  # closing a context takes time
                 threading.Thread(target=process.end, name="weft-compilers", daemon=True).start()
 
-    def compile(
+    @contextmanager
+    def compiled(
         self, source: KernelSource, values: Mapping[str, int | float], varying: frozenset[str] = frozenset()
+    ) -> Iterator[bool]:
+        """Have a child process compile a kernel into the cache on disk, and yield whether it did.
+
+        If not, none is free or it failed, and it is the program's turn to compile the kernel in the block.
+        """
+        process = self._take(len(source.text))
+        done = process is not None and self._compiled_by(process, source, values, varying)
+        if process is not None and not done:
+            self._turn(1)
+        try:
+            yield done
+        finally:
+            if not done:
+                self._turn(-1)
+
+    def _compiled_by(
+        self, process: _Process, source: KernelSource, values: Mapping[str, int | float], varying: frozenset[str]
     ) -> bool:
-        """Have a child process compile a kernel into the cache on disk; False if none is free or it failed."""
-        process = self._take()
-        if process is None:
-            return False
         try:
             done = process.compile(source, values, varying)
         except (OSError, EOFError, TimeoutError, ValueError) as e:  # ValueError: its pipe is closed
@@ -89,14 +108,28 @@ class Compilers:
         self._offer(process)
         return done
 
-    def _take(self) -> _Process | None:
+    def _turn(self, count: int) -> None:
+        """Note that the program begins to compile a kernel by itself, or with -1 that it has ended."""
         with self._lock:
-            if not self._held or not self._count:
-                return None
-            self._asked += 1
-            if self._asked == LEAST:
-                self._start()
-            return self._ready.popleft() if self._ready else None
+            self._own += count
+            self._lock.notify_all()
+
+    def _take(self, length: int) -> _Process | None:
+        """Return a child process that is ready; None if it is the program's turn, which is noted.
+
+        While the program compiles a kernel, its driver compiles no other one. So one of that length waits for the end
+        of that, or for a child process, whichever comes first.
+        """
+        with self._lock:
+            if self._held and self._count:
+                self._asked += max(round(length / USUAL), 1)
+                if self._asked >= LEAST and not self._begun:
+                    self._start()
+                self._lock.wait_for(lambda: self._ready or not self._own or not self._begun, PATIENCE)
+                if self._ready:
+                    return self._ready.popleft()
+            self._own += 1
+            return None
 
     def _start(self) -> None:
         try:
@@ -110,6 +143,7 @@ class Compilers:
         with self._lock:
             if process in self._begun:
                 self._ready.append(process)
+                self._lock.notify()
 
 
 class _Process:

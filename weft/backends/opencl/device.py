@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 
 import numpy as np
@@ -24,7 +24,7 @@ from weft.backends.opencl.queues import QueuePool
 from weft.backends.opencl.recording import Recorder, Recording
 from weft.core.contract.backend import DeviceInfo
 from weft.core.graph.layout import Array
-from weft.errors import ClosedError, DeviceError, OutOfMemory
+from weft.errors import ClosedError, CompileError, DeviceError, OutOfMemory
 from weft.kernels.dialect import Dialect
 from weft.kernels.source import KernelSource
 
@@ -107,6 +107,27 @@ class OpenCLDevice(GpuDevice):
             self._device_bytes += size if kind is MemoryKind.DEVICE else 0
         return buffer
 
+    def adopt(self, memory: Array) -> GpuBuffer | None:
+        """Return a buffer whose `host` is the caller's memory, which the driver pins; None if it refuses."""
+        self._need_open()
+        if not fork_guard.keeps_pages():
+            return None
+        flags = cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR
+        try:
+            handle = cl.Buffer(self._context, flags, hostbuf=memory)
+            mapped = self._mapped(handle, memory.nbytes)
+        except (cl.Error, MemoryError):
+            return None
+        if mapped.ctypes.data != memory.ctypes.data:
+            return None
+        buffer = GpuBuffer(memory.nbytes, MemoryKind.DOWNLOAD, mapped, memory, adopted=True)
+        with self._lock:
+            self._buffers.add(buffer)
+            self.stats.allocations += 1
+            self.stats.live_buffers += 1
+            self.stats.live_bytes += memory.nbytes
+        return buffer
+
     def free(self, buffer: GpuBuffer) -> None:
         """Release a buffer; a second time, or in a forked process, this does nothing.
 
@@ -122,6 +143,9 @@ class OpenCLDevice(GpuDevice):
             self.stats.live_buffers -= 1
             self.stats.live_bytes -= buffer.nbytes
             self._device_bytes -= _rounded(buffer.nbytes) if buffer.kind is MemoryKind.DEVICE else 0
+        if buffer.adopted:
+            with suppress(cl.Error):  # of a lost device
+                buffer.handle.base.release(self._queues.current()).wait()  # then the caller may free the memory
         buffer.handle = None
         buffer.host = None
 
@@ -171,6 +195,21 @@ class OpenCLDevice(GpuDevice):
         with self._lock:
             self.stats.compiles, self.stats.live_kernels = self.programs.built, self.programs.held
         return kernel
+
+    def compile_together(self, kernels: Iterable[tuple[KernelSource, Mapping[str, int | float]]]) -> object:
+        """On a CPU, build what is missing of these kernels, several in a program."""
+        self._need_open()
+        held = self.programs.build_together(filter(self._is_within_limits, kernels))
+        with self._lock:
+            self.stats.compiles, self.stats.live_kernels = self.programs.built, self.programs.held
+        return held
+
+    def _is_within_limits(self, kernel: tuple[KernelSource, Mapping[str, int | float]]) -> bool:
+        try:
+            check_kernel(*kernel, self.caps, self._where)
+        except CompileError:
+            return False
+        return True
 
     def hold_kernels(self, count: int) -> None:
         """Keep the `count` most recently used programs, besides those in use."""
@@ -327,17 +366,16 @@ class OpenCLDevice(GpuDevice):
 
     def _host_memory(self, size: int) -> tuple[cl.Buffer, Array]:
         handle = cl.Buffer(self._context, cl.mem_flags.READ_WRITE | cl.mem_flags.ALLOC_HOST_PTR, size)
-        host, _ = cl.enqueue_map_buffer(
-            self._queues.current(),
-            handle,
-            cl.map_flags.WRITE,
-            0,
-            (size,),
-            np.dtype(np.uint8),
-            is_blocking=True,
-        )
+        host = self._mapped(handle, size)
         host[:] = 0
         return handle, host
+
+    def _mapped(self, handle: cl.Buffer, size: int) -> Array:
+        """Return the bytes of a buffer in host memory; it stays mapped as long as the array lives."""
+        queue, kind = self._queues.current(), np.dtype(np.uint8)
+        mapped = cl.enqueue_map_buffer(queue, handle, cl.map_flags.WRITE, 0, (size,), kind, is_blocking=True)
+        host: Array = mapped[0]
+        return host
 
     @property
     def _total(self) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from weft.backends.opencl.chain_text import BODY, KERNEL, LATE, OWN, chain_text
 from weft.core.graph.dtypes import DType
-from weft.kernels.dialect import Dialect, KernelParts, cut_to_bits, extended
+from weft.kernels.chain import Level
+from weft.kernels.dialect import Dialect, KernelParts, cut_to_bits, extended, with_suffix
 from weft.kernels.formats import from_bits, is_coded, to_bits
 from weft.kernels.source import Arg
 
@@ -24,10 +26,9 @@ _TYPES = {
     DType.UINT16: "ushort",
     DType.UINT32: "uint",
     DType.UINT64: "ulong",
-    DType.FLOAT64: "uint2",  # as two words, so that no device needs to know doubles
+    DType.FLOAT64: "uint2",  # as two words, so that devices without doubles convert it
     DType.BFLOAT16: "ushort",
 }
-_DOUBLE = re.compile(r"(?<![\w.])((?:\d+\.\d*|\.\d+)(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+)(?![\w.])")
 
 
 def _aligned(align: int) -> str:
@@ -53,29 +54,34 @@ class OpenCLDialect(Dialect):
             f"__global {'' if a.written else 'const '}{self._element(a)}* restrict {a.name}" for a in parts.args
         )
         locals_ = "\n".join(f"  __local {s.type} {s.name}[{s.size}]{_aligned(s.align)};" for s in parts.shared)
-        text = (
-            f"#ifndef LATE_CONSTANTS\n#define LATE_CONSTANTS\n#endif\n"
-            f"{parts.prelude}{self.formats(parts)}\n__attribute__((reqd_work_group_size(LX, LY, LZ)))\n"
-            f"__kernel void {parts.entry}({params} LATE_CONSTANTS) {{\n{locals_}\n{parts.body}\n}}\n"
+        body = parts.body if parts.computes_double else with_suffix(parts.body, "f")
+        return (
+            f"{LATE}{with_suffix(parts.prelude, 'f')}{OWN}{with_suffix(self.formats(parts), 'f')}"
+            f"{KERNEL}{parts.entry}({params}{BODY}{locals_}\n{body}\n}}\n"
         )
-        return _DOUBLE.sub(r"\1f", text)
+
+    def chain(self, levels: Sequence[Level], args: Sequence[Arg], items: int) -> str:
+        """Return the text of one kernel that does what several do, one after the other."""
+        return chain_text(levels, args, items)
 
     def _element(self, arg: Arg) -> str:
         if arg.raw_bytes:
             return _RAW[arg.raw_bytes]
         if arg.in_fours and arg.dtype is DType.FLOAT32:
             return "float4"
+        if arg.double:
+            return "double"
         return _TYPES.get(arg.dtype, "uchar")
 
     def load(self, arg: Arg, index: str) -> str:
-        """Return an element as f32 or i32; of an int64 the lower half."""
+        """Return an element as f32, double or i32; of an int64 the lower half."""
         if arg.dtype is DType.FLOAT16:
             return f"vload_half({index}, {arg.name})"
         if arg.kind == "raw" and arg.dtype.itemsize == 8:
             return f"(int){arg.name}[{index}].x"
         if is_coded(arg.dtype):
             return from_bits(arg.dtype, f"(uint){arg.name}[{index}]")
-        if arg.dtype is DType.FLOAT64:
+        if arg.dtype is DType.FLOAT64 and not arg.double:
             return f"from_float64({arg.name}[{index}].x, {arg.name}[{index}].y)"
         if arg.dtype.is_float:
             return f"{arg.name}[{index}]"
@@ -85,7 +91,7 @@ class OpenCLDialect(Dialect):
         """Return the statement that stores an element."""
         if arg.dtype is DType.FLOAT16:
             return f"vstore_half_rte({value}, {index}, {arg.name});"
-        if arg.dtype is DType.FLOAT64:
+        if arg.dtype is DType.FLOAT64 and not arg.double:
             return f"{arg.name}[{index}] = (uint2)(low_of_float64({value}), high_of_float64({value}));"
         stored = to_bits(arg.dtype, value) if is_coded(arg.dtype) else cut_to_bits(arg.dtype, value, "(int)")
         return f"{arg.name}[{index}] = {stored};"

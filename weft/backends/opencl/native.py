@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
 from typing import Any
@@ -43,17 +43,20 @@ class NativeCalls:
         self._flush = _function(library, "clFlush")
         self._finish = _function(library, "clFinish")
 
-    def set_numbers(self, kernel: int, first: int, numbers: bytes) -> int:
-        """Set arguments of a kernel, from the `first` on, to numbers of four bytes each; return the error code.
+    def set_numbers(self, kernel: int, first: int, numbers: Sequence[bytes]) -> int:
+        """Set arguments of a kernel, from the `first` on, to numbers, given as their bytes; return the error code.
 
         pyopencl tries what an argument may be, which takes it 20 us; a kernel may have forty.
         """
-        handle, held = ctypes.c_void_p(kernel), ctypes.create_string_buffer(numbers, len(numbers))
-        address = ctypes.addressof(held)
-        for k in range(len(numbers) // 4):
-            code: int = self._set_arg(handle, ctypes.c_uint(first + k), _FOUR_BYTES, ctypes.c_void_p(address + 4 * k))
+        handle, joined = ctypes.c_void_p(kernel), b"".join(numbers)
+        held = ctypes.create_string_buffer(joined, len(joined))
+        at = ctypes.addressof(held)
+        for position, number in enumerate(numbers, start=first):
+            size = _FOUR_BYTES if len(number) == 4 else ctypes.c_size_t(len(number))
+            code: int = self._set_arg(handle, ctypes.c_uint(position), size, ctypes.c_void_p(at))
             if code:
                 return code
+            at += len(number)
         return 0
 
     def launch(

@@ -6,9 +6,12 @@ import logging
 import math
 import re
 import threading
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import cast
+from functools import partial
+from typing import Any, cast
 
 import numpy as np
 import pyopencl as cl
@@ -18,6 +21,7 @@ from weft.backends.gpu.device.device import Size3
 from weft.backends.opencl import ptx
 from weft.backends.opencl.cl_errors import words
 from weft.backends.opencl.compilers import Compilers
+from weft.backends.opencl.joining import Part, joined
 from weft.config import opencl_build_options
 from weft.errors import CompileError
 from weft.kernels.cache import DiskCache
@@ -27,8 +31,9 @@ from weft.kernels.source import LOCAL_SIZE, ConstantKind, KernelSource
 log = logging.getLogger("weft.opencl")
 
 BUILD_OPTIONS = ("-cl-std=CL1.2", "-cl-single-precision-constant")
-"""No option loosens arithmetic: precision HIGH means fp32 with the errors that the language allows by default.
+"""The standard, and what makes a literal a float, for kernels that do not compute in float64.
 
+No option loosens arithmetic: precision HIGH means fp32 with the errors that the language allows by default.
 `-cl-mad-enable` would allow less accurate intermediate results. It gains nothing where contraction to fma
 is already on, which is the language's default.
 """
@@ -38,24 +43,58 @@ _NVIDIA_REGISTERS = 1 << 16
 _ITEMS_WITH_ALL_REGISTERS = 256
 _INT_MIN, _INT_MAX = -(1 << 31), (1 << 31) - 1
 _NONE: frozenset[str] = frozenset()
+_MOST_TOGETHER = 16
+"""Kernels in one program: with 32 each took a tenth less time, and twice as long an interrupt waits."""
+_TOGETHER = b"a kernel of the program\n"
+"""Begins what is kept on disk for a kernel of a program of several: its name there and the program's key follow."""
+_NUMPY: dict[ConstantKind, Callable[[Any], np.number[Any]]] = {
+    "int": np.int32, "float": np.float32, "double": np.float64,
+}  # fmt: skip
 _WORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_Key = tuple[str, str, str]
+"""A source's digest, its kernel's name, and the constants that are known, as macros."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Shared:
+    """A program that several kernels are from; it is freed with the last of them."""
+
+    program: cl._cl._Program
 
 
 @dataclass(frozen=True, eq=False)
 class Built:
-    """A program built by the driver; it is freed with its last reference."""
+    """A kernel's program, which the driver built, and its name there; freed with its last reference."""
 
     program: cl._cl._Program
-    _spare: dict[str, list[cl.Kernel]] = field(default_factory=dict)
+    name: str
+    shared: _Shared | None = None
+    """The program, if other kernels are from it."""
+    _spare: list[cl.Kernel] = field(default_factory=list)
 
-    def kernel(self, entry: str) -> cl.Kernel:
+    def kernel(self) -> cl.Kernel:
         """Return a kernel object that nobody uses, one that was given back if there is one: making one takes longer."""
-        spare = self._spare.get(entry)
-        return spare.pop() if spare else cl.Kernel(self.program, entry)
+        return self._spare.pop() if self._spare else cl.Kernel(self.program, self.name)
 
-    def give_back(self, entry: str, kernel: cl.Kernel) -> None:
+    def give_back(self, kernel: cl.Kernel) -> None:
         """Take a kernel object of which no launch is waiting any more; its arguments are set anew."""
-        self._spare.setdefault(entry, []).append(kernel)
+        self._spare.append(kernel)
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """A kernel to be built: its source, the constants that are known, and what it must be when it is built."""
+
+    source: KernelSource
+    header: str
+    local: Size3
+    takes: int
+    """Its number of arguments."""
+
+    @property
+    def text(self) -> str:
+        """Return the program."""
+        return f"{self.header}#line 1\n{self.source.text}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,14 +130,16 @@ class Programs:
         # its kernels gain from known constants.
         self._is_cpu = bool(device.type & cl.device_type.CPU)
         self._all_late = self._is_cpu if all_late is None else all_late
-        self._programs: Kept[tuple[str, str, str], Built] = Kept(KERNELS_KEPT)
+        self._programs: Kept[_Key, Built] = Kept(KERNELS_KEPT)
+        self._shared: weakref.WeakValueDictionary[str, _Shared] = weakref.WeakValueDictionary()
+        """Programs of several kernels, by the keys of their binaries."""
         self._lock = threading.Lock()
         self.built_from_source = 0
         self.loaded_from_disk = 0
 
     @property
     def built(self) -> int:
-        """Return the number of programs made for the device, from source or from a cached binary."""
+        """Return the number of kernels made for the device, from source or from a cached binary."""
         return self.built_from_source + self.loaded_from_disk
 
     def get(
@@ -113,16 +154,73 @@ class Programs:
         if late and not self._all_late and self._programs.find(self._key(source, values, ())) is not None:
             late = []
         key = self._key(source, values, late)
-        local = (int(values.get("LX", 1)), int(values.get("LY", 1)), int(values.get("LZ", 1)))
-        takes = len(source.args) + len(late)
-        built = self._programs.get(key, lambda: Built(self._make(source, values, varying, key[2], local, takes)))
-        given = tuple(np.int32(values[n]) if kind == "int" else np.float32(values[n]) for n, kind in late)
-        return OpenCLKernel(built, source.entry, local, len(source.args), given)
+        wanted = _wanted(source, values, key[2], len(late))
+        built = self._programs.get(key, lambda: self._make(wanted, values, varying))
+        given = tuple(_NUMPY[kind](values[n]) for n, kind in late)
+        return OpenCLKernel(built, source.entry, wanted.local, len(source.args), given)
+
+    def build_together(self, kernels: Iterable[tuple[KernelSource, Mapping[str, int | float]]]) -> list[Built]:
+        """Build the kernels that are not there yet, several in a program, and return them: hold them until `get` has.
+
+        A CPU's compiler takes most of its time for the program, whatever is in it; on other devices nothing is built.
+        What is not built here, because it cannot be joined or the compiler refuses it, is left to `get`.
+        """
+        if not self._all_late:
+            return []
+        missing: dict[_Key, tuple[_Wanted, Part]] = {}
+        for source, values in kernels:
+            late = late_constants(source, None)
+            with suppress(CompileError):  # a value is missing, or too large
+                key = self._key(source, values, late)
+                if key not in missing and self._programs.find(key) is None:
+                    wanted = _wanted(source, values, key[2], len(late))
+                    part = None if self._is_on_disk(wanted) else _part(wanted)
+                    if part is not None:
+                        missing[key] = wanted, part
+        held: list[Built] = []
+        for some in _groups(missing):
+            made = self._make_together([missing[key] for key in some])
+            held += [self._programs.get(key, partial(_same, one)) for key, one in zip(some, made, strict=True) if one]
+        return held
+
+    def _make_together(self, wanted: Sequence[tuple[_Wanted, Part]]) -> list[Built | None]:
+        """Build one program of all parts, and return the kernels; None for those that `get` must build."""
+        none: list[Built | None] = [None] * len(wanted)
+        program = cl._cl._Program(self._context, joined([part for _, part in wanted]))
+        first, _ = wanted[0]
+        try:
+            _build(program, self._device, first.source, first.local)
+        except (cl.Error, RuntimeError) as e:
+            why = words(e.code) if isinstance(e, cl.Error) else str(e)
+            log.info("%d kernels cannot be built together: %s", len(wanted), why)
+            return none
+        keys = [self.disk_key(one.source, one.header) for one, _ in wanted]
+        shared_key = "\n".join((_CACHE_FORMAT, "together", *keys))
+        binary = self._keep(shared_key, program)
+        if binary is None:
+            return none  # the compiler's data would be held for all of them
+        shared = self._share(shared_key, binary, first)
+        if shared is None:
+            return none
+        made: list[Built | None] = []
+        for place, (key, (one, part)) in enumerate(zip(keys, wanted, strict=True)):
+            name = part.name(place)
+            fits = self._fits(shared.program, name, one)
+            made.append(Built(shared.program, name, shared) if fits else None)
+            if fits:
+                self._disk.put(key, _TOGETHER + f"{name}\n{shared_key}".encode())
+        with self._lock:
+            self.built_from_source += sum(built is not None for built in made)
+        return made
+
+    def _is_on_disk(self, wanted: _Wanted) -> bool:
+        path = self._disk.path(self.disk_key(wanted.source, wanted.header))
+        return path is not None and path.exists()
 
     @staticmethod
     def _key(
         source: KernelSource, values: Mapping[str, int | float], late: Sequence[tuple[str, ConstantKind]]
-    ) -> tuple[str, str, str]:
+    ) -> _Key:
         early = [c for c in source.constants if c not in late]
         return (source.digest, source.entry, defines(source, values, early) + late_define(late))
 
@@ -131,7 +229,7 @@ class Programs:
         device, platform = self._device, self._device.platform
         where = (platform.name, platform.version, device.name, device.driver_version)
         patch = (ptx.VERSION,) if ptx.MARK in source.text else ()
-        options = (*BUILD_OPTIONS, *opencl_build_options())
+        options = _language_options(source)
         return "\n".join((_CACHE_FORMAT, *patch, *where, *options, source.digest, source.entry, header))
 
     def close(self) -> None:
@@ -147,65 +245,101 @@ class Programs:
         """Return the number of programs in use or kept."""
         return len(self._programs)
 
-    def _make(
-        self,
-        source: KernelSource,
-        values: Mapping[str, int | float],
-        varying: frozenset[str],
-        header: str,
-        local: Size3,
-        takes: int,
-    ) -> cl._cl._Program:
-        key = self.disk_key(source, header)
-        program = self._kept(key, source, local, takes)
-        from_disk = program is not None
-        if program is None and self._compilers is not None and self._compilers.compile(source, values, varying):
-            program = self._kept(key, source, local, takes)
-        if program is None:
-            program = self._build(source, header, local)
-            self._check_local(program, source, local)
-            binary = self._keep(key, program)
-            if binary is not None and self._is_cpu:
-                # A CPU's driver keeps its compiler's data while the program lives: Intel's 2 to 5 MB a kernel. The
-                # same program loaded from its binary takes 0.2 to 0.9 MB, and a hundredth of the compiler's time.
-                program = self._from_binary(binary, source, local, takes) or program
+    def _make(self, wanted: _Wanted, values: Mapping[str, int | float], varying: frozenset[str]) -> Built:
+        key = self.disk_key(wanted.source, wanted.header)
+        built = self._kept(key, wanted)
+        from_disk = built is not None
+        if built is None:
+            helped = nullcontext(False) if self._compilers is None else self._compilers.compiled(
+                wanted.source, values, varying
+            )
+            with helped as done:
+                built = (self._kept(key, wanted) if done else None) or self._built(key, wanted)
         with self._lock:
             self.loaded_from_disk += from_disk
             self.built_from_source += not from_disk
-        return program
+        return built
 
-    def _kept(self, key: str, source: KernelSource, local: Size3, takes: int) -> cl._cl._Program | None:
-        """Return the program whose binary is on disk, or None; discards a binary that the driver refuses.
+    def _built(self, key: str, wanted: _Wanted) -> Built:
+        """Return the kernel after the driver compiled it here; its binary is kept on disk."""
+        program = self._build(wanted)
+        self._check_local(program, wanted.source.entry, wanted)
+        binary = self._keep(key, program)
+        if binary is not None and self._is_cpu:
+            # A CPU's driver keeps its compiler's data while the program lives: Intel's 2 to 5 MB a kernel. The
+            # same program loaded from its binary takes 0.2 to 0.9 MB, and a hundredth of the compiler's time.
+            program = self._from_binary(binary, wanted) or program
+        return Built(program, wanted.source.entry)
 
-        `takes` is the kernel's number of arguments.
-        """
-        binary = self._disk.get(key)
-        program = self._from_binary(binary, source, local, takes) if binary is not None else None
-        if binary is not None and program is None:
+    def _kept(self, key: str, wanted: _Wanted) -> Built | None:
+        """Return the kernel whose binary is on disk, or None; discards a binary that the driver refuses."""
+        blob = self._disk.get(key)
+        if blob is None:
+            return None
+        if blob.startswith(_TOGETHER):
+            built = self._from_shared(blob[len(_TOGETHER) :].decode(), wanted)
+        else:
+            program = self._from_binary(blob, wanted)
+            built = None if program is None else Built(program, wanted.source.entry)
+        if built is None:
             self._disk.discard(key)
-        return program
+        return built
 
-    def _from_binary(
-        self, binary: bytes, source: KernelSource, local: Size3, takes: int
-    ) -> cl._cl._Program | None:
+    def _from_shared(self, where: str, wanted: _Wanted) -> Built | None:
+        """Return a kernel from the program of several that holds it; None if it is not there any more."""
+        name, _, shared_key = where.partition("\n")
+        shared = self._shared.get(shared_key)
+        if shared is None:
+            binary = self._disk.get(shared_key)
+            shared = None if binary is None else self._share(shared_key, binary, wanted)
+        if shared is None or not self._fits(shared.program, name, wanted):
+            return None
+        return Built(shared.program, name, shared)
+
+    def _share(self, shared_key: str, binary: bytes, wanted: _Wanted) -> _Shared | None:
+        """Load the program of several kernels, `wanted` one of them, and let others find it while one of them lives."""
+        program = self._load(binary, wanted)
+        if program is None:
+            self._disk.discard(shared_key)
+            return None
+        shared = self._shared[shared_key] = _Shared(program)
+        return shared
+
+    def _from_binary(self, binary: bytes, wanted: _Wanted) -> cl._cl._Program | None:
         """Return a binary's program, or None if the driver refuses it or it holds another kernel."""
+        program = self._load(binary, wanted)
+        return program if program is not None and self._fits(program, wanted.source.entry, wanted) else None
+
+    def _load(self, binary: bytes, wanted: _Wanted) -> cl._cl._Program | None:
         try:
             program = cl._cl._Program(self._context, [self._device], [binary])
-            _build(program, self._device, local)
-            kernel = cl.Kernel(program, source.entry)
-            if kernel.num_args != takes:
-                raise CompileError(f"it takes {kernel.num_args} arguments in place of {takes}")
-            self._check_local(program, source, local)
-        except (cl.Error, CompileError, RuntimeError, ValueError) as e:  # the last two: from pyopencl itself
-            why = words(e.code) if isinstance(e, cl.Error) else str(e)
-            log.info("the driver refuses the binary of kernel %s: %s", source.entry, why)
+            _build(program, self._device, wanted.source, wanted.local)
+        except (cl.Error, RuntimeError, ValueError) as e:  # the last two: from pyopencl itself
+            self._say_refused(wanted, e)
             return None
         return program
 
-    def _build(self, source: KernelSource, header: str, local: Size3) -> cl._cl._Program:
-        program = cl._cl._Program(self._context, f"{header}#line 1\n{source.text}")
+    def _fits(self, program: cl._cl._Program, name: str, wanted: _Wanted) -> bool:
+        """Tell whether a program has the kernel, under this name."""
         try:
-            _build(program, self._device, local)
+            kernel = cl.Kernel(program, name)
+            if kernel.num_args != wanted.takes:
+                raise CompileError(f"it takes {kernel.num_args} arguments in place of {wanted.takes}")
+            self._check_local(program, name, wanted)
+        except (cl.Error, CompileError, RuntimeError, ValueError) as e:
+            self._say_refused(wanted, e)
+            return False
+        return True
+
+    def _say_refused(self, wanted: _Wanted, e: Exception) -> None:
+        why = words(e.code) if isinstance(e, cl.Error) else str(e)
+        log.info("the binary of kernel %s is not used: %s", wanted.source.entry, why)
+
+    def _build(self, wanted: _Wanted) -> cl._cl._Program:
+        source, header, local = wanted.source, wanted.header, wanted.local
+        program = cl._cl._Program(self._context, wanted.text)
+        try:
+            _build(program, self._device, source, local)
             cl.Kernel(program, source.entry)
         except cl.Error as e:
             raise self._refused(source, header, words(e.code), _log_of(program, self._device)) from e
@@ -221,7 +355,7 @@ class Programs:
             raise self._refused(source, header, "the compiler did not write PTX for sm_90", "")
         program = cl._cl._Program(self._context, [self._device], [text])
         try:
-            _build(program, self._device, local)
+            _build(program, self._device, source, local)
             cl.Kernel(program, source.entry)
         except cl.Error as e:
             raise self._refused(source, header, words(e.code), _log_of(program, self._device)) from e
@@ -239,13 +373,14 @@ class Programs:
         self._disk.put(key, bytes(binaries[0]))
         return bytes(binaries[0])
 
-    def _check_local(self, program: cl._cl._Program, source: KernelSource, local: Size3) -> None:
-        kernel = cl.Kernel(program, source.entry)
+    def _check_local(self, program: cl._cl._Program, name: str, wanted: _Wanted) -> None:
+        local = wanted.local
+        kernel = cl.Kernel(program, name)
         most = kernel.get_work_group_info(cl.kernel_work_group_info.WORK_GROUP_SIZE, self._device)
         if math.prod(local) <= most:
             return
         raise CompileError(
-            f"the kernel {source.entry!r} cannot run with work-groups of {local[0]}x{local[1]}x{local[2]}",
+            f"the kernel {wanted.source.entry!r} cannot run with work-groups of {local[0]}x{local[1]}x{local[2]}",
             where=self._device.name.strip(),
             why=f"it needs so many registers or so much local memory that a work-group has at most {most} work-items",
             fix="choose a smaller LX, LY or LZ",
@@ -257,6 +392,32 @@ class Programs:
         return kernel_refused(
             source.entry, source.text, build_log, where=where, suffix=".cl", reason=reason, head=header
         )
+
+
+def _wanted(source: KernelSource, values: Mapping[str, int | float], header: str, late: int) -> _Wanted:
+    local = (int(values.get("LX", 1)), int(values.get("LY", 1)), int(values.get("LZ", 1)))
+    return _Wanted(source, header, local, len(source.args) + late)
+
+
+def _part(wanted: _Wanted) -> Part | None:
+    """Return the kernel as part of a program of several; None if it must be compiled alone."""
+    return None if ptx.MARK in wanted.source.text else Part.of(wanted.source.entry, wanted.text)
+
+
+def _groups(missing: Mapping[_Key, tuple[_Wanted, Part]]) -> Iterator[list[_Key]]:
+    """Yield the kernels of each program: those with the same options, two or more."""
+    by_options: dict[tuple[str, ...], list[_Key]] = {}
+    for key, (wanted, _) in missing.items():
+        by_options.setdefault(_language_options(wanted.source), []).append(key)
+    for keys in by_options.values():
+        for first in range(0, len(keys), _MOST_TOGETHER):
+            some = keys[first : first + _MOST_TOGETHER]
+            if len(some) > 1:
+                yield some
+
+
+def _same(built: Built) -> Built:
+    return built
 
 
 def late_constants(source: KernelSource, varying: frozenset[str] | None) -> list[tuple[str, ConstantKind]]:
@@ -293,7 +454,7 @@ def defines(
 
 
 def literal(value: int | float, kind: ConstantKind) -> str:
-    """Return a constant as exact OpenCL C: 32-bit ints, floats rounded to fp32."""
+    """Return a constant as exact OpenCL C: 32-bit ints, floats rounded to the kind."""
     if kind == "int":
         number = int(value)
         if not _INT_MIN <= number <= _INT_MAX:
@@ -304,26 +465,32 @@ def literal(value: int | float, kind: ConstantKind) -> str:
             return f"({_INT_MIN + 1} - 1)"  # in C, the literal 2147483648 is not an int
         return str(number) if number >= 0 else f"({number})"
     with np.errstate(over="ignore"):
-        single = float(np.float32(value))
-    if math.isnan(single):
+        rounded = float(_NUMPY[kind](value))
+    if math.isnan(rounded):
         return "NAN"
-    if math.isinf(single):
-        return "INFINITY" if single > 0 else "(-INFINITY)"
-    text = f"{single:.8e}f"  # nine digits identify every fp32 value
+    if math.isinf(rounded):
+        return "INFINITY" if rounded > 0 else "(-INFINITY)"
+    # So many digits identify every number of the type.
+    text = f"{rounded:.16e}" if kind == "double" else f"{rounded:.8e}f"
     return f"({text})" if text.startswith("-") else text
 
 
-def build_options(platform: str, local: Size3) -> tuple[str, ...]:
+def _language_options(source: KernelSource) -> tuple[str, ...]:
+    standard, *literals = BUILD_OPTIONS
+    return (standard, *(literals if not source.computes_double else ()), *opencl_build_options())
+
+
+def build_options(platform: str, source: KernelSource, local: Size3) -> tuple[str, ...]:
     """Return the options for a kernel of this local size; NVIDIA's compiler is told how many registers it may use."""
-    items, options = math.prod(local), (*BUILD_OPTIONS, *opencl_build_options())
+    items, options = math.prod(local), _language_options(source)
     if "NVIDIA" not in platform or items <= _ITEMS_WITH_ALL_REGISTERS:
         return options
     return (*options, f"-cl-nv-maxrregcount={_NVIDIA_REGISTERS // items}")
 
 
-def _build(program: cl._cl._Program, device: cl.Device, local: Size3) -> None:
+def _build(program: cl._cl._Program, device: cl.Device, source: KernelSource, local: Size3) -> None:
     # The public Program.build adds its own options, a second disk cache, and warnings for harmless logs.
-    program._build(" ".join(build_options(device.platform.name, local)).encode(), [device])
+    program._build(" ".join(build_options(device.platform.name, source, local)).encode(), [device])
 
 
 def _log_of(program: cl._cl._Program, device: cl.Device) -> str:

@@ -47,7 +47,6 @@ class LaunchStep(Step):
     local: Size3
     built: Built
     """Keeps the program alive while the recording lives, so that it is not built again."""
-    entry: str
 
     def native(self, api: NativeCalls, queue: ctypes.c_void_p) -> Call:
         """Return the direct call."""
@@ -139,7 +138,7 @@ class Recording:
         """Let other recordings have the kernel objects; nothing of this one is at work any more."""
         for step in self.steps:
             if isinstance(step, LaunchStep):
-                step.built.give_back(step.entry, step.kernel)
+                step.built.give_back(step.kernel)
 
     def timings(self) -> list[float]:
         """Return seconds per command of the last run; 0.0 for commands that enqueue nothing."""
@@ -223,12 +222,12 @@ class Recorder:
         for binding in command.bindings:
             self._check(binding, label)
         check_launch(command, built.entry, self._caps)
-        kernel = built.built.kernel(built.entry)
+        kernel = built.built.kernel()
         for position, binding in enumerate(command.bindings):
             kernel.set_arg(position, self._piece(binding, label))
         self._set_constants(kernel, built, label)
         x, y, z = (groups * size for groups, size in zip(command.grid, built.local, strict=True))
-        return [LaunchStep(index, label, kernel, (x, y, z), built.local, built.built, built.entry)]
+        return [LaunchStep(index, label, kernel, (x, y, z), built.local, built.built)]
 
     def _set_constants(self, kernel: cl.Kernel, built: OpenCLKernel, label: str) -> None:
         """Set the constants that are arguments behind the buffers."""
@@ -236,7 +235,7 @@ class Recorder:
             for position, value in enumerate(built.constants, start=built.arguments):
                 kernel.set_arg(position, value)
         elif built.constants:
-            numbers = b"".join([value.tobytes() for value in built.constants])
+            numbers = [value.tobytes() for value in built.constants]
             code = self._api.set_numbers(kernel.int_ptr, built.arguments, numbers)
             if code:
                 raise failure(code, f"the device refused the arguments of {label!r}", self._where)

@@ -9,7 +9,7 @@ from typing import Any
 from weft.backends.gpu.device.device import DeviceStats
 from weft.backends.vulkan import workgroup_matrices
 from weft.backends.vulkan._vk import NULL, Arena, check, create, failure, ffi, lib, vk
-from weft.backends.vulkan.physical import MATRIX_EXTENSIONS, MATRIX_FEATURES, Physical
+from weft.backends.vulkan.physical import EXTERNAL_HOST, MATRIX_EXTENSIONS, MATRIX_FEATURES, Physical
 from weft.errors import NoDevice
 
 SPIN_SECONDS = 0.002
@@ -42,7 +42,8 @@ class Context:
     def _open(self) -> Any:
         arena, physical = Arena(), self.physical
         features = arena.new("VkPhysicalDeviceFeatures2")
-        wanted = ("VK_KHR_portability_subset", "VK_KHR_8bit_storage")
+        features.features.shaderFloat64 = physical.doubles()
+        wanted = ("VK_KHR_portability_subset", "VK_KHR_8bit_storage", EXTERNAL_HOST)
         extensions = [e for e in wanted if e in physical.extensions]
         supported = physical.features()
         storage = {

@@ -6,7 +6,7 @@ import atexit
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 from weft.backends.gpu.device import fork_guard
@@ -17,7 +17,8 @@ from weft.backends.vulkan.context import Context
 from weft.backends.vulkan.instance import NO_DRIVER_FIX, validation_messages
 from weft.backends.vulkan.memory import Memory
 from weft.backends.vulkan.physical import physical_devices
-from weft.backends.vulkan.pipelines import Kernel, Pipelines, PushedKernel
+from weft.backends.vulkan.pipeline_builder import Kernel
+from weft.backends.vulkan.pipelines import Pipelines, PushedKernel
 from weft.backends.vulkan.probe import absent_reason
 from weft.backends.vulkan.recording import Recording
 from weft.backends.vulkan.transfer import Transfer
@@ -131,6 +132,10 @@ class VulkanDevice(GpuDevice):
         """Return a buffer of at least `nbytes`; OutOfMemory says how much was requested and how much there is."""
         return self._parts.memory.allocate(nbytes, kind)
 
+    def adopt(self, memory: Array) -> GpuBuffer | None:
+        """Return a buffer whose `host` is the caller's memory; None where the driver cannot import it."""
+        return self._parts.memory.adopt(memory)
+
     def free(self, buffer: GpuBuffer) -> None:
         """Release a buffer; its `host` array must not be used any more. Does nothing in a forked process."""
         if fork_guard.why_not():
@@ -166,6 +171,15 @@ class VulkanDevice(GpuDevice):
         self.stats.live_kernels = pipelines.held
         return kernel
 
+    @property
+    def compiles_side_by_side(self) -> bool:
+        """Tell whether several threads compile faster than one: those of each logical device do."""
+        return True
+
+    def building(self) -> AbstractContextManager[None]:
+        """Let a driver that compiles one kernel at a time do so on several logical devices."""
+        return self._parts.pipelines.building()
+
     def hold_kernels(self, count: int) -> None:
         """Keep the `count` most recently used pipelines, besides those in use."""
         pipelines = self._parts.pipelines
@@ -175,6 +189,7 @@ class VulkanDevice(GpuDevice):
     def record(self, commands: Sequence[Command], profile: bool = False) -> Recording:
         """Return the commands as a command buffer that can be submitted many times."""
         parts = self._parts
+        parts.pipelines.settle()
         recording = Recording(parts.context, parts.memory, self.caps, commands, profile)
         with parts.lock:
             parts.recordings.add(recording)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from weft.core.graph.dtypes import DType
-from weft.kernels.dialect import Dialect, KernelParts, View, cut_to_bits, extended, is_word_pair
+from weft.kernels.dialect import Dialect, KernelParts, View, cut_to_bits, extended, is_word_pair, with_suffix
 from weft.kernels.formats import from_bits, is_coded, to_bits
 from weft.kernels.source import Arg
 
@@ -63,10 +63,12 @@ class GlslDialect(Dialect):
             for element, name in ((self._element(a), a.name), *views):
                 block = f"{access}buffer B_{name} {{ {element} {name}[]; }};"
                 lines.append(f"layout(std430, set = 0, binding = {i}) {block}")
-        lines.append(parts.prelude + self.formats(parts))
+        # A literal without a suffix is a float here.
+        suffixed = (lambda text: with_suffix(text, "lf")) if parts.computes_double else str
+        lines.append(suffixed(parts.prelude) + self.formats(parts))
         lines += [f"shared {s.type} {s.name}[{s.size}];" for s in parts.shared]
-        lines += parts.functions
-        return "\n".join([*lines, f"void main() {{  // {parts.entry}", parts.body, "}", ""])
+        lines += map(suffixed, parts.functions)
+        return "\n".join([*lines, f"void main() {{  // {parts.entry}", suffixed(parts.body), "}", ""])
 
     def _element(self, arg: Arg) -> str:
         if arg.raw_bytes:
@@ -75,12 +77,20 @@ class GlslDialect(Dialect):
             return "uvec4"
         if arg.in_fours and arg.dtype in _VECTORS:
             return _VECTORS[arg.dtype]
+        return self._scalar(arg)
+
+    def _scalar(self, arg: Arg) -> str:
+        """Return the type of a linear element in memory."""
+        if arg.double:
+            return "double"
         return _TYPES.get(arg.dtype, "uint8_t")
 
     def load(self, arg: Arg, index: str) -> str:
-        """Return an element as f32 or i32; of an int64 the lower half."""
+        """Return an element as f32, double or i32; of an int64 the lower half."""
         if is_coded(arg.dtype):
             return from_bits(arg.dtype, f"uint({arg.name}[{index}])")
+        if arg.double:
+            return f"{arg.name}[{index}]"
         if arg.dtype is DType.FLOAT64:
             return f"from_float64({arg.name}[{index}].x, {arg.name}[{index}].y)"
         if arg.dtype.is_float:
@@ -89,10 +99,10 @@ class GlslDialect(Dialect):
 
     def store(self, arg: Arg, index: str, value: str) -> str:
         """Return the statement that stores an element."""
-        kind = _TYPES.get(arg.dtype, "uint8_t")
+        kind = self._scalar(arg)
         if is_word_pair(arg.dtype):
             return f"{arg.name}[{index}] = {kind}({value}, ({value}) < 0 ? -1 : 0);"
-        if arg.dtype is DType.FLOAT64:
+        if arg.dtype is DType.FLOAT64 and not arg.double:
             return f"{arg.name}[{index}] = uvec2(low_of_float64({value}), high_of_float64({value}));"
         if is_coded(arg.dtype):
             return f"{arg.name}[{index}] = {kind}({to_bits(arg.dtype, value)});"

@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from weft.backends.gpu.device import fork_guard
 from weft.backends.gpu.device.device import GpuBuffer, MemoryKind
 from weft.backends.gpu.device.profiles import DeviceProfile
 from weft.backends.vulkan._vk import NULL, WHOLE_SIZE, Arena, check, failure, ffi, lib, vk, words
 from weft.backends.vulkan.context import Context
+from weft.core.graph.layout import Array
 from weft.core.host.parallel_copy import copy_into
 from weft.errors import BackendError, DeviceError, OutOfMemory
 
@@ -119,6 +121,62 @@ class Memory:
         if counted:
             self._context.count(allocations=1, live_buffers=1, live_bytes=nbytes)
         return buffer
+
+    def adopt(self, host: Array) -> GpuBuffer | None:
+        """Return a DOWNLOAD buffer over whole pages of the process's memory; None where that is impossible or slow.
+
+        The host must read there as fast as elsewhere, and see what the device wrote without being told.
+        """
+        page = self._context.physical.page
+        if not page or (host.nbytes | host.ctypes.data) % page or not fork_guard.keeps_pages():
+            return None
+        with self._lock:
+            if len(self._live) >= self.max_count or host.nbytes > self._largest_allocation:
+                return None
+            block = self._imported(host)
+            if block is None:
+                return None
+            buffer = GpuBuffer(host.nbytes, MemoryKind.DOWNLOAD, block, host, adopted=True)
+            self._live[buffer] = True
+        self._context.count(allocations=1, live_buffers=1, live_bytes=host.nbytes)
+        return buffer
+
+    def _imported(self, host: Array) -> Block | None:
+        """Return a buffer bound to memory of the process, or None where the driver refuses any step."""
+        device, arena, kind = self._context.device, Arena(), vk.VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT
+        pointer = ffi.cast("void*", host.ctypes.data)
+        usage = vk.VK_BUFFER_USAGE_STORAGE_BUFFER_BIT | vk.VK_BUFFER_USAGE_TRANSFER_DST_BIT
+        shared = arena.new("VkExternalMemoryBufferCreateInfo", handleTypes=kind)
+        info = arena.new("VkBufferCreateInfo", pNext=shared, size=host.nbytes, usage=usage)
+        buffer, memory = ffi.new("VkBuffer*"), ffi.new("VkDeviceMemory*")
+        if lib.vkCreateBuffer(device, info, NULL, buffer) != 0:
+            return None
+        needs = ffi.new("VkMemoryRequirements*")
+        lib.vkGetBufferMemoryRequirements(device, buffer[0], needs)
+        index = self._importing(pointer, kind, int(needs.memoryTypeBits))
+        pinned = arena.new("VkImportMemoryHostPointerInfoEXT", handleType=kind, pHostPointer=pointer)
+        info = arena.new(
+            "VkMemoryAllocateInfo", pNext=pinned, allocationSize=host.nbytes, memoryTypeIndex=max(index, 0)
+        )
+        if index < 0 or needs.size > host.nbytes or lib.vkAllocateMemory(device, info, NULL, memory) != 0:
+            lib.vkDestroyBuffer(device, buffer[0], NULL)
+            return None
+        block = Block(buffer[0], memory[0], coherent=True, visible=True)
+        if lib.vkBindBufferMemory(device, buffer[0], memory[0], 0) != 0:
+            self._destroy(block)
+            return None
+        return block
+
+    def _importing(self, pointer: Any, kind: int, bits: int) -> int:
+        """Return the driver's index of a coherent, cached memory type that takes the process's memory; -1 for none."""
+        device, name = self._context.device, ffi.new("char[]", b"vkGetMemoryHostPointerPropertiesEXT")
+        ask = ffi.cast("PFN_vkGetMemoryHostPointerPropertiesEXT", lib.vkGetDeviceProcAddr(device, name))
+        found, wanted = Arena().new("VkMemoryHostPointerPropertiesEXT"), _VISIBLE | _COHERENT | _CACHED
+        if ask(device, kind, pointer, found) != 0:
+            return -1
+        offered = bits & int(found.memoryTypeBits)
+        fitting = (i for i, (flags, _) in enumerate(self._types) if flags & (wanted | _SPECIAL) == wanted)
+        return next((real for i in fitting if offered >> (real := self._real.get(i, i)) & 1), -1)
 
     def pretend(self, profile: DeviceProfile, largest: int) -> None:
         """Apply a profile's limits to the memory types, and limit one allocation to `largest` bytes."""

@@ -22,6 +22,8 @@ _CPU = 4
 _MIB = 1 << 20
 _LLVMPIPE_ROUNDS = 65535
 """Mesa's LP_MAX_TGSI_LOOP_ITERATIONS: the most iterations of all loops of one work-item; then it skips the rest."""
+EXTERNAL_HOST = "VK_EXT_external_memory_host"
+"""The extension by which a device adopts memory of the process."""
 MATRIX_EXTENSIONS = {"VK_KHR_cooperative_matrix", "VK_KHR_vulkan_memory_model", "VK_KHR_shader_float16_int8"}
 MATRIX_FEATURES = {
     "VkPhysicalDeviceCooperativeMatrixFeaturesKHR": "cooperativeMatrix",
@@ -81,10 +83,18 @@ class Physical:
             wanted.append("VkPhysicalDeviceShaderSMBuiltinsPropertiesNV")
         if "VK_AMD_shader_core_properties" in self.extensions:
             wanted.append("VkPhysicalDeviceShaderCorePropertiesAMD")
+        if EXTERNAL_HOST in self.extensions:
+            wanted.append("VkPhysicalDeviceExternalMemoryHostPropertiesEXT")
         for name in wanted:
             self._extra[name] = self._arena.new(name, pNext=base.pNext)
             base.pNext = self._extra[name]
         lib.vkGetPhysicalDeviceProperties2(self.handle, base)
+
+    @property
+    def page(self) -> int:
+        """Return the alignment of memory that the device adopts, and of its size; 0 if it adopts none."""
+        known = self._extra.get("VkPhysicalDeviceExternalMemoryHostPropertiesEXT")
+        return int(known.minImportedHostPointerAlignment) if known else 0
 
     @property
     def compiles_late(self) -> bool:
@@ -153,6 +163,12 @@ class Physical:
             base.pNext = found[name]
         lib.vkGetPhysicalDeviceFeatures2(self.handle, base)
         return found
+
+    def doubles(self) -> bool:
+        """Tell whether kernels may compute in float64."""
+        base = self._arena.new("VkPhysicalDeviceFeatures2")
+        lib.vkGetPhysicalDeviceFeatures2(self.handle, base)
+        return bool(base.features.shaderFloat64)
 
     def matrix_units(self) -> bool:
         """Tell whether subgroups of 32 multiply 16 x 16 fp16 matrices and add in fp32."""
@@ -227,6 +243,7 @@ class Physical:
             max_rounds=_LLVMPIPE_ROUNDS if "llvmpipe" in self.name else 0,
             fp16_storage=bool(features["VkPhysicalDevice16BitStorageFeatures"].storageBuffer16BitAccess),
             int8_storage=bool(eight and eight.storageBuffer8BitAccess),
+            doubles=self.doubles(),
             channels_last=self.matrix_units(),
             matrix_units=self.matrix_units(),
             workgroup_matrices=self.workgroup_matrices,

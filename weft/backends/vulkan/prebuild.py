@@ -99,8 +99,12 @@ def _decode_stages(rows: list[Any]) -> tuple[Stage, ...]:
     return tuple(Stage(expr, tuple(Operand(kind, name) for kind, name in operands)) for expr, operands in rows)
 
 
+_DOUBLE = "double"
+"""What the list calls float64 where kernels compute with it."""
+
+
 def _encode_arg(arg: Arg) -> list[Any]:
-    row = [arg.name, arg.dtype.value, arg.kind, int(arg.written)]
+    row = [arg.name, _DOUBLE if arg.double else arg.dtype.value, arg.kind, int(arg.written)]
     if arg.through is not None:
         row += [int(arg.through.in_fours), *("".join("dh"[shifted] for shifted in s) for s in arg.through.stages)]
     return row
@@ -108,4 +112,5 @@ def _encode_arg(arg: Arg) -> list[Any]:
 
 def _decode_arg(name: str, dtype: str, kind: ArgKind, written: int, in_fours: int = 0, *stages: str) -> Arg:
     through = Through(tuple(tuple(axis == "h" for axis in s) for s in stages), bool(in_fours)) if stages else None
-    return Arg(name, DType(dtype), kind, bool(written), through)
+    double = dtype == _DOUBLE
+    return Arg(name, DType.FLOAT64 if double else DType(dtype), kind, bool(written), through, double)

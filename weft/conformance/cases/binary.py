@@ -57,6 +57,7 @@ for _op in COMPARISONS:
         case(_op, given(ODD), given(ODD[::-1]), name="special"),
         case(_op, given([1, 2, 3]), given([1, 3, 2]), name="ties"),
         case(_op, f16(9), f16(9)),
+        case(_op, given([1, 1 + 2.0**-52, 1e-300, nan, inf], "float64"), given([1, 1, 2e-300, nan, 1e308], "float64")),
     ]
 CASES += [case("Equal", boolean(9), boolean(9))]
 CASES += [case(op, boolean(3, 1, 5), boolean(4, 1)) for op in ("And", "Or", "Xor")]
@@ -95,6 +96,15 @@ CASES += [
       for kind in ("int32", "int64")),
     case("Pow", f16(9, low=0.1, high=3), f16(9)),
     case("Pow", f64(9, low=0.1, high=3), f32(9)),
+    case("Pow", f64(9, low=0.1, high=30), f64(9, low=-200, high=200)),
+    case("Pow", given([0, -0.0, -2, -2, inf, nan, 1, 1 + 2.0**-40, 5e-324, 0.5, -3], "float64"),
+         given([0, 3, 0.5, 3, -1, 0, nan, 2.0**45, 0.25, 1e300, 2], "float64"), name="special"),
+    case("Mod", f64(9, low=-9, high=9), f64(9, low=-3, high=-1)),
+    case("Mod", given([1e300, -1e300, 5e-324, 1e10, 1, inf, 7], "float64"),
+         given([3, 1e-10, 2e-323, 5e-310, 0, 2, inf], "float64"), fmod=1, name="special"),
+    case("PRelu", f64(2, 3), f64(3)),
+    case("Clip", f64(3, 7), given(-0.25, "float64"), const(given(0.1, "float64"))),
+    case("Where", boolean(5), f64(4, 1), f64(5)),
     case("PRelu", f32(2, 3, 5, 7), f32(3, 1, 1)),
     case("PRelu", f32(2, 3, 5, 7), f32(1)),
     case("PRelu", f32(2, 3, 5, 7), const(f32(2, 3, 5, 7))),

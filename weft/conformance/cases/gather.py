@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from weft.conformance.cases.table import Case, boolean, case, const, f16, f32, f64, given, i32, i64, u8
 
 CASES: list[Case] = [
@@ -65,4 +67,10 @@ CASES += [
     case("ScatterND", u8(4, 2, 3), given([[3], [0]], "int64"), u8(2, 2, 3)),
     case("ScatterND", f32(2, 3, 2, 2), given([[0, 1], [1, 2], [0, 1]], "int64"), f32(3, 2, 2), reduction="add"),
     case("ScatterND", i32(4), given([[1], [1]], "int64"), i32(2), reduction="add"),
+    case("ScatterND", f64(4), given([[1], [1]], "int64"), f64(2), reduction="add"),
+    *(case("ScatterElements", i64(3, 2, low=-(2**40), high=2**40), given([[1, 0], [1, 2], [-2, 2]], "int64"),
+           i64(3, 2, low=-(2**40), high=2**40), reduction=_reduction) for _reduction in ("add", "mul", "max", "min")),
+    case("ScatterND", given(np.array([1, 2**63, 3], np.uint64), "uint64"), given([[0], [1], [0]], "int64"),
+         given(np.array([2**63 + 1, 5, 7], np.uint64), "uint64"), reduction="max"),
+    case("ScatterND", u8(4), given([[1], [1]], "int64"), u8(2), reduction="mul"),
 ]

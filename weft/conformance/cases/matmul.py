@@ -22,6 +22,8 @@ CASES: list[Case] = [
     case("MatMul", f32(5, 0), f32(0, 4)),
     case("MatMul", f16(5, 70), f16(70, 3)),
     case("MatMul", f64(5, 7), f64(7, 3)),
+    case("MatMul", f64(2, 3, 40), f64(2, 40, 8)),
+    case("MatMul", f64(2, 5, 40), const(f64(40, 8))),
     case("MatMul", i32(5, 7), i32(7, 3)),
     case("MatMul", i64(2, 5, 7), i64(7, 3)),
     case("Gemm", f32(5, 7), f32(7, 3)),
@@ -37,6 +39,8 @@ CASES: list[Case] = [
     case("Gemm", f32(5, 7), const(f32(3, 7)), const(f32(3)), transB=1),
     case("Gemm", f32(7, 5), f32(3, 7), f32(3), transA=1, transB=1, alpha=0.25, beta=3.0),
     case("Gemm", f32(1, 513), const(f32(1001, 513)), const(f32(1001)), transB=1),
+    case("Gemm", f32(7, 3), f32(70, 7), f32(3, 1), transA=1, transB=1, alpha=0.25, beta=3.0),
     case("Gemm", f16(5, 70), f16(3, 70), f16(3), transB=1, alpha=0.5),
     case("Gemm", f64(5, 7), f64(7, 3), f64(3), alpha=0.5, beta=2.0),
+    case("Gemm", f64(5, 8), const(f64(8, 4)), const(f64(4)), alpha=0.25),
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.conformance.cases.table import Case, Input, case, const, f16, f32
+from weft.conformance.cases.table import Case, Input, case, const, f16, f32, f64
 
 
 def channels(count: int) -> Input:
@@ -53,6 +53,14 @@ CASES += [
     case("GroupNormalization", f32(2, 8, 3, 4), f32(8), f32(8), num_groups=2),
     case("LayerNormalization", f32(3, 4, 17), f32(4, 1), f32(1, 17), axis=1),
     case("RMSNormalization", f32(3, 4, 17), f32(4, 1), axis=1),
+    # Of doubles: an oracle rounds the usual epsilon to float32.
+    case("BatchNormalization", f64(2, 3, 5), *(const(f64(3)) for _ in range(3)), const(f64(3, low=0.5, high=2)),
+         epsilon=0.125),
+    case("BatchNormalization", f64(2, 3, 2, 2), *(f64(3) for _ in range(3)), f64(3, low=0.5, high=2), epsilon=0.125),
+    case("InstanceNormalization", f64(2, 3, 5, 8), f64(3), const(f64(3))),
+    case("LayerNormalization", f64(3, 37), f64(37), const(f64(37)), stash_type=11),
+    case("RMSNormalization", f64(3, 4, 5), f64(5), epsilon=0.125),
+    case("LpNormalization", f64(3, 5), axis=1),
     case("InstanceNormalization", f32(1, 3, 8, 8), const(f32(3)), const(f32(3))),
     case("InstanceNormalization", f32(3, 5, 7), const(f32(5)), const(f32(5)), epsilon=0.01),
     case("InstanceNormalization", f32(2, 4, 3, 4, 5), const(f32(4)), const(f32(4))),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf, nan
 from typing import Any
 
-from weft.conformance.cases.table import Case, case, f16, f32, given, i8, of_type, u8
+from weft.conformance.cases.table import Case, case, f16, f32, f64, given, i8, of_type, u8
 
 OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("MaxPool", {}),
@@ -83,6 +83,7 @@ CASES += [
     case("GlobalAveragePool", f32(2, 5, 9)),
     case("GlobalAveragePool", f32(2, 4, 3, 4, 5)),
     case("GlobalAveragePool", f16(1, 8, 7, 7)),
+    case("GlobalAveragePool", f64(2, 7, 5, 4)),
     case("GlobalAveragePool", f32(2, 77, 5, 4)),
     case("GlobalAveragePool", f32(2, 12, 1, 1)),
     case("GlobalMaxPool", f32(1, 3, 7, 7)),
@@ -91,4 +92,5 @@ CASES += [
     case("GlobalMaxPool", f32(2, 4, 3, 4, 5)),
     case("GlobalMaxPool", f32(2, 77, 17, 21)),
     case("GlobalMaxPool", f16(1, 8, 7, 7)),
+    case("GlobalMaxPool", f64(2, 5, 3, 4)),
 ]

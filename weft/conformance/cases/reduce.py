@@ -119,7 +119,9 @@ for _op in ("ArgMax", "ArgMin"):
         case(_op, i8(3, 20), axis=1, select_last_index=1, name="ties"),
         case(_op, given([[-(2**31), 2**31 - 1, 0, -1]], "int32"), axis=1, name="signs"),
         case(_op, given([[2**31, 2**31 - 1, 0, 2**32 - 1]], "uint32"), axis=1, name="signs"),
+        # The last two differ by less than float32 can tell.
         case(_op, f64(3, 5), axis=0),
+        case(_op, given([[0.5, 1 + 2.0**-40, 1 + 2.0**-50] * 13] * 2, "float64"), axis=1, name="near"),
     ]
 for _op in ("CumSum", "CumProd"):
     CASES += [
@@ -138,4 +140,5 @@ for _op in ("CumSum", "CumProd"):
         case(_op, f32(99, 3, low=0.9, high=1.1), const(0), reverse=1, exclusive=1),
         case(_op, f16(3, 37), const(1)),
         case(_op, f64(3, 5), const(1)),
+        case(_op, f64(2, 40), const(1), exclusive=1),
     ]

@@ -38,4 +38,5 @@ CASES: list[Case] = [
     case("AffineGrid", f32(1, 2, 3), const([1, 1, 2, 3]), align_corners=1),
     case("AffineGrid", f32(1, 3, 4), const([1, 2, 2, 3, 4])),
     case("AffineGrid", f16(1, 2, 3), const([1, 1, 2, 3])),
+    case("AffineGrid", f64(1, 2, 3), const([1, 1, 4, 5])),
 ]

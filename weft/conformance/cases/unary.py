@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf, nan
 
 from weft.conformance.cases.table import Case, boolean, case, f16, f32, f64, given, i8, i32, i64, u8
@@ -58,6 +59,18 @@ EXTREMES = {
     "Cos": [-100.0, -3.1415927, 0.0, 1e-10, 1.5707964, 6.2831855, 1000.0, inf, nan],
 }
 
+DOUBLE_EXTREMES: dict[str, Sequence[float]] = {
+    "Exp": [709.78, 710.0, -708.5, -744.0, -746.0, 1e-300],
+    "Log": [5e-324, 1e-310, 1.7e308, 1 - 2.0**-53, 1 + 2.0**-52],
+    # The multiples of pi / 2 nearest to doubles are near 6381956970095103 * 2^797.
+    **dict.fromkeys(("Sin", "Cos"), (999999.0, 1e6, -1e7, 1e22, 6381956970095103 * 2.0**797, 5e-324)),
+    "Atan": [1e-300, 1e300, 0.0625, 1.0625],
+    **dict.fromkeys(("Sinh", "Cosh"), (-700.0, 709.9, 710.4, 1e-300)),
+    "Tanh": [1e-300, 19.5],
+    "Asinh": [1e-300, -1e300],
+}
+IN_FLOAT32 = frozenset({"Erf", "Gelu", "HardSwish", "Shrink", "LeakyRelu", "HardSigmoid"})
+"""What no oracle computes in float64 from first to last: some round attributes such as 0.01 to float32."""
 SPECIAL = [nan, inf, -inf, -0.0, 0.0, 1.1754944e-38, 8e37, -8e37, 1.0, -1.0]
 """Not a number, infinities, both zeros, the smallest normal number, and the largest that GPUs divide by exactly."""
 SPECIAL_OPS = (
@@ -71,11 +84,26 @@ CASES += [case(op, f16(3, 5, **domain)) for op, domain in DOMAINS.items()]
 CASES += [case(op, f32(**domain), name="scalar") for op, domain in DOMAINS.items()]
 CASES += [case(op, given(values), name="extremes") for op, values in EXTREMES.items()]
 CASES += [case(op, given(SPECIAL), name="special") for op in SPECIAL_OPS]
+# Expressions of the same functions, of doubles: each function once, and where it is hardest.
+CASES += [case(op, f64(2, 9, **domain)) for op, domain in DOMAINS.items() if op not in IN_FLOAT32]
+CASES += [
+    case(op, given([*values, *DOUBLE_EXTREMES.get(op, ())], "float64"), name="extremes")
+    for op, values in EXTREMES.items()
+    if op in {"Exp", "Log", "Sqrt", "Sin", "Cos", "Asin", "Acos", "Atan", "Sinh", "Cosh", "Tanh", "Asinh", "Sign"}
+]
+CASES += [
+    case("Tan", given([-100.0, 0.0, 1e-300, 1.5707963267948966, 1e6, -1e22, inf, nan], "float64"), name="extremes"),
+    case("LeakyRelu", f64(2, 9), alpha=0.25),
+    case("HardSigmoid", f64(2, 9, **WIDE_RANGE), alpha=0.25),
+    *(case("Gelu", f64(2, 9, **WIDE_RANGE), approximate=form, oracles=(), unverified="onnx computes Erf in float32")
+      for form in ("none", "tanh")),
+    case("IsNaN", given([0, nan, inf, -inf], "float64")),
+    case("IsInf", given([0, nan, 1e300, -inf], "float64"), detect_positive=0),
+]
 CASES += [
     case("Exp", f32(0, 3)),
     case("Relu", f32(1)),
     case("Sigmoid", f32(1, 5, 7, 9), name="odd"),
-    case("Tanh", f64(3, 4)),
     case(
         "Erf",
         f64(3, 40, low=-7, high=7),

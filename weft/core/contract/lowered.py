@@ -30,15 +30,25 @@ class Launch:
     read: int
     """Bytes that the kernel reads if it takes each of its arguments from memory once."""
     written: int
+    levels: tuple[tuple[str, str], ...] = field(default=(), kw_only=True)
+    """For several launches as one: the node and the kernel of each. `node` is then the first of these nodes."""
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Return the nodes that it is for, each once."""
+        return tuple(dict.fromkeys([self.node, *(node for node, _ in self.levels)]))
 
     @property
     def facts(self) -> tuple[object, ...]:
         """Return what two launches have in common that do the same, whatever class they are of."""
-        return self.node, self.kernel, self.grid, self.local, self.read, self.written
+        return self.node, self.kernel, self.grid, self.local, self.read, self.written, self.levels
 
     def __str__(self) -> str:
         groups, items = ("x".join(map(str, size)) for size in (self.grid, self.local))
-        return f"{self.kernel}: {groups} groups of {items}, reads {self.read:,} bytes, writes {self.written:,}"
+        text = f"{self.kernel}: {groups} groups of {items}, reads {self.read:,} bytes, writes {self.written:,}"
+        if not self.levels:
+            return text
+        return f"{text}; its levels are {', '.join(f'{kernel} for {node}' for node, kernel in self.levels)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +164,11 @@ class Listing:
         """Return what is printed: each node with its launches, and behind them the decisions that led to these."""
         count = f"{len(self.launches)} launches for {len(self.nodes)} nodes"
         lines = [f"{count}: {self.flops:,} FLOP, reads {self.read:,} bytes, writes {self.written:,}"]
-        launches: dict[str, list[Launch]] = {}
+        launches: dict[str, list[str]] = {}
         for launch in self.launches:
-            launches.setdefault(launch.node, []).append(launch)
+            launches.setdefault(launch.node, []).append(str(launch))
+            for name in launch.nodes[1:]:
+                launches.setdefault(name, []).append(f"in the {launch.kernel} of {launch.node}")
         for node in self.nodes:
             lines += [f"  {node}", *(f"    {launch}" for launch in launches.get(node.name, ()))]
             reasons = (line for each in decisions.get(node.name, ()) for line in _indented(str(each)))

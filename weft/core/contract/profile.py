@@ -35,6 +35,11 @@ class Work:
         flops = op.flops([None if t is None else t.shape for t in inputs], [t.shape for t in outputs])
         return cls(node, flops, nbytes)
 
+    @classmethod
+    def sum(cls, name: str, parts: Sequence[Work]) -> Work:
+        """Return the work of several nodes, under a name of their own."""
+        return cls(name, sum(part.flops for part in parts), sum(part.nbytes for part in parts))
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
@@ -55,6 +60,8 @@ class Profile:
     _counted: dict[ProfilingContext, dict[str, float]] = field(default_factory=dict)
     _reported: set[str] = field(default_factory=set)
     """The devices of which the last run has events, not counting copies from other devices."""
+    _taking_part: set[ProfilingContext] = field(default_factory=set)
+    """Where the backends of the last run report to; a stage that it did not come to has others."""
     _ran: list[str] = field(default_factory=list)
     """The devices that the last run was on, once it is done."""
 
@@ -65,9 +72,13 @@ class Profile:
 
     @property
     def counters(self) -> dict[tuple[str, str], float]:
-        """Return each counter by (device, name): the newest values, summed over the network's parts on that device."""
+        """Return each counter by (device, name): the newest values, summed over the network's parts on that device.
+
+        Stages that the last run did not come to have no part in it.
+        """
         sums: dict[tuple[str, str], float] = {}
-        for context, values in self._counted.items():
+        counted = self._counted.items()
+        for context, values in [(c, v) for c, v in counted if not self._taking_part or c in self._taking_part]:
             for name, value in values.items():
                 sums[context.device, name] = sums.get((context.device, name), 0) + value
         return sums
@@ -76,7 +87,12 @@ class Profile:
         """Forget the events of the run before."""
         self.events.clear()
         self._reported.clear()
+        self._taking_part.clear()
         self._ran.clear()
+
+    def start(self, contexts: Collection[ProfilingContext]) -> None:
+        """Note that the backends which report there take part in this run."""
+        self._taking_part.update(contexts)
 
     def end(self, devices: Iterable[str]) -> None:
         """Note that a run, or a stage of one, is done, and the devices that it was on."""

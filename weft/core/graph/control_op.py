@@ -47,6 +47,16 @@ class ControlOp(Op):
         """
         return ()
 
+    def foreseen(
+        self, inputs: Sequence[Value], constants: Constants, ends: Sequence[Sequence[Value] | None]
+    ) -> Sequence[Value]:
+        """Return values of the shapes that the outputs have at most, None where only a run tells; none by default.
+
+        `inputs` are those of `first_runs`, and `constants` the ones among them whose values are right, too. `ends` has
+        the outputs of each graph of `first_runs`, of right shapes alone, or None where they are open.
+        """
+        return ()
+
     def needs(self) -> int | None:
         """Return the position of the input that decides which graph replaces the op; None if there is none."""
         return None

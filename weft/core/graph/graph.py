@@ -63,6 +63,8 @@ class Graph:
     layouts: dict[str, Layout] = field(default_factory=dict)
     declared: dict[str, Declared] = field(default_factory=dict)
     """What the model's file declares about outputs; it need not be true."""
+    wide: frozenset[str] = frozenset()
+    """Values that nodes outside of this graph need in float32, see `weft.core.passes.wide_values`."""
 
     def copy(self) -> Graph:
         """Return a graph that can be changed without changing this one (weights are shared)."""
@@ -75,6 +77,7 @@ class Graph:
             dict(self.constants),
             dict(self.layouts),
             dict(self.declared),
+            self.wide,
         )
 
     def producers(self) -> dict[str, Node]:

@@ -44,8 +44,9 @@ class Digits:
     @property
     def is_identity(self) -> bool:
         """Tell whether every index stays what it is."""
-        plain = tuple(Axis(axis.size, weight) for axis, weight in zip(self.axes, self.weights, strict=True))
-        return not self.offset and self.axes == plain
+        if self.offset:
+            return False
+        return all(a.step == weight and not a.shift for a, weight in zip(self.axes, self.weights, strict=True))
 
     def of(self, index: Array) -> Array:
         """Return the new indices of an array of indices."""

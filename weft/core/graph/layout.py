@@ -35,7 +35,10 @@ class Layout(Enum):
 
 def row_major(shape: Shape) -> tuple[int, ...]:
     """Return the strides, in elements, of an array in C order."""
-    return tuple(prod(shape[a + 1 :]) for a in range(len(shape)))
+    steps = [1] * len(shape)
+    for axis in range(len(shape) - 1, 0, -1):
+        steps[axis - 1] = steps[axis] * shape[axis]
+    return tuple(steps)
 
 
 def storage_shape(shape: Shape, layout: Layout) -> Shape:

@@ -56,6 +56,10 @@ class Limits:
         made = {k: float(v) if k == "folding_seconds" else int(v) for k, v in (given or {}).items()}
         return cls(**made)  # type: ignore[arg-type]  # checked above
 
+    def within(self, other: Limits) -> Limits:
+        """Return the lower of each of these limits and another's."""
+        return Limits(**{f.name: min(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)})
+
     def exceeded(self, name: str, needed: float, what: str, where: str = "") -> ModelError:
         """Return the error for a model that exceeds a limit."""
         return ModelError(

@@ -13,6 +13,7 @@ from math import prod
 from typing import ClassVar, Literal, TypeVar
 
 from weft.core.graph.layout import Array, Shape
+from weft.core.graph.op_class import made_on_first_instance
 from weft.core.graph.tensor import TensorSpec
 from weft.errors import BackendError, ModelError
 
@@ -21,6 +22,7 @@ OpClass = Literal["exact", "arithmetic", "transcendental", "reduction"]
 """How rounding enters; with the element type it decides a comparison's tolerance."""
 
 
+@made_on_first_instance
 @dataclass(frozen=True, eq=False)  # else subclasses with eq=False would inherit that all of a class are equal
 class Op(ABC):
     """One kind of node. Subclass as a frozen dataclass and register with `@register_op`."""
@@ -50,6 +52,9 @@ class Op(ABC):
 
     keeps_types: ClassVar[bool] = False
     """Whether it means the bits of its elements, so that no pass may store its inputs or outputs in other types."""
+
+    wide_inputs: ClassVar[tuple[int, ...]] = ()
+    """The positions of inputs that stay float32 where others are stored as float16: coordinates, and what selects."""
 
     flags: ClassVar[tuple[str, ...]] = ()
     """The attributes that are yes/no numbers: 0 or 1."""

@@ -18,6 +18,9 @@ from weft.core.graph.layout import Array
 
 SMALLEST = 1 << 20
 """Below this many bytes one thread is faster: it copies half of them in the time that waking others takes."""
+SHARE = 1 << 19
+"""Fewest bytes for each thread beyond the second: others copy them before one more thread is awake, so for 1.2 MB two
+threads are faster than four (benchmarks/NOTES.md)."""
 PIECE = 1 << 20
 LEAST_PIECE = 1 << 18
 """The most and the fewest bytes of a piece, which a thread copies at a time. Between them all threads get as many."""
@@ -63,16 +66,22 @@ class Copier:
 
     def copy(self, target: Array, source: Array, progress: Progress | None = None) -> None:
         """Do what `target[...] = source` does."""
-        pieces = list(_pieces(target, source, self.threads)) if _divisible(target, source) else []
+        threads, pieces = self.threads, list[tuple[Array, Array]]()
+        if _divisible(target, source):
+            threads = min(threads, max(target.nbytes // SHARE, 2))
+            pieces += _pieces(target, source, threads)
         if len(pieces) < 2 or (self.threads < 2 and progress is None):
             target[...] = source
             if progress is not None:
                 progress(target.nbytes)
             return
         job = _Job(pieces)
-        for _ in range(min(self._ready(), len(pieces) - 1)):
+        for _ in range(min(self._ready(), threads - 1, len(pieces) - 1)):
             self._calls.put(job.help)
-        job.run(progress)
+        if progress is None:
+            job.run()
+        else:
+            job.run_telling(progress)
 
     def close(self) -> None:
         """End the helpers after their current work; the next copy starts new ones."""
@@ -110,20 +119,29 @@ class _Job:
         self._todo = deque(enumerate(pieces))
         self._done: SimpleQueue[int | BaseException] = SimpleQueue()
         self._came: deque[None] = deque()
+        self._ended: deque[None] = deque()
         self._left: SimpleQueue[None] = SimpleQueue()
 
-    def run(self, progress: Progress | None) -> None:
+    def run(self) -> None:
         """Copy until all is done; do not return or raise before the last helper has stopped writing."""
+        try:
+            while self._copy_one():
+                pass
+            self._stop()
+        except BaseException:
+            self._stop()
+            raise
+        while not self._done.empty():
+            index = self._done.get()
+            if isinstance(index, BaseException):
+                raise index
+
+    def run_telling(self, progress: Progress) -> None:
+        """Do the same, and tell of each piece when it and all before it are done."""
         try:
             self._copy_all(progress)
         except BaseException:
-            # A helper counts itself in before it takes a piece, so this misses none. Late helpers may still come, find
-            # no piece and leave first, so count those that came again each time.
-            self._todo.clear()
-            left = 0
-            while left < len(self._came):
-                self._left.get()
-                left += 1
+            self._stop()
             raise
 
     def help(self) -> None:
@@ -135,7 +153,17 @@ class _Job:
         except BaseException as e:
             self._done.put(e)
         finally:
+            self._ended.append(None)
             self._left.put(None)
+
+    def _stop(self) -> None:
+        """Wait until no helper writes any more; pieces that nobody has taken stay undone."""
+        # A helper counts itself in before it takes a piece, so this misses none. Late helpers may still come, find
+        # no piece and leave first, so count those that came again each time. `_left` only wakes this thread: after an
+        # interrupt it may lack what was taken from it.
+        self._todo.clear()
+        while len(self._ended) < len(self._came):
+            self._left.get()
 
     def _copy_one(self) -> bool:
         try:
@@ -148,7 +176,7 @@ class _Job:
         self._done.put(index)
         return True
 
-    def _copy_all(self, progress: Progress | None) -> None:
+    def _copy_all(self, progress: Progress) -> None:
         done, first, nbytes = [False] * len(self._sizes), 0, 0
         for _ in self._sizes:
             if self._done.empty():
@@ -157,7 +185,7 @@ class _Job:
             if isinstance(index, BaseException):
                 raise index
             done[index] = True
-            if index == first and progress is not None:
+            if index == first:
                 while first < len(done) and done[first]:
                     nbytes += self._sizes[first]
                     first += 1

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from weft.core.graph.op import Op, find_op
 from weft.core.host.threads import in_threads
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.properties import Property
+from weft.core.passes.wide_values import spreads, wide_values
 from weft.errors import WeftError
 
 LARGEST, INFINITE = 0x7BFF, 0x7C00
@@ -26,7 +26,8 @@ OTHERS = {
 
 def _stored_otherwise(graph: Graph, dtype: DType) -> list[str]:
     others, edge = OTHERS[dtype], {*graph.inputs, *graph.outputs}
-    edge.update(v for n in graph.nodes if n.op.keeps_types for v in (*n.inputs, *n.outputs))
+    kept = _nodes_that_keep(graph, dtype)
+    edge.update(v for n in graph.nodes if n.name in kept for v in (*n.inputs, *n.outputs))
     # A graph may keep specs of values that do not exist, such as an output of a Split that no node reads.
     values = dict.fromkeys(v for n in graph.nodes for v in (*n.inputs, *n.outputs) if v)
     return [v for v in values if v not in edge and graph.specs[v].dtype in others]
@@ -63,14 +64,16 @@ def set_storage(graph: Graph, dtype: DType) -> Graph:
     """Return the graph with every fp32, fp16 and bfloat16 value stored as `dtype`, and casts at its edges.
 
     Explicit casts between these types become casts to `dtype`. Ops compute in fp32 either way. What an op that
-    keeps its types reads and makes has its own type there, and is cast before and after.
+    keeps its types reads and makes has its own type there, and is cast before and after. So have, if `dtype` is
+    float16, the values of `wide_values`.
     """
     others = OTHERS[dtype]
     if not any(s.dtype in others for s in graph.specs.values()):
         return graph
     out = graph.copy()
+    kept = _nodes_that_keep(graph, dtype)
     names, given = Names(graph), set(graph.inputs)
-    read = {i for n in graph.nodes for i in n.inputs}
+    read = {i for n in graph.nodes for k, i in enumerate(n.inputs) if k not in kept.get(n.name, _NONE).inputs}
     narrow = [i for i in graph.inputs if graph.specs[i].dtype in others and i in read]
     inside = {i: _name(out, i, dtype, names) for i in narrow}
     made = [o for o in graph.outputs if graph.specs[o].dtype in others and o not in given]
@@ -80,48 +83,75 @@ def set_storage(graph: Graph, dtype: DType) -> Graph:
     held = {name: value for name, value in graph.constants.items() if graph.specs[name].dtype in others}
     nbytes = sum(value.nbytes for value in held.values())
     stored_values = in_threads(_narrow if dtype is DType.FLOAT16 else _wide, list(held.values()), nbytes)
-    for name, value in zip(held, stored_values, strict=True):
+    for name, array in zip(held, stored_values, strict=True):
         stored = renamed.get(name, name)
-        out.constants[stored] = value
+        out.constants[stored] = array
         out.specs[stored] = replace(graph.specs[name], dtype=dtype)
+    exact = {i: i for i in graph.inputs} | {o: o for o in graph.outputs if o in graph.constants}
+    """The names of values in their own types, where there are any."""
     for node in graph.nodes:
-        op = node.op if node.op.keeps_types else _retarget(node.op, others, dtype)
+        keeps = kept.get(node.name, _NONE)
         inputs, outputs = [renamed.get(i, i) for i in node.inputs], [renamed.get(o, o) for o in node.outputs]
-        before = _kept(graph, out, node, node.inputs, inputs, dtype, names)
-        behind = _kept(graph, out, node, node.outputs, outputs, dtype, names)
+        for k in sorted(keeps.inputs):
+            value = node.inputs[k]
+            if value and graph.specs[value].dtype in others:
+                if value not in exact:
+                    exact[value] = _exact(graph, out, value, inputs[k], names)
+                inputs[k] = exact[value]
+        behind = []
+        for k, value in enumerate(node.outputs) if keeps.outputs else ():
+            if not value or graph.specs[value].dtype not in others:
+                continue
+            kind = graph.specs[value].dtype
+            own = value if value in graph.outputs else _name(out, value, kind, names)
+            if value in read:
+                behind.append(_cast(out, f"{value}.{dtype.value}", own, outputs[k], dtype, names))
+            exact[value] = outputs[k] = own
+        op = node.op if keeps.outputs else _retarget(node.op, others, dtype)
         node = replace(node, op=op, inputs=tuple(inputs), outputs=tuple(outputs))
         infer_node(out, node)
-        out.nodes += [*before, node, *behind]
-    exact = {value for node in graph.nodes if node.op.keeps_types for value in node.outputs}
-    cast = [(name, new) for name, new in outside.items() if name not in graph.constants and name not in exact]
-    for name, new in cast:
-        kind = graph.specs[name].dtype
-        out.nodes.append(_cast(out, f"{name}.{kind.value}", new, name, kind, names))
+        out.nodes += [node, *behind]
+    for name, new in outside.items():
+        if name not in graph.constants and exact.get(name) != name:
+            kind = graph.specs[name].dtype
+            out.nodes.append(_cast(out, f"{name}.{kind.value}", new, name, kind, names))
     return out
 
 
-def _kept(
-    graph: Graph, out: Graph, node: Node, own: Sequence[str], stored: list[str], dtype: DType, names: Names
-) -> list[Node]:
-    """Return casts for the inputs or outputs of a node that keeps its types, and name them in `stored` instead."""
-    casts = []
-    for k, value in enumerate(own) if node.op.keeps_types else ():
-        kept = graph.specs[value].dtype if value else dtype
-        if kept not in OTHERS[dtype]:
-            continue
-        if value in (graph.inputs if own is node.inputs else graph.outputs):
-            inside, stored[k] = stored[k], value  # as it is, and not from a cast there and back
-            if own is node.outputs:
-                casts.append(_cast(out, f"{value}.{dtype.value}", value, inside, dtype, names))
-            continue
-        exact, inside = _name(out, value, kept, names), stored[k]
-        out.specs[inside] = replace(graph.specs[value], dtype=dtype)
-        if own is node.inputs:
-            casts.append(_cast(out, f"{value}.{kept.value}", inside, exact, kept, names))
-        else:
-            casts.append(_cast(out, f"{value}.{dtype.value}", exact, inside, dtype, names))
-        stored[k] = exact
-    return casts
+@dataclass(frozen=True)
+class _Keeps:
+    """The positions of a node's inputs that keep their own types, and whether its outputs do."""
+
+    inputs: frozenset[int] = frozenset()
+    outputs: bool = False
+
+
+_NONE = _Keeps()
+
+
+def _nodes_that_keep(graph: Graph, dtype: DType) -> dict[str, _Keeps]:
+    """Return the nodes of which some inputs or outputs are not stored as `dtype`, by name."""
+    wide = wide_values(graph) if dtype is DType.FLOAT16 else frozenset()
+    found = {}
+    for node in graph.nodes:
+        every = frozenset(range(len(node.inputs)))
+        if node.op.keeps_types or (spreads(node) and not wide.isdisjoint(node.outputs)):
+            found[node.name] = _Keeps(every, outputs=True)
+        elif wide and node.op.wide_inputs:
+            found[node.name] = _Keeps(every.intersection(node.op.wide_inputs))
+    return found
+
+
+def _exact(graph: Graph, out: Graph, value: str, stored: str, names: Names) -> str:
+    """Return the name of a value in its own type: of a constant as it was, else of a cast that is added."""
+    kind = graph.specs[value].dtype
+    name = _name(out, value, kind, names)
+    out.specs[name] = graph.specs[value]
+    if value in graph.constants:
+        out.constants[name] = graph.constants[value]
+    else:
+        out.nodes.append(_cast(out, f"{value}.{kind.value}", stored, name, kind, names))
+    return name
 
 
 def _wide(value: Array) -> Array:

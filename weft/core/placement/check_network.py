@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from weft.core.contract import check_answers
 from weft.core.contract.backend import Backend
 from weft.core.contract.error_context import at_node, blame, callback_of
+from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Layout
 from weft.core.graph.validate import SHOWN, graph_problems, wrong_specs
 from weft.core.placement.assign import described
-from weft.core.placement.optimized_network import Copy, OptimizedNetwork, Part, PreCompiled
+from weft.core.placement.optimized_network import Copy, OptimizedNetwork, Part, PreCompiled, Tail
 from weft.errors import ModelError, UnsupportedOps
 
 OPTIMIZE_AGAIN = "optimise the model again with this installation, and save that"
@@ -28,11 +29,14 @@ def check_network(network: OptimizedNetwork) -> None:
     network in its order, and read only values that exist by then.
     """
     whole = network.graph
+    for stage in network.stages[1:]:
+        check_network(stage)
     problems = graph_problems(whole) or _unknown(whole)
     problems = problems or wrong_specs(whole) + _layout_problems(network) + _division_problems(network)
     for part in network.parts:
         problems += [f"part {part.graph.name!r}: {p}" for p in graph_problems(part.graph)]
         problems += _part_problems(part, whole)
+    problems += [] if network.tail is None else _tail_problems(network.tail, whole)
     if problems:
         more = [f"and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
         raise ModelError(
@@ -100,6 +104,29 @@ def _part_problems(part: Part, whole: Graph) -> list[str]:
     for node in graph.nodes:
         if isinstance(node.op, PreCompiled) and node.op.backend != part.device.partition(":")[0]:
             problems.append(f"{node.name!r} was compiled by {node.op.backend!r} and is on {part.device}")
+    return problems
+
+
+def _tail_problems(tail: Tail, first: Graph) -> list[str]:
+    """Return where what comes after a first stage does not fit it."""
+    problems, made = list[str](), set(first.outputs)
+    for name, corner in tail.corners.items():
+        room, sizes = first.specs.get(corner.room), first.specs.get(corner.sizes)
+        if corner.room not in made or corner.sizes not in made or room is None or sizes is None:
+            problems.append(f"{name!r} is a part of {corner.room!r} of the sizes {corner.sizes!r}, which are not made")
+        elif (
+            len(room.shape) != corner.rank
+            or not 0 <= corner.begin <= corner.begin + corner.rank <= sizes.size
+            or sizes.dtype is not DType.INT64
+            or corner.axis not in (None, *range(corner.rank))
+        ):
+            problems.append(f"{name!r} is no part of {corner.room!r}, which is {room}")
+    there = {*tail.inputs, *made, *tail.corners}
+    problems += [f"a later stage reads {i!r}, which nothing makes" for i in tail.rest.inputs if i not in there]
+    read = ((i, tail.inputs.get(i), first.specs.get(i)) for i in first.inputs)
+    problems += [f"{i!r} is {told or 'not told'} and read as {known}" for i, told, known in read if told != known]
+    if tuple(tail.rest.outputs) != tail.outputs:
+        problems.append("what comes after the first stage has other outputs than the network")
     return problems
 
 

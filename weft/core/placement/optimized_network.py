@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -12,6 +13,7 @@ from weft.core.contract.backend import BackendConfig
 from weft.core.contract.backend_options import Options
 from weft.core.contract.lowered import Listing, Lowered
 from weft.core.contract.views import SubgraphView
+from weft.core.graph.control_op import ControlOp
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Array
 from weft.core.graph.op import Constants, Op, register_op
@@ -19,9 +21,11 @@ from weft.core.graph.tensor import TensorSpec
 from weft.core.passes.journal import Journal
 from weft.core.passes.manager import PassRecord
 from weft.core.placement.assign import Refusal
+from weft.core.placement.stage_split import Corner
 from weft.errors import ExecutionError, InputError, ModelError, brief
 
 if TYPE_CHECKING:
+    from weft.core.placement.optimizer import OptimizerOptions
     from weft.core.registry.backend_registry import BackendRegistry
 
 
@@ -107,6 +111,51 @@ class Part:
         return self.told if self.lowered is None else self.lowered.listing
 
 
+@dataclass(frozen=True, eq=False)
+class LaterStage:
+    """A later stage of a network whose sizes follow from values, as it was planned before a run, or for one.
+
+    A run that comes to a stage with the same nodes, shapes and constants runs this network.
+    """
+
+    about: str
+    """For which shapes it was planned, and when a run comes to it."""
+    network: OptimizedNetwork
+    given: Graph | None = None
+    """The stage before it was optimised; None in a network that was read from a file."""
+    key: str = ""
+    """What names its graph in the file from which it was read; "" for any other."""
+
+
+@dataclass(frozen=True, eq=False)
+class Tail:
+    """What comes after the first stage of a network whose sizes follow from values."""
+
+    inputs: Mapping[str, TensorSpec]
+    """The inputs of the whole network. The first stage may read some of them only."""
+    outputs: tuple[str, ...]
+    """The outputs of the whole network."""
+    corners: Mapping[str, Corner]
+    """The values that are corners of outputs of the first stage."""
+    rest: Graph
+    """The nodes that wait, as the model has them."""
+    options: OptimizerOptions
+    """What a run plans other stages with: those of other sizes, and those that could not be foreseen."""
+    stages: tuple[LaterStage, ...] = ()
+    """The stages that were planned."""
+    unforeseen: tuple[str, ...] = ()
+    """What only a run can plan, and why."""
+
+    def says(self) -> list[str]:
+        """Return what is told of it beside its stages."""
+        waiting = Counter(node.op.type for node in self.rest.nodes)
+        ops = ", ".join(f"{count} {op}" for op, count in waiting.most_common())
+        own = [f"{n.name} ({n.op.type})" for n in self.rest.nodes if isinstance(n.op, ControlOp)]
+        lines = [f"{len(self.rest.nodes)} node(s) wait for values of the first stage: {ops}"]
+        lines += [f"the session itself runs, or resolves: {', '.join(own)}"] if own else []
+        return [*lines, *(f"planned in a run: {text}" for text in self.unforeseen)]
+
+
 @dataclass(frozen=True, slots=True)
 class _Running:
     """A node as it runs: its device, none for a copy; the values that it makes; how it is printed."""
@@ -124,6 +173,9 @@ class OptimizedNetwork:
     subgraphs in the same order. A part that reads another part's output without a copy uses that part's memory.
     `Part.listing` shows what a device runs, launch by launch. `refusals` has an entry for each node and each device
     before its own in the order of preference.
+
+    Where sizes follow from values, all this is of the first stage, and `tail` has the rest of the network, with the
+    later stages as they were planned for the most elements that there can be.
     """
 
     graph: Graph
@@ -142,6 +194,23 @@ class OptimizedNetwork:
     """Which pass, and which backend's optimiser, made, changed, merged or removed which node."""
     weights: bool = True
     """Whether the constants that the nodes read are still there; see `without_constants`."""
+    tail: Tail | None = None
+    """What comes after it, if it is the first stage of a network whose sizes follow from values."""
+
+    @property
+    def stages(self) -> tuple[OptimizedNetwork, ...]:
+        """Return the networks of all stages that were planned, this one first."""
+        return (self, *(() if self.tail is None else (stage.network for stage in self.tail.stages)))
+
+    @property
+    def interface(self) -> Graph:
+        """Return a graph with the inputs and outputs of the whole network, and the nodes of the first stage."""
+        if self.tail is None:
+            return self.graph
+        whole = self.graph.copy()
+        whole.inputs, whole.outputs = list(self.tail.inputs), list(self.tail.outputs)
+        whole.specs |= self.tail.inputs
+        return whole
 
     @property
     def copies(self) -> tuple[Node, ...]:
@@ -158,6 +227,31 @@ class OptimizedNetwork:
 
         InputError suggests similar names if neither has one of that name.
         """
+        lines = self._history(name)
+        if self.tail is not None:
+            waiting = [n for n in self.tail.rest.nodes if name == n.name or name in n.outputs]
+            for stage in self.tail.stages:
+                found = stage.network._history(name)
+                waiting = [] if found and not any(isinstance(n.op, ControlOp) for n in waiting) else waiting
+                lines += [f"in the stage {stage.about}:", *found] if found else []
+            lines += [f"{node.name!r} waits for values that a run makes: {node}" for node in waiting]
+            lines += [f"planned in a run: {text}" for text in self.tail.unforeseen] if waiting else []
+        if not lines:
+            known = set[str]()
+            for network in self.stages:
+                known |= {*network._running(), *network.graph.specs, *network.journal.names()}
+            near = get_close_matches(name, sorted(known), 3)
+            nodes = sum(len(network._running()) for network in self.stages)
+            raise InputError(
+                f"there is no node or value {name!r}, and there was none",
+                where=f"network {self.graph.name!r}",
+                why=f"similar are {', '.join(map(repr, near))}" if near else f"it has {nodes} nodes",
+                fix="`weft inspect MODEL --nodes` lists all nodes, as read and as they run",
+            )
+        return lines
+
+    def _history(self, name: str) -> list[str]:
+        """Return what `why` says of this stage."""
         lines = self.journal.explain(name)
         running = self._running()
         here = [n for n in dict.fromkeys([name, *self.journal.heirs(name)]) if n in running]
@@ -170,15 +264,6 @@ class OptimizedNetwork:
         if name in self.graph.inputs or name in self.graph.constants:
             kind = "an input" if name in self.graph.inputs else "a constant"
             lines.append(f"now: {name!r} is {kind} of the network, {self.graph.specs[name]}")
-        if not lines:
-            known = sorted({*running, *self.graph.specs, *self.journal.names()})
-            near = get_close_matches(name, known, 3)
-            raise InputError(
-                f"there is no node or value {name!r}, and there was none",
-                where=f"network {self.graph.name!r}",
-                why=f"similar are {', '.join(map(repr, near))}" if near else f"it has {len(running)} nodes",
-                fix="`weft inspect MODEL --nodes` lists all nodes, as read and as they run",
-            )
         return lines
 
     def _running(self) -> dict[str, _Running]:
@@ -203,7 +288,12 @@ class OptimizedNetwork:
         graph.constants = {o: c for o, c in self.graph.constants.items() if o in results}
         kept = self.weights and len(graph.constants) == len(self.graph.constants)
         parts = tuple(Part(p.device, _named(p.graph), _bare(p.lowered), p.told) for p in self.parts)
-        return replace(self, graph=graph, parts=parts, weights=kept)
+        tail = self.tail and replace(
+            self.tail,
+            rest=_named(self.tail.rest),
+            stages=tuple(replace(s, network=s.network.without_constants(), given=None) for s in self.tail.stages),
+        )
+        return replace(self, graph=graph, parts=parts, weights=kept and tail is None, tail=tail)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the network to a file that `load` reads; see `weft.core.saved.network_file`."""
@@ -229,7 +319,11 @@ class OptimizedNetwork:
         for part in self.parts:
             if part.listing is not None:
                 lines.append(f"{part.graph.name} on {part.device}: {part.listing}")
-        return "\n".join([*lines, *(f"note: {n}" for n in self.notes)])
+        lines += [f"note: {n}" for n in self.notes]
+        if self.tail is not None:
+            lines += [f"after this first stage, {text}" for text in self.tail.says()]
+            lines += [f"stage {s.about}\n{s.network}" for s in self.tail.stages]
+        return "\n".join(lines)
 
 
 def _bare(lowered: Lowered | None) -> Lowered | None:

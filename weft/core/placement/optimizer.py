@@ -24,7 +24,7 @@ from weft.core.contract.backend import Backend, BackendConfig
 from weft.core.contract.error_context import blame, callback_of
 from weft.core.contract.views import OptimizationViews, SubgraphView, substitute
 from weft.core.graph.graph import Graph, Names, Node
-from weft.core.graph.limits import Limits
+from weft.core.graph.limits import Budget, Limits
 from weft.core.passes import AnyPass
 from weft.core.passes.dead import remove_unread
 from weft.core.passes.journal import Journal
@@ -34,10 +34,11 @@ from weft.core.placement.debug_nodes import DebugSink, add_debug_nodes
 from weft.core.placement.decompose import decompose_refused
 from weft.core.placement.hints import Hints, lost_hints
 from weft.core.placement.lower_network import lower_network
-from weft.core.placement.optimized_network import Copy, OptimizedNetwork, Part, PreCompiled
+from weft.core.placement.optimized_network import Copy, OptimizedNetwork, Part, PreCompiled, Tail
 from weft.core.placement.partition import CHOICES, partition
 from weft.core.placement.prepare import PreparedNetwork, prepare_network
-from weft.errors import BackendError, ExecutionError, UnsupportedOps
+from weft.core.placement.stage_split import split
+from weft.errors import BackendError, ExecutionError, UnsupportedOps, ValueNeeded
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,28 @@ def optimize(
     an earlier result was loaded. `prepared` is the result of `prepare_network`, if it was called before.
     """
     return lower_network(divide(bound, backends, options, host=host, before=before, prepared=prepared), backends)
+
+
+def divide_first(
+    bound: Graph,
+    backends: Backends,
+    options: OptimizerOptions,
+    *,
+    host: str = "cpu:0",
+    before: Assignment | None = None,
+    prepared: PreparedNetwork | None = None,
+) -> OptimizedNetwork:
+    """Return what `divide` returns; where sizes follow from values, the first stage, with what comes after it."""
+    try:
+        return divide(bound, backends, options, host=host, before=before, prepared=prepared)
+    except ValueNeeded:
+        stage = split(bound, Budget(options.limits))
+        if stage.rest is None:
+            raise
+    network = divide(stage.graph, backends, options, host=host, before=before)
+    inputs = {i: bound.specs[i] for i in bound.inputs}
+    tail = Tail(inputs, tuple(bound.outputs), stage.corners, stage.rest, options)
+    return replace(network, tail=tail)
 
 
 def divide(

@@ -21,6 +21,7 @@ from weft.core.graph.run_sized import RunSized
 from weft.core.graph.tensor import SequenceSpec, TensorSpec
 from weft.core.passes.constants import fold_node
 from weft.core.passes.manager import PassContext
+from weft.core.passes.wide_values import wide_values
 from weft.errors import ModelError, ValueNeeded, WeftError
 
 SMALL = 64
@@ -182,7 +183,8 @@ class _Split:
             each for v, c in self.corners.items() if v in read or v in results for each in (c.room, c.sizes)
         ]
         corners = {v: c for v, c in self.corners.items() if v in read or v in results}
-        rest = Graph(graph.name, [], list(graph.outputs), late)
+        graph.wide = wide_values(self.given)
+        rest = Graph(graph.name, [], list(graph.outputs), late, wide=graph.wide)
         made = {o for node in late for o in node.outputs if o}
         rest.constants = {v: graph.constants[v] for v in (*sorted(read), *results) if v in graph.constants}
         rest.specs = {v: graph.specs[v] for v in rest.constants}

@@ -36,10 +36,12 @@ import numpy as np
 from weft.core.contract.lowered import Launch, ListedNode, ListedValue, Listing, Size3, ValueView
 from weft.core.graph.dtypes import DType
 from weft.core.graph.fused_op import Step
+from weft.core.graph.graph import Declared, Graph, Node
 from weft.core.graph.index_map import Axis, Digits, IndexMap
 from weft.core.graph.layout import Array, Layout
 from weft.core.graph.op import Op, find_op
-from weft.core.graph.tensor import TensorSpec
+from weft.core.graph.tensor import SequenceSpec, TensorSpec
+from weft.core.graph.validate import SHOWN, graph_problems
 from weft.core.placement.optimized_network import PreCompiled
 from weft.errors import WeftError
 
@@ -145,6 +147,25 @@ class Encoder:
             self._kept.append(value)  # while it lives, no other array gets its id
         return self._known["id", id(value)]
 
+    def graph(self, graph: Graph) -> Json:
+        """Return the JSON of a graph of a model, as ops hold them; Unsavable, with the reason, for what it may hold."""
+        return {
+            "name": graph.name,
+            "inputs": graph.inputs,
+            "outputs": graph.outputs,
+            "nodes": [self._node(node) for node in graph.nodes],
+            "specs": {name: spec_json(spec) for name, spec in graph.specs.items()},
+            "constants": {name: self.array(graph.constants[name]) for name in sorted(graph.constants)},
+            "declared": {name: _declared_json(each) for name, each in graph.declared.items()},
+            "wide": sorted(graph.wide),
+        }
+
+    def _node(self, node: Node) -> Json:
+        try:
+            return [node.name, self.op(node.op), list(node.inputs), list(node.outputs)]
+        except Unsavable as e:
+            raise Unsavable(f"node {node.name!r} ({node.op.type}): {e}") from e
+
     def blob(self, value: bytes) -> int:
         """Return the number of a bytes object."""
         index = self._known.setdefault(value, len(self.blobs))
@@ -209,6 +230,8 @@ class Encoder:
             return {"kind": "step", "op": self.op(value.op), "operands": list(value.operands)}
         if isinstance(value, Op):
             return self.op(value)
+        if type(value) is Graph:
+            return {"kind": "graph", "graph": self.graph(value)}
         if type(value) is bytes:
             return {"kind": "bytes", "bytes": self.blob(value)}
         raise Unsavable(f"a {type(value).__module__}.{type(value).__qualname__} cannot be saved")
@@ -223,7 +246,13 @@ def _enum(value: Enum, cls: type[Op]) -> Json:
 
 def spec_json(spec: TensorSpec) -> Json:
     """Return the JSON of a spec."""
-    return {"kind": "spec", "dtype": spec.dtype.name, "shape": list(spec.shape)}
+    kind = "sequence" if isinstance(spec, SequenceSpec) else "spec"
+    return {"kind": kind, "dtype": spec.dtype.name, "shape": list(spec.shape)}
+
+
+def _declared_json(declared: Declared) -> Json:
+    dtype, shape = declared.dtype, declared.shape
+    return [None if dtype is None else dtype.name, None if shape is None else list(shape), declared.firm]
 
 
 @cache
@@ -306,6 +335,33 @@ class Decoder:
         except Exception as e:  # whatever a foreign op's own checks raise
             raise Damaged(f"its attributes do not fit: {type(e).__name__}: {e}") from e
 
+    def graph(self, value: Json, before: Sequence[str] = ()) -> Graph:
+        """Return a graph of a model; Damaged if its names contradict each other.
+
+        Values of `before` may be outputs without being made.
+        """
+        made = Graph(
+            expect(value["name"], str),
+            list(texts(value["inputs"])),
+            list(texts(value["outputs"])),
+            [self._node(*expect(each, list)) for each in expect(value["nodes"], list)],
+            {name: parse_input_spec(spec) for name, spec in expect(value["specs"], dict).items()},
+            {name: self._array(expect(k, int)) for name, k in expect(value["constants"], dict).items()},
+            declared={name: _declared(*each) for name, each in expect(value["declared"], dict).items()},
+            wide=frozenset(texts(value["wide"])),
+        )
+        checked = made.copy()
+        checked.outputs = [o for o in made.outputs if o not in before]
+        checked.specs = {**dict.fromkeys(made.inputs, TensorSpec((), DType.FLOAT32)), **made.specs}  # a run has them
+        problems = graph_problems(checked)
+        problems += [f"constant {v!r} has no spec" for v in made.constants if v not in made.specs]
+        if problems:
+            raise Damaged(f"graph {made.name!r}: {'; '.join(problems[:SHOWN])}")
+        return made
+
+    def _node(self, name: Json, op: Json, inputs: Json, outputs: Json) -> Node:
+        return Node(expect(name, str), self.op(op), texts(inputs), texts(outputs))
+
     def _payload(self, value: Json, backend: str) -> object:
         content = self._blob(expect(value["bytes"], int))
         if value["kind"] == "bytes":
@@ -336,6 +392,8 @@ class Decoder:
             return array[()] if kind == "scalar" else array
         if kind == "spec":
             return parse_spec(value)
+        if kind == "graph":
+            return self.graph(value["graph"])
         if kind == "step":
             return Step(self.op(value["op"]), ints(value["operands"]))
         if kind in ("bytes", "payload"):
@@ -368,6 +426,21 @@ def parse_spec(value: Json) -> TensorSpec:
     return TensorSpec(tuple(dims), DType[value["dtype"]])
 
 
+def parse_input_spec(value: Json) -> TensorSpec:
+    """Return a spec that may be of a sequence or an optional."""
+    spec = parse_spec(value)
+    if value["kind"] != "sequence":
+        return spec
+    if spec.shape:
+        raise Damaged(f"a sequence has the shape {spec.shape}")
+    return SequenceSpec((), spec.dtype)
+
+
+def _declared(dtype: Json, shape: Json, firm: Json) -> Declared:
+    sizes = None if shape is None else tuple(None if d is None else expect(d, int) for d in expect(shape, list))
+    return Declared(None if dtype is None else DType[dtype], sizes, expect(firm, bool))
+
+
 # -- what a device launches ----------------------------------------------------------------------------------
 
 
@@ -375,8 +448,13 @@ def listing_json(listing: Listing) -> Json:
     """Return the JSON of a listing."""
     return {
         "nodes": [[n.name, n.kind, n.flops, [_listed_json(v) for v in n.outputs]] for n in listing.nodes],
-        "launches": [[x.node, x.kernel, [*x.grid], [*x.local], x.read, x.written] for x in listing.launches],
+        "launches": [_launch_json(x) for x in listing.launches],
     }
+
+
+def _launch_json(launch: Launch) -> Json:
+    held = [launch.node, launch.kernel, [*launch.grid], [*launch.local], launch.read, launch.written]
+    return held if not launch.levels else [*held, *([node, kernel] for node, kernel in launch.levels)]
 
 
 def _listed_json(value: ListedValue) -> Json:
@@ -415,10 +493,15 @@ def _digits(offset: Json, *axes: Json) -> Digits:
     return Digits(tuple(Axis(*ints(axis)) for axis in axes), expect(offset, int))
 
 
-def _launch(node: Json, kernel: Json, grid: Json, local: Json, read: Json, written: Json) -> Launch:
+def _launch(node: Json, kernel: Json, grid: Json, local: Json, read: Json, written: Json, *levels: Json) -> Launch:
     return Launch(
-        expect(node, str), expect(kernel, str), _size(grid), _size(local), expect(read, int), expect(written, int)
-    )
+        expect(node, str), expect(kernel, str), _size(grid), _size(local), expect(read, int), expect(written, int),
+        levels=tuple(_level(*expect(each, list)) for each in levels),
+    )  # fmt: skip
+
+
+def _level(node: Json, kernel: Json) -> tuple[str, str]:
+    return expect(node, str), expect(kernel, str)
 
 
 def _size(value: Json) -> Size3:

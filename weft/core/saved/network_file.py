@@ -8,13 +8,17 @@ the backends that it was made for.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TypeVar, get_args
+
+import numpy as np
 
 from weft.core.contract.backend import BackendConfig, MemoryMode, Power, Precision
 from weft.core.contract.backend_options import Options, Value
@@ -22,11 +26,14 @@ from weft.core.contract.lowered import Listing
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Array, Layout
+from weft.core.graph.limits import Limits
 from weft.core.passes import PassRecord
 from weft.core.passes.journal import Change, Journal, Kind, Step
 from weft.core.placement.assign import Refusal
 from weft.core.placement.check_network import OPTIMIZE_AGAIN, check_network
-from weft.core.placement.optimized_network import OptimizedNetwork, Part
+from weft.core.placement.optimized_network import LaterStage, OptimizedNetwork, Part, Tail
+from weft.core.placement.optimizer import OptimizerOptions
+from weft.core.placement.stage_split import Corner
 from weft.core.registry.backend_registry import BackendRegistry, registry
 from weft.core.registry.entries import version_of
 from weft.core.saved.archive import (
@@ -48,6 +55,7 @@ from weft.core.saved.codec import (
     expect,
     listing_json,
     npy_header,
+    parse_input_spec,
     parse_listing,
     parse_npy,
     parse_spec,
@@ -57,7 +65,7 @@ from weft.core.saved.codec import (
 from weft.errors import BackendError, ModelError, NoDevice, UnsupportedOps, WeftError
 
 T = TypeVar("T")
-FORMAT = 3
+FORMAT = 4
 """It rises with every change after which an older Weft could not read a file, or would misread it."""
 
 
@@ -69,7 +77,7 @@ def save(network: OptimizedNetwork, path: str | os.PathLike[str]) -> None:
     """
     target, encoder = _path(path), Encoder()
     nodes = _NodeTable(encoder)
-    graphs = [_graph_json(g, nodes) for g in (network.graph, *(p.graph for p in network.parts))]
+    content = {**_network_json(network, nodes), "tail": network.tail and _tail_json(network.tail, nodes)}
     if nodes.problems:
         raise ModelError(
             f"network {network.graph.name!r} cannot be saved",
@@ -90,19 +98,54 @@ def save(network: OptimizedNetwork, path: str | os.PathLike[str]) -> None:
             **{k: getattr(network.config, k) for k in ("fusing", "winograd")},
         },
         "nodes": nodes.encoded,
-        "graph": graphs[0],
+        **content,
+        "arrays": [{"dtype": DType.of(a.dtype).name, "shape": list(a.shape)} for a in encoder.arrays],
+        "bytes": [len(b) for b in encoder.blobs],
+    }
+    write_archive(target, _members(manifest, encoder))
+
+
+def _network_json(network: OptimizedNetwork, nodes: _NodeTable) -> dict[str, Json]:
+    """Return what a file holds of each stage."""
+    return {
+        "graph": _graph_json(network.graph, nodes),
         "parts": [
-            {"device": p.device, "graph": g, "listing": p.listing and listing_json(p.listing)}
-            for p, g in zip(network.parts, graphs[1:], strict=True)
+            {"device": p.device, "graph": _graph_json(p.graph, nodes), "listing": p.listing and listing_json(p.listing)}
+            for p in network.parts
         ],
         "refusals": [[r.node, r.op, r.device, r.reason] for r in network.refusals],
         "notes": list(network.notes),
         "passes": [[p.name, p.before, p.after, p.changed] for p in network.passes],
         "journal": [_step_json(step) for step in network.journal.steps],
-        "arrays": [{"dtype": DType.of(a.dtype).name, "shape": list(a.shape)} for a in encoder.arrays],
-        "bytes": [len(b) for b in encoder.blobs],
     }
-    write_archive(target, _members(manifest, encoder))
+
+
+def _tail_json(tail: Tail, nodes: _NodeTable) -> Json:
+    """Return what a file holds of what comes after a first stage."""
+    if tail.options.passes:
+        names = ", ".join(repr(each.name) for each in tail.options.passes)
+        nodes.problems.append(f"a run plans later stages with the passes {names} of your own, which no file holds")
+    if tail.options.debug is not None:
+        nodes.problems.append("a run plans later stages with debug nodes, which no file holds")
+    try:
+        rest = nodes.encoder.graph(tail.rest)
+    except Unsavable as e:
+        nodes.problems.append(f"what comes after the first stage: {e}")
+        rest = None
+    corners = {v: [c.room, c.sizes, c.begin, c.rank, c.axis] for v, c in tail.corners.items()}
+    return {
+        "inputs": {name: spec_json(spec) for name, spec in tail.inputs.items()},
+        "outputs": list(tail.outputs),
+        "corners": corners,
+        "rest": rest,
+        "hints": dict(tail.options.hints),
+        "fallback": tail.options.fallback,
+        "limits": asdict(tail.options.limits),
+        "stages": [
+            {"about": s.about, "key": stage_key(s), **_network_json(s.network, nodes)} for s in tail.stages
+        ],
+        "unforeseen": list(tail.unforeseen),
+    }
 
 
 def _check(network: OptimizedNetwork, target: Path) -> None:
@@ -172,6 +215,27 @@ def _graph_json(graph: Graph, nodes: _NodeTable) -> Json:
     }
 
 
+def key_of_graph(graph: Graph) -> str:
+    """Return a text that only graphs of the same nodes, specs and constants share; "" if an attribute has no JSON."""
+    encoder = Encoder()
+    nodes = _NodeTable(encoder)
+    made = {"graph": _graph_json(graph, nodes), "nodes": nodes.encoded, "wide": sorted(graph.wide)}
+    if nodes.problems:
+        return ""
+    digest = hashlib.blake2b(json.dumps(made, sort_keys=True).encode(), digest_size=16)
+    for array in encoder.arrays:
+        digest.update(array.dtype.str.encode())
+        digest.update(array.reshape(-1).view(np.uint8).data)
+    for blob in encoder.blobs:
+        digest.update(blob)
+    return digest.hexdigest()
+
+
+def stage_key(stage: LaterStage) -> str:
+    """Return the key of the graph of a stage."""
+    return stage.key if stage.given is None else key_of_graph(stage.given)
+
+
 def load_saved(path: str | os.PathLike[str], *, backends: BackendRegistry | None = None) -> OptimizedNetwork:
     """Return the network that was saved to a file; its constants are read-only.
 
@@ -232,26 +296,66 @@ class _Reader:
         ids = [_device(d) for d in (*devices, *(expect(p["device"], str) for p in parts))]
         check_backends("the saved network", versions, ids, self.backends, str(self.manifest["weft"]))
         nodes = self._nodes(expect(m["nodes"], list))
-        network = OptimizedNetwork(
-            self._graph(m["graph"], nodes),
-            tuple(Part(p["device"], self._graph(p["graph"], nodes), told=_listing(p["listing"])) for p in parts),
-            devices,
-            BackendConfig(
-                MemoryMode[m["config"]["memory"]],
-                Precision[m["config"]["precision"]],
-                Power[m["config"]["power"]],
-                expect(m["config"]["fusing"], bool),
-                expect(m["config"]["winograd"], bool),
-            ),
-            tuple(Refusal(*_four(texts(r))) for r in expect(m["refusals"], list)),
-            texts(m["notes"]),
-            tuple(_pass(p) for p in expect(m["passes"], list)),
-            versions,
-            {k: Options({name: _value(v) for name, v in expect(o, dict).items()}) for k, o in m["options"].items()},
-            Journal(_step(s) for s in expect(m["journal"], list)),
+        config = BackendConfig(
+            MemoryMode[m["config"]["memory"]],
+            Precision[m["config"]["precision"]],
+            Power[m["config"]["power"]],
+            expect(m["config"]["fusing"], bool),
+            expect(m["config"]["winograd"], bool),
         )
+        options = {k: Options({n: _value(v) for n, v in expect(o, dict).items()}) for k, o in m["options"].items()}
+        stages = [m, *(() if m["tail"] is None else expect(m["tail"]["stages"], list))]
+        first, *others = (
+            OptimizedNetwork(
+                self._graph(stage["graph"], nodes),
+                tuple(
+                    Part(_device(p["device"]), self._graph(p["graph"], nodes), told=_listing(p["listing"]))
+                    for p in expect(stage["parts"], list)
+                ),
+                devices,
+                config,
+                tuple(Refusal(*_four(texts(r))) for r in expect(stage["refusals"], list)),
+                texts(stage["notes"]),
+                tuple(_pass(p) for p in expect(stage["passes"], list)),
+                versions,
+                options,
+                Journal(_step(s) for s in expect(stage["journal"], list)),
+            )
+            for stage in stages
+        )
+        tail = None if m["tail"] is None else self._tail(m["tail"], config, first, others)
+        network = replace(first, tail=tail)
         check_network(network)
         return network
+
+    def _tail(
+        self, value: Json, config: BackendConfig, first: OptimizedNetwork, others: Sequence[OptimizedNetwork]
+    ) -> Tail:
+        """Return what comes after the first stage; the networks of later stages are read already."""
+        inputs = {name: parse_input_spec(spec) for name, spec in expect(value["inputs"], dict).items()}
+        corners = {name: _corner(*each) for name, each in expect(value["corners"], dict).items()}
+        made = [*inputs, *first.graph.outputs, *corners]
+        hints = {name: expect(device, str) for name, device in expect(value["hints"], dict).items()}
+        unknown = set(hints.values()).difference(first.devices)
+        if unknown:
+            raise Damaged(f"the hints name {min(unknown)!r:.40}, which is none of the network's devices")
+        # The limits protect the loader from the file, so the file may lower them only.
+        limits = Limits.of(expect(value["limits"], dict)).within(Limits())
+        fallback = expect(value["fallback"], str)
+        if fallback not in ("cpu", "error"):
+            raise Damaged(f"{fallback!r:.40} is no fallback")
+        return Tail(
+            inputs,
+            texts(value["outputs"]),
+            corners,
+            Decoder(self._array, self._blob, self.backends.find).graph(value["rest"], made),
+            OptimizerOptions(config, hints, fallback, limits=limits),
+            tuple(
+                LaterStage(expect(stage["about"], str), network, key=expect(stage["key"], str))
+                for stage, network in zip(value["stages"], others, strict=True)
+            ),
+            texts(value["unforeseen"]),
+        )
 
     def _manifest(self) -> Json:
         content = self.archive.read(MANIFEST)
@@ -344,6 +448,11 @@ def _at(values: Sequence[T], index: Json) -> T:
     if not 0 <= expect(index, int) < len(values):
         raise Damaged(f"there is no number {index} of {len(values)}")
     return values[index]
+
+
+def _corner(room: Json, sizes: Json, begin: Json, rank: Json, axis: Json) -> Corner:
+    at = None if axis is None else expect(axis, int)
+    return Corner(expect(room, str), expect(sizes, str), expect(begin, int), expect(rank, int), at)
 
 
 def _four(values: tuple[str, ...]) -> tuple[str, str, str, str]:

@@ -23,7 +23,7 @@ from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Array
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.core.host.parallel_copy import copy_into
-from weft.core.host.result_memory import KEPT, ResultMemory
+from weft.core.host.result_memory import KEPT, ResultMemory, is_large
 from weft.core.host.tensor_copy import copy_tensor
 from weft.core.placement.assign import Refusal
 from weft.core.placement.optimized_network import OptimizedNetwork, Part
@@ -95,7 +95,9 @@ class LoadedNetwork:
         self._kept: set[str] = set()
         """The values of parts that other parts read, which therefore stay where the plan has them."""
         self._stored: dict[str, Array] = {}
-        """The arrays of the caller's in which the backends themselves leave outputs of the run."""
+        """The arrays in which the backends themselves leave outputs of the run."""
+        self._large: dict[str, Pipeline] = {}
+        """The pipelines of the outputs for which there may be result memory that backends reach."""
         self._results = ResultMemory(0 if config.memory is MemoryMode.LIMIT else KEPT)
         self._passed: dict[str, Array] | None = None
         """The inputs of the last run that are outputs too; None if there is no run to wait for."""
@@ -143,6 +145,8 @@ class LoadedNetwork:
             told = {c for p in self.pipelines if (c := p.backend.info.profiling) is not None}
             self.profile.forget(self._told - told)
             self._told = told
+        mapped = {o: p for o in network.graph.outputs if (p := self._made.get(o)) is not None and o in p.mapped}
+        self._large = {o: p for o, p in mapped.items() if o not in self._kept and is_large(p.mapped[o])}
         records = [self._record(t) for transfers in self._pipeline_copies.values() for t in transfers]
         user = [self._choices[d] for d in network.devices if d in self._choices]
         self.report = make_report(
@@ -208,14 +212,17 @@ class LoadedNetwork:
     ) -> None:
         """Start a run with the given inputs; only the last part is left running.
 
-        `targets` are arrays for the outputs, which backends may fill themselves; `finish` gets them, too. `first` says
-        whether the session's run begins here. In a later stage, the profile keeps its events.
+        `targets` are arrays for the outputs, which backends may fill themselves; `finish` gets them, too. Outputs for
+        which there are none go to result memory that the backend reaches, if any is free. `first` says whether the
+        session's run begins here. In a later stage, the profile keeps its events.
         """
         self.abandon()
         self._acquire()
         self._wait()
-        if self.profile is not None and first:
-            self.profile.begin()
+        if self.profile is not None:
+            if first:
+                self.profile.begin()
+            self.profile.start(self._told)
         self._stored = {}
         try:
             self._execute(arrays, targets)
@@ -230,6 +237,13 @@ class LoadedNetwork:
         assert self.network is not None
         wanted = zip(self.network.graph.outputs, targets, strict=True) if targets else ()
         given = {o: t for o, t in wanted if t is not None and t.size and o not in self._kept}
+        for name in self._large:
+            if name not in given:
+                pipeline = self._large[name]
+                mapped = pipeline.mapped[name]
+                result = self._results.reached(name, mapped.shape, mapped.dtype, pipeline.reach)
+                if result is not None:
+                    given[name] = result
         for pipeline in self.pipelines:
             for source in self._waits.get(pipeline, ()):
                 source.wait()
@@ -288,12 +302,19 @@ class LoadedNetwork:
             self.profile.end(p.device for p in self.pipelines if p.tasks)
         graph = self.network.graph
         stored, self._stored = self._stored, {}
-        if not given:
+        if not given and not stored:
             return [self._fetch(graph, name, None, passed) for name in graph.outputs]
-        return [
-            target if target is not None and stored.get(name) is target else self._fetch(graph, name, target, passed)
-            for name, target in zip(graph.outputs, given, strict=True)
-        ]
+        results = list[Array]()
+        for name, target in zip(graph.outputs, given or [None] * len(graph.outputs), strict=True):
+            left = stored.get(name)
+            if left is None:
+                results.append(self._fetch(graph, name, target, passed))
+            elif target is None or target is left:
+                results.append(left)
+            else:  # the array came after the run had begun
+                copy_into(target, left)
+                results.append(target)
+        return results
 
     def _fetch(self, graph: Graph, name: str, target: Array | None, passed: Mapping[str, Array]) -> Array:
         pipeline = self._made.get(name)
@@ -373,7 +394,7 @@ class LoadedNetwork:
     def _forget_pipelines(self) -> None:
         self.pipelines.clear()
         self._made, self._pipeline_copies, self._waits, self._passed = {}, {}, {}, None
-        self._kept, self._stored = set(), {}
+        self._kept, self._stored, self._large = set(), {}, {}
         self._results.clear()
         self.report = None
 

@@ -530,6 +530,13 @@ class Pipeline:
             self.lends.add(tensor.name)
         return array
 
+    def reach(self, memory: Array) -> object:
+        """Ask the backend to put the session's memory in the device's reach; see `Backend.onReachMemory`."""
+        answer = self._call("onReachMemory", memory)
+        if isinstance(answer, bool):  # an answer of other callbacks, which would keep nothing in reach
+            raise check_answers.broken(answer, self._at("onReachMemory"), "what keeps the memory in reach, or None")
+        return answer
+
     def wait(self) -> None:
         """Wait for a run that was started; the backend's errors are raised here at the latest."""
         if not self.running:

@@ -218,7 +218,7 @@ def load_optimized(
             fix="load what weft.optimize returns",
         )
     check_backends("the optimised network", network.versions, (), runtime.registry)
-    devices = dict.fromkeys((*network.devices, *(p.device for p in network.parts)))
+    devices = dict.fromkeys((*network.devices, *(p.device for stage in network.stages for p in stage.parts)))
     found = [runtime.registry.choose(d)[0] for d in devices]
     if not found or [c.device for c in found] != [*devices]:
         names = ", ".join(map(repr, devices)) or "none"
@@ -228,9 +228,9 @@ def load_optimized(
             fix="optimise the model again",
         )
     choices = runtime.for_network(found, network.backend_options, backend_options)
-    options = OptimizerOptions(network.config)
+    options = OptimizerOptions(network.config) if network.tail is None else network.tail.options
     return Session(
-        network.graph, choices, options, runtime=runtime, progress=progress, profile=profile, fixed=network
+        network.interface, choices, options, runtime=runtime, progress=progress, profile=profile, fixed=network
     )
 
 

@@ -7,11 +7,10 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from types import TracebackType
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -21,7 +20,6 @@ from weft.core.graph.control_op import Value
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, bind
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.limits import Budget
 from weft.core.graph.tensor import SequenceSpec, TensorSpec
 from weft.core.graph.validate import validate
 from weft.core.placement.assign import Assignment, Backends
@@ -31,9 +29,9 @@ from weft.core.placement.lower_network import lower_network
 from weft.core.placement.narrow_edges import narrowable, with_narrow_edges
 from weft.core.placement.open_network import OpenNetwork, OpenNetworks
 from weft.core.placement.optimized_network import OptimizedNetwork
-from weft.core.placement.optimizer import OptimizerOptions, divide
+from weft.core.placement.optimizer import OptimizerOptions, divide, divide_first
 from weft.core.placement.prepare import PreparedNetwork
-from weft.core.placement.stage_split import Corner, split
+from weft.core.placement.stage_split import Corner
 from weft.core.registry.backend_registry import DeviceChoice
 from weft.core.session import shutdown
 from weft.core.session.arguments import (
@@ -53,9 +51,10 @@ from weft.core.session.pipeline import NodeRefused, Pipeline, Progress
 from weft.core.session.prefetch import Prefetch
 from weft.core.session.refused import note_refusal
 from weft.core.session.report import Report, joined
-from weft.core.session.stage_runner import Ahead, Rest, Rows, StageRunner, tensor, total_bytes
-from weft.core.session.stages_ahead import LEAST_ROOM, largest, prepare
-from weft.errors import BackendError, ClosedError, ConfigError, InputError, ValueNeeded
+from weft.core.session.stage_loader import LoadsStages
+from weft.core.session.stage_runner import Rest, Rows, StageRunner, tensor
+from weft.core.session.stages_ahead import foresee
+from weft.errors import BackendError, ClosedError, ConfigError, InputError
 
 if TYPE_CHECKING:
     from weft.core.session.runtime import Runtime
@@ -144,7 +143,7 @@ class Session:
         prefetch: Prefetch | None = None,
     ) -> None:
         close_forgotten()
-        if prefetch is None:
+        if prefetch is None and (fixed is None or fixed.tail is None):  # a first stage does not make all outputs
             validate(graph)
         self.graph = graph
         """The network as it was given, before shapes are bound and passes run."""
@@ -164,13 +163,12 @@ class Session:
         self._loaded = LoadedNetwork(every, self.config, progress=progress, profile=self._profile)
         self._cache = NetworkCache()
         self._progress = progress
-        self._stages = StageRunner(choices, host, self.options, self._profile)
+        known = None if fixed is None else fixed.tail
+        self._stages = StageRunner(LoadsStages(choices, host, self.options, self._profile, known))
         self._open: OpenNetworks | None = None
         """What prepares the graph for one shape after the other; None where weights are not kept for a second one."""
         self._divides_alone = self.options.debug is not None
         """Whether backends are asked again for each shape: one refused a node late, or debug nodes are placed."""
-        self._tails: WeakKeyDictionary[OptimizedNetwork, _Tail] = WeakKeyDictionary()
-        """By the network of a first stage, what comes after it; a network that needs no stages has nothing here."""
         self._plan = _Plan()
         """Of the network that was loaded last. It is replaced only after a load, so a run that is refused keeps it."""
         self._submitted: tuple[Outputs | None, list[Array | None]] = None, []
@@ -179,7 +177,8 @@ class Session:
         """Of the run that was started, the inputs that later stages read."""
         self._warned = ""
         self._process = os.getpid()
-        check_hints(graph, self.options.hints, [c.device for c in choices])
+        if fixed is None:
+            check_hints(graph, self.options.hints, [c.device for c in choices])
         weakref.finalize(self, forget, self._loaded).atexit = False
         weakref.finalize(self, self._stages.forget).atexit = False
         with self._lock:  # the end of the process waits for the lock
@@ -232,9 +231,12 @@ class Session:
 
     @property
     def pipelines(self) -> Sequence[Pipeline]:
-        """Return the pipelines in the order of execution, for tools that look inside."""
+        """Return the pipelines in the order of execution, for tools that look inside.
+
+        Where sizes follow from values, those of the later stages that are loaded follow those of the first.
+        """
         self._check_open()
-        return tuple(self._loaded.pipelines)
+        return (*self._loaded.pipelines, *self._stages.pipelines)
 
     @property
     def profile(self) -> Profile:
@@ -249,8 +251,16 @@ class Session:
         """Return the network as it was optimised for the current shapes; InputError while they are unbound.
 
         In memory mode LIMIT it has no weights: it can be printed, but not loaded or saved. It may be used after the
-        session is closed, if it is taken before.
+        session is closed, if it is taken before. Where sizes follow from values, it is the network of the first stage,
+        with the later stages that are loaded as its `tail`.
         """
+        network = self._first_stage()
+        if network.tail is None:
+            return network
+        return replace(network, tail=replace(network.tail, stages=tuple(self._stages.stages)))
+
+    def _first_stage(self) -> OptimizedNetwork:
+        """Return the network that is loaded."""
         self._check_open()
         if self._loaded.network is None:
             open_sizes = ", ".join(map(repr, sorted(self._bound.symbols())))
@@ -386,7 +396,7 @@ class Session:
         after a resize, and after `close`. Devices without such memory, and memory mode LIMIT, get numpy's own arrays,
         which runs copy. InputError while shapes are unbound. Sequences and optionals have none.
         """
-        graph = self.optimized.graph
+        graph = self._first_stage().graph
         arrays = {}
         for name in self.graph.inputs:
             spec = graph.specs.get(name, self._bound.specs[name])
@@ -401,7 +411,7 @@ class Session:
         Pass them as `outputs` of `run` or `submit`, which return them filled; see `input_arrays`. InputError if shapes
         of outputs follow from values that only a run tells.
         """
-        graph = self.optimized.graph
+        graph = self._first_stage().graph
         if self._plan.tail is not None:
             raise InputError(
                 "the shapes of the outputs are not known before a run",
@@ -488,7 +498,8 @@ class Session:
             check_devices(self._fixed, {p.device: self._loaded.ask(p.device) for p in self._fixed.parts})
         while True:
             divided = self._fixed or self._cache.find(shapes) or self._divide(bound, before)
-            tail, is_low = self._tails.get(divided), divided.config.precision is Precision.LOW
+            after, is_low = divided.tail, divided.config.precision is Precision.LOW
+            tail = None if after is None else _Tail(after.corners, self._stages.rest(after.rest))
             can = narrowable(divided) if is_low and tail is None else frozenset()
             half, outputs = wanted & can, self.graph.outputs
             given = None if tail is not None else _forms(outputs, divided.graph.specs, half)
@@ -506,18 +517,9 @@ class Session:
             self._warn(network)
             if self._fixed is None and self.config.memory is not MemoryMode.LIMIT:
                 self._cache.keep(shapes, divided)
-            if ahead and tail is not None and self.config.memory is not MemoryMode.LIMIT:
-                self._foresee(tail, network.graph, bound)
+            if ahead and after is not None and self.config.memory is not MemoryMode.LIMIT:
+                foresee(self._stages, after, network.graph, progress=self._progress)
             return
-
-    def _foresee(self, tail: _Tail, first: Graph, bound: Graph) -> None:
-        """Plan and load what follows the first stage, each with not much more memory than that one takes."""
-        made = largest({o: first.specs[o] for o in first.outputs}, tail.corners)
-        rows: Rows = {}
-        known: dict[str, Value] = {**largest({i: bound.specs[i] for i in bound.inputs}), **made}
-        known |= self._stages.corners(tail.corners, made, rows)
-        room = max(LEAST_ROOM, total_bytes(first))
-        prepare(self._stages, tail.rest, known, rows, Ahead(frozenset(), room, self._progress))
 
     def _take_open(self) -> None:
         """Take what prepares the graph from the prefetch, or make it; weights are not kept in memory mode LIMIT."""
@@ -548,18 +550,8 @@ class Session:
             if alike is not None:
                 return alike
             prepared = prepared or opened.prepared(sized)
-        tail: _Tail | None = None
-        try:
-            network = divide(bound, backends, self.options, host=self._host, before=before, prepared=prepared)
-        except ValueNeeded:
-            stage = split(bound, Budget(self.options.limits))
-            if stage.rest is None:
-                raise
-            tail = _Tail(stage.corners, self._stages.rest(stage.rest))
-            network = divide(stage.graph, backends, self.options, host=self._host, before=before)
+        network = divide_first(bound, backends, self.options, host=self._host, before=before, prepared=prepared)
         self._cache.share_weights(network)
-        if tail is not None:
-            self._tails[network] = tail
         return network
 
     def _note_refusal(self, network: OptimizedNetwork, refusal: NodeRefused, before: Assignment) -> None:

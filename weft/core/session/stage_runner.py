@@ -23,23 +23,19 @@ import numpy as np
 
 from weft.core.contract.backend import SameNodes
 from weft.core.contract.error_context import at_node, blame, do_all
-from weft.core.contract.profile import Profile
 from weft.core.graph.control_op import ControlOp, Value
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Array
 from weft.core.graph.limits import Budget
 from weft.core.graph.tensor import TensorSpec
-from weft.core.placement.assign import Assignment, Backends
-from weft.core.placement.optimized_network import OptimizedNetwork
-from weft.core.placement.optimizer import OptimizerOptions, optimize
+from weft.core.placement.optimized_network import LaterStage
 from weft.core.placement.rows import padded, row_axes, size_class
 from weft.core.placement.stage_split import Corner, Stage, split, without
-from weft.core.registry.backend_registry import DeviceChoice
 from weft.core.session.loaded_network import LoadedNetwork, forget
-from weft.core.session.pipeline import NodeRefused, Progress
-from weft.core.session.refused import note_refusal
+from weft.core.session.pipeline import Pipeline
 from weft.core.session.report import Report
+from weft.core.session.stage_loader import Ahead, StageLoader, later_stage
 from weft.errors import ExecutionError, ModelError
 
 log = logging.getLogger("weft.session")
@@ -109,6 +105,8 @@ class _Body:
 class Plan:
     """A stage that is ready to run; without a network if no node of it is left, or if it was only looked at ahead."""
 
+    graph: Graph
+    """The stage before it was optimised."""
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     corners: Mapping[str, Corner]
@@ -130,30 +128,11 @@ class Unforeseen(Exception):
         super().__init__(", ".join(sorted(names)))
 
 
-@dataclass(frozen=True)
-class Ahead:
-    """How a stage is planned before a run: nothing is known of values but their largest shapes."""
-
-    unknown: frozenset[str]
-    """The inputs of whose values nothing is known."""
-    most_bytes: int
-    """A stage whose values take more than this many bytes is planned but not loaded."""
-    progress: Progress | None = None
-
-
 class StageRunner:
     """Runs what comes after the first stage of one session; owns the networks that it loads for it."""
 
-    def __init__(
-        self,
-        choices: Sequence[DeviceChoice],
-        host: DeviceChoice | None,
-        options: OptimizerOptions,
-        profile: Profile | None,
-    ) -> None:
-        self._choices, self._options, self._profile = list(choices), options, profile
-        self._every = [*([host] if host else []), *choices]
-        self._host = host.device if host else choices[-1].device
+    def __init__(self, loader: StageLoader) -> None:
+        self._loader = loader
         self._plans: OrderedDict[Hashable, Plan] = OrderedDict()
         self._rests: OrderedDict[Hashable, Rest] = OrderedDict()
         self._bodies: OrderedDict[Hashable, _Body] = OrderedDict()
@@ -184,10 +163,7 @@ class StageRunner:
         """Run what the session runs itself, or else one stage, and return what is left."""
         done = self._run_own(rest, known)
         if done:
-            names = frozenset(done)
-            if names not in rest.left:
-                rest.left[names] = self.rest(without(rest.graph, names))
-            return rest.left[names]
+            return self.left(rest, frozenset(done))
         plan, counted = self.planned(rest, known, rows)
         if plan.network is not None:
             arrays: dict[str, Array] = {i: known[i] for i in plan.inputs}  # type: ignore[misc]  # a stage's are tensors
@@ -278,6 +254,12 @@ class StageRunner:
         _keep(self._rests, key, MOST_RESTS)
         return found
 
+    def left(self, rest: Rest, done: frozenset[str]) -> Rest:
+        """Return what is left of a rest when the nodes of these names have run."""
+        if done not in rest.left:
+            rest.left[done] = self.rest(without(rest.graph, done))
+        return rest.left[done]
+
     def planned(
         self, rest: Rest, known: Mapping[str, Value], rows: Rows, ahead: Ahead | None = None
     ) -> tuple[Plan, Counted | None]:
@@ -310,7 +292,7 @@ class StageRunner:
         if key in self._plans:
             self._plans.move_to_end(key)
             return self._plans[key]
-        limits = self._options.limits
+        limits = self._loader.options.limits
         try:
             stage, longer = (split(_with_rows(graph, tensors, axes, n), Budget(limits)) for n in (size, size + 1))
         except ModelError:
@@ -343,7 +325,7 @@ class StageRunner:
             bound.inputs = [i for i in graph.inputs if i not in fixed]
             bound.constants |= fixed
             bound.specs |= {name: _spec(value) for name, value in tensors.items()}
-            stage = split(bound, Budget(self._options.limits))
+            stage = split(bound, Budget(self._loader.options.limits))
             more = {name for name in stage.wanted if name in tensors} - rest.wanted
             if more:
                 rest.wanted |= more
@@ -366,45 +348,14 @@ class StageRunner:
     ) -> Plan:
         """Return the plan of a stage, loaded and kept; ahead, it may be neither."""
         graph, following = stage.graph, None if stage.rest is None else self.rest(stage.rest)
-        network = self._load(graph, rest, ahead) if graph.nodes or graph.outputs else None
+        network = self._loader.load(graph, rest.same_nodes, ahead) if graph.nodes or graph.outputs else None
         specs = {o: graph.specs[o] for o in graph.outputs}
         inputs, outputs = tuple(graph.inputs), tuple(graph.outputs)
-        plan = Plan(inputs, outputs, stage.corners, following, network, size, rows or {}, specs)
+        plan = Plan(graph, inputs, outputs, stage.corners, following, network, size, rows or {}, specs)
         if network is not None or ahead is None:
             self._plans[key] = plan
             self._evict()
         return plan
-
-    def _load(self, graph: Graph, rest: Rest, ahead: Ahead | None) -> LoadedNetwork | None:
-        """Plan and load one stage; repeat that while a backend refuses nodes that it had taken.
-
-        None if it is planned ahead and not loaded: a host's backends compile nothing, or it takes too much memory.
-        """
-        progress = None if ahead is None else ahead.progress
-        loaded = LoadedNetwork(
-            self._every, self._options.config, progress=progress, profile=self._profile, same_nodes=rest.same_nodes
-        )
-        before = Assignment()
-        try:
-            while True:
-                backends = {c.device: loaded.ask(c.device) for c in self._choices}
-                compiles = not all(backend.host_memory for backend in backends.values())
-                if ahead is not None and not compiles and self._options.fallback != "error":
-                    loaded.close_unheard()
-                    return None
-                network = optimize(graph, backends, self._options, host=self._host, before=before)
-                if ahead is not None and not _worth_loading(network, backends, ahead):
-                    loaded.close_unheard()
-                    return None
-                try:
-                    loaded.load(network)
-                except NodeRefused as e:
-                    note_refusal(e, before)
-                    continue
-                return loaded
-        except BaseException:
-            loaded.close_unheard()
-            raise
 
     def _evict(self) -> None:
         while len(self._plans) > KEPT:
@@ -429,6 +380,18 @@ class StageRunner:
         """Return the nodes that the last run left to no device, by name, with their op types."""
         return dict(self._own)
 
+    @property
+    def stages(self) -> list[LaterStage]:
+        """Return the stages that are loaded, in the order in which they were used last."""
+        plans = ((plan.graph, plan.network) for plan in self._plans.values())
+        held = ((graph, loaded.network) for graph, loaded in plans if loaded is not None)
+        return [later_stage(graph, network, "") for graph, network in held if network is not None]
+
+    @property
+    def pipelines(self) -> list[Pipeline]:
+        """Return the pipelines of the stages that are loaded."""
+        return [p for plan in self._plans.values() if plan.network is not None for p in plan.network.pipelines]
+
     def forget(self) -> None:
         """Leave what was loaded to the next session to close: this one was dropped without a close."""
         for plan in self._plans.values():
@@ -445,18 +408,6 @@ class StageRunner:
 def lasting_captures(node: Node, op: ControlOp, constants: Mapping[str, Array]) -> set[int]:
     """Return the ids of the constants that the graphs of an op read from outside: they are the same in every run."""
     return {id(constants[i]) for i in node.inputs[len(node.inputs) - op.captures :] if i in constants}
-
-
-def _worth_loading(network: OptimizedNetwork, backends: Backends, ahead: Ahead) -> bool:
-    """Tell whether a load ahead of a run saves that run compiling, and takes no more memory than it may."""
-    compiles = any(not backends[part.device].host_memory for part in network.parts if part.device in backends)
-    return compiles and total_bytes(network.graph) <= ahead.most_bytes
-
-
-def total_bytes(graph: Graph) -> int:
-    """Return the bytes that the values of a graph take without its constants."""
-    specs = (spec for name, spec in graph.specs.items() if name not in graph.constants)
-    return sum(spec.size * spec.dtype.itemsize for spec in specs if spec.is_static)
 
 
 def _may_be_own(node: Node, constants: Mapping[str, Array]) -> bool:

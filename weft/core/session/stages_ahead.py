@@ -1,27 +1,82 @@
 """What a load can know of later stages: they are planned as if each run counted the most rows that there can be.
 
 Nothing is computed. Values stand for their shapes, and where a stage needs a value, this way ends: but an `If` has two
-branches, and both are planned. The graphs of loops are planned for the shapes of their first iteration.
+branches, and both are planned. The graphs of loops are planned for the shapes of their first iteration, and what comes
+after a loop if that tells the shapes of its results.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from weft.core.graph.control_op import ControlOp, Value
+from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Array
 from weft.core.graph.tensor import SequenceSpec, TensorSpec
+from weft.core.placement.assign import Backends
+from weft.core.placement.lower_network import lower_network
+from weft.core.placement.optimized_network import LaterStage, OptimizedNetwork, Tail
+from weft.core.placement.optimizer import OptimizerOptions, divide_first
+from weft.core.placement.prepare import PreparedNetwork
 from weft.core.placement.stage_split import Corner
-from weft.core.session.stage_runner import Ahead, Rest, Rows, StageRunner, Unforeseen, lasting_captures
-from weft.errors import UnsupportedOps, WeftError
+from weft.core.session.pipeline import Progress
+from weft.core.session.stage_loader import Ahead, PlansStages, total_bytes
+from weft.core.session.stage_runner import Rest, Rows, StageRunner, Unforeseen, lasting_captures
+from weft.errors import UnsupportedOps, WeftError, brief
 
 LEAST_ROOM = 64 << 20
 """Bytes that a later stage may always take before a run, however little the first stage takes."""
+MOST_PLACES = 1 << 9
+"""How many places of a network are looked at before a run: many branches make many ways."""
+Say = Callable[[str], None]
+"""Receives what cannot be foreseen, and why."""
 log = logging.getLogger("weft.session")
+
+
+def optimize_stages(
+    bound: Graph,
+    backends: Backends,
+    options: OptimizerOptions,
+    *,
+    host: str = "cpu:0",
+    prepared: PreparedNetwork | None = None,
+) -> OptimizedNetwork:
+    """Return the network of a graph whose input shapes are all known, with all stages that can be foreseen.
+
+    `backends` are asked in order. Errors are those of `weft.core.placement.optimizer.optimize`.
+    """
+    first = lower_network(divide_first(bound, backends, options, host=host, prepared=prepared), backends)
+    if first.tail is None:
+        return first
+    found, unforeseen = dict[str, LaterStage](), dict[str, None]()
+    runner = StageRunner(PlansStages(backends, options, host, found))
+    foresee(runner, first.tail, first.graph, lambda text: unforeseen.update({text: None}))
+    tail = replace(first.tail, stages=tuple(found.values()), unforeseen=tuple(unforeseen))
+    return replace(first, tail=tail)
+
+
+def foresee(
+    runner: StageRunner, tail: Tail, first: Graph, say: Say | None = None, progress: Progress | None = None
+) -> None:
+    """Plan, and perhaps load, what follows a first stage, each with not much more memory than that one takes.
+
+    UnsupportedOps if no device may run a node that each run comes to, whatever it counts. Other errors are left to the
+    run, which may count less than there can be.
+    """
+    made = largest({o: first.specs[o] for o in first.outputs}, tail.corners)
+    rows: Rows = {}
+    known: dict[str, Value] = {**largest(tail.inputs), **made}
+    known |= runner.corners(tail.corners, made, rows)
+    ahead = Ahead(frozenset(), max(LEAST_ROOM, total_bytes(first)), progress)
+    _Foresight(runner, ahead, say or _log).to_the_end(_Place(runner.rest(tail.rest), known, rows))
+
+
+def _log(text: str) -> None:
+    log.info("a later stage is planned when a run comes to it: %s", text)
 
 
 def some(spec: TensorSpec) -> Array:
@@ -49,79 +104,171 @@ class _Place:
     """The known ones whose values are known, too."""
     certain: bool = True
     """Whether each run comes here."""
+    way: tuple[str, ...] = ()
+    """The branches and loops that lead here."""
+
+    @property
+    def key(self) -> Hashable:
+        """Return what places share from which a run goes on alike."""
+        read = [i for i in (*self.rest.graph.inputs, *self.rest.graph.outputs) if i in self.known]
+        forms = tuple((i, _form(self.known[i]), self.rows.get(i)) for i in read)
+        told = tuple((i, _bytes(self.known[i])) for i in sorted(self.values) if i in read)
+        return id(self.rest), forms, told, self.certain
 
 
-def prepare(runner: StageRunner, rest: Rest, known: Mapping[str, Value], rows: Rows, ahead: Ahead) -> None:
-    """Plan and load what follows a first stage, as far as it can be foreseen.
+class _Foresight:
+    """Walks through what may follow a stage."""
 
-    UnsupportedOps if no device may run a node that each run comes to, whatever it counts. Other errors are left to the
-    run, which may count less than there can be.
-    """
-    waiting = [_Place(rest, known, rows)]
-    while waiting:
-        place = waiting.pop()
+    def __init__(self, runner: StageRunner, ahead: Ahead, say: Say) -> None:
+        self._runner, self._ahead, self._say = runner, ahead, say
+        self._seen: dict[Hashable, Mapping[str, Value] | None] = {}
+        self._left = MOST_PLACES
+
+    def to_the_end(self, place: _Place) -> Mapping[str, Value] | None:
+        """Plan what follows a place, and return values of the shapes of the graph's outputs; None if they are open."""
+        seen = list[Hashable]()
+        found: Mapping[str, Value] | None = None
+        while place.key not in self._seen:
+            seen.append(place.key)
+            self._seen[place.key] = None
+            constants = place.rest.graph.constants
+            if not place.rest.graph.nodes:
+                values = {**constants, **place.known}
+                found = {o: values[o] for o in place.rest.graph.outputs if o in values}
+                break
+            following = self._checked(place)
+            if len(following) != 1:
+                ends = [self.to_the_end(each) for each in following]
+                found = ends[0] if ends and _alike(ends) else None
+                break
+            (place,) = following
+        else:
+            found = self._seen[place.key]
+        self._seen.update(dict.fromkeys(seen, found))
+        outputs = place.rest.graph.outputs
+        return found if found is not None and all(o in found for o in outputs) else None
+
+    def _checked(self, place: _Place) -> Sequence[_Place]:
+        """Return where a run may go on; nothing where that cannot be foreseen."""
+        self._left -= 1
+        if self._left < 0:
+            self._open(place, f"there are more than {MOST_PLACES} ways through the network")
+            return []
         try:
-            waiting += _following(runner, place, ahead)
-        except UnsupportedOps:
-            if place.certain and _refused_for_one_row(runner, place, ahead):
+            return self._following(place)
+        except UnsupportedOps as e:
+            if place.certain and self._refused_for_one_row(place):
                 raise
+            self._open(place, str(e.what), e.problems[0])
         except WeftError as e:
-            log.info("a later stage of %r is planned when a run comes to it: %s", place.rest.graph.name, e)
-
-
-def _following(runner: StageRunner, place: _Place, ahead: Ahead) -> list[_Place]:
-    """Plan the next stage, and return the places where a run may go on."""
-    rest, constants = place.rest, place.rest.graph.constants
-    if not rest.graph.nodes:
+            self._open(place, e.what, e.why)
         return []
-    known = {name: value for name, value in place.known.items() if name in rest.graph.inputs}
-    own = [node for node in rest.own if all(i in known or i in constants for i in node.inputs if i)]
-    own = [node for node in own if isinstance(node.op, ControlOp)]
-    if own:  # the session runs these first, and what they make has no shape before
-        found = []
+
+    def _open(self, place: _Place, *why: str) -> None:
+        first = place.rest.graph.nodes[0]
+        where = "".join(f"{step}, " for step in place.way)
+        nodes = f"{len(place.rest.graph.nodes)} node(s) from {first.name!r} ({first.op.type}) on"
+        self._say(f"{where}{nodes}: {brief(': '.join(filter(None, why)))}")
+
+    def _following(self, place: _Place) -> Sequence[_Place]:
+        """Plan the next stage, or the graphs that the session's own ops hold, and return the places after it."""
+        rest, constants = place.rest, place.rest.graph.constants
+        known = {n: v for n, v in place.known.items() if n in rest.graph.inputs or n in rest.graph.outputs}
+        own = [node for node in rest.own if all(i in known or i in constants for i in node.inputs if i)]
+        own = [node for node in own if isinstance(node.op, ControlOp) or isinstance(known.get(node.inputs[0]), list)]
+        if own:  # the session runs these first
+            return self._after_own(replace(place, known=known), own)
+        rows = dict(place.rows)
+        ahead = replace(self._ahead, unknown=frozenset(known) - place.values, about=", ".join(place.way))
+        try:
+            plan, counted = self._runner.planned(rest, known, rows, ahead)
+        except Unforeseen as e:
+            return self._branches(place, e.names)
+        after: dict[str, Value] = dict(known)
+        self._runner.take(plan, counted, largest(plan.specs, plan.corners), after, rows)
+        end = plan.rest or self._runner.rest(Graph(rest.graph.name, [], list(rest.graph.outputs)))
+        return [replace(place, rest=end, known=after, rows=rows)]
+
+    def _after_own(self, place: _Place, own: Sequence[Node]) -> Sequence[_Place]:
+        """Plan the graphs of the session's own nodes; return the place behind them if their results are foreseen."""
+        known, constants, unknown = dict(place.known), place.rest.graph.constants, dict[str, str]()
         for node in own:
-            assert isinstance(node.op, ControlOp)
-            given = [(known[i] if i in known else constants[i]) if i else None for i in node.inputs]
-            lasting = lasting_captures(node, node.op, constants)
-            for graph, inputs in node.op.first_runs(given):
-                body, values = runner.body(graph, inputs, captures=node.op.captures, lasting=lasting)
-                found.append(_Place(body, values, {}, certain=place.certain))
-        return found
-    rows = dict(place.rows)
-    try:
-        plan, counted = runner.planned(rest, known, rows, replace(ahead, unknown=frozenset(known) - place.values))
-    except Unforeseen as e:
-        return _branches(place, e.names)
-    if plan.rest is None:
-        return []
-    after: dict[str, Value] = dict(known)
-    runner.take(plan, counted, largest(plan.specs, plan.corners), after, rows)
-    return [replace(place, rest=plan.rest, known=after, rows=rows)]
+            op, given = node.op, [(known[i] if i in known else constants[i]) if i else None for i in node.inputs]
+            if not isinstance(op, ControlOp):  # an Identity of a sequence
+                known[node.outputs[0]] = given[0]
+                continue
+            lasting, ends = lasting_captures(node, op, constants), []
+            for graph, inputs in op.first_runs(given):
+                body, values = self._runner.body(graph, inputs, captures=op.captures, lasting=lasting)
+                way = (*place.way, f"in {op.type} {node.name!r}")
+                end = self.to_the_end(_Place(body, values, {}, certain=place.certain, way=way))
+                ends.append(None if end is None else [end[o] for o in graph.outputs])
+            told = [constants.get(i) if i else None for i in node.inputs]
+            results = op.foreseen(given, told, ends)
+            for k, name in enumerate(node.outputs):
+                value = results[k] if k < len(results) else None
+                if value is not None:
+                    known[name] = value
+                elif name:
+                    unknown[name] = f"{op.type} {node.name!r}"
+        left = self._runner.left(place.rest, frozenset(node.name for node in own))
+        missing = {maker for name, maker in unknown.items() if name in left.graph.inputs}
+        if missing:
+            self._open(replace(place, rest=left), f"the shape of what {', '.join(sorted(missing))} makes is open")
+            return []
+        return [replace(place, rest=left, known=known)]
 
+    def _branches(self, place: _Place, names: frozenset[str]) -> Sequence[_Place]:
+        """Return the same place for either value of a condition; none if other values are needed."""
+        (name, *more) = sorted(names)
+        value = place.known[name]
+        if more or not isinstance(value, np.ndarray) or value.dtype != np.bool_ or value.size != 1:
+            self._open(place, f"shapes follow from the value(s) of {', '.join(map(repr, sorted(names)))}")
+            return []
+        return [
+            replace(
+                place,
+                known={**place.known, name: np.full(value.shape, way)},
+                values=place.values | {name},
+                certain=False,
+                way=(*place.way, f"where {name!r} is {str(way).lower()}"),
+            )
+            for way in (False, True)
+        ]
 
-def _branches(place: _Place, names: frozenset[str]) -> list[_Place]:
-    """Return the same place for either value of a condition; none if other values are needed."""
-    (name, *more) = sorted(names)
-    value = place.known[name]
-    if more or not isinstance(value, np.ndarray) or value.dtype != np.bool_ or value.size != 1:
-        return []
-    values = place.values | {name}
-    ways = ({**place.known, name: np.full(value.shape, way)} for way in (False, True))
-    return [replace(place, known=known, values=values, certain=False) for known in ways]
-
-
-def _refused_for_one_row(runner: StageRunner, place: _Place, ahead: Ahead) -> bool:
-    """Tell whether a stage is refused, too, if all that is counted is one."""
-    known = {
-        name: value[(slice(None),) * place.rows[name][1] + (slice(1),)]
-        if name in place.rows and isinstance(value, np.ndarray)
-        else value
-        for name, value in place.known.items()
-    }
-    try:
-        _following(runner, replace(place, known=known), replace(ahead, most_bytes=-1))
-    except UnsupportedOps:
-        return True
-    except WeftError:
+    def _refused_for_one_row(self, place: _Place) -> bool:
+        """Tell whether a stage is refused, too, if all that is counted is one."""
+        known = {
+            name: value[(slice(None),) * place.rows[name][1] + (slice(1),)]
+            if name in place.rows and isinstance(value, np.ndarray)
+            else value
+            for name, value in place.known.items()
+        }
+        try:
+            foresight = _Foresight(self._runner, replace(self._ahead, most_bytes=-1), _ignore)
+            foresight._following(replace(place, known=known))
+        except UnsupportedOps:
+            return True
+        except WeftError:
+            return False
         return False
-    return False
+
+
+def _ignore(text: str) -> None:
+    """Say nothing."""
+
+
+def _form(value: Value) -> Hashable:
+    if isinstance(value, np.ndarray):
+        return value.shape, value.dtype
+    return None if value is None else tuple(map(_form, value))
+
+
+def _bytes(value: Value) -> Hashable:
+    return value.tobytes() if isinstance(value, np.ndarray) else None
+
+
+def _alike(ends: Sequence[Mapping[str, Value] | None]) -> bool:
+    """Tell whether ways end with values of the same names and shapes."""
+    forms = [None if end is None else {name: _form(value) for name, value in end.items()} for end in ends]
+    return forms[0] is not None and all(each == forms[0] for each in forms)

@@ -9,9 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import tau
 from typing import Any
 
-from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, helper
+import numpy as np
+from onnx import (
+    AttributeProto,
+    FunctionProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    helper,
+    numpy_helper,
+)
 from onnx.defs import SchemaError, get_schema
 from onnx.shape_inference import InferenceError, infer_shapes
 
@@ -22,6 +33,12 @@ from weft.frontends.onnx.reading import domain_of
 
 PREVIEW = "ai.onnx.preview"
 """The domain of what ONNX may yet change."""
+WINDOWS: dict[str, tuple[float, float, float]] = {
+    "HannWindow": (0.5, 0.5, 0),
+    "HammingWindow": (25 / 46, 21 / 46, 0),
+    "BlackmanWindow": (0.42, 0.5, 0.08),
+}
+"""The terms A0, A1 and A2 of windows, all digits of them: their bodies have them, and compute, in float32."""
 
 
 @dataclass
@@ -190,8 +207,25 @@ def _body(schema: Any, node: NodeProto, opset: int, types: Mapping[str, bytes]) 
             body: FunctionProto = FunctionProto.FromString(found)
             del body.opset_import[:]
             body.opset_import.append(helper.make_opsetid("", opset if preview else version))
+            if any(a.name == "output_datatype" and a.i == TensorProto.DOUBLE for a in node.attribute):
+                _compute_in_double(body)
             return body
     return None
+
+
+def _compute_in_double(body: FunctionProto) -> None:
+    """Make the body of a window compute in float64, for which its own constants and conversions are too short."""
+    if body.name not in WINDOWS:
+        return
+    exact = dict(zip(("A0", "A1", "A2"), WINDOWS[body.name], strict=True)) | {"Tau": tau}
+    for node in body.node:
+        for attribute in node.attribute:
+            if attribute.name == "to" and attribute.i == TensorProto.FLOAT:
+                attribute.i = TensorProto.DOUBLE
+            elif attribute.name == "value" and attribute.t.data_type == TensorProto.FLOAT:
+                short = numpy_helper.to_array(attribute.t).astype(np.float64)
+                value = np.asarray(exact.get(node.output[0], short), np.float64)
+                attribute.t.CopyFrom(numpy_helper.from_array(value))
 
 
 def _types(model: ModelProto) -> dict[str, bytes]:

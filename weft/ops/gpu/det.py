@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from weft.core.graph.dtypes import DType
 from weft.core.graph.tensor import Tensor
-from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, gpu_op, nested_rounds
+from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, computed, gpu_op, nested_rounds
 from weft.ops.det import Det
 
 
 @gpu_op(Det)
 class DetOnGpu(GpuOp):
     """Matrices of floats."""
+
+    computes_double = True
 
     def rounds(self, op: Det, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
         """Return the steps of an elimination, as if none were left out."""
@@ -30,7 +31,7 @@ class DetOnGpu(GpuOp):
         k.launch(
             "det",
             reads={"x": x},
-            writes={"y": y, "work": k.scratch(x.shape, DType.FLOAT32)},
+            writes={"y": y, "work": k.scratch(x.shape, computed(x.dtype))},
             ints={"TOTAL": total, "SIZE": x.shape[-1]},
             grid=grid,
             local=local,

@@ -25,6 +25,7 @@ class ElementwiseOnGpu(GpuOp):
     packed_family = "elementwise_c4"
     any_place = True
     floats = frozenset({DType.BFLOAT16})
+    computes_double = True
 
     def why_not(
         self, op: Elementwise, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps

@@ -20,7 +20,7 @@ from weft.core.graph.op import Op
 from weft.kernels.launch import CONV_PAIR, CONV_PROLOGUE, FOR_SHAPES, INDEX_MAPS, SUM_PARTS, DeviceCaps
 from weft.kernels.special import KernelFamily, SelfTestCase, one_node, register_family
 from weft.ops.attention import Attention
-from weft.ops.binary import Add, Div, Equal, Mul, Where
+from weft.ops.binary import Add, Div, Equal, Mul, Pow, Where
 from weft.ops.boxes import NonMaxSuppression, RoiAlign
 from weft.ops.concat import Concat, Split
 from weft.ops.conv import Conv, ConvTranspose
@@ -45,11 +45,11 @@ from weft.ops.recurrent import GRU, LSTM
 from weft.ops.reduce import ArgMax, CumSum, ReduceLogSumExp, ReduceMax, ReduceSum
 from weft.ops.resize import Resize
 from weft.ops.sample import GridSample
-from weft.ops.select import Compress, NonZero, TopK
+from weft.ops.select import Compress, NonZero, TopK, Unique
 from weft.ops.shape import Expand, Transpose
 from weft.ops.softmax import LogSoftmax, Softmax
 from weft.ops.triangle import ReverseSequence, Trilu
-from weft.ops.unary import Cast, Erf, Relu
+from weft.ops.unary import Cast, Erf, Relu, Sin
 from weft.ops.unpool import MaxRoiPool
 
 BOXES = np.array([[[0, 0, 1, 1], [0, 0.1, 1, 1.1], [0, 2, 1, 3], [0.4, 2, 1.4, 3], [5, 5, 6, 6]]], np.float32)
@@ -93,6 +93,11 @@ RELU = Step(Relu(), (RUNNING,))
 def noise(*shape: int) -> Array:
     """Return fp32 numbers."""
     return np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+
+
+def wide(*shape: int) -> Array:
+    """Return numbers in float64, most of which float32 would round."""
+    return np.random.default_rng(4).standard_normal(shape)
 
 
 def indices(shape: Shape, below: int) -> Array:
@@ -300,6 +305,14 @@ family(
     fallback="products by tiles",
 )  # fmt: skip
 family(
+    "matmul_thin", "products of few rows in software",
+    lambda: (
+        one(MatMul(), (2, 1, 3, 7), (3, 7, 70)),
+        one(Gemm(transA=1, transB=1, alpha=2.0, beta=-1.5), (7, 2), (3, 7), (1, 3)),
+    ),
+    fallback="products by tiles", claimed=lambda caps: caps.software,
+)  # fmt: skip
+family(
     "attention", "attention in one kernel",
     lambda: (
         one(Attention(scale=0.5), (1, 2, 17, 5), (1, 2, 70, 5), (1, 2, 70, 13)),
@@ -449,6 +462,17 @@ family(
     templates=("float_to_integers", "integers_to_float"),
 )  # fmt: skip
 family(
+    "doubles", "kernels that compute in float64",
+    lambda: (
+        one_node(Mul(), wide(7, 13), wide(7, 1), precision=HIGH, tolerance=1e-15),
+        one_node(Pow(), np.abs(wide(5, 11)), wide(5, 11), precision=HIGH, tolerance=1e-14),
+        one_node(Sin(), 1e9 * wide(37), precision=HIGH, tolerance=1e-15),
+        one_node(Cast(to=DType.FLOAT64), indices((7, 13), 1 << 62), precision=HIGH, tolerance=1e-16),
+    ),
+    claimed=lambda caps: caps.doubles, withdraw=lambda caps: replace(caps, doubles=False),
+    templates=("elementwise", "integers_to_float"), whole=False,
+)  # fmt: skip
+family(
     "exponents", "conversions to powers of two",
     lambda: (one(Cast(to=DType.FLOAT8E8M0), 50 * noise(7, 13)),),
     templates=("float_to_exponent",),
@@ -546,9 +570,10 @@ family(
     lambda: (
         one(TopK(axis=1), (2, 9, 3), np.array([4]), constants=(1,)),
         one(NonZero(bounded=True), np.array([[0, 3, 0, -1, 2], [5, 0, 0, 0, 1]], np.float32)),
+        one(Unique(bounded=True), np.array([3, 1, 3, 2, 1], np.float32)),
         one(Compress(axis=1, bounded=True), (3, 5), np.array([True, False, True, True, False])),
     ),
-    templates=("top_k", "compact", "nonzero", "compress"),
+    templates=("top_k", "compact", "nonzero", "compress", "unique_first", "unique_rank", "unique_places"),
 )  # fmt: skip
 family(
     "boxes", "suppression of boxes, and what lies within them",

@@ -220,14 +220,15 @@ class CastOnGpu(ElementwiseOnGpu):
     def why_not(
         self, op: Elementwise, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
     ) -> str | None:
-        """Refuse what passes through float32 and would be rounded there."""
+        """Refuse what passes through float32 and would be rounded there, where the device has no doubles."""
         assert inputs[0] is not None
         source, to = inputs[0].dtype, outputs[0].dtype
         pair = f"from {source.value} to {to.value}"
-        if source is DType.FLOAT64 and to not in (DType.FLOAT64, DType.FLOAT32, DType.BOOL):
-            return f"GPU kernels read float64 as float32, which a conversion {pair} would round twice"
-        if to is DType.FLOAT64 and source.is_integer and source.bits > 16:
-            return f"GPU kernels write float64 from float32, which a conversion {pair} would round"
+        exact = (DType.FLOAT64, DType.FLOAT32, DType.BOOL)
+        if source is DType.FLOAT64 and to not in exact and not caps.doubles:
+            return f"the device reads float64 as float32, which a conversion {pair} would round twice"
+        if to is DType.FLOAT64 and source.is_integer and source.bits > 16 and not caps.doubles:
+            return f"the device writes float64 from float32, which a conversion {pair} would round"
         if to is DType.FLOAT8E8M0 and not (source.is_float or source.is_small_float):
             return f"GPU kernels convert to float8_e8m0 from floats alone, not {pair}"
         return None

@@ -35,6 +35,7 @@ class TruthOnGpu(GpuOp):
     fuses_into_store = False
     any_place = True
     integers = INTEGERS | {DType.BOOL}
+    computes_double = True
 
     def launches(
         self, op: Elementwise, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]

@@ -8,10 +8,9 @@ from math import prod
 
 import numpy as np
 
-from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import PACK, Shape
 from weft.core.graph.tensor import Tensor, TensorSpec
-from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, WantedLayout, gpu_op
+from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, WantedLayout, computed, gpu_op
 from weft.ops.gpu.elementwise import launch_expression
 from weft.ops.gpu.move import launch_expand
 from weft.ops.gpu.packing import Weights, as_image, seen_as, weights_of
@@ -39,6 +38,7 @@ class BatchNormOnGpu(GpuOp):
     wanted_layout = WantedLayout.EITHER
     packed_family = "elementwise_c4"
     laid_inputs = 1
+    computes_double = True
 
     def fits_channels(self, op: BatchNormalization, inputs: Sequence[Shape | None], output: Shape) -> bool:
         """Accept any tensor with spatial axes."""
@@ -64,12 +64,13 @@ class BatchNormOnGpu(GpuOp):
 def _factor_and_shift(given: Sequence[Tensor], epsilon: float) -> Sequence[Weights]:
     scale, shift, mean, var = (np.asarray(t.constant, np.float64) for t in given)
     factor = scale / np.sqrt(var + epsilon)
-    return [each.astype(np.float32) for each in (factor, shift - mean * factor)]
+    kind = computed(given[0].dtype).numpy
+    return [each.astype(kind) for each in (factor, shift - mean * factor)]
 
 
 def _launch_factor_and_shift(k: KernelBuilder, given: Sequence[Tensor], epsilon: float) -> Sequence[Weights]:
     scale, shift, mean, var = given
-    factor, moved = (k.scratch(scale.shape, DType.FLOAT32) for _ in range(2))
+    factor, moved = (k.scratch(scale.shape, computed(scale.dtype)) for _ in range(2))
     launch_expression(k, f"{{0}} / sqrt({{1}} + {epsilon!r})", [scale, var], factor, epilogue=False)
     launch_expression(k, "{0} - {1} * {2}", [shift, mean, factor], moved, epilogue=False)
     return [factor, moved]
@@ -86,7 +87,7 @@ class Lines:
     contiguous: bool = True
     centred: bool = True
     term: str = "v * v"
-    factor: str = "1.0 / sqrt(total / TO_F32(LENGTH) + EPSILON)"
+    factor: str = "1.0 / sqrt(total / TO_REAL(LENGTH) + EPSILON)"
     epsilon: float | None = None
     parameters: dict[str, Tensor] = field(default_factory=dict)
     inner: int = 1
@@ -157,6 +158,7 @@ class LayerNormOnGpu(GpuOp):
     """Normalizes lines of the last axes, in NCHW."""
 
     any_place = True
+    computes_double = True
 
     def stores_wider(self, op: object, inputs: Sequence[TensorSpec], output: TensorSpec) -> bool:
         """Accept: the store converts to fp32."""
@@ -221,6 +223,7 @@ class ImageNormOnGpu(GpuOp):
     wanted_layout = WantedLayout.EITHER
     packed_family = "normalize_images"
     laid_inputs = 1
+    computes_double = True
 
     def fits_channels(
         self, op: InstanceNormalization | GroupNormalization, inputs: Sequence[Shape | None], output: Shape
@@ -296,6 +299,8 @@ def _launch_images(
 class LpNormOnGpu(GpuOp):
     """Divides lines along one axis by their norm, in NCHW."""
 
+    computes_double = True
+
     def rounds(self, op: LpNormalization, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
         """Return those of the norm and of the quotients."""
         assert inputs[0] is not None
@@ -322,6 +327,8 @@ class LpNormOnGpu(GpuOp):
 @gpu_op(MeanVarianceNormalization)
 class MeanVarianceOnGpu(GpuOp):
     """Normalizes lines along any axes, in NCHW."""
+
+    computes_double = True
 
     def why_not(
         self,
@@ -351,7 +358,7 @@ class MeanVarianceOnGpu(GpuOp):
         x = inputs[0]
         assert x is not None
         ints, contiguous = part_axes(x.shape, tuple(a % len(x.shape) for a in op.axes))
-        lines = Lines(ints, contiguous, factor="1.0 / (sqrt(total / TO_F32(LENGTH)) + EPSILON)", epsilon=1e-9)
+        lines = Lines(ints, contiguous, factor="1.0 / (sqrt(total / TO_REAL(LENGTH)) + EPSILON)", epsilon=1e-9)
         launch_lines(k, x, outputs, lines)
 
 

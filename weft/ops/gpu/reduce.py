@@ -72,7 +72,7 @@ INTEGER_RECIPES: dict[type[Reduction], IntegerRecipe] = {
 }
 RECIPES: dict[type[Reduction], Recipe] = {
     ReduceSum: Recipe(),
-    ReduceMean: Recipe(finish="acc / TO_F32(LENGTH)"),
+    ReduceMean: Recipe(finish="acc / TO_REAL(LENGTH)"),
     ReduceProd: Recipe(join="{0} * {1}", start="1.0"),
     ReduceL1: Recipe("fabs(v)"),
     ReduceL2: Recipe("v * v", "sqrt(acc)"),
@@ -154,6 +154,7 @@ def choose_group(k: KernelBuilder, lines: int, length: int, contiguous: bool) ->
 class ReduceOnGpu(GpuOp):
     """One kernel for floats, one for integers and bools; means and maxima of whole images can run in NC4HW4."""
 
+    computes_double = True
     wanted_layout = WantedLayout.EITHER
     packed_family = "pool_global"
     any_place = True
@@ -247,6 +248,7 @@ class ArgExtremeOnGpu(GpuOp):
 
     fuses_into_store = False
     integers = INTEGERS
+    computes_double = True
 
     def rounds(self, op: ArgMax | ArgMin, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
         """Return those of the only pass."""
@@ -291,6 +293,7 @@ class ScanOnGpu(GpuOp):
     """Scans lines along one axis, in NCHW: a work-item or, of few long lines, a work-group each."""
 
     integers = INTEGERS
+    computes_double = True
 
     def rounds(self, op: CumSum | CumProd, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
         """Return those of a line, or of two passes over an item's run of it."""

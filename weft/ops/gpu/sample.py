@@ -15,6 +15,8 @@ from weft.ops.sample import GridSample
 class GridSampleOnGpu(GpuOp):
     """All modes and paddings, of floats in NCHW."""
 
+    computes_double = True
+
     def rounds(self, op: GridSample, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
         """Return the number of channels."""
         assert inputs[0] is not None

@@ -15,6 +15,7 @@ from weft.core.graph.layout import row_major
 from weft.core.graph.tensor import Tensor
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, gpu_op
 from weft.ops.gather import ScatterElements, ScatterND
+from weft.ops.gpu.integers import INTEGERS
 from weft.ops.gpu.move import Strides, launch_move
 
 JOINS = {"add": "{0} + {1}", "mul": "{0} * {1}", "max": "fmax({0}, {1})", "min": "fmin({0}, {1})"}
@@ -23,6 +24,7 @@ JOINS = {"add": "{0} + {1}", "mul": "{0} * {1}", "max": "fmax({0}, {1})", "min":
 class _Scatter(GpuOp):
     fuses_into_store = False
     moves_bits = True
+    computes_double = True
 
     def why_not(
         self,
@@ -31,11 +33,12 @@ class _Scatter(GpuOp):
         outputs: Sequence[Tensor],
         caps: DeviceCaps,
     ) -> str | None:
-        """Refuse to reduce what is no float: kernels compute in float32."""
+        """Refuse to reduce other types than floats and integers; float64 is reduced where the device computes in it."""
         x = inputs[0]
         assert x is not None
-        if op.reduction != "none" and x.dtype not in (DType.FLOAT32, DType.FLOAT16):
-            return f"GPU kernels reduce in float32; {x.name!r} is {x.dtype.value}"
+        computed = {DType.FLOAT32, DType.FLOAT16, *INTEGERS, *((DType.FLOAT64,) if caps.doubles else ())}
+        if op.reduction != "none" and x.dtype not in computed:
+            return f"GPU kernels reduce in float32, float64 or integers; {x.name!r} is {x.dtype.value}"
         return None
 
     def launch(
@@ -60,12 +63,18 @@ class _Scatter(GpuOp):
             reads={**({"x": x} if reduces else {}), "places": places, "updates": updates},
             writes={"y": y},
             ints={**ints, "TOTAL": total},
-            variant={**variant, **({"join": JOINS[op.reduction]} if reduces else {})},
+            variant={**variant, **(_join(op, x) if reduces else {})},
             grid=grid,
             local=local,
             raw=not reduces,
             epilogue=False,
         )
+
+
+def _join(op: ScatterElements | ScatterND, x: Tensor) -> dict[str, int | str]:
+    """Return how the template joins an element with an update."""
+    kind = {"whole": x.dtype.is_integer, "wide": x.dtype is DType.UINT64}
+    return {"join": op.reduction, "floats": JOINS[op.reduction], **kind}
 
 
 @gpu_op(ScatterElements)

@@ -1,13 +1,15 @@
-"""TopK, NonZero and Compress on GPUs.
+"""TopK, NonZero, Compress and Unique on GPUs.
 
 The k best are found by counting, for each element, how many are better: first within blocks of the line; the best of
 each block go on to the next round, until one block is left. One work-group finds the nonzero elements by a prefix sum.
+Of slices that may be equal each looks for the first that equals it, and counts how many others come before it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +17,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.tensor import Tensor
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, gpu_op, tree_items
 from weft.ops.gpu.integers import INTEGERS
-from weft.ops.select import Compress, NonZero, TopK
+from weft.ops.select import Compress, NonZero, TopK, Unique
 
 BLOCK = 2048
 """Elements among which the best are found by counting."""
@@ -31,6 +33,7 @@ class TopKOnGpu(GpuOp):
 
     fuses_into_store = False
     integers = INTEGERS
+    computes_double = True
 
     def why_not(
         self, op: TopK, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
@@ -107,17 +110,45 @@ def compact(k: KernelBuilder, x: Tensor, total: int, room: int) -> tuple[Tensor,
     return places, count
 
 
+def move_slices(
+    k: KernelBuilder, x: Tensor, places: Tensor, count: Tensor, axis: int, outputs: Sequence[Tensor]
+) -> None:
+    """Launch what moves the slices of x at places to the first output, and stores its sizes in the second.
+
+    x counts as flat if the output is; zeros are where a place is -1, `count` is the number of the others.
+    """
+    y = outputs[0]
+    shape = x.shape if len(y.shape) == len(x.shape) else (prod(x.shape),)
+    zero = k.constant("zero", lambda: np.zeros(1, x.dtype.numpy))
+    grid, local = k.for_items(prod(y.shape))
+    k.launch(
+        "compress",
+        reads={"x": x, "zero": zero, "places": places, "count": count},
+        writes=dict(zip(("y", "sizes"), outputs, strict=False)),
+        ints={
+            "TOTAL": prod(y.shape), "COUNT": y.shape[axis], "SIZE": shape[axis], "INNER": prod(shape[axis + 1 :]),
+            **{f"D{d}": size for d, size in enumerate(shape)},
+        },
+        variant={"rank": len(shape), "axis": axis},
+        grid=grid,
+        local=local,
+        raw=True,
+        kinds={"places": "linear", "count": "linear", **({"sizes": "linear"} if len(outputs) > 1 else {})},
+        epilogue=False,
+    )  # fmt: skip
+
+
 class _Bounded(GpuOp):
     fuses_into_store = False
 
-    def rounds(self, op: NonZero | Compress, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+    def rounds(self, op: Any, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
         """Return an item's share of three passes: over the elements, twice, and over the room for places."""
         searched = inputs[-1]
         assert searched is not None
         return 3 * -(-prod(searched.shape) // tree_items(caps, COMPACTED_BY))
 
     def why_not(
-        self, op: NonZero | Compress, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
+        self, op: Any, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
     ) -> str | None:
         """Refuse what has no elements, and a form whose sizes the inputs' values decide."""
         if not op.bounded:
@@ -132,6 +163,7 @@ class NonZeroOnGpu(_Bounded):
     """Finds the places, and takes them apart into coordinates."""
 
     integers = INTEGERS | {DType.BOOL}
+    computes_double = True
 
     def launches(
         self, op: NonZero, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
@@ -170,20 +202,84 @@ class CompressOnGpu(_Bounded):
         axis = 0 if op.axis is None else op.axis % len(shape)
         room = y.shape[axis]
         places, count = compact(k, condition, room, room)
-        zero = k.constant("zero", lambda: np.zeros(1, x.dtype.numpy))
-        grid, local = k.for_items(prod(y.shape))
+        move_slices(k, x, places, count, axis, outputs)
+
+
+@gpu_op(Unique)
+class UniqueOnGpu(_Bounded):
+    """Finds the first of all that are equal, orders them, and moves them."""
+
+    integers = INTEGERS | {DType.BOOL}
+
+    def why_not(
+        self, op: Unique, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
+    ) -> str | None:
+        """Refuse many slices, of which each is compared with all before it."""
+        x = inputs[0]
+        assert x is not None
+        count = _slices(op, x)
+        if count > MOST_COUNTED:
+            return f"it would compare {count} elements or slices with each other, more than {MOST_COUNTED}"
+        return super().why_not(op, inputs, outputs, caps)
+
+    def rounds(self, op: Unique, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+        """Return the elements of all slices, which one is compared with, and the slices that are counted."""
+        x = inputs[0]
+        assert x is not None
+        return prod(x.shape) + _slices(op, x)
+
+    def launches(
+        self, op: Unique, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+    ) -> None:
+        """Launch all; the last outputs may be missing."""
+        x = inputs[0]
+        assert x is not None
+        count = _slices(op, x)
+        axis = 0 if op.axis is None else op.axis % len(x.shape)
+        values, *others = outputs
+        indices, inverse, counts, sizes = (others[n] if n < len(others) else None for n in range(4))
+        ints = {"COUNT": count, "SLICE": prod(x.shape) // count}
+        ints["INNER"] = 1 if op.axis is None else prod(x.shape[axis + 1 :])
+        kind = {"floats": x.dtype.is_float, "wide": x.dtype is DType.UINT64}
+        first, fresh, order, ranks = (k.scratch((count,), DType.INT32) for _ in range(4))
+        grid, local = k.for_items(count)
         k.launch(
-            "compress",
-            reads={"x": x, "zero": zero, "places": places, "count": count},
-            writes=dict(zip(("y", "sizes"), outputs, strict=False)),
-            ints={
-                "TOTAL": prod(y.shape), "COUNT": room, "SIZE": shape[axis], "INNER": prod(shape[axis + 1 :]),
-                **{f"D{d}": size for d, size in enumerate(shape)},
-            },
-            variant={"rank": len(shape), "axis": axis},
+            "unique_first",
+            reads={"x": x},
+            writes={"first": first, "fresh": fresh},
+            ints=ints,
+            variant={**kind, "merges_nan": op.axis is None},
             grid=grid,
             local=local,
-            raw=True,
-            kinds={"places": "linear", "count": "linear", **({"sizes": "linear"} if len(outputs) > 1 else {})},
             epilogue=False,
-        )  # fmt: skip
+        )
+        places, number = compact(k, fresh, count, count)
+        wanted = {name: t for name, t in (("indices", indices), ("counts", counts)) if t is not None}
+        k.launch(
+            "unique_rank",
+            reads={"places": places, **({"x": x} if op.sorted else {}), **({"first": first} if counts else {})},
+            writes={"order": order, "ranks": ranks, **wanted},
+            ints=ints if op.sorted else {"COUNT": count},
+            variant={**kind, "ordered": bool(op.sorted)},
+            grid=grid,
+            local=local,
+            epilogue=False,
+        )
+        if inverse is not None:
+            rank = len(values.shape)
+            k.launch(
+                "unique_places",
+                reads={"first": first, "ranks": ranks, **({"number": number} if sizes is not None else {})},
+                writes={"inverse": inverse, **({"sizes": sizes} if sizes is not None else {})},
+                ints={"COUNT": count, **{f"D{d}": size for d, size in enumerate(values.shape)}},
+                variant={"rank_of_x": rank, "axis": axis},
+                grid=grid,
+                local=local,
+                epilogue=False,
+            )
+        move_slices(k, x, order, number, axis, [values])
+
+
+def _slices(op: Unique, x: Tensor) -> int:
+    """Return how many elements, or slices along the axis, may be equal."""
+    return prod(x.shape) if op.axis is None else x.shape[op.axis]

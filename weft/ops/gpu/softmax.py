@@ -18,6 +18,7 @@ class SoftmaxOnGpu(GpuOp):
     """Softmax of lines of `length` elements, `inner` apart, in NCHW."""
 
     any_place = True
+    computes_double = True
 
     def stores_wider(self, op: object, inputs: Sequence[TensorSpec], output: TensorSpec) -> bool:
         """Accept: the store converts to fp32."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import PACK
 from weft.core.graph.tensor import Tensor
 from weft.kernels.launch import KernelBuilder, power_of_two
@@ -98,6 +99,8 @@ def choose_team(
 
     `sizes` are the numbers of elements of operands that repeat along the lines.
     """
+    if any(t.dtype is DType.FLOAT64 for t in tensors):
+        return None  # registers hold half as many
     if length < SHORTEST or not lines or "rows_in_teams" in k.caps.without:
         return None
     fours = all(size % PACK == 0 for size in (length, *sizes)) and k.lies_plain(*tensors, count=PACK)

@@ -52,7 +52,7 @@ def _spoiled(parts: KernelParts, wrong: frozenset[str]) -> KernelParts:
     """Return a kernel, of the templates named, that stores numbers a thousandth too large, or else nothing."""
     if parts.entry not in wrong:
         return parts
-    body = parts.body.replace("f32 _v = ", "f32 _v = 1.001 * ").replace("f32x4 _v = ", "f32x4 _v = 1.001 * ")
+    body = parts.body.replace("real _v = ", "real _v = 1.001 * ").replace("f32x4 _v = ", "f32x4 _v = 1.001 * ")
     return replace(parts, body=body if body != parts.body else "")
 
 
@@ -245,7 +245,7 @@ def test_every_template_belongs_to_a_family_or_to_special_hardware() -> None:
     named = {f.name.partition(".")[0] for f in SHADERS.glob("*.mako")}
     helpers = {f.name.partition(".")[0] for f in SHADERS.glob("*.parts.mako")}
     helpers -= {f.stem for f in SHADERS.glob("*.mako")}
-    others = {"prelude", "math", "angles", "ptx", "matrices", "pieces", "attention"} | helpers
+    others = {"prelude", "math", "angles", "doubles", "hyperbolic", "ptx", "matrices", "pieces", "attention"} | helpers
     special = {kind.template for kind in special_kernels()} | {"workgroup_gemm", "conv_split_wgmma", "conv_wgmma"}
     covered = {t for family in kernel_families() for t in family.templates}
     assert named - others - special - covered == set()

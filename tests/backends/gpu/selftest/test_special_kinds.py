@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.helpers.cards import KINDS, OPENCL, VULKAN, alone
+from tests.helpers.cards import CHAINED, KINDS, VULKAN, alone
 from tests.helpers.null_gpu import null_gpu
 from weft.backends.gpu.runtime import GpuRuntime
 from weft.backends.gpu.selftest import value_check
@@ -14,13 +14,13 @@ from weft.backends.opencl.dialect import OpenCLDialect
 from weft.backends.vulkan.dialect import GlslDialect
 from weft.kernels.special import SpecialKernel
 
-HERE = [("opencl", name) for name in KINDS if KINDS[name].present(alone(KINDS[name], OPENCL))]
+HERE = [("opencl", name) for name in KINDS if KINDS[name].present(alone(KINDS[name], CHAINED))]
 HERE += [("vulkan", name) for name in KINDS if KINDS[name].present(alone(KINDS[name], VULKAN))]
 
 
 def launched(kind: SpecialKernel, api: str, units: int) -> list[list[str]]:
     """Return the templates that each case launches on a device with that many multiprocessors, which runs nothing."""
-    caps = replace(OPENCL if api == "opencl" else VULKAN, compute_units=units)
+    caps = replace(CHAINED if api == "opencl" else VULKAN, compute_units=units)
     with null_gpu() as device:
         device.dialect = OpenCLDialect() if api == "opencl" else GlslDialect()
         device.caps = alone(kind, caps)
@@ -44,5 +44,5 @@ def test_every_kind_is_tried_here() -> None:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_kind_that_is_refused_is_gone(name: str) -> None:
-    for caps in (OPENCL, VULKAN):
+    for caps in (CHAINED, VULKAN):
         assert not KINDS[name].present(KINDS[name].disable(caps))

@@ -7,7 +7,7 @@ record, release, submit and wait. Everything else (memory plan, launches, levels
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -50,6 +50,8 @@ class GpuBuffer:
     """A uint8 array of `nbytes`, or None for kind DEVICE."""
     lent: bool = False
     """Whether callers hold arrays in it. A device that is closed leaves it valid, until it is freed."""
+    adopted: bool = False
+    """Whether its memory is the caller's, which stays when the buffer is freed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +151,15 @@ class GpuDevice(ABC):
     def allocate(self, nbytes: int, kind: MemoryKind = MemoryKind.DEVICE) -> GpuBuffer:
         """Return a buffer of at least `nbytes`; OutOfMemory says how much was requested and how much there is."""
 
+    def adopt(self, memory: Array) -> GpuBuffer | None:
+        """Return a DOWNLOAD buffer, marked `adopted`, whose `host` is the caller's memory, or None, as by default.
+
+        `memory` is whole pages of bytes. The device must write there about as fast as to DOWNLOAD memory of its own,
+        and the host must read there as fast as elsewhere. A forked process must keep what it has
+        (`fork_guard.keeps_pages`).
+        """
+        return None
+
     @abstractmethod
     def free(self, buffer: GpuBuffer) -> None:
         """Release a buffer; the caller ensures that no submitted work uses it any more."""
@@ -180,6 +191,13 @@ class GpuDevice(ABC):
         """
         return self.compile(source, values)
 
+    def compile_together(self, kernels: Iterable[tuple[KernelSource, Mapping[str, int | float]]]) -> object:
+        """Build kernels that `compile` will be asked for, if that is faster than one by one; nothing by default.
+
+        The caller holds what is returned until it has the kernels. What the compiler refuses, `compile` tells.
+        """
+        return None
+
     @abstractmethod
     def record(self, commands: Sequence[Command], profile: bool = False) -> Any:
         """Return the commands in a form that can be submitted many times; everything is bound here.
@@ -208,6 +226,11 @@ class GpuDevice(ABC):
     @abstractmethod
     def release(self, recording: Any) -> None:
         """Free a recording that is not running."""
+
+    @property
+    def compiles_side_by_side(self) -> bool:
+        """Tell whether several threads compile faster than one: OpenCL's drivers for CPUs have them wait for a lock."""
+        return not self.caps.software
 
     def building(self) -> AbstractContextManager[None]:
         """Prepare for compiling many kernels while a block runs, such as by starting processes; nothing by default."""

@@ -7,6 +7,8 @@ refuses them and says what to do instead. A driver that was not used before the 
 from __future__ import annotations
 
 import os
+import re
+import sys
 
 from weft.errors import DeviceError
 
@@ -32,6 +34,16 @@ def check(device: str, index: int) -> None:
     if _forked:
         what = "the device cannot be used in this process"
         raise DeviceError(what, where=f"{device}:{index}", why=WHY, fix=FIX)
+
+
+def keeps_pages() -> bool:
+    """Tell whether pages that a device writes stay this process's when it forks, and the child has copies.
+
+    Linux before 5.10 may give this process a new page at its next write, and the device goes on with the old one.
+    """
+    if not hasattr(os, "fork"):
+        return True
+    return sys.platform == "linux" and tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) >= (5, 10)
 
 
 def _note() -> None:

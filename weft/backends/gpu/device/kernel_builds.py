@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
-from weft.backends.gpu.device.device import DeviceCaps, GpuDevice
-from weft.backends.gpu.device.varying import NONE, Planned, Varying
+from weft.backends.gpu.device.device import GpuDevice
+from weft.backends.gpu.device.varying import NONE, Planned, Sizes, Varying
 from weft.errors import CompileError
 from weft.kernels.launch import FOR_SHAPES
 from weft.kernels.source import KernelSource
@@ -21,9 +21,9 @@ log = logging.getLogger("weft.gpu")
 MOST_THREADS = 8
 
 
-def thread_count(caps: DeviceCaps) -> int:
-    """Return how many kernels to build at a time; one on a CPU, whose compiler already uses all cores."""
-    return 1 if caps.software else min(MOST_THREADS, os.cpu_count() or 1)
+def thread_count(device: GpuDevice) -> int:
+    """Return how many kernels to build at a time; one where the driver compiles one after the other."""
+    return min(MOST_THREADS, os.cpu_count() or 1) if device.compiles_side_by_side else 1
 
 
 class Build:
@@ -81,9 +81,18 @@ class Build:
         """Return the device's kernel, waiting for it; CompileError, at every call, if the compiler refused it."""
         if self._kernel is None:
             future = self._future
-            self._kernel = future.result() if future else self._compile()
+            # `Builds.drop` cancels what no thread has begun.
+            self._kernel = self._compile() if future is None or future.cancelled() else future.result()
             self._future = None
         return self._kernel
+
+
+def _error(build: Build) -> CompileError | None:
+    try:
+        _ = build.kernel
+    except CompileError as e:
+        return e
+    return None
 
 
 class Builds:
@@ -102,7 +111,16 @@ class Builds:
         self._made: dict[int, tuple[Planned, Build]] = {}
         self._made_before: dict[int, tuple[Planned, Build]] = {}
         """The launches of this shape and of the one before, by id, with their builds."""
+        self._held: object = None
+        """What was built together, until builds have asked for it."""
         self._hold = ExitStack()
+        self._only_looks_up = False
+        """Whether kernels have been asked for at a later shape, and the device has had all of them so far."""
+
+    @property
+    def knows_a_shape(self) -> bool:
+        """Tell whether the nodes were made ready for a shape before."""
+        return self._varying.knows_a_shape
 
     def prefetch(self, source: KernelSource, values: Mapping[str, int | float]) -> None:
         """Start to build a kernel that `add` is likely to ask for; if the compiler refuses it, `add` says so.
@@ -110,16 +128,28 @@ class Builds:
         Planning takes the host as long as builds take the threads. Without threads nothing is built here, and at a
         second shape nothing either: only all of its launches tell which constants vary.
         """
-        pool = None if self._varying.knows_a_shape else self._threads()
+        pool = None if self.knows_a_shape else self._threads()
         if pool is not None:
             build = Build(self._device, source, values)
             build.start(pool)
             self._early.setdefault(build.key, deque()).append(build)
 
-    def note(self, launches: Iterable[Planned]) -> None:
-        """Note all launches of a shape, before any of them is made a build."""
+    def sizes_change(self, sizes: Sizes) -> bool:
+        """Tell whether the nodes were made ready for other sizes than these before."""
+        return self._varying.knows_others(sizes)
+
+    def note(self, launches: Iterable[Planned], sizes: Sizes) -> None:
+        """Note all launches of a shape, before any of them is made a build; without threads, build them together."""
+        noted = list(launches)
+        self._only_looks_up = self.knows_a_shape
         self._made_before, self._made = self._made, {}
-        self._varying.note(launches)
+        self._varying.note(noted, sizes)
+        self.together(each for each in noted if id(each) not in self._made_before)
+
+    def together(self, wanted: Iterable[Planned | Build]) -> None:
+        """Without threads, have the device build what `add` will ask for together, and hold it until `drop`."""
+        if thread_count(self._device) == 1:
+            self._held = self._device.compile_together([(each.source, each.values) for each in wanted])
 
     def build(self, launch: Planned) -> Build:
         """Return the build of a launch's kernel, in the form that the shapes so far ask for.
@@ -137,24 +167,46 @@ class Builds:
         return last
 
     def add(self, owner: str, builds: Iterable[Build]) -> None:
-        """Start to build what the owner needs; without threads, build it now and raise its error."""
+        """Start to build what the owner needs; without threads, build it now and raise its error.
+
+        A later shape needs few new kernels, or none, and threads take longer to start than kernels to look up. So they
+        are started once the device has built one.
+        """
         for build in builds:
-            if build.is_built:
-                continue
-            pool = self._threads()
-            if pool is None:
-                _ = build.kernel
-                continue
-            early = self._early.get(build.key)
-            if early:
-                build.follow(early.popleft())
-            else:
-                build.start(pool)
-            self._begun.append((owner, build))
+            if not build.is_built and self._starts(build):
+                self._begun.append((owner, build))
+
+    def attempt(self, builds: Sequence[Build]) -> list[CompileError | None]:
+        """Build kernels that others can replace, and return the compiler's errors."""
+        refused: dict[int, CompileError] = {}
+        for build in builds:
+            try:
+                _ = build.is_built or self._starts(build)
+            except CompileError as e:  # built here: no thread has it
+                refused[id(build)] = e
+        return [refused[id(build)] if id(build) in refused else _error(build) for build in builds]
+
+    def _starts(self, build: Build) -> bool:
+        """Tell whether a thread has begun a build; if not, it is done."""
+        pool = None if self._only_looks_up else self._threads()
+        if pool is not None:
+            self._begin(build, pool)
+            return True
+        before = self._device.stats.compiles
+        _ = build.kernel
+        self._only_looks_up = self._only_looks_up and self._device.stats.compiles == before
+        return False
+
+    def _begin(self, build: Build, pool: ThreadPoolExecutor) -> None:
+        early = self._early.get(build.key)
+        if early:
+            build.follow(early.popleft())
+        else:
+            build.start(pool)
 
     def _threads(self) -> ThreadPoolExecutor | None:
         """Return the threads that build, starting them if need be; None where one thread is all there is."""
-        threads = thread_count(self._device.caps)
+        threads = thread_count(self._device)
         if self._pool is None and threads > 1:
             self._pool = ThreadPoolExecutor(threads, "weft-build")
             self._hold.enter_context(self._device.building())
@@ -177,6 +229,7 @@ class Builds:
     def drop(self) -> None:
         """Cancel builds that have not started, and wait for those that have."""
         pool, self._pool, self._begun = self._pool, None, []
+        self._held = None
         self._early.clear()
         with self._hold:
             if pool is not None:

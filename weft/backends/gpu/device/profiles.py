@@ -51,6 +51,8 @@ class DeviceProfile:
     """Whether kernels load and store 16-bit elements."""
     int8: bool = True
     """Whether kernels load and store 8-bit elements."""
+    fp64: bool = True
+    """Whether kernels compute in float64."""
     window: bool = True
     """Whether the host can write to the device's own memory (Vulkan; OpenCL always copies)."""
     coherent: bool = True
@@ -83,6 +85,7 @@ class DeviceProfile:
             max_buffers=_least(caps.max_buffers, self.buffers),
             fp16_storage=caps.fp16_storage and self.fp16,
             int8_storage=caps.int8_storage and self.int8,
+            doubles=caps.doubles and self.fp64,
             warpgroup_units=caps.warpgroup_units and not self.local,  # they need more than `local_memory`
         )
         if self.units:
@@ -107,30 +110,31 @@ PROFILES = {
         DeviceProfile(
             "smallest", range=64 * _MIB, allocation=256 * _MIB, local=16 * _KIB, items=128, depth=64, grid=65535,
             alignment=256, buffers=8, subgroup=1, units=1, fp16=False, int8=False, window=False, coherent=False,
+            fp64=False,
         ),
         DeviceProfile(
             "v3dv", range=128 * _MIB, allocation=1 * _GIB, local=16 * _KIB, items=256, grid=65535, alignment=32,
-            subgroup=16, units=1, fp16=False, int8=False,
+            subgroup=16, units=1, fp16=False, int8=False, fp64=False,
         ),
         DeviceProfile(
             "mali-bifrost", range=256 * _MIB, local=32 * _KIB, items=384, grid=65535, alignment=256, buffers=35,
-            subgroup=8, units=1, coherent=False,
+            subgroup=8, units=1, coherent=False, fp64=False,
         ),
         DeviceProfile(
             "mali-valhall", range=256 * _MIB, local=32 * _KIB, items=512, grid=65535, alignment=64, buffers=35,
-            subgroup=16, units=1, coherent=False,
+            subgroup=16, units=1, coherent=False, fp64=False,
         ),
         DeviceProfile(
             "adreno", range=128 * _MIB, allocation=1 * _GIB, local=32 * _KIB, items=1024, depth=64, grid=65535,
-            alignment=64, buffers=24, subgroup=64, units=1, int8=False, coherent=False,
+            alignment=64, buffers=24, subgroup=64, units=1, int8=False, coherent=False, fp64=False,
         ),
         DeviceProfile(
             "powervr", range=128 * _MIB, allocation=1 * _GIB, local=16 * _KIB, items=512, depth=64, grid=65535,
-            alignment=32, subgroup=32, units=1, int8=False, coherent=False,
+            alignment=32, subgroup=32, units=1, int8=False, coherent=False, fp64=False,
         ),
         DeviceProfile(
             "intel", range=1 * _GIB, local=32 * _KIB, items=1024, depth=64, grid=65535, alignment=64, subgroup=16,
-            units=1,
+            units=1, fp64=False,
         ),
         DeviceProfile(
             "radv", allocation=2 * _GIB, local=32 * _KIB, items=1024, depth=1024, alignment=4, subgroup=64,

@@ -14,10 +14,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
+from weft.core.graph.graph import Graph
 from weft.kernels.source import KernelSource
 
 Values = Mapping[str, int | float]
+Sizes = tuple[tuple[int | str, ...], ...]
+"""The shapes of a part's inputs."""
 NONE: frozenset[str] = frozenset()
+
+
+def sizes_of(graph: Graph) -> Sizes:
+    """Return the shapes of a part's inputs."""
+    return tuple(graph.specs[name].shape for name in graph.inputs)
 
 
 class Planned(Protocol):
@@ -50,17 +58,25 @@ class Varying:
         self._last: dict[tuple[str, int], Values] = {}
         """The constants of the last shape, by label; launches with one label are numbered."""
         self._names: dict[str, frozenset[str]] = {}
+        self._sizes: Sizes | None = None
+        self._change = False
 
     @property
     def knows_a_shape(self) -> bool:
         """Tell whether the launches of a shape were noted."""
         return bool(self._last)
 
-    def note(self, launches: Iterable[Planned]) -> None:
+    def knows_others(self, sizes: Sizes) -> bool:
+        """Tell whether the launches of other sizes were noted; the same sizes come again in other types."""
+        return self._change or self._sizes not in (None, sizes)
+
+    def note(self, launches: Iterable[Planned], sizes: Sizes) -> None:
         """Compare the launches of a shape with those of the last one, before any kernel is built for it.
 
         These may be of one pipeline of several, each of which has its own labels.
         """
+        self._change = self.knows_others(sizes)
+        self._sizes = sizes
         counts = dict[str, int]()
         for launch in launches:
             number = counts[launch.label] = counts.get(launch.label, -1) + 1

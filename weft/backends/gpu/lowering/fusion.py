@@ -47,6 +47,11 @@ def why_not_joined(
         inputs = [graph.specs[i] for i in base.inputs if i]
         stores = isinstance(op, Cast) and first.stores_wider(base.op, inputs, before)
         return None if stores else f"the kernels of {base_op(base.op).type} do not store {result.dtype.value}"
+    double = result.dtype is DType.FLOAT64
+    if double != any(graph.specs[i].dtype is DType.FLOAT64 for i in (*base.inputs, *base.outputs) if i):
+        return f"{op.type if double else base_op(base.op).type} alone computes in float64"
+    if double and not first.computes_double:
+        return f"the kernels of {base_op(base.op).type} do not compute in float64"
     if result != before:
         return f"its result is {result}, and what it reads is {before}"
     if not result.dtype.is_float or op.expression(tuple(bool(i) for i in step.inputs)) is None:
@@ -70,6 +75,8 @@ def why_not_fused(
     graph, nodes = taken_apart(inputs, op)
     base = nodes[0]
     spec = graph.specs[base.outputs[0]]
+    if spec.dtype is DType.FLOAT64 and not caps.doubles:
+        return f"the device does not compute in float64; {op.steps[0].op.type} does"
     reason = why_not(inputs[: op.arity], [Tensor("made", spec.dims, spec.dtype)], op.base, caps)
     if reason is not None:
         return reason

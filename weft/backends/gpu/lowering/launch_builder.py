@@ -20,7 +20,7 @@ from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.errors import BackendError, ExecutionError
 from weft.kernels.chooser import Candidate, Decision
-from weft.kernels.launch import MAX_ELEMENTS, SUM_PARTS, KernelBuilder, Prologue, Size3
+from weft.kernels.launch import MAX_ELEMENTS, SUM_PARTS, KernelBuilder, Prologue, Size3, find_gpu_op
 from weft.kernels.places import map_constants, through_map
 from weft.kernels.source import LOCAL_SIZE, Arg, ArgKind
 from weft.kernels.special import wrong_templates
@@ -124,6 +124,8 @@ class NodeBuilder(KernelBuilder):
             self.caps = replace(device.caps, without=device.caps.without | {SUM_PARTS})
         self._device, self._op, self._label, self._node = device, op, label, node or label
         self._inputs, self._source, self._known = inputs, source, known or {}
+        form = find_gpu_op(op)
+        self._computes_double = self.caps.doubles and form is not None and form.computes_double
         self.launched: list[PlannedLaunch] = []
         self.choices: list[Choice] = []
         self.taken: list[Taken] = []
@@ -149,6 +151,7 @@ class NodeBuilder(KernelBuilder):
         kinds: Mapping[str, ArgKind] | None = None,
         epilogue: bool = True,
         prologue: Prologue | None = None,
+        repeatable: bool = False,
     ) -> None:
         """Render and plan one launch; its kernel is built later."""
         if not any(t.nbytes for t in writes.values()):
@@ -191,6 +194,7 @@ class NodeBuilder(KernelBuilder):
         planned = PlannedLaunch(
             self._node, template, grid, local, read, written,
             f"{self._label}/{template}", source, values, tuple(sources.values()), tuple(writes.values()),
+            repeatable,
         )  # fmt: skip
         self.launched.append(planned)
         if self.choices:
@@ -307,6 +311,8 @@ class NodeBuilder(KernelBuilder):
         kind: ArgKind = given or ("raw" if raw else "c4" if is_packed(tensor) else "linear")
         through = through_map(places_of(tensor))
         arg = Arg(name, tensor.dtype, kind, written, through)
+        if self._computes_double and tensor.dtype is DType.FLOAT64 and not arg.raw_bytes:
+            arg = replace(arg, double=True)
         one = kind == "linear" or arg.raw_bytes == tensor.dtype.itemsize
         if through is not None and not one and not (kind == "fours" and through.in_fours):
             raise BackendError(

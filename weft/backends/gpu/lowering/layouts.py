@@ -11,6 +11,7 @@ import numpy as np
 
 from weft.core.contract.lowered import ValueView
 from weft.core.contract.session_config import Precision
+from weft.core.graph.dtypes import DType
 from weft.core.graph.fused_op import Fused
 from weft.core.graph.graph import Graph, Names, Node
 from weft.core.graph.index_map import IndexMap
@@ -106,6 +107,8 @@ class _Assigner:
         if op.wanted_layout is not WantedLayout.EITHER or op.packed_family in self.without:
             return LINEAR
         packed = any(self.lies.get(i) is self.packed for i in node.inputs)
+        specs = [self.source.specs[i] for i in (*node.inputs, *node.outputs) if i]
+        packed = packed and all(s.dtype is not DType.FLOAT64 for s in specs)  # no kernel computes with fours of these
         output = self.source.specs[node.outputs[0]].dims
         shapes = [self._operand_shape(i, len(output)) for i in base_inputs(node.op, node.inputs)]
         return self.packed if packed and op.fits_channels(base_op(node.op), shapes, output) else LINEAR

@@ -13,8 +13,10 @@ from weakref import ref
 from weft import config
 from weft.backends.gpu.device.device import DeviceCaps, GpuDevice
 from weft.backends.gpu.device.kernel_builds import Builds
+from weft.backends.gpu.device.varying import sizes_of
 from weft.backends.gpu.lowering.apart import why_apart
 from weft.backends.gpu.lowering.batch_split import find_front, part_of
+from weft.backends.gpu.lowering.chains import Section, find_chains, without_chained
 from weft.backends.gpu.lowering.fold_moves import FoldedMoves, fold_moves
 from weft.backends.gpu.lowering.fusion import fuse_pairs, fuse_pools
 from weft.backends.gpu.lowering.launch_builder import NodeBuilder, PlannedConstant
@@ -32,7 +34,7 @@ from weft.backends.gpu.lowering.merge_convolutions import merge_siblings, produc
 from weft.backends.gpu.lowering.prologues import fuse_prologues
 from weft.backends.gpu.memory.slots import Spot
 from weft.backends.gpu.recording.batch_front import NO_FRONT, Front
-from weft.backends.gpu.recording.launches import PlannedLaunch
+from weft.backends.gpu.recording.launches import PlannedChain, PlannedLaunch
 from weft.backends.gpu.tuning_tables.choice import Choice, ChoiceSource, Taken
 from weft.backends.gpu.tuning_tables.tuning_table import TableSource, TuningTable
 from weft.core.contract.error_context import at_node, blame
@@ -74,6 +76,8 @@ class Target:
     """Whether each run takes the device's times."""
     builds: Builds | None = field(default=None, compare=False)
     """Builds kernels while later nodes are planned; None: kernels are built when they are bound."""
+    chains: bool = False
+    """Whether small launches may share one (`weft.backends.gpu.lowering.chains`)."""
     known: dict[str, Known] = field(default_factory=dict, compare=False)
     """The shapes and types of constants that were made before, by label, with their op and weights.
 
@@ -106,6 +110,11 @@ class Target:
     def thrifty(self) -> bool:
         """Tell whether memory is short."""
         return self.config.memory is MemoryMode.LIMIT
+
+    def forms_chains(self, graph: Graph) -> bool:
+        """Tell whether small launches share one: not where sizes change, for a chain's kernel knows them all."""
+        changes = self.builds is not None and self.builds.sizes_change(sizes_of(graph))
+        return self.chains and self.device.caps.resident_groups > 0 and not changes
 
     @property
     def begins_early(self) -> bool:
@@ -163,6 +172,8 @@ class GpuPlan:
     front: Front
     read: frozenset[str]
     """The roots of the values that kernels read."""
+    chains: Sequence[PlannedChain] = ()
+    """Which launches share one."""
 
 
 def plan_node(
@@ -216,12 +227,15 @@ def lower(graph: Graph, target: Target) -> Lowered:
     journal.views(graph, views)
     journal.front(graph, front)
     plans = _Planner(folded, front, target).run()
+    chains = _chains(graph, plans, front, target)
     target.forget(graph.name, plans.keys())
     read = frozenset(views[i].root if i in views else i for i in values_read(graph, views, target.is_custom))
     decisions = {node.name: plans[label][0].taken for node in graph.nodes if (label := _label(node)) in plans}
-    plan = GpuPlan(plans, front, read)
-    launches = _in_order(plans, front)
-    launched = {launch.node for launch in launches}
+    plan = GpuPlan(plans, front, read, chains)
+    launches = without_chained(_in_order(plans, front), chains)
+    launched = {node for launch in launches for node in launch.nodes}
+    if target.forms_chains(graph):
+        _prefetch(launches, target)
     # The network must not hold the target.
     caps, is_custom = target.device.caps, target.is_custom
     split, fusing = target.split_products, target.config.fusing
@@ -324,16 +338,15 @@ class _Planner:
     def run(self) -> dict[str, list[NodePlan]]:
         plans: dict[str, list[NodePlan]] = {}
         place, callback = self.target.device.info, "GpuBackend.lower"
-        device = f"{place.id}:{place.index}"
+        device, chained = f"{place.id}:{place.index}", self.target.forms_chains(self.graph)
         for node in self.graph.nodes:
             if self.target.is_custom(node.op) or find_gpu_op(node.op) is None:
                 continue
             with blame(at_node(node, device), callback=callback):
                 label = next(o for o in node.outputs if o)
                 plans[label] = self._plans(node, label)
-            if self.target.builds is not None:
-                for launch in (launch for plan in plans[label] for launch in plan.launches):
-                    self.target.builds.prefetch(launch.source, launch.values)
+            if not chained:
+                _prefetch([launch for plan in plans[label] for launch in plan.launches], self.target)
         return plans
 
     def _plans(self, node: Node, label: str) -> list[NodePlan]:
@@ -381,3 +394,25 @@ def _in_order(plans: Mapping[str, Sequence[NodePlan]], front: Front) -> tuple[Pl
     of_front = [plans[label][part] for part in range(front.parts) for label in plans if label in front.nodes]
     rest = [plan for label, each in plans.items() if label not in front.nodes for plan in each]
     return tuple(launch for plan in (*of_front, *rest) for launch in plan.launches)
+
+
+def _chains(
+    graph: Graph, plans: Mapping[str, Sequence[NodePlan]], front: Front, target: Target
+) -> Sequence[PlannedChain]:
+    """Return which launches share one; none beside executions of others, which may be recorded between any two."""
+    if not target.forms_chains(graph) or any(target.is_custom(node.op) for node in graph.nodes):
+        return ()
+    depth = depths(graph)
+    sections = [
+        Section(label, depth[label], [launch for plan in each for launch in plan.launches])
+        for label, each in plans.items()
+        if label not in front.nodes
+    ]
+    return find_chains(sections, target.device.caps, target.device.dialect)
+
+
+def _prefetch(launches: Iterable[PlannedLaunch], target: Target) -> None:
+    """Start to build kernels, if a load follows."""
+    if target.builds is not None:
+        for launch in launches:
+            target.builds.prefetch(launch.source, launch.values)

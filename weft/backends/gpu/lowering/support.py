@@ -90,6 +90,10 @@ def _element_reason(tensor: Tensor, form: GpuOp, caps: DeviceCaps) -> str | None
     if dtype.itemsize == 2 and not caps.fp16_storage:
         return "the device has no 16-bit storage"
     taken = dtype in STORED or dtype in form.integers or dtype in form.floats or form.moves_bits
+    if dtype is DType.FLOAT64 and form.computes_double and not taken:
+        if caps.doubles:
+            return None
+        return f"the device does not compute in float64; {tensor.name!r} is {dtype.value}"
     plain = tensor.constant is not None and not dtype.is_complex and dtype is not DType.FLOAT64
     if taken or plain:
         if dtype.itemsize == 1 and tensor.constant is None and not caps.int8_storage:

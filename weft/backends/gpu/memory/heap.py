@@ -17,7 +17,7 @@ from weft.errors import OutOfMemory
 
 
 class LentBuffer:
-    """A buffer in host memory that arrays of callers and recordings share; it is freed after the last of them."""
+    """A buffer in host memory that callers and recordings share; it is freed after the last of them."""
 
     def __init__(self, heap: DeviceHeap, buffer: GpuBuffer) -> None:
         assert buffer.host is not None
@@ -37,11 +37,11 @@ class LentBuffer:
         """Tell whether a caller still has an array in it."""
         return self._memory is not None and self._memory() is not None
 
-    def array(self) -> Array:
-        """Return the caller's array of all its bytes; called once."""
+    def hold(self) -> _Memory:
+        """Return what stands for the callers: the buffer is held as long as it lives. Called once."""
         memory = _Memory(self)
         self._memory = weakref.ref(memory)
-        return np.asarray(memory)
+        return memory
 
 
 class _Memory:
@@ -112,7 +112,7 @@ class DeviceHeap:
 
     def free(self, buffer: GpuBuffer) -> None:
         """Release a buffer, once."""
-        nbytes = buffer.nbytes
+        nbytes = 0 if buffer.adopted else buffer.nbytes
         try:
             self.device.free(buffer)
         finally:
@@ -122,11 +122,24 @@ class DeviceHeap:
         """Return a new array of bytes in memory of a host kind. It stays valid after sessions and device are closed."""
         buffer = self.allocate(nbytes, kind)
         buffer.lent = True
-        lent = LentBuffer(self, buffer)
-        self._lent[lent.address] = lent
-        array = lent.array()
+        array = np.asarray(self._shared(buffer))
         array[...] = 0
         return array
+
+    def adopt(self, memory: Array) -> object:
+        """Have the device reach whole pages of the caller's memory, as a DOWNLOAD buffer; None if it cannot.
+
+        They are in reach as long as the returned object lives. They are the host's memory, so they do not count for the
+        limit.
+        """
+        self._free_unused()
+        buffer = self.device.adopt(memory)
+        return None if buffer is None else self._shared(buffer)
+
+    def _shared(self, buffer: GpuBuffer) -> _Memory:
+        lent = LentBuffer(self, buffer)
+        self._lent[lent.address] = lent
+        return lent.hold()
 
     def lent(self, array: Array, tensor: Tensor, kind: MemoryKind) -> LentBuffer | None:
         """Return the buffer in which an array begins, if it was lent, is of this kind and holds the tensor's bytes."""

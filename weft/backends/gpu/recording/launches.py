@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,9 +23,25 @@ class PlannedLaunch(Launch):
     values: Mapping[str, int | float] = field(repr=False)
     reads: tuple[Tensor, ...] = field(repr=False)
     writes: tuple[Tensor, ...] = field(repr=False)
+    repeatable: bool = field(repr=False)
+    """Whether more items of a group may do what the last one does."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
+class PlannedChain(PlannedLaunch):
+    """Several launches as one (`weft.kernels.chain`); its tensors are one for each piece of memory.
+
+    The kernel takes those that are only read, a counter that begins with zero and is only its own, and the others.
+    """
+
+    launches: tuple[PlannedLaunch, ...] = field(repr=False)
+    waits: tuple[bool, ...] = field(repr=False)
+    """Of each launch, whether it waits for all before it; if not, it runs beside the last one."""
+    owners: tuple[str, ...] = field(repr=False)
+    """The first outputs of the nodes whose launches these are."""
+
+
+@dataclass(frozen=True)
 class BoundLaunch:
     """A planned launch with its memory, of which the address may still be open, and its kernel, perhaps not built."""
 
@@ -48,3 +64,32 @@ class BoundLaunch:
     def label(self) -> str:
         """Return what profiles and messages call the launch: the node's first output and the kernel."""
         return self.plan.label
+
+    @property
+    def templates(self) -> list[str]:
+        """Return the templates of its kernel."""
+        return [self.plan.kernel]
+
+    @property
+    def accessed(self) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """Return all tensors that it reads, and all that it writes."""
+        return self.reads, self.writes
+
+
+@dataclass(frozen=True)
+class BoundChain(BoundLaunch):
+    """A chain with its memory; `writes` begins with the counter."""
+
+    plan: PlannedChain
+    levels: tuple[BoundLaunch, ...]
+
+    @property
+    def templates(self) -> list[str]:
+        """Return the templates of its kernel: that of chains, and those of its levels."""
+        return [self.plan.kernel, *(name for level in self.levels for name in level.templates)]
+
+    @property
+    def accessed(self) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """Return all tensors that its levels read, and all that they write."""
+        pairs = [level.accessed for level in self.levels]
+        return [t for reads, _ in pairs for t in reads], [t for _, writes in pairs for t in writes]

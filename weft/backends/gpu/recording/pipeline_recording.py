@@ -23,7 +23,7 @@ from weft.backends.gpu.memory.heap import DeviceHeap, LentBuffer
 from weft.backends.gpu.memory.slots import Region, touched
 from weft.backends.gpu.recording.batch_front import NO_FRONT, Front
 from weft.backends.gpu.recording.chunked_upload import Job, Stream, chunks, worthwhile
-from weft.backends.gpu.recording.launches import BoundLaunch
+from weft.backends.gpu.recording.launches import BoundChain, BoundLaunch, PlannedChain
 from weft.backends.gpu.recording.schedule import Access, schedule
 from weft.core.contract.backend import StorageType
 from weft.core.contract.error_context import is_error
@@ -85,6 +85,12 @@ class PipelineRecording:
     """The nodes that run on parts of the batch while the rest is copied."""
     front_launches: dict[int, list[BoundLaunch]] = field(default_factory=dict)
     """The launches of the front, by part of the batch."""
+    _chains: Sequence[PlannedChain] = ()
+    """Which of the launches share one."""
+    _chained: frozenset[int] = frozenset()
+    """The `id` of each planned launch in them."""
+    _bound_chains: dict[int, BoundChain] = field(default_factory=dict)
+    """The chains with memory and kernels, by the `id` of each planned launch in them."""
     _inputs: dict[str, Port] = field(default_factory=dict)
     _outputs: dict[str, Port] = field(default_factory=dict)
     _chosen: dict[str, LentBuffer] = field(default_factory=dict)
@@ -121,8 +127,43 @@ class PipelineRecording:
     @property
     def planned(self) -> list[BoundLaunch]:
         """Return all launches of a run, in the order of their submits."""
-        front = (launch for part in sorted(self.front_launches) for launch in self.front_launches[part])
-        return [*front, *self.launches]
+        return [*self._of_front, *self._joined]
+
+    @property
+    def separate(self) -> list[BoundLaunch]:
+        """Return all launches of a run as if none shared one."""
+        return [*self._of_front, *self.launches]
+
+    @property
+    def _of_front(self) -> list[BoundLaunch]:
+        return [launch for part in sorted(self.front_launches) for launch in self.front_launches[part]]
+
+    @property
+    def _joined(self) -> list[BoundLaunch]:
+        """Return the launches behind the front, each chain in the place of its first one."""
+        found = (self._bound_chains.get(id(launch.plan), launch) for launch in self.launches)
+        return list({id(launch): launch for launch in found}.values())
+
+    def plan_chains(self, chains: Sequence[PlannedChain]) -> None:
+        """Note which launches are to share one."""
+        self._chains = chains
+        self._chained = frozenset(id(launch) for chain in chains for launch in chain.launches)
+
+    def is_chained(self, launch: BoundLaunch) -> bool:
+        """Tell whether a launch is to share one with others."""
+        return id(launch.plan) in self._chained
+
+    def unchained(self) -> list[tuple[PlannedChain, list[BoundLaunch]]]:
+        """Return the chains with their launches, now that each of these is bound to memory."""
+        bound = {id(launch.plan): launch for launch in self.launches}
+        return [(chain, [bound[id(launch)] for launch in chain.launches]) for chain in self._chains]
+
+    def chain(self, chains: Sequence[BoundChain]) -> None:
+        """Let chains take the place of their launches."""
+        self._bound_chains = {id(level.plan): chain for chain in chains for level in chain.levels}
+        for chain in chains if self.profiling is not None else ():
+            name = chain.label.rpartition("/")[0]
+            self.work[name] = Work.sum(name, [self.work[owner] for owner in chain.plan.owners if owner in self.work])
 
     @property
     def handles(self) -> list[Any]:
@@ -221,7 +262,7 @@ class PipelineRecording:
                 elif lent is not None or not port.in_place:
                     before.append(_upload(buffer, port.tensor))
             before += [_inside(source, target) for source, target in self.imports]
-            launches = [access(launch) for launch in (self.launches if begun else self.planned)]
+            launches = [access(launch) for launch in (self._joined if begun else self.planned)]
             commands = schedule([*before, *launches, *after])
         labels = ["" if isinstance(c, BarrierCommand) else c.label for c in commands]
         launched = [i for i, c in enumerate(commands) if isinstance(c, LaunchCommand) and 0 not in c.grid]
@@ -365,6 +406,7 @@ class PipelineRecording:
         for port in ports:
             self.heap.free(port.buffer)
         self.launches, self.imports, self.tuned = [], [], 0
+        self._bound_chains = {}
         self.front_launches, self.work = {}, {}
 
 
@@ -392,8 +434,9 @@ def access(launch: BoundLaunch) -> Access:
     bindings = tuple(t.memory.binding() for t in (*launch.reads, *launch.writes))
     command = LaunchCommand(launch.kernel, bindings, launch.grid, launch.label)
     # No launch writes STATIC memory, so it cannot cause hazards.
-    reads = tuple(touched(t) for t in launch.reads if t.memory.slot.storage is not StorageType.STATIC)
-    return Access(command, reads, tuple(touched(t) for t in launch.writes))
+    read, written = launch.accessed
+    reads = tuple(touched(t) for t in read if t.memory.slot.storage is not StorageType.STATIC)
+    return Access(command, reads, tuple(touched(t) for t in written))
 
 
 def _inside(source: Tensor, target: Tensor) -> Access:

@@ -110,7 +110,7 @@ def _all_ready(
         held.callback(made.close)
         return made
 
-    threads = thread_count(runtime.device.caps)
+    threads = thread_count(runtime.device)
     if threads == 1:
         return [ready(case) for case in cases]
     with ThreadPoolExecutor(threads, "weft-selftest") as pool:
@@ -178,7 +178,7 @@ class _ReadyGraph:
         except BaseException:
             self._pipeline.close()
             raise
-        self.templates = [launch.label.rpartition("/")[2] for launch in backend.recording.launches]
+        self.templates = [name for launch in backend.recording.planned for name in launch.templates]
 
     def difference(self) -> float:
         """Run it, and return the largest difference from the reference, as a part of the largest value."""
@@ -213,7 +213,7 @@ def difference(case: SelfTestCase, runtime: GpuRuntime) -> tuple[float, list[str
 
 def _largest_difference(actual: Sequence[Array], case: SelfTestCase) -> float:
     expected = _expected(case)
-    return float(np.max([_apart(a.astype(np.float32), b) for a, b in zip(actual, expected, strict=True)]))
+    return float(np.max([_apart(_wide(a), b) for a, b in zip(actual, expected, strict=True)]))
 
 
 def _graph(case: SelfTestCase) -> Graph:
@@ -226,7 +226,12 @@ def _graph(case: SelfTestCase) -> Graph:
 
 
 def _expected(case: SelfTestCase) -> list[Array]:
-    return [np.asarray(value, np.float32) for value in outputs(_graph(case), case.inputs)]
+    return [_wide(value) for value in outputs(_graph(case), case.inputs)]
+
+
+def _wide(value: Array) -> Array:
+    """Return float64 as it is, anything else as float32."""
+    return np.asarray(value, np.float64 if value.dtype == np.float64 else np.float32)
 
 
 def _apart(actual: Array, expected: Array) -> float:

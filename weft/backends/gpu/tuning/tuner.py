@@ -126,7 +126,7 @@ def _times(pipeline: Pipeline) -> dict[int, float]:
     backend = pipeline.backend
     assert isinstance(backend, GpuBackend)
     backend.recording.wait()
-    device, launches = backend.device, backend.recording.planned
+    device, launches = backend.device, backend.recording.separate
     accesses = [access(launch) for launch in launches]
     commands = schedule(accesses)
     handle = device.record(commands, profile=True)
@@ -166,7 +166,7 @@ class _Tuner:
         """Try the best few candidates of every problem, then the rest of each."""
         found: dict[str, Tuned] = {}
         for k, problem in enumerate(problems):
-            found[problem.choice.key] = self.tune(problem, thread_count(self.runtime.device.caps))
+            found[problem.choice.key] = self.tune(problem, thread_count(self.runtime.device))
             if progress is not None:
                 progress(k + 1, 2 * len(problems))
         for k, problem in enumerate(problems, len(problems)):
@@ -200,7 +200,7 @@ class _Tuner:
             if rest or not work.begun:
                 work.begin(0.0 if self._is_warm else STEADY)
                 self._is_warm = True
-            size, left = thread_count(self.runtime.device.caps), len(rest) if most is None else most
+            size, left = thread_count(self.runtime.device), len(rest) if most is None else most
             while rest and left > 0 and self.clock() < self.deadline:
                 batch, rest, left = rest[:size], rest[size:], left - size
                 self._try_all(choice.key, work, batch)
@@ -256,6 +256,7 @@ class _Tuner:
         """Build candidates in threads while the default keeps the device busy; a refused one fails when it is tried."""
         builds = Builds(self.runtime.device)
         try:
+            builds.together(launch.build for variant in variants for launch in variant.launches)
             for variant in variants:
                 with suppress(WeftError):
                     builds.add(variant.text, [launch.build for launch in variant.launches])

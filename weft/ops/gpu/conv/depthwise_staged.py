@@ -144,4 +144,5 @@ class DepthwiseStaged(Algorithm[ConvProblem, ConvPlan, StagedTile]):
             },
             grid=(tile.groups(problem), 1, 1),
             local=(tile.items, 1, 1),
+            repeatable=True,
         )

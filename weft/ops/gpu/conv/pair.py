@@ -14,6 +14,7 @@ from typing import ClassVar, cast
 from weft.core.graph.fused_op import Step, pick_operands
 from weft.core.graph.layout import PACK, Array, Layout, Shape
 from weft.core.graph.op import Constants, Op, OpClass
+from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.launch import (
     CONV_PAIR,
@@ -40,7 +41,7 @@ HIDDEN = "hidden"
 """What the template calls the results of the first convolution."""
 
 
-@dataclass(frozen=True)
+@op_dataclass
 class ConvPair(Op):
     """A convolution, element-wise steps, and the convolution of their result as one op; only backends make it.
 

@@ -8,12 +8,12 @@ channels does so again.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
 
 from weft.core.graph.layout import PACK, Array, Shape
 from weft.core.graph.op import Constants, Op, OpClass
+from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, WantedLayout, gpu_op
 from weft.ops.conv import Conv
@@ -27,7 +27,7 @@ TAPS = 16
 """Most pixels of the pool's window: a work-item keeps all of them in registers."""
 
 
-@dataclass(frozen=True)
+@op_dataclass
 class PooledConv(Op):
     """A max pool and the convolution of its result as one op; only backends make it."""
 

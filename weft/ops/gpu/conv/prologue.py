@@ -9,7 +9,7 @@ load through registers apply them there, in fp32, and round the result once, as 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import ClassVar, cast
 
@@ -17,6 +17,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.fused_op import RUNNING, Step, earlier, pick_operands
 from weft.core.graph.layout import Array, Layout, Shape
 from weft.core.graph.op import Constants, Op, OpClass
+from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.errors import ExecutionError
 from weft.kernels.launch import (
@@ -42,7 +43,7 @@ from weft.ops.gpu.conv.unstaged import UnstagedConv
 from weft.ops.unary import Relu
 
 
-@dataclass(frozen=True)
+@op_dataclass
 class PrologueConv(Op):
     """Element-wise steps on an image and the convolution of their result as one op; only backends make it.
 

@@ -17,7 +17,7 @@ from weft.ops.conv import Conv
 from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
 from weft.ops.gpu.conv.problem import ConvPlan
 from weft.ops.gpu.matmul.few_rows import FEW_ROWS
-from weft.ops.gpu.matmul.problem import ProductPlan, ProductProblem, why_not_weights
+from weft.ops.gpu.matmul.problem import ProductPlan, ProductProblem, why_not_packed
 
 
 class AsConvolution(NamedTuple):
@@ -32,8 +32,9 @@ class ProductAsConvolution(Algorithm[ProductProblem, ProductPlan, AsConvolution]
     def why_not(self, problem: ProductProblem) -> str | None:
         """Refuse few rows, and matrices that do not have the bytes of images of one pixel."""
         p = problem
-        if not p.weights:
-            return why_not_weights(p)
+        reason = why_not_packed(p)
+        if reason is not None:
+            return reason
         if p.m <= FEW_ROWS:
             return f"it has at most {FEW_ROWS} rows"
         if p.a_steps != (p.k, 1) or p.k % PACK or p.n % PACK:

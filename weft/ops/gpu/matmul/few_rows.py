@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from weft.core.graph.layout import PACK, Array, Layout
 from weft.kernels.chooser import Algorithm, Candidate
-from weft.ops.gpu.matmul.problem import ProductPlan, ProductProblem, why_not_weights
+from weft.ops.gpu.matmul.problem import ProductPlan, ProductProblem, why_not_packed
 
 FEW_ROWS = 4
 
@@ -30,7 +30,7 @@ class ProductOfFewRows(Algorithm[ProductProblem, ProductPlan, OneColumn]):
             return f"it is for up to {FEW_ROWS} rows"
         if problem.a_steps != (problem.k, 1):
             return "the first matrix is transposed"
-        return why_not_weights(problem)
+        return why_not_packed(problem)
 
     def candidates(self, problem: ProductProblem) -> Sequence[Candidate]:
         """Return the only tile."""
@@ -40,6 +40,7 @@ class ProductOfFewRows(Algorithm[ProductProblem, ProductPlan, OneColumn]):
         """Launch one kernel for each piece of the weights."""
         k, p, matrix = plan.k, plan.problem, plan.matrix()
         addend, steps = plan.addend()
+        items = k.tree_items(k.caps.model.column_items)
         for first, count in plan.pieces():
             weights = k.constant(f"rows.{first}", partial(_rows, matrix, first, count), Layout.NC4HW4)
             k.launch(
@@ -48,9 +49,9 @@ class ProductOfFewRows(Algorithm[ProductProblem, ProductPlan, OneColumn]):
                 writes={"y": plan.y},
                 ints={"K": p.k, "VECTORS": -(-p.k // PACK), "FIRST": first, "COUNT": count, "N": p.n, **steps},
                 floats={"ALPHA": plan.alpha, "BETA": plan.beta},
-                variant={"rows": p.m, "quads": p.k % PACK == 0},
+                variant={"rows": p.m, "quads": p.k % PACK == 0, "tree": not k.caps.software},
                 grid=(min(count, k.caps.max_grid[0]), 1, 1),
-                local=(k.tree_items(), 1, 1),
+                local=(items, 1, 1),
             )
 
 

@@ -13,12 +13,14 @@ from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, gpu_op
 from weft.ops.gpu.matmul.as_convolution import ProductAsConvolution
 from weft.ops.gpu.matmul.few_rows import FEW_ROWS, ProductOfFewRows
 from weft.ops.gpu.matmul.problem import ProductPlan, ProductProblem
+from weft.ops.gpu.matmul.thin import ThinProduct
 from weft.ops.gpu.matmul.tiled import TiledProduct
 from weft.ops.matmul import Gemm, MatMul
 
 PRODUCTS = Chooser[ProductProblem, ProductPlan](
     Rivals("product as a convolution", (ProductAsConvolution(),)),
     Rivals("matmul_rows", (ProductOfFewRows(),)),
+    Rivals("matmul_thin", (ThinProduct(),)),
     Rivals("matmul", (TiledProduct(),)),
 )
 """Chooses the algorithm of a product, in this order of preference; tuning has no say."""
@@ -29,6 +31,7 @@ class MatMulOnGpu(GpuOp):
     """Numpy's matmul, with broadcast batch axes."""
 
     splits_constants = True
+    computes_double = True
 
     def takes_place(
         self, op: MatMul, position: int, shape: Shape, places: IndexMap, constant: Sequence[bool]
@@ -84,6 +87,7 @@ class GemmOnGpu(GpuOp):
     """alpha * A B + beta * C with either matrix transposed."""
 
     splits_constants = True
+    computes_double = True
 
     def rounds(self, op: Gemm, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
         """Return twice the products of an output: tiles are loaded in loops, too."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import PACK, Array, Shape
 from weft.core.graph.tensor import Tensor
 from weft.kernels.launch import DeviceCaps, KernelBuilder
@@ -31,7 +32,16 @@ class ProductProblem:
     """Whether c is missing, or one constant number for each column."""
     joins_channels: bool
     """Whether fused steps also work if columns become channels (`KernelBuilder.joins_channels`)."""
+    double: bool
+    """Whether it is computed in float64."""
     caps: DeviceCaps
+
+    def steps(self, b_steps: tuple[int, int]) -> dict[str, int]:
+        """Return the constants by which kernels walk the batch and both matrices; b may be packed in other steps."""
+        ints = {"AM": self.a_steps[0], "AK": self.a_steps[1], "BK": b_steps[0], "BN": b_steps[1]}
+        for d, size in enumerate(self.batch):
+            ints |= {f"D{d}": size, f"AB{d}": self.a_batch[d], f"BB{d}": self.b_batch[d]}
+        return ints
 
 
 @dataclass(frozen=True)
@@ -66,8 +76,9 @@ class ProductPlan:
         (m, n, depth), (a, b, y) = sizes, tensors
         bias = c is None or (c.constant is not None and c.constant.size == n)
         weights = b.constant is not None and not batch
+        joins, double = k.joins_channels(n), y.dtype is DType.FLOAT64
         problem = ProductProblem(
-            m, n, depth, a_steps, b_steps, batch, a_batch, b_batch, weights, bias, k.joins_channels(n), k.caps
+            m, n, depth, a_steps, b_steps, batch, a_batch, b_batch, weights, bias, joins, double, k.caps
         )
         return cls(k, problem, a, b, y, c, *scale)
 
@@ -92,6 +103,8 @@ class ProductPlan:
         return ((first, min(most, p.n - first)) for first in range(0, p.n, most))
 
 
-def why_not_weights(problem: ProductProblem) -> str | None:
-    """Return why the second matrix cannot be packed beforehand."""
+def why_not_packed(problem: ProductProblem) -> str | None:
+    """Return why the second matrix cannot be packed beforehand, as vectors of four."""
+    if problem.double:
+        return "it is computed in float64"
     return None if problem.weights else "its second matrix is computed at run time, or there are several"

@@ -78,10 +78,8 @@ def _launch(
     ints = {
         "M": p.m, "N": p.n, "K": p.k, "FIRST": first, "COUNT": count,
         "TILES_M": -(-p.m // side), "TILES_N": -(-count // side), "TILES": total,
-        "AM": p.a_steps[0], "AK": p.a_steps[1], "BK": b_steps[0], "BN": b_steps[1], **steps,
+        **p.steps(b_steps), **steps,
     }  # fmt: skip
-    for d, size in enumerate(p.batch):
-        ints |= {f"D{d}": size, f"AB{d}": p.a_batch[d], f"BB{d}": p.b_batch[d]}
     k.launch(
         "matmul",
         reads={"a": plan.a, "b": b, **addend},

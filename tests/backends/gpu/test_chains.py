@@ -1,0 +1,205 @@
+"""Small launches that share one: what joins, in which order it runs, what is told of it, and that it is right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+import weft
+from benchmarks.models import MODELS
+from tests.helpers.cards import CHAINED
+from tests.helpers.emulated_gpus import emulated_gpu
+from tests.helpers.nets import Net, feeds
+from tests.helpers.null_gpu import NullDevice, null_gpu
+from tests.helpers.random_nets import SLOW, networks
+from tests.helpers.run_length import examples
+from weft.backends.gpu.recording.launches import BoundChain, PlannedChain
+from weft.backends.gpu.recording.pipeline_recording import access
+from weft.backends.gpu.recording.schedule import levels
+from weft.core.contract.backend_options import Options
+from weft.core.contract.lowered import Listing
+from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import Graph
+from weft.core.graph.interpreter import outputs
+from weft.core.graph.tensor import TensorSpec
+from weft.core.registry.backend_registry import registry
+from weft.errors import CompileError
+from weft.kernels.launch import DeviceCaps
+from weft.kernels.source import KernelSource
+
+ONE_GROUP: dict[str, Any] = {
+    "matrix_units": False, "resident_groups": 1, "compute_units": 132, "software": False, "max_local_items": 128,
+}  # fmt: skip
+"""A CPU runs work-groups in turn, so that only one may wait; it is said to have units for which launches are few."""
+
+
+def block() -> Graph:
+    """Return two branches of different launches that meet, twice, so that memory is used again."""
+    net = Net()
+    x = net.input("x", 1, 8, 12, 11)
+    for b in range(2):
+        wide = net.add("Relu", net.conv(x, 16, name=f"wide{b}"))
+        deep = net.conv(wide, 16, 3, group=16, pads=(1, 1, 1, 1), name=f"deep{b}")
+        most = net.add("MaxPool", wide, kernel_shape=(3, 3), strides=(1, 1), pads=(1, 1, 1, 1))
+        x = net.conv(net.add("Add", deep, most, name=f"sum{b}"), 8, name=f"narrow{b}")
+    return net.finish(x)
+
+
+@contextmanager
+def chaining(caps: DeviceCaps = CHAINED) -> Iterator[NullDevice]:
+    """Register a device without kernels on which launches share one."""
+    with null_gpu() as device:
+        registry.find("null").runtime(0).trust()  # type: ignore[attr-defined]
+        device.caps, device.launches_overlap = caps, False
+        yield device
+
+
+def chains(session: weft.Session) -> list[BoundChain]:
+    """Return the chains of a session on one GPU."""
+    planned = session.pipelines[0].backend.recording.planned  # type: ignore[attr-defined]
+    return [launch for launch in planned if isinstance(launch, BoundChain)]
+
+
+def listing(optimized: weft.OptimizedNetwork) -> Listing:
+    """Return what a network on one device launches."""
+    (part,) = optimized.parts
+    assert part.listing is not None
+    return part.listing
+
+
+def told(session: weft.Session) -> list[tuple[str, Sequence[str]]]:
+    """Return the launches that a report tells, each with the kernels of its levels."""
+    return [(launch.kernel, [kernel for _, kernel in launch.levels]) for _, launch in session.report.launches]
+
+
+def test_a_chain_is_right_in_every_run() -> None:
+    graph = block()
+    fed = feeds(graph)
+    (want,) = outputs(graph, fed)
+    with emulated_gpu("opencl", **ONE_GROUP), weft.load(graph, "emulated", fallback="error", profile=True) as session:
+        assert set(session.report.placement.values()) == {"emulated"}
+        for scale in (1, 2, 1):
+            (got,) = session.run({"x": fed["x"] * np.float32(scale)})
+            if scale == 1:
+                np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 * np.abs(want).max())
+        made = chains(session)
+        assert told(session) == [("chain", [level.templates[0] for level in chain.levels]) for chain in made]
+        assert len(made) == 2 and sum(len(chain.levels) for chain in made) >= 8
+        work = [event.work for event in session.profile.events if event.name in [chain.label for chain in made]]
+        assert sum(each.flops for each in work if each) == listing(session.optimized).flops
+
+
+def test_arrays_of_the_session_keep_the_chains() -> None:
+    graph = block()
+    fed = feeds(graph)
+    with emulated_gpu("opencl", **ONE_GROUP), weft.load(graph, "emulated", precision="low") as session:
+        want = session.run(fed)
+        before = told(session)
+        inputs, results = session.input_arrays(), session.output_arrays()
+        for name, array in inputs.items():
+            array[...] = fed[name]
+        got = session.run(inputs, outputs=results)
+        assert inputs["x"].dtype == np.float16, "it was planned anew, for another type"
+        assert told(session) == before and any(name == "chain" for name, _ in before)
+    for each, right in zip(got, want, strict=True):
+        np.testing.assert_allclose(each, right, rtol=0, atol=2e-3 * np.abs(right).max())
+
+
+def test_the_option_leaves_each_launch_alone() -> None:
+    with emulated_gpu("opencl", **ONE_GROUP) as creator:
+        creator.runtime(0, Options({"chains": False})).trust()
+        given = ({"emulated": {"chains": on}} for on in (True, False))
+        made = [weft.optimize(block(), "emulated", backend_options=options) for options in given]
+    assert [len(listing(each).launches) for each in made] == [2, 10]
+
+
+def test_no_level_reads_by_the_cache_of_constants() -> None:
+    """What `ld.global.nc` reads must not change while the kernel runs; a level may read what one before it wrote."""
+    with chaining():
+        network = weft.optimize(MODELS["resnet50"](1), "null", precision="normal")
+    launches: Sequence[Any] = listing(network).launches
+    reads = {isinstance(x, PlannedChain) for x in launches if "ld.global.nc" in x.source.text}
+    assert reads == {False}, "a chain has such loads, or no kernel of this network"
+    assert any(isinstance(x, PlannedChain) for x in launches)
+
+
+@pytest.mark.parametrize(("precision", "most"), [("high", 10), ("low", 8)])
+def test_a_network_of_small_layers_takes_few_launches(precision: str, most: int) -> None:
+    with chaining():
+        optimized = weft.optimize(MODELS["mobilenet_v2"](1), "null", precision=precision)
+    launches = listing(optimized).launches
+    assert len(launches) <= most
+    assert sum(len(launch.levels) or 1 for launch in launches) == 54
+
+
+def test_groups_of_odd_sizes_join_where_items_may_repeat_each_other() -> None:
+    net = Net()
+    wide = net.conv(net.input("x", 1, 40, 9, 11), 72)
+    graph = net.finish(net.conv(net.conv(wide, 72, 5, group=72, pads=(2,) * 4), 40))
+    with chaining():
+        whole = listing(weft.optimize(graph, "null"))
+    with chaining(replace(CHAINED, partial_barriers=False)):
+        apart = listing(weft.optimize(graph, "null"))
+    (chain,) = whole.launches
+    (odd,) = (launch for launch in apart.launches if launch.kernel == "conv_depthwise_staged")
+    assert prod(odd.local) % 32 and "conv_depthwise_staged" in [kernel for _, kernel in chain.levels]
+
+
+@given(graph=networks(12))
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=SLOW)
+def test_levels_that_do_not_wait_do_not_touch_each_other(graph: Graph) -> None:
+    with chaining(), weft.load(graph, "null", fallback="error") as session:
+        if not session.pipelines:
+            return
+        for chain in chains(session):
+            beside: list[Any] = []
+            for level, waits in zip(chain.levels, chain.plan.waits, strict=True):
+                beside = [access(level)] if waits else [*beside, access(level)]
+                assert len(levels(beside)) == 1, level.label
+
+
+def test_a_chain_that_the_compiler_refuses_is_launched_level_by_level() -> None:
+    graph = block()
+    with chaining() as device:
+        compile_ = device.compile
+
+        def refuse(source: KernelSource, values: Any) -> Any:
+            if source.entry == "chain":
+                raise CompileError("it has too many levels")
+            return compile_(source, values)
+
+        device.compile = refuse  # type: ignore[method-assign]
+        with weft.load(graph, "null", fallback="error") as session:
+            assert not chains(session)
+            assert any("do not share one: it has too many levels" in note for note in session.report.notes)
+            planned = session.pipelines[0].backend.recording.planned  # type: ignore[attr-defined]
+            assert len(planned) >= 8
+
+
+def test_a_shape_that_changes_has_launches_of_its_own() -> None:
+    graph = block()
+    graph.specs = {name: graph.specs[name] for name in graph.constants}
+    graph.specs["x"] = TensorSpec((1, 8, "h", 11), DType.FLOAT32)
+    with chaining(), weft.load(graph, "null", shapes={"x": (1, 8, 9, 11)}, fallback="error") as session:
+        assert chains(session)
+        session.resize({"x": (1, 8, 10, 11)})
+        assert not chains(session)
+
+
+def test_chains_are_saved_and_shown(tmp_path: Path) -> None:
+    with chaining():
+        optimized = weft.optimize(block(), "null")
+        optimized.save(tmp_path / "net.weft")
+        found = weft.OptimizedNetwork.load(tmp_path / "net.weft")
+    assert [x.facts for x in listing(found).launches] == [x.facts for x in listing(optimized).launches]
+    text = str(listing(found))
+    assert "its levels are conv_gemm for" in text
+    assert "in the chain of" in text

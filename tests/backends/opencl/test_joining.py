@@ -1,0 +1,84 @@
+"""Kernels of one program: their names are told apart, and their binary is kept and found as that of others is."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.helpers.opencl_kernels import NO_DIALECT, SCALE, SOURCE, run, values, whole
+from weft.backends.gpu.device.device import LaunchCommand
+from weft.backends.opencl.device import OpenCLDevice, open_device
+from weft.backends.opencl.joining import Part
+from weft.errors import CompileError
+from weft.kernels.source import KernelSource
+
+HELPER = r"""// a { in a comment
+#define SIGN(a) \
+  (SIGNED (a))
+float twice(float a) { if (a > 0) { return 2 * a; } return 2 * a; }
+"""
+
+
+def source(sign: str) -> KernelSource:
+    """Return one of the kernels with a function, a macro and a name that the others have too."""
+    return replace(SOURCE, text=HELPER.replace("SIGNED", sign) + SCALE.replace("A *", "twice(SIGN(A)) *"))
+
+
+SOURCES = [source(sign) for sign in "+-"]
+
+
+def results(device: OpenCLDevice) -> list[float]:
+    buffer, found = device.allocate(4), []
+    for each in SOURCES:
+        out = np.ones(1, np.float32)
+        device.upload(buffer, 0, out)
+        run(device, LaunchCommand(device.compile(each, values(1, 3.0)), (whole(buffer), whole(buffer)), (1, 1, 1)))
+        device.download(buffer, 0, out)
+        found.append(float(out[0]))
+    device.free(buffer)
+    return found
+
+
+def test_kernels_that_share_names_are_one_program_and_its_binary_serves_the_next_start(
+    device: OpenCLDevice, cache: Path
+) -> None:
+    held = device.compile_together([(each, values(1, 3.0)) for each in (*SOURCES, SOURCES[0])])
+    one, other = (device.compile(each, values(1, 3.0)).built for each in SOURCES)
+    assert held == [one, other] and one.program is other.program
+    assert results(device) == [6.0, -6.0] and device.stats.compiles == 2
+    again = open_device(0, NO_DIALECT)
+    assert again.compile_together([(each, values(1, 3.0)) for each in SOURCES]) == []
+    assert results(again) == [6.0, -6.0]
+    assert (again.programs.built_from_source, again.programs.loaded_from_disk) == (0, 2)
+    again.close()
+    largest = max((cache / "opencl").iterdir(), key=lambda path: path.stat().st_size)
+    largest.unlink()
+    again = open_device(0, NO_DIALECT)
+    assert results(again) == [6.0, -6.0] and again.programs.built_from_source == 2, "the program is gone: build anew"
+    again.close()
+
+
+def test_what_the_compiler_refuses_is_left_to_those_who_ask_for_it(
+    device: OpenCLDevice, caplog: pytest.LogCaptureFixture
+) -> None:
+    wrong = replace(SOURCE, text=SCALE.replace("A *", "A * undeclared_thing *"))
+    with caplog.at_level(logging.INFO, "weft.opencl"):
+        assert device.compile_together([(each, values(1, 3.0)) for each in (wrong, *SOURCES)]) == []
+    assert "3 kernels cannot be built together" in caplog.text
+    assert results(device) == [6.0, -6.0]
+    with pytest.raises(CompileError, match="undeclared_thing"):
+        device.compile(wrong, values(1, 3.0))
+
+
+@pytest.mark.parametrize(
+    "alone",
+    ["typedef float t;", "struct s { int a; };", "__constant int C = 1;", "#pragma OPENCL FP_CONTRACT OFF", "int f();"],
+)
+def test_a_source_that_declares_more_than_functions_and_macros_is_compiled_alone(alone: str) -> None:
+    assert Part.of("scale", SOURCES[0].text) is not None
+    assert Part.of("scale", f"{alone}\n{SOURCES[0].text}") is None
+    assert Part.of("other", SOURCES[0].text) is None

@@ -1,0 +1,203 @@
+"""Which consecutive launches of a network share one: see `weft.kernels.chain`.
+
+A launch waits for the one before it longer than work-groups inside one launch wait for each other, and costs the host
+time. But a chain has no more groups than run at once, so a launch of many groups is done in rounds, and nothing of the
+next launch runs meanwhile. So only launches of few groups join.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from weft.backends.gpu.memory.slots import Spot
+from weft.backends.gpu.recording.launches import PlannedChain, PlannedLaunch
+from weft.core.graph.tensor import Tensor
+from weft.kernels.chain import CHAIN, WARPGROUP_CHAIN, Level, Step, chain_items, chain_source
+from weft.kernels.dialect import Dialect
+from weft.kernels.launch import DeviceCaps, Size3
+
+MOST_ROUNDS = 2
+"""Rounds of groups of a launch in a chain: one more takes about as long as the launch that it saves."""
+LONGEST = 8
+"""Launches of a chain: its kernel is built as a whole, in a time that grows with them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Section:
+    """The launches of a node, which are in a chain all together or not at all."""
+
+    label: str
+    depth: int
+    """The dependency level of the node: nodes of one level neither wait for each other nor share memory."""
+    launches: Sequence[PlannedLaunch]
+
+
+@dataclass
+class _Run:
+    """Sections that may share a launch, so far."""
+
+    sections: list[Section] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+
+
+def find_chains(sections: Sequence[Section], caps: DeviceCaps, dialect: Dialect) -> list[PlannedChain]:
+    """Return the chains of a network whose nodes are given in the order in which they run."""
+    runs, run = list[_Run](), _Run()
+    for section in sections:
+        steps = [_step(launch) for launch in section.launches]
+        if not section.launches:
+            continue
+        if not _fit([*run.steps, *steps], caps):
+            runs, run = [*runs, run], _Run()
+        if _fit(steps, caps):
+            run = _Run([*run.sections, section], [*run.steps, *steps])
+    runs.append(run)
+    found = (_chain(piece, caps, dialect) for run in runs for piece in _pieces(run.sections))
+    return [chain for chain in found if chain is not None]
+
+
+def _step(launch: PlannedLaunch) -> Step:
+    return Step(launch.source, launch.values, launch.grid, launch.local, launch.repeatable)
+
+
+def _fit(steps: Sequence[Step], caps: DeviceCaps) -> bool:
+    """Tell whether launches may share one."""
+    if not all(step.may_join for step in steps):
+        return False
+    if any(step.source.warpgroup for step in steps) and WARPGROUP_CHAIN in caps.without:
+        return False
+    if any(step.source.computes_double for step in steps):  # the compiler takes literals for something else there
+        return False
+    items = chain_items(steps, caps)
+    slots = [step.slots(items, caps) for step in steps]
+    most = caps.likely_units * MOST_ROUNDS
+    return all(n and step.groups <= most * n for n, step in zip(slots, steps, strict=True))
+
+
+def _pieces(sections: Sequence[Section]) -> list[list[Section]]:
+    """Return the sections cut into pieces of about the same number of launches, none too long."""
+    count = sum(len(section.launches) for section in sections)
+    each = -(-count // max(-(-count // LONGEST), 1))
+    pieces: list[list[Section]] = []
+    room = 0
+    for section in sections:
+        if len(section.launches) > room:
+            pieces.append([])
+            room = max(each, len(section.launches))
+        pieces[-1].append(section)
+        room -= len(section.launches)
+    return pieces
+
+
+def _chain(sections: Sequence[Section], caps: DeviceCaps, dialect: Dialect) -> PlannedChain | None:
+    """Return the chain of some sections, or None if they stay launches of their own."""
+    owners = [section for section in sections for _ in section.launches]
+    launches = [launch for section in sections for launch in section.launches]
+    if len(launches) < 2 or len(launches) > LONGEST:
+        return None
+    memory = _Memory()
+    for owner, launch in zip(owners, launches, strict=True):
+        memory.add(owner.label, launch)
+    if len(memory.tensors) >= caps.max_buffers:
+        return None
+    waits = _waits(owners, launches)
+    steps = [_step(launch) for launch in launches]
+    items = chain_items(steps, caps)
+    groups = min(caps.resident_groups, max(step.groups for step in steps))
+    levels, busy = list[Level](), 0
+    for owner, launch, step, after in zip(owners, launches, steps, waits, strict=True):
+        busy = 0 if after else busy
+        args = tuple(memory.number(owner.label, t) for t in (*launch.reads, *launch.writes))
+        levels.append(Level(step, step.width(caps), step.slots(items, caps), args, after, busy % groups))
+        busy += step.groups
+    made = chain_source(levels, memory.written, items, dialect)
+    if made is None:
+        return None
+    source, values = made
+    grid: Size3 = (groups, 1, 1)
+    kernel = WARPGROUP_CHAIN if source.warpgroup else CHAIN
+    label = f"{owners[0].label} to {owners[-1].label}/{kernel} of {', '.join(x.kernel for x in launches)}"
+    return PlannedChain(
+        launches[0].node, kernel, grid, (items, 1, 1), sum(x.read for x in launches), sum(x.written for x in launches),
+        label, source, values,
+        tuple(memory.reads), tuple(memory.writes), False, tuple(launches), tuple(waits),
+        tuple(dict.fromkeys(x.label for x in owners)), levels=tuple((x.node, x.kernel) for x in launches),
+    )  # fmt: skip
+
+
+def _waits(owners: Sequence[Section], launches: Sequence[PlannedLaunch]) -> list[bool]:
+    """Return for each launch whether it needs all before it to be done; if not, it runs beside the one before it.
+
+    Nodes of one depth share no memory, but for the parts of a joined value: one may fill a part while another reads a
+    part that is there. What a launch touches is known for the whole value only, so these wait.
+    """
+    waits = [False, *(a is b or a.depth != b.depth for a, b in pairwise(owners))]
+    read, written = set[Hashable](), set[Hashable]()
+    for i, (owner, launch) in enumerate(zip(owners, launches, strict=True)):
+        reads, writes = ({_root(owner.label, t) for t in each} for each in (launch.reads, launch.writes))
+        waits[i] = waits[i] or bool(written & (reads | writes) or writes & read)
+        if waits[i]:
+            read, written = set(), set()
+        read, written = read | reads, written | writes
+    return waits
+
+
+class _Memory:
+    """The memory that the launches of a chain access: one argument of the chain for each piece of it."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[Hashable, Tensor] = {}
+        self._written: set[Hashable] = set()
+
+    def add(self, owner: str, launch: PlannedLaunch) -> None:
+        """Note what a launch of a node accesses."""
+        for tensor in (*launch.reads, *launch.writes):
+            self.tensors.setdefault(_place(owner, tensor), tensor)
+        self._written.update(_place(owner, tensor) for tensor in launch.writes)
+
+    @property
+    def _order(self) -> list[Hashable]:
+        """Return the pieces in the order of the arguments: those that are only read first."""
+        return sorted(self.tensors, key=self._written.__contains__)
+
+    @property
+    def reads(self) -> list[Tensor]:
+        """Return a tensor in each piece that is only read."""
+        return [self.tensors[key] for key in self._order if key not in self._written]
+
+    @property
+    def writes(self) -> list[Tensor]:
+        """Return a tensor in each piece that is written."""
+        return [self.tensors[key] for key in self._order if key in self._written]
+
+    @property
+    def written(self) -> list[bool]:
+        """Return for each argument whether it is written."""
+        return [key in self._written for key in self._order]
+
+    def number(self, owner: str, tensor: Tensor) -> int:
+        """Return the number of the argument for a tensor that a launch of a node accesses."""
+        return self._order.index(_place(owner, tensor))
+
+
+def _root(owner: str, tensor: Tensor) -> Hashable:
+    """Return what tells the value in whose memory a tensor lies from others; a node's own is known only inside it."""
+    spot: Spot = tensor.memory
+    return owner if isinstance(spot.root, tuple) else "", spot.root
+
+
+def _place(owner: str, tensor: Tensor) -> Hashable:
+    """Return what tells the memory of a tensor from other memory."""
+    spot: Spot = tensor.memory
+    return _root(owner, tensor), spot.start, spot.length
+
+
+def without_chained(
+    launches: Sequence[PlannedLaunch], chains: Sequence[PlannedChain]
+) -> tuple[PlannedLaunch, ...]:
+    """Return what is launched: the launches in order, each chain in the place of its first one."""
+    of: Mapping[int, PlannedChain] = {id(level): chain for chain in chains for level in chain.launches}
+    found = (of.get(id(launch), launch) for launch in launches)
+    return tuple({id(launch): launch for launch in found}.values())

@@ -1,0 +1,144 @@
+"""The text of a chain of launches in OpenCL C: the bodies of their kernels as functions, and a kernel that calls them.
+
+A body keeps its text. What it takes for its constants, its place in the grid and the barrier of its group are macros,
+which mean something else in each function.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from weft.kernels.chain import CHAIN, COUNTER, GRID, ROOM, SPREAD, Level, constant
+from weft.kernels.source import LOCAL_SIZE, Arg
+
+LATE = "#ifndef LATE_CONSTANTS\n#define LATE_CONSTANTS\n#endif\n"
+OWN = "// What follows is this kernel's own.\n"
+KERNEL = "\n__attribute__((reqd_work_group_size(LX, LY, LZ)))\n__kernel void "
+BODY = " LATE_CONSTANTS) {\n"
+"""What stands between the parts of a kernel's text."""
+_SHARED = re.compile(r"^  __local (\w+) (\w+)\[(.*)\](?: __attribute__\(\(aligned\(\d+\)\)\))?;$")
+_FUNCTION = re.compile(r"^\w[\w ]* \*?(\w+)\([^;]*\{", re.MULTILINE)
+_MACRO = re.compile(r"^\s*#define (\w+)", re.MULTILINE)
+_REPLACED = (*LOCAL_SIZE, "LOCAL_X", "LOCAL_Y", "LOCAL_Z", "GROUP_X", "GROUP_Y", "GROUP_Z", "GROUPS_X", "BARRIER")
+_MEET = """\
+#ifdef __NV_CL_C_VERSION
+#define DEVICE_FENCE asm volatile("fence.acq_rel.gpu;" ::: "memory")
+#define PART_BARRIER(number, items) asm volatile("bar.sync %0, %1;" :: "r"(number), "r"(items) : "memory")
+#else
+#define DEVICE_FENCE mem_fence(CLK_GLOBAL_MEM_FENCE)
+#endif
+// Wait until all work-groups are here. Together they add 2^31 to the counter, which begins with 0: its highest bit
+// turns over, and the others are 0 again, so that nobody need reset it.
+void meet(volatile __global uint* counter) {
+  barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
+  if (get_local_id(0) == 0) {
+    DEVICE_FENCE;
+    const uint others = (uint)get_num_groups(0) - 1u;
+    const uint before = atomic_add(counter, get_group_id(0) == 0 ? 0x80000000u - others : 1u);
+    while (((*counter ^ before) & 0x80000000u) == 0u) {}
+    DEVICE_FENCE;
+  }
+  barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
+}
+"""
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """The parts of a kernel's text."""
+
+    prelude: str
+    functions: str
+    params: str
+    shared: tuple[tuple[str, str, str], ...]
+    """Type, name and size."""
+    body: str
+
+    @classmethod
+    def of(cls, text: str) -> _Parts:
+        """Return the parts that `OpenCLDialect.assemble` joined."""
+        prelude, _, own = text.removeprefix(LATE).partition(OWN)
+        functions, _, kernel = own.partition(KERNEL)
+        head, _, rest = kernel.partition(BODY)
+        lines, shared = rest.rpartition("}")[0].split("\n"), []
+        while lines and (found := _SHARED.match(lines[0])):
+            shared.append((found[1], found[2], found[3]))
+            lines = lines[1:]
+        return cls(prelude, functions, head.partition("(")[2], tuple(shared), "\n".join(lines))
+
+
+def chain_text(levels: Sequence[Level], args: Sequence[Arg], items: int) -> str:
+    """Return the kernel of a chain."""
+    parts = [_Parts.of(level.step.source.text) for level in levels]
+    prelude = parts[0].prelude
+    known = set(_MACRO.findall(prelude))
+    given = "".join(f"#undef {name}\n" for name in _REPLACED)
+    pairs = list(enumerate(zip(levels, parts, strict=True)))
+    functions = "".join(_function(i, level, own, known, items) for i, (level, own) in pairs)
+    calls = "".join(_call(i, level, own, args, items) for i, (level, own) in pairs)
+    params = ", ".join(f"{'volatile __global uint' if a is COUNTER else '__global uchar'}* {a.name}" for a in args)
+    return (
+        f"{prelude}{given}{_MEET}{functions}"
+        f"__kernel __attribute__((reqd_work_group_size({items}, 1, 1)))\nvoid {CHAIN}({params}) {{\n"
+        f"  __local uint4 room[{ROOM}] __attribute__((aligned(1024)));\n"
+        f"  const int item = (int)get_local_id(0), all = (int)get_num_groups(0);\n{calls}}}\n"
+    )
+
+
+def _function(number: int, level: Level, parts: _Parts, known: set[str], items: int) -> str:
+    """Return the body of a kernel as a function of the group's number and the item's, with all its macros."""
+    step = level.step
+    macros = {name: constant(number, name) for name, _ in step.source.constants}
+    macros |= {name: f"{name}_{number}" for name in _FUNCTION.findall(parts.functions)}
+    macros |= {
+        "LOCAL_X": "(_item % LX)", "LOCAL_Y": "(_item / LX % LY)", "LOCAL_Z": "(_item / (LX * LY))",
+        "GROUP_X": "(_group % GRID_X)", "GROUP_Y": "(_group / GRID_X % GRID_Y)",
+        "GROUP_Z": "(_group / (GRID_X * GRID_Y))", "GROUPS_X": "GRID_X", "BARRIER": _barrier(level, items),
+    }  # fmt: skip
+    macros |= {name: constant(number, name) for name in GRID}
+    own = (set(_MACRO.findall(parts.functions)) | set(_MACRO.findall(parts.body))) - known
+    at, arrays = "0", []
+    for kind, name, size in parts.shared:
+        arrays.append(f"  __local {kind}* {name} = (__local {kind}*)(_room + {at});\n")
+        at += f" + ((int)sizeof({kind}) * ({size}) + {step.alignment - 1}) / {step.alignment} * {step.alignment}"
+    return (
+        "".join(f"#define {name} {text}\n" for name, text in macros.items())
+        + f"{parts.functions}\nvoid level_{number}({parts.params}, __local uchar* _room, const int _slot, "
+        f"const int _item, const int _group) {{\n{''.join(arrays)}{parts.body}\n}}\n"
+        + "".join(f"#undef {name}\n" for name in sorted({*macros, *own}))
+    )
+
+
+def _barrier(level: Level, items: int) -> str:
+    if level.width == items:
+        return "barrier(CLK_LOCAL_MEM_FENCE)"
+    return f"PART_BARRIER(_slot + 1, {level.width})"
+
+
+def _call(number: int, level: Level, parts: _Parts, args: Sequence[Arg], items: int) -> str:
+    """Return the loop over the groups of a level, with what must be done before it."""
+    step = level.step
+    slots, shift, room = (constant(number, name) for name in SPREAD)
+    groups = " * ".join(constant(number, name) for name in GRID)
+    before = "" if not number else "  meet(counter);\n" if level.waits else "  barrier(CLK_LOCAL_MEM_FENCE);\n"
+    types = [p.rpartition("* ")[0].strip() for p in parts.params.split(", ")]
+    named = [a.name for a in args if a is not COUNTER]
+    given = ", ".join(f"({t.replace(' restrict', '')}*){named[a]}" for t, a in zip(types, level.args, strict=True))
+    alone = level.slots == 1 and level.width == items
+    again = "" if not step.meets else _barrier(level, items).replace("_slot", "slot") + "; "
+    own = "item" if alone else f"item % {level.width}"
+    if level.width != step.items:
+        own = f"min({own}, {step.items - 1})"
+    head = (
+        f"const int slot = {'0' if alone else f'item / {level.width}'}, "
+        f"first = slot * all + ((int)get_group_id(0) + all - {shift}) % all;"
+    )
+    inside = "" if alone else f"slot < {slots} && "
+    return (
+        f"{before}  {{ // {step.source.entry}\n    {head}\n"
+        f"    for (int group = first; {inside}group < {groups}; group += all * {slots}) {{\n"
+        f"      level_{number}({given}, (__local uchar*)room + slot * {room}, slot, {own}, group);\n"
+        f"      {again}\n    }}\n  }}\n"
+    )

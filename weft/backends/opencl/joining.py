@@ -1,0 +1,66 @@
+"""Joins the sources of several kernels to one program, in which each kernel and function has a name of its own.
+
+A source is joined only if all it declares outside functions is functions, and macros, which end with its text. Of a
+source of any other kind, `Part.of` returns None: it is compiled alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_COMMENT_OR_STRING = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
+_DIRECTIVE = re.compile(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*$", re.MULTILINE)
+_ATTRIBUTE = re.compile(r"__attribute__\s*\(\((?:[^()]|\([^()]*\))*\)\)")
+_INNERMOST = re.compile(r"\{[^{}]*\}")
+_BODY = "@"
+"""Stands for a function's body; it is no character of the language."""
+_FUNCTION = re.compile(rf"[\w\s*]*?[\s*](\w+)\s*\([^(){{}};{_BODY}]*\)\s*{_BODY}")
+_MACRO = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", re.MULTILINE)
+_ALONE = re.compile(r"\b(?:struct|union|enum|typedef)\b|^[ \t]*#[ \t]*pragma\b", re.MULTILINE)
+"""What may hold for the rest of a program, too."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """The source of a kernel, with its constants, and what it declares."""
+
+    entry: str
+    text: str
+    functions: tuple[str, ...]
+    macros: tuple[str, ...]
+
+    @classmethod
+    def of(cls, entry: str, text: str) -> Part | None:
+        """Return the part that a source is; None if it must be compiled alone."""
+        bare = _COMMENT_OR_STRING.sub(" ", text)
+        if _ALONE.search(bare):
+            return None
+        outside = _ATTRIBUTE.sub(" ", _DIRECTIVE.sub("", bare))
+        more = 1
+        while more:
+            outside, more = _INNERMOST.subn(_BODY, outside)
+        functions = {found[1] for found in _FUNCTION.finditer(outside)}
+        if entry not in functions or _FUNCTION.sub("", outside).strip():
+            return None
+        return cls(entry, text, tuple(sorted(functions)), tuple(sorted(set(_MACRO.findall(bare)))))
+
+    def name(self, place: int) -> str:
+        """Return the name of the kernel in the program in which this is the part at `place`."""
+        return _named(self.entry, place)
+
+    def renamed(self, place: int) -> str:
+        """Return the text with the names that it has at `place`; its macros end with it."""
+        own = re.compile(rf"\b(?:{'|'.join(self.functions)})\b")
+        text = own.sub(lambda found: _named(found[0], place), self.text)
+        return text + "".join(f"\n#undef {name}" for name in self.macros) + "\n"
+
+
+def joined(parts: Sequence[Part]) -> str:
+    """Return the source of a program with all parts."""
+    return "".join(part.renamed(place) for place, part in enumerate(parts))
+
+
+def _named(name: str, place: int) -> str:
+    return f"{name}_of_{place}"

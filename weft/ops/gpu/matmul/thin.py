@@ -1,0 +1,52 @@
+"""Products of few rows and matrices that a run computes, on software devices: a work-item for each column."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import NamedTuple
+
+from weft.kernels.chooser import Algorithm, Candidate
+from weft.ops.gpu.matmul.few_rows import FEW_ROWS
+from weft.ops.gpu.matmul.problem import ProductPlan, ProductProblem
+
+
+class OneItem(NamedTuple):
+    """A work-item computes one column."""
+
+
+class ThinProduct(Algorithm[ProductProblem, ProductPlan, OneItem]):
+    """Nothing is staged: a tile would hold few rows, and a CPU switches between work-items at each barrier."""
+
+    name = "matmul_thin"
+
+    def why_not(self, problem: ProductProblem) -> str | None:
+        """Refuse GPUs, many rows, and constant weights, which are packed."""
+        if self.name in problem.caps.without:
+            return "its self-test failed on this device"
+        if not problem.caps.software:
+            return "it is for software devices; a GPU stages both matrices in tiles"
+        if problem.m > FEW_ROWS:
+            return f"it is for up to {FEW_ROWS} rows"
+        return "its second matrix is constant" if problem.weights else None
+
+    def candidates(self, problem: ProductProblem) -> Sequence[Candidate]:
+        """Return the only tile."""
+        return [Candidate(OneItem(), 1.0)]
+
+    def launch(self, plan: ProductPlan, tile: OneItem) -> None:
+        """Launch one kernel for all matrices of the batch."""
+        k, p = plan.k, plan.problem
+        addend, steps = plan.addend()
+        columns = p.n * prod(p.batch)
+        grid, local = k.for_items(columns)
+        k.launch(
+            self.name,
+            reads={"a": plan.a, "b": plan.b, **addend},
+            writes={"y": plan.y},
+            ints={"COLUMNS": columns, "N": p.n, "K": p.k, **p.steps(p.b_steps), **steps},
+            floats={"ALPHA": plan.alpha, "BETA": plan.beta},
+            variant={"batch": len(p.batch), "rows": p.m},
+            grid=grid,
+            local=local,
+        )
