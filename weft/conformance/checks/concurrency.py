@@ -44,10 +44,12 @@ def _frequent_switches() -> Iterator[None]:
 
 
 def _together(kit: Kit, works: list[Callable[[], str]]) -> str:
-    """Run each function in its own thread, and return the first problem."""
+    """Run each function in its own thread, all from one moment on, and return the first problem."""
     problems: list[str] = []
+    start = threading.Barrier(len(works))
 
     def do(work: Callable[[], str]) -> None:
+        start.wait()
         try:
             problem = work()
         except BaseException as e:  # nobody interrupts the kit's own threads
