@@ -32,7 +32,7 @@ ITEMS = 256
 GRID = ("GRID_X", "GRID_Y", "GRID_Z")
 """The constants that are the grid of a level."""
 SPREAD = ("CHAIN_SLOTS", "CHAIN_SHIFT", "CHAIN_ROOM")
-"""The constants that say how a level is spread: `Level.slots`, `Level.shift` and `Step.room`."""
+"""The constants that say how a level is spread: `Level.slots`, `Level.shift` and `ChainedLaunch.room`."""
 BARRIERS = 15
 """Barriers of a part of a group, beside that of all its items: PTX has sixteen of both kinds."""
 _OWN_BARRIERS = "bar.sync"
@@ -46,7 +46,7 @@ COUNTER = Arg("counter", DType.UINT32, "linear", written=True)
 
 
 @dataclass(frozen=True)
-class Step:
+class ChainedLaunch:
     """A launch that may become a level of a chain."""
 
     source: KernelSource
@@ -109,7 +109,7 @@ class Step:
 class Level:
     """A level of a chain: a launch, how it is spread, and which arguments of the chain are its own."""
 
-    step: Step
+    step: ChainedLaunch
     width: int
     """Items of the chain that do a group's work; those beyond its own repeat the last one."""
     slots: int
@@ -122,7 +122,7 @@ class Level:
     """The work-group of the chain that begins with the first group: those before it are busy with levels beside it."""
 
 
-def chain_items(steps: Sequence[Step], caps: DeviceCaps) -> int:
+def chain_items(steps: Sequence[ChainedLaunch], caps: DeviceCaps) -> int:
     """Return the work-items of a chain's groups."""
     most = max(step.width(caps) for step in steps)
     return max(most, min(ITEMS, caps.max_local_items)) if caps.partial_barriers else most

@@ -126,7 +126,10 @@ class DeviceCaps:
     splits_products: bool = True
     """fp32 products may run on matrix units as split halves; False where tests found them wrong."""
     resident_groups: int = 0
-    """Work-groups of any kernel that surely run at once, so that they may wait for each other; 0: unknown."""
+    """Work-groups of any kernel that surely run at once, so that they may wait for each other; 0: unknown.
+
+    A chain waits without a bound: where fewer run at once, it never ends.
+    """
     partial_barriers: bool = False
     """Whether a part of a work-group, whole subgroups, can wait for each other while the rest does something else."""
     compute_units: int = 1

@@ -82,11 +82,16 @@ def test_several_kernels_are_compiled_at_a_time(device: VulkanDevice, monkeypatc
     assert not together.broken
 
 
-@pytest.mark.parametrize("why", ["the driver has no cache on disk", "there is no memory"])
+@pytest.mark.parametrize("why", ["the driver has no cache on disk", "there is no memory", "they fail"])
 def test_kernels_are_compiled_in_turns_if_more_devices_gain_nothing(
     why: str, device: VulkanDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened = []
+    opened, pipeline = [], PipelineBuilder.pipeline
+
+    def fails(builder: PipelineBuilder, *given: Any) -> Any:
+        if why == "they fail" and len(given) == 5:  # without the cache of the device itself
+            raise OutOfMemory(why)
+        return pipeline(builder, *given)
 
     def opens(physical: Any) -> Context:
         opened.append(physical)
@@ -97,6 +102,7 @@ def test_kernels_are_compiled_in_turns_if_more_devices_gain_nothing(
     monkeypatch.setattr(late_compiler, "LEAST", 0)
     monkeypatch.setattr(late_compiler, "GAIN", float("inf"))
     monkeypatch.setattr(late_compiler, "Context", opens)
+    monkeypatch.setattr(PipelineBuilder, "pipeline", fails)
     assert factors_of(device, [5.0], threads=1) == [5.0]
     assert factors_of(device, [6.0, 7.0], threads=2) == [6.0, 7.0]
     assert len(opened) == 1

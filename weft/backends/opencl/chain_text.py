@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from weft.errors import BackendError
 from weft.kernels.chain import CHAIN, COUNTER, GRID, ROOM, SPREAD, Level, constant
 from weft.kernels.source import LOCAL_SIZE, Arg
 
@@ -58,7 +59,14 @@ class _Parts:
 
     @classmethod
     def of(cls, text: str) -> _Parts:
-        """Return the parts that `OpenCLDialect.assemble` joined."""
+        """Return the parts that `OpenCLDialect.assemble` joined; BackendError if a mark between them is missing."""
+        missing = [mark.strip() for mark in (OWN, KERNEL, BODY) if mark not in text]
+        if missing:
+            raise BackendError(
+                "a kernel cannot be part of a chain",
+                why=f"its text lacks {missing[0]!r}",
+                fix="turn off the option chains, and report this",
+            )
         prelude, _, own = text.removeprefix(LATE).partition(OWN)
         functions, _, kernel = own.partition(KERNEL)
         head, _, rest = kernel.partition(BODY)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from time import perf_counter
 from typing import Any
 
@@ -68,8 +68,7 @@ class LateCompiler:
                 ended: list[_Helper] = []
                 if not self._held:
                     self._asked, ended, self._free = 0, self._free, []
-            for helper in ended:
-                helper.destroy()
+            _destroy_all(ended)
 
     def compile(self, kernel: Kernel, build: Build) -> None:
         """Return once the driver has compiled the kernel, perhaps for another logical device; `settle` does the rest.
@@ -78,7 +77,10 @@ class LateCompiler:
         """
         helper = self._take()
         begun = perf_counter()
-        if helper is None or not helper.compile(build):
+        if helper is not None and not helper.compile(build):
+            self._gains = False  # the next kernel would open another device, in vain
+            helper = None
+        if helper is None:
             with self._lock:
                 self._own.run([kernel])
             return
@@ -109,25 +111,37 @@ class LateCompiler:
             return None
 
     def settle(self) -> None:
-        """Compile for the device itself what was compiled for others, from the driver's cache."""
-        with self._state:
-            kernels, self._compiled = self._compiled, []
-            seconds, self._seconds = self._seconds, 0.0
-        if not kernels:
-            return
-        begun = perf_counter()
+        """Compile for the device itself what was compiled for others, from the driver's cache.
+
+        Another thread that settles meanwhile returns only when that is done.
+        """
         with self._lock:
+            with self._state:
+                kernels, seconds = self._compiled, self._seconds
+                self._compiled, self._seconds = [], 0.0
+            if not kernels:
+                return
+            begun = perf_counter()
             self._own.run(kernels)
-        if (perf_counter() - begun) * GAIN > seconds:
+            took = perf_counter() - begun
+        if took * GAIN > seconds:
             log.info("the driver has no cache on disk: kernels are compiled one at a time")
             self._gains = False
 
     def destroy(self) -> None:
         """Destroy what it holds, once nothing runs; `Memory.destroy` frees the buffer."""
-        for helper in self._free:
-            helper.destroy()
-        self._free, self._compiled = [], []
-        self._own.destroy()
+        helpers, self._free, self._compiled = self._free, [], []
+        try:
+            _destroy_all(helpers)
+        finally:
+            self._own.destroy()
+
+
+def _destroy_all(helpers: Sequence[_Helper]) -> None:
+    """Destroy further devices; an error of one leaves none of the others."""
+    with ExitStack() as stack:
+        for helper in helpers:
+            stack.callback(helper.destroy)
 
 
 class _Helper:
@@ -150,6 +164,9 @@ class _Helper:
             log.info("a kernel cannot be compiled on a further logical device: %s", e)
             self.destroy()
             return False
+        except BaseException:
+            self.destroy()
+            raise
         return True
 
     def destroy(self) -> None:

@@ -14,7 +14,7 @@ from itertools import pairwise
 from weft.backends.gpu.memory.slots import Spot
 from weft.backends.gpu.recording.launches import PlannedChain, PlannedLaunch
 from weft.core.graph.tensor import Tensor
-from weft.kernels.chain import CHAIN, WARPGROUP_CHAIN, Level, Step, chain_items, chain_source
+from weft.kernels.chain import CHAIN, WARPGROUP_CHAIN, ChainedLaunch, Level, chain_items, chain_source
 from weft.kernels.dialect import Dialect
 from weft.kernels.launch import DeviceCaps, Size3
 
@@ -39,7 +39,7 @@ class _Run:
     """Sections that may share a launch, so far."""
 
     sections: list[Section] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
+    steps: list[ChainedLaunch] = field(default_factory=list)
 
 
 def find_chains(sections: Sequence[Section], caps: DeviceCaps, dialect: Dialect) -> list[PlannedChain]:
@@ -58,11 +58,11 @@ def find_chains(sections: Sequence[Section], caps: DeviceCaps, dialect: Dialect)
     return [chain for chain in found if chain is not None]
 
 
-def _step(launch: PlannedLaunch) -> Step:
-    return Step(launch.source, launch.values, launch.grid, launch.local, launch.repeatable)
+def _step(launch: PlannedLaunch) -> ChainedLaunch:
+    return ChainedLaunch(launch.source, launch.values, launch.grid, launch.local, launch.repeatable)
 
 
-def _fit(steps: Sequence[Step], caps: DeviceCaps) -> bool:
+def _fit(steps: Sequence[ChainedLaunch], caps: DeviceCaps) -> bool:
     """Tell whether launches may share one."""
     if not all(step.may_join for step in steps):
         return False
@@ -97,7 +97,7 @@ def _chain(sections: Sequence[Section], caps: DeviceCaps, dialect: Dialect) -> P
     launches = [launch for section in sections for launch in section.launches]
     if len(launches) < 2 or len(launches) > LONGEST:
         return None
-    memory = _Memory()
+    memory = _ChainArguments()
     for owner, launch in zip(owners, launches, strict=True):
         memory.add(owner.label, launch)
     if len(memory.tensors) >= caps.max_buffers:
@@ -144,8 +144,8 @@ def _waits(owners: Sequence[Section], launches: Sequence[PlannedLaunch]) -> list
     return waits
 
 
-class _Memory:
-    """The memory that the launches of a chain access: one argument of the chain for each piece of it."""
+class _ChainArguments:
+    """The arguments of a chain: one for each piece of memory that its launches access."""
 
     def __init__(self) -> None:
         self.tensors: dict[Hashable, Tensor] = {}
