@@ -30,6 +30,8 @@ def model(tmp_path: Path) -> Path:
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     three_tiles(monkeypatch)
+    # No clock rises on a device without kernels: to wait until runs become no faster would take a second a command.
+    monkeypatch.setattr("weft.backends.gpu.tuning.tuner.STEADY", 0.0)
     monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -105,6 +107,7 @@ def test_an_interrupted_search_says_what_is_kept(
 
     with timed_gpu():
         with monkeypatch.context() as patch:
+            patch.setattr("weft.backends.gpu.tuning.tuner.STEADY", 1.0)
             patch.setattr("weft.backends.gpu.tuning.candidate_timing.NodeBench.warm", interrupted)
             assert "interrupted before anything was tried" in cli("tune", model, "-d", "null", status=130).err
         monkeypatch.setattr("weft.backends.gpu.tuning.candidate_timing.difference", interrupted)
