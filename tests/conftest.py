@@ -29,6 +29,8 @@ OPENCL_DRIVERS = 2 if platform.machine() == "x86_64" else 1
 IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 QUICK_DRIVERS = {"GALLIVM_PERF": "nopt", "PYOPENCL_BUILD_OPTIONS": "-cl-opt-disable"}
 """Have llvmpipe and OpenCL compile without optimising, in half the time or less: most kernels run once."""
+QUICK_NUMPY = {"OPENBLAS_NUM_THREADS": "1"}
+"""Have numpy multiply matrices in one thread: another waits for work by spinning, on a core that other tests need."""
 
 if not IS_WORKER:
     os.environ["WEFT_CACHE_DIR"] = tempfile.mkdtemp(prefix="weft-test-cache-")
@@ -45,7 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Tell tests how long the run is, and llvmpipe how to compile."""
+    """Tell tests how long the run is, llvmpipe how to compile, and numpy, not yet imported, how many threads it has."""
     if IS_WORKER:
         return
     os.environ[OP_VARIABLE] = config.getoption("op")
@@ -53,7 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[VARIABLE] = "1"
         return
     os.environ.pop(VARIABLE, None)
-    for name, value in QUICK_DRIVERS.items():
+    for name, value in {**QUICK_DRIVERS, **QUICK_NUMPY}.items():
         os.environ.setdefault(name, value)
 
 
