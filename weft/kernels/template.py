@@ -367,6 +367,11 @@ class Writer:
         """Whether the kernel computes in float64."""
         return computes_double(self.request.args)
 
+    @property
+    def number(self) -> str:
+        """The type that the kernel computes in, f32 or `real`, for text that must stay as it is where it is f32."""
+        return "real" if self.double else "f32"
+
     def shared(self, type_: str, name: str, size: str, align: int = 0) -> str:
         """Declare an array of work-group memory; only OpenCL C uses `align`, which is in bytes."""
         if type_ == "real":

@@ -184,6 +184,31 @@ class LpPool(Pool):
         return np.asarray(total ** (1 / self.p)).astype(x.dtype, copy=False)
 
 
+@register_op
+@op_dataclass
+class PlanarAveragePool(AveragePool):
+    """AveragePool in NCHW: what takes the place of one of float64, which devices do not run packed."""
+
+    type: ClassVar[str] = "weft::PlanarAveragePool"
+
+
+@register_op
+@op_dataclass
+class PlanarLpPool(LpPool):
+    """LpPool in NCHW: what takes the place of one of float64, which devices do not run packed."""
+
+    type: ClassVar[str] = "weft::PlanarLpPool"
+
+
+@decomposition("AveragePool")
+@decomposition("LpPool")
+def _planar_sums(op: AveragePool | LpPool, make: Body, node: Node) -> Sequence[str]:
+    if make.dtype(node.inputs[0]) is not DType.FLOAT64:
+        return []
+    planar = PlanarAveragePool if isinstance(op, AveragePool) else PlanarLpPool
+    return make.all(planar.type, *node.inputs, made=1, **op.attributes())
+
+
 @op_dataclass
 class GlobalPool(Op):
     """What the pools over all spatial dimensions have in common."""
@@ -234,7 +259,7 @@ class GlobalMaxPool(GlobalPool):
 @decomposition("GlobalAveragePool")
 @decomposition("GlobalMaxPool")
 def _global_pool(op: GlobalPool, make: Body, node: Node) -> Sequence[str]:
-    """Return a reduction for float64: kernels of pools compute in float32."""
+    """Return a reduction for float64: packed kernels compute in float32."""
     (x,) = node.inputs
     if make.dtype(x) is not DType.FLOAT64:
         return []

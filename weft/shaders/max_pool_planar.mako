@@ -10,7 +10,7 @@ ${k.for_each("i", "TOTAL")} {
   bool found = false;
   int place = 0;
 % if floats:
-  f32 acc = -INFINITY_F, top = 0.0;
+  ${k.number} acc = -INFINITY_F, top = 0.0;
 % else:
   uint top = 0u, top_high = 0u;
 % endif
@@ -19,7 +19,7 @@ ${k.for_each("i", "TOTAL")} {
     if (d >= 0 && d < ID && h >= 0 && h < IH && w >= 0 && w < IW) {
       const int from = ((plane * ID + d) * IH + h) * IW + w;
 % if floats:
-      const f32 v = ${x.load("from")};
+      const ${k.number} v = ${x.load("from")};
       acc = fmax(acc, v);
       const bool better = !found || v > top;
 % else:

@@ -55,6 +55,8 @@ for _pool, _also in OPTIONS:
         ),
         case(_pool, f16(1, 4, 8, 8), kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1), **_also),
         case(_pool, f32(1, 4, 5, 5), kernel_shape=(5, 5), **_also),
+        case(_pool, f64(2, 5, 7, 9), kernel_shape=(3, 2), strides=(2, 1), pads=(1, 0, 1, 1), ceil_mode=1, **_also),
+        case(_pool, f64(1, 2, 5, 6, 7), kernel_shape=(2, 3, 2), dilations=(2, 1, 2), **_also),
     ]
 CASES += [
     case("MaxPool", f32(3, 5, 7, 9), kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1), outputs=2),
@@ -67,6 +69,7 @@ CASES += [
     case("MaxPool", i8(1, 3, 6, 5), kernel_shape=(2, 3), strides=(2, 1), pads=(1, 1, 1, 1)),
     case("MaxPool", u8(1, 3, 6, 5), kernel_shape=(3, 2), dilations=(2, 1)),
     case("MaxPool", i8(2, 3, 9), kernel_shape=(3,), strides=(2,), outputs=2),
+    case("MaxPool", given([[[1, 1 + 2.0**-50, 1 + 2.0**-40, -inf, -1e300]]], "float64"), kernel_shape=(2,), outputs=2),
     case(
         "weft::PlanarMaxPool", of_type("uint64", 1, 2, 4, 5, low=0, high=2**64 - 1), kernel_shape=(2, 3), outputs=2,
         unverified="an op of ours: MaxPool in another layout",
@@ -75,6 +78,14 @@ CASES += [
     case(
         "weft::PlanarMaxPool", given([[[nan, 1, 2, nan, 0, nan]]]), kernel_shape=(2,), outputs=2,
         unverified="an op of ours: MaxPool in another layout",
+    ),
+    case(
+        "weft::PlanarAveragePool", f64(1, 3, 5, 4), kernel_shape=(2, 3),
+        unverified="an op of ours: AveragePool in another layout",
+    ),
+    case(
+        "weft::PlanarLpPool", f64(1, 3, 5, 4), kernel_shape=(2, 3),
+        unverified="an op of ours: LpPool in another layout",
     ),
     case("MaxPool", f32(1, 16, 35, 33), kernel_shape=(5, 5), pads=(2, 2, 2, 2)),
     case("AveragePool", f32(1, 12, 35, 33), kernel_shape=(3, 3), pads=(1, 1, 1, 1)),

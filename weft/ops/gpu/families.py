@@ -39,7 +39,15 @@ from weft.ops.norm import (
     LpNormalization,
 )
 from weft.ops.pad import Pad
-from weft.ops.pool import AveragePool, GlobalAveragePool, GlobalMaxPool, MaxPool, PlanarMaxPool
+from weft.ops.pool import (
+    AveragePool,
+    GlobalAveragePool,
+    GlobalMaxPool,
+    MaxPool,
+    PlanarAveragePool,
+    PlanarLpPool,
+    PlanarMaxPool,
+)
 from weft.ops.quantize import ConvInteger, DequantizeLinear, MatMulInteger, QuantizeLinear
 from weft.ops.recurrent import GRU, LSTM
 from weft.ops.reduce import ArgMax, CumSum, ReduceLogSumExp, ReduceMax, ReduceSum
@@ -367,6 +375,16 @@ family(
 family(
     "max_pool_planar", "max pools with indices",
     lambda: (one(PlanarMaxPool(kernel_shape=(3, 2), pads=(0, 1, 2, 0), outputs=2), (2, 3, 7, 5)),),
+)  # fmt: skip
+family(
+    "pool_planar", "pools of float64",
+    lambda: (
+        one_node(
+            PlanarAveragePool(kernel_shape=(3, 2), pads=(0, 1, 2, 0)), wide(2, 3, 7, 5), precision=HIGH, tolerance=1e-15
+        ),
+        one_node(PlanarLpPool(kernel_shape=(3, 2), p=3), wide(2, 3, 7, 5), precision=HIGH, tolerance=1e-14),
+    ),
+    claimed=lambda caps: caps.doubles,
 )  # fmt: skip
 family(
     "pool_global", "pools of whole images",

@@ -21,7 +21,18 @@ from weft.kernels.launch import (
 )
 from weft.ops.gpu.conv.problem import window_constants
 from weft.ops.gpu.integers import INTEGERS
-from weft.ops.pool import AveragePool, GlobalAveragePool, GlobalMaxPool, LpPool, MaxPool, PlanarMaxPool, Pool
+from weft.ops.pool import (
+    AveragePool,
+    GlobalAveragePool,
+    GlobalMaxPool,
+    LpPool,
+    MaxPool,
+    PlanarAveragePool,
+    PlanarLpPool,
+    PlanarMaxPool,
+    Pool,
+)
+from weft.ops.window import Window
 
 BLOCKS_AT_ONCE = 16
 """Most channel blocks that a work-group of a global pool reads of each pixel: 128 bytes of halves."""
@@ -66,15 +77,57 @@ class PoolOnGpu(GpuOp):
         mode, floats = "max", {}
         if isinstance(op, AveragePool):
             mode = "average"
-            counted = bool(op.count_include_pad)
-            lead = (0,) * (3 - window.rank)
-            for axis, before, after in zip("DHW", lead + window.begin, lead + window.end, strict=True):
-                ints |= {f"LOW{axis}": before if counted else 0, f"HIGH{axis}": after if counted else 0}
+            ints |= _counted(op, window)
         elif isinstance(op, LpPool):
             mode, floats = "norm", {"EXPONENT": float(op.p)}
         grid, local = k.for_items(total)
         k.launch(
             "pool",
+            reads={"x": x},
+            writes={"y": y},
+            ints=ints,
+            floats=floats,
+            variant={"mode": mode},
+            grid=grid,
+            local=local,
+        )
+
+
+def _counted(op: AveragePool, window: Window) -> dict[str, int]:
+    """Return how far beyond the input, LOW before it and HIGH behind it, an average counts places along each axis."""
+    lead, counts = (0,) * (3 - window.rank), bool(op.count_include_pad)
+    ints: dict[str, int] = {}
+    for axis, before, after in zip("DHW", lead + window.begin, lead + window.end, strict=True):
+        ints |= {f"LOW{axis}": before if counts else 0, f"HIGH{axis}": after if counts else 0}
+    return ints
+
+
+@gpu_op(PlanarAveragePool, PlanarLpPool)
+class PlanarPoolOnGpu(GpuOp):
+    """Computes one element in each work-item, in NCHW."""
+
+    computes_double = True
+
+    def rounds(self, op: Pool, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+        """Return the places of a window."""
+        return nested_rounds(*op.kernel_shape)
+
+    def launches(
+        self, op: Pool, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+    ) -> None:
+        """Launch the window over the output."""
+        x, y = inputs[0], outputs[0]
+        assert x is not None
+        window = op.window(x.shape)
+        ints = window_constants(window) | {"TOTAL": prod(y.shape)}
+        mode, floats = "average", dict[str, float]()
+        if isinstance(op, AveragePool):
+            ints |= _counted(op, window)
+        elif isinstance(op, LpPool):
+            mode, floats = "norm", {"EXPONENT": float(op.p)}
+        grid, local = k.for_items(prod(y.shape))
+        k.launch(
+            "pool_planar",
             reads={"x": x},
             writes={"y": y},
             ints=ints,
@@ -91,6 +144,7 @@ class PlanarMaxPoolOnGpu(GpuOp):
 
     fuses_into_store = False
     integers = INTEGERS
+    computes_double = True
 
     def rounds(self, op: PlanarMaxPool, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
         """Return the places of a window."""
