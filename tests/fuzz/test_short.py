@@ -25,6 +25,7 @@ SEED = 1
         ("weft-fields", "cpu", 60),
         ("weft-fields", "opencl", 6),
         ("weft-fields", "vulkan", 6),
+        ("weft-stages", "cpu", 60),
     ],
 )
 def test_a_few_cases_of_each_fuzzer(name: str, device: str, cases: int, tmp_path: Path) -> None:
@@ -41,7 +42,9 @@ def test_a_few_cases_of_each_fuzzer(name: str, device: str, cases: int, tmp_path
         target.close()
 
 
-@pytest.mark.parametrize("name", ["onnx-bytes", "onnx-fields", "external-data", "weft-bytes", "weft-fields"])
+@pytest.mark.parametrize(
+    "name", ["onnx-bytes", "onnx-fields", "external-data", "weft-bytes", "weft-fields", "weft-stages"]
+)
 def test_a_case_is_the_same_files_every_time(name: str, tmp_path: Path) -> None:
     target = find_targets()[name]("cpu", tmp_path / "kept")
     target.scratch.mkdir()
@@ -50,8 +53,10 @@ def test_a_case_is_the_same_files_every_time(name: str, tmp_path: Path) -> None:
         target.files = [tmp_path / "good.weft"]  # type: ignore[attr-defined]
         import weft
         from scripts.fuzz.onnx_cases import convolution
+        from scripts.fuzz.staged_cases import branches
 
-        weft.optimize(convolution(), "cpu", shapes={"x": (1, 3, 8, 8)}).save(tmp_path / "good.weft")
+        model, shapes = (branches(), {}) if name == "weft-stages" else (convolution(), {"x": (1, 3, 8, 8)})
+        weft.optimize(model, "cpu", shapes=shapes).save(tmp_path / "good.weft")
     for turn in ("one", "two"):
         folder = tmp_path / turn
         folder.mkdir()

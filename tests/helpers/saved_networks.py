@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scripts.fuzz.resealed import reseal
 from tests.helpers.nets import op
 from weft.core.contract.backend import BackendConfig
 from weft.core.graph.dtypes import DType
@@ -87,10 +88,21 @@ def manifest_of(saved: bytes) -> Any:
 
 
 def changed(saved: bytes, change: Callable[[dict[str, bytes]], None]) -> bytes:
-    """Return a saved network with other members."""
-    with zipfile.ZipFile(io.BytesIO(saved)) as archive:
-        members = {name: archive.read(name) for name in archive.namelist()}
+    """Return a saved network with other members, with checksums and seals of those."""
+    members = members_of(saved)
     change(members)
+    reseal(members)
+    return packed(members)
+
+
+def members_of(saved: bytes) -> dict[str, bytes]:
+    """Return the members of a saved network by name."""
+    with zipfile.ZipFile(io.BytesIO(saved)) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def packed(members: Mapping[str, bytes]) -> bytes:
+    """Return the file of these members."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
         for name, data in members.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -31,6 +32,26 @@ def body_of(body: Graph | None) -> Graph:
     return body
 
 
+def unlike(body: Graph | None, inputs: int, states: int, outputs: int) -> str:
+    """Return how a graph differs from one of so many inputs, first outputs, and outputs in all; "" if it does not."""
+    if body is None:
+        return "a graph is missing"
+    if len(body.inputs) != inputs:
+        return f"its graph has {len(body.inputs)} input(s) and gets {inputs}"
+    if len(body.outputs) < max(states, outputs):
+        return f"its graph makes {len(body.outputs)} output(s), and {max(states, outputs)} are needed"
+    return ""
+
+
+def iterations(value: Value) -> int | None:
+    """Return the most iterations that an input of a loop allows, None if it is missing; ModelError if it is none."""
+    if value is None:
+        return None
+    if not isinstance(value, np.ndarray) or value.size != 1 or value.dtype.kind not in "iu":
+        raise unfit("the number of iterations is not one integer")
+    return int(value.reshape(-1)[0])
+
+
 @register_op
 @op_dataclass
 class If(ControlOp):
@@ -38,6 +59,13 @@ class If(ControlOp):
 
     then_branch: Graph | None = None
     else_branch: Graph | None = None
+
+    def misfit(self, inputs: int, outputs: int) -> str:
+        """Return why no node of so many inputs and outputs can have this op."""
+        if self.captures != inputs - 1:
+            return f"it captures {self.captures} of {inputs} input(s)"
+        found = (unlike(branch, self.captures, 0, outputs) for branch in (self.then_branch, self.else_branch))
+        return next(filter(None, found), "")
 
     def needs(self) -> int | None:
         """Return the condition: once it is known, the branch's nodes replace the op."""
@@ -68,6 +96,12 @@ class Loop(ControlOp):
 
     body: Graph | None = None
 
+    def misfit(self, inputs: int, outputs: int) -> str:
+        """Return why no node of so many inputs and outputs can have this op."""
+        carried = max(inputs - self.captures - 2, 0)
+        body = unlike(self.body, 2 + carried + self.captures, 1 + carried, outputs + 1)
+        return super().misfit(inputs, outputs) or body
+
     @cached_property
     def each(self) -> Graph:
         """The body of each iteration."""
@@ -80,14 +114,14 @@ class Loop(ControlOp):
         formal = len(inputs) - self.captures
         if formal < 2:
             return None
-        steps = None if count is None else int(count.reshape(-1)[0])
+        steps = iterations(count)
         begins = condition is not None and truth(condition, "the condition")
         if (
             steps is None
             or not begins
             or not _keeps_on(body)
             or steps < 1
-            or steps * len(body.nodes) > MOST_UNROLLED
+            or steps * max(len(body.nodes), 1) > MOST_UNROLLED
         ):
             return None
         return _unrolled(body, steps, formal - 2, self.captures)
@@ -107,8 +141,7 @@ class Loop(ControlOp):
         carried = _steady(formal[2:], end[1:])
         if any(value is None for value in carried):  # the next iteration may make other shapes
             return carried
-        given = optional(constants, 0)
-        count = None if given is None else int(given.reshape(-1)[0])
+        count = iterations(optional(constants, 0))
         return [*carried, *(_repeated(value, count) for value in end[1 + len(carried) :])]
 
     def execute(self, inputs: Sequence[Value], run: RunGraph) -> Sequence[Value]:
@@ -118,10 +151,9 @@ class Loop(ControlOp):
             list(inputs[: len(inputs) - self.captures]),
             list(inputs[len(inputs) - self.captures :]),
         )
-        most = given_value(formal, 0)
+        limit = iterations(given_value(formal, 0))
         begins = given_value(formal, 1)
         carried = formal[2:]
-        limit = None if most is None else int(np.asarray(most).reshape(-1)[0])
         goes_on, step = begins is None or truth(begins, "the condition"), 0
         stacked: list[list[Array]] = [[] for _ in body.outputs[1 + len(carried) :]]
         while goes_on and (limit is None or step < limit):
@@ -151,6 +183,14 @@ class Scan(ControlOp):
     """Whether axis 0 is that of a batch: opset 8."""
     lengths: bool = False
     """Whether the first input is a length for each of a batch."""
+
+    def misfit(self, inputs: int, outputs: int) -> str:
+        """Return why no node of so many inputs and outputs can have this op."""
+        given = inputs - int(self.lengths)
+        states = given - self.captures - self.num_scan_inputs
+        if self.num_scan_inputs < 1 or states < 0:
+            return f"it scans {self.num_scan_inputs} of {given - self.captures} input(s)"
+        return super().misfit(inputs, outputs) or unlike(self.body, given, states, outputs)
 
     @cached_property
     def each(self) -> Graph:
@@ -265,8 +305,11 @@ def _steady(before: Sequence[Value], after: Sequence[Value]) -> list[Value]:
 
 
 def _repeated(value: Value, count: int | None) -> Array | None:
-    """Return a value of the shape that so many stacked ones have, without memory of its own; None if that is open."""
-    if count is None or not isinstance(value, np.ndarray):
+    """Return a value of the shape that so many stacked ones have, without memory of its own; None if that is open.
+
+    It is, too, if no memory holds them: a value may end the loop earlier.
+    """
+    if count is None or not isinstance(value, np.ndarray) or count * max(value.nbytes, 1) > sys.maxsize:
         return None
     return np.broadcast_to(value, (max(count, 0), *value.shape))
 

@@ -14,7 +14,7 @@ from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Array
 from weft.core.graph.op import Constants, register_op
 from weft.core.graph.op_class import op_dataclass
-from weft.ops.control import body_of
+from weft.ops.control import body_of, unlike
 from weft.ops.random import numbered
 from weft.ops.shape import one_axis, unfit
 
@@ -187,6 +187,10 @@ class SequenceMap(ControlOp):
     """A graph that runs for each tensor of a sequence, with further tensors, or those of further sequences."""
 
     body: Graph | None = None
+
+    def misfit(self, inputs: int, outputs: int) -> str:
+        """Return why no node of so many inputs and outputs can have this op."""
+        return super().misfit(inputs - 1, outputs) or unlike(self.body, inputs, 0, outputs)
 
     @cached_property
     def each(self) -> Graph:

@@ -13,6 +13,7 @@ import weft
 from scripts.fuzz.mutate import change_bytes, change_json
 from scripts.fuzz.numbers import compare
 from scripts.fuzz.onnx_cases import networks, single_ops
+from scripts.fuzz.resealed import reseal
 from scripts.fuzz.target import Finding, Target, target
 from scripts.fuzz.targets.onnx import draw_feeds, large_shapes, nudged
 from weft.core.graph.interpreter import outputs as expected
@@ -101,16 +102,17 @@ class SavedFields(SavedTarget):
         for _ in range(draw.choice((1, 1, 1, 2, 3))):
             # An earlier change may have left another form than a later one expects.
             with suppress(TypeError, KeyError, IndexError, AttributeError, ValueError):
-                change_json(manifest, draw) if draw.random() < 0.3 else _change_network(manifest, draw)
+                change_json(manifest, draw) if draw.random() < 0.3 else change_network(manifest, draw)
         members[MANIFEST] = json.dumps(manifest).encode("ascii", "surrogatepass")
         others = [name for name in members if name != MANIFEST]
         if others and draw.random() < 0.05:
             name = draw.choice(others)
             members[name] = change_bytes(members[name], draw)
+        reseal(members)
         write_archive(folder / self.file, members.items())
 
 
-def _change_network(manifest: dict[str, Any], draw: random.Random) -> None:
+def change_network(manifest: dict[str, Any], draw: random.Random) -> None:
     """Change nodes' inputs, outputs and ops, and values' specs, alike in the network and in its parts."""
     nodes: list[dict[str, Any]] = manifest["nodes"]
     graphs = [manifest["graph"], *(p["graph"] for p in manifest["parts"])]
@@ -120,7 +122,7 @@ def _change_network(manifest: dict[str, Any], draw: random.Random) -> None:
         chosen = graphs if draw.random() < 0.7 else [draw.choice(graphs)]
         seed = draw.random()
         for spec in (g["specs"][name] for g in chosen if name in g["specs"]):
-            _change_spec(spec, random.Random(seed))
+            change_spec(spec, random.Random(seed))
     elif action == 2 and nodes:  # what a node reads or writes
         node = draw.choice(nodes)
         names: list[str] = node[draw.choice(("inputs", "outputs"))]
@@ -156,7 +158,8 @@ def _change_network(manifest: dict[str, Any], draw: random.Random) -> None:
             change_json(draw.choice(graphs)["constants"], draw) if graphs[0]["constants"] else None
 
 
-def _change_spec(spec: dict[str, Any], draw: random.Random) -> None:
+def change_spec(spec: dict[str, Any], draw: random.Random) -> None:
+    """Change the shape or the type of a spec."""
     shape: list[int] = spec["shape"]
     action = draw.randrange(5)
     if action == 0:

@@ -124,7 +124,7 @@ def test_F8_a_bool_that_is_neither_true_nor_false_is_refused(tmp_path: Path) -> 
         (lambda m: m["parts"].reverse(), "'copy a' copies 'a' from cpu:0 to cpu:1; it is not made by then"),
         (lambda m: m["config"].update(precision="TWICE"), "KeyError: 'TWICE'"),
         (lambda m: m["notes"].append(1), "is not a str"),
-        (lambda m: m["bytes"].__setitem__(0, 9), "bytes/0 has 4 bytes"),
+        (lambda m: m["bytes"][0].__setitem__(0, 9), "bytes/0 has 4 bytes"),
         (lambda m: m["nodes"][0]["op"].update(kind="step"), "an op is of kind 'step'"),
         (lambda m: m["nodes"][0]["op"]["fields"].update(steps="no"), "its attribute 'steps' is 'no'"),
         (lambda m: m["nodes"][0]["op"]["fields"].update(arity=None), "its attribute 'arity' is None"),

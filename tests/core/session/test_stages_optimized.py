@@ -131,7 +131,7 @@ def test_a_pass_of_the_users_is_no_part_of_a_file(tmp_path: Path) -> None:
 DAMAGE: dict[str, tuple[Callable[[Any], Any], str]] = {
     "a room that is not made": (lambda tail: tail["corners"]["rows"].__setitem__(0, "no"), "'rows' is a part of 'no'"),
     "sizes that are too few": (lambda tail: tail["corners"]["rows"].__setitem__(2, 1), "'rows' is no part of"),
-    "an input of another shape": (lambda tail: tail["inputs"]["boxes"].update(shape=[1, 8, 4]), "and read as"),
+    "an input of another shape": (lambda tail: tail["inputs"][0][1].update(shape=[1, 8, 4]), "and read as"),
     "other outputs": (lambda tail: tail.update(outputs=["rows"]), "has other outputs than the network"),
     "a value that nothing makes": (lambda tail: tail["rest"]["inputs"].append("no"), "reads 'no', which nothing makes"),
     "a node twice": (lambda tail: tail["rest"]["nodes"].append(tail["rest"]["nodes"][0]), "graph 'test':"),

@@ -33,6 +33,10 @@ class ControlOp(Op):
     def execute(self, inputs: Sequence[Value], run: RunGraph) -> Sequence[Value]:
         """Return the outputs; `run` runs one of its graphs."""
 
+    def misfit(self, inputs: int, outputs: int) -> str:
+        """Return why no node of so many inputs and outputs can have this op; "" if one can."""
+        return "" if 0 <= self.captures <= inputs else f"it captures {self.captures} of {inputs} input(s)"
+
     def chosen(self, inputs: Constants) -> Graph | None:
         """Return the graph that replaces the op, given the inputs that are known; None as long as that is open.
 

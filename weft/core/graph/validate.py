@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weft.core.graph.control_op import ControlOp
 from weft.core.graph.graph import Graph, Node, inferred
 from weft.core.graph.symbolic import is_symbolic
 from weft.core.graph.tensor import TensorSpec
@@ -30,8 +31,8 @@ def validate(graph: Graph) -> None:
 
 
 def graph_problems(graph: Graph) -> list[str]:
-    """Return everything that is wrong with a graph's names and order."""
-    return _origins(graph) + _order(graph)
+    """Return everything that is wrong with a graph's names and order, and with the graphs that its ops hold."""
+    return _origins(graph) + _order(graph) + _misfits(graph)
 
 
 class InferredSpecs:
@@ -131,3 +132,10 @@ def _order(graph: Graph) -> list[str]:
             problems.append(f"node {node.name!r} ({node.op.type}) reads {name!r}, {how}")
         known.update(o for o in node.outputs if o)
     return problems + [f"nothing makes the output {name!r}" for name in graph.outputs if name not in known]
+
+
+def _misfits(graph: Graph) -> list[str]:
+    """Return the nodes whose graphs read or make another number of values than the nodes."""
+    own = ((node, node.op) for node in graph.nodes if isinstance(node.op, ControlOp))
+    found = ((node, op.misfit(len(node.inputs), len(node.outputs))) for node, op in own)
+    return [f"node {node.name!r} ({node.op.type}): {why}" for node, why in found if why]

@@ -6,6 +6,7 @@ whether they take each node, and whether they can use the memory that a part rea
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 from weft.core.contract import check_answers
@@ -109,24 +110,45 @@ def _part_problems(part: Part, whole: Graph) -> list[str]:
 
 def _tail_problems(tail: Tail, first: Graph) -> list[str]:
     """Return where what comes after a first stage does not fit it."""
+    rest, made = tail.rest, set(first.outputs)
+    problems = _corner_problems(tail, first)
+    waiting = (o for node in rest.nodes for o in node.outputs if o)
+    names = Counter([*tail.inputs, *made, *tail.corners, *rest.constants, *waiting])
+    problems += [f"value {name!r} is made {count} times" for name, count in names.items() if count > 1]
+    open_sizes = ((name, spec) for name, spec in tail.inputs.items() if not spec.is_static)
+    problems += [f"{name!r} is {spec}, not of known size" for name, spec in open_sizes]
+    specs = rest.specs.keys() - rest.constants.keys()
+    problems += [f"{name!r} waits for a run and has a spec before it" for name in sorted(specs)]
+    there = {*tail.inputs, *made, *tail.corners}
+    problems += [f"a later stage reads {i!r}, which nothing makes" for i in rest.inputs if i not in there]
+    read = ((i, tail.inputs.get(i), first.specs.get(i)) for i in first.inputs)
+    problems += [f"{i!r} is {told or 'not told'} and read as {known}" for i, told, known in read if told != known]
+    if tuple(rest.outputs) != tail.outputs:
+        problems.append("what comes after the first stage has other outputs than the network")
+    return problems
+
+
+def _corner_problems(tail: Tail, first: Graph) -> list[str]:
+    """Return the corners that are none of an output of the first stage, and those that share sizes."""
     problems, made = list[str](), set(first.outputs)
+    used = dict[tuple[str, int], str]()
     for name, corner in tail.corners.items():
         room, sizes = first.specs.get(corner.room), first.specs.get(corner.sizes)
         if corner.room not in made or corner.sizes not in made or room is None or sizes is None:
             problems.append(f"{name!r} is a part of {corner.room!r} of the sizes {corner.sizes!r}, which are not made")
         elif (
             len(room.shape) != corner.rank
+            or len(sizes.shape) != 1
             or not 0 <= corner.begin <= corner.begin + corner.rank <= sizes.size
             or sizes.dtype is not DType.INT64
             or corner.axis not in (None, *range(corner.rank))
         ):
-            problems.append(f"{name!r} is no part of {corner.room!r}, which is {room}")
-    there = {*tail.inputs, *made, *tail.corners}
-    problems += [f"a later stage reads {i!r}, which nothing makes" for i in tail.rest.inputs if i not in there]
-    read = ((i, tail.inputs.get(i), first.specs.get(i)) for i in first.inputs)
-    problems += [f"{i!r} is {told or 'not told'} and read as {known}" for i, told, known in read if told != known]
-    if tuple(tail.rest.outputs) != tail.outputs:
-        problems.append("what comes after the first stage has other outputs than the network")
+            problems.append(f"{name!r} is no part of {corner.room!r}, which is {room}, by {corner.sizes!r}, {sizes}")
+        else:
+            places = [(corner.sizes, at) for at in range(corner.begin, corner.begin + corner.rank)]
+            others = dict.fromkeys(used[place] for place in places if place in used)
+            problems += [f"{name!r} and {other!r} have their sizes in one place" for other in others]
+            used |= dict.fromkeys(places, name)
     return problems
 
 

@@ -11,18 +11,19 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from weft.core.contract.error_context import blame
 from weft.core.graph.control_op import ControlOp
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Names, Node, infer_node, name_outputs
 from weft.core.graph.layout import Array
 from weft.core.graph.limits import Budget
-from weft.core.graph.op import Op, find_op
+from weft.core.graph.op import Constants, Op, find_op
 from weft.core.graph.run_sized import RunSized
 from weft.core.graph.tensor import SequenceSpec, TensorSpec
 from weft.core.passes.constants import fold_node
 from weft.core.passes.manager import PassContext
 from weft.core.passes.wide_values import wide_values
-from weft.errors import ModelError, ValueNeeded, WeftError
+from weft.errors import ExecutionError, ModelError, ValueNeeded, WeftError
 
 SMALL = 64
 """The host computes integers of at most so many elements to find a shape."""
@@ -40,9 +41,15 @@ class Corner:
     """The axis whose size a run counts."""
 
     def of(self, values: Mapping[str, Array]) -> Array:
-        """Return the value, from what a run made."""
-        sizes = values[self.sizes][self.begin : self.begin + self.rank]
-        return values[self.room][tuple(slice(int(size)) for size in sizes)]
+        """Return the value, from what a run made; ExecutionError if the room has no such corner."""
+        room, sizes = values[self.room], values[self.sizes][self.begin : self.begin + self.rank].tolist()
+        if not all(0 <= size <= most for size, most in zip(sizes, room.shape, strict=True)):
+            raise ExecutionError(
+                f"a run counts more elements than there is room for, or fewer than none, in {self.room!r}",
+                why=f"{self.sizes!r} says {sizes}, and there is room for {list(room.shape)}",
+                fix="optimise the model again, if this is a saved network; else the device computes wrong sizes",
+            )
+        return room[tuple(map(slice, sizes))]
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +88,12 @@ def is_tensor(spec: TensorSpec | None) -> bool:
     return spec is not None and not isinstance(spec, SequenceSpec)
 
 
+def chosen(node: Node, op: ControlOp, inputs: Constants) -> Graph | None:
+    """Return the graph that replaces a node, as `ControlOp.chosen`; its errors name the node."""
+    with blame(f"node {node.name!r} ({op.type})", "the graph of a node could not be chosen"):
+        return op.chosen(inputs)
+
+
 @dataclass
 class _Split:
     given: Graph
@@ -101,7 +114,7 @@ class _Split:
         while waiting:
             node = waiting.popleft()
             if isinstance(node.op, ControlOp):
-                body, index = node.op.chosen(self.graph.input_constants(node)), node.op.needs()
+                body, index = chosen(node, node.op, self.graph.input_constants(node)), node.op.needs()
                 if body is not None:
                     waiting.extendleft(reversed(inlined(self.graph, node, body, self.names)))
                 elif index is not None and node.inputs[index] in self.blocked:
@@ -163,6 +176,11 @@ class _Split:
         if why is not None:
             self.reason = self.reason or why
             if why.index is not None:
+                if why.index >= len(node.inputs) or not node.inputs[why.index]:
+                    raise ModelError(
+                        f"node {node.name!r} ({node.op.type}) lacks an input",
+                        why=f"input {why.index} decides a shape, and there is none",
+                    )
                 self.needed.add(node.inputs[why.index])
 
     def _made(self) -> Stage:

@@ -102,6 +102,10 @@ class Archive:
         """Return the names of the members."""
         return set(self._members)
 
+    def crc(self, name: str) -> int:
+        """Return the checksum of a member; `read` compares it with the content."""
+        return self._members[name].CRC
+
     def read(self, name: str) -> bytes:
         """Return the content of a member; ModelError if it is missing or damaged."""
         info = self._members.get(name)

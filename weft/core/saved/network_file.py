@@ -1,9 +1,13 @@
 """Optimised networks as files, so that a second start need not optimise again (F8).
 
 The usual extension is .weft. A file is a zip of `network.json`, the constants as .npy files, and the bytes that
-backends compiled. It lists the launches of devices for readers: a load plans them again, and a note says where they
-differ. It holds no Python objects, paths or dates, so equal networks give equal files. It serves only the versions of
-the backends that it was made for.
+backends compiled; `network.json` has their checksums. Each later stage has a seal: a digest of its plan, of the key of
+the graph that this computes, and of all nodes, constants and bytes. So a plan that was changed, or put in another's
+place, is refused. It is no signature: whoever writes a file decides what it computes.
+
+A file lists the launches of devices for readers: a load plans them again, and a note says where they differ. It holds
+no Python objects, paths or dates, so equal networks give equal files. It serves only the versions of the backends that
+it was made for.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import importlib
 import json
 import os
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -27,6 +32,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Array, Layout
 from weft.core.graph.limits import Limits
+from weft.core.graph.validate import SHOWN
 from weft.core.passes import PassRecord
 from weft.core.passes.journal import Change, Journal, Kind, Step
 from weft.core.placement.assign import Refusal
@@ -65,7 +71,7 @@ from weft.core.saved.codec import (
 from weft.errors import BackendError, ModelError, NoDevice, UnsupportedOps, WeftError
 
 T = TypeVar("T")
-FORMAT = 4
+FORMAT = 5
 """It rises with every change after which an older Weft could not read a file, or would misread it."""
 
 
@@ -87,6 +93,16 @@ def save(network: OptimizedNetwork, path: str | os.PathLike[str]) -> None:
             "a network with debug nodes must be optimised without them",
         )
     _check(network, target)
+    tables = {
+        "nodes": nodes.encoded,
+        "arrays": [
+            {"dtype": DType.of(a.dtype).name, "shape": list(a.shape), "crc": _array_crc(a)} for a in encoder.arrays
+        ],
+        "bytes": [[len(b), zlib.crc32(b)] for b in encoder.blobs],
+    }
+    if content["tail"]:
+        stages, seals = content["tail"]["stages"], Seals(tables)
+        content["tail"]["stages"] = [{**stage, "seal": seals.of(stage)} for stage in stages]
     manifest = {
         "format": FORMAT,
         "weft": _weft_version(),
@@ -97,10 +113,8 @@ def save(network: OptimizedNetwork, path: str | os.PathLike[str]) -> None:
             **{k: getattr(network.config, k).name for k in ("memory", "precision", "power")},
             **{k: getattr(network.config, k) for k in ("fusing", "winograd")},
         },
-        "nodes": nodes.encoded,
         **content,
-        "arrays": [{"dtype": DType.of(a.dtype).name, "shape": list(a.shape)} for a in encoder.arrays],
-        "bytes": [len(b) for b in encoder.blobs],
+        **tables,
     }
     write_archive(target, _members(manifest, encoder))
 
@@ -134,7 +148,7 @@ def _tail_json(tail: Tail, nodes: _NodeTable) -> Json:
         rest = None
     corners = {v: [c.room, c.sizes, c.begin, c.rank, c.axis] for v, c in tail.corners.items()}
     return {
-        "inputs": {name: spec_json(spec) for name, spec in tail.inputs.items()},
+        "inputs": [[name, spec_json(spec)] for name, spec in tail.inputs.items()],  # in order, which a dict would lose
         "outputs": list(tail.outputs),
         "corners": corners,
         "rest": rest,
@@ -158,14 +172,34 @@ def _check(network: OptimizedNetwork, target: Path) -> None:
 
 
 def _members(manifest: Json, encoder: Encoder) -> Iterator[tuple[str, bytes]]:
-    yield (
-        MANIFEST,
-        json.dumps(manifest, sort_keys=True, allow_nan=False, separators=(",", ":")).encode("ascii"),
-    )
+    yield MANIFEST, _canonical(manifest)
     for k, array in enumerate(encoder.arrays):
         yield array_name(k), npy_header(DType.of(array.dtype), array.shape) + array.tobytes()
     for k, blob in enumerate(encoder.blobs):
         yield blob_name(k), blob
+
+
+def _array_crc(array: Array) -> int:
+    """Return the checksum of the member that holds an array, as a zip has it."""
+    header = npy_header(DType.of(array.dtype), array.shape)
+    return zlib.crc32(array.reshape(-1).view(np.uint8).data, zlib.crc32(header))
+
+
+class Seals:
+    """What the later stages of a file are sealed with: a digest of their plans and of what these name by numbers."""
+
+    def __init__(self, manifest: Mapping[str, Json]) -> None:
+        self._tables = hashlib.blake2b(_canonical([manifest[key] for key in ("nodes", "arrays", "bytes")]))
+
+    def of(self, stage: Mapping[str, Json]) -> str:
+        """Return the seal of a stage, which may have one already."""
+        digest = self._tables.copy()
+        digest.update(_canonical({key: value for key, value in stage.items() if key != "seal"}))
+        return digest.hexdigest()[:32]
+
+
+def _canonical(value: Json) -> bytes:
+    return json.dumps(value, sort_keys=True, allow_nan=False, separators=(",", ":")).encode("ascii")
 
 
 class _NodeTable:
@@ -304,7 +338,9 @@ class _Reader:
             expect(m["config"]["winograd"], bool),
         )
         options = {k: Options({n: _value(v) for n, v in expect(o, dict).items()}) for k, o in m["options"].items()}
-        stages = [m, *(() if m["tail"] is None else expect(m["tail"]["stages"], list))]
+        later = [] if m["tail"] is None else expect(m["tail"]["stages"], list)
+        self._check_seals(later)
+        stages = [m, *later]
         first, *others = (
             OptimizedNetwork(
                 self._graph(stage["graph"], nodes),
@@ -332,7 +368,10 @@ class _Reader:
         self, value: Json, config: BackendConfig, first: OptimizedNetwork, others: Sequence[OptimizedNetwork]
     ) -> Tail:
         """Return what comes after the first stage; the networks of later stages are read already."""
-        inputs = {name: parse_input_spec(spec) for name, spec in expect(value["inputs"], dict).items()}
+        given = [(expect(name, str), parse_input_spec(spec)) for name, spec in expect(value["inputs"], list)]
+        inputs = dict(given)
+        if len(inputs) < len(given):
+            raise Damaged(f"of {len(given)} inputs, some have one name")
         corners = {name: _corner(*each) for name, each in expect(value["corners"], dict).items()}
         made = [*inputs, *first.graph.outputs, *corners]
         hints = {name: expect(device, str) for name, device in expect(value["hints"], dict).items()}
@@ -379,6 +418,24 @@ class _Reader:
             raise ModelError(
                 "the saved network is not complete", why="; ".join(problems[:20]), fix=SAVE_AGAIN
             )
+        told = {array_name(k): expect(each["crc"], int) for k, each in enumerate(self.manifest["arrays"])}
+        told |= {blob_name(k): expect(crc, int) for k, (_, crc) in enumerate(self.manifest["bytes"])}
+        others = [name for name, crc in told.items() if self.archive.crc(name) != crc]
+        if others:
+            why = "; ".join(f"member {name!r} is not the one that was saved" for name in others[:SHOWN])
+            raise ModelError("the saved network is damaged", why=why, fix=SAVE_AGAIN)
+
+    def _check_seals(self, stages: Sequence[Json]) -> None:
+        """Raise ModelError with the later stages that are not as they were saved."""
+        seals = Seals(self.manifest) if stages else None
+        broken = [k for k, stage in enumerate(stages) if seals is not None and seals.of(stage) != stage["seal"]]
+        if broken:
+            raise ModelError(
+                f"{len(broken)} later stage(s) of the saved network are not as they were saved",
+                why="; ".join(f"stage {k}, {expect(stages[k]['about'], str)!r:.200}" for k in broken[:SHOWN])
+                + ": its plan, its key, or what it holds was changed",
+                fix=SAVE_AGAIN,
+            )
 
     def _nodes(self, encoded: Sequence[Json]) -> list[Node]:
         """Return the nodes; UnsupportedOps names all whose op is not registered or has other attributes."""
@@ -417,7 +474,7 @@ class _Reader:
 
     def _blob(self, index: int) -> bytes:
         content = self.archive.read(blob_name(index))
-        if len(content) != _at(self.manifest["bytes"], index):
+        if len(content) != _at(self.manifest["bytes"], index)[0]:
             raise Damaged(f"{blob_name(index)} has {len(content):,} bytes")
         return content
 

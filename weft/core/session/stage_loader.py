@@ -107,10 +107,11 @@ class LoadsStages:
             return optimize(graph, backends, self.options, host=self._host, before=before)
         given, read = _specs(graph, graph.inputs), _specs(known.graph, known.graph.inputs)
         made, wanted = _specs(known.graph, known.graph.outputs), _specs(graph, graph.outputs)
-        if made != wanted or not read.items() <= given.items():
+        if made != wanted or not set(read) <= set(given):  # a run takes the outputs in order, and gives inputs by name
             raise ModelError(
                 f"a later stage of network {graph.name!r} does not fit its place",
-                why=f"it makes {made} of {read}, and a run needs {wanted} of {given}",
+                why=f"it makes {', '.join(made)} of {', '.join(read)}, "
+                f"and a run needs {', '.join(wanted)} of {', '.join(given)}",
                 fix="optimise the model again",
             )
         check_devices(known, backends)
@@ -142,8 +143,8 @@ def later_stage(graph: Graph, network: OptimizedNetwork, when: str) -> LaterStag
     return LaterStage(f"{when + ', ' if when else ''}for {read or 'no inputs'}", network, graph)
 
 
-def _specs(graph: Graph, values: Iterable[str]) -> dict[str, str]:
-    return {value: str(graph.specs[value]) for value in values}
+def _specs(graph: Graph, values: Iterable[str]) -> list[str]:
+    return [f"{value!r}: {graph.specs[value]}" for value in values]
 
 
 def _worth_loading(network: OptimizedNetwork, backends: Backends, ahead: Ahead) -> bool:

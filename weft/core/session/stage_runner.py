@@ -31,7 +31,7 @@ from weft.core.graph.limits import Budget
 from weft.core.graph.tensor import TensorSpec
 from weft.core.placement.optimized_network import LaterStage
 from weft.core.placement.rows import padded, row_axes, size_class
-from weft.core.placement.stage_split import Corner, Stage, split, without
+from weft.core.placement.stage_split import Corner, Stage, chosen, split, without
 from weft.core.session.loaded_network import LoadedNetwork, forget
 from weft.core.session.pipeline import Pipeline
 from weft.core.session.report import Report
@@ -230,7 +230,12 @@ class StageRunner:
     def body(
         self, body: Graph, inputs: Sequence[Value], *, captures: int, lasting: Collection[int]
     ) -> tuple[Rest, dict[str, Value]]:
-        """Return the rest that a graph which an op holds is, and the values of its inputs that are no constants."""
+        """Return the rest that a graph which an op holds is, and the values of its inputs that are no constants.
+
+        ModelError if it has another number of inputs.
+        """
+        if len(inputs) != len(body.inputs):
+            raise ModelError(f"graph {body.name!r} has {len(body.inputs)} inputs and gets {len(inputs)}")
         outer = list(zip(body.inputs, inputs, strict=True))[len(body.inputs) - captures :]
         constants = {name: v for name, v in outer if isinstance(v, np.ndarray) and id(v) in lasting}
         key = (id(body), *((name, _fingerprint(value)) for name, value in constants.items()))
@@ -249,7 +254,9 @@ class StageRunner:
     def rest(self, graph: Graph) -> Rest:
         """Return the `Rest` of a graph. Equal graphs share one, so that its plans are used again."""
         held = tuple((name, _fingerprint(value)) for name, value in sorted(graph.constants.items()))
-        key = (tuple((n.name, id(n.op)) for n in graph.nodes), tuple(graph.inputs), tuple(graph.outputs), held)
+        nodes = tuple((n.name, id(n.op), n.inputs, n.outputs) for n in graph.nodes)
+        told = (tuple(graph.declared.items()), graph.wide)
+        key = (nodes, tuple(graph.inputs), tuple(graph.outputs), held, told)
         found = self._rests.setdefault(key, Rest(graph))  # it holds what the key has by id
         _keep(self._rests, key, MOST_RESTS)
         return found
@@ -413,7 +420,7 @@ def lasting_captures(node: Node, op: ControlOp, constants: Mapping[str, Array]) 
 def _may_be_own(node: Node, constants: Mapping[str, Array]) -> bool:
     if isinstance(node.op, ControlOp):
         values = [constants.get(i) if i else None for i in node.inputs]
-        return node.op.needs() is None and node.op.chosen(values) is None
+        return node.op.needs() is None and chosen(node, node.op, values) is None
     return node.op.type == "Identity" and bool(node.inputs)
 
 

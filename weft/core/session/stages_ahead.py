@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from weft.core.contract.error_context import at_node, blame
 from weft.core.graph.control_op import ControlOp, Value
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Array
@@ -198,13 +199,16 @@ class _Foresight:
                 known[node.outputs[0]] = given[0]
                 continue
             lasting, ends = lasting_captures(node, op, constants), []
-            for graph, inputs in op.first_runs(given):
+            with blame(at_node(node, "the session"), "a node's graphs could not be foreseen"):
+                first = op.first_runs(given)
+            for graph, inputs in first:
                 body, values = self._runner.body(graph, inputs, captures=op.captures, lasting=lasting)
                 way = (*place.way, f"in {op.type} {node.name!r}")
                 end = self.to_the_end(_Place(body, values, {}, certain=place.certain, way=way))
                 ends.append(None if end is None else [end[o] for o in graph.outputs])
             told = [constants.get(i) if i else None for i in node.inputs]
-            results = op.foreseen(given, told, ends)
+            with blame(at_node(node, "the session"), "a node's results could not be foreseen"):
+                results = op.foreseen(given, told, ends)
             for k, name in enumerate(node.outputs):
                 value = results[k] if k < len(results) else None
                 if value is not None:
