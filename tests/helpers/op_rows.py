@@ -82,12 +82,14 @@ RUNS_ON_GPUS: dict[str, frozenset[str]] = {
     **_each("ScatterElements ScatterND Trilu ReverseSequence OneHot", ANY),
     **_each("STFT Multinomial", FLOATS),
     **_each("AffineGrid Einsum Det DFT Hardmax GridSample", REALS),
-    **_each("DeformConv Col2Im MaxRoiPool", FLOATS),
+    **_each("DeformConv MaxRoiPool", REALS),
+    **_each("Col2Im", REALS | INTEGERS),
     **_each("MaxUnpool", ANY),
     **_each("TopK NonZero", REALS | INTEGERS | {"bool"}),
-    **_each("Unique", FLOATS | INTEGERS | {"bool"}),
+    **_each("Unique", REALS | INTEGERS | {"bool"}),
     **_each("Compress", ANY),
-    **_each("NonMaxSuppression RoiAlign", FLOATS | {"int64"}),
+    **_each("NonMaxSuppression", FLOATS | {"int64"}),
+    **_each("RoiAlign", REALS | {"int64"}),
 }
 """The ops with a GPU form, and the element types of computed inputs that it must take."""
 

@@ -372,6 +372,10 @@ class Writer:
         """The type that the kernel computes in, f32 or `real`, for text that must stay as it is where it is f32."""
         return "real" if self.double else "f32"
 
+    def to_number(self, text: str) -> str:
+        """Return an integer as a number of the type `number`."""
+        return f"TO_{'REAL' if self.double else 'F32'}({text})"
+
     def shared(self, type_: str, name: str, size: str, align: int = 0) -> str:
         """Declare an array of work-group memory; only OpenCL C uses `align`, which is in bytes."""
         if type_ == "real":

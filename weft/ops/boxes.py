@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -146,20 +146,22 @@ class RoiAlign(Op):
     def reference(self, *inputs: Array | None) -> Array:
         """Return the maps."""
         x, rois, images = (given(inputs, k) for k in range(3))
-        wide = x.astype(np.float32, copy=False)
-        out = np.zeros((len(rois), x.shape[1], self.output_height, self.output_width), np.float32)
-        for k, (roi, image) in enumerate(zip(rois.astype(np.float32), images, strict=True)):
+        kind = np.float64 if x.dtype == np.float64 else np.float32
+        wide = x.astype(kind, copy=False)
+        out = np.zeros((len(rois), x.shape[1], self.output_height, self.output_width), kind)
+        for k, (roi, image) in enumerate(zip(rois.astype(kind), images, strict=True)):
             if not 0 <= image < len(x):
                 raise unfit(f"roi {k} is of image {image}, and X holds {len(x)} images")
             out[k] = self._one(wide[int(image)], roi)
         return out.astype(x.dtype)
 
     def _one(self, x: Array, roi: Array) -> Array:
-        half = np.float32(0.5 if self.coordinate_transformation_mode == "half_pixel" else 0)
-        left, top, right, bottom = roi * np.float32(self.spatial_scale) - half
+        kind = x.dtype.type
+        half = kind(0.5 if self.coordinate_transformation_mode == "half_pixel" else 0)
+        left, top, right, bottom = roi * kind(self.spatial_scale) - half
         height, width = bottom - top, right - left
         if not half:
-            height, width = max(height, np.float32(1)), max(width, np.float32(1))
+            height, width = max(height, kind(1)), max(width, kind(1))
         rows = self._points(top, height, self.output_height, x.shape[1])
         columns = self._points(left, width, self.output_width, x.shape[2])
         parts = [
@@ -173,10 +175,10 @@ class RoiAlign(Op):
         ny, nx = len(rows[0][0]) // self.output_height, len(columns[0][0]) // self.output_width
         bins = (x.shape[0], self.output_height, ny, self.output_width, nx)
         if self.mode == "avg":
-            total = sum((pixels * weights for pixels, weights in parts), np.float32(0))
+            total = sum((pixels * weights for pixels, weights in parts), kind(0))
             return np.asarray(total.reshape(bins).sum((2, 4)) / max(ny * nx, 1))
         if not ny * nx:
-            return np.zeros((x.shape[0], self.output_height, self.output_width), np.float32)
+            return np.zeros((x.shape[0], self.output_height, self.output_width), kind)
         largest = np.maximum.reduce([pixels * weights for pixels, weights in parts])
         return np.asarray(largest.reshape(bins).max((2, 4)))
 
@@ -188,16 +190,19 @@ class RoiAlign(Op):
         """
         return size + 1
 
-    def _points(self, start: float, length: float, bins: int, size: int) -> tuple[list[Array], list[Array]]:
+    def _points(
+        self, start: np.floating[Any], length: np.floating[Any], bins: int, size: int
+    ) -> tuple[list[Array], list[Array]]:
         """Return the two pixels beside each point of an axis and their weights, 0 for points outside of the map."""
-        one = np.float32(length) / np.float32(bins)
+        kind = type(start)
+        one = length / kind(bins)
         count = self.sampling_ratio or int(np.fmin(np.fmax(np.ceil(one), 0), self.most_points(size)))
-        steps = (np.arange(count, dtype=np.float32) + np.float32(0.5)) * one / np.float32(max(count, 1))
+        steps = (np.arange(count, dtype=kind) + kind(0.5)) * one / kind(max(count, 1))
         with np.errstate(invalid="ignore"):  # an infinite bin has points that are NaN, and so outside
-            at = (np.float32(start) + np.arange(bins, dtype=np.float32)[:, None] * one + steps[None, :]).reshape(-1)
+            at = (start + np.arange(bins, dtype=kind)[:, None] * one + steps[None, :]).reshape(-1)
         inside = (at >= -1) & (at <= size)
         at = np.fmin(np.fmax(at, 0), size - 1)
         low = np.floor(at).astype(np.int64)
         high = np.minimum(low + 1, size - 1)
-        share = (at - low).astype(np.float32)
+        share = (at - low).astype(kind)
         return [low, high], [np.where(inside, 1 - share, 0), np.where(inside, share, 0)]

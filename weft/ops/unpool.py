@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -119,13 +119,14 @@ class MaxRoiPool(Op):
         """Return the output."""
         x, rois = given(inputs, 0), given(inputs, 1)
         out = np.zeros((len(rois), x.shape[1], *self.pooled_shape), x.dtype)
-        for r, (image, *corners) in enumerate(rois.astype(np.float32)):
+        kind = np.float64 if x.dtype == np.float64 else np.float32
+        for r, (image, *corners) in enumerate(rois.astype(kind)):
             if not 0 <= image < len(x):
                 raise unfit(f"region {r} is of image {image}, and X holds {len(x)} images")
-            scaled = np.asarray(corners, np.float32) * np.float32(self.spatial_scale)
-            x1, y1, x2, y2 = (np.sign(scaled) * np.floor(np.abs(scaled) + np.float32(0.5))).astype(np.int64).tolist()
+            scaled = np.multiply(corners, self.spatial_scale, dtype=kind)
+            x1, y1, x2, y2 = (np.sign(scaled) * np.floor(np.abs(scaled) + kind(0.5))).astype(np.int64).tolist()
             spans = [
-                _bins(first, max(last - first + 1, 1), count, size)
+                _bins(first, kind(max(last - first + 1, 1)), count, size)
                 for first, last, count, size in zip((y1, x1), (y2, x2), self.pooled_shape, x.shape[2:], strict=True)
             ]
             for i, rows in enumerate(spans[0]):
@@ -136,9 +137,10 @@ class MaxRoiPool(Op):
         return out
 
 
-def _bins(first: int, length: int, count: int, size: int) -> list[slice]:
-    """Return the pixels of each bin along an axis."""
-    step = np.float32(length) / np.float32(count)
-    starts = np.floor(np.arange(count, dtype=np.float32) * step).astype(np.int64) + first
-    ends = np.ceil(np.arange(1, count + 1, dtype=np.float32) * step).astype(np.int64) + first
+def _bins(first: int, length: np.floating[Any], count: int, size: int) -> list[slice]:
+    """Return the pixels of each bin along an axis, computed in the type of the length."""
+    kind = type(length)
+    step = length / kind(count)
+    starts = np.floor(np.arange(count, dtype=kind) * step).astype(np.int64) + first
+    ends = np.ceil(np.arange(1, count + 1, dtype=kind) * step).astype(np.int64) + first
     return [slice(int(s), int(e)) for s, e in zip(starts.clip(0, size), ends.clip(0, size), strict=True)]

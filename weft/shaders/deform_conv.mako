@@ -1,25 +1,26 @@
 ## A convolution with offsets, in NCHW: one item an output. C input channels a group of OUT_C output channels; OFF_C a
 ## group of offsets; taps KH x KW; images H x W, outputs OH x OW.
+<% real, to_real = k.number, k.to_number %>\
 ${k.for_each("i", "TOTAL")} {
   const int p = i % (OH * OW), oc = i / (OH * OW) % CHANNELS_OUT, n = i / (OH * OW) / CHANNELS_OUT;
   const int oy = p / OW, ox = p % OW, from_c = oc / OUT_C * C;
-  f32 sum = ${k.args["bias"].load("oc") if k.has("bias") else "0.0"};
+  ${real} sum = ${k.args["bias"].load("oc") if k.has("bias") else "0.0"};
   for (int t = 0; t < KH * KW; t++) {
-    const f32 base_y = TO_F32(oy * STRIDE_Y + t / KW * DILATION_Y - PAD_Y);
-    const f32 base_x = TO_F32(ox * STRIDE_X + t % KW * DILATION_X - PAD_X);
+    const ${real} base_y = ${to_real("oy * STRIDE_Y + t / KW * DILATION_Y - PAD_Y")};
+    const ${real} base_x = ${to_real("ox * STRIDE_X + t % KW * DILATION_X - PAD_X")};
     int before = -1;
-    f32 dy = 0.0, dx = 0.0, factor = 0.0;
+    ${real} dy = 0.0, dx = 0.0, factor = 0.0;
     int y0 = 0, x0 = 0;
     for (int c = 0; c < C; c++) {
       const int group = (from_c + c) / OFF_C;
       if (group != before) {
         before = group;
         const int at = (n * GROUPS_OFF + group) * KH * KW + t;
-        f32 py = base_y + ${offset.load("at * 2 * OH * OW + p")};
-        f32 px = base_x + ${offset.load("(at * 2 + 1) * OH * OW + p")};
-        py = py > -2.0 ? (py < TO_F32(H + 1) ? py : TO_F32(H + 1)) : -2.0;
-        px = px > -2.0 ? (px < TO_F32(W + 1) ? px : TO_F32(W + 1)) : -2.0;
-        const f32 fy = floor(py), fx = floor(px);
+        ${real} py = base_y + ${offset.load("at * 2 * OH * OW + p")};
+        ${real} px = base_x + ${offset.load("(at * 2 + 1) * OH * OW + p")};
+        py = py > -2.0 ? (py < ${to_real("H + 1")} ? py : ${to_real("H + 1")}) : -2.0;
+        px = px > -2.0 ? (px < ${to_real("W + 1")} ? px : ${to_real("W + 1")}) : -2.0;
+        const ${real} fy = floor(py), fx = floor(px);
         dy = py - fy;
         dx = px - fx;
         y0 = TO_I32(fy);
@@ -32,10 +33,10 @@ ${k.for_each("i", "TOTAL")} {
       const bool in_top = y0 >= 0 && y0 < H, in_low = y0 >= -1 && y0 < H - 1;
       const bool in_left = x0 >= 0 && x0 < W, in_right = x0 >= -1 && x0 < W - 1;
       // What lies outside is 0, whatever the pixel is that is read in its place.
-      const f32 v00 = ${x.load("(image + top) * W + left")}, v01 = ${x.load("(image + top) * W + right")};
-      const f32 v10 = ${x.load("(image + low) * W + left")}, v11 = ${x.load("(image + low) * W + right")};
-      const f32 upper = (in_top && in_left ? v00 : 0.0) * (1.0 - dx) + (in_top && in_right ? v01 : 0.0) * dx;
-      const f32 lower = (in_low && in_left ? v10 : 0.0) * (1.0 - dx) + (in_low && in_right ? v11 : 0.0) * dx;
+      const ${real} v00 = ${x.load("(image + top) * W + left")}, v01 = ${x.load("(image + top) * W + right")};
+      const ${real} v10 = ${x.load("(image + low) * W + left")}, v11 = ${x.load("(image + low) * W + right")};
+      const ${real} upper = (in_top && in_left ? v00 : 0.0) * (1.0 - dx) + (in_top && in_right ? v01 : 0.0) * dx;
+      const ${real} lower = (in_low && in_left ? v10 : 0.0) * (1.0 - dx) + (in_low && in_right ? v11 : 0.0) * dx;
       sum += (upper * (1.0 - dy) + lower * dy) * factor * ${w.load("(oc * C + c) * KH * KW + t")};
     }
   }

@@ -7,7 +7,7 @@
   for (int m = 0; m < SLICE && sign == 0; m++) {
     const int v_at = (m / INNER * COUNT + ${a}) * INNER + m % INNER, w_at = v_at + (${b} - ${a}) * INNER;
 % if floats:
-    const f32 v = ${x.load("v_at")}, w = ${x.load("w_at")};
+    const ${k.number} v = ${x.load("v_at")}, w = ${x.load("w_at")};
     odd = odd || is_nan(v) || is_nan(w);
     sign = v < w || (is_nan(w) && !is_nan(v)) ? -1 : w < v || (is_nan(v) && !is_nan(w)) ? 1 : 0;
 % else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.conformance.cases.table import Case, Input, boolean, case, const, f16, f32, given, i32, i64
+from weft.conformance.cases.table import Case, Input, boolean, case, const, f16, f32, f64, given, i32, i64
 
 SPECIAL = given([[1, np.nan, -np.inf, 2, 1, np.nan], [0, -0.0, np.inf, -1, 2, 2]])
 
@@ -42,6 +42,7 @@ CASES: list[Case] = [
     case("Unique", given(np.array([1, 2**63 + 5, 2**62, 1, 2**63], np.uint64), "uint64"), bounded=True),
     case("Unique", i32(300, low=-9, high=9), sorted=0, bounded=True),
     case("Unique", boolean(7), bounded=True),
+    case("Unique", given([1, 1 + 2.0**-50, -np.inf, 1, 5e-324, 1e300, 1 + 2.0**-40], "float64"), bounded=True),
     case("NonMaxSuppression", corners(2, 40), f32(2, 3, 40), const([5]), const(0.3, "float32"),
          bounded=True, most=5),
     case("NonMaxSuppression", corners(1, 9), f32(1, 2, 9), given([20], "int64"), given([0.5]), given([0.1]),
@@ -56,6 +57,10 @@ CASES: list[Case] = [
          output_height=2, output_width=2, coordinate_transformation_mode="output_half_pixel"),
     case("RoiAlign", f32(1, 2, 8, 8), given([[0.5, 1, 7, 5]]), given([0], "int64"), output_height=2, output_width=3,
          sampling_ratio=2, mode="max"),
+    case("RoiAlign", f64(2, 3, 9, 7), given([[0, 0, 12, 10], [4, 2, 9, 13.5], [-3, 1, 20, 30]], "float64"),
+         given([0, 1, 1], "int64"), output_height=3, output_width=2, spatial_scale=0.5),
+    case("RoiAlign", f64(1, 2, 8, 8), given([[0.5, 1, 7, 5]], "float64"), given([0], "int64"), output_height=2,
+         output_width=3, sampling_ratio=2, mode="max"),
     case("RoiAlign", f32(1, 1, 4, 4), given([[0, 0, 1e9, 3], [0, 0, np.nan, np.inf]]), given([0, 0], "int64"),
          oracles=(), unverified="onnxruntime runs out of memory for the first roi, and refuses the second"),
 ]  # fmt: skip

@@ -98,6 +98,8 @@ CASES += [
     *(case("Gelu", f64(2, 9, **WIDE_RANGE), approximate=form, oracles=(), unverified="onnx computes Erf in float32")
       for form in ("none", "tanh")),
     case("IsNaN", given([0, nan, inf, -inf], "float64")),
+    case("IsNaN", given([0, nan, inf, -inf], "bfloat16")),
+    case("IsInf", given([0, nan, inf, -inf], "bfloat16")),
     case("IsInf", given([0, nan, 1e300, -inf], "float64"), detect_positive=0),
 ]
 CASES += [

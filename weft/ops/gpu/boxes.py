@@ -121,6 +121,7 @@ class RoiAlignOnGpu(GpuOp):
     """One item an element."""
 
     integers = INTEGERS
+    computes_double = True
 
     def why_not(
         self, op: RoiAlign, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps

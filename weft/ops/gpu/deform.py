@@ -8,12 +8,15 @@ from math import prod
 from weft.core.graph.tensor import Tensor
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, gpu_op, nested_rounds
 from weft.ops.deform import Col2Im, DeformConv
+from weft.ops.gpu.integers import INTEGERS
 from weft.ops.shape import ints
 
 
 @gpu_op(DeformConv)
 class DeformConvOnGpu(GpuOp):
     """A direct convolution, in NCHW."""
+
+    computes_double = True
 
     def rounds(self, op: DeformConv, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
         """Return the number of products that make an output."""
@@ -58,6 +61,9 @@ class DeformConvOnGpu(GpuOp):
 @gpu_op(Col2Im)
 class Col2ImOnGpu(GpuOp):
     """Each pixel looks for the windows that it lies in."""
+
+    integers = INTEGERS
+    computes_double = True
 
     def why_not(
         self, op: Col2Im, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps

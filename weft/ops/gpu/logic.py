@@ -35,6 +35,7 @@ class TruthOnGpu(GpuOp):
     fuses_into_store = False
     any_place = True
     integers = INTEGERS | {DType.BOOL}
+    floats = frozenset({DType.BFLOAT16})
     computes_double = True
 
     def launches(

@@ -210,6 +210,7 @@ class UniqueOnGpu(_Bounded):
     """Finds the first of all that are equal, orders them, and moves them."""
 
     integers = INTEGERS | {DType.BOOL}
+    computes_double = True
 
     def why_not(
         self, op: Unique, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps

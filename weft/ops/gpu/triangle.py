@@ -11,6 +11,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.tensor import Tensor
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, gpu_op
 from weft.ops.create import OneHot
+from weft.ops.gpu.integers import INTEGERS
 from weft.ops.triangle import ReverseSequence, Trilu
 
 
@@ -57,13 +58,16 @@ class TriluOnGpu(_ByPosition):
 class OneHotOnGpu(_ByPosition):
     """One work-item an element of the output."""
 
+    computes_double = True
+
     def why_not(
         self, op: OneHot, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
     ) -> str | None:
         """Refuse places of types that kernels do not load as numbers."""
         places = inputs[0]
         assert places is not None
-        if places.dtype in (DType.FLOAT32, DType.FLOAT16, DType.INT64, DType.INT32, DType.INT8, DType.UINT8):
+        floats = {DType.FLOAT32, DType.FLOAT16, *((DType.FLOAT64,) if caps.doubles else ())}
+        if places.dtype in floats | INTEGERS:
             return None
         return f"GPU kernels do not read places of {places.dtype.value}"
 

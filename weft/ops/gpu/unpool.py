@@ -14,6 +14,8 @@ from weft.ops.unpool import MaxRoiPool
 class MaxRoiPoolOnGpu(GpuOp):
     """Maxima of floats, in NCHW."""
 
+    computes_double = True
+
     def rounds(self, op: MaxRoiPool, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
         """Return the pixels of the largest bin that there can be."""
         assert inputs[0] is not None
