@@ -65,6 +65,25 @@ print("ended with", os.wait()[1])
 np.testing.assert_array_equal(session.wait()[0], want)
 print("right in the parent")
 """
+DROPPED = """
+import gc
+session = weft.load(graph, "opencl", fallback="error")
+want = session.run(fed)[0]
+
+def held():
+    gc.collect()
+    return sorted(type(each).__name__ for each in gc.get_objects() if type(each).__module__ == "pyopencl._cl")
+
+before = held()
+assert {"CommandQueue", "MemoryMap"} <= set(before), before
+if os.fork() == 0:
+    session.close()
+    weft.registry.find("opencl").close()
+    del session, want
+    print("all are there" if held() == before else held())
+    sys.exit(3)
+print("ended with", os.waitstatus_to_exitcode(os.wait()[1]))
+"""
 DAEMON = """
 session, ran = weft.load(graph, api, fallback="error"), threading.Event()
 def loop():
@@ -97,6 +116,11 @@ def test_a_process_that_forked_before_can_use_it(api: str) -> None:
 @pytest.mark.parametrize("api", ["cpu", "opencl", "vulkan"])
 def test_a_forked_process_can_close_a_session_whose_run_is_pending(api: str) -> None:
     assert said(CLOSED, api).splitlines() == ["closed", "ended with 0", "right in the parent"]
+
+
+def test_a_forked_process_releases_nothing_of_the_driver() -> None:
+    """It would wait for ever where a thread of the driver held a lock at the fork."""
+    assert said(DROPPED, "opencl").splitlines() == ["all are there", "ended with 3"]
 
 
 @pytest.mark.parametrize("api", ["opencl", "vulkan"])

@@ -13,7 +13,7 @@ from weft.backends.gpu.device import fork_guard
 from weft.backends.gpu.device.device import Command, DeviceCaps, GpuBuffer, GpuDevice, MemoryKind
 from weft.backends.gpu.device.limits import check_kernel
 from weft.backends.gpu.device.profiles import DeviceProfile
-from weft.backends.opencl import native
+from weft.backends.opencl import forked, native
 from weft.backends.opencl.capabilities import caps_of
 from weft.backends.opencl.cl_errors import failure, listed, words
 from weft.backends.opencl.compilers import Compilers, process_count
@@ -38,6 +38,7 @@ def open_device(index: int, dialect: Dialect) -> OpenCLDevice:
     """Open and return the OpenCL device with this index; NoDevice lists the present ones."""
     device = raw_device(index)
     info = describe(device, index)
+    forked.guard()
     try:
         return OpenCLDevice(info, caps_of(device), dialect, device)
     except cl.Error as e:
