@@ -116,9 +116,9 @@ def test_children_side_by_side_find_what_one_finds(beside: int, monkeypatch: pyt
     started: list[list[str]] = []
     start = child._start
 
-    def noted(device: DeviceInfo, kinds: Sequence[special.SpecialKernel]) -> Any:
+    def noted(device: DeviceInfo, kinds: Sequence[special.SpecialKernel], error: int) -> Any:
         started.append([kind.name for kind in kinds])
-        return start(device, kinds)
+        return start(device, kinds, error)
 
     monkeypatch.setattr(child, "_start", noted)
     device = _runtime("opencl").device.info

@@ -2,7 +2,8 @@
 
 A child is this interpreter with this process's module path. It imports Weft and the modules that register kinds, never
 the user's program. It reports each kind before and after its test, so that a crash can be blamed on a kind. It ends at
-the first failure, because a device may answer nothing correctly after a fault; another child tests the rest.
+the first failure, because a device may answer nothing correctly after a fault; another child tests the rest. It says
+when it has no more to report, because a driver may take a second to end a process, which nobody has to wait for.
 
 Compilers take most of a test's time, and some drivers (NVIDIA's for OpenCL) compile one kernel of a process at a time.
 So several children share the kinds at first, dealt by the time of their tests. A kind that fails there is tested again
@@ -16,12 +17,14 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from importlib import import_module
-from typing import Any
+from typing import IO, Any
 
 from weft.backends.gpu.runtime import GpuRuntime, OpensRuntimes
 from weft.backends.gpu.selftest import verdict_store
@@ -35,6 +38,8 @@ from weft.kernels.verdict import Verdict
 
 MARK = "weft-selftest "
 """The prefix of report lines: drivers may print, too."""
+TOLD = b"weft-selftest-told"
+"""The line after the last report."""
 PROGRAM = processes.program(__name__)
 OUTSIDE = {s.value for s in signal.Signals if s.name in ("SIGHUP", "SIGINT", "SIGKILL", "SIGTERM")}
 """Signals from outside, which say nothing about a kernel. Windows has two of them."""
@@ -80,16 +85,15 @@ def _children(
     groups = [kinds for kinds in groups if kinds]
     if not processes.has_interpreter():
         return [({}, "this program has no Python interpreter of its own")] * len(groups)
-    deadline, children = time.monotonic() + timeout, list[subprocess.Popen[bytes]]()
-    try:
-        children += (_start(device, kinds) for kinds in groups)
-        ends = [_end(child, deadline) for child in children]
-    except OSError as e:
-        return [({}, f"{sys.executable} cannot be started: {e.strerror}")] * len(groups)
-    finally:
-        for child in children:
-            child.kill()  # has an effect only after an interrupt
-    return [_judge(*end, timeout) for end in ends]
+    deadline = time.monotonic() + timeout
+    with ExitStack() as held:
+        # A file never fills up, as a pipe does that nobody reads.
+        errors = [held.enter_context(tempfile.TemporaryFile()) for _ in groups]
+        try:
+            children = [held.enter_context(_Child(device, *each)) for each in zip(groups, errors, strict=True)]
+        except OSError as e:
+            return [({}, f"{sys.executable} cannot be started: {e.strerror}")] * len(groups)
+        return [_judge(child.status(deadline), *child.printed(), timeout) for child in children]
 
 
 def _judge(status: int | None, out: bytes, error: bytes, timeout: float) -> tuple[dict[str, Verdict], str]:
@@ -102,30 +106,65 @@ def _judge(status: int | None, out: bytes, error: bytes, timeout: float) -> tupl
     return found, problem
 
 
-def _start(device: DeviceInfo, kinds: Sequence[SpecialKernel]) -> subprocess.Popen[bytes]:
+class _Child:
+    """A child process, and what it has printed."""
+
+    def __init__(self, device: DeviceInfo, kinds: Sequence[SpecialKernel], error: IO[bytes]) -> None:
+        """Start it; OSError if that fails."""
+        self._error = error
+        self._process = _start(device, kinds, error.fileno())
+        self._out: list[bytes] = []
+        self._told = False
+        self._over = threading.Event()
+        self._reader = threading.Thread(target=self._read, name="weft-selftest", daemon=True)
+        self._reader.start()
+
+    def __enter__(self) -> _Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()  # however far it is
+
+    def status(self, deadline: float) -> int | None:
+        """Wait until it has told all or ended; return 0 or its status, and None if neither came in time."""
+        self._over.wait(max(deadline - time.monotonic(), 0))
+        if self._told:
+            return 0
+        self._reader.join(max(deadline - time.monotonic(), 0))
+        if not self._reader.is_alive():
+            return self._process.returncode
+        self._process.kill()
+        self._reader.join(REAP)
+        return None
+
+    def printed(self) -> tuple[bytes, bytes]:
+        """Return what it has printed, and its errors."""
+        self._error.seek(0)
+        return b"".join(self._out), self._error.read()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                self._out.append(line)
+                if line.startswith(TOLD):
+                    self._told = True
+                    self._over.set()
+        self._over.set()
+        self._process.wait()
+
+
+def _start(device: DeviceInfo, kinds: Sequence[SpecialKernel], error: int) -> subprocess.Popen[bytes]:
     facts = {"id": device.id, "index": device.index, "name": device.name, "driver": device.driver}
     task = {"device": facts, "kinds": [(kind.module, kind.name) for kind in kinds]}
     return processes.start(
         PROGRAM,
         json.dumps(task),
         stdin=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
+        stderr=error,
         WEFT_SELFTEST="process",
         WEFT_BUILD_PROCESSES="0",
     )
-
-
-def _end(child: subprocess.Popen[bytes], deadline: float) -> tuple[int | None, bytes, bytes]:
-    """Wait for a child; return its status, None if it did not end, and what it printed."""
-    try:
-        out, error = child.communicate(timeout=max(deadline - time.monotonic(), 0))
-    except subprocess.TimeoutExpired as e:
-        child.kill()
-        out, error = e.output or b"", e.stderr or b""
-        with suppress(subprocess.TimeoutExpired):
-            out, error = child.communicate(timeout=REAP)
-        return None, out, error
-    return child.returncode, out, error
 
 
 def _how_it_ended(status: int | None, error: bytes, timeout: float) -> tuple[str, bool]:
@@ -174,6 +213,7 @@ def main(text: str) -> None:
         _report(kind=name, verdict=asdict(verdict))
         if verdict.is_fault:
             break
+    _print(TOLD.decode())
     os._exit(0)  # do not test what the driver does at the end of a process
 
 
@@ -194,6 +234,10 @@ def _open(device: DeviceInfo) -> GpuRuntime:
 
 
 def _report(**facts: object) -> None:
-    # The report must start a line, even if a driver printed part of one.
-    sys.stdout.write(f"\n{MARK}{json.dumps(facts)}\n")
+    _print(f"{MARK}{json.dumps(facts)}")
+
+
+def _print(line: str) -> None:
+    # It must start a line, even if a driver printed part of one.
+    sys.stdout.write(f"\n{line}\n")
     sys.stdout.flush()

@@ -43,7 +43,7 @@ KEPT = 24 * 3600.0
 
 The kernel may be at fault, or a busy machine. Verdicts of wrong numbers, crashes and compile errors do not expire.
 """
-MOST_CHILDREN = 6
+MOST_CHILDREN = 8
 """Most child processes side by side: each opens the device, which takes device memory and a second or more."""
 AGAIN = "known from an earlier start, `weft cache clear` has it tested again"
 
