@@ -107,8 +107,9 @@ class Einsum(Op):
 @decomposition("Einsum")
 def _einsum(op: Einsum, make: Body, node: Node) -> Sequence[str]:
     equation: Equation = op.read([make.dims(i) for i in node.inputs])
-    if 0 in equation.sizes.values():
-        return []
+    if 0 in equation.sizes.values():  # sums of nothing
+        out = make.graph.specs[node.outputs[0]]
+        return [make.constant(np.zeros(out.dims, out.dtype.numpy))]
     work = _Contraction(make, equation)
     operands = [work.plain(value, labels) for value, labels in zip(node.inputs, equation.terms, strict=True)]
     value, labels = operands.pop(0)

@@ -300,7 +300,7 @@ def _held(op: Op) -> dict[str, Graph]:
 def _multinomial(op: Multinomial, make: Body, node: Node) -> Sequence[str]:
     (x,) = node.inputs
     batch, classes = make.dims(x)
-    if classes < 2 or not batch:
+    if classes < 2:
         return []
     if make.dtype(x) is not DType.FLOAT32:
         x = make.add("Cast", x, to=DType.FLOAT32)

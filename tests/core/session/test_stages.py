@@ -115,6 +115,56 @@ def test_the_head_of_a_detector(device: str) -> None:
     check(detector(), device, *feeds)
 
 
+def head_of_two_stages() -> ModelProto:
+    """Return a detector whose boxes are looked at again: features, classes, those that are sure, and their best."""
+    nodes = [
+        node("NonMaxSuppression", "boxes scores most overlap least", "rows"),
+        node("Gather", "rows two", "kept", axis=1),
+        node("Gather", "flat kept", "rois", axis=0),
+        node("Sub", "kept kept", "images"),
+        node("RoiAlign", "map rois images", "crops", output_height=4, output_width=4, sampling_ratio=2),
+        node("Conv", "crops filters", "features", pads=[1, 1, 1, 1]),
+        node("Relu", "features", "active"),
+        node("MaxPool", "active", "pooled", kernel_shape=[2, 2], strides=[2, 2]),
+        node("GlobalAveragePool", "pooled", "means"),
+        node("Flatten", "means", "vectors"),
+        node("Gemm", "vectors weights bias", "logits"),
+        node("LayerNormalization", "logits scale", "even"),
+        node("Softmax", "even", "chances"),
+        node("ArgMax", "chances", "classes", axis=1, keepdims=0),
+        node("ReduceMax", "chances", "best", axes=[1], keepdims=0),
+        node("ReduceSum", "chances zero", "sums", keepdims=0),
+        node("Greater", "best half", "sure"),
+        node("Compress", "rois sure", "sure_rois", axis=0),
+        node("NonZero", "sure", "places"),
+        node("Unsqueeze", "sure_rois zero", "again"),
+        node("Compress", "best sure", "sure_best", axis=0),
+        node("Unsqueeze", "sure_best both", "scores_again"),
+        node("NonMaxSuppression", "again scores_again most overlap", "last"),
+        node("Shape", "sure_rois", "count"),
+    ]
+    rng = np.random.default_rng(3)
+    inputs = [info("boxes", (1, 50, 4)), info("flat", (50, 4)), info("scores", (1, 1, 50)), info("map", (1, 4, 16, 16))]
+    outputs = {"chances": FLOAT, "classes": INT64, "sums": FLOAT, "places": INT64, "sure_rois": FLOAT, "last": INT64}
+    return make(
+        nodes, inputs, {**outputs, "count": INT64}, two=np.array(2), zero=np.array([0]), both=np.array([0, 1]),
+        most=np.array([8]), overlap=f32([0.4]), least=f32([0.6]), half=f32(0.4),
+        filters=f32(rng.standard_normal((6, 4, 3, 3))), weights=f32(rng.standard_normal((6, 5))),
+        bias=f32(rng.standard_normal(5)), scale=f32(np.ones(5)),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_later_stages_of_a_detector_get_no_boxes(device: str) -> None:
+    """Run with some boxes, with none, and with some again: no stage may leave the device."""
+    feeds = []
+    for seed, share in ((1, 1.0), (2, 0.5), (3, 1.0)):
+        flat = boxes(seed)
+        given = {"boxes": flat[None], "flat": flat, "map": scores(seed, 1, 4, 16, 16)}
+        feeds.append({**given, "scores": scores(seed + 7, 1, 1, 50) * np.float32(share)})
+    check(head_of_two_stages(), device, *feeds)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_shape_follows_from_a_value(device: str) -> None:
     nodes = [

@@ -81,7 +81,9 @@ class Body:
 
     def reshape(self, value: str, *shape: int) -> str:
         """Return a value under another shape."""
-        return value if self.dims(value) == shape else self.add("Reshape", value, self.ints(*shape))
+        if self.dims(value) == shape:
+            return value
+        return self.add("Reshape", value, self.ints(*shape), allowzero=int(0 in shape))
 
     def cast(self, value: str, to: DType) -> str:
         """Return a value as another element type."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from weft.core.graph.composite import Body, Composite
 from weft.core.graph.graph import Graph, Names, Node
 from weft.core.graph.op import Op
@@ -86,7 +88,13 @@ def _decomposes(op: Op) -> bool:
 def _decomposed(graph: Graph, node: Node, names: Names, added: list[str]) -> list[Node]:
     """Return the nodes that make the outputs of a node, none if it stays whole; `added` gets the values they bring."""
     make, op = Body(graph, node.name, names), node.op
-    results = op.body(make, node.inputs) if isinstance(op, Composite) else DECOMPOSITIONS[op.type](op, make, node)
+    specs = [graph.specs[o] for o in node.outputs if o]
+    if len(specs) == len(node.outputs) and not any(spec.size for spec in specs):
+        results: Sequence[str] = [make.constant(np.zeros(spec.dims, spec.dtype.numpy)) for spec in specs]
+    elif isinstance(op, Composite):
+        results = op.body(make, node.inputs)
+    else:
+        results = DECOMPOSITIONS[op.type](op, make, node)
     added += make.added
     return make.finish(results[: len(node.outputs)], node.outputs) if results else []
 

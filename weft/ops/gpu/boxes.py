@@ -18,6 +18,7 @@ from weft.kernels.launch import (
 )
 from weft.ops.boxes import NonMaxSuppression, RoiAlign
 from weft.ops.gpu.integers import INTEGERS
+from weft.ops.gpu.select import room_sizes
 
 MOST_BITS = 32
 """Bits of a word."""
@@ -44,14 +45,12 @@ class NonMaxSuppressionOnGpu(GpuOp):
     def why_not(
         self, op: NonMaxSuppression, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
     ) -> str | None:
-        """Refuse inputs without boxes, and more boxes than work-group memory has bits."""
+        """Refuse more boxes than work-group memory has bits."""
         boxes = inputs[0]
         assert boxes is not None
         if not op.bounded:
             return "the sizes of its outputs are not bounded"
-        if not prod(outputs[0].shape) or not prod(boxes.shape):
-            return "there are no boxes, or none are wanted"
-        if 4 * words(caps, boxes.shape[1])[0] > caps.local_memory:
+        if 4 * words(caps, max(boxes.shape[1], 1))[0] > caps.local_memory:
             return f"it has {boxes.shape[1]} boxes; work-group memory of {caps.local_memory} bytes holds fewer bits"
         return None
 
@@ -72,6 +71,9 @@ class NonMaxSuppressionOnGpu(GpuOp):
         boxes, scores, limit, overlap, least = (*inputs, None, None, None)[:5]
         rows = outputs[0]
         assert boxes is not None and scores is not None
+        if not rows.shape[0]:
+            room_sizes(k, outputs, rows.shape)
+            return
         count, classes = boxes.shape[1], scores.shape[1]
         lines = scores.shape[0] * classes
         most = rows.shape[0] // lines

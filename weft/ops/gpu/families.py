@@ -590,8 +590,11 @@ family(
         one(NonZero(bounded=True), np.array([[0, 3, 0, -1, 2], [5, 0, 0, 0, 1]], np.float32)),
         one(Unique(bounded=True), np.array([3, 1, 3, 2, 1], np.float32)),
         one(Compress(axis=1, bounded=True), (3, 5), np.array([True, False, True, True, False])),
+        one(Compress(axis=1, bounded=True), (0, 5), np.array([True, False, True, True, False])),
     ),
-    templates=("top_k", "compact", "nonzero", "compress", "unique_first", "unique_rank", "unique_places"),
+    templates=(
+        "top_k", "compact", "nonzero", "compress", "unique_first", "unique_rank", "unique_places", "room_sizes",
+    ),
 )  # fmt: skip
 family(
     "boxes", "suppression of boxes, and what lies within them",

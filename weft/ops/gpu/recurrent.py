@@ -180,8 +180,6 @@ class RecurrentOnGpu(GpuOp):
     ) -> str | None:
         """Refuse loops longer than the driver allows, and more buffers than the device binds."""
         problem = _problem(op, inputs, caps)
-        if not problem.each.steps:
-            return "it has no steps to launch, but a last state to write"
         if problem.each.hidden and not problem.tiles():
             return f"a step of {problem.each.hidden} units loops longer than the driver allows"
         bound = len(inputs) + len(outputs) + 6
@@ -202,9 +200,11 @@ class RecurrentOnGpu(GpuOp):
     ) -> None:
         """Launch the product and the steps."""
         problem = _problem(op, inputs, k.caps)
-        if not prod(outputs[0].shape):
-            return  # the outputs have no elements
         each = problem.each
+        if not each.steps:
+            for state in outputs[1:]:
+                _clear(k, state)
+            return
         x, w = inputs[0], inputs[1]
         assert x is not None and w is not None
         rows, columns = each.steps * each.batch, each.directions * problem.gates * each.hidden
@@ -212,11 +212,18 @@ class RecurrentOnGpu(GpuOp):
         flat = replace(
             w,
             shape=(columns, each.features),
-            constant=None if w.constant is None else w.constant.reshape(columns, -1),
+            constant=None if w.constant is None else w.constant.reshape(columns, each.features),
         )
         steps = (each.features, 1), (1, each.features)
         PRODUCTS.launch(ProductPlan.of(k, (rows, columns, each.features), (x, flat, brought), *steps))
         LAYERS.launch(RecurrentPlan(k, problem, op, brought, inputs, outputs))
+
+
+def _clear(k: KernelBuilder, state: Tensor) -> None:
+    """Launch what makes a state 0: a product of matrices that have 0 columns and 0 rows."""
+    rows, columns = prod(state.shape[:-1]), state.shape[-1]
+    nothing = k.scratch((rows, 0), state.dtype), k.scratch((0, columns), state.dtype)
+    PRODUCTS.launch(ProductPlan.of(k, (rows, columns, 0), (*nothing, state), (0, 1), (columns, 1)))
 
 
 def _problem(op: Recurrent, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> RecurrentProblem:

@@ -138,6 +138,34 @@ def move_slices(
     )  # fmt: skip
 
 
+def room_sizes(
+    k: KernelBuilder,
+    outputs: Sequence[Tensor],
+    shape: Sequence[int],
+    counted: int | None = None,
+    count: Tensor | None = None,
+) -> None:
+    """Launch what writes the sizes of results where they have no elements, if the second of `outputs` wants them.
+
+    The kernels that write results count and store their sizes as they go over the elements, of which there are none.
+    All sizes are as in `shape`, but with `count` the one at `counted` is what a kernel counted.
+    """
+    if len(outputs) < 2:
+        return
+    sizes = {f"S{d}": size for d, size in enumerate(shape) if count is None or d != counted}
+    grid, local = k.for_items(1)
+    k.launch(
+        "room_sizes",
+        reads={} if count is None else {"count": count},
+        writes={"sizes": outputs[-1]},
+        ints=sizes,
+        variant={"rank": len(shape), "counted": -1 if counted is None or count is None else counted},
+        grid=grid,
+        local=local,
+        epilogue=False,
+    )
+
+
 class _Bounded(GpuOp):
     fuses_into_store = False
 
@@ -150,12 +178,8 @@ class _Bounded(GpuOp):
     def why_not(
         self, op: Any, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
     ) -> str | None:
-        """Refuse what has no elements, and a form whose sizes the inputs' values decide."""
-        if not op.bounded:
-            return "the sizes of its outputs are not bounded"
-        if not all(prod(t.shape) for t in outputs[:1]):
-            return f"{outputs[0].name!r} is empty"
-        return None
+        """Refuse a form whose sizes the inputs' values decide."""
+        return None if op.bounded else "the sizes of its outputs are not bounded"
 
 
 @gpu_op(NonZero)
@@ -172,7 +196,13 @@ class NonZeroOnGpu(_Bounded):
         x = inputs[0]
         assert x is not None
         total = prod(x.shape)
+        if not total:
+            room_sizes(k, outputs, (len(x.shape), 0))
+            return
         places, count = compact(k, x, total, total)
+        if not x.shape:
+            room_sizes(k, outputs, (0, 1), 1, count)
+            return
         grid, local = k.for_items(total)
         k.launch(
             "nonzero",
@@ -201,7 +231,13 @@ class CompressOnGpu(_Bounded):
         shape = (prod(x.shape),) if op.axis is None else x.shape
         axis = 0 if op.axis is None else op.axis % len(shape)
         room = y.shape[axis]
+        if not room:
+            room_sizes(k, outputs, y.shape)
+            return
         places, count = compact(k, condition, room, room)
+        if not prod(y.shape):
+            room_sizes(k, outputs, y.shape, axis, count)
+            return
         move_slices(k, x, places, count, axis, outputs)
 
 
@@ -238,6 +274,9 @@ class UniqueOnGpu(_Bounded):
         count = _slices(op, x)
         axis = 0 if op.axis is None else op.axis % len(x.shape)
         values, *others = outputs
+        if not count:
+            room_sizes(k, [values, *others[3:]], (*values.shape, 0, 0, 0))
+            return
         indices, inverse, counts, sizes = (others[n] if n < len(others) else None for n in range(4))
         ints = {"COUNT": count, "SLICE": prod(x.shape) // count}
         ints["INNER"] = 1 if op.axis is None else prod(x.shape[axis + 1 :])

@@ -43,6 +43,11 @@ class _Listener(KernelBuilder):
         return False
 
 
+def launches_nothing(outputs: Sequence[Tensor]) -> bool:
+    """Tell whether no output has an element: then a GPU takes the node and launches nothing, whatever its op."""
+    return not any(t.nbytes for t in outputs)
+
+
 def templates_of(
     op: Op, form: GpuOp, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
 ) -> set[str]:

@@ -17,6 +17,7 @@ from weft.backends.gpu.device.varying import sizes_of
 from weft.backends.gpu.lowering.apart import why_apart
 from weft.backends.gpu.lowering.batch_split import find_front, part_of
 from weft.backends.gpu.lowering.chains import Section, find_chains, without_chained
+from weft.backends.gpu.lowering.dry_run import launches_nothing
 from weft.backends.gpu.lowering.fold_moves import FoldedMoves, fold_moves
 from weft.backends.gpu.lowering.fusion import fuse_pairs, fuse_pools
 from weft.backends.gpu.lowering.launch_builder import NodeBuilder, PlannedConstant
@@ -195,7 +196,8 @@ def plan_node(
         target.device, op, label, inputs, source, known=known,
         node=node, split_products=target.split_products, thrifty=target.thrifty, winograd=target.config.winograd,
     )  # fmt: skip
-    form.launches(base_op(op), builder, base_inputs(op, inputs), outputs)
+    if not launches_nothing(outputs):
+        form.launches(base_op(op), builder, base_inputs(op, inputs), outputs)
     if builder.undeclared and not target.thrifty:
         target.known[label] = Known(op, tuple(map(ref, weights)), {**known, **builder.undeclared})
     return NodePlan(

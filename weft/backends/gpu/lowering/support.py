@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from weft.backends.gpu.lowering.dry_run import templates_of
+from weft.backends.gpu.lowering.dry_run import launches_nothing, templates_of
 from weft.backends.gpu.lowering.layouts import base_inputs, base_op
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Layout, storage_size
@@ -55,6 +55,8 @@ def why_not(inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op, 
             return f"{t.name!r} has {elements} elements; kernels count in 32 bits"
     if isinstance(base_op(op), Elementwise) and len(tensors) > caps.max_buffers:
         return f"its kernel reads and writes {len(tensors)} values and the device binds {caps.max_buffers} buffers"
+    if outputs and launches_nothing(outputs):
+        return None
     reason = form.why_not(op, inputs, outputs, caps)
     if reason is None and caps.max_rounds:
         rounds = form.rounds(base_op(op), base_inputs(op, inputs), caps) + 1
