@@ -51,10 +51,25 @@ class NonMaxSuppression(RunSized):
         """Return that of the rows."""
         return (0,)
 
+    def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return the specs; ModelError if `most` is not what the input says, where that is known."""
+        wanted = self.wanted(constants)
+        if self.most is not None and wanted not in (None, self.most):
+            raise unfit(f"it was planned for at most {self.most} boxes, and its input says {wanted}")
+        return super().infer(inputs, constants)
+
+    def wanted(self, constants: Constants) -> int | None:
+        """Return the most boxes that the input allows, if that is known."""
+        limit = optional(constants, 2)
+        if limit is None:
+            return None
+        if limit.size != 1:
+            raise unfit(f"the most boxes are {limit.size} numbers")
+        return max(int(limit.reshape(-1)[0]), 0)
+
     def with_bounds(self, constants: Constants) -> NonMaxSuppression:
         """Return the bounded form, with room for no more boxes than the most that are wanted, if that is known."""
-        limit = optional(constants, 2)
-        return replace(self, bounded=True, most=None if limit is None else max(int(limit.reshape(-1)[0]), 0))
+        return replace(self, bounded=True, most=self.wanted(constants))
 
     def results(self, *inputs: Array | None) -> tuple[Array, ...]:
         """Return the rows."""

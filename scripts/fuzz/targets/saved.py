@@ -25,21 +25,23 @@ EACH = 7
 """One of this many one-op models is saved; the number has no factor in common with the sizes of the op families."""
 
 
+def open_drivers() -> None:
+    """Open what a changed file may name on any target: a driver that opens late looks like growth."""
+    first = networks()[0]
+    shapes = {i.name: (1, 3, 8, 8) for i in first.graph.input}
+    for device in ("opencl", "vulkan"):
+        with suppress(WeftError), weft.load(first, device, shapes=shapes) as session:
+            session.run(draw_feeds(session.optimized.graph))
+
+
 class SavedTarget(Target):
     """Saves good networks of the device, changes the files and loads them."""
 
     file = "network.weft"
 
     def prepare(self) -> None:
-        """Save networks of one part, of several, and at low precision; open what a file may name.
-
-        A changed file may say OpenCL or Vulkan on any target: a driver that opens late looks like growth.
-        """
-        first = networks()[0]
-        shapes = {i.name: (1, 3, 8, 8) for i in first.graph.input}
-        for device in ("opencl", "vulkan"):
-            with suppress(WeftError), weft.load(first, device, shapes=shapes) as session:
-                session.run(draw_feeds(session.optimized.graph))
+        """Save networks of one part, of several, and at low precision; open what a file may name."""
+        open_drivers()
         self.files: list[Path] = []
         for number, model in enumerate([*networks(), *single_ops()[::EACH]]):
             several = number < len(networks()) and self.device != "cpu"

@@ -24,7 +24,7 @@ from scripts.fuzz.resealed import reseal
 from scripts.fuzz.staged_cases import staged
 from scripts.fuzz.target import Finding, Target, target
 from scripts.fuzz.targets.onnx import large_shapes, nudged
-from scripts.fuzz.targets.saved import change_network, change_spec
+from scripts.fuzz.targets.saved import change_network, change_spec, open_drivers
 from weft.core.contract.backend import Precision
 from weft.core.graph.control_op import ControlOp, Value, step
 from weft.core.graph.graph import Graph
@@ -56,13 +56,14 @@ class WeftStages(Target):
     """The name of a file that says that the plans of the network are not of its nodes."""
 
     def prepare(self) -> None:
-        """Save networks at both precisions, some of them of several devices."""
+        """Save networks at both precisions, some of them of several devices; open what a file may name."""
+        open_drivers()
         self.files: list[Path] = []
         for number, model in enumerate(staged()):
             for precision in ("high", "low"):
                 path = self.scratch / f"{number}-{precision}.weft"
                 several = self.device != "cpu" and precision == "low"
-                hints = {"*[yz]": "cpu"} if several else {}
+                hints = {model.graph.output[0].name: "cpu"} if several else {}
                 devices = [self.device] if self.device == "cpu" else [self.device, "cpu"]
                 weft.optimize(model, devices, hints=hints, precision=precision).save(path)
                 self.files.append(path)

@@ -234,3 +234,12 @@ def test_the_inputs_of_a_file_are_in_the_order_of_the_model(tmp_path: Path) -> N
 def saved_to(network: weft.OptimizedNetwork, folder: Path) -> Path:
     network.save(folder / "saved.weft")
     return folder / "saved.weft"
+
+
+def test_boxes_are_counted_as_planned(tmp_path: Path) -> None:
+    members = members_of(content(weft.optimize(boxes(), "cpu"), tmp_path))
+    manifest = json.loads(members["network.json"])
+    name = f"arrays/{manifest['graph']['constants']['most']}.npy"
+    members[name] = members[name][:-8] + np.array(9).tobytes()
+    why = "it was planned for at most 4 boxes, and its input says 9"
+    assert why in refusal(rewritten(packed(members), lambda _: None), tmp_path)
