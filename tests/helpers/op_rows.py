@@ -94,7 +94,7 @@ RUNS_ON_GPUS: dict[str, frozenset[str]] = {
 """The ops with a GPU form, and the element types of computed inputs that it must take."""
 
 REFUSED = {
-    r"Resize-[iu].*-mode=(linear|cubic)": "interpolate in float32",
+    r"Resize-[iu].*-mode=(linear|cubic)": "interpolate floats",
     r"ReduceL2-i": "in float32",
     r"ReduceSum-.*-runs": "three runs",
     r"QuantizeLinear-.*-precision=": "divide in float32",

@@ -36,11 +36,11 @@ ${k.for_each("i", "TOTAL")} {
   ${y.move("i", x, "from")}
 % endif
 % else:
-  ${"f32x4 v = SPLAT(0.0)" if packed else "f32 v = 0.0"};
+  ${"f32x4 v = SPLAT(0.0)" if packed else f"{k.number} v = 0.0"};
 % for before, d in zip(("", *sampled), sampled):
   for (int t${d} = at${d}; t${d} < at${d} + ${taps}; t${d}++) {
     const int from${d} = from${before} + ${k.args[f"p{d}"].load(f"t{d}")} * S${d};
-    const f32 weight${d} = ${f"weight{before} * " if before else ""}${k.args[f"w{d}"].load(f"t{d}")};
+    const ${k.number} weight${d} = ${f"weight{before} * " if before else ""}${k.args[f"w{d}"].load(f"t{d}")};
 % endfor
     ${"if (!outside) " if cropped else ""}v += weight${sampled[-1]} * ${load(inner)};
   ${"}" * len(sampled)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from weft.conformance.cases.table import Case, Input, case, const, f16, f32, i32, u8
+from weft.conformance.cases.table import Case, Input, case, const, f16, f32, f64, i32, u8
 
 
 def scaled(x: Input, *scales: float, **attributes: Any) -> Case:
@@ -70,6 +70,11 @@ CASES += [
     scaled(f32(1, 2, 8, 7), 1, 1, 0.4, 1.6, mode="cubic", antialias=1, oracles=("onnx",)),
     sized(f32(1, 1, 9, 8), 1, 1, 4, 3, mode="linear", antialias=1, exclude_outside=1, oracles=("onnx",)),
     scaled(f16(1, 2, 8, 7), 1, 1, 0.4, 0.6, mode="linear", antialias=1, oracles=("onnx",)),
+    scaled(f64(1, 2, 3, 4, low=1, high=1 + 2.0**-40), 1, 1, 2, 1.5, mode="linear"),
+    scaled(f64(1, 2, 4, 5), 1, 2, 0.5, 2, mode="cubic"),
+    sized(f64(1, 1, 4, 4), 1, 1, 3, 5, roi=(0, 0, -0.25, 0.5, 1, 1, 1.25, 1.75), extrapolation_value=10.0,
+          mode="linear", coordinate_transformation_mode="tf_crop_and_resize"),
+    scaled(f64(1, 2, 3, 4), 1, 1, 2, 1.5),
     scaled(u8(1, 2, 3, 4, high=255), 1, 1, 2, 1.5, mode="linear"),
     scaled(i32(1, 2, 3, 4, low=-99, high=99), 1, 1, 2, 1.5, mode="linear"),
-]
+]  # fmt: skip

@@ -23,15 +23,17 @@ class ResizeOnGpu(GpuOp):
     wanted_layout = WantedLayout.EITHER
     fuses_into_store = False
     moves_bits = True
+    computes_double = True
 
     def why_not(
         self, op: Resize, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
     ) -> str | None:
-        """Refuse to interpolate doubles, and to resample batch or channels to the same size, which NC4HW4 hides."""
+        """Refuse to interpolate integers, and to resample batch or channels to the same size, which NC4HW4 hides."""
         x, y = inputs[0], outputs[0]
         assert x is not None
-        if op.mode != "nearest" and x.dtype not in (DType.FLOAT32, DType.FLOAT16):
-            return f"GPU kernels interpolate in float32; {x.name!r} is {x.dtype.value}"
+        mixed = {DType.FLOAT32, DType.FLOAT16, *((DType.FLOAT64,) if caps.doubles else ())}
+        if op.mode != "nearest" and x.dtype not in mixed:
+            return f"GPU kernels interpolate floats that the device computes in; {x.name!r} is {x.dtype.value}"
         if any(t is not None and t.constant is None for t in inputs[1:]):
             return "its scales, sizes or region are computed at run time"
         channels = [part for part in _plan(op, inputs) if part.axis < 2 and len(x.shape) > 2]
