@@ -15,10 +15,14 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.helpers.run_length import OP_VARIABLE, VARIABLE, covering
+
+if TYPE_CHECKING:
+    from tests.helpers.warm_python import WarmPython
 
 REQUIRED = {
     "opencl": "pip install pyopencl intel-opencl-rt intel-cmplr-lib-rt; apt install pocl-opencl-icd",
@@ -142,6 +146,15 @@ def decide_anew() -> None:
     chooser = sys.modules.get("weft.kernels.chooser")
     if chooser is not None:
         chooser.forget_decisions()
+
+
+@pytest.fixture(scope="session")
+def warm_python() -> Iterator[WarmPython]:
+    """Give what runs programs without the start of Python."""
+    from tests.helpers.warm_python import WarmPython
+
+    with WarmPython() as made:
+        yield made
 
 
 def _said_by_validation() -> list[str]:

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.docs_page import Block, Shell, matches, read
+from tests.helpers.warm_python import ADDRESS, WarmPython
 from weft.backends.gpu.device.device import GpuDevice
 from weft.cli.app import app_of
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-SCRIPT = ROOT / "tests" / "helpers" / "docs_page.py"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_code_of_page(page: Path, tmp_path: Path) -> None:
+def test_code_of_page(page: Path, tmp_path: Path, warm_python: WarmPython) -> None:
     """Pages register ops and backends for good, so each runs in a process of its own."""
-    command = [sys.executable, "-W", "error", str(SCRIPT), str(page)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=900, check=False)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), ADDRESS: warm_python.address}
+    script = ("-W", "error", "-m", "tests.helpers.docs_page")
+    done = warm_python.run(*script, page, cwd=tmp_path, env=environment, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

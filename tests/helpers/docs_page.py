@@ -11,9 +11,9 @@ What a fenced block is for follows from its language and from a comment directly
     any other               is not run
 
 In what is expected, `...` stands for any text. In the shell, `python`, `python3` and `weft` are those of this
-repository. A page with the line <!-- fresh environment --> installs Weft itself: there they are what an
-environment without Weft has, `$WEFT` is the repository, and pip, which is the one from where this runs, takes what
-Weft needs from there.
+repository, as forks of a process if WEFT_TESTS_SERVER names one (see `tests.helpers.warm_python`). A page with the
+line <!-- fresh environment --> installs Weft itself: there they are what an environment without Weft has, `$WEFT` is
+the repository, and pip, which is the one from where this runs, takes what Weft needs from there.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.helpers.warm_python import ADDRESS, command_line
 
 ROOT = Path(__file__).parents[2]
 _COMMENT = r"(?:<!-- (?P<verb>\w+): (?P<path>\S+) -->\n+)?"
@@ -130,7 +132,8 @@ class Shell:
 
     def __init__(self, state: Path, *, fresh: bool) -> None:
         self.environment = {**os.environ, "STATE": str(state), "COLUMNS": "120", "WEFT": str(ROOT)}
-        this = f'exec "{sys.executable}"'
+        server = None if fresh else os.environ.get(ADDRESS)
+        this = f"exec {command_line(server)}" if server else f'exec "{sys.executable}"'
         shims = {"python": f'{this} "$@"', "python3": f'{this} "$@"'}
         if fresh:
             libraries = dict.fromkeys(sysconfig.get_paths()[kind] for kind in ("purelib", "platlib"))
