@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from tests.helpers.fakes import mock, mocks
 from tests.helpers.nets import Net, chain, feeds
 from weft.core.graph.graph import Graph
 from weft.core.graph.interpreter import outputs
+from weft.core.placement.optimized_network import PreCompiled
 from weft.errors import ConfigError, UnsupportedOps
 
 
@@ -120,6 +122,24 @@ def test_A3_a_hint_that_fails_is_no_excuse_for_a_fallback() -> None:
 
 
 # -- nodes that nobody takes -------------------------------------------------------------------------------
+
+
+def test_A3_the_advice_for_nodes_that_nobody_takes_works() -> None:
+    graph = chain("Relu", "Tanh", "Exp")
+    with mocks(one=mock("Relu"), two=mock("Tanh")):
+        with pytest.raises(UnsupportedOps) as caught:
+            weft.load(graph, ["one", "two"], fallback="error")
+        assert caught.value.fix == 'allow the CPU: fallback="cpu"'
+        with weft.load(graph, ["one", "two"], fallback="cpu") as session:
+            assert session.report.nodes_by_device == {"one": 1, "two": 1, "cpu": 1}
+
+
+def test_A3_where_the_cpu_refuses_too_nobody_is_sent_to_it() -> None:
+    graph = chain("Relu")
+    graph.nodes = [replace(graph.nodes[0], op=PreCompiled("acme", b"", (graph.specs["v0"],)))]
+    with pytest.raises(UnsupportedOps, match="cpu:0: acme compiled it for itself") as caught:
+        weft.load(graph, "cpu")
+    assert "fallback" not in caught.value.fix and "on that backend alone" in caught.value.fix
 
 
 @pytest.mark.parametrize("how", [weft.load, weft.optimize])

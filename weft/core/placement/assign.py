@@ -90,13 +90,17 @@ def assign_node(graph: Graph, node: Node, backends: Backends, hints: Hints, resu
 
 
 def unsupported(nodes: Sequence[Node], backends: Backends, result: Assignment) -> UnsupportedOps:
-    """Return the error for nodes that no backend takes, with every backend's reason."""
+    """Return the error for nodes that no backend takes, with every backend's reason and what to do next."""
     reasons = {n.name: [f"{d}: {result.refusals[n.name, d].reason}" for d in backends] for n in nodes}
     problems = tuple(f"{n.name!r} ({n.op.type}): {'; '.join(reasons[n.name])}" for n in nodes)
+    if any(b.info.id == "cpu" for b in backends.values()):
+        fix = "name a device that takes them; what a backend compiled runs on that backend alone"
+    else:
+        fix = 'allow the CPU: fallback="cpu"'
     return UnsupportedOps(
         f"{len(problems)} node(s) run on none of {', '.join(backends)}",
         problems,
-        fix='add "cpu" to the devices, or register an implementation',
+        fix=fix,
         refusals=tuple(result.refusals.values()),
     )
 
