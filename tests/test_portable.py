@@ -13,6 +13,7 @@ from types import ModuleType
 
 import pytest
 
+from tests.helpers.waits import ended
 from weft.core.host import file_locks
 
 ROOT = Path(__file__).parents[1]
@@ -131,8 +132,7 @@ def test_a_folder_is_one_writers_at_a_time(windows: bool, tmp_path: Path, monkey
     threads = [threading.Thread(target=write) for _ in range(4)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    ended(*threads)
     assert most == [1] and inside == [0]
     assert [p.name for p in tmp_path.iterdir()] == ([".lock"] if windows else [])
 

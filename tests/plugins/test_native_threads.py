@@ -14,6 +14,7 @@ import weft
 from tests.helpers.native_sources import vault_in
 from tests.helpers.nets import Net
 from tests.helpers.plugins import needs_compiler
+from tests.helpers.waits import ended
 from weft.core.graph.graph import Graph
 
 pytestmark = needs_compiler
@@ -60,8 +61,7 @@ def test_A19_the_queue_is_waited_for_right_before_each_copy_and_each_free(tmp_pa
             threads = [threading.Thread(target=work, args=[k, runtime]) for k in range(SESSIONS)]
             for thread in threads:
                 thread.start()
-            for thread in threads:
-                thread.join()
+            ended(*threads)
         assert not wrong
         assert vault.counters["created"] > SESSIONS, "the vault was used"
         assert vault.counters["late"] == 0

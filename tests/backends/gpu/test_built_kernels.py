@@ -12,6 +12,7 @@ import pytest
 
 import weft
 from tests.helpers import opencl_kernels, vulkan_kernels
+from tests.helpers.waits import LIMIT, ended
 from weft.backends.gpu.device.built_kernels import Kept
 from weft.backends.gpu.device.device import GpuDevice
 
@@ -70,7 +71,7 @@ def test_the_last_used_are_held_and_those_in_use_found() -> None:
 
 def test_threads_that_ask_for_the_same_get_one_object() -> None:
     kept: Kept[int, Made] = Kept(1)
-    made, found, inside = [], [], threading.Barrier(4)
+    made, found, inside = [], [], threading.Barrier(4, timeout=LIMIT)
 
     def make() -> Made:
         made.append(Made(""))
@@ -83,8 +84,7 @@ def test_threads_that_ask_for_the_same_get_one_object() -> None:
     threads = [threading.Thread(target=ask) for _ in range(4)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    ended(*threads)
     assert len(made) == 1 and all(each is made[0] for each in found)
 
 

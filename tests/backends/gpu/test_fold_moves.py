@@ -27,13 +27,13 @@ GPUS = ("opencl", "vulkan")
 @given(graph=moving_networks(10))
 @settings(max_examples=examples(150), deadline=None, suppress_health_check=SLOW)
 def test_a_plan_with_moves_gives_the_numbers_of_the_network(graph: Graph) -> None:
-    assert_plays(graph)
+    assert_plays(graph, drawn=True)
 
 
 @given(graph=moving_networks(8))
 @settings(max_examples=examples(50), deadline=None, suppress_health_check=SLOW)
 def test_a_plan_in_fp16_gives_them_too(graph: Graph) -> None:
-    assert_plays(graph, "low", 0.05)
+    assert_plays(graph, "low", 0.05, drawn=True)
 
 
 # -- what remains ------------------------------------------------------------------------------------------

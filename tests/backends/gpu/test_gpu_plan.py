@@ -35,13 +35,13 @@ many = settings(max_examples=examples(120), deadline=None, suppress_health_check
 @given(graph=networks(12))
 @many
 def test_a_plan_gives_the_numbers_of_the_network(graph: Graph) -> None:
-    assert_plays(graph)
+    assert_plays(graph, drawn=True)
 
 
 @given(graph=networks(8))
 @settings(many, max_examples=examples(40))
 def test_a_plan_in_fp16_gives_them_too(graph: Graph) -> None:
-    assert_plays(graph, "low", 0.05)
+    assert_plays(graph, "low", 0.05, drawn=True)
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4, 6, 8])

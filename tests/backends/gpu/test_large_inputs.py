@@ -14,6 +14,7 @@ import weft
 from tests.helpers.nets import Net
 from tests.helpers.null_gpu import NullDevice, null_gpu
 from tests.helpers.opened import STARTS, opened
+from tests.helpers.waits import ended
 from weft.backends.gpu.recording import chunked_upload
 from weft.backends.gpu.recording.chunked_upload import Stream
 from weft.backends.vulkan import context
@@ -216,7 +217,7 @@ def test_a_run_after_one_that_failed_between_its_inputs_is_right(
         found: list[Array] = []
         thread = threading.Thread(target=lambda: found.extend(session.run(random(2), random(3))))
         thread.start()
-        thread.join()
+        ended(thread)
         np.testing.assert_array_equal(found[0], relu(random(2), random(3)))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pyopencl as cl
@@ -13,6 +14,7 @@ import weft
 from tests.helpers.device_figures import set_figures
 from tests.helpers.nets import Net
 from tests.helpers.opened import opened
+from tests.helpers.waits import ended, returns
 from weft.backends.gpu.device.device import Binding, CopyCommand, GpuBuffer, MemoryKind
 from weft.backends.opencl.device import OpenCLDevice
 from weft.backends.opencl.discovery import raw_device
@@ -31,18 +33,27 @@ def pool() -> Iterator[QueuePool]:
     made.close()
 
 
+@contextmanager
+def released(held: cl.UserEvent) -> Iterator[None]:
+    """Let what waits for an event go at the end, also of a test that fails: its queue could not be closed."""
+    try:
+        yield
+    finally:
+        held.set_status(COMPLETE)
+
+
 def test_what_comes_after_uploads_waits_for_them_and_what_came_before_does_not(pool: QueuePool) -> None:
     before = cl.enqueue_marker(pool.current())
     uploads = pool.uploads()
     held = cl.UserEvent(uploads.context)
     cl.enqueue_barrier(uploads, wait_for=[held])
-    before.wait()
-    after = cl.enqueue_marker(pool.current())
-    assert pool.current() is not uploads
-    pool.current().flush()
-    assert after.command_execution_status != COMPLETE
-    held.set_status(COMPLETE)
-    after.wait()
+    with released(held):
+        returns(before.wait)
+        after = cl.enqueue_marker(pool.current())
+        assert pool.current() is not uploads
+        pool.current().flush()
+        assert after.command_execution_status != COMPLETE
+    returns(after.wait)
 
 
 def test_uploads_are_waited_for_by_the_next_work_alone(pool: QueuePool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +81,7 @@ def test_a_lane_whose_thread_ended_behind_its_uploads_catches_up_in_the_next(poo
     for begin in (True, False):
         thread = threading.Thread(target=work, args=[begin])
         thread.start()
-        thread.join()
+        ended(thread)
     (lane,) = pool._all
     assert found == [lane.uploads, lane.queue] and not lane.behind
 
@@ -78,11 +89,12 @@ def test_a_lane_whose_thread_ended_behind_its_uploads_catches_up_in_the_next(poo
 def test_uploads_run_while_earlier_work_waits(pool: QueuePool) -> None:
     held = cl.UserEvent(pool.current().context)
     cl.enqueue_barrier(pool.current(), wait_for=[held])
-    done = cl.enqueue_marker(pool.uploads())
-    pool.uploads().flush()
-    done.wait()
-    held.set_status(COMPLETE)
-    pool.finish()
+    with released(held):
+        done = cl.enqueue_marker(pool.uploads())
+        pool.uploads().flush()
+        returns(done.wait)
+        assert done.command_execution_status == COMPLETE
+    returns(pool.finish)
 
 
 def test_to_wait_for_all_is_to_wait_for_uploads_too(pool: QueuePool) -> None:
@@ -90,10 +102,10 @@ def test_to_wait_for_all_is_to_wait_for_uploads_too(pool: QueuePool) -> None:
     cl.enqueue_barrier(pool.uploads(), wait_for=[held])
     waiting = threading.Thread(target=pool.finish)
     waiting.start()
-    waiting.join(0.1)
-    assert waiting.is_alive()
-    held.set_status(COMPLETE)
-    waiting.join()
+    with released(held):
+        waiting.join(0.1)
+        assert waiting.is_alive()
+    ended(waiting)
 
 
 def test_the_next_work_makes_uploads_start(pool: QueuePool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.opencl_kernels import SOURCE, free, host, run, values, whole
+from tests.helpers.waits import ended
 from weft.backends.gpu.device.device import (
     BarrierCommand,
     Binding,
@@ -211,8 +212,7 @@ def test_threads(either: OpenCLDevice) -> None:
         threads = [threading.Thread(target=_work, args=(device, i, errors)) for i in range(4)]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join()
+        ended(*threads)
     assert not errors
     assert device.stats.submits == 2 * 4 * 50
     assert device.stats.compiles == 5

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.vulkan_kernels import ADD, NO_DIALECT, SCALE, host, launch, run, values, whole
+from tests.helpers.waits import ended
 from weft.backends.gpu.device.device import BarrierCommand, Binding, CopyCommand, MemoryKind
 from weft.backends.vulkan.device import VulkanDevice, open_device
 from weft.errors import BackendError, ClosedError, DeviceLost, OutOfMemory
@@ -95,8 +96,7 @@ def test_threads_submit_their_own_recordings(device: VulkanDevice) -> None:
     threads = [threading.Thread(target=work, args=(factor,)) for factor in (2.0, 2.0, 3.0, 4.0)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    ended(*threads)
     assert problems == []
     assert device.stats.compiles == 3, "the two threads with equal constants share one kernel"
     assert device.stats.submits == 80

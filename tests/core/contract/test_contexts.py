@@ -92,8 +92,13 @@ def test_A10_a_context_lives_as_long_as_its_runtime(acme: WithContext) -> None:
 
 
 def test_A10_backends_without_a_context_are_left_alone() -> None:
+    graph = chain("Relu", "Tanh")
     with registered(Creator(mock()), "acme"), weft.Runtime() as runtime:
-        runtime.unload(runtime.load(network()))
+        id_ = runtime.load(network())
+        assert set(runtime.session(id_).report.placement.values()) == {"acme"}
+        np.testing.assert_array_equal(runtime.run(id_, feeds(graph))[0], outputs(graph, feeds(graph))[0])
+        runtime.unload(id_)
+        assert runtime.networks == []
 
 
 def test_A10_threads_load_run_and_unload_at_the_same_time(acme: WithContext) -> None:

@@ -12,6 +12,7 @@ from threading import Barrier
 
 import pytest
 
+from tests.helpers.waits import LIMIT
 from weft.core.graph.layout import Array
 from weft.core.graph.op import Constants, Op
 from weft.core.graph.op_class import op_dataclass
@@ -88,7 +89,7 @@ def test_threads_that_use_a_class_first_all_find_it_made() -> None:
     threads = 8
     for _ in range(20):
         body = {"__annotations__": {"second": "int"}, "second": 0}
-        declared, together = op_dataclass(type("Op", (MadeAtOnce,), body)), Barrier(threads)
+        declared, together = op_dataclass(type("Op", (MadeAtOnce,), body)), Barrier(threads, timeout=LIMIT)
 
         def made(number: int, declared: type[Op] = declared, together: Barrier = together) -> dict[str, object]:
             together.wait()

@@ -15,6 +15,7 @@ import weft
 from tests.helpers.fakes import Creator
 from tests.helpers.nets import Net
 from tests.helpers.plugins import COUNT, in_new_process, new_registry, py_source, write
+from tests.helpers.waits import LIMIT, ended
 from weft.backends.cpu.backend import CpuBackend
 from weft.core.contract.backend import Backend, BackendInfo, ForwardType
 from weft.core.graph.graph import Graph
@@ -270,7 +271,7 @@ def test_A1_threads_that_ask_at_once_load_once(tmp_path: Path) -> None:
     write(tmp_path / "acme_npu_backend.py", COUNT + py_source())
     made = new_registry()
     made._paths = (tmp_path,)
-    together, seen = threading.Barrier(8), []
+    together, seen = threading.Barrier(8, timeout=LIMIT), []
 
     def ask() -> None:
         together.wait()
@@ -279,8 +280,7 @@ def test_A1_threads_that_ask_at_once_load_once(tmp_path: Path) -> None:
     threads = [threading.Thread(target=ask) for _ in range(8)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    ended(*threads)
     assert seen == [["cpu", "acme"]] * 8
     assert (tmp_path / "count").read_text() == "x"
 

@@ -12,6 +12,7 @@ from numpy.lib import stride_tricks
 
 import weft
 from tests.helpers.nets import Net
+from tests.helpers.waits import ended
 from weft.core.graph.graph import Graph
 from weft.core.session.arguments import overlaps_itself
 from weft.errors import ClosedError, InputError, OutOfMemory
@@ -261,7 +262,7 @@ def test_a_close_in_another_thread_waits_for_the_run_and_later_runs_say_so() -> 
     thread = threading.Thread(target=close)
     thread.start()
     np.testing.assert_array_equal(session.run(X)[0], Y)
-    thread.join()
+    ended(thread)
     with pytest.raises(ClosedError):
         session.run(X)
 

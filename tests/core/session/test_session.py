@@ -10,6 +10,7 @@ import pytest
 
 import weft
 from tests.helpers.nets import Net, branching, feeds
+from tests.helpers.opened import held
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.interpreter import outputs
@@ -320,9 +321,13 @@ def test_F6_a_caller_may_change_the_inputs_after_submit(session: weft.Session) -
 
 
 def test_F6_a_session_can_be_closed_in_flight(device: str) -> None:
+    before = held(device)
     session = weft.load(two_by_two(), device=device)
     session.submit(A, B)
     session.close()
+    assert held(device) == before
+    with pytest.raises(ClosedError):
+        session.wait()
 
 
 def test_F6_a_with_block_closes_the_session_also_on_an_error(device: str) -> None:

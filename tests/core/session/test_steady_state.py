@@ -14,14 +14,13 @@ import pytest
 
 import weft
 from tests.helpers.nets import Net, branching, feeds
-from weft.backends.gpu.creator import GpuCreator
-from weft.backends.gpu.device.device import DeviceStats
+from tests.helpers.opened import held, stats
+from tests.helpers.waits import ended, soon
 from weft.core.contract.backend import Backend
 from weft.core.graph.graph import Graph
 from weft.core.graph.interpreter import outputs
 from weft.core.graph.layout import Array
 from weft.core.graph.tensor import Tensor
-from weft.core.registry.backend_registry import registry
 from weft.core.session.loaded_network import close_forgotten
 from weft.core.session.pipeline import Pipeline
 
@@ -41,18 +40,6 @@ def flexible() -> Graph:
     both = net.add("Concat", stem, left, axis=1)
     pooled = net.add("Flatten", net.add("GlobalAveragePool", both))
     return net.finish(net.add("Softmax", net.add("Gemm", pooled, net.random(12, 5), net.random(5)), name="y"))
-
-
-def stats(device: str) -> DeviceStats | None:
-    """Return the counters of a device; a CPU has none."""
-    creator = registry.find(device)
-    return creator.runtime(0).device.stats if isinstance(creator, GpuCreator) else None
-
-
-def held(device: str) -> tuple[int, int, int]:
-    """Return how much of a device is in use."""
-    found = stats(device)
-    return (found.live_buffers, found.live_bytes, found.live_recordings) if found else (0, 0, 0)
 
 
 def objects() -> dict[str, int]:
@@ -187,8 +174,7 @@ def in_threads(*work: Callable[[], None]) -> None:
     threads = [threading.Thread(target=guarded, args=(w,)) for w in work]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    ended(*threads)
     if errors:
         raise errors[0]
 
@@ -244,7 +230,7 @@ def test_a_close_from_another_thread_waits_for_the_run(device: str) -> None:
                 started.set()
 
     def closes() -> None:
-        started.wait()
+        soon(started)
         session.close()
 
     in_threads(runs, closes)

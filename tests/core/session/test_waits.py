@@ -11,6 +11,7 @@ import pytest
 import weft
 from tests.helpers.fakes import Inputs, Outputs, mock, mocks
 from tests.helpers.nets import Net, feeds
+from tests.helpers.waits import ended, soon
 from weft.core.contract.backend import BackendInfo, Execution
 from weft.core.graph.interpreter import outputs
 from weft.core.graph.layout import Array
@@ -41,7 +42,7 @@ class Threaded(mock()):  # type: ignore[misc]
         work, gate = self.work[:], self.gate
 
         def compute() -> None:
-            gate.wait()
+            soon(gate)
             for each in work:
                 each()
 
@@ -52,7 +53,7 @@ class Threaded(mock()):  # type: ignore[misc]
         self.calls.append(f"wait for {self.info.id}")
         self.asked.set()
         if self.thread is not None:
-            self.thread.join()
+            ended(self.thread)
         return True
 
 

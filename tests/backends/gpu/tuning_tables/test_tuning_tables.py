@@ -13,6 +13,7 @@ from typing import cast
 
 import pytest
 
+from tests.helpers.waits import ended
 from weft.backends.gpu.tuning_tables.choice import Choice
 from weft.backends.gpu.tuning_tables.tuning_table import (
     FORGOTTEN,
@@ -236,6 +237,5 @@ def test_writers_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
     threads = [threading.Thread(target=write, args=(n,)) for n in range(len(tables))]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    ended(*threads)
     assert len(TuningTable(INFO, tmp_path).entries()) == 80
