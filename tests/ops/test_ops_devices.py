@@ -25,16 +25,18 @@ from tests.helpers.op_rows import (
     run,
 )
 from tests.helpers.rows_together import as_it_is, by_family, check_refused, check_rows
-from weft.conformance.cases.table import Case
+from weft.conformance.cases.table import Case, tolerance
 from weft.conformance.checks.table import feeds_of, graph_of, halved
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Array
 from weft.core.graph.op import op_types
-from weft.ops.binary import Add
+from weft.ops.binary import Add, Mul
+from weft.ops.concat import Concat
+from weft.ops.conv import Conv
 from weft.ops.gpu import elementwise
-from weft.ops.pool import MaxPool
-from weft.ops.unary import Cast
+from weft.ops.pool import GlobalAveragePool, MaxPool
+from weft.ops.unary import Cast, Relu, Sigmoid
 
 DEVICES = ("cpu", *GPUS)
 TAKEN = by_family(row for row in ROWS if refusal(row) is None)
@@ -126,6 +128,29 @@ def test_doubles_are_computed_as_they_are_and_rounded_once(device: str) -> None:
     (y,) = run(net.graph, net.feeds, device, "low")
     with np.errstate(over="ignore"):
         np.testing.assert_array_equal(y, (x + x * 2.0**-40).astype(np.float16))
+
+
+@pytest.mark.parametrize("device", GPUS)
+def test_what_packed_kernels_join_runs_apart_in_doubles(device: str) -> None:
+    """Pool and convolve float64 as kernels of float32 do in one launch: a pool or steps before, two pixels' layers."""
+    rng = np.random.default_rng(0)
+    net = Net()
+
+    def weights(*shape: int) -> str:
+        return net.constant(rng.standard_normal(shape))
+
+    x = net.feed((2, 3, 9, 7), rng.standard_normal((2, 3, 9, 7)))
+    first = net.add(Conv(pads=(1,) * 4), net.add(MaxPool((3, 3), strides=(2, 2)), x), weights(8, 3, 3, 3), weights(8))
+    halves = [net.add(Conv(), net.add(Relu(), first), weights(4, 8, 1, 1)) for _ in range(2)]
+    whole = net.add(Concat(axis=1), *halves)
+    gate = net.add(Conv(), net.add(GlobalAveragePool(), whole), weights(2, 8, 1, 1), weights(2))
+    gate = net.add(Sigmoid(), net.add(Conv(), net.add(Relu(), gate), weights(8, 2, 1, 1)))
+    last = net.add(Conv(), net.add(Mul(), whole, gate), weights(5, 8, 1, 1))
+    net.graph.outputs = [net.add(Add(), last, weights(1, 5, 1, 1))]
+    (expected,) = run(net.graph, net.feeds, "cpu")
+    for precision in ("high", "low"):
+        (y,) = run(net.graph, net.feeds, device, precision)
+        np.testing.assert_allclose(y, expected, *tolerance(DType.FLOAT64, "reduction"))
 
 
 def test_every_op_of_the_list_has_a_row() -> None:

@@ -8,11 +8,14 @@ from typing import ClassVar
 
 import numpy as np
 
+from weft.core.graph.composite import Body
 from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Constants, Op, OpClass, register_op
 from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
+from weft.core.placement.decompose import decomposition
 from weft.errors import ModelError
 from weft.ops.elementwise import widen
 from weft.ops.shape import given, one_type, optional, sized, unfit
@@ -21,10 +24,9 @@ from weft.ops.window import Window, slide, slide_back
 SCRATCH_BYTES = 2**26
 
 
-@register_op
 @op_dataclass
-class Conv(Op):
-    """The sum over a sliding window of inputs times weights; inputs X, W (out, in / group, ...), B."""
+class Convolution(Op):
+    """What convolutions have in common, whatever the layout of their images."""
 
     op_class: ClassVar[OpClass] = "reduction"
     most_inputs: ClassVar[int | None] = 3
@@ -64,6 +66,27 @@ class Conv(Op):
     def flops(self, inputs: Sequence[Shape | None], outputs: Sequence[Shape]) -> int:
         """Return two for each output element and each weight of its channel."""
         return 2 * prod(outputs[0]) * prod((inputs[1] or ())[1:])
+
+
+@register_op
+@op_dataclass
+class Conv(Convolution):
+    """The sum over a sliding window of inputs times weights; inputs X, W (out, in / group, ...), B."""
+
+
+@register_op
+@op_dataclass
+class PlanarConv(Convolution):
+    """Conv in NCHW: what takes the place of one of float64, which devices do not run packed."""
+
+    type: ClassVar[str] = "weft::PlanarConv"
+
+
+@decomposition("Conv")
+def _planar(op: Conv, make: Body, node: Node) -> Sequence[str]:
+    if make.dtype(node.inputs[0]) is not DType.FLOAT64:
+        return []
+    return make.all(PlanarConv.type, *node.inputs, made=1, **op.attributes())
 
 
 @register_op
@@ -129,6 +152,21 @@ class ConvTranspose(Op):
         return 2 * prod(inputs[0] or ()) * prod((inputs[1] or ())[1:])
 
 
+@register_op
+@op_dataclass
+class PlanarConvTranspose(ConvTranspose):
+    """ConvTranspose in NCHW: what takes the place of one of float64, which devices do not run packed."""
+
+    type: ClassVar[str] = "weft::PlanarConvTranspose"
+
+
+@decomposition("ConvTranspose")
+def _planar_transpose(op: ConvTranspose, make: Body, node: Node) -> Sequence[str]:
+    if make.dtype(node.inputs[0]) is not DType.FLOAT64:
+        return []
+    return make.all(PlanarConvTranspose.type, *node.inputs, made=1, **op.attributes())
+
+
 def float_type(*specs: TensorSpec | None) -> DType:
     """Return the floating-point type that all the given specs share; ModelError if there is none."""
     dtype = one_type(*specs)
@@ -155,7 +193,7 @@ def _by_channel(b: Array, y: Array) -> Array:
     return b.astype(y.dtype, copy=False).reshape(-1, *(1,) * (y.ndim - 2))
 
 
-def _convolve(x: Array, w: Array, b: Array | None, op: Conv) -> Array:
+def _convolve(x: Array, w: Array, b: Array | None, op: Convolution) -> Array:
     """Return the convolution in the type of x and w."""
     window, group, channels = op.window(x.shape, w.shape), op.group, w.shape[0]
     if w.shape[1] == 1 and group > 1:

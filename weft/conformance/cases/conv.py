@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.conformance.cases.table import Case, case, const, f16, f32
+from weft.conformance.cases.table import Case, case, const, f16, f32, f64
 
 CASES: list[Case] = [
     # kernel sizes, strides, pads and channel counts that fall between blocks of four
@@ -143,4 +143,17 @@ CASES: list[Case] = [
     case("ConvTranspose", f32(0, 4, 5, 5), const(f32(4, 3, 2, 2)), const(f32(3)), strides=(2, 2)),
     case("ConvTranspose", f32(0, 4, 5, 5), const(f32(4, 1, 3, 3)), group=4, pads=(1, 1, 1, 1)),
     case("ConvTranspose", f16(1, 4, 5, 5), const(f16(4, 5, 3, 3)), const(f16(5)), strides=(2, 2)),
-]
+    # float64
+    case("Conv", f64(2, 5, 7, 6), const(f64(3, 5, 3, 2)), const(f64(3)), strides=(2, 1), pads=(1, 0, 2, 1)),
+    case("Conv", f64(1, 6, 5, 6), f64(4, 3, 2, 3), f64(4), group=2, dilations=(2, 1), auto_pad="SAME_UPPER"),
+    case("Conv", f64(1, 4, 9), const(f64(4, 1, 3)), group=4, pads=(1, 1)),
+    case("Conv", f64(1, 2, 4, 5, 6), const(f64(3, 2, 2, 3, 2)), strides=(1, 2, 2), pads=(0, 1, 0, 1, 1, 0)),
+    case("ConvTranspose", f64(2, 3, 5, 4), const(f64(3, 4, 3, 2)), const(f64(4)), strides=(2, 3), pads=(1, 0, 1, 1)),
+    case("ConvTranspose", f64(1, 4, 5, 5), f64(4, 3, 3, 3), group=2, dilations=(2, 1), output_padding=(1, 1),
+         strides=(2, 2), unverified="onnxruntime has no ConvTranspose of float64, and onnx none in groups"),
+    case("ConvTranspose", f64(1, 3, 3, 4, 5), const(f64(3, 2, 3, 2, 3)), strides=(2, 1, 2)),
+    case("weft::PlanarConv", f64(1, 2, 5, 6), const(f64(3, 2, 3, 2)), pads=(1, 0, 1, 1),
+         unverified="an op of ours: Conv in another layout"),
+    case("weft::PlanarConvTranspose", f64(1, 2, 4, 5), const(f64(2, 3, 3, 2)), strides=(2, 1),
+         unverified="an op of ours: ConvTranspose in another layout"),
+]  # fmt: skip

@@ -23,7 +23,7 @@ from weft.ops.attention import Attention
 from weft.ops.binary import Add, Div, Equal, Mul, Pow, Where
 from weft.ops.boxes import NonMaxSuppression, RoiAlign
 from weft.ops.concat import Concat, Split
-from weft.ops.conv import Conv, ConvTranspose
+from weft.ops.conv import Conv, ConvTranspose, PlanarConv, PlanarConvTranspose
 from weft.ops.create import OneHot
 from weft.ops.deform import Col2Im, DeformConv
 from weft.ops.det import Det
@@ -248,6 +248,20 @@ family(
         conv((1, 6, 15), (6, 3, 4), group=2, dilations=(3,), pads=(3, 0), bias=False),
     ),
     seconds=0.4,
+)  # fmt: skip
+family(
+    "planar_conv", "convolutions of float64",
+    lambda: (
+        one_node(
+            PlanarConv(group=2, strides=(2, 1), pads=(1, 0, 2, 1)), wide(2, 4, 7, 6), wide(6, 2, 3, 2), wide(6),
+            precision=HIGH, tolerance=1e-14,
+        ),
+        one_node(
+            PlanarConvTranspose(group=2, strides=(2, 1)), wide(2, 4, 3, 5), wide(4, 3, 3, 2), wide(6),
+            precision=HIGH, tolerance=1e-14,
+        ),
+    ),
+    templates=("planar_conv", "planar_conv_transpose"), claimed=lambda caps: caps.doubles,
 )  # fmt: skip
 family(
     "conv_grouped", "convolutions in groups of whole blocks",

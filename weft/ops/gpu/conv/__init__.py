@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from weft.ops.gpu.conv import conv, pair, pooled, prologue, transposed
+from weft.ops.gpu.conv import conv, pair, planar, pooled, prologue, transposed
 
-__all__ = ["conv", "pair", "pooled", "prologue", "transposed"]
+__all__ = ["conv", "pair", "planar", "pooled", "prologue", "transposed"]

@@ -1,0 +1,71 @@
+"""Convolutions of floats on GPUs in NCHW, one element a work-item: those of float64, which no other kernel takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from weft.core.graph.tensor import Tensor
+from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, gpu_op, nested_rounds
+from weft.ops.conv import PlanarConv, PlanarConvTranspose
+from weft.ops.gpu.conv.problem import window_constants
+from weft.ops.window import Window
+
+
+@gpu_op(PlanarConv)
+class PlanarConvOnGpu(GpuOp):
+    """An item sums up the products of one output."""
+
+    computes_double = True
+
+    def rounds(self, op: PlanarConv, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+        """Return the products that make a sum."""
+        assert inputs[1] is not None
+        return nested_rounds(*inputs[1].shape[1:])
+
+    def launches(
+        self, op: PlanarConv, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+    ) -> None:
+        """Launch over the output."""
+        x, w = inputs[:2]
+        assert x is not None and w is not None
+        _launch(k, "planar_conv", inputs, outputs[0], op.window(x.shape, w.shape), op.group)
+
+
+@gpu_op(PlanarConvTranspose)
+class PlanarConvTransposeOnGpu(GpuOp):
+    """An item gathers the products that reach one output."""
+
+    computes_double = True
+
+    def rounds(self, op: PlanarConvTranspose, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+        """Return the taps, and for each the channels of a group."""
+        assert inputs[1] is not None
+        channels, _, *kernel = inputs[1].shape
+        return nested_rounds(*kernel, channels // op.group)
+
+    def launches(
+        self, op: PlanarConvTranspose, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+    ) -> None:
+        """Launch over the output."""
+        x, w = inputs[:2]
+        assert x is not None and w is not None
+        _launch(k, "planar_conv_transpose", inputs, outputs[0], op.window(x.shape, w.shape), op.group)
+
+
+def _launch(
+    k: KernelBuilder, template: str, inputs: Sequence[Tensor | None], y: Tensor, window: Window, group: int
+) -> None:
+    x, w, bias = (*inputs, None)[:3]
+    assert x is not None and w is not None
+    channels, total = {"CI": x.shape[1], "CO": y.shape[1]}, prod(y.shape)
+    groups = {"IN_GROUP": x.shape[1] // group, "OUT_GROUP": y.shape[1] // group}
+    grid, local = k.for_items(total)
+    k.launch(
+        template,
+        reads={"x": x, "w": w, **({"b": bias} if bias is not None else {})},
+        writes={"y": y},
+        ints={**window_constants(window), **channels, **groups, "TOTAL": total},
+        grid=grid,
+        local=local,
+    )
