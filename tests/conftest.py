@@ -11,6 +11,7 @@ import gc
 import os
 import platform
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from tests.helpers.run_length import OP_VARIABLE, VARIABLE, covering
 if TYPE_CHECKING:
     from tests.helpers.warm_python import WarmPython
 
+ROOT = Path(__file__).parents[1]
 REQUIRED = {
     "opencl": "pip install pyopencl intel-opencl-rt intel-cmplr-lib-rt; apt install pocl-opencl-icd",
     "vulkan": "apt install mesa-vulkan-drivers vulkan-validationlayers && pip install vulkan",
@@ -155,6 +157,21 @@ def warm_python() -> Iterator[WarmPython]:
 
     with WarmPython() as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give Weft's wheel, which pip builds once a run: its kernels take seconds to compile."""
+    from tests.helpers.once import once
+
+    def build(folder: Path) -> None:
+        pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check")
+        offline = ("--no-deps", "--no-build-isolation", "--no-index")
+        done = subprocess.run([*pip, *offline, "-w", folder, ROOT], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    (made,) = once(tmp_path_factory, "wheel", build).glob("weft-*.whl")
+    return made
 
 
 def _said_by_validation() -> list[str]:

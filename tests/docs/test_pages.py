@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.docs_page import Block, Shell, matches, read
+from tests.helpers.docs_page import FRESH, WHEEL, Block, Shell, matches, read
 from tests.helpers.warm_python import ADDRESS, WarmPython
 from weft.backends.gpu.device.device import GpuDevice
 from weft.cli.app import app_of
@@ -18,9 +18,13 @@ PAGES = sorted((ROOT / "docs").glob("*.md"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_code_of_page(page: Path, tmp_path: Path, warm_python: WarmPython) -> None:
+def test_code_of_page(
+    page: Path, tmp_path: Path, warm_python: WarmPython, request: pytest.FixtureRequest
+) -> None:  # fmt: skip
     """Pages register ops and backends for good, so each runs in a process of its own."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), ADDRESS: warm_python.address}
+    if FRESH in page.read_text(encoding="utf-8"):
+        environment[WHEEL] = str(request.getfixturevalue("wheel"))
     script = ("-W", "error", "-m", "tests.helpers.docs_page")
     done = warm_python.run(*script, page, cwd=tmp_path, env=environment, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr

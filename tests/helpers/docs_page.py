@@ -13,7 +13,9 @@ What a fenced block is for follows from its language and from a comment directly
 In what is expected, `...` stands for any text. In the shell, `python`, `python3` and `weft` are those of this
 repository, as forks of a process if WEFT_TESTS_SERVER names one (see `tests.helpers.warm_python`). A page with the
 line <!-- fresh environment --> installs Weft itself: there they are what an environment without Weft has, `$WEFT` is
-the repository, and pip, which is the one from where this runs, takes what Weft needs from there.
+the repository, or the wheel that WEFT_TESTS_WHEEL names, which pip built of it, and pip, which is the one from where
+this runs, takes what Weft needs from there. Once `weft` has run there, later ones are forks of a process of that
+environment.
 """
 
 from __future__ import annotations
@@ -31,10 +33,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.helpers.warm_python import ADDRESS, command_line
+from tests.helpers.warm_python import ADDRESS, WarmPython, command_line
 
 ROOT = Path(__file__).parents[2]
 _COMMENT = r"(?:<!-- (?P<verb>\w+): (?P<path>\S+) -->\n+)?"
+WHEEL = "WEFT_TESTS_WHEEL"
+"""The variable that names the wheel which a fresh environment gets."""
 FRESH = "<!-- fresh environment -->"
 _BLOCK = re.compile(rf"^{_COMMENT}```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
 
@@ -76,10 +80,9 @@ def _tidy(text: str) -> str:
 def run_page(page: Path) -> None:
     """Run all blocks; Mismatch names the line of the first that is wrong."""
     names: dict[str, Any] = {"__name__": "__main__"}
-    blocks = read(page)
-    with tempfile.TemporaryDirectory(prefix="weft-page-") as folder:
-        shell = Shell(Path(folder), fresh=FRESH in page.read_text(encoding="utf-8"))
-        _run_blocks(page, blocks, names, shell)
+    fresh = FRESH in page.read_text(encoding="utf-8")
+    with tempfile.TemporaryDirectory(prefix="weft-page-") as folder, Shell(Path(folder), fresh=fresh) as shell:
+        _run_blocks(page, read(page), names, shell)
 
 
 def _run_blocks(page: Path, blocks: list[Block], names: dict[str, Any], shell: Shell) -> None:
@@ -122,7 +125,10 @@ def _run_commands(block: Block, where: str, shell: Shell) -> None:
 
 
 class Shell:
-    """Runs commands one after the other, each in the folder and with the variables that the last one left."""
+    """Runs commands one after the other, each in the folder and with the variables that the last one left.
+
+    A context manager that ends the process that forks, if one was started.
+    """
 
     _SCRIPT = """
         if [ -e "$STATE/variables" ]; then . "$STATE/variables"; cd "$(cat "$STATE/folder")"; fi
@@ -135,7 +141,9 @@ class Shell:
         server = None if fresh else os.environ.get(ADDRESS)
         this = f"exec {command_line(server)}" if server else f'exec "{sys.executable}"'
         shims = {"python": f'{this} "$@"', "python3": f'{this} "$@"'}
+        self._fresh, self._warm, self._functions = fresh, WarmPython(), ""
         if fresh:
+            self.environment["WEFT"] = os.environ.get(WHEEL, str(ROOT))
             libraries = dict.fromkeys(sysconfig.get_paths()[kind] for kind in ("purelib", "platlib"))
             self.environment["PYTHONPATH"] = os.pathsep.join(libraries)
             # pip reads options from variables; that of build isolation is on when it is 0.
@@ -155,10 +163,24 @@ class Shell:
 
     def run(self, command: str) -> str:
         """Return what a command prints, errors included."""
-        line = ["bash", "-c", self._SCRIPT, "bash", command]
+        printed = self._run(command)
+        if self._fresh and not self._functions and command.startswith("weft "):
+            python = self._run("command -v python").strip()
+            self._warm = WarmPython(python, self.environment["PYTHONPATH"])
+            self._functions = f'weft() {{ {command_line(self._warm.address)} -m weft "$@"; }}'
+        return printed
+
+    def _run(self, command: str) -> str:
+        line = ["bash", "-c", self._functions + self._SCRIPT, "bash", command]
         return subprocess.run(
             line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=self.environment, check=False
         ).stdout
+
+    def __enter__(self) -> Shell:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._warm.close()
 
 
 def _commands(text: str) -> Iterator[tuple[str, str]]:

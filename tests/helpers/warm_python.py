@@ -68,6 +68,10 @@ class WarmPython:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process, if it was started."""
         if self._process is not None and self._folder is not None:
             self._process.communicate()  # the end of its stdin ends it
             self._folder.cleanup()

@@ -104,7 +104,7 @@ def _settle(folder: str, environment: dict[str, str], files: list[int]) -> None:
     sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
     os.chdir(folder)
     mine = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    base = [each for each in sys.path[1:] if each not in mine]
+    base = [each for each in sys.path if each not in mine]
     os.environ.clear()
     os.environ.update(environment)
     theirs = environment.get("PYTHONPATH", "").split(os.pathsep)
@@ -159,5 +159,6 @@ if __name__ == "__main__":
         if status < 0:
             os.kill(os.getpid(), -status)
         os._exit(status)
+    del sys.path[0]  # the folder of this file
     import_all()
     become(serve(socket.socket(fileno=int(sys.argv[2]))))

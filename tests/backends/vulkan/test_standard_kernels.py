@@ -96,15 +96,12 @@ def test_without_a_compiler_no_set_is_built(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build a wheel and return a folder that it is unpacked in."""
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder / "dist")]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    (wheel,) = (folder / "dist").glob("weft-*.whl")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder that the wheel is unpacked in."""
+    folder = tmp_path_factory.mktemp("site")
     with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder / "site")
-    return folder / "site"
+        archive.extractall(folder)
+    return folder
 
 
 def in_the_wheel(installed: Path, code: str, tmp_path: Path, **environment: str) -> str:
